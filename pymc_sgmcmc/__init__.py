@@ -1,0 +1,26 @@
+"""Stochastic gradient MCMC for PyMC models.
+
+Write a PyMC model, pass one of the step methods to `pymc.sample`, and get an ArviZ-schema
+`DataTree` in a time that does not grow with the data:
+
+>>> import pymc as pm
+>>> from pymc_sgmcmc import SGLDCV
+"""
+
+from pymc_sgmcmc.errors import BatchSizeWarning, ModelError, NonFinitePositionError
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.schedules import PolynomialDecay
+from pymc_sgmcmc.step_methods import SGLD, SGLDCV
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SGLD",
+    "SGLDCV",
+    "BatchSizeWarning",
+    "ModelError",
+    "NonFinitePositionError",
+    "PolynomialDecay",
+    "Posterior",
+    "__version__",
+]

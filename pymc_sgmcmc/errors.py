@@ -1,0 +1,17 @@
+"""Errors and warnings that a user of the package meets."""
+
+from __future__ import annotations
+
+from pymc.exceptions import SamplingError
+
+
+class ModelError(ValueError):
+    """The model cannot be sampled by minibatches as it stands; the message says what to do."""
+
+
+class NonFinitePositionError(SamplingError):
+    """The chain left the finite numbers: the step is too large for the curvature."""
+
+
+class BatchSizeWarning(UserWarning):
+    """Gradient noise, rather than curvature, limits the step size of a plain gradient."""

@@ -1,0 +1,5 @@
+"""A PyMC model as a posterior over an unconstrained vector with a likelihood over rows."""
+
+from pymc_sgmcmc.posterior.posterior import Posterior
+
+__all__ = ["Posterior"]

@@ -1,0 +1,166 @@
+"""The unconstrained position: a PyMC model's free variables ravelled into one vector.
+
+The position is the concatenation of the ravelled *value variables* (PyMC's unconstrained
+parameters, transforms included) in the order in which the model declares them, whatever the
+order in which a user lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import pytensor.tensor as pt
+from pymc.model import Model
+from pymc.util import get_value_vars_from_user_vars
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_sgmcmc.errors import ModelError
+
+
+@dataclass(frozen=True)
+class PositionLayout:
+    """Where each value variable lies in the position vector.
+
+    Attributes
+    ----------
+    variables : tuple of TensorVariable
+        Value variables in model order.
+    shapes : tuple of tuple of int
+        Their shapes.
+    labels : tuple of str
+        One label a coordinate, ``"beta[feature=age]"`` where the model names the dimension,
+        ``"beta[0]"`` where it does not.
+    dtype : str
+        Floating type of the position.
+    """
+
+    variables: tuple[TensorVariable, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    labels: tuple[str, ...]
+    dtype: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the value variables."""
+        return tuple(variable.name for variable in self.variables)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of coordinates of each value variable."""
+        return tuple(int(np.prod(shape)) for shape in self.shapes)
+
+    @property
+    def dimension(self) -> int:
+        """Length d of the position vector."""
+        return sum(self.sizes)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Slice of the position that each value variable takes."""
+        stops = np.cumsum(self.sizes)
+        return tuple(
+            slice(int(stop) - size, int(stop)) for stop, size in zip(stops, self.sizes, strict=True)
+        )
+
+    def ravel(self, point: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Position vector, shape (d,), of a point (a mapping from value variable names)."""
+        return np.concatenate(
+            [np.asarray(point[name], dtype=self.dtype).ravel() for name in self.names]
+        )
+
+    def unravel(self, position: np.ndarray) -> dict[str, np.ndarray]:
+        """Point of a position vector; the arrays are copies, shaped as the model wants them."""
+        return {
+            name: np.array(position[part]).reshape(shape)
+            for name, part, shape in zip(self.names, self.slices, self.shapes, strict=True)
+        }
+
+    def split(self, position: TensorVariable) -> dict[TensorVariable, TensorVariable]:
+        """Symbolic pieces of a symbolic position, keyed by the value variable they stand for."""
+        return {
+            variable: position[part].reshape(shape) if shape else position[part.start]
+            for variable, part, shape in zip(self.variables, self.slices, self.shapes, strict=True)
+        }
+
+    def join(self, pieces: Sequence[TensorVariable]) -> TensorVariable:
+        """Concatenate tensors that are shaped as the value variables; the inverse of `split`."""
+        ravelled = [piece.ravel().astype(self.dtype) for piece in pieces]
+        return ravelled[0] if len(ravelled) == 1 else pt.concatenate(ravelled)
+
+
+def layout_from_model(
+    model: Model, variables: Sequence | None, initial_point: Mapping[str, np.ndarray]
+) -> PositionLayout:
+    """Lay out the chosen free variables of a model as one vector.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    variables : sequence of variables or None
+        Random or value variables in any order; all free variables where None.
+    initial_point : mapping
+        Values of all value variables; gives the shapes.
+
+    Raises
+    ------
+    ModelError
+        Where a chosen variable is discrete, or floating types are mixed.
+    """
+    if variables is None:
+        chosen = list(model.value_vars)
+    else:
+        chosen = get_value_vars_from_user_vars(list(variables), model)
+    # A step method ravels in model order (`DictToArrayBijection` sees the point of the model),
+    # so any other order here would silently swap variables.
+    ordered = tuple(value for value in model.value_vars if value in set(chosen))
+    if not ordered:
+        raise ModelError("The model has no free random variables, so there is nothing to sample.")
+
+    discrete = [value.name for value in ordered if not value.dtype.startswith("float")]
+    if discrete:
+        raise ModelError(
+            f"Stochastic gradient methods need continuous variables, but {_quote(discrete)} "
+            f"{'is' if len(discrete) == 1 else 'are'} discrete. Give the continuous ones in "
+            "`vars` and sample the discrete ones with another step method, for example "
+            "`step=[SGLDCV([...]), pm.Metropolis([...])]`, or marginalise them out."
+        )
+    dtypes = {value.dtype for value in ordered}
+    if len(dtypes) > 1:
+        raise ModelError(
+            f"All free variables should have one floating type, but the model mixes {dtypes}. "
+            "Build the model under a single `pytensor.config.floatX`."
+        )
+
+    shapes = tuple(np.shape(initial_point[value.name]) for value in ordered)
+    labels = tuple(
+        label
+        for value, shape in zip(ordered, shapes, strict=True)
+        for label in _coordinate_labels(model, value, shape)
+    )
+    return PositionLayout(ordered, shapes, labels, dtypes.pop())
+
+
+def _coordinate_labels(model: Model, value: TensorVariable, shape: tuple[int, ...]) -> list[str]:
+    if shape == ():
+        return [value.name]
+    random_variable = model.values_to_rvs[value]
+    dims = model.named_vars_to_dims.get(random_variable.name) or (None,) * len(shape)
+    if len(dims) != len(shape):
+        dims = (None,) * len(shape)
+    axes = []
+    for dim, length in zip(dims, shape, strict=True):
+        coords = model.coords.get(dim) if dim is not None else None
+        if coords is not None and len(coords) == length:
+            axes.append([f"{dim}={coord}" for coord in coords])
+        elif dim is not None:
+            axes.append([f"{dim}={index}" for index in range(length)])
+        else:
+            axes.append([str(index) for index in range(length)])
+    return [f"{value.name}[{', '.join(labels)}]" for labels in product(*axes)]
+
+
+def _quote(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

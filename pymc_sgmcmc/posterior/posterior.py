@@ -1,0 +1,312 @@
+"""A PyMC model seen as a posterior whose likelihood is a sum over rows.
+
+The only place that reads the graph of a PyMC model. Everything downstream sees an
+unconstrained position vector, arrays of rows, and two symbolic gradients.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pymc.model import Model, modelcontext
+from pymc.pytensorf import rewrite_pregrad
+from pytensor.compile.mode import Mode
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace, vectorize_graph
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_sgmcmc.posterior.check import check_separation
+from pymc_sgmcmc.posterior.position import PositionLayout, layout_from_model
+from pymc_sgmcmc.posterior.rows import SeparatedModel, separate_rows
+
+CHUNK_ELEMENTS = 2_000_000
+"""Array elements of data handled at a time in passes over all rows (about 16 MB)."""
+
+
+class Posterior:
+    r"""The log posterior of a PyMC model as a prior part plus a sum over N rows of data.
+
+    .. math:: \log \pi(\theta) = \log p(\theta) + \sum_{i=1}^N \log p(x_i \mid \theta)
+
+    up to a constant, on the *unconstrained* space: transforms and their Jacobians are in the
+    prior part.
+
+    Parameters
+    ----------
+    model : pymc.Model, optional
+        Taken from the context where not given. It is never changed.
+    variables : sequence of variables, optional
+        The free variables that make up the position, in any order; all where not given. The
+        others are held in shared variables, see `set_others`.
+    rows : str or sequence of str, optional
+        Names that tell which data run over the rows; for ordinary models in which this cannot
+        be found out.
+    initial_point : mapping, optional
+        Values of all value variables; the model's initial point where not given.
+    check : bool
+        Evaluate the split on a few rows at a random position and refuse a model whose rows
+        are not separable.
+
+    Raises
+    ------
+    ModelError
+        Where the rows cannot be told apart or the numerical check fails; the message names
+        the variable and says what to do.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm
+    >>> x = np.linspace(-1, 1, 50)
+    >>> with pm.Model() as model:
+    ...     slope = pm.Normal("slope")
+    ...     _ = pm.Normal("y", slope * x, 1.0, observed=2 * x)
+    >>> posterior = Posterior(model)
+    >>> posterior.n_rows, posterior.dimension, posterior.labels
+    (50, 1, ('slope',))
+    >>> bool(np.isclose(posterior.gradient(np.zeros(1))[0], np.sum(2 * x**2)))
+    True
+    """
+
+    def __init__(
+        self,
+        model: Model | None = None,
+        variables: Sequence | None = None,
+        *,
+        rows: str | Sequence[str] | None = None,
+        initial_point: Mapping[str, np.ndarray] | None = None,
+        check: bool = True,
+    ):
+        model = modelcontext(model)
+        initial_point = dict(initial_point or model.initial_point())
+        self.layout: PositionLayout = layout_from_model(model, variables, initial_point)
+        self.initial_position = self.layout.ravel(initial_point)
+        self._separated: SeparatedModel = separate_rows(model, rows)
+        self.others: dict[str, SharedVariable] = {
+            value.name: pytensor.shared(
+                np.array(initial_point[value.name]), f"{value.name}_other", shape=value.type.shape
+            )
+            for value in model.value_vars
+            if value not in set(self.layout.variables)
+        }
+        self._other_values = {
+            value: self.others[value.name]
+            for value in model.value_vars
+            if value.name in self.others
+        }
+        if check:
+            check_separation(self._separated, self.layout, self._other_values)
+
+    # --- What there is -------------------------------------------------------------------
+
+    @property
+    def n_rows(self) -> int:
+        """N, the number of rows of the full data."""
+        return self._separated.n_rows
+
+    @property
+    def model_batch_size(self) -> int | None:
+        """Rows a minibatch of the model's own `pm.Minibatch`, None for an ordinary model."""
+        return self._separated.batch_size
+
+    @property
+    def dimension(self) -> int:
+        """d, the length of the position."""
+        return self.layout.dimension
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """A label for each coordinate of the position."""
+        return self.layout.labels
+
+    @property
+    def dtype(self) -> str:
+        """Floating type of positions and gradients."""
+        return self.layout.dtype
+
+    @property
+    def data(self) -> tuple[np.ndarray, ...]:
+        """The data arrays, each with leading length N. Read only."""
+        return tuple(leaf.values for leaf in self._separated.leaves)
+
+    @property
+    def data_names(self) -> tuple[str, ...]:
+        """Names of the data arrays."""
+        return tuple(leaf.name for leaf in self._separated.leaves)
+
+    @property
+    def row_elements(self) -> int:
+        """Array elements of one row of all data together."""
+        return sum(values[0].size for values in self.data)
+
+    # --- Symbolic pieces, for the engine ---------------------------------------------------
+
+    def prior_gradient(self, position: TensorVariable) -> TensorVariable:
+        """Symbolic gradient, shape (d,), of the part of the log density without rows."""
+        return self._gradient_at(self._log_prior_graph, position)
+
+    def rows_gradient(
+        self,
+        position: TensorVariable,
+        rows: Sequence[TensorVariable],
+        length: TensorVariable,
+        others: Mapping[SharedVariable, Variable] | None = None,
+    ) -> TensorVariable:
+        """Symbolic gradient, shape (d,), of the log likelihood of symbolic rows, unscaled.
+
+        Parameters
+        ----------
+        position : TensorVariable, shape (d,)
+        rows : sequence of TensorVariable
+            One tensor for each array of `data`.
+        length : TensorVariable
+            Number of rows, an integer scalar.
+        others : mapping, optional
+            Replacements for the shared variables in `others`.
+        """
+        gradient = self._gradient_at(self._log_likelihood_graph(rows, length), position)
+        return clone_replace(gradient, dict(others)) if others else gradient
+
+    @cached_property
+    def _log_prior_graph(self) -> TensorVariable:
+        terms = [term.log_density.sum() for term in self._separated.full_terms]
+        total = sum(terms[1:], terms[0]) if terms else pt.zeros((), dtype=self.dtype)
+        return clone_replace(total, self._other_values, rebuild_strict=False)
+
+    def _log_likelihood_graph(
+        self, rows: Sequence[TensorVariable], length: TensorVariable
+    ) -> TensorVariable:
+        terms = [term.sum() for term in self._separated.row_log_densities(rows, length)]
+        return clone_replace(sum(terms[1:], terms[0]), self._other_values, rebuild_strict=False)
+
+    def _gradient_at(self, log_density: TensorVariable, position: TensorVariable) -> TensorVariable:
+        # PyMC's own order: rewrites that are safe and needed for stability first, then the
+        # gradient with respect to the value variables, then the position in their place.
+        # Differentiating through the pieces of the position would scatter each of them.
+        log_density = rewrite_pregrad(log_density)
+        gradients = pt.grad(log_density, list(self.layout.variables), disconnected_inputs="ignore")
+        return self._at(self.layout.join(gradients), position)
+
+    def _at(self, graph: TensorVariable, position: TensorVariable) -> TensorVariable:
+        return clone_replace(graph, self.layout.split(position), rebuild_strict=False)
+
+    # --- Compiled functions, for set-up and reference -------------------------------------
+
+    def set_others(self, point: Mapping[str, np.ndarray]) -> None:
+        """Set the free variables outside the position to their values in a point."""
+        for name, shared in self.others.items():
+            # A copy: worker processes hand out views of memory that others write to.
+            shared.set_value(np.array(point[name]), borrow=True)
+
+    def log_density(self, position: np.ndarray) -> float:
+        """Log posterior density up to a constant, in chunks of bounded memory."""
+        return self.log_density_and_gradient(position)[0]
+
+    def gradient(self, position: np.ndarray) -> np.ndarray:
+        """Full-data gradient of the log posterior, shape (d,), in chunks of bounded memory."""
+        return self.log_density_and_gradient(position)[1]
+
+    def log_density_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
+        """Log posterior and its gradient over all rows, accumulated in double precision."""
+        value, gradient = self.log_prior_and_gradient(position)
+        for chunk in self._chunks():
+            chunk_value, chunk_gradient = self.log_likelihood_and_gradient(position, chunk)
+            value += chunk_value
+            gradient += chunk_gradient
+        return value, gradient
+
+    def log_prior_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
+        """Value and gradient of the part of the log density without rows."""
+        value, gradient = self._log_prior_function(self._as_position(position))
+        return float(value), np.array(gradient, dtype=np.float64)
+
+    def log_likelihood_and_gradient(
+        self, position: np.ndarray, rows: Sequence[np.ndarray]
+    ) -> tuple[float, np.ndarray]:
+        """Log likelihood of the given rows and its gradient, unscaled.
+
+        Parameters
+        ----------
+        position : numpy.ndarray, shape (d,)
+        rows : sequence of numpy.ndarray
+            One array for each array of `data`, as `take` gives them.
+        """
+        value, gradient = self._log_likelihood_function(self._as_position(position), *rows)
+        return float(value), np.array(gradient, dtype=np.float64)
+
+    def row_gradients(self, position: np.ndarray, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """Gradient of the log likelihood of each row apart, shape (rows, d)."""
+        return np.asarray(self._row_gradients_function(self._as_position(position), *rows))
+
+    def take(self, selection: slice | np.ndarray) -> list[np.ndarray]:
+        """The given rows of all data arrays."""
+        return [values[selection] for values in self.data]
+
+    def _chunks(self) -> Iterator[list[np.ndarray]]:
+        length = max(1, CHUNK_ELEMENTS // self.row_elements)
+        for start in range(0, self.n_rows, length):
+            yield self.take(slice(start, start + length))
+
+    def _as_position(self, position: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(position, dtype=self.dtype)
+
+    @cached_property
+    def _log_prior_function(self):
+        position = pt.tensor("position", shape=(None,), dtype=self.dtype)
+        value = self._at(rewrite_pregrad(self._log_prior_graph), position)
+        return self._compile([position], [value, self.prior_gradient(position)])
+
+    @cached_property
+    def _log_likelihood_function(self):
+        position = pt.tensor("position", shape=(None,), dtype=self.dtype)
+        rows = [leaf.placeholder() for leaf in self._separated.leaves]
+        length = rows[0].shape[0]
+        value = self._at(rewrite_pregrad(self._log_likelihood_graph(rows, length)), position)
+        return self._compile([position, *rows], [value, self.rows_gradient(position, rows, length)])
+
+    @cached_property
+    def _row_gradients_function(self):
+        position = pt.tensor("position", shape=(None,), dtype=self.dtype)
+        rows = [leaf.placeholder() for leaf in self._separated.leaves]
+        # One row at a time, as data of length one, vectorized over the rows: right also for
+        # terms that the model has already summed.
+        single = [
+            pt.tensor(f"row_{index}", dtype=row.dtype, shape=(1, *row.type.shape[1:]))
+            for index, row in enumerate(rows)
+        ]
+        gradient = self.rows_gradient(position, single, pt.constant(1, dtype="int64"))
+        replacements = {one: row[:, None] for one, row in zip(single, rows, strict=True)}
+        return self._compile([position, *rows], [vectorize_graph(gradient, replacements)])
+
+    def __getstate__(self) -> dict:
+        """Everything but the functions for set-up, which are compiled again when needed."""
+        compiled = {"_log_prior_function", "_log_likelihood_function", "_row_gradients_function"}
+        return {name: value for name, value in self.__dict__.items() if name not in compiled}
+
+    def _compile(self, inputs, outputs):
+        with warnings.catch_warnings():
+            # PyTensor warns that its C code was not linked with BLAS; NumPy's is used then.
+            warnings.filterwarnings("ignore", message="PyTensor could not link to a BLAS")
+            function = pytensor.function(
+                inputs, outputs, on_unused_input="ignore", mode=_setup_mode()
+            )
+        function.trust_input = True
+        if len(outputs) == 1:
+            return lambda *arguments: function(*arguments)[0]
+        return function
+
+
+def _setup_mode() -> Mode | str:
+    """Mode of the functions for set-up: quick to compile, and the same on every backend.
+
+    They are called tens of times, with large arrays. C code compiles in a tenth of the time
+    that Numba needs and is as fast then; without a compiler NumPy serves, ten times slower.
+    """
+    if pytensor.config.cxx:
+        return "CVM"
+    return Mode(linker="py", optimizer="fast_run").excluding("fusion")

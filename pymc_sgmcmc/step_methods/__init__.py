@@ -1,0 +1,5 @@
+"""Step methods for `pymc.sample`."""
+
+from pymc_sgmcmc.step_methods.sgld import SGLD, SGLDCV
+
+__all__ = ["SGLD", "SGLDCV"]
