@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import pytensor
@@ -47,7 +48,8 @@ class Batching(ABC):
         serves all N and n.
     """
 
-    name: str
+    name: ClassVar[str]
+    without_replacement: ClassVar[bool]
 
     def __init__(self, data: Sequence[np.ndarray], batch_size: int, *, static: bool = False):
         self.n_rows = len(data[0])
@@ -94,13 +96,9 @@ class Batching(ABC):
     def selected(self, index: np.ndarray) -> np.ndarray:
         """Row numbers in the original data, shape (n,), that an index stands for now."""
 
+    @abstractmethod
     def set_order(self, seed: int) -> None:
         """Put the rows in the random order of a seed; schemes without an order ignore it."""
-
-    @property
-    def has_order(self) -> bool:
-        """Whether `set_order` does anything."""
-        return False
 
     @abstractmethod
     def _buffers(self) -> list[np.ndarray]: ...
@@ -120,6 +118,7 @@ class ShuffledWindows(Batching):
     """
 
     name = "shuffle"
+    without_replacement = True
 
     @property
     def variance_factor(self) -> float:
@@ -148,11 +147,6 @@ class ShuffledWindows(Batching):
         """Row numbers of a window in the present order."""
         window = np.arange(int(index), int(index) + self.batch_size) % self.n_rows
         return self._permutation(self._order)[window]
-
-    @property
-    def has_order(self) -> bool:
-        """True: the copy can be put in a new order."""
-        return True
 
     def set_order(self, seed: int) -> None:
         """Copy the rows in the order of a seed over the present copy."""
@@ -192,6 +186,7 @@ class WithReplacement(Batching):
     """n independent uniform rows, the same row possibly several times (`pymc.Minibatch`)."""
 
     name = "replace"
+    without_replacement = False
 
     @property
     def variance_factor(self) -> float:
@@ -215,6 +210,9 @@ class WithReplacement(Batching):
     def selected(self, index: np.ndarray) -> np.ndarray:
         """The index itself."""
         return np.asarray(index)
+
+    def set_order(self, seed: int) -> None:
+        """Nothing: there is no order."""
 
     def _buffers(self) -> list[np.ndarray]:
         return [np.ascontiguousarray(values) for values in self._data]

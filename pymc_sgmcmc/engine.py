@@ -114,12 +114,14 @@ class TransitionBlock:
         length = len(noise)
         # The last pass only evaluates the gradient; padding repeats it.
         passes = 1 + (length if self.static_length is None else self.static_length)
-        positions, gradients = self._function(
-            np.ascontiguousarray(position, dtype=self.dtype),
-            _pad(indices, passes),
-            _pad(noise, passes, self.dtype),
-            _pad(step_sizes, passes, self.dtype),
-        )
+        # Whether the chain stays finite is for the caller to see in what comes back.
+        with np.errstate(all="ignore"):
+            positions, gradients = self._function(
+                np.ascontiguousarray(position, dtype=self.dtype),
+                _pad(indices, passes),
+                _pad(noise, passes, self.dtype),
+                _pad(step_sizes, passes, self.dtype),
+            )
         return np.asarray(positions)[:length], np.asarray(gradients)[1 : length + 1]
 
 

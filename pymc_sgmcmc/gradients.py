@@ -12,9 +12,11 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.replace import clone_replace
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.batching import Batching
+from pymc_sgmcmc.center_columns import CenterColumns
 from pymc_sgmcmc.posterior import Posterior
 
 
@@ -69,9 +71,16 @@ class ControlVariateGradient(GradientEstimator):
 
     Parameters
     ----------
+    posterior : Posterior
+    batching : Batching
+        Over the data of the posterior, followed by the columns of `center_columns`.
     center : numpy.ndarray, shape (d,)
     likelihood_gradient : numpy.ndarray, shape (d,)
         Gradient of the log likelihood of all rows at the centre.
+    center_columns : CenterColumns
+        The gradient of rows at the centre.
+    center_of_others : dict, optional
+        Values that the other variables had when the centre was computed.
     """
 
     name = "cv"
@@ -82,13 +91,20 @@ class ControlVariateGradient(GradientEstimator):
         batching: Batching,
         center: np.ndarray,
         likelihood_gradient: np.ndarray,
+        center_columns: CenterColumns,
         center_of_others: dict[str, np.ndarray] | None = None,
     ):
         super().__init__(posterior, batching)
-        dtype = posterior.dtype
-        self._center = pytensor.shared(np.asarray(center, dtype=dtype), "center")
+        self._center_columns = center_columns
+        # Static shapes: a position of length one would otherwise not broadcast.
+        shape = (posterior.dimension,)
+        self._center = pytensor.shared(
+            np.asarray(center, dtype=posterior.dtype), "center", shape=shape
+        )
         self._likelihood_gradient = pytensor.shared(
-            np.asarray(likelihood_gradient, dtype=dtype), "likelihood_gradient_at_center"
+            np.asarray(likelihood_gradient, dtype=posterior.dtype),
+            "likelihood_gradient_at_center",
+            shape=shape,
         )
         self._center_of_others: dict[SharedVariable, SharedVariable] = {
             shared: pytensor.shared(
@@ -103,10 +119,10 @@ class ControlVariateGradient(GradientEstimator):
         """Gradient estimate, shape (d,)."""
         rows = self.batching.rows(index)
         length = self.batching.length
-        here = self.posterior.rows_gradient(position, rows, length)
-        at_center = self.posterior.rows_gradient(
-            self._center, rows, length, others=self._center_of_others
-        )
+        here = self.posterior.rows_gradient(position, rows[: len(self.posterior.data)], length)
+        at_center = self._center_columns.gradient(self._center, rows, length)
+        if self._center_of_others:
+            at_center = clone_replace(at_center, self._center_of_others)
         return (
             self.posterior.prior_gradient(position)
             + self._likelihood_gradient

@@ -405,7 +405,7 @@ def choose_step_size(
     step_size = 4 * inflation / (noise + curvature)
     # Solve N²/n c(n) λ = λ_max(MH) for n, with c = (N - n)/(N - 1) without replacement.
     ratio = n_rows**2 * row_covariance / curvature
-    if batching.variance_factor < 1 or batching.has_order:
+    if batching.without_replacement:
         ratio = ratio * n_rows / (n_rows - 1 + ratio)
     needed = int(np.clip(np.ceil(ratio), 1, n_rows))
     return StepSizeChoice(float(step_size), float(noise), float(curvature), needed)

@@ -133,14 +133,9 @@ def formula_covariance(
     d, N = problem.dimension, problem.n_rows
     A = problem.row_precisions
     mean_A = A.mean(0)
-    if center is None:
-        r = A @ problem.mean - problem.row_shifts
-    else:
-        r = A @ (problem.mean - center)
+    r = A @ problem.mean - problem.row_shifts if center is None else A @ (problem.mean - center)
     scale = N**2 * variance_factor / batch_size
-    noise_operator = scale * (
-        np.mean([np.kron(a, a) for a in A], axis=0) - np.kron(mean_A, mean_A)
-    )
+    noise_operator = scale * (np.mean([np.kron(a, a) for a in A], axis=0) - np.kron(mean_A, mean_A))
     F = np.eye(d) - step_size / 2 * problem.precision
     operator = np.kron(F, F) + step_size**2 / 4 * noise_operator
     assert np.abs(np.linalg.eigvals(operator)).max() < 1

@@ -8,10 +8,11 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
+
 from pymc_sgmcmc.batching import make_batching
+from pymc_sgmcmc.center_columns import find_center_columns
 from pymc_sgmcmc.gradients import ControlVariateGradient, PlainGradient
 from pymc_sgmcmc.posterior import Posterior
-
 from tests.linear_gaussian import LinearGaussian, all_subsets
 from tests.models import logistic_model
 
@@ -25,20 +26,20 @@ def posterior() -> Posterior:
 
 def estimate_function(posterior, scheme, estimator_name):
     """Gradient estimate as a function of position and of an index (or of row numbers)."""
-    batching = make_batching(scheme, posterior.data, BATCH_SIZE)
     center = np.array([0.3, -0.2, 0.5])
     if estimator_name == "cv":
         full = posterior.gradient(center) - posterior.log_prior_and_gradient(center)[1]
-        estimator = ControlVariateGradient(posterior, batching, center, full)
+        columns = find_center_columns(posterior, center)
+        batching = make_batching(scheme, [*posterior.data, *columns.columns], BATCH_SIZE)
+        estimator = ControlVariateGradient(posterior, batching, center, full, columns)
     else:
+        batching = make_batching(scheme, posterior.data, BATCH_SIZE)
         estimator = PlainGradient(posterior, batching)
     position = pt.dvector("position")
     index = batching.index_variable("indices").type.clone(
         shape=batching.index_variable("indices").type.shape[1:]
     )("index")
-    function = pytensor.function(
-        [position, index], estimator(position, index), mode="FAST_COMPILE"
-    )
+    function = pytensor.function([position, index], estimator(position, index), mode="FAST_COMPILE")
     return batching, function
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from pymc_sgmcmc import SGLD
 from pymc_sgmcmc.batching import FIRST_ORDER
-
 from tests.linear_gaussian import (
     LinearGaussian,
     all_subsets,
@@ -86,9 +86,7 @@ def test_mean_and_covariance_equal_the_exact_biased_law(problem, gradient, batch
     assert np.abs(mean_z).max() < Z_BOUND
     assert np.abs(covariance_z).max() < Z_BOUND
     # The bias is large enough for the test to see: the posterior itself would not pass.
-    _, posterior_z = covariance_z_scores(
-        draws, problem.mean, np.linalg.inv(problem.precision)
-    )
+    _, posterior_z = covariance_z_scores(draws, problem.mean, np.linalg.inv(problem.precision))
     assert np.abs(posterior_z).max() > 2 * Z_BOUND
 
 
@@ -148,9 +146,7 @@ def test_bias_is_of_first_order_in_the_step(problem, at_center):
     center = problem.mean if at_center else None
 
     def bias(relative):
-        law = formula_covariance(
-            problem, BATCH_SIZE, 1.0, step_size_for(problem, relative), center
-        )
+        law = formula_covariance(problem, BATCH_SIZE, 1.0, step_size_for(problem, relative), center)
         return np.linalg.norm(law - posterior)
 
     assert bias(0.002) / bias(0.001) == pytest.approx(2.0, rel=0.02)

@@ -9,9 +9,9 @@ import pymc as pm
 import pytensor
 import pytest
 from pymc.step_methods.compound import Competence
+
 from pymc_sgmcmc import SGLD, SGLDCV, NonFinitePositionError, Posterior
 from pymc_sgmcmc.step_methods import base
-
 from tests.models import logistic_model, two_variable_model
 
 CVM = {"mode": "CVM"}
@@ -90,7 +90,7 @@ def test_backends_give_the_same_draws(model, mode, batching):
 
 def test_jax_refuses_to_run_in_a_fork(model):
     step = make_step(model=model, compile_kwargs={"mode": "JAX"})
-    with pytest.raises(Exception, match="mp_ctx=\"forkserver\""):
+    with pytest.raises(Exception, match='mp_ctx="forkserver"'):
         sample(model, step, cores=2, mp_ctx="fork")
 
 
@@ -143,7 +143,9 @@ def test_state_read_in_the_middle_of_a_run_resumes_there(model, step, used):
 def test_state_is_small(step, model):
     step.setup_chain(np.random.default_rng(5), 0, 1000)
     step.step(model.initial_point())
-    arrays = [value for value in vars(step.sampling_state).values() if isinstance(value, np.ndarray)]
+    arrays = [
+        value for value in vars(step.sampling_state).values() if isinstance(value, np.ndarray)
+    ]
     assert sum(array.size for array in arrays) < 100
 
 
@@ -219,7 +221,10 @@ def test_decreasing_step_sizes_are_recorded(model):
     step = make_step(model=model, step_size=lambda t: 1e-3 / (1 + t), thin=2)
     idata = sample(model, step, draws=4, tune=3, chains=1, discard_tuned_samples=False)
     recorded = np.concatenate(
-        [idata.warmup_sample_stats["step_size"].values[0], idata.sample_stats["step_size"].values[0]]
+        [
+            idata.warmup_sample_stats["step_size"].values[0],
+            idata.sample_stats["step_size"].values[0],
+        ]
     )
     np.testing.assert_allclose(recorded, 1e-3 / (1 + np.arange(1, 14, 2)))
 
@@ -227,12 +232,13 @@ def test_decreasing_step_sizes_are_recorded(model):
 def test_progress_bar(model, step, capsys):
     sample(model, step, progressbar="split+stats", quiet=False)
     sample(model, step, progressbar="combined", quiet=False)
-    assert "Step size" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "Grad" in shown.out + shown.err
 
 
 def test_never_chosen_automatically():
     assert SGLDCV.competence(None, True) == Competence.INCOMPATIBLE
-    assert SGLDCV not in pm.STEP_METHODS
+    assert SGLDCV not in pm.step_methods.STEP_METHODS
 
 
 def test_var_names(model, step):
@@ -244,7 +250,9 @@ def test_var_names(model, step):
 # --- Variables ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", [("slope", "sigma", "intercept"), ("sigma", "intercept", "slope")])
+@pytest.mark.parametrize(
+    "order", [("slope", "sigma", "intercept"), ("sigma", "intercept", "slope")]
+)
 def test_variables_in_any_order(order):
     model = two_variable_model()
     expected = sample(model, make_step(model=model, step_size=1e-4))
@@ -335,7 +343,7 @@ def test_chains_start_dispersed_around_the_centre(model):
 
 def test_initial_values_of_the_user_are_kept(model):
     step = make_step(model=model, step_size=1e-12)
-    idata = sample(model, step, draws=1, tune=0, initvals={"beta": np.array([5.0, 6.0, 7.0])})
+    idata = sample(model, step, draws=2, tune=0, initvals={"beta": np.array([5.0, 6.0, 7.0])})
     np.testing.assert_allclose(idata.posterior["beta"][:, 0], [[5, 6, 7]] * 2, atol=1e-4)
 
 
@@ -371,7 +379,7 @@ def test_a_chain_that_leaves_the_finite_numbers_keeps_its_draws(model, caplog):
 
 
 def test_a_chain_that_fails_in_tuning_stops_with_an_error(model):
-    with pytest.raises(NonFinitePositionError, match="at transition 11 .* Try a smaller"):
+    with pytest.raises(NonFinitePositionError, match=r"at transition 11 .* Try a smaller"):
         sample(model, exploding(model, at=11), draws=30, tune=10)
 
 

@@ -2,40 +2,112 @@
 
 Replacing data in a graph can go wrong without an error: a data array that was missed, a table
 indexed by group whose length happens to be N, a cumulative sum along the rows. All of these
-break at least one of two identities, evaluated here at a random position on a few random rows:
-the log likelihood and its gradient of a set of rows equal the sums over any partition of it;
-and, for data small enough, all rows reproduce the log density of the model as PyMC builds it.
+break one of these identities, evaluated at a random position:
+
+* the log likelihood of a few random rows, and its gradient, are the sums over two parts of them;
+* prior and rows together are the log density, and the gradient, of the model as PyMC makes it:
+  for `pm.Minibatch` on a minibatch of these rows, for an ordinary model on all rows (where the
+  data are not too large).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import numpy as np
-import pytensor
 import pytensor.tensor as pt
+from pymc.model import Model
 from pymc.pytensorf import rewrite_pregrad
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Variable, equal_computations
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior.position import PositionLayout
-from pymc_sgmcmc.posterior.rows import PYTHON_MODE, SeparatedModel, Term
+from pymc_sgmcmc.posterior.rows import SeparatedModel, Term, reference_terms
 
 CHECK_ROWS = 24
-"""Rows evaluated by the check, apart from the comparison on all of them."""
+"""Rows evaluated by the check, apart from the comparison with the model."""
 
 FULL_CHECK_ELEMENTS = 2_000_000
-"""Data up to this size are also compared in full with the model's own log density."""
+"""Data up to this size are compared in full with the model's own log density."""
+
+SEED = 20_170_616
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What the parts of the check share."""
+
+    separated: SeparatedModel
+    layout: PositionLayout
+    others: Mapping[TensorVariable, Variable]
+    position: np.ndarray
+
+    @property
+    def n_rows(self) -> int:
+        return self.separated.n_rows
+
+    @property
+    def batch_size(self) -> int | None:
+        return self.separated.batch_size
+
+    @property
+    def compare_rows(self) -> bool:
+        size = sum(leaf.values.size for leaf in self.separated.leaves)
+        return self.batch_size is not None or size <= FULL_CHECK_ELEMENTS
+
+    def take(self, selection: slice | np.ndarray) -> list[np.ndarray]:
+        return [leaf.values[selection] for leaf in self.separated.leaves]
+
+    def value_and_gradient(
+        self, log_density: TensorVariable, rows: Sequence[TensorVariable]
+    ) -> Callable[..., np.ndarray]:
+        """Function of rows: log density and gradient at the position, in one vector."""
+        layout = self.layout
+        log_density = clone_replace(log_density.sum(), dict(self.others), rebuild_strict=False)
+        log_density = rewrite_pregrad(log_density)
+        gradients = pt.grad(log_density, list(layout.variables), disconnected_inputs="ignore")
+        position = pt.tensor("position", shape=(layout.dimension,), dtype=layout.dtype)
+        output = clone_replace(
+            pt.concatenate([pt.atleast_1d(log_density), layout.join(gradients)]),
+            layout.split(position),
+            rebuild_strict=False,
+        )
+        function = compile_quietly([position, *rows], output, PYTHON_MODE)
+        return lambda *arrays: function(self.position, *arrays)
+
+    def agree(self, found: np.ndarray, expected: np.ndarray) -> bool:
+        """Whether two log densities with their gradients are the same up to rounding."""
+        relative = 10 * np.sqrt(np.finfo(self.layout.dtype).eps)
+        for part in (slice(0, 1), slice(1, None)):
+            one, other = found[part], expected[part]
+            finite = np.isfinite(one) & np.isfinite(other)
+            # The position can lie outside the support, where both sides are infinite alike.
+            same = (one == other) | (np.isnan(one) & np.isnan(other))
+            tolerance = relative * (1 + np.abs(other[finite]).max(initial=0))
+            if not np.all(same | (finite & (np.abs(one - other) <= tolerance))):
+                return False
+        return True
 
 
 def check_separation(
+    model: Model,
     separated: SeparatedModel,
     layout: PositionLayout,
     others: Mapping[TensorVariable, Variable],
-) -> None:
+    initial_position: np.ndarray,
+) -> SeparatedModel:
     """Refuse a model whose rows are not separable, naming the variable.
+
+    Returns
+    -------
+    SeparatedModel
+        The split that passed: the one given, or else the same one that takes fewer lengths in
+        the graph for the number of rows.
 
     Raises
     ------
@@ -44,39 +116,28 @@ def check_separation(
         rows, or where its parts do not add up.
     """
     check_finite(separated)
-    rng = np.random.default_rng(20_170_616)
-    n_rows = min(CHECK_ROWS, separated.n_rows)
-    chosen = rng.choice(separated.n_rows, size=n_rows, replace=False)
-    # Two parts of different lengths: equal ones would hide an array that still has the
-    # old length and broadcasts.
-    first = max(1, n_rows // 3)
-    parts = [chosen[:first], chosen[first:]] if n_rows > 1 else [chosen]
-    position = rng.normal(0.0, 0.3, size=layout.dimension).astype(layout.dtype)
+    rng = np.random.default_rng(SEED)
+    noise = rng.normal(0.0, 0.3, size=layout.dimension)
+    position = (initial_position + noise).astype(layout.dtype)
+    try:
+        _check(model, _Setting(separated, layout, others, position))
+    except ModelError:
+        fewer = replace(separated, only_beside_rows=True)
+        if _same_graphs(separated, fewer):
+            raise
+        with suppress(ModelError):
+            _check(model, _Setting(fewer, layout, others, position))
+            return fewer
+        raise
+    return separated
 
+
+def _same_graphs(separated: SeparatedModel, other: SeparatedModel) -> bool:
     rows = [leaf.placeholder() for leaf in separated.leaves]
-    densities = separated.row_log_densities(rows, rows[0].shape[0])
-    # The log density of a model with `pm.Minibatch` is random, so only an ordinary model has
-    # a value of its own to compare with.
-    compare_all = (
-        separated.batch_size is None
-        and sum(leaf.values.size for leaf in separated.leaves) <= FULL_CHECK_ELEMENTS
+    length = pt.lscalar("length")
+    return equal_computations(
+        separated.row_log_densities(rows, length), other.row_log_densities(rows, length)
     )
-    for term, density in zip(separated.row_terms, densities, strict=True):
-        evaluate = _value_and_gradient(density.sum(), rows, layout, others)
-
-        def on(selection, evaluate=evaluate):
-            return evaluate(position, *[leaf.values[selection] for leaf in separated.leaves])
-
-        try:
-            together = on(chosen)
-            apart = [on(part) for part in parts]
-            everything = on(slice(None)) if compare_all else None
-        except Exception as error:
-            raise _not_separable(term, separated, layout, error) from error
-        _compare(term, separated, layout, together, np.sum(apart, axis=0))
-        if compare_all:
-            reference = _value_and_gradient(term.log_density.sum(), [], layout, others)
-            _compare(term, separated, layout, everything, reference(position))
 
 
 def check_finite(separated: SeparatedModel) -> None:
@@ -96,60 +157,89 @@ def check_finite(separated: SeparatedModel) -> None:
                 )
 
 
-def _value_and_gradient(log_density, rows, layout: PositionLayout, others):
-    log_density = rewrite_pregrad(clone_replace(log_density, dict(others), rebuild_strict=False))
-    gradients = pt.grad(log_density, list(layout.variables), disconnected_inputs="ignore")
-    position = pt.tensor("position", shape=(None,), dtype=layout.dtype)
-    outputs = clone_replace(
-        pt.concatenate([pt.atleast_1d(log_density), layout.join(gradients)]),
-        layout.split(position),
-        rebuild_strict=False,
+def _check(model: Model, setting: _Setting) -> None:
+    separated, n_rows, batch_size = setting.separated, setting.n_rows, setting.batch_size
+    rng = np.random.default_rng(SEED)
+    some = rng.choice(n_rows, size=min(CHECK_ROWS, n_rows), replace=False)
+    # Two parts of different lengths: equal ones would hide an array that still has the
+    # old length and broadcasts.
+    first = max(1, len(some) // 3)
+    parts = [part for part in (some[:first], some[first:]) if len(part)]
+    # The rows to compare with the model on: a minibatch of its size, or all.
+    of_model = slice(None) if batch_size is None else rng.choice(n_rows, size=batch_size)
+    scale = 1.0 if batch_size is None else n_rows / batch_size
+
+    drawn = [leaf.placeholder(batch_size) for leaf in separated.leaves]
+    references = reference_terms(
+        model, {leaf.name: rows for leaf, rows in zip(separated.leaves, drawn, strict=True)}
     )
-    return pytensor.function([position, *rows], outputs, mode=PYTHON_MODE, on_unused_input="ignore")
+    inputs = drawn if batch_size is not None else []
+
+    def model_value(terms: Sequence[Term]) -> np.ndarray:
+        total = sum(references[term.name].log_density.sum() for term in terms)
+        evaluate = setting.value_and_gradient(total, inputs)
+        return evaluate(*setting.take(of_model)) if inputs else evaluate()
+
+    rows = [leaf.placeholder() for leaf in separated.leaves]
+    densities = separated.row_log_densities(rows, rows[0].shape[0])
+    for term, density in zip(separated.row_terms, densities, strict=True):
+        try:
+            evaluate = setting.value_and_gradient(density, rows)
+            together = evaluate(*setting.take(some))
+            apart = sum(evaluate(*setting.take(part)) for part in parts)
+        except Exception as error:
+            raise _not_separable(
+                term, setting, f"evaluating it on some of the rows failed ({_first_line(error)})"
+            ) from error
+        if not setting.agree(apart, together):
+            raise _not_separable(
+                term, setting, "on a few rows it is not the sum over two parts of them"
+            )
+        if setting.compare_rows:
+            found = scale * evaluate(*setting.take(of_model))
+            if not setting.agree(found, model_value([term])):
+                raise _not_separable(
+                    term, setting, "the rows do not add up to the log density of the model"
+                )
+
+    prior = setting.value_and_gradient(
+        sum(term.log_density.sum() for term in separated.full_terms), []
+    )
+    if not setting.agree(prior(), model_value(separated.full_terms)):
+        names = ", ".join(f"`{term.name}`" for term in separated.full_terms)
+        raise ModelError(
+            f"The log densities of {names} are not those of the model when it is split into "
+            "rows and the rest. Please report the model."
+        )
 
 
-def _compare(
-    term: Term,
-    separated: SeparatedModel,
-    layout: PositionLayout,
-    found: np.ndarray,
-    expected: np.ndarray,
-) -> None:
-    finite = np.isfinite(found) & np.isfinite(expected)
-    # A random position can lie outside the support, where both sides are infinite alike.
-    agree_outside = (found == expected) | (np.isnan(found) & np.isnan(expected))
-    scale = 1.0 + np.abs(np.where(finite, expected, 0.0)).max()
-    tolerance = np.sqrt(np.finfo(layout.dtype).eps) * scale * 10
-    wrong = np.where(finite, np.abs(found - expected) > tolerance, ~agree_outside)
-    if wrong.any():
-        raise _not_separable(term, separated, layout, None)
-
-
-def _not_separable(
-    term: Term, separated: SeparatedModel, layout: PositionLayout, error: Exception | None
-) -> ModelError:
+def _not_separable(term: Term, setting: _Setting, reason: str) -> ModelError:
+    separated, layout = setting.separated, setting.layout
+    names = ", ".join(f"`{leaf.name}`" for leaf in separated.leaves)
     local = [
         name
         for name, shape in zip(layout.names, layout.shapes, strict=True)
-        if separated.n_rows in shape
+        if {separated.n_rows, separated.batch_size} & set(shape)
     ]
-    names = ", ".join(f"`{leaf.name}`" for leaf in separated.leaves)
-    reason = (
-        f"evaluating it on some of the rows failed ({_first_line(error)})"
-        if error is not None
-        else "its value or gradient on a set of rows is not the sum over parts of that set"
-    )
-    advice = (
-        f"The free variable `{local[0]}` has one element a row (a local latent variable), "
-        "which subsampling of rows does not support: marginalise it out."
-        if local
-        else "Subsampling needs observations that are independent given the parameters: time "
-        "series, Gaussian processes, cumulative sums along the rows, and statistics of a whole "
-        "column inside the model do not separate (compute such columns with NumPy beforehand). "
-        "Where an array only happens to have as many entries as there are rows, name the data "
-        'that do run over the rows, for example `rows=["X", "y"]` with `pm.Data` variables '
-        "`X` and the observed variable `y`."
-    )
+    if local:
+        advice = (
+            f"The free variable `{local[0]}` has one element a row (a local latent variable), "
+            "which subsampling of rows does not support: marginalise it out."
+        )
+    else:
+        advice = (
+            "Subsampling needs observations that are independent given the parameters: time "
+            "series, Gaussian processes, cumulative sums along the rows, and statistics of a "
+            "whole column inside the model do not separate (compute such columns with NumPy "
+            "beforehand). "
+        )
+        advice += (
+            "Where an array only happens to have as many entries as there are rows, name the "
+            'data that do run over the rows, for example `rows=["X", "y"]` with a `pm.Data` '
+            "variable `X` and the observed variable `y`; make the other array a `pm.Data` too."
+            if separated.batch_size is None
+            else "All arrays with one entry a row belong in one `pm.Minibatch` call."
+        )
     return ModelError(
         f"The log likelihood of `{term.name}` is not a sum over the {separated.n_rows} rows of "
         f"{names}: {reason}. {advice}"

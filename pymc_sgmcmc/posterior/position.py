@@ -14,7 +14,7 @@ from itertools import product
 import numpy as np
 import pytensor.tensor as pt
 from pymc.model import Model
-from pymc.util import get_value_vars_from_user_vars
+from pytensor.graph.basic import Variable
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.errors import ModelError
@@ -109,16 +109,12 @@ def layout_from_model(
     ModelError
         Where a chosen variable is discrete, or floating types are mixed.
     """
-    if variables is None:
-        chosen = list(model.value_vars)
-    else:
-        chosen = get_value_vars_from_user_vars(list(variables), model)
+    if not model.value_vars:
+        raise ModelError("The model has no free random variables, so there is nothing to sample.")
+    chosen = model.value_vars if variables is None else _value_variables(model, variables)
     # A step method ravels in model order (`DictToArrayBijection` sees the point of the model),
     # so any other order here would silently swap variables.
     ordered = tuple(value for value in model.value_vars if value in set(chosen))
-    if not ordered:
-        raise ModelError("The model has no free random variables, so there is nothing to sample.")
-
     discrete = [value.name for value in ordered if not value.dtype.startswith("float")]
     if discrete:
         raise ModelError(
@@ -143,13 +139,39 @@ def layout_from_model(
     return PositionLayout(ordered, shapes, labels, dtypes.pop())
 
 
+def _value_variables(model: Model, variables: Variable | Sequence) -> list[TensorVariable]:
+    # A tensor is not a sequence of variables, though it can be iterated over.
+    chosen = [variables] if isinstance(variables, Variable) else list(variables)
+    if not chosen:
+        raise ModelError(
+            "`vars` is empty. Leave it out to sample all free variables, or name some of "
+            f"{_quote([variable.name for variable in model.free_RVs])}."
+        )
+    values = [model.rvs_to_values.get(variable, variable) for variable in chosen]
+    unknown = [
+        str(getattr(variable, "name", variable))
+        for variable, value in zip(chosen, values, strict=True)
+        if value not in model.value_vars
+    ]
+    if unknown:
+        raise ModelError(
+            f"`vars` should be free variables of the model, but got {_quote(unknown)}. Its free "
+            f"variables are {_quote([variable.name for variable in model.free_RVs])}."
+        )
+    return values
+
+
 def _coordinate_labels(model: Model, value: TensorVariable, shape: tuple[int, ...]) -> list[str]:
     if shape == ():
         return [value.name]
     random_variable = model.values_to_rvs[value]
-    dims = model.named_vars_to_dims.get(random_variable.name) or (None,) * len(shape)
+    dims = list(model.named_vars_to_dims.get(random_variable.name) or ())
     if len(dims) != len(shape):
-        dims = (None,) * len(shape)
+        dims = [None] * len(shape)
+    # The coordinates of a simplex, say, are not those of its unconstrained values.
+    transform = model.rvs_to_transforms[random_variable]
+    for axis in range(1, 1 + (getattr(transform, "ndim_supp", 0) or 0)):
+        dims[-axis] = None
     axes = []
     for dim, length in zip(dims, shape, strict=True):
         coords = model.coords.get(dim) if dim is not None else None

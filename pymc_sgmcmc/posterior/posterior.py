@@ -6,7 +6,6 @@ unconstrained position vector, arrays of rows, and two symbolic gradients.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
@@ -17,13 +16,21 @@ from pymc.model import Model, modelcontext
 from pymc.pytensorf import rewrite_pregrad
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace, vectorize_graph
+from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.posterior.check import check_separation
+from pymc_sgmcmc.posterior.compiled import (
+    PYTHON_MODE,
+    compile_quietly,
+    inline_inner_graphs,
+    without_blas_warning,
+)
 from pymc_sgmcmc.posterior.position import PositionLayout, layout_from_model
 from pymc_sgmcmc.posterior.rows import SeparatedModel, separate_rows
+from pymc_sgmcmc.posterior.simplify import drop_settled_switches, simplify_logistic
 
 CHUNK_ELEMENTS = 2_000_000
 """Array elements of data handled at a time in passes over all rows (about 16 MB)."""
@@ -83,24 +90,27 @@ class Posterior:
         check: bool = True,
     ):
         model = modelcontext(model)
-        initial_point = dict(initial_point or model.initial_point())
+        with without_blas_warning():
+            initial_point = {**model.initial_point(), **(initial_point or {})}
         self.layout: PositionLayout = layout_from_model(model, variables, initial_point)
         self.initial_position = self.layout.ravel(initial_point)
-        self._separated: SeparatedModel = separate_rows(model, rows)
-        self.others: dict[str, SharedVariable] = {
-            value.name: pytensor.shared(
-                np.array(initial_point[value.name]), f"{value.name}_other", shape=value.type.shape
+        self._other_values = {
+            value: pytensor.shared(
+                np.array(initial_point[value.name], dtype=value.dtype),
+                f"{value.name}_other",
+                shape=value.type.shape,
             )
             for value in model.value_vars
             if value not in set(self.layout.variables)
         }
-        self._other_values = {
-            value: self.others[value.name]
-            for value in model.value_vars
-            if value.name in self.others
+        self.others: dict[str, SharedVariable] = {
+            value.name: shared for value, shared in self._other_values.items()
         }
+        self._separated: SeparatedModel = separate_rows(model, rows)
         if check:
-            check_separation(self._separated, self.layout, self._other_values)
+            self._separated = check_separation(
+                model, self._separated, self.layout, self._other_values, self.initial_position
+            )
 
     # --- What there is -------------------------------------------------------------------
 
@@ -155,7 +165,6 @@ class Posterior:
         position: TensorVariable,
         rows: Sequence[TensorVariable],
         length: TensorVariable,
-        others: Mapping[SharedVariable, Variable] | None = None,
     ) -> TensorVariable:
         """Symbolic gradient, shape (d,), of the log likelihood of symbolic rows, unscaled.
 
@@ -166,11 +175,8 @@ class Posterior:
             One tensor for each array of `data`.
         length : TensorVariable
             Number of rows, an integer scalar.
-        others : mapping, optional
-            Replacements for the shared variables in `others`.
         """
-        gradient = self._gradient_at(self._log_likelihood_graph(rows, length), position)
-        return clone_replace(gradient, dict(others)) if others else gradient
+        return self._gradient_at(self._log_likelihood_graph(rows, length), position)
 
     @cached_property
     def _log_prior_graph(self) -> TensorVariable:
@@ -181,14 +187,30 @@ class Posterior:
     def _log_likelihood_graph(
         self, rows: Sequence[TensorVariable], length: TensorVariable
     ) -> TensorVariable:
-        terms = [term.sum() for term in self._separated.row_log_densities(rows, length)]
-        return clone_replace(sum(terms[1:], terms[0]), self._other_values, rebuild_strict=False)
+        total, placeholders, placeholder_length = self._log_likelihood_template
+        replacements = dict(zip(placeholders, rows, strict=True))
+        replacements[placeholder_length] = length
+        return clone_replace(total, replacements, rebuild_strict=False)
+
+    @cached_property
+    def _log_likelihood_template(
+        self,
+    ) -> tuple[TensorVariable, list[TensorVariable], TensorVariable]:
+        """Log likelihood of rows that stand for any others, and these rows and their number."""
+        placeholders = [leaf.placeholder() for leaf in self._separated.leaves]
+        length = pt.lscalar("length")
+        terms = self._separated.row_log_densities(placeholders, length)
+        terms = drop_settled_switches(terms, placeholders, self.chunks())
+        sums = [term.sum() for term in terms]
+        total = sum(sums[1:], sums[0])
+        total = clone_replace(total, self._other_values, rebuild_strict=False)
+        return total, placeholders, length
 
     def _gradient_at(self, log_density: TensorVariable, position: TensorVariable) -> TensorVariable:
         # PyMC's own order: rewrites that are safe and needed for stability first, then the
         # gradient with respect to the value variables, then the position in their place.
         # Differentiating through the pieces of the position would scatter each of them.
-        log_density = rewrite_pregrad(log_density)
+        log_density = simplify_logistic(rewrite_pregrad(log_density))
         gradients = pt.grad(log_density, list(self.layout.variables), disconnected_inputs="ignore")
         return self._at(self.layout.join(gradients), position)
 
@@ -201,7 +223,7 @@ class Posterior:
         """Set the free variables outside the position to their values in a point."""
         for name, shared in self.others.items():
             # A copy: worker processes hand out views of memory that others write to.
-            shared.set_value(np.array(point[name]), borrow=True)
+            shared.set_value(np.array(point[name], dtype=shared.dtype), borrow=True)
 
     def log_density(self, position: np.ndarray) -> float:
         """Log posterior density up to a constant, in chunks of bounded memory."""
@@ -214,7 +236,7 @@ class Posterior:
     def log_density_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
         """Log posterior and its gradient over all rows, accumulated in double precision."""
         value, gradient = self.log_prior_and_gradient(position)
-        for chunk in self._chunks():
+        for chunk in self.chunks():
             chunk_value, chunk_gradient = self.log_likelihood_and_gradient(position, chunk)
             value += chunk_value
             gradient += chunk_gradient
@@ -241,16 +263,35 @@ class Posterior:
 
     def row_gradients(self, position: np.ndarray, rows: Sequence[np.ndarray]) -> np.ndarray:
         """Gradient of the log likelihood of each row apart, shape (rows, d)."""
-        return np.asarray(self._row_gradients_function(self._as_position(position), *rows))
+        (gradients,) = self._row_gradients_function(self._as_position(position), *rows)
+        return np.asarray(gradients)
 
     def take(self, selection: slice | np.ndarray) -> list[np.ndarray]:
         """The given rows of all data arrays."""
-        return [values[selection] for values in self.data]
+        return [np.ascontiguousarray(values[selection]) for values in self.data]
 
-    def _chunks(self) -> Iterator[list[np.ndarray]]:
-        length = max(1, CHUNK_ELEMENTS // self.row_elements)
+    def chunks(self) -> Iterator[list[np.ndarray]]:
+        """All rows in order, in pieces of bounded memory."""
+        length = max(1, CHUNK_ELEMENTS // self._widest_row)
         for start in range(0, self.n_rows, length):
             yield self.take(slice(start, start + length))
+
+    @cached_property
+    def _widest_row(self) -> int:
+        """Elements of a row of all data, or of the widest intermediate result that has rows.
+
+        Few columns can meet a large matrix of weights, so the data alone bound no memory.
+        """
+        rows = [leaf.placeholder() for leaf in self._separated.leaves]
+        densities = self._separated.row_log_densities(rows, pt.lscalar("length"))
+        position = pt.tensor("position", shape=(self.dimension,), dtype=self.dtype)
+        split = self.layout.split(position)
+        widths = [self.row_elements]
+        for variable in ancestors(clone_replace(densities, split, rebuild_strict=False)):
+            shape = getattr(variable.type, "shape", ())
+            if None in shape:
+                widths.append(int(np.prod([size for size in shape if size is not None])))
+        return max(widths)
 
     def _as_position(self, position: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(position, dtype=self.dtype)
@@ -259,7 +300,7 @@ class Posterior:
     def _log_prior_function(self):
         position = pt.tensor("position", shape=(None,), dtype=self.dtype)
         value = self._at(rewrite_pregrad(self._log_prior_graph), position)
-        return self._compile([position], [value, self.prior_gradient(position)])
+        return self.compile_for_setup([position], [value, self.prior_gradient(position)])
 
     @cached_property
     def _log_likelihood_function(self):
@@ -267,7 +308,9 @@ class Posterior:
         rows = [leaf.placeholder() for leaf in self._separated.leaves]
         length = rows[0].shape[0]
         value = self._at(rewrite_pregrad(self._log_likelihood_graph(rows, length)), position)
-        return self._compile([position, *rows], [value, self.rows_gradient(position, rows, length)])
+        return self.compile_for_setup(
+            [position, *rows], [value, self.rows_gradient(position, rows, length)]
+        )
 
     @cached_property
     def _row_gradients_function(self):
@@ -275,29 +318,26 @@ class Posterior:
         rows = [leaf.placeholder() for leaf in self._separated.leaves]
         # One row at a time, as data of length one, vectorized over the rows: right also for
         # terms that the model has already summed.
-        single = [
-            pt.tensor(f"row_{index}", dtype=row.dtype, shape=(1, *row.type.shape[1:]))
-            for index, row in enumerate(rows)
-        ]
+        single = [leaf.placeholder(1) for leaf in self._separated.leaves]
         gradient = self.rows_gradient(position, single, pt.constant(1, dtype="int64"))
+        # Softmax and the like would be evaluated row by row in Python as they are.
+        gradient = rewrite_graph(gradient, include=(), custom_rewrite=inline_inner_graphs)
         replacements = {one: row[:, None] for one, row in zip(single, rows, strict=True)}
-        return self._compile([position, *rows], [vectorize_graph(gradient, replacements)])
+        return self.compile_for_setup([position, *rows], [vectorize_graph(gradient, replacements)])
 
     def __getstate__(self) -> dict:
         """Everything but the functions for set-up, which are compiled again when needed."""
         compiled = {"_log_prior_function", "_log_likelihood_function", "_row_gradients_function"}
         return {name: value for name, value in self.__dict__.items() if name not in compiled}
 
-    def _compile(self, inputs, outputs):
-        with warnings.catch_warnings():
-            # PyTensor warns that its C code was not linked with BLAS; NumPy's is used then.
-            warnings.filterwarnings("ignore", message="PyTensor could not link to a BLAS")
-            function = pytensor.function(
-                inputs, outputs, on_unused_input="ignore", mode=_setup_mode()
-            )
+    def compile_for_setup(self, inputs: list, outputs: list, *, quick: bool = False):
+        """Compile a function that is called a few times, on large arrays unless `quick`.
+
+        Always the same way, whatever the backend of the transitions, so that everything that
+        is computed before sampling is the same on all of them.
+        """
+        function = compile_quietly(inputs, outputs, PYTHON_MODE if quick else _setup_mode())
         function.trust_input = True
-        if len(outputs) == 1:
-            return lambda *arguments: function(*arguments)[0]
         return function
 
 

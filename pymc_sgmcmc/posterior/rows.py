@@ -13,63 +13,64 @@ Nothing here is trusted: `pymc_sgmcmc.posterior.check` evaluates the split numer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pytensor
 import pytensor.tensor as pt
 from pymc.data import MinibatchOp
 from pymc.logprob.basic import transformed_conditional_logp
-from pymc.logprob.utils import local_remove_check_parameter
 from pymc.model import Model
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
-from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
-from pytensor.graph.rewriting.basic import in2out
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
-from pytensor.tensor.basic import (
-    Alloc,
-    ARange,
-    MakeVector,
-    get_underlying_scalar_constant_value,
-)
-from pytensor.tensor.exceptions import NotScalarConstantError
-from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.type import TensorType
 
 from pymc_sgmcmc.errors import ModelError
-
-PYTHON_MODE = Mode(linker="py", optimizer="fast_compile")
-"""Evaluation by NumPy: slower per call, but without compilation; for checks and set-up."""
+from pymc_sgmcmc.posterior.graphs import (
+    Length,
+    leaf_value,
+    rebuild,
+    simplify_for_gradients,
+    value_of,
+)
 
 
 @dataclass(frozen=True, eq=False)
 class RowLeaf:
-    """One data array whose leading axis runs over the rows.
+    """One data array with an axis that runs over the rows.
 
     Attributes
     ----------
     name : str
         What to call it in messages.
     variables : tuple of Variable
-        Where it enters the graph of the log density; `pymc.Minibatch` can enter twice.
+        Where it enters the graph of the log density, possibly several times.
     values : numpy.ndarray
-        The full data, leading length N; never written to.
+        The full data with the axis of rows first, length N; never written to.
+    axis : int
+        Which axis of the variables runs over the rows.
     """
 
     name: str
     variables: tuple[Variable, ...] = field(repr=False)
     values: np.ndarray = field(repr=False)
+    axis: int = 0
 
-    def placeholder(self) -> TensorVariable:
-        """Fresh symbolic input for some of the rows."""
-        shape = (None, *self.values.shape[1:])
+    def placeholder(self, length: int | None = None) -> TensorVariable:
+        """Fresh symbolic input for some of the rows, a fixed number of them where given."""
+        shape = (length, *self.values.shape[1:])
         return TensorType(self.values.dtype, shape=shape)(name=f"{self.name}_rows")
+
+    def in_place(self, rows: TensorVariable) -> dict[Variable, TensorVariable]:
+        """The variables of the graph, each with what to put there for some of the rows."""
+        there = pt.moveaxis(rows, 0, self.axis) if self.axis else rows
+        return dict.fromkeys(self.variables, there)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +85,8 @@ class Term:
 class SeparatedModel:
     """A log density split in a part without rows and a sum over rows.
 
+    A snapshot of the model: `pymc.set_data` does not reach it.
+
     Attributes
     ----------
     full_terms : tuple of Term
@@ -96,6 +99,12 @@ class SeparatedModel:
         N.
     batch_size : int or None
         What the model's `pymc.Minibatch` asks for, None for an ordinary model.
+    lengths : tuple of Variable
+        Lengths of the model's dimensions that run over the rows.
+    only_beside_rows : bool
+        A length in the graph that equals the number of rows is taken for that number only in
+        expressions of the data, not in those of parameters alone. (With minibatches of 10,
+        ``pt.zeros(10)`` can be either.)
     """
 
     full_terms: tuple[Term, ...]
@@ -103,6 +112,8 @@ class SeparatedModel:
     leaves: tuple[RowLeaf, ...]
     n_rows: int
     batch_size: int | None
+    lengths: tuple[Variable, ...] = ()
+    only_beside_rows: bool = False
 
     def row_log_densities(
         self, rows: Sequence[TensorVariable], length: TensorVariable
@@ -117,27 +128,16 @@ class SeparatedModel:
             Their common leading length (an integer scalar, a constant where shapes must be
             static).
         """
-        terms, placeholders, placeholder_length = self._template
-        replacements = dict(zip(placeholders, rows, strict=True))
-        replacements[placeholder_length] = length
-        return clone_replace(terms, replacements, rebuild_strict=False)
-
-    @cached_property
-    def _template(
-        self,
-    ) -> tuple[list[TensorVariable], list[TensorVariable], TensorVariable]:
-        """Terms on placeholders for the rows and their number."""
-        placeholders = [leaf.placeholder() for leaf in self.leaves]
-        length = pt.lscalar("n_rows")
-        replacements = {
-            variable: placeholder
-            for leaf, placeholder in zip(self.leaves, placeholders, strict=True)
-            for variable in leaf.variables
-        }
-        stale = {self.n_rows} | ({self.batch_size} if self.batch_size is not None else set())
-        terms = [term.log_density for term in self.row_terms]
-        terms = _with_rows(terms, replacements, frozenset(stale), length)
-        return terms, placeholders, length
+        replacements: dict[Variable, Variable] = dict.fromkeys(self.lengths, length)
+        for leaf, tensor in zip(self.leaves, rows, strict=True):
+            replacements |= leaf.in_place(tensor)
+        built_for = self.n_rows if self.batch_size is None else self.batch_size
+        return rebuild(
+            [term.log_density for term in self.row_terms],
+            replacements,
+            Length(built_for, length),
+            self.only_beside_rows,
+        )
 
 
 def separate_rows(model: Model, rows: str | Sequence[str] | None = None) -> SeparatedModel:
@@ -149,7 +149,9 @@ def separate_rows(model: Model, rows: str | Sequence[str] | None = None) -> Sepa
         With or without `pymc.Minibatch`.
     rows : str or sequence of str, optional
         For ordinary models in which the rows cannot be guessed: names of observed variables,
-        of `pymc.Data` variables, or of a dimension whose data run over the rows.
+        of `pymc.Data` variables, or of a dimension whose data run over the rows. Where data
+        variables are named, the other data variables are not subsampled; arrays without a name
+        are, if they have as many rows.
 
     Raises
     ------
@@ -161,16 +163,55 @@ def separate_rows(model: Model, rows: str | Sequence[str] | None = None) -> Sepa
             "The model has no observed variables, so there are no rows to subsample. "
             "Sample it with NUTS: `pm.sample()`."
         )
+    _refuse_imputed(model)
     terms = _model_terms(model)
-    minibatch_nodes = _minibatch_nodes(terms)
-    if minibatch_nodes:
-        if rows is not None:
+    nodes = _minibatch_nodes([term.log_density for term in terms.values()])
+    if not nodes:
+        return _own_shared(_separate_ordinary_model(model, terms, rows))
+    if rows is not None:
+        raise ModelError(
+            "`rows` is for ordinary models, but this one uses `pm.Minibatch`, which names "
+            "its rows itself. Drop `rows`, or build the model on the full arrays."
+        )
+    return _own_shared(_separate_minibatch_model(model, terms, nodes))
+
+
+def _refuse_imputed(model: Model) -> None:
+    free = {variable.name for variable in model.free_RVs}
+    for variable in model.observed_RVs:
+        # The names that PyMC gives to the two parts of a variable with missing values.
+        name = variable.name.removesuffix("_observed")
+        if name != variable.name and f"{name}_unobserved" in free:
             raise ModelError(
-                "`rows` is for ordinary models, but this one uses `pm.Minibatch`, which names "
-                "its rows itself. Drop `rows`, or build the model on the full arrays."
+                f"The observed variable `{name}` has missing values, which PyMC turns into the "
+                f"free variable `{name}_unobserved`: the observed values and their predictors "
+                "then have different numbers of rows. Drop the rows with missing values, or "
+                "impute them beforehand."
             )
-        return _separate_minibatch_model(model, terms, minibatch_nodes)
-    return _separate_ordinary_model(model, terms, rows)
+
+
+def _own_shared(separated: SeparatedModel) -> SeparatedModel:
+    """Replace shared variables of the model by copies, so that `pymc.set_data` changes nothing.
+
+    The rows are taken out of the model anyway; were the rest to follow the model, a change of
+    its data would reach one part of the posterior and not the other.
+    """
+    terms = [*separated.full_terms, *separated.row_terms]
+    graphs = [term.log_density for term in terms]
+    replaced = {variable for leaf in separated.leaves for variable in leaf.variables}
+    replaced.update(separated.lengths)
+    copies = {
+        variable: pytensor.shared(variable.get_value(), variable.name, shape=variable.type.shape)
+        for variable in ancestors(graphs, blockers=replaced)
+        if isinstance(variable, SharedVariable)
+        and isinstance(variable.type, TensorType)
+        and variable not in replaced
+    }
+    own = [
+        Term(term.name, graph) for term, graph in zip(terms, rebuild(graphs, copies), strict=True)
+    ]
+    number = len(separated.full_terms)
+    return replace(separated, full_terms=tuple(own[:number]), row_terms=tuple(own[number:]))
 
 
 # --- The terms of the log density ---------------------------------------------------------
@@ -199,14 +240,36 @@ def _model_terms(model: Model) -> dict[str, Term]:
     tensors = [pt.as_tensor(log_density) for log_density in log_densities]
     return {
         name: Term(name, tensor)
-        for name, tensor in zip(names, _simplify_for_gradients(tensors), strict=True)
+        for name, tensor in zip(names, simplify_for_gradients(tensors), strict=True)
+    }
+
+
+def reference_terms(model: Model, rows: Mapping[str, TensorVariable]) -> dict[str, Term]:
+    """Log density terms by variable name as PyMC makes them, scaled by `total_size`.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    rows : mapping
+        For each data array of `pymc.Minibatch`, by its name, symbolic rows to put in the place
+        of those that the model would draw, and as many.
+    """
+    variables = [*model.free_RVs, *model.observed_RVs, *model.potentials]
+    tensors = simplify_for_gradients(model.logp(vars=variables, sum=False))
+    drawn = {
+        output: rows[array.name]
+        for array in _minibatch_arrays(model, _minibatch_nodes(tensors))
+        for output in array.variables
+        if array.name in rows
+    }
+    return {
+        variable.name: Term(variable.name, tensor)
+        for variable, tensor in zip(variables, clone_replace(tensors, drawn), strict=True)
     }
 
 
 def _without_scaling(variable: TensorVariable) -> TensorVariable:
-    if _total_size(variable) is None:
-        return variable
-    return variable.owner.inputs[0]
+    return variable if _total_size(variable) is None else variable.owner.inputs[0]
 
 
 def _total_size(variable: TensorVariable) -> list[int | None] | None:
@@ -214,41 +277,96 @@ def _total_size(variable: TensorVariable) -> list[int | None] | None:
     if node is None or not isinstance(node.op, MinibatchRandomVariable):
         return None
     return [
-        int(_value(size)) if isinstance(size.type, TensorType) else None for size in node.inputs[1:]
+        int(value_of(size)) if isinstance(size.type, TensorType) else None
+        for size in node.inputs[1:]
     ]
 
 
-def _simplify_for_gradients(tensors: list[TensorVariable]) -> list[TensorVariable]:
-    """Drop parameter checks and left-over minibatch scaling nodes.
+def _check_total_size(variable: TensorVariable, lengths: Sequence[int], drawn: bool) -> None:
+    """Refuse a `total_size` that would weight the likelihood by something other than N / n.
 
-    The checks cost time in each transition and turn an invalid parameter into -inf, whose
-    gradient is zero: a chain outside the support would drift without notice. Without them it
-    becomes NaN, which stops the chain with a message.
+    Parameters
+    ----------
+    variable : TensorVariable
+        Observed variable.
+    lengths : sequence of int
+        Shape of its full data.
+    drawn : bool
+        Whether `pymc.Minibatch` draws its rows.
     """
-    graph = _copy_of_graph(tensors)
-    in2out(local_remove_check_parameter).rewrite(graph)
-    for node in graph.toposort():
-        if isinstance(node.op, MinibatchRandomVariable):
-            graph.replace(node.outputs[0], node.inputs[0])
-    return list(graph.outputs)
-
-
-def _copy_of_graph(tensors: list[TensorVariable]) -> FunctionGraph:
-    """Copy of the nodes of a graph that may be changed; inputs and constants stay the same."""
-    return FunctionGraph(outputs=tensors, clone=True, copy_inputs=False, copy_orphans=False)
+    total_size = _total_size(variable)
+    if total_size is None or (drawn and total_size[0] is None):
+        if drawn:
+            raise ModelError(
+                f"The observed variable `{variable.name}` uses minibatched data but has no "
+                f"`total_size`, so its likelihood would count n rows instead of {lengths[0]}. "
+                f"Pass `total_size={lengths[0]}` to it."
+            )
+        return
+    for axis, (size, length) in enumerate(zip(total_size, lengths, strict=False)):
+        if size in (None, length):
+            continue
+        raise ModelError(
+            f"The observed variable `{variable.name}` has total_size={total_size}, but its data "
+            f"have shape {tuple(lengths)}: the likelihood would be scaled by "
+            f"{size / length:.3g}. Pass `total_size={lengths[0]}`"
+            + (" (only the leading axis can be subsampled)" if axis else "")
+            + ("." if drawn else ", or leave it out.")
+        )
 
 
 # --- Models with pm.Minibatch -------------------------------------------------------------
 
 
-def _minibatch_nodes(terms: dict[str, Term]) -> list:
-    roots = [term.log_density for term in terms.values()]
+@dataclass(frozen=True, eq=False)
+class _DrawnArray:
+    """One argument of a `pymc.Minibatch` call."""
+
+    name: str
+    generator: Variable
+    source: Variable
+    variables: tuple[Variable, ...]
+
+
+def _minibatch_nodes(roots: Sequence[Variable]) -> list:
     nodes = {
-        variable.owner
+        variable.owner: None
         for variable in ancestors(roots)
         if variable.owner is not None and isinstance(variable.owner.op, MinibatchOp)
     }
-    return sorted(nodes, key=lambda node: str(node.outputs[0].name))
+    return list(nodes)
+
+
+def _minibatch_arrays(model: Model, nodes: list) -> list[_DrawnArray]:
+    groups: dict[Variable, list] = {}
+    for node in nodes:
+        # One `pm.Minibatch` call can stand in the graph as several nodes; its generator
+        # is the only thing that they are sure to share.
+        groups.setdefault(node.inputs[-1], []).append(node)
+
+    observed = {}
+    for variable in model.observed_RVs:
+        output = _without_casts(model.rvs_to_values[variable])
+        if output.owner is not None:
+            observed[output.owner.inputs[-1], output.index] = variable.name
+
+    arrays = []
+    for generator, group in groups.items():
+        for index, source in enumerate(group[0].inputs[:-1]):
+            name = (
+                source.name
+                or observed.get((generator, index))
+                or f"array {index} of pm.Minibatch"
+            )
+            variables = tuple(node.outputs[index] for node in group)
+            arrays.append(_DrawnArray(name, generator, source, variables))
+    return arrays
+
+
+def _without_casts(variable: Variable) -> Variable:
+    while variable.owner is not None and isinstance(variable.owner.op, Elemwise):
+        variable = variable.owner.inputs[0]
+    return variable
 
 
 def _depends_on(term: Term, variables: Iterable[Variable]) -> bool:
@@ -257,112 +375,78 @@ def _depends_on(term: Term, variables: Iterable[Variable]) -> bool:
 
 
 def _separate_minibatch_model(model: Model, terms: dict[str, Term], nodes: list) -> SeparatedModel:
-    groups: dict[Variable, list] = {}
-    for node in nodes:
-        # One `pm.Minibatch` call can stand in the graph as several nodes; its generator
-        # is the only thing that they are sure to share.
-        groups.setdefault(node.inputs[-1], []).append(node)
-
-    leaves: list[RowLeaf] = []
-    lengths: list[int] = []
-    for group in groups.values():
-        outputs = [list(same) for same in zip(*(node.outputs[:-1] for node in group), strict=True)]
-        for variables, source in zip(outputs, group[0].inputs[:-1], strict=True):
-            values = np.asarray(_value(source))
-            name = source.name or f"array of shape {values.shape} in pm.Minibatch"
-            leaves.append(RowLeaf(name, tuple(variables), values))
-        lengths.append(leaves[-1].values.shape[0])
-
+    arrays = _minibatch_arrays(model, nodes)
     used = {
-        term.name: [leaf for leaf in leaves if _depends_on(term, leaf.variables)]
+        term.name: [array for array in arrays if _depends_on(term, array.variables)]
         for term in terms.values()
     }
     _refuse_unscaled(model, used)
-    if len(groups) > 1:
-        _refuse_separate_calls(leaves, lengths)
+    leaves = {
+        array: RowLeaf(array.name, array.variables, np.asarray(value_of(array.source)))
+        for array in arrays
+        if any(array in needed for needed in used.values())
+    }
+    _refuse_different_draws(leaves)
 
-    n_rows = lengths[0]
+    n_rows = len(next(iter(leaves.values())).values)
     batch_size = _minibatch_size(nodes[0])
     if batch_size > n_rows:
         raise ModelError(
             f"`pm.Minibatch` asks for {batch_size} rows of data that have {n_rows}. Give a "
             f"`batch_size` between 1 and {n_rows}."
         )
-    observed = {variable.name: variable for variable in model.observed_RVs}
-    for name, row_leaves in used.items():
-        if row_leaves:
-            _check_total_size(observed[name], n_rows)
+    for variable in model.observed_RVs:
+        drawn = bool(used[variable.name])
+        lengths = _shape(model.rvs_to_values[variable])
+        _check_total_size(variable, [n_rows, *lengths[1:]] if drawn else lengths, drawn)
     return SeparatedModel(
-        tuple(terms[name] for name, row_leaves in used.items() if not row_leaves),
-        tuple(terms[name] for name, row_leaves in used.items() if row_leaves),
-        tuple(leaf for leaf in leaves if any(leaf in row_leaves for row_leaves in used.values())),
+        tuple(terms[name] for name, needed in used.items() if not needed),
+        tuple(terms[name] for name, needed in used.items() if needed),
+        _merge(leaves.values()),
         n_rows,
         batch_size,
     )
 
 
-def _refuse_unscaled(model: Model, used: dict[str, list[RowLeaf]]) -> None:
+def _refuse_unscaled(model: Model, used: Mapping[str, list]) -> None:
     potentials = {potential.name for potential in model.potentials}
     free = {variable.name for variable in model.free_RVs}
-    for name, row_leaves in used.items():
-        if not row_leaves:
-            continue
-        if name in potentials:
+    for name, needed in used.items():
+        if needed and name in potentials:
             raise ModelError(
                 f"The potential `{name}` depends on minibatched data. PyMC does not scale "
                 "potentials to the full data, so its weight would be wrong by N/n. Write it as "
                 "an observed variable with `total_size`, for example `pm.CustomDist`, or build "
                 "the model on the full arrays and pass `batch_size` to the step method."
             )
-        if name in free:
+        if needed and name in free:
             raise ModelError(
-                f"The free variable `{name}` depends on minibatched data, so its prior would "
-                "change with the rows drawn. Only observed variables may depend on "
+                f"The prior of the free variable `{name}` depends on minibatched data, so it "
+                "would change with the rows drawn. Only observed variables may depend on "
                 "`pm.Minibatch`."
             )
 
 
-def _refuse_separate_calls(leaves: list[RowLeaf], lengths: list[int]) -> None:
-    names = ", ".join(f"`{leaf.name}`" for leaf in leaves)
-    if len(set(lengths)) > 1:
+def _refuse_different_draws(leaves: Mapping[_DrawnArray, RowLeaf]) -> None:
+    described = ", ".join(f"`{leaf.name}` of shape {leaf.values.shape}" for leaf in leaves.values())
+    if len({len(leaf.values) for leaf in leaves.values()}) > 1:
         raise ModelError(
-            f"The model minibatches two blocks of data with different numbers of rows "
-            f"({sorted(lengths)}). One set of rows must drive the whole likelihood: "
-            "minibatch one block and give the other in full."
+            f"The model minibatches data with different numbers of rows ({described}). One set "
+            "of rows must drive the whole likelihood: minibatch one block of data and give the "
+            "other in full."
         )
-    raise ModelError(
-        f"The minibatched data come from {len(lengths)} separate `pm.Minibatch` calls "
-        f"({names}), which draw different rows, so predictors and outcome do not belong "
-        "together. Use a single call: `X_batch, y_batch = pm.Minibatch(X, y, batch_size=...)`."
-    )
-
-
-def _check_total_size(variable: TensorVariable, n_rows: int) -> None:
-    total_size = _total_size(variable)
-    if total_size is None or not total_size or total_size[0] is None:
+    calls = len({array.generator for array in leaves})
+    if calls > 1:
         raise ModelError(
-            f"The observed variable `{variable.name}` uses minibatched data but has no "
-            f"`total_size`, so its likelihood would count n rows instead of {n_rows}. Pass "
-            f"`total_size={n_rows}` to it."
-        )
-    if total_size[0] != n_rows:
-        raise ModelError(
-            f"The observed variable `{variable.name}` has total_size={total_size[0]}, but its "
-            f"data have {n_rows} rows: the likelihood would be scaled by "
-            f"{total_size[0] / n_rows:.3g}. Pass `total_size={n_rows}`."
-        )
-    if any(size is not None for size in total_size[1:]):
-        raise ModelError(
-            f"The observed variable `{variable.name}` has total_size={total_size}. Only the "
-            f"leading axis can be subsampled: pass `total_size={n_rows}`."
+            f"The minibatched data come from {calls} separate `pm.Minibatch` calls ({described}), "
+            "which draw different rows, so that predictors and outcome do not belong together. "
+            "Use a single call: `X_batch, y_batch = pm.Minibatch(X, y, batch_size=...)`."
         )
 
 
 def _minibatch_size(node) -> int:
     length = node.outputs[0].type.shape[0]
-    if length is not None:
-        return int(length)
-    return int(pt.shape(node.outputs[0])[0].eval(mode=PYTHON_MODE))
+    return int(value_of(pt.shape(node.outputs[0])[0])) if length is None else int(length)
 
 
 # --- Ordinary models ----------------------------------------------------------------------
@@ -371,203 +455,147 @@ def _minibatch_size(node) -> int:
 def _separate_ordinary_model(
     model: Model, terms: dict[str, Term], rows: str | Sequence[str] | None
 ) -> SeparatedModel:
-    observed_lengths = _observed_lengths(model)
-    chosen_names, named_data = _resolve_rows(model, rows, observed_lengths)
-    lengths = {name: observed_lengths[name] for name in chosen_names}
+    observed = {variable.name: variable for variable in model.observed_RVs}
+    for variable in observed.values():
+        _check_total_size(variable, _shape(model.rvs_to_values[variable]), drawn=False)
+    lengths = _row_lengths(model, rows)
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"`{name}` has {length}" for name, length in lengths.items())
         raise ModelError(
-            f"The observed variables have different numbers of rows ({listed}), so one set of "
-            "rows cannot drive them all. Name those to subsample, for example "
+            f"The data have different numbers of rows ({listed}), so one set of rows cannot "
+            "drive them all. Name those to subsample, for example "
             f'`rows=["{next(iter(lengths))}"]`; the others are then evaluated in full.'
-        )
-    if not lengths:
-        raise ModelError(
-            "No observed variable has a leading axis of rows, so there is nothing to subsample. "
-            "Sample the model with NUTS: `pm.sample()`."
         )
     n_rows = next(iter(lengths.values()))
     if n_rows < 2:
         raise ModelError(f"The data have {n_rows} row, so there is nothing to subsample.")
 
-    full_names = set(observed_lengths) - set(chosen_names)
-    candidates: dict[Variable, RowLeaf] = {}
-    row_terms: list[Term] = []
-    full_terms: list[Term] = []
-    free = {variable.name for variable in model.free_RVs}
-    data_names = {variable: variable.name for variable in model.data_vars}
+    named_data = lengths.keys() - observed.keys()
+    left_out = {
+        variable for variable in model.data_vars if named_data and variable.name not in named_data
+    }
+    may_have_rows = {
+        *(name for name in lengths if name in observed),
+        *(potential.name for potential in model.potentials),
+    }
+    leaves: dict[Variable, RowLeaf] = {}
+    full_terms, row_terms = [], []
     for term in terms.values():
-        leaves = {}
-        if term.name not in free and term.name not in full_names:
-            leaves = _row_leaves(term, n_rows, named_data, data_names)
-        if leaves:
-            candidates.update(leaves)
-            row_terms.append(term)
-        else:
-            full_terms.append(term)
-    missing = set(chosen_names) - {term.name for term in row_terms}
-    if missing:
+        found = _row_leaves(term, n_rows, left_out) if term.name in may_have_rows else {}
+        leaves |= found
+        (row_terms if found else full_terms).append(term)
+    missing = (lengths.keys() & observed.keys()) - {term.name for term in row_terms}
+    if missing or not row_terms:
+        name = f"observed variable `{missing.pop()}`" if missing else "model"
         raise ModelError(
-            f"The data of the observed variable `{missing.pop()}` were not found in its log "
-            "density as an array with one entry a row. Pass the data as an array or `pm.Data`."
+            f"The data of the {name} were not found in its log density as an array with one "
+            "entry a row. Pass the data as an array or `pm.Data`."
         )
     return SeparatedModel(
-        tuple(full_terms), tuple(row_terms), tuple(candidates.values()), n_rows, None
+        tuple(full_terms),
+        tuple(row_terms),
+        _merge(leaves.values()),
+        n_rows,
+        None,
+        _lengths_of_rows(model, {*lengths, *(leaf.name for leaf in leaves.values())}, n_rows),
     )
 
 
-def _observed_lengths(model: Model) -> dict[str, int]:
-    """Leading length of the data of each observed variable that has an axis."""
-    lengths = {}
-    for variable in model.observed_RVs:
-        values = model.rvs_to_values[variable]
-        if values.type.ndim == 0:
-            continue
-        length = values.type.shape[0]
-        lengths[variable.name] = (
-            int(length) if length is not None else int(_value(pt.shape(values)[0]))
-        )
-    return lengths
-
-
-def _resolve_rows(
-    model: Model, rows: str | Sequence[str] | None, observed_lengths: dict[str, int]
-) -> tuple[list[str], set[str] | None]:
-    """Names of the observed variables to subsample, and of the data variables if given."""
+def _row_lengths(model: Model, rows: str | Sequence[str] | None) -> dict[str, int]:
+    """Numbers of rows of the observed variables to subsample, and of data variables named."""
+    observed = {
+        variable.name: shape[0]
+        for variable in model.observed_RVs
+        if (shape := _shape(model.rvs_to_values[variable]))
+    }
+    data = {variable.name: shape[0] for variable in model.data_vars if (shape := _shape(variable))}
     if rows is None:
-        return list(observed_lengths), None
-    names = [rows] if isinstance(rows, str) else list(rows)
-    data_names = {variable.name for variable in model.data_vars}
-    observed: list[str] = []
-    named_data: set[str] = set()
-    for name in names:
-        with_dim = [
-            variable
-            for variable, dims in model.named_vars_to_dims.items()
-            if dims and dims[0] == name
-        ]
-        if name in observed_lengths:
-            observed.append(name)
-        elif name in data_names:
-            named_data.add(name)
-        elif with_dim:
-            observed += [variable for variable in with_dim if variable in observed_lengths]
-            named_data |= {variable for variable in with_dim if variable in data_names}
-        else:
-            raise ModelError(
-                f"`rows` names `{name}`, which is no observed variable, data variable or "
-                f"dimension of the model. Observed variables: {sorted(observed_lengths)}; data "
-                f"variables: {sorted(data_names)}; dimensions: {sorted(model.coords)}."
+        if observed:
+            return observed
+        raise ModelError(
+            "No observed variable has a leading axis of rows, so there is nothing to subsample. "
+            + (
+                "If a potential is the likelihood, name the data that it runs over, for example "
+                '`rows=["X"]` with a `pm.Data` variable `X`.'
+                if model.potentials
+                else "Sample the model with NUTS: `pm.sample()`."
             )
-    if not observed:
-        wanted = {
-            int(_value(pt.shape(variable)[0]))
-            for variable in model.data_vars
-            if variable.name in named_data
-        }
-        observed = [name for name, length in observed_lengths.items() if length in wanted]
-    return observed, named_data or None
+        )
+
+    found: dict[str, int] = {}
+    for given in [rows] if isinstance(rows, str) else rows:
+        name = given if given in observed or given in data else model.name_for(given)
+        over_dimension = [
+            variable for variable, dims in model.named_vars_to_dims.items() if given in dims[:1]
+        ]
+        names = [name for name in [name, *over_dimension] if name in observed or name in data]
+        if not names:
+            raise ModelError(
+                f"`rows` names `{given}`, which is no observed variable, data variable or "
+                "dimension with rows. Observed variables with rows: "
+                f"{sorted(observed)}; data variables: {sorted(data)}; dimensions: "
+                f"{sorted(model.coords)}."
+            )
+        found |= {name: observed[name] if name in observed else data[name] for name in names}
+    if not observed.keys() & found.keys():
+        wanted = set(found.values())
+        found = {name: length for name, length in observed.items() if length in wanted} | found
+    return found
 
 
-def _row_leaves(
-    term: Term,
-    n_rows: int,
-    named_data: set[str] | None,
-    data_names: dict[Variable, str],
-) -> dict[Variable, RowLeaf]:
+def _row_leaves(term: Term, n_rows: int, left_out: Collection[Variable]) -> dict[Variable, RowLeaf]:
+    """Arrays in a term that have as many entries along one axis as there are rows."""
     leaves = {}
     for variable in ancestors([term.log_density]):
-        values = _leaf_values(variable)
-        if values is None or values.ndim == 0 or values.shape[0] != n_rows:
+        values = leaf_value(variable)
+        if values is None or n_rows not in values.shape or variable in left_out:
             continue
-        is_named = variable in data_names
-        if named_data is not None and is_named and data_names[variable] not in named_data:
-            continue
-        name = variable.name or f"array of shape {values.shape} in `{term.name}`"
-        leaves[variable] = RowLeaf(name, (variable,), values)
+        # Rows lead in the data of a user, but PyTensor turns constants of a model into other
+        # constants: the rows of `pt.stack([x, z])` lie along the last axis.
+        axis = values.shape.index(n_rows)
+        name = variable.name or f"array of shape {values.shape} in {term.name}"
+        if axis:
+            values = np.ascontiguousarray(np.moveaxis(values, axis, 0))
+        leaves[variable] = RowLeaf(name, (variable,), values, axis)
     return leaves
 
 
-def _leaf_values(variable: Variable) -> np.ndarray | None:
-    if not isinstance(variable.type, TensorType):
-        return None
-    if isinstance(variable, Constant):
-        return np.asarray(variable.data)
-    if isinstance(variable, SharedVariable):
-        return np.asarray(variable.get_value(borrow=True))
-    return None
+def _lengths_of_rows(model: Model, names: Collection[str], n_rows: int) -> tuple[Variable, ...]:
+    """Shared lengths of the leading dimensions of these variables."""
+    dimensions = {
+        dims[0] for name, dims in model.named_vars_to_dims.items() if name in names and dims
+    }
+    return tuple(
+        length
+        for name, length in model.dim_lengths.items()
+        if name in dimensions
+        and isinstance(length, SharedVariable)
+        and int(length.get_value()) == n_rows
+    )
 
 
-# --- Lengths that a graph has frozen in ----------------------------------------------------
+# --- Both ---------------------------------------------------------------------------------
 
 
-def _with_rows(
-    terms: list[TensorVariable],
-    replacements: dict[Variable, Variable],
-    stale: frozenset[int],
-    length: TensorVariable,
-) -> list[TensorVariable]:
-    """Rebuild terms on other data, and on their length where the old one is frozen in.
-
-    ``pt.zeros(N)``, ``x.reshape((N, -1))`` and the static shapes that distributions assert
-    keep the number of rows of the data that the model was built with. Nodes are made anew,
-    not replaced in place, because in-place replacement would assert the old static shapes.
-    """
-    rebuilt = dict(replacements)
-    for node in toposort(terms):
-        if all(output in rebuilt for output in node.outputs):
-            continue
-        inputs = [rebuilt.get(variable, variable) for variable in node.inputs]
-        outputs = _without_stale_length(node, inputs, stale, length)
-        if outputs is None:
-            outputs = node.clone_with_new_inputs(inputs, strict=False).outputs
-        for old, new in zip(node.outputs, outputs, strict=True):
-            rebuilt.setdefault(old, new)
-    return [rebuilt.get(term, term) for term in terms]
+def _merge(leaves: Iterable[RowLeaf]) -> tuple[RowLeaf, ...]:
+    """One leaf for arrays that are the same: each costs a copy of the data, and reading it."""
+    merged: list[RowLeaf] = []
+    for leaf in leaves:
+        for number, other in enumerate(merged):
+            if (
+                leaf.axis == other.axis
+                and leaf.values.dtype == other.values.dtype
+                and np.array_equal(leaf.values, other.values)
+            ):
+                merged[number] = replace(other, variables=other.variables + leaf.variables)
+                break
+        else:
+            merged.append(leaf)
+    return tuple(merged)
 
 
-def _without_stale_length(
-    node: Apply, inputs: list[Variable], stale: frozenset[int], length: TensorVariable
-) -> list[Variable] | None:
-    """Outputs of a node with the old number of rows replaced, None where it has none."""
-    match node.op:
-        case SpecifyShape() if _is_stale(node.inputs[1], stale):
-            return [inputs[0]]
-        case Alloc() if len(inputs) > 1 and _is_stale(node.inputs[1], stale):
-            return [pt.alloc(inputs[0], length, *inputs[2:])]
-        case ARange() if _is_stale(node.inputs[1], stale):
-            return [pt.arange(inputs[0], length, inputs[2], dtype=node.op.dtype)]
-        case Reshape():
-            shape = _fresh_shape(node.inputs[1], stale, length)
-            return None if shape is None else [inputs[0].reshape(shape, ndim=node.op.ndim)]
-    return None
-
-
-def _is_stale(variable: Variable, stale: frozenset[int]) -> bool:
-    try:
-        value = get_underlying_scalar_constant_value(variable)
-    except NotScalarConstantError:
-        return False
-    return value is not None and int(value) in stale
-
-
-def _fresh_shape(
-    shape: Variable, stale: frozenset[int], length: TensorVariable
-) -> TensorVariable | None:
-    if isinstance(shape, Constant) and shape.data.size and int(shape.data[0]) in stale:
-        return pt.stack([length, *[pt.constant(int(size)) for size in shape.data[1:]]])
-    if (
-        shape.owner is not None
-        and isinstance(shape.owner.op, MakeVector)
-        and _is_stale(shape.owner.inputs[0], stale)
-    ):
-        return pt.stack([length, *shape.owner.inputs[1:]])
-    return None
-
-
-# --- Values --------------------------------------------------------------------------------
-
-
-def _value(variable: Variable) -> np.ndarray:
-    values = _leaf_values(variable)
-    return values if values is not None else variable.eval(mode=PYTHON_MODE)
+def _shape(variable: Variable) -> list[int]:
+    return [
+        int(value_of(pt.shape(variable)[axis])) if length is None else int(length)
+        for axis, length in enumerate(variable.type.shape)
+    ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pymc.stats.convergence import SamplerWarning, WarningType
@@ -74,6 +74,7 @@ class _Draws:
 
     positions: np.ndarray
     gradients: np.ndarray
+    gradient_norms: np.ndarray
     step_sizes: np.ndarray
     rng_after: np.random.Generator
     noise_rng_after: np.random.Generator
@@ -90,12 +91,12 @@ class StochasticGradientStep(BlockedStep):
     """
 
     default_blocked = True
-    stats_dtypes_shapes = {
+    stats_dtypes_shapes: ClassVar = {
         "gradient": (object, []),
         "position": (object, []),
         "step_size": (np.float64, []),
         "gradient_norm": (np.float64, []),
-        "warning": (object, None),
+        "warning": (SamplerWarning, None),
     }
     _state_class = StochasticGradientState
 
@@ -128,7 +129,7 @@ class StochasticGradientStep(BlockedStep):
         self.step_size = step_size
         self.thin = thin
         self.blocked = blocked
-        self._block = block
+        self.block = block
         self._owns_all = owns_all
         self._start = start
         self._start_root = start_root
@@ -195,7 +196,7 @@ class StochasticGradientStep(BlockedStep):
             "gradient": draws.gradients[number],
             "position": draws.positions[number],
             "step_size": float(draws.step_sizes[number]),
-            "gradient_norm": float(np.linalg.norm(draws.gradients[number])),
+            "gradient_norm": float(draws.gradient_norms[number]),
             "warning": None,
         }
         return {**point, **self.posterior.layout.unravel(draws.positions[number])}, [stats]
@@ -219,9 +220,7 @@ class StochasticGradientStep(BlockedStep):
     def _progressbar_config(n_chains=1):
         columns = [
             TextColumn("{task.fields[step_size]:.2g}", table_column=Column("Step size", ratio=1)),
-            TextColumn(
-                "{task.fields[gradient_norm]:.3g}", table_column=Column("Gradient", ratio=1)
-            ),
+            TextColumn("{task.fields[gradient_norm]:.3g}", table_column=Column("Grad", ratio=1)),
         ]
         return columns, {"step_size": [0.0] * n_chains, "gradient_norm": [0.0] * n_chains}
 
@@ -300,11 +299,14 @@ class StochasticGradientStep(BlockedStep):
         dtype = np.dtype(self.posterior.dtype)
         noise = noise_rng.standard_normal((transitions, self.posterior.dimension), dtype=dtype)
         sizes = step_sizes(self.step_size, self.draws_done * self.thin, transitions)
-        positions, gradients = self._block(self.position, indices, noise, sizes)
+        positions, gradients = self.block(self.position, indices, noise, sizes)
 
         recorded = slice(self.thin - 1, None, self.thin)
         bad_transition = None
-        finite = np.isfinite(positions).all(axis=1) & np.isfinite(gradients).all(axis=1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            # Squares: a gradient whose norm overflows is as lost as an infinite one.
+            gradient_norms = np.sqrt(np.einsum("bd,bd->b", gradients, gradients))
+            finite = np.isfinite(gradient_norms + np.einsum("bd,bd->b", positions, positions))
         good_draws = count
         if not finite.all():
             first = int(np.argmin(finite))
@@ -314,6 +316,7 @@ class StochasticGradientStep(BlockedStep):
             # Copies, so that the transitions between draws can be freed.
             positions[recorded][:good_draws].copy(),
             gradients[recorded][:good_draws].copy(),
+            gradient_norms[recorded],
             sizes[recorded],
             rng,
             noise_rng,

@@ -13,6 +13,7 @@ from pymc.initial_point import make_initial_point_fn
 from pymc.model import Model, modelcontext
 
 from pymc_sgmcmc.batching import check_batch_size, make_batching
+from pymc_sgmcmc.center_columns import find_center_columns
 from pymc_sgmcmc.dynamics import Langevin
 from pymc_sgmcmc.engine import TransitionBlock, is_jax_mode
 from pymc_sgmcmc.errors import BatchSizeWarning, ModelError
@@ -182,13 +183,12 @@ class SGLD(StochasticGradientStep):
                 stacklevel=2,
             )
         on_jax = is_jax_mode(compile_kwargs)
-        scheme = make_batching(batching, posterior.data, batch_size, static=on_jax)
 
         needs_center = (
             gradient == "cv"
             or step_size is None
-            or isinstance(preconditioner, str)
-            and preconditioner == "curvature"
+            or (isinstance(preconditioner, str)
+            and preconditioner == "curvature")
             or center is not None
         )
         found, others = (
@@ -197,10 +197,13 @@ class SGLD(StochasticGradientStep):
         self.center = found
         matrix = _preconditioner_matrix(preconditioner, found, posterior.dimension)
         root = matrix_root(matrix)
+        columns = find_center_columns(posterior, found.position) if gradient == "cv" else None
+        data = (*posterior.data, *(columns.columns if columns else ()))
+        scheme = make_batching(batching, data, batch_size, static=on_jax)
         estimator: GradientEstimator
         if gradient == "cv":
             estimator = ControlVariateGradient(
-                posterior, scheme, found.position, found.likelihood_gradient, others
+                posterior, scheme, found.position, found.likelihood_gradient, columns, others
             )
         else:
             estimator = PlainGradient(posterior, scheme)
@@ -218,8 +221,8 @@ class SGLD(StochasticGradientStep):
         dtype = posterior.dtype
         block = TransitionBlock(
             Langevin(
-                pytensor.shared(matrix.astype(dtype), "preconditioner"),
-                pytensor.shared(root.astype(dtype), "preconditioner_root"),
+                _shared(matrix.astype(dtype), "preconditioner"),
+                _shared(root.astype(dtype), "preconditioner_root"),
             ),
             estimator,
             compile_kwargs,
@@ -284,6 +287,12 @@ class SGLDCV(SGLD):
 
     def __init__(self, vars: Sequence | None = None, *, gradient: str = "cv", **kwargs: Any):
         super().__init__(vars, gradient=gradient, **kwargs)
+
+
+def _shared(values: np.ndarray, name: str):
+    """Shared variable of static shape: a vector of length one broadcasts only with it."""
+    static = {"shape": values.shape} if values.ndim else {}
+    return pytensor.shared(np.asarray(values), name, **static)
 
 
 # --- Settings -------------------------------------------------------------------------------

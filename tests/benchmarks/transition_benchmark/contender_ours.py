@@ -1,6 +1,7 @@
 """pymc_sgmcmc: the same regression as a PyMC model with ``pm.Minibatch``.
 
-Not filled in yet: :func:`_compile_chain` is the one place to do so.
+Blocks of transitions are called as the step methods call them, drawing of noise and minibatches
+included, without `pymc.sample` around them.
 """
 
 from __future__ import annotations
@@ -70,4 +71,30 @@ def _compile_chain(model: Any, problem: Problem, settings: Settings, method: str
         minibatches included, and returns the position after each as an array of shape
         (transitions, features). It is called many times and must not compile after the first.
     """
-    raise UnavailableError("the contender of pymc_sgmcmc is not filled in yet")
+    import numpy as np
+
+    from pymc_sgmcmc import SGLD, SGLDCV
+
+    if method == "sgld":
+        step = SGLD(model=model, step_size=settings.step_size)
+    else:
+        step = SGLDCV(model=model, step_size=settings.step_size, center=problem.mode)
+
+    def run(seed: int) -> np.ndarray:
+        rng = np.random.default_rng(seed)
+        position = problem.start
+        pending = step.batching.draw(rng, 1)
+        blocks = []
+        for first in range(0, settings.transitions, _BLOCK_TRANSITIONS):
+            count = min(_BLOCK_TRANSITIONS, settings.transitions - first)
+            indices = np.concatenate([pending, step.batching.draw(rng, count)])
+            noise = rng.standard_normal((count, problem.features), dtype=problem.dtype)
+            positions, _ = step.block(position, indices, noise, np.full(count, settings.step_size))
+            position, pending = positions[-1], indices[-1:]
+            blocks.append(positions)
+        return np.concatenate(blocks)
+
+    return run
+
+
+_BLOCK_TRANSITIONS = 4000

@@ -27,6 +27,8 @@ class Result:
     ----------
     rows, features, batch, dtype, method
         The configuration.
+    step_size, transitions
+        Settings of every chain of the configuration.
     contender : str
         Who was timed.
     wall_microseconds, cpu_microseconds : list of float
@@ -43,6 +45,8 @@ class Result:
     batch: int
     dtype: str
     method: str
+    step_size: float
+    transitions: int
     contender: str
     wall_microseconds: list[float]
     cpu_microseconds: list[float]
@@ -87,7 +91,7 @@ def print_report(
     if shared:
         console.print(
             f"the core was shared with other programs in {shared} of {len(results)} measurements: "
-            "processor time (--clock cpu) disturbs less than wall time, a quiet machine least"
+            "processor time (--clock cpu) suffers less from that than wall time"
         )
     for contender, reason in absent.items():
         console.print(f"{contender} did not take part: {reason}", markup=False)

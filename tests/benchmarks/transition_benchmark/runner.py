@@ -134,12 +134,7 @@ def _time_configuration(
             try:
                 found = _set_up(worker, problem, folder, settings)
             except WorkerError as error:
-                _say(f"  {name}: {error}")
-                if error.unavailable:
-                    outcome.absent[name] = str(error)
-                else:
-                    key = f"{name} (p={problem.features}, {problem.dtype}, n={settings.batch})"
-                    outcome.absent[key] = str(error)
+                _note_absence(name, error, problem, settings, outcome)
                 continue
             outcome.versions[name] = found["versions"]
             workers[name] = worker
@@ -150,6 +145,8 @@ def _time_configuration(
                     batch=settings.batch,
                     dtype=problem.dtype.name,
                     method=method,
+                    step_size=settings.step_size,
+                    transitions=settings.transitions,
                     contender=name,
                     wall_microseconds=[],
                     cpu_microseconds=[],
@@ -159,7 +156,9 @@ def _time_configuration(
                 for method, guard in found["guards"].items()
             ]
         for number in range(plan.rounds):
-            _time_round(workers, entries, settings, number)
+            for name, failure in _time_round(workers, entries, settings, number).items():
+                _note_absence(name, failure, problem, settings, outcome)
+                entries = [entry for entry in entries if entry.contender != name]
         # Added only when complete, since the report takes the minimum over the rounds.
         outcome.results += entries
 
@@ -187,14 +186,38 @@ def _time_round(
     entries: Sequence[Result],
     settings: Settings,
     number: int,
-) -> None:
-    """Time every contender once; who begins changes from round to round."""
+) -> dict[str, WorkerError]:
+    """Time every contender once; who begins changes from round to round.
+
+    Returns
+    -------
+    dict
+        Errors of the contenders that failed.
+    """
+    failed: dict[str, WorkerError] = {}
     shift = number % len(entries) if entries else 0
     for entry in [*entries[shift:], *entries[:shift]]:
-        seconds = workers[entry.contender].request("time", method=entry.method, seed=number + 1)
+        if entry.contender in failed:
+            continue
+        try:
+            seconds = workers[entry.contender].request("time", method=entry.method, seed=number + 1)
+        except WorkerError as error:
+            failed[entry.contender] = error
+            continue
         scale = 1e6 / settings.transitions
         entry.wall_microseconds.append(seconds["wall_seconds"] * scale)
         entry.cpu_microseconds.append(seconds["cpu_seconds"] * scale)
+    return failed
+
+
+def _note_absence(
+    name: str, error: WorkerError, problem: Problem, settings: Settings, outcome: Outcome
+) -> None:
+    """Record who did not take part: altogether if unavailable, else in one configuration."""
+    _say(f"  {name}: {error}")
+    if not error.unavailable:
+        name = f"{name} (p = {problem.features}, {problem.dtype}, n = {settings.batch})"
+    outcome.absent[name] = str(error)
 
 
 def _say(text: str) -> None:

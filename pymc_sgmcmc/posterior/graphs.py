@@ -1,0 +1,175 @@
+"""Rebuild graphs of log densities: on other rows, and without what gradients do not need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytensor.tensor as pt
+from pymc.logprob.utils import local_remove_check_parameter
+from pymc.variational.minibatch_rv import MinibatchRandomVariable
+from pytensor.compile.builders import OpFromGraph, SymbolicOp
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import in2out
+from pytensor.graph.traversal import toposort
+from pytensor.tensor import NoneConst, TensorVariable
+from pytensor.tensor.basic import (
+    Alloc,
+    ARange,
+    MakeVector,
+    get_underlying_scalar_constant_value,
+)
+from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.reshape import SplitDims
+from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.type import TensorType
+
+from pymc_sgmcmc.posterior.compiled import evaluate
+
+
+@dataclass(frozen=True)
+class Length:
+    """The number of rows that a graph was built for, and what it should be now."""
+
+    built_for: int
+    now: TensorVariable
+
+
+def rebuild(
+    outputs: Sequence[Variable],
+    replacements: Mapping[Variable, Variable],
+    length: Length | None = None,
+    only_beside_rows: bool = False,
+) -> list[Variable]:
+    """Rebuild a graph on other data, also where the number of rows is frozen in.
+
+    ``pt.zeros(N)``, ``x.reshape((N, -1))`` and the static shapes that distributions assert
+    keep the number of rows of the data that the model was built with. Nodes are made anew, not
+    replaced in place, because in-place replacement would assert the old static shapes.
+
+    Parameters
+    ----------
+    outputs : sequence of Variable
+    replacements : mapping
+        What to put in the place of the data.
+    length : Length, optional
+        Not needed where the number of rows stays.
+    only_beside_rows : bool
+        Leave lengths alone in nodes that do not depend on the replaced variables.
+    """
+    rebuilt = dict(replacements)
+    on_rows = set(replacements)
+    for node in toposort(outputs):
+        if all(output in replacements for output in node.outputs):
+            continue
+        beside_rows = not on_rows.isdisjoint(node.inputs)
+        if beside_rows:
+            on_rows.update(node.outputs)
+        inputs = [rebuilt.get(variable, variable) for variable in node.inputs]
+        if length is not None and (beside_rows or not only_beside_rows):
+            inputs = _with_length(node, inputs, length)
+        if all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
+            continue
+        for old, new in zip(node.outputs, _remake(node, inputs, length), strict=True):
+            rebuilt.setdefault(old, new)
+    return [rebuilt.get(output, output) for output in outputs]
+
+
+def _remake(node: Apply, inputs: list[Variable], length: Length | None) -> list[Variable]:
+    """Outputs of a node on other inputs, whose static shapes may differ."""
+    op = node.op
+    if isinstance(op, SymbolicOp):
+        # Such an Op holds an inner graph for the shapes that it was made with.
+        return op(*inputs, return_list=True)
+    if isinstance(op, OpFromGraph) and op.pullback_overrides is None:
+        inner = op.fgraph.unfreeze()
+        return rebuild(
+            inner.outputs,
+            dict(zip(inner.inputs, inputs, strict=True)),
+            length,
+            only_beside_rows=True,
+        )
+    return node.clone_with_new_inputs(inputs, strict=False).outputs
+
+
+def _with_length(node: Apply, inputs: list[Variable], length: Length) -> list[Variable]:
+    """Inputs of a node with the old number of rows replaced where they give a shape."""
+    match node.op:
+        case Alloc() | SpecifyShape():
+            shape_inputs = range(1, len(inputs))
+        case Reshape() | SplitDims() | ARange():
+            shape_inputs = range(1, 2)
+        case _:
+            return inputs
+    inputs = list(inputs)
+    for index in shape_inputs:
+        old = node.inputs[index]
+        if not isinstance(old.type, TensorType):
+            continue
+        if old.type.ndim:
+            inputs[index] = _fresh_shape(old, inputs[index], length)
+        elif _is_old_length(old, length):
+            # A length that is only asserted need not be asserted of the rows.
+            inputs[index] = NoneConst if isinstance(node.op, SpecifyShape) else length.now
+    return inputs
+
+
+def _is_old_length(variable: Variable, length: Length) -> bool:
+    try:
+        value = get_underlying_scalar_constant_value(variable)
+    except NotScalarConstantError:
+        return False
+    return value is not None and int(value) == length.built_for
+
+
+def _fresh_shape(old: Variable, new: Variable, length: Length) -> Variable:
+    """A vector of lengths with the old number of rows replaced."""
+    if isinstance(old, Constant):
+        entries = [pt.constant(int(size), dtype="int64") for size in old.data]
+        stale = [int(size) == length.built_for for size in old.data]
+    elif old.owner is not None and isinstance(old.owner.op, MakeVector):
+        entries = list(new.owner.inputs)
+        stale = [_is_old_length(size, length) for size in old.owner.inputs]
+    else:
+        return new
+    if not any(stale):
+        return new
+    return pt.stack(
+        [length.now if is_old else size for size, is_old in zip(entries, stale, strict=True)]
+    )
+
+
+def simplify_for_gradients(tensors: Sequence[TensorVariable]) -> list[TensorVariable]:
+    """Drop parameter checks and left-over minibatch scaling nodes.
+
+    The checks cost time in each transition and turn an invalid parameter into -inf, whose
+    gradient is zero: a chain outside the support would drift without notice. Without them it
+    becomes NaN, which stops the chain with a message.
+    """
+    # A copy of the nodes, which may be changed; inputs and constants stay the same.
+    graph = FunctionGraph(outputs=list(tensors), clone=True, copy_inputs=False, copy_orphans=False)
+    in2out(local_remove_check_parameter).rewrite(graph)
+    for node in graph.toposort():
+        if isinstance(node.op, MinibatchRandomVariable):
+            graph.replace(node.outputs[0], node.inputs[0])
+    return list(graph.outputs)
+
+
+def leaf_value(variable: Variable) -> np.ndarray | None:
+    """Data of a constant or shared tensor, None for anything else."""
+    if not isinstance(variable.type, TensorType):
+        return None
+    if isinstance(variable, Constant):
+        return np.asarray(variable.data)
+    if isinstance(variable, SharedVariable):
+        return np.asarray(variable.get_value(borrow=True))
+    return None
+
+
+def value_of(variable: Variable) -> np.ndarray:
+    """Value of a graph without inputs."""
+    value = leaf_value(variable)
+    return evaluate(variable) if value is None else value

@@ -1,0 +1,133 @@
+"""Rewrites of the log density of rows that make its gradient cheaper and change no value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pytensor.scalar as ps
+import pytensor.tensor as pt
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import in2out, node_rewriter
+from pytensor.graph.traversal import toposort
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.math import neg, softplus
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
+
+
+def drop_settled_switches(
+    terms: Sequence[TensorVariable],
+    placeholders: Sequence[TensorVariable],
+    chunks: Iterable[Sequence[np.ndarray]],
+) -> list[TensorVariable]:
+    """Replace switches on a condition that all rows of the data meet, or none.
+
+    Distributions guard their support: ``switch(0 <= y <= 1, ..., -inf)``. The data are known,
+    so such a condition is evaluated once, here, instead of in each transition.
+
+    Parameters
+    ----------
+    terms : sequence of TensorVariable
+        Elementwise log densities of symbolic rows.
+    placeholders : sequence of TensorVariable
+        The symbolic rows.
+    chunks : iterable of sequences of numpy.ndarray
+        All rows, in pieces.
+    """
+    nodes = list(toposort(terms))
+    of_data = _functions_of(placeholders, nodes)
+    switches = [node for node in nodes if _is(node, ps.Switch) and node.inputs[0] in of_data]
+    conditions = list(dict.fromkeys(node.inputs[0] for node in switches))
+    if not conditions:
+        return list(terms)
+    evaluate = compile_quietly(list(placeholders), conditions, PYTHON_MODE)
+    always = np.ones(len(conditions), dtype=bool)
+    never = np.ones(len(conditions), dtype=bool)
+    for chunk in chunks:
+        values = evaluate(*chunk)
+        always &= [bool(np.all(value)) for value in values]
+        never &= [not np.any(value) for value in values]
+        if not (always | never).any():
+            return list(terms)
+    settled = {
+        condition: bool(is_always)
+        for condition, is_always, is_never in zip(conditions, always, never, strict=True)
+        if is_always or is_never
+    }
+    return _choose_branches(terms, settled)
+
+
+def _functions_of(placeholders: Iterable[Variable], nodes: Iterable[Apply]) -> set[Variable]:
+    """Variables that depend on the placeholders and constants alone."""
+    found = set(placeholders)
+    for node in nodes:
+        if all(variable in found or isinstance(variable, Constant) for variable in node.inputs):
+            found.update(node.outputs)
+    return found
+
+
+def _choose_branches(
+    terms: Sequence[TensorVariable], settled: dict[Variable, bool]
+) -> list[TensorVariable]:
+    rebuilt: dict[Variable, Variable] = {}
+    for node in toposort(terms):
+        inputs = [rebuilt.get(variable, variable) for variable in node.inputs]
+        if _is(node, ps.Switch) and node.inputs[0] in settled:
+            chosen = inputs[1 if settled[node.inputs[0]] else 2]
+            output = node.outputs[0]
+            if chosen.type.broadcastable != output.type.broadcastable:
+                # A branch that is the same for all rows still counts once a row, and once for
+                # each entry of the other branch.
+                chosen = pt.broadcast_arrays(chosen, *inputs)[0]
+            rebuilt[output] = chosen.astype(output.dtype)
+        elif inputs != node.inputs:
+            outputs = node.clone_with_new_inputs(inputs, strict=False).outputs
+            rebuilt.update(zip(node.outputs, outputs, strict=True))
+    return [rebuilt.get(term, term) for term in terms]
+
+
+def simplify_logistic(log_density: TensorVariable) -> TensorVariable:
+    """Apply `local_log_logistic` throughout a graph."""
+    graph = FunctionGraph(outputs=[log_density], clone=True, copy_inputs=False, copy_orphans=False)
+    in2out(local_log_logistic).rewrite(graph)
+    return graph.outputs[0]
+
+
+@node_rewriter([Elemwise])
+def local_log_logistic(fgraph, node):
+    """switch(y, -softplus(-x), -softplus(x)) -> switch(y, x, 0) - softplus(x).
+
+    The Bernoulli log density on the logit scale. Compiled code evaluates both branches; this
+    form, with its gradient y - sigmoid(x), has one exponential a row in place of two.
+    """
+    if not _is(node, ps.Switch):
+        return None
+    condition, when_true, when_false = node.inputs
+    argument = _negated_softplus_argument(when_false)
+    opposite = _negated_softplus_argument(when_true)
+    if argument is None or opposite is None or _negated(opposite) is not argument:
+        return None
+    linear = pt.switch(condition, argument, np.zeros((), dtype=argument.dtype))
+    return [(linear - softplus(argument)).astype(node.outputs[0].dtype)]
+
+
+def _negated_softplus_argument(variable: Variable) -> Variable | None:
+    """X of -softplus(x)."""
+    inner = _negated(variable)
+    if inner is None or inner.owner is None or inner.owner.op != softplus:
+        return None
+    return inner.owner.inputs[0]
+
+
+def _negated(variable: Variable) -> Variable | None:
+    """X of -x."""
+    if variable.owner is None or variable.owner.op != neg:
+        return None
+    return variable.owner.inputs[0]
+
+
+def _is(node: Apply, scalar_op: type) -> bool:
+    return isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar_op)

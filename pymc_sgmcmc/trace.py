@@ -1,0 +1,73 @@
+"""Names for the coordinates of the stored positions and gradients of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xarray import DataTree
+
+DIMENSION = "unconstrained_position"
+"""Dimension of `position` and `gradient` in a labelled trace."""
+
+_GROUPS = ("sample_stats", "warmup_sample_stats")
+_UNLABELLED = ("position_dim_0", "gradient_dim_0")
+
+
+def label_positions(idata: DataTree, labels: Sequence[str]) -> DataTree:
+    """Name the coordinates of `position` and `gradient` in a trace of `pymc.sample`.
+
+    PyMC numbers the axes of vector statistics (``gradient_dim_0``). This gives both statistics
+    one dimension, ``unconstrained_position``, with a label for each coordinate.
+
+    Parameters
+    ----------
+    idata : xarray.DataTree
+        From `pymc.sample` with a step method of this package. Not changed.
+    labels : sequence of str
+        ``step.posterior.labels``.
+
+    Returns
+    -------
+    xarray.DataTree
+
+    Raises
+    ------
+    ValueError
+        Where there are no stored gradients, or their number is not that of the labels.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr
+    >>> stats = xr.Dataset(
+    ...     {
+    ...         "gradient": (("chain", "draw", "gradient_dim_0"), np.zeros((1, 5, 2))),
+    ...         "position": (("chain", "draw", "position_dim_0"), np.ones((1, 5, 2))),
+    ...     }
+    ... )
+    >>> idata = xr.DataTree.from_dict({"sample_stats": stats})
+    >>> labelled = label_positions(idata, ["intercept", "beta[feature=age]"])
+    >>> labelled["sample_stats"]["gradient"].sel(unconstrained_position="intercept").shape
+    (1, 5)
+    """
+    groups = [name for name in _GROUPS if name in idata.children]
+    if not any("gradient" in idata[name] for name in groups):
+        raise ValueError(
+            "The trace should have `gradient` in `sample_stats`, but has none. Sample with a step "
+            "method of pymc_sgmcmc, such as `pm.sample(step=SGLDCV())`."
+        )
+    labels = [str(label) for label in labels]
+    labelled = idata.copy()
+    for name in groups:
+        dataset = idata[name].to_dataset()
+        length = dataset["gradient"].shape[-1]
+        if length != len(labels):
+            raise ValueError(
+                f"`labels` should name the {length} coordinates of the stored gradients, but has "
+                f"{len(labels)} entries. Pass `step.posterior.labels` of the step that sampled."
+            )
+        dataset = dataset.drop_vars(_UNLABELLED, errors="ignore")
+        dataset = dataset.rename_dims(
+            {old: DIMENSION for old in _UNLABELLED if old in dataset.dims}
+        )
+        labelled[name] = DataTree(dataset.assign_coords({DIMENSION: labels}))
+    return labelled
