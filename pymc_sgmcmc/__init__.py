@@ -11,6 +11,7 @@ from pymc_sgmcmc.errors import BatchSizeWarning, ModelError, NonFinitePositionEr
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import PolynomialDecay
 from pymc_sgmcmc.step_methods import SGLD, SGLDCV
+from pymc_sgmcmc.trace import label_positions
 
 __version__ = "0.1.0"
 
@@ -23,4 +24,5 @@ __all__ = [
     "PolynomialDecay",
     "Posterior",
     "__version__",
+    "label_positions",
 ]

@@ -77,6 +77,11 @@ class Batching(ABC):
     def variance_factor(self) -> float:
         """The factor c of the scheme."""
 
+    @property
+    @abstractmethod
+    def index_size(self) -> int:
+        """Integers that one index takes."""
+
     @abstractmethod
     def index_variable(self, name: str) -> TensorVariable:
         """Symbolic indices of a run of minibatches, leading axis over minibatches."""
@@ -124,6 +129,11 @@ class ShuffledWindows(Batching):
     def variance_factor(self) -> float:
         """c = (N - n) / (N - 1), on average over orders."""
         return (self.n_rows - self.batch_size) / max(1, self.n_rows - 1)
+
+    @property
+    def index_size(self) -> int:
+        """One start."""
+        return 1
 
     def index_variable(self, name: str) -> TensorVariable:
         """Window starts, shape (minibatches,)."""
@@ -192,6 +202,11 @@ class WithReplacement(Batching):
     def variance_factor(self) -> float:
         """c = 1."""
         return 1.0
+
+    @property
+    def index_size(self) -> int:
+        """One number a row."""
+        return self.batch_size
 
     def index_variable(self, name: str) -> TensorVariable:
         """Row numbers, shape (minibatches, n)."""

@@ -175,8 +175,6 @@ def center_at(
     posterior: Posterior, position: np.ndarray, curvature: Curvature | None = None
 ) -> Center:
     """Evaluate what a control variate needs at a given point: one pass over the data."""
-    if curvature is None:
-        curvature = _curvature(posterior, _Subsample(posterior), position)
     _, gradient = posterior.log_density_and_gradient(position)
     _, prior_gradient = posterior.log_prior_and_gradient(position)
     if not np.isfinite(gradient).all():
@@ -189,6 +187,8 @@ def center_at(
             f"The gradient of the log posterior is not finite at the centre ({labels[:5]}). "
             "Give another `center`, or other initial values."
         )
+    if curvature is None:
+        curvature = _curvature(posterior, _Subsample(posterior), position)
     return Center(np.asarray(position, float), gradient, gradient - prior_gradient, curvature)
 
 
@@ -346,7 +346,8 @@ def _prior_precision_diagonal(posterior: Posterior, position: np.ndarray) -> np.
         signs = rng.choice([-1.0, 1.0], size=posterior.dimension)
         _, ahead = posterior.log_prior_and_gradient(position + width * signs)
         _, behind = posterior.log_prior_and_gradient(position - width * signs)
-        estimates.append(signs * (behind - ahead) / (2 * width))
+        with np.errstate(invalid="ignore"):
+            estimates.append(signs * (behind - ahead) / (2 * width))
     estimate = np.mean(estimates, axis=0)
     return np.where(np.isfinite(estimate), estimate, 0.0)
 

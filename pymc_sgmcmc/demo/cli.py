@@ -28,6 +28,7 @@ from pymc_sgmcmc.demo.data import (
 from pymc_sgmcmc.demo.errors import InputError
 from pymc_sgmcmc.demo.fit import (
     DEFAULT_BATCH_SIZE,
+    FEWEST_DRAWS,
     MODES,
     PRIOR_SD,
     SAMPLER_LABELS,
@@ -114,7 +115,7 @@ def make_parser() -> argparse.ArgumentParser:
         "(default: %(default)s)",
     )
     for name, least, default, text in (
-        ("draws", 4, 1000, "draws to keep in each chain"),
+        ("draws", FEWEST_DRAWS, 1000, "draws to keep in each chain"),
         ("tune", 0, 200, "draws to discard at the start of each chain"),
         ("chains", 1, 4, "chains"),
     ):
@@ -185,9 +186,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Names of columns and values may look like markup.
     console = Console(markup=False, highlight=False, emoji=False)
     try:
-        folder = prepare_folder(options.output)
-        design = make_design(announce(_load(options), console))
+        design = make_design(_announce(_load(options), console))
         settings = _settings(options, design)
+        folder = prepare_folder(options.output)
         _run(design, settings, options.rows, folder, console)
     except InputError as error:
         # One line, whatever a library put into its message.
@@ -229,8 +230,9 @@ def _settings(options: argparse.Namespace, design: Design) -> Settings:
         )
     if options.rows is not None:
         check_memory(options.rows, design.X.shape[1])
-        resolve_batch_size(options.batch_size, options.rows)
-    resolve_batch_size(options.batch_size, design.n_rows)
+    # One for both tables, so that their costs can be compared.
+    fewest_rows = min(design.n_rows, options.rows or design.n_rows)
+    batch_size = resolve_batch_size(options.batch_size, fewest_rows)
     available = 1 if mode == "JAX" else _usable_cores()
     return Settings(
         sampler=options.sampler,
@@ -238,7 +240,7 @@ def _settings(options: argparse.Namespace, design: Design) -> Settings:
         tune=options.tune,
         chains=options.chains,
         cores=min(options.chains, options.cores or available),
-        batch_size=options.batch_size,
+        batch_size=batch_size,
         seed=options.seed,
         mode=mode,
         # PyMC draws its progress bar with a colour map of matplotlib.
@@ -246,7 +248,7 @@ def _settings(options: argparse.Namespace, design: Design) -> Settings:
     )
 
 
-def announce(table: Table, console: Console) -> Table:
+def _announce(table: Table, console: Console) -> Table:
     """Say what is fitted."""
     origin = table.origin
     if origin.startswith("package"):
@@ -312,8 +314,8 @@ def _report(
     if result.interrupted:
         sizes = result.trace["posterior"].sizes
         console.print(
-            f"\nInterrupted: going on with {sizes['draw']} draws of {sizes['chain']} chains, "
-            f"where {settings.draws} of {settings.chains} were asked for.",
+            f"\nInterrupted: going on with {sizes['chain']} of {settings.chains} chains and "
+            f"{sizes['draw']} of {settings.draws} draws in each.",
             style="yellow",
         )
     comparison = compare(result.trace, reference)

@@ -43,6 +43,8 @@ class Table:
         What a row is, "" where not known.
     outcome_label : str
         What the outcome means, "" where its values say it.
+    notes : tuple of str
+        What else there is to say.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Table:
     origin: str
     description: str = ""
     outcome_label: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +96,8 @@ class _Example:
     load: Callable[[], datasets.Dataset]
     is_one: Callable[[pd.Series], pd.Series]
     label: str
+    left_out: str = ""  # columns whose names begin so
+    note: str = ""
 
 
 EXAMPLES = {
@@ -108,6 +113,8 @@ EXAMPLES = {
         datasets.load_covertype,
         lambda cover: cover == 2,
         "the cover is lodgepole pine (Cover_Type = 2)",
+        left_out="Soil_Type",
+        note="soil types are left out: some are in so few rows that minibatches miss them",
     ),
     "cod-rna": _Example(
         datasets.load_cod_rna, lambda label: label == 1, "the RNA is non-coding (label = 1)"
@@ -151,13 +158,19 @@ def load_example(name: str) -> Table:
     example = EXAMPLES[name]
     dataset = example.load()
     assert dataset.target is not None
+    features = [
+        name
+        for name in dataset.feature_names
+        if not (example.left_out and name.startswith(example.left_out))
+    ]
     return Table(
         name=dataset.name,
-        features=dataset.frame[list(dataset.feature_names)],
+        features=dataset.frame[features],
         outcome=example.is_one(dataset.frame[dataset.target]),
         origin=dataset.origin,
         description=dataset.description,
         outcome_label=example.label,
+        notes=(example.note,) if example.note else (),
     )
 
 
@@ -191,10 +204,10 @@ def load_file(path: str | os.PathLike[str], outcome: str) -> Table:
 def make_design(table: Table) -> Design:
     """Code a table as a design matrix with an intercept.
 
-    Numbers are standardised to mean 0 and standard deviation 1; text, categories and truth
-    values become indicators of each value but the first. Rows with missing values, columns
-    with a single value and columns that the ones before determine are left out, each with a
-    note.
+    Numbers are standardised to mean 0 and standard deviation 1, except columns of 0 and 1,
+    which stay as they are; text, categories and truth values become such indicators of each
+    value but the first. Rows with missing values, columns with a single value and columns that
+    the ones before determine are left out, each with a note.
 
     Parameters
     ----------
@@ -220,7 +233,7 @@ def make_design(table: Table) -> Design:
     >>> design.outcome_label
     "cured = 'yes' (0 stands for 'no')"
     """
-    notes: list[str] = []
+    notes = list(table.notes)
     complete = ~(table.features.isna().any(axis=1) | table.outcome.isna())
     features, outcome = table.features, table.outcome
     if not complete.all():
@@ -417,8 +430,8 @@ def _code_column(column: pd.Series) -> dict[str, np.ndarray]:
     if pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column):
         if pd.api.types.is_complex_dtype(column):
             raise InputError(f"Column {name!r} has complex numbers. Split or remove it.")
-        standard = _standardised(column)
-        return {} if standard is None else {name: standard}
+        values = _scaled(column)
+        return {} if values is None else {name: values}
     if not _is_discrete(column):
         raise InputError(
             f"Column {name!r} has the type {column.dtype}, which is neither number nor text. "
@@ -434,7 +447,7 @@ def _code_column(column: pd.Series) -> dict[str, np.ndarray]:
     return {f"{name}={level}": (column == level).to_numpy(dtype=np.float64) for level in levels[1:]}
 
 
-def _standardised(column: pd.Series) -> np.ndarray | None:
+def _scaled(column: pd.Series) -> np.ndarray | None:
     values = column.to_numpy(dtype=np.float64)
     if not np.isfinite(values).all():
         raise InputError(
@@ -443,6 +456,10 @@ def _standardised(column: pd.Series) -> np.ndarray | None:
         )
     if values.min() == values.max():
         return None
+    if np.isin(values, (0.0, 1.0)).all():
+        # Divided by its standard deviation, an indicator of a rare event would have a value so
+        # large that the same prior says nothing about the event.
+        return values
     # Scaled first, because squares of large numbers overflow.
     values = values / np.abs(values).max()
     return (values - values.mean()) / values.std()

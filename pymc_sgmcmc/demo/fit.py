@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -27,6 +28,9 @@ PRIOR_SD = 2.5
 probability from 0.5 to 0.08 or 0.92."""
 
 DEFAULT_BATCH_SIZE = 500
+
+FEWEST_DRAWS = 4
+"""Of which ArviZ makes a summary."""
 
 TIMED_TRANSITIONS = 3000
 """Transitions run apart from PyMC to measure what one costs."""
@@ -205,6 +209,8 @@ def fit(design: Design, settings: Settings) -> Fit:
         trace = _sample(step, settings, mode)
     sizes = trace["posterior"].sizes
     interrupted = (sizes["chain"], sizes["draw"]) != (settings.chains, settings.draws)
+    if sizes["draw"] < FEWEST_DRAWS:
+        raise InterruptedEarlyError
     cost = None
     if not interrupted:
         cost = Cost(
@@ -237,6 +243,7 @@ def _sample(step: SGLD, settings: Settings, mode: str) -> DataTree:
             step=step,
             random_seed=settings.seed,
             progressbar=settings.progress,
+            callback=None if settings.cores > 1 else _StopAllChains(settings),
             **context,
         )
     except ValueError as error:
@@ -244,6 +251,24 @@ def _sample(step: SGLD, settings: Settings, mode: str) -> DataTree:
         if "Not enough samples to build a trace" not in str(error):
             raise
         raise InterruptedEarlyError from error
+
+
+class _StopAllChains:
+    """Callback by which an interrupt ends all chains.
+
+    Where chains run one after the other, PyMC takes Ctrl-C for the end of the present one and
+    goes on with the next.
+    """
+
+    def __init__(self, settings: Settings):
+        self.length = settings.tune + settings.draws
+        self.chain = 0
+        self.done = 0
+
+    def __call__(self, trace: Any, draw: Any) -> None:
+        if draw.chain != self.chain and self.done < self.length:
+            raise KeyboardInterrupt
+        self.chain, self.done = draw.chain, draw.draw_idx + 1
 
 
 def _messages(caught: list[warnings.WarningMessage]) -> list[str]:

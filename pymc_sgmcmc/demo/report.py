@@ -23,6 +23,9 @@ CI_PROB = 0.89
 
 CI_COLUMNS = ("eti89_lb", "eti89_ub")
 
+BAD_R_HAT = 1.1
+"""Above it a comparison says nothing; the usual bound for inference, 1.01, is PyMC's to check."""
+
 WIDE = 110
 """Characters a line from which the table has all columns of `az.summary`."""
 
@@ -112,6 +115,7 @@ def comparison_verdict(comparison: pd.DataFrame, inflation: float) -> str:
         Relative excess of variance that the default step size allows.
     """
     worst = comparison["difference"].abs().max()
+    r_hat = comparison["r_hat"].max()
     ratio = comparison["sd_ratio"]
     errors = [
         (comparison[name] / comparison["reference_sd"]).max() for name in ("mcse_mean", "mcse_sd")
@@ -119,6 +123,12 @@ def comparison_verdict(comparison: pd.DataFrame, inflation: float) -> str:
     mean_error, sd_error = (_number(error, ".2f") for error in errors)
     if not math.isfinite(worst):
         return "Some coefficients have draws that are not numbers; see the messages above."
+    if r_hat > BAD_R_HAT:
+        return (
+            f"The chains have not converged (r_hat up to {r_hat:.2f}), so they do not show how "
+            "near the sampler comes to the reference. Give more --draws or --tune, or a larger "
+            "--batch-size."
+        )
     return (
         f"Means differ from the reference by at most {worst:.2f} of its sd (Monte Carlo error "
         f"{mean_error}); sds are {ratio.min():.2f} to {ratio.max():.2f} times its own (Monte Carlo "

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import pytensor
 from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.executor import Function
 from pytensor.compile.mode import Mode
 from pytensor.compile.rewriting import inline_ofg_node
 from pytensor.graph.basic import Variable
@@ -42,7 +43,7 @@ def without_blas_warning() -> Iterator[None]:
 
 def compile_quietly(
     inputs: Sequence[Variable], outputs: Variable | Sequence[Variable], mode: Mode | str
-) -> Callable:
+) -> Function:
     """Compile a function whose inputs need not all be used."""
     with without_blas_warning():
         return pytensor.function(inputs, outputs, on_unused_input="ignore", mode=mode)

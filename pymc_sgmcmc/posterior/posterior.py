@@ -18,7 +18,6 @@ from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.posterior.check import check_separation
@@ -44,6 +43,9 @@ class Posterior:
     up to a constant, on the *unconstrained* space: transforms and their Jacobians are in the
     prior part.
 
+    A snapshot: the data are those of the model at construction, and a later `pymc.set_data`
+    changes nothing here. Make a new posterior (a new step method) for new data.
+
     Parameters
     ----------
     model : pymc.Model, optional
@@ -52,10 +54,11 @@ class Posterior:
         The free variables that make up the position, in any order; all where not given. The
         others are held in shared variables, see `set_others`.
     rows : str or sequence of str, optional
-        Names that tell which data run over the rows; for ordinary models in which this cannot
-        be found out.
+        For ordinary models in which it cannot be found out which data run over the rows:
+        names of observed variables, of `pymc.Data` variables, or of a dimension. Where data
+        variables are named, the others are not subsampled.
     initial_point : mapping, optional
-        Values of all value variables; the model's initial point where not given.
+        Values of value variables; the model's initial point for those not given.
     check : bool
         Evaluate the split on a few rows at a random position and refuse a model whose rows
         are not separable.
@@ -278,20 +281,7 @@ class Posterior:
 
     @cached_property
     def _widest_row(self) -> int:
-        """Elements of a row of all data, or of the widest intermediate result that has rows.
-
-        Few columns can meet a large matrix of weights, so the data alone bound no memory.
-        """
-        rows = [leaf.placeholder() for leaf in self._separated.leaves]
-        densities = self._separated.row_log_densities(rows, pt.lscalar("length"))
-        position = pt.tensor("position", shape=(self.dimension,), dtype=self.dtype)
-        split = self.layout.split(position)
-        widths = [self.row_elements]
-        for variable in ancestors(clone_replace(densities, split, rebuild_strict=False)):
-            shape = getattr(variable.type, "shape", ())
-            if None in shape:
-                widths.append(int(np.prod([size for size in shape if size is not None])))
-        return max(widths)
+        return self._separated.widest_row(self.layout)
 
     def _as_position(self, position: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(position, dtype=self.dtype)

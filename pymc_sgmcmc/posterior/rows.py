@@ -39,6 +39,7 @@ from pymc_sgmcmc.posterior.graphs import (
     simplify_for_gradients,
     value_of,
 )
+from pymc_sgmcmc.posterior.position import PositionLayout
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +140,25 @@ class SeparatedModel:
             self.only_beside_rows,
         )
 
+    def widest_row(self, layout: PositionLayout) -> int:
+        """Elements of a row of all data, or of the widest intermediate result that has rows.
+
+        Few columns can meet a large matrix of weights, so the data alone bound no memory.
+        """
+        rows = [leaf.placeholder() for leaf in self.leaves]
+        position = pt.tensor("position", shape=(layout.dimension,), dtype=layout.dtype)
+        densities = clone_replace(
+            self.row_log_densities(rows, pt.lscalar("length")),
+            layout.split(position),
+            rebuild_strict=False,
+        )
+        widths = [sum(leaf.values[0].size for leaf in self.leaves)]
+        for variable in ancestors(densities):
+            shape = getattr(variable.type, "shape", ())
+            if None in shape:
+                widths.append(int(np.prod([size for size in shape if size is not None])))
+        return max(widths)
+
 
 def separate_rows(model: Model, rows: str | Sequence[str] | None = None) -> SeparatedModel:
     """Split the log density of a model into a part without rows and a sum over rows.
@@ -198,15 +218,15 @@ def _own_shared(separated: SeparatedModel) -> SeparatedModel:
     """
     terms = [*separated.full_terms, *separated.row_terms]
     graphs = [term.log_density for term in terms]
-    replaced = {variable for leaf in separated.leaves for variable in leaf.variables}
-    replaced.update(separated.lengths)
-    copies = {
+    given = {variable for leaf in separated.leaves for variable in leaf.variables}
+    given.update(separated.lengths)
+    copies: dict[Variable, Variable] = {
         variable: pytensor.shared(variable.get_value(), variable.name, shape=variable.type.shape)
-        for variable in ancestors(graphs, blockers=replaced)
-        if isinstance(variable, SharedVariable)
-        and isinstance(variable.type, TensorType)
-        and variable not in replaced
+        for variable in ancestors(graphs, blockers=given)
+        if isinstance(variable, SharedVariable) and isinstance(variable.type, TensorType)
     }
+    # What stands for rows stays as it is, to be found again.
+    copies.update((variable, variable) for variable in given)
     own = [
         Term(term.name, graph) for term, graph in zip(terms, rebuild(graphs, copies), strict=True)
     ]
@@ -244,23 +264,28 @@ def _model_terms(model: Model) -> dict[str, Term]:
     }
 
 
-def reference_terms(model: Model, rows: Mapping[str, TensorVariable]) -> dict[str, Term]:
+def reference_terms(model: Model, rows: Mapping[RowLeaf, TensorVariable]) -> dict[str, Term]:
     """Log density terms by variable name as PyMC makes them, scaled by `total_size`.
 
     Parameters
     ----------
     model : pymc.Model
     rows : mapping
-        For each data array of `pymc.Minibatch`, by its name, symbolic rows to put in the place
-        of those that the model would draw, and as many.
+        For a model with `pymc.Minibatch`, symbolic rows to put in the place of those that it
+        would draw, and as many.
     """
     variables = [*model.free_RVs, *model.observed_RVs, *model.potentials]
     tensors = simplify_for_gradients(model.logp(vars=variables, sum=False))
+    places = {
+        (variable.owner.inputs[-1], variable.index): tensor
+        for leaf, tensor in rows.items()
+        for variable in leaf.variables
+    }
     drawn = {
-        output: rows[array.name]
-        for array in _minibatch_arrays(model, _minibatch_nodes(tensors))
-        for output in array.variables
-        if array.name in rows
+        output: places[node.inputs[-1], index]
+        for node in _minibatch_nodes(tensors)
+        for index, output in enumerate(node.outputs)
+        if (node.inputs[-1], index) in places
     }
     return {
         variable.name: Term(variable.name, tensor)
@@ -354,9 +379,7 @@ def _minibatch_arrays(model: Model, nodes: list) -> list[_DrawnArray]:
     for generator, group in groups.items():
         for index, source in enumerate(group[0].inputs[:-1]):
             name = (
-                source.name
-                or observed.get((generator, index))
-                or f"array {index} of pm.Minibatch"
+                source.name or observed.get((generator, index)) or f"array {index} of pm.Minibatch"
             )
             variables = tuple(node.outputs[index] for node in group)
             arrays.append(_DrawnArray(name, generator, source, variables))
@@ -471,15 +494,21 @@ def _separate_ordinary_model(
         raise ModelError(f"The data have {n_rows} row, so there is nothing to subsample.")
 
     named_data = lengths.keys() - observed.keys()
+    # Where data variables are named, the others have no rows; but `rows=["X", "y"]` means the
+    # data variable that `y` is observed as too.
+    observations = [
+        model.rvs_to_values[observed[name]] for name in lengths.keys() & observed.keys()
+    ]
     left_out = {
         variable for variable in model.data_vars if named_data and variable.name not in named_data
-    }
+    }.difference(ancestors(observations))
     may_have_rows = {
         *(name for name in lengths if name in observed),
         *(potential.name for potential in model.potentials),
     }
     leaves: dict[Variable, RowLeaf] = {}
-    full_terms, row_terms = [], []
+    full_terms: list[Term] = []
+    row_terms: list[Term] = []
     for term in terms.values():
         found = _row_leaves(term, n_rows, left_out) if term.name in may_have_rows else {}
         leaves |= found

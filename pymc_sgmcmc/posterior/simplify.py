@@ -110,7 +110,7 @@ def local_log_logistic(fgraph, node):
     opposite = _negated_softplus_argument(when_true)
     if argument is None or opposite is None or _negated(opposite) is not argument:
         return None
-    linear = pt.switch(condition, argument, np.zeros((), dtype=argument.dtype))
+    linear = pt.switch(condition, argument, np.zeros((), dtype=node.outputs[0].dtype))
     return [(linear - softplus(argument)).astype(node.outputs[0].dtype)]
 
 

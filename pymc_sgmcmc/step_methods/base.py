@@ -39,7 +39,8 @@ BLOCK_OPERATIONS = 2e8
 that the progress bar moves and an interrupt is heard."""
 
 BLOCK_ELEMENTS = 1_000_000
-"""Bound on transitions x dimension in one call: some megabytes of positions and noise."""
+"""Bound on transitions x dimension, and on the integers of their indices, in one call: some
+megabytes of positions, noise and row numbers."""
 
 JAX_BLOCK_TRANSITIONS = 256
 """Transitions a call on JAX, which compiles anew for each length."""
@@ -281,7 +282,7 @@ class StochasticGradientStep(BlockedStep):
         transitions = min(
             JAX_BLOCK_TRANSITIONS if self._runs_on_jax else BLOCK_TRANSITIONS,
             BLOCK_OPERATIONS / elements,
-            BLOCK_ELEMENTS / self.posterior.dimension,
+            BLOCK_ELEMENTS / max(self.posterior.dimension, self.batching.index_size),
         )
         return max(
             1, self.handed_out + 1, min(int(transitions // thin), boundary - done, until_shuffle)

@@ -187,12 +187,11 @@ class SGLD(StochasticGradientStep):
         needs_center = (
             gradient == "cv"
             or step_size is None
-            or (isinstance(preconditioner, str)
-            and preconditioner == "curvature")
+            or (isinstance(preconditioner, str) and preconditioner == "curvature")
             or center is not None
         )
         found, others = (
-            _center(model, posterior, center, initial_point) if needs_center else (None, {})
+            _center(model, posterior, center, rows, initial_point) if needs_center else (None, {})
         )
         self.center = found
         matrix = _preconditioner_matrix(preconditioner, found, posterior.dimension)
@@ -345,6 +344,7 @@ def _center(
     model: Model,
     posterior: Posterior,
     center: str | Mapping[str, Any] | np.ndarray | None,
+    rows: str | Sequence[str] | None,
     initial_point: Mapping[str, np.ndarray] | None,
 ) -> tuple[Center, dict[str, np.ndarray]]:
     """Centre of the position, and the values of the other variables that belong to it."""
@@ -360,7 +360,7 @@ def _center(
     if posterior.others and len(moved) > len(posterior.layout.variables):
         # Other continuous variables start wherever they are, but the mode that matters for
         # the control variate is the joint one.
-        joint = Posterior(model, moved, initial_point=initial_point, check=False)
+        joint = Posterior(model, moved, rows=rows, initial_point=initial_point, check=False)
         point = joint.layout.unravel(find_center(joint, joint.initial_position, method).position)
         posterior.set_others({**model.initial_point(), **point})
         found = center_at(posterior, posterior.layout.ravel(point))

@@ -1,0 +1,700 @@
+"""The posterior against PyMC's own log density, for models written in both ways."""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import dataclass
+
+import cloudpickle
+import numpy as np
+import pandas as pd
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+import xarray as xr
+from pytensor.graph.basic import Constant
+from pytensor.graph.traversal import ancestors
+
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior import posterior as posterior_module
+from pymc_sgmcmc.posterior.compiled import PYTHON_MODE
+from tests.posterior.models import CASES, GROUP, N_ROWS, Case, X, Y
+
+# PyMC compiles the initial point of some models in C.
+pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
+
+NAMED_BY_THE_ISSUE = [
+    "linear",
+    "logistic",
+    "poisson_with_exposure",
+    "negative_binomial",
+    "categorical",
+    "multinomial",
+    "hierarchical_centred",
+    "hierarchical_non_centred",
+    "two_observed",
+    "student_t",
+    "weighted",
+]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What PyMC says of the ordinary model."""
+
+    model: pm.Model
+
+    @functools.cached_property
+    def _function(self):
+        return self.model.logp_dlogp_function(mode=PYTHON_MODE, ravel_inputs=True)
+
+    def log_density_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = self._function(position)
+        return float(value), np.array(gradient)
+
+    @functools.cached_property
+    def _terms(self):
+        model = self.model
+        prior = model.logp(vars=model.free_RVs)
+        rows = [
+            term.reshape((N_ROWS, -1)).sum(axis=1)
+            for term in model.logp(vars=model.observed_RVs, sum=False)
+        ]
+        return model.compile_fn([prior, sum(rows)], mode=PYTHON_MODE, on_unused_input="ignore")
+
+    def prior_and_rows(self, position: np.ndarray) -> tuple[float, np.ndarray]:
+        """Log prior, and log likelihood of each row."""
+        point, start = {}, 0
+        for name, value in self.model.initial_point().items():
+            point[name] = position[start : start + value.size].reshape(value.shape)
+            start += value.size
+        prior, rows = self._terms(point)
+        return float(prior), rows
+
+
+@functools.cache
+def reference(name: str) -> Reference:
+    return Reference(CASES[name].ordinary())
+
+
+@functools.cache
+def posterior(name: str, way: str) -> Posterior:
+    return Posterior(getattr(CASES[name], way)())
+
+
+def positions(name: str, number: int = 3) -> np.ndarray:
+    rng = np.random.default_rng(len(name))
+    return rng.normal(0.0, 0.6, size=(number, posterior(name, "ordinary").dimension))
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+# --- Both ways in are the same posterior, and that of the model -----------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("way", ["ordinary", "minibatch"])
+def test_agrees_with_the_model(name, way):
+    found, expected = posterior(name, way), reference(name)
+    assert found.n_rows == N_ROWS
+    everything = found.take(slice(None))
+    for position in positions(name):
+        value, gradient = expected.log_density_and_gradient(position)
+        prior, by_row = expected.prior_and_rows(position)
+
+        found_value, found_gradient = found.log_density_and_gradient(position)
+        close(found_value, value)
+        close(found_gradient, gradient)
+        found_prior, prior_gradient = found.log_prior_and_gradient(position)
+        close(found_prior, prior)
+        likelihood, likelihood_gradient = found.log_likelihood_and_gradient(position, everything)
+        close(likelihood, by_row.sum())
+        close(likelihood_gradient, gradient - prior_gradient)
+
+        some = np.array([30, 2, 2, 17])
+        close(found.log_likelihood_and_gradient(position, found.take(some))[0], by_row[some].sum())
+        row_gradients = found.row_gradients(position, everything)
+        assert row_gradients.shape == (N_ROWS, found.dimension)
+        close(row_gradients.sum(axis=0), likelihood_gradient)
+        for row in (0, 20):
+            one = found.take(np.array([row]))
+            close(found.log_likelihood_and_gradient(position, one)[0], by_row[row])
+            close(found.log_likelihood_and_gradient(position, one)[1], row_gradients[row])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_ways_are_the_same(name):
+    ordinary, minibatch = posterior(name, "ordinary"), posterior(name, "minibatch")
+    assert ordinary.model_batch_size is None
+    assert minibatch.model_batch_size == 11
+    assert ordinary.labels == minibatch.labels
+    assert ordinary.layout.names == minibatch.layout.names
+    assert ordinary.dtype == minibatch.dtype == "float64"
+    np.testing.assert_array_equal(ordinary.initial_position, minibatch.initial_position)
+    some = np.array([5, 0, 36, 11, 11])
+    for position in positions(name, 2):
+        close(
+            minibatch.row_gradients(position, minibatch.take(some)),
+            ordinary.row_gradients(position, ordinary.take(some)),
+        )
+        close(
+            minibatch.log_prior_and_gradient(position)[1],
+            ordinary.log_prior_and_gradient(position)[1],
+        )
+
+
+@pytest.mark.parametrize("name", [*NAMED_BY_THE_ISSUE, "stacked_columns", "narrow_types"])
+def test_data_variables_are_the_same_as_constants(name):
+    with_data = posterior(name, "with_data")
+    assert set(with_data.data_names) == {f"{key}_data" for key in CASES[name].data}
+    for position in positions(name, 2):
+        value, gradient = reference(name).log_density_and_gradient(position)
+        close(with_data.log_density(position), value)
+        close(with_data.gradient(position), gradient)
+
+
+@pytest.mark.parametrize("name", ["linear", "categorical", "two_observed"])
+@pytest.mark.parametrize("length", [1, 5, 7, 36])
+def test_chunks_add_up(name, length, monkeypatch):
+    found = posterior(name, "ordinary")
+    position = positions(name, 1)[0]
+    value, gradient = found.log_density_and_gradient(position)
+    monkeypatch.setattr(posterior_module, "CHUNK_ELEMENTS", length * found._widest_row)
+    sizes = [len(chunk[0]) for chunk in found.chunks()]
+    assert sum(sizes) == N_ROWS
+    assert max(sizes) == length
+    close(found.log_density_and_gradient(position)[0], value)
+    close(found.log_density_and_gradient(position)[1], gradient)
+
+
+@pytest.mark.parametrize("container", [np.asarray, pm.Data])
+def test_chunks_count_what_the_model_makes_of_a_row(container):
+    x, kind = X[:, :2], np.arange(N_ROWS) * 4
+    with pm.Model():
+        W = pm.Normal("W", shape=(2, 150))
+        data = container(x) if container is np.asarray else container("X", x)
+        pm.Categorical("y", logit_p=data @ W, observed=kind)
+        found = Posterior()
+    # Three numbers a row in the data, but 150 in the linear predictor.
+    assert found.row_elements == 3
+    assert found._widest_row == 150
+
+
+@pytest.mark.parametrize("name", ["categorical", "hierarchical_non_centred", "ordered_cutpoints"])
+@pytest.mark.parametrize("way", ["ordinary", "minibatch"])
+def test_symbolic_rows_of_fixed_number(name, way):
+    """As JAX needs them: all shapes static, and the length a constant."""
+    found = posterior(name, way)
+    some = found.take(np.array([3, 1, 4, 1, 5]))
+    rows = [pt.constant(values) for values in some]
+    position = pt.tensor("position", shape=(found.dimension,))
+    gradient = found.rows_gradient(position, rows, pt.constant(5, dtype="int64"))
+    at = positions(name, 1)[0]
+    evaluated = gradient.eval({position: at}, mode=PYTHON_MODE)
+    close(evaluated, found.log_likelihood_and_gradient(at, some)[1])
+    close(
+        found.prior_gradient(position).eval({position: at}, mode=PYTHON_MODE),
+        found.log_prior_and_gradient(at)[1],
+    )
+
+
+@pytest.mark.usefixtures("real_mode")
+@pytest.mark.parametrize("way", ["ordinary", "minibatch"])
+def test_as_users_compile_it(way):
+    found = Posterior(getattr(CASES["logistic"], way)())
+    for position in positions("logistic"):
+        value, gradient = reference("logistic").log_density_and_gradient(position)
+        close(found.log_density(position), value)
+        close(found.gradient(position), gradient)
+        by_row = posterior("logistic", way).row_gradients(position, found.take(slice(None)))
+        close(found.row_gradients(position, found.take(slice(None))), by_row)
+
+
+# --- Ways of writing a model ------------------------------------------------------------------
+
+
+def agrees(model: pm.Model, found: Posterior) -> None:
+    """The posterior of an ordinary model is that of PyMC, also row by row."""
+    position = np.random.default_rng(8).normal(0.0, 0.4, size=found.dimension)
+    value, gradient = Reference(model).log_density_and_gradient(position)
+    close(found.log_density(position), value)
+    close(found.gradient(position), gradient)
+    rows = found.row_gradients(position, found.take(slice(None)))
+    close(rows.sum(axis=0) + found.log_prior_and_gradient(position)[1], gradient)
+
+
+def zeros_of_length_n(data):
+    pm.Normal("y", pt.zeros(N_ROWS) + pm.Normal("b") * data["x"], 1.0, observed=data["y"])
+
+
+def shape_n(data):
+    pm.Normal("y", pm.Normal("b"), 1.0, shape=N_ROWS, observed=data["y"])
+
+
+def dimension_of_rows(data):
+    mu = pm.Deterministic("mu", pm.Normal("b") * data["x"], dims="obs")
+    pm.Normal("y", mu, 1.0, dims="obs", observed=data["y"])
+
+
+def length_of_dimension(data):
+    length = pm.modelcontext(None).dim_lengths["obs"]
+    pm.Normal("y", pt.zeros(length) + pm.Normal("b") * data["x"], 1.0, observed=data["y"])
+
+
+def length_of_dimension_of_data(data):
+    length = pm.modelcontext(None).dim_lengths["obs"]
+    mu = pt.zeros(length) + pm.Normal("b") * pm.Data("x", X[:, 0], dims="obs")
+    pm.Normal("y", mu, 1.0, dims="obs", observed=data["y"])
+
+
+def mixture_with_dimension(data):
+    pm.NormalMixture("y", [0.3, 0.7], pm.Normal("b", shape=2), 1.0, dims="obs", observed=data["y"])
+
+
+def custom_distribution_of_shape_n(data):
+    def dist(mu, size):
+        return pm.math.exp(pm.Normal.dist(mu, 1.0, size=size))
+
+    b = pm.Normal("b")
+    pm.CustomDist("y", b, dist=dist, shape=(N_ROWS,), observed=np.exp(Y))
+
+
+def reshaped_to_n(data):
+    pm.Normal("y", data["X"].reshape((N_ROWS, -1)) @ pm.Normal("b", shape=3), 1.0, observed=Y)
+
+
+def indexed_by_row_numbers(data):
+    log_p = pt.log(pm.math.softmax(X @ pm.Normal("W", shape=(3, 4)), axis=1))
+    chosen = log_p[pt.arange(N_ROWS), GROUP]
+    pm.CustomDist("y", chosen, logp=lambda value, chosen: chosen + 0 * value, observed=Y)
+
+
+def einsum(data):
+    pm.Normal("y", pt.einsum("ij,j->i", data["X"], pm.Normal("b", shape=3)), 1.0, observed=Y)
+
+
+def tiled(data):
+    pm.Normal("y", pt.tile(pm.Normal("b"), (N_ROWS,)) * data["x"], 1.0, observed=data["y"])
+
+
+def rows_along_the_last_axis(data):
+    pm.Normal("y", pm.Normal("b", shape=3) @ pt.as_tensor(X.T.copy()), 1.0, observed=Y)
+
+
+def basis_functions(data):
+    gp = pm.gp.HSGP(m=[5], c=1.5, cov_func=pm.gp.cov.Matern52(1, ls=pm.HalfNormal("ls")))
+    pm.Normal("y", gp.prior("f", X=X[:, :1]), 1.0, observed=data["y"])
+
+
+def multivariate_rows(data):
+    mu = pt.as_tensor(X[:, :1]) * pm.Normal("b", shape=2)
+    pm.MvNormal("y", mu, cov=np.array([[1.0, 0.2], [0.2, 1.0]]), observed=X[:, 1:])
+
+
+def switch_between_wide_and_narrow(data):
+    narrow, wide = pm.Normal("narrow"), pm.Normal("wide", shape=4)
+    log_p = pt.switch(data["x"][:, None] > -100, -(narrow**2), wide[None, :])
+    pm.CustomDist("y", log_p.sum(axis=1), logp=lambda value, each: each + 0 * value, observed=Y)
+
+
+def data_frame(data):
+    frame = pd.DataFrame(X, columns=["a", "b", "c"])
+    series = pd.Series(Y, name="outcome", index=np.arange(N_ROWS) * 10)
+    pm.Normal("y", pm.math.dot(frame, pm.Normal("b", shape=3)), 1.0, observed=series)
+
+
+def frame_in_data_variable(data):
+    frame = pd.DataFrame({"a": X[:, 0], "count": GROUP})
+    b = pm.Normal("b", shape=2)
+    mu = pm.math.dot(pm.Data("frame", frame), b)
+    pm.Normal("y", mu, 1.0, observed=pm.Data("outcome", pd.Series(Y)))
+
+
+def lags_as_constants(data):
+    # PyTensor makes a slice of a constant a constant: a lagged regression given its lags.
+    pm.Normal("y", pm.Normal("b") * pt.as_tensor(Y)[:-1], 1.0, observed=Y[1:])
+
+
+def scalar_observed_too(data):
+    b = pm.Normal("b")
+    pm.Normal("y", b * data["x"], 1.0, observed=data["y"])
+    pm.Normal("total", b * data["x"].sum(), 1.0, observed=1.5)
+
+
+def total_size_of_the_data(data):
+    pm.Normal("y", pm.Normal("b") * data["x"], 1.0, observed=data["y"], total_size=N_ROWS)
+
+
+WRITINGS = [
+    zeros_of_length_n,
+    shape_n,
+    dimension_of_rows,
+    length_of_dimension,
+    length_of_dimension_of_data,
+    mixture_with_dimension,
+    custom_distribution_of_shape_n,
+    reshaped_to_n,
+    indexed_by_row_numbers,
+    einsum,
+    tiled,
+    rows_along_the_last_axis,
+    basis_functions,
+    multivariate_rows,
+    switch_between_wide_and_narrow,
+    data_frame,
+    frame_in_data_variable,
+    lags_as_constants,
+    scalar_observed_too,
+    total_size_of_the_data,
+]
+
+
+@pytest.mark.parametrize("write", WRITINGS, ids=lambda write: write.__name__)
+def test_ways_of_writing(write):
+    with pm.Model(coords={"obs": range(N_ROWS)}) as model:
+        write({"x": pt.as_tensor(X[:, 0]), "X": pt.as_tensor(X), "y": Y})
+    agrees(model, Posterior(model))
+
+
+def test_equal_arrays_are_one():
+    with pm.Model() as model:
+        b = pm.Normal("b", shape=2)
+        pm.Normal("y", X @ pt.concatenate([b, b[:1]]) + X[:, 0] * b[1], 1.0, observed=X[:, 0])
+        pm.Normal("z", X.copy() @ pt.concatenate([b[:1], b]), 1.0, observed=Y)
+    found = Posterior(model)
+    assert sorted(values.shape for values in found.data) == [(37,), (37,), (37, 3)]
+    agrees(model, found)
+
+
+def test_equal_arrays_in_a_minibatch_are_one():
+    with pm.Model() as model:
+        x, also_x, y = pm.Minibatch(X[:, 0], X[:, 0].copy(), Y, batch_size=5)
+        b = pm.Normal("b", shape=2)
+        pm.Normal("y", b[0] * x + b[1] * also_x**2, 1.0, observed=y, total_size=N_ROWS)
+    found = Posterior(model)
+    assert len(found.data) == 2
+    position = np.array([0.4, -0.2])
+    expected = -0.5 * np.sum((Y - 0.4 * X[:, 0] + 0.2 * X[:, 0] ** 2) ** 2 + np.log(2 * np.pi))
+    close(found.log_likelihood_and_gradient(position, found.take(slice(None)))[0], expected)
+
+
+def test_data_variable_both_drawn_and_whole():
+    with pm.Model():
+        table = pm.Data("table", X[:, 0])
+        drawn, y = pm.Minibatch(table, Y, batch_size=5)
+        b = pm.Normal("b")
+        pm.Normal("y", b * drawn + table.mean() + table[3], 1.0, observed=y, total_size=N_ROWS)
+        found = Posterior()
+    center = 0.3 * X[:, 0] + X[:, 0].mean() + X[3, 0]
+    expected = -0.5 * np.sum((Y - center) ** 2 + np.log(2 * np.pi))
+    at = np.array([0.3])
+    close(found.log_likelihood_and_gradient(at, found.take(slice(None)))[0], expected)
+
+
+def test_length_of_parameters_equal_to_the_batch():
+    with pm.Model():
+        drawn, y = pm.Minibatch(X, Y, batch_size=3)
+        b = pt.zeros(3) + pt.concatenate([pt.zeros(1), pm.Normal("b", shape=2)])
+        pm.Normal("y", drawn @ b, 1.0, observed=y, total_size=N_ROWS)
+        found = Posterior()
+    at = np.array([0.3, -0.7])
+    expected = X[:, 1:].T @ (Y - X[:, 1:] @ at) - at
+    close(found.gradient(at), expected)
+    close(found.row_gradients(at, found.take([4]))[0], X[4, 1:] * (Y[4] - X[4, 1:] @ at))
+
+
+def test_batch_of_one_and_of_all():
+    for batch_size in (1, N_ROWS):
+        found = Posterior(CASES["linear"].minibatch(batch_size))
+        position = positions("linear", 1)[0]
+        close(found.gradient(position), reference("linear").log_density_and_gradient(position)[1])
+
+
+def test_second_observed_variable_in_full():
+    with pm.Model() as model:
+        b = pm.Normal("b")
+        pm.Normal("y", b * X[:, 0], 1.0, observed=Y)
+        pm.Normal("z", b, 1.0, observed=Y[:20])
+    found = Posterior(model, rows="y")
+    assert found.n_rows == N_ROWS
+    agrees(model, found)
+    assert Posterior(model, rows=["z"]).n_rows == 20
+
+    with pm.Model():
+        x, y = pm.Minibatch(X[:, 0], Y, batch_size=5)
+        b = pm.Normal("b")
+        pm.Normal("y", b * x, 1.0, observed=y, total_size=N_ROWS)
+        pm.Normal("z", b, 1.0, observed=Y[:20])
+        drawn = Posterior()
+    at = np.array([0.4])
+    close(drawn.gradient(at), found.gradient(at))
+
+
+def test_model_with_a_name():
+    for way in ("ordinary", "minibatch"):
+        found = Posterior(getattr(CASES["linear"], way)(name="m"))
+        assert found.labels[0] == "m::beta[feature=age]"
+        position = positions("linear", 1)[0]
+        close(found.gradient(position), reference("linear").log_density_and_gradient(position)[1])
+    assert Posterior(CASES["linear"].ordinary(name="m"), rows="y").n_rows == N_ROWS
+    assert Posterior(CASES["linear"].ordinary(name="m"), rows="m::y").n_rows == N_ROWS
+
+
+def test_nested_models():
+    with pm.Model() as outer:
+        b = pm.Normal("b")
+        with pm.Model(name="inner"):
+            pm.Normal("y", b * X[:, 0] + pm.Normal("a"), 1.0, observed=Y)
+    found = Posterior(outer)
+    assert found.labels == ("b", "inner::a")
+    agrees(outer, found)
+
+
+def test_inside_and_outside_a_context():
+    model = CASES["linear"].ordinary()
+    with model:
+        inside = Posterior()
+    with pm.Model(), model:
+        nested = Posterior()
+    position = positions("linear", 1)[0]
+    for found in (inside, nested, Posterior(model)):
+        close(found.log_density(position), posterior("linear", "ordinary").log_density(position))
+    with pytest.raises(TypeError, match="context"):
+        Posterior()
+
+
+def test_single_precision():
+    narrow = {
+        key: value.astype("float32") if value.dtype == float else value
+        for key, value in CASES["hierarchical_non_centred"].data.items()
+    }
+    case = Case("", narrow, CASES["hierarchical_non_centred"].write, {"group": list("abcd")})
+    double = posterior("hierarchical_non_centred", "ordinary")
+    position = positions("hierarchical_non_centred", 1)[0]
+    with pytensor.config.change_flags(floatX="float32", warn_float64="raise"):
+        for way in ("ordinary", "with_data", "minibatch"):
+            found = Posterior(getattr(case, way)())
+            assert found.dtype == "float32"
+            assert {values.dtype.name for values in found.data} <= {"float32", "int16", "int64"}
+            everything = found.take(slice(None))
+            assert found.row_gradients(position, everything).dtype == "float32"
+            gradient = found.gradient(position)
+            assert gradient.dtype == "float64"
+            np.testing.assert_allclose(gradient, double.gradient(position), rtol=1e-4, atol=1e-4)
+
+
+# --- Some of the variables --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [["slope", "mu"], ["mu", "slope"]])
+def test_some_variables_in_model_order(order):
+    model = CASES["hierarchical_non_centred"].ordinary()
+    found = Posterior(model, [model[name] for name in order])
+    assert found.labels == ("mu", "slope")
+    assert set(found.others) == {"tau_log__", "offset"}
+
+    whole = Posterior(model)
+    rng = np.random.default_rng(6)
+    for _ in range(2):
+        position = rng.normal(0, 0.5, size=whole.dimension)
+        point = whole.layout.unravel(position)
+        found.set_others(point)
+        some = found.layout.ravel(point)
+        keep = [whole.labels.index(label) for label in found.labels]
+        value, gradient = whole.log_density_and_gradient(position)
+        close(found.log_density(some), value)
+        close(found.gradient(some), gradient[keep])
+        rows = found.row_gradients(some, found.take(slice(None)))
+        close(rows, whole.row_gradients(position, whole.take(slice(None)))[:, keep])
+
+
+def test_others_are_copies():
+    model = CASES["hierarchical_non_centred"].ordinary()
+    found = Posterior(model, [model["mu"]])
+    point = {name: np.array(value) for name, value in model.initial_point().items()}
+    found.set_others(point)
+    point["offset"][:] = 7.0
+    assert found.others["offset"].get_value().max() == 0.0
+
+
+def test_value_variables_and_a_single_variable():
+    model = CASES["linear"].ordinary()
+    sigma = model.rvs_to_values[model["sigma"]]
+    assert Posterior(model, [sigma, model["intercept"]]).labels == ("intercept", "sigma_log__")
+    assert Posterior(model, model["beta"]).labels[0] == "beta[feature=age]"
+
+
+def test_discrete_variable_left_to_others():
+    with pm.Model() as model:
+        shift = pm.Normal("shift")
+        switch = pm.Bernoulli("switch", 0.5)
+        pm.Normal("y", shift * switch, 1.0, observed=Y)
+    found = Posterior(model, [shift])
+    assert found.others["switch"].dtype == "int64"
+    for value in (0, 1):
+        found.set_others({"switch": np.array(value)})
+        close(found.gradient(np.array([0.5])), [-0.5 + value * np.sum(Y - 0.5 * value)])
+
+
+def test_minibatch_with_others():
+    model = CASES["linear"].minibatch()
+    found = Posterior(model, [model["beta"]])
+    whole = posterior("linear", "ordinary")
+    position = positions("linear", 1)[0]
+    point = whole.layout.unravel(position)
+    found.set_others(point)
+    close(found.gradient(point["beta"]), whole.gradient(position)[:3])
+
+
+# --- The initial point ------------------------------------------------------------------------
+
+
+def test_initial_point():
+    model = CASES["linear"].ordinary()
+    found = Posterior(model, initial_point={"beta": [1, 2, 3]})
+    np.testing.assert_array_equal(found.initial_position, [1, 2, 3, 0, 0])
+    assert found.initial_position.dtype == "float64"
+    others = Posterior(model, [model["beta"]], initial_point={"intercept": 2}).others
+    assert others["intercept"].dtype == "float64"
+    assert others["intercept"].get_value() == 2.0
+
+
+# --- The user's model -------------------------------------------------------------------------
+
+
+def describe(model: pm.Model) -> dict:
+    return {
+        "named": dict(model.named_vars.items()),
+        "values": list(model.value_vars),
+        "rvs_to_values": dict(model.rvs_to_values),
+        "observed": list(model.observed_RVs),
+        "free": list(model.free_RVs),
+        "deterministics": list(model.deterministics),
+        "data": {variable.name: variable.get_value() for variable in model.data_vars},
+        "owners": {name: variable.owner for name, variable in model.named_vars.items()},
+        "graph": pytensor.dprint(list(model.named_vars.values()), file="str"),
+    }
+
+
+@pytest.mark.parametrize("way", ["ordinary", "with_data", "minibatch"])
+def test_model_is_untouched(way):
+    model = getattr(CASES["two_observed"], way)()
+    before = describe(model)
+    density = model.compile_logp(mode=PYTHON_MODE) if way != "minibatch" else None
+    found = Posterior(model, [model["beta"]])
+    found.gradient(np.full(3, 0.1))
+    found.row_gradients(np.full(3, 0.1), found.take(slice(None)))
+    after = describe(model)
+    np.testing.assert_equal(after.pop("data"), before.pop("data"))
+    assert after == before
+    if density is not None:
+        at = {"beta": np.full(3, 0.2)}
+        assert model.compile_logp(mode=PYTHON_MODE)(at) == density(at)
+
+
+@pytest.mark.parametrize("way", ["ordinary", "with_data"])
+def test_prediction_and_log_likelihood_go_on_with_all_rows(way):
+    model = getattr(CASES["linear"], way)()
+    found = Posterior(model)
+    rng = np.random.default_rng(4)
+    draws = {
+        "beta": (("chain", "draw", "feature"), rng.normal(size=(1, 3, 3))),
+        "intercept": (("chain", "draw"), rng.normal(size=(1, 3))),
+        "sigma": (("chain", "draw"), np.ones((1, 3))),
+    }
+    trace = xr.DataTree.from_dict({"posterior": xr.Dataset(draws)})
+    settings = {"model": model, "progressbar": False, "compile_kwargs": {"mode": PYTHON_MODE}}
+    predicted = pm.sample_posterior_predictive(trace, random_seed=1, **settings)
+    assert predicted.posterior_predictive["y"].shape == (1, 3, N_ROWS)
+    pm.compute_log_likelihood(trace, **settings)
+    pointwise = trace.log_likelihood["y"].to_numpy()[0]
+    assert pointwise.shape == (3, N_ROWS)
+    position = np.concatenate(
+        [draws["beta"][1][0, 1], draws["intercept"][1][0, 1:2], np.log([1.0])]
+    )
+    likelihood = found.log_likelihood_and_gradient(position, found.take(slice(None)))[0]
+    close(likelihood, pointwise[1].sum())
+
+
+def test_is_a_snapshot_of_the_data():
+    """New data in the model change nothing, neither in the rows nor in what is not drawn."""
+    with pm.Model() as model:
+        x, prior_mean = pm.Data("x", X[:, 0]), pm.Data("prior_mean", 0.5)
+        table = pm.Data("table", np.arange(4.0))
+        b = pm.Normal("b", prior_mean)
+        pm.Normal("y", b * x + table[pm.Data("group", GROUP)], 1.0, observed=pm.Data("out", Y))
+    found, fresh = Posterior(model), Posterior(model)
+    at = np.array([0.4])
+    before = found.log_density_and_gradient(at), found.row_gradients(at, found.take([1]))
+    pm.set_data(
+        {"x": X[:5, 1], "prior_mean": 9.0, "table": np.ones(4), "group": GROUP[:5], "out": Y[:5]},
+        model=model,
+    )
+    for one in (found, fresh):
+        assert one.log_density(at) == before[0][0]
+        np.testing.assert_array_equal(one.gradient(at), before[0][1])
+        np.testing.assert_array_equal(one.row_gradients(at, one.take([1])), before[1])
+    changed = Posterior(model)
+    assert changed.n_rows == 5
+    agrees(model, changed)
+
+
+# --- Compiled functions -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["ordinary", "with_data", "minibatch"])
+@pytest.mark.parametrize("name", ["linear", "categorical", "stacked_columns"])
+def test_no_data_inside_compiled_functions(name, way):
+    found = posterior(name, way)
+    for function in (
+        found._log_likelihood_function,
+        found._row_gradients_function,
+        found._log_prior_function,
+    ):
+        sizes = [
+            variable.data.size
+            for variable in ancestors(function.maker.fgraph.outputs)
+            if isinstance(variable, Constant) and isinstance(variable.data, np.ndarray)
+        ]
+        assert max(sizes, default=0) < N_ROWS
+
+
+def test_pickled_posterior_works_elsewhere():
+    for way in ("with_data", "minibatch"):
+        model = getattr(CASES["hierarchical_centred"], way)()
+        found = Posterior(model, [model["slope"], model["mu"]])
+        at = np.array([0.1, -0.3])
+        expected = found.log_density_and_gradient(at)
+        loaded = cloudpickle.loads(cloudpickle.dumps(found))
+        assert loaded.labels == found.labels
+        close(loaded.log_density(at), expected[0])
+        close(loaded.gradient(at), expected[1])
+        loaded.set_others({name: value + 1 for name, value in model.initial_point().items()})
+        assert loaded.log_density(at) != expected[0]
+        close(found.log_density(at), expected[0])
+
+
+@pytest.mark.parametrize("way", ["ordinary", "with_data", "minibatch"])
+def test_large_data_are_no_slower(way):
+    rng = np.random.default_rng(1)
+    n = 200_000
+    data = {
+        "X": rng.normal(size=(n, 9)),
+        "group": rng.integers(0, 500, size=n),
+        "y": rng.integers(0, 2, size=n),
+    }
+
+    def write(data, **total):
+        level = pm.Normal("level", shape=500)
+        predictor = data["X"] @ pm.Normal("beta", shape=9) + level[data["group"]]
+        pm.Bernoulli("y", logit_p=predictor, observed=data["y"], **total)
+
+    model = getattr(Case("", data, write, {}), way)()
+    start = time.perf_counter()
+    found = Posterior(model)
+    assert time.perf_counter() - start < 2.0
+    assert found.n_rows == n

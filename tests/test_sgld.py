@@ -1,0 +1,201 @@
+"""Settings of the step methods: defaults, and bad input refused before sampling starts."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_sgmcmc import SGLD, SGLDCV, BatchSizeWarning, ModelError, PolynomialDecay
+from tests.models import logistic_data, logistic_model, two_variable_model
+
+CVM = {"mode": "CVM"}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return logistic_model()
+
+
+# --- Defaults -----------------------------------------------------------------------------
+
+
+def test_defaults_of_sgldcv(model, caplog):
+    with caplog.at_level(logging.INFO, logger="pymc"):
+        step = SGLDCV(model=model, batch_size=50, compile_kwargs=CVM)
+    assert 0.05 < step.step_size < 0.2
+    assert step.thin == np.ceil(2 / step.step_size)
+    assert "step size" in caplog.text
+    assert step.center.distance < 0.05
+
+
+def test_plain_gradients_warn_with_the_batch_size_they_need(model):
+    with pytest.warns(BatchSizeWarning, match="about `batch_size=") as record:
+        step = SGLD(model=model, batch_size=5, compile_kwargs=CVM)
+    needed = int(str(record[0].message).split("batch_size=")[1].split("`")[0])
+    assert 5 < needed <= 400
+    assert step.step_size < 0.05
+    enough = SGLD(model=model, batch_size=needed, compile_kwargs=CVM)
+    assert enough.step_size >= 0.1 * 0.99
+
+
+def test_given_step_sizes_need_no_centre(model):
+    step = SGLD(model=model, batch_size=50, step_size=1e-3, compile_kwargs=CVM)
+    assert step.center is None
+    assert step.thin == 1
+
+
+def test_batch_size_of_the_model_and_of_the_user():
+    minibatch_model = logistic_model(batch_size=20)
+    assert SGLD(model=minibatch_model, step_size=1e-3, compile_kwargs=CVM).batch_size == 20
+    other = SGLD(model=minibatch_model, step_size=1e-3, batch_size=30, compile_kwargs=CVM)
+    assert other.batch_size == 30
+
+
+@pytest.mark.parametrize("form", ["array", "names", "value names"])
+def test_a_centre_of_the_user(form):
+    model = two_variable_model()
+    center = {
+        "array": np.array([1.0, 2.0, np.log(0.5)]),
+        "names": {"intercept": 1.0, "slope": 2.0, "sigma": 0.5},
+        "value names": {"intercept": 1.0, "slope": 2.0, "sigma_log__": np.log(0.5)},
+    }[form]
+    step = SGLDCV(model=model, batch_size=50, step_size=1e-4, center=center, compile_kwargs=CVM)
+    np.testing.assert_allclose(step.center.position, [1.0, 2.0, np.log(0.5)])
+
+
+def test_named_rows():
+    X, y = logistic_data()
+    with pm.Model(coords={"row": np.arange(len(y))}) as model:
+        data = pm.Data("X", X, dims=("row", None))
+        beta = pm.Normal("beta", 0, 1, shape=3)
+        pm.Bernoulli("y", logit_p=data @ beta, observed=y, dims="row")
+    for rows in ("row", ["X", "y"], "y"):
+        step = SGLD(model=model, batch_size=9, step_size=1e-3, rows=rows, compile_kwargs=CVM)
+        assert step.posterior.n_rows == len(y)
+
+
+def test_polynomial_decay():
+    decay = PolynomialDecay(a=2.0, b=3.0, gamma=0.55)
+    assert decay(10) == pytest.approx(2.0 * 13.0**-0.55)
+
+
+# --- Bad input ----------------------------------------------------------------------------
+
+
+def refuse(error, message, model, step_class=SGLDCV, **settings):
+    settings = {"batch_size": 20, "step_size": 1e-3, "compile_kwargs": CVM, **settings}
+    with pytest.raises(error, match=message):
+        step_class(model=model, **settings)
+
+
+def test_no_minibatch_and_no_batch_size(model):
+    refuse(ModelError, r"no `pm.Minibatch` .* `SGLDCV\(batch_size=400\)`", model, batch_size=None)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "error", "message"),
+    [
+        (401, ValueError, "between 1 and the number of rows, 400, but got 401"),
+        (0, ValueError, "but got 0"),
+        (-3, ValueError, "but got -3"),
+        (1.5, TypeError, "whole number of rows, but got 1.5"),
+    ],
+)
+def test_bad_batch_size(model, batch_size, error, message):
+    refuse(error, message, model, batch_size=batch_size)
+
+
+@pytest.mark.parametrize(
+    ("step_size", "error", "message"),
+    [
+        (0.0, ValueError, "positive and finite, but got 0.0"),
+        (-1.0, ValueError, "positive and finite, but got -1.0"),
+        (np.nan, ValueError, "positive and finite, but got nan"),
+        (np.inf, ValueError, "positive and finite, but got inf"),
+        ("small", TypeError, "positive number, a function .* but got 'small'"),
+        (lambda t: np.nan, ValueError, "schedule gave nan for transition 0"),
+        (lambda t: -1.0, ValueError, "schedule gave -1.0 for transition 0"),
+    ],
+)
+def test_bad_step_size(model, step_size, error, message):
+    refuse(error, message, model, step_size=step_size)
+
+
+def test_a_schedule_that_fails_later(model):
+    step = SGLD(
+        model=model,
+        batch_size=20,
+        step_size=lambda t: 1e-3 if t < 7 else np.nan,
+        compile_kwargs=CVM,
+    )
+    with model, pytest.raises(ValueError, match="schedule gave nan for transition 7"):
+        pm.sample(step=step, draws=20, tune=0, chains=1, progressbar=False, quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"a": 0.0}, "`a` should be positive"),
+        ({"a": 1.0, "b": np.inf}, "`b` should be positive and finite"),
+        ({"a": 1.0, "gamma": 1.5}, r"`gamma` should be in \(0, 1\]"),
+    ],
+)
+def test_bad_decay(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PolynomialDecay(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("center", "message"),
+    [
+        (np.zeros(2), r"array of shape \(3,\), but has shape \(2,\)"),
+        (np.array([0.0, np.nan, 0.0]), "finite"),
+        ({"gamma": np.zeros(3)}, r"unknown names \['gamma'\] and lacks \['beta'\]"),
+        ({"beta": np.zeros(4)}, r"`beta` should have shape \(3,\), but has shape \(4,\)"),
+        ("somewhere", "'lbfgs', 'sgd', or a point, but got 'somewhere'"),
+    ],
+)
+def test_bad_center(model, center, message):
+    refuse(ValueError, message, model, center=center)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"preconditioner": "newton"}, "'curvature', 'identity', .* but got 'newton'"),
+        ({"preconditioner": np.ones(2)}, r"shape \(3,\) or \(3, 3\), but has shape \(2,\)"),
+        ({"preconditioner": -np.ones(3)}, "positive"),
+        ({"gradient": "svrg"}, "'plain' or 'cv', but got 'svrg'"),
+        ({"batching": "epoch"}, "one of .* but got 'epoch'"),
+        ({"thin": 0}, "at least 1, but got 0"),
+        ({"thin": 2.5}, "at least 1, but got 2.5"),
+    ],
+)
+def test_bad_settings(model, settings, message):
+    refuse(ValueError, message, model, **settings)
+
+
+def test_discrete_variable_left_to_the_step():
+    X, y = logistic_data()
+    with pm.Model() as model:
+        which = pm.Bernoulli("which", 0.5)
+        beta = pm.Normal("beta", 0, 1, shape=3)
+        pm.Bernoulli("y", logit_p=X @ beta * (1 + which), observed=y)
+    refuse(ModelError, "continuous variables, but `which` is discrete", model)
+
+
+def test_discrete_variable_with_another_step_method():
+    X, y = logistic_data()
+    with pm.Model() as model:
+        which = pm.Bernoulli("which", 0.5)
+        beta = pm.Normal("beta", 0, 1, shape=3)
+        pm.Bernoulli("y", logit_p=X @ beta + which, observed=y)
+        step = SGLDCV([beta], batch_size=50, compile_kwargs=CVM)
+        idata = pm.sample(
+            step=step, draws=50, tune=50, chains=1, random_seed=1, progressbar=False, quiet=True
+        )
+    assert np.isfinite(idata.posterior["beta"]).all()
+    assert set(np.unique(idata.posterior["which"])) <= {0, 1}
