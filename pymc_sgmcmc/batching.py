@@ -124,6 +124,7 @@ class ShuffledWindows(Batching):
 
     name = "shuffle"
     without_replacement = True
+    _order: int
 
     @property
     def variance_factor(self) -> float:

@@ -18,6 +18,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import toposort
+from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.posterior import Posterior
@@ -126,12 +127,13 @@ def _last_row_vectors(
 
 def _has_one_entry_a_row(variable: Variable) -> bool:
     """Whether the type allows one floating number a row: shape (n,), (n, 1), ..."""
-    shape = getattr(variable.type, "shape", None)
+    if not isinstance(variable.type, TensorType) or not variable.type.ndim:
+        return False
+    length, *others = variable.type.shape
     return (
-        bool(shape)
-        and shape[0] != 1
-        and all(length == 1 for length in shape[1:])
-        and (variable.type.dtype.startswith("float"))
+        length != 1
+        and all(other == 1 for other in others)
+        and variable.type.dtype.startswith("float")
     )
 
 

@@ -189,7 +189,7 @@ def test_discrete_variable_left_to_the_step():
 
 def test_discrete_variable_with_another_step_method():
     X, y = logistic_data()
-    with pm.Model() as model:
+    with pm.Model():
         which = pm.Bernoulli("which", 0.5)
         beta = pm.Normal("beta", 0, 1, shape=3)
         pm.Bernoulli("y", logit_p=X @ beta + which, observed=y)

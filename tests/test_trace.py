@@ -55,7 +55,7 @@ def test_labelled_trace_is_written_and_read_back(step_and_trace, tmp_path):
 
 def test_wrong_labels(step_and_trace):
     step, idata = step_and_trace
-    with pytest.raises(ValueError, match="name the 3 coordinates .* but has 2 entries"):
+    with pytest.raises(ValueError, match=r"name the 3 coordinates .* but has 2 entries"):
         label_positions(idata, step.posterior.labels[:2])
 
 

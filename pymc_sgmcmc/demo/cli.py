@@ -323,7 +323,7 @@ def _report(
     console.print(
         f"{sampler} beside a Laplace approximation from all {design.n_rows:,} rows", style="bold"
     )
-    console.print(comparison_table(comparison, console.width))
+    console.print(comparison_table(comparison, console))
     console.print(comparison_verdict(comparison, VARIANCE_INFLATION))
     if reference.separated:
         console.print(

@@ -10,6 +10,7 @@ from pathlib import Path
 import arviz as az
 import numpy as np
 import pandas as pd
+from rich.console import Console
 from rich.table import Table
 from scipy import special
 from xarray import DataTree
@@ -25,9 +26,6 @@ CI_COLUMNS = ("eti89_lb", "eti89_ub")
 
 BAD_R_HAT = 1.1
 """Above it a comparison says nothing; the usual bound for inference, 1.01, is PyMC's to check."""
-
-WIDE = 110
-"""Characters a line from which the table has all columns of `az.summary`."""
 
 MOST_PLOTTED = 60
 """Coefficients in the plot."""
@@ -67,26 +65,36 @@ def compare(trace: DataTree, reference: Laplace) -> pd.DataFrame:
     return frame
 
 
-def comparison_table(comparison: pd.DataFrame, width: int) -> Table:
+def comparison_table(comparison: pd.DataFrame, console: Console) -> Table:
     """Table to print.
 
     Parameters
     ----------
     comparison : pandas.DataFrame
         From `compare`.
-    width : int
-        Characters a line; narrow ones get fewer columns.
+    console : rich.console.Console
+        Where to print it; what does not fit into its lines is left out, the Monte Carlo errors
+        first, then the intervals.
     """
+    table = _comparison_table(comparison, intervals=True, errors=True)
+    for errors, intervals in ((False, True), (False, False)):
+        if console.measure(table).maximum <= console.width:
+            break
+        table = _comparison_table(comparison, intervals=intervals, errors=errors)
+    return table
+
+
+def _comparison_table(comparison: pd.DataFrame, *, intervals: bool, errors: bool) -> Table:
     decimals = _decimals(comparison["reference_sd"])
     number = f".{decimals}f"
     columns = [("mean", "mean", number), ("sd", "sd", number)]
-    if width >= WIDE:
+    if intervals:
         columns += [(name, name.replace("_", "\n"), number) for name in CI_COLUMNS]
     columns += [("ess_bulk", "ess\nbulk", ".0f")]
-    if width >= WIDE:
+    if intervals:
         columns += [("ess_tail", "ess\ntail", ".0f")]
     columns += [("r_hat", "r_hat", ".2f")]
-    if width >= WIDE:
+    if errors:
         more = f".{decimals + 1}f"
         columns += [("mcse_mean", "mcse\nmean", more), ("mcse_sd", "mcse\nsd", more)]
     columns += [

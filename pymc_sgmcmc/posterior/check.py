@@ -13,7 +13,6 @@ break one of these identities, evaluated at a random position:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -64,21 +63,23 @@ class _Setting:
     def take(self, selection: slice | np.ndarray) -> list[np.ndarray]:
         return [leaf.values[selection] for leaf in self.separated.leaves]
 
-    def value_and_gradient(
-        self, log_density: TensorVariable, rows: Sequence[TensorVariable]
-    ) -> Callable[..., np.ndarray]:
-        """Function of rows: log density and gradient at the position, in one vector."""
+    def values_and_gradients(
+        self, log_densities: Sequence[TensorVariable], rows: Sequence[TensorVariable]
+    ) -> Callable[..., list[np.ndarray]]:
+        """Function of rows: each log density with its gradient at the position, one vector."""
         layout = self.layout
-        log_density = clone_replace(log_density.sum(), dict(self.others), rebuild_strict=False)
-        log_density = rewrite_pregrad(log_density)
-        gradients = pt.grad(log_density, list(layout.variables), disconnected_inputs="ignore")
-        position = pt.tensor("position", shape=(layout.dimension,), dtype=layout.dtype)
-        output = clone_replace(
-            pt.concatenate([pt.atleast_1d(log_density), layout.join(gradients)]),
-            layout.split(position),
+        totals = clone_replace(
+            [log_density.sum() for log_density in log_densities],
+            dict(self.others),
             rebuild_strict=False,
         )
-        function = compile_quietly([position, *rows], output, PYTHON_MODE)
+        vectors = []
+        for total in rewrite_pregrad(totals):
+            gradients = pt.grad(total, list(layout.variables), disconnected_inputs="ignore")
+            vectors.append(pt.concatenate([pt.atleast_1d(total), layout.join(gradients)]))
+        position = pt.tensor("position", shape=(layout.dimension,), dtype=layout.dtype)
+        outputs = clone_replace(vectors, layout.split(position), rebuild_strict=False)
+        function = compile_quietly([position, *rows], outputs, PYTHON_MODE)
         return lambda *arrays: function(self.position, *arrays)
 
     def agree(self, found: np.ndarray, expected: np.ndarray) -> bool:
@@ -107,8 +108,7 @@ def check_separation(
     Returns
     -------
     SeparatedModel
-        The split that passed: the one given, or else the same one that takes fewer lengths in
-        the graph for the number of rows.
+        The first of the readings of the split that passes.
 
     Raises
     ------
@@ -127,15 +127,16 @@ def check_separation(
             if _check(model, _Setting(candidate, layout, others, position)):
                 break
 
-    try:
-        check(separated)
-    except ModelError:
-        fewer = replace(separated, only_beside_rows=True)
-        with suppress(ModelError):
-            check(fewer)
-            return fewer
-        raise
-    return separated
+    first_error = None
+    for reading in separated.readings():
+        try:
+            check(reading)
+        except ModelError as error:
+            first_error = first_error or error
+        else:
+            return reading
+    assert first_error is not None
+    raise first_error
 
 
 def check_finite(separated: SeparatedModel) -> None:
@@ -168,26 +169,16 @@ def _check(model: Model, setting: _Setting) -> bool:
     of_model = slice(None) if batch_size is None else rng.choice(n_rows, size=batch_size)
     scale = 1.0 if batch_size is None else n_rows / batch_size
 
-    drawn = [leaf.placeholder(batch_size) for leaf in separated.leaves]
-    inputs = [] if batch_size is None else drawn
-    references = reference_terms(
-        model, dict(zip(separated.leaves, drawn, strict=True)) if inputs else {}
-    )
-
-    def model_value(terms: Sequence[Term]) -> np.ndarray:
-        total = sum(references[term.name].log_density.sum() for term in terms)
-        evaluate = setting.value_and_gradient(total, inputs)
-        return evaluate(*setting.take(of_model)) if inputs else evaluate()
-
     conclusive = True
+    of_rows = []
     rows = [leaf.placeholder() for leaf in separated.leaves]
     for term in separated.row_terms:
         try:
             only_this = replace(separated, row_terms=(term,))
-            (density,) = only_this.row_log_densities(rows, rows[0].shape[0])
-            evaluate = setting.value_and_gradient(density, rows)
-            together = evaluate(*setting.take(some))
-            apart = np.sum([evaluate(*setting.take(part)) for part in parts], axis=0)
+            density = only_this.row_log_densities(rows, rows[0].shape[0])
+            evaluate = setting.values_and_gradients(density, rows)
+            (together,) = evaluate(*setting.take(some))
+            apart = np.sum([evaluate(*setting.take(part))[0] for part in parts], axis=0)
         except Exception as error:
             raise _not_separable(
                 term, setting, f"evaluating it on some of the rows failed ({_first_line(error)})"
@@ -198,21 +189,33 @@ def _check(model: Model, setting: _Setting) -> bool:
             )
         conclusive &= bool(np.isfinite(together).all())
         if setting.compare_rows:
-            found = scale * evaluate(*setting.take(of_model))
-            if not setting.agree(found, model_value([term])):
-                raise _not_separable(
-                    term, setting, "the rows do not add up to the log density of the model"
-                )
+            (all_rows,) = evaluate(*setting.take(of_model))
+            of_rows.append((term, scale * all_rows))
 
-    prior = setting.value_and_gradient(
-        sum(term.log_density.sum() for term in separated.full_terms), []
+    drawn = [leaf.placeholder(batch_size) for leaf in separated.leaves]
+    inputs = [] if batch_size is None else drawn
+    of_model_terms = reference_terms(
+        model, dict(zip(separated.leaves, drawn, strict=True)) if inputs else {}
     )
-    if not setting.agree(prior(), model_value(separated.full_terms)):
+    prior = [term.log_density.sum() for term in separated.full_terms]
+    expected_prior = [of_model_terms[term.name].log_density.sum() for term in separated.full_terms]
+    evaluate = setting.values_and_gradients(
+        [sum(prior), sum(expected_prior)]
+        + [of_model_terms[term.name].log_density for term, _ in of_rows],
+        inputs,
+    )
+    found, expected, *expected_of_rows = evaluate(*(setting.take(of_model) if inputs else ()))
+    if not setting.agree(found, expected):
         names = ", ".join(f"`{term.name}`" for term in separated.full_terms)
         raise ModelError(
             f"The log densities of {names} are not those of the model when it is split into "
             "rows and the rest. Please report the model."
         )
+    for (term, found), expected in zip(of_rows, expected_of_rows, strict=True):
+        if not setting.agree(found, expected):
+            raise _not_separable(
+                term, setting, "the rows do not add up to the log density of the model"
+            )
     return conclusive
 
 

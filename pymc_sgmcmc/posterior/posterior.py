@@ -313,7 +313,10 @@ class Posterior:
         # Softmax and the like would be evaluated row by row in Python as they are.
         gradient = rewrite_graph(gradient, include=(), custom_rewrite=inline_inner_graphs)
         replacements = {one: row[:, None] for one, row in zip(single, rows, strict=True)}
-        return self.compile_for_setup([position, *rows], [vectorize_graph(gradient, replacements)])
+        gradients = vectorize_graph(gradient, replacements)
+        if gradients.type.ndim == 1:  # the same for all rows
+            gradients = pt.broadcast_to(gradients, (rows[0].shape[0], self.dimension))
+        return self.compile_for_setup([position, *rows], [gradients])
 
     def __getstate__(self) -> dict:
         """Everything but the functions for set-up, which are compiled again when needed."""

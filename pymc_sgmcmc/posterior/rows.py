@@ -102,6 +102,9 @@ class SeparatedModel:
         What the model's `pymc.Minibatch` asks for, None for an ordinary model.
     lengths : tuple of Variable
         Lengths of the model's dimensions that run over the rows.
+    row_numbers : tuple of Variable
+        Arrays 0, 1, ..., N - 1 that number the rows in whatever part of the data, rather than
+        being data themselves.
     only_beside_rows : bool
         A length in the graph that equals the number of rows is taken for that number only in
         expressions of the data, not in those of parameters alone. (With minibatches of 10,
@@ -114,6 +117,7 @@ class SeparatedModel:
     n_rows: int
     batch_size: int | None
     lengths: tuple[Variable, ...] = ()
+    row_numbers: tuple[Variable, ...] = ()
     only_beside_rows: bool = False
 
     def row_log_densities(
@@ -130,6 +134,8 @@ class SeparatedModel:
             static).
         """
         replacements: dict[Variable, Variable] = dict.fromkeys(self.lengths, length)
+        for variable in self.row_numbers:
+            replacements[variable] = pt.arange(length, dtype=variable.dtype)
         for leaf, tensor in zip(self.leaves, rows, strict=True):
             replacements |= leaf.in_place(tensor)
         built_for = self.n_rows if self.batch_size is None else self.batch_size
@@ -139,6 +145,23 @@ class SeparatedModel:
             Length(built_for, length),
             self.only_beside_rows,
         )
+
+    def readings(self) -> list[SeparatedModel]:
+        """Readings of what the graph leaves open, the likeliest first, which is this one."""
+        numbers = [
+            leaf
+            for leaf in self.leaves
+            if leaf.values.ndim == 1
+            and leaf.values.dtype.kind in "iu"
+            and np.array_equal(leaf.values, np.arange(self.n_rows))
+        ]
+        readings = [self]
+        if numbers and len(numbers) < len(self.leaves):
+            # `log_p[np.arange(N), y]`: the first index is not a trend over the rows.
+            variables = tuple(variable for leaf in numbers for variable in leaf.variables)
+            others = tuple(leaf for leaf in self.leaves if leaf not in numbers)
+            readings.append(replace(self, leaves=others, row_numbers=variables))
+        return readings + [replace(reading, only_beside_rows=True) for reading in readings]
 
     def widest_row(self, layout: PositionLayout) -> int:
         """Elements of a row of all data, or of the widest intermediate result that has rows.
@@ -526,7 +549,7 @@ def _separate_ordinary_model(
         _merge(leaves.values()),
         n_rows,
         None,
-        _lengths_of_rows(model, {*lengths, *(leaf.name for leaf in leaves.values())}, n_rows),
+        _lengths_of_rows(model, n_rows),
     )
 
 
@@ -589,15 +612,17 @@ def _row_leaves(term: Term, n_rows: int, left_out: Collection[Variable]) -> dict
     return leaves
 
 
-def _lengths_of_rows(model: Model, names: Collection[str], n_rows: int) -> tuple[Variable, ...]:
-    """Shared lengths of the leading dimensions of these variables."""
-    dimensions = {
-        dims[0] for name, dims in model.named_vars_to_dims.items() if name in names and dims
+def _lengths_of_rows(model: Model, n_rows: int) -> tuple[Variable, ...]:
+    """Shared lengths of dimensions that are as long as the data, and no parameter's."""
+    of_parameters = {
+        dimension
+        for variable in model.free_RVs
+        for dimension in model.named_vars_to_dims.get(variable.name, ())
     }
     return tuple(
         length
         for name, length in model.dim_lengths.items()
-        if name in dimensions
+        if name not in of_parameters
         and isinstance(length, SharedVariable)
         and int(length.get_value()) == n_rows
     )

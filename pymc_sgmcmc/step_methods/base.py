@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from pymc.stats.convergence import SamplerWarning, WarningType
@@ -92,7 +92,7 @@ class StochasticGradientStep(BlockedStep):
     """
 
     default_blocked = True
-    stats_dtypes_shapes: ClassVar = {
+    stats_dtypes_shapes: dict[str, tuple[Any, Any]] = {  # noqa: RUF012  # PyMC reads it from class and instance alike
         "gradient": (object, []),
         "position": (object, []),
         "step_size": (np.float64, []),
@@ -105,7 +105,14 @@ class StochasticGradientStep(BlockedStep):
     name: str
     posterior: Posterior
     batching: Batching
+    block: TransitionBlock
     thin: int
+    # State of the chain, see `StochasticGradientState`.
+    rng: np.random.Generator
+    noise_rng: np.random.Generator
+    position: np.ndarray | None
+    pending: np.ndarray | None
+    _draws: _Draws | None
 
     def _set_up(
         self,
@@ -174,7 +181,7 @@ class StochasticGradientStep(BlockedStep):
         self.draws_done = 0
         self.handed_out = 0
         self.failed = False
-        self._draws: _Draws | None = None
+        self._draws = None
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list]:
         """Advance the chain by one recorded draw, that is, by `thin` transitions."""
@@ -261,7 +268,7 @@ class StochasticGradientStep(BlockedStep):
     def _first_position(self, incoming: np.ndarray) -> np.ndarray:
         """Centre plus Laplace noise, unless the user gave initial values of their own."""
         user_chose = not np.array_equal(incoming, self._initial_position)
-        if self._start is None or user_chose:
+        if self._start is None or self._start_root is None or user_chose:
             return incoming
         noise = self.noise_rng.standard_normal(self.posterior.dimension)
         root = self._start_root
@@ -290,6 +297,7 @@ class StochasticGradientStep(BlockedStep):
 
     def _compute_draws(self, count: int) -> _Draws:
         """Run the chain from the start of the present block for some draws."""
+        assert self.position is not None
         self.batching.set_order(self._order())
         transitions = count * self.thin
         rng, noise_rng = _copy(self.rng), _copy(self.noise_rng)
@@ -329,13 +337,13 @@ class StochasticGradientStep(BlockedStep):
     def _finish_block(self) -> None:
         """Make the last draw handed out the start of the next block."""
         draws, used = self._draws, self.handed_out
-        if used < len(draws.positions):
-            draws = self._compute_draws(used) if used else None
         if draws is not None and used:
+            if used < len(draws.positions):
+                draws = self._compute_draws(used)
             self.rng, self.noise_rng = draws.rng_after, draws.noise_rng_after
             self.pending = draws.pending_after
             self.position = draws.last_position
-        self.draws_done += used
+            self.draws_done += used
         self.handed_out = 0
         self._draws = None
 

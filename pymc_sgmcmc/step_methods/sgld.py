@@ -182,46 +182,40 @@ class SGLD(StochasticGradientStep):
                 UserWarning,
                 stacklevel=2,
             )
-        on_jax = is_jax_mode(compile_kwargs)
-
         needs_center = (
             gradient == "cv"
             or step_size is None
-            or (isinstance(preconditioner, str) and preconditioner == "curvature")
             or center is not None
+            or (isinstance(preconditioner, str) and preconditioner == "curvature")
         )
-        found, others = (
-            _center(model, posterior, center, rows, initial_point) if needs_center else (None, {})
-        )
-        self.center = found
-        matrix = _preconditioner_matrix(preconditioner, found, posterior.dimension)
+        self.center: Center | None = None
+        others: dict[str, np.ndarray] = {}
+        if needs_center:
+            self.center, others = _center(model, posterior, center, rows, initial_point)
+        matrix = _preconditioner_matrix(preconditioner, self.center, posterior.dimension)
         root = matrix_root(matrix)
-        columns = find_center_columns(posterior, found.position) if gradient == "cv" else None
-        data = (*posterior.data, *(columns.columns if columns else ()))
-        scheme = make_batching(batching, data, batch_size, static=on_jax)
-        estimator: GradientEstimator
-        if gradient == "cv":
-            estimator = ControlVariateGradient(
-                posterior, scheme, found.position, found.likelihood_gradient, columns, others
-            )
-        else:
-            estimator = PlainGradient(posterior, scheme)
+        on_jax = is_jax_mode(compile_kwargs)
+        estimator = _estimator(
+            gradient, posterior, self.center, others, batching, batch_size, static=on_jax
+        )
         if step_size is None:
+            assert self.center is not None
             choice = choose_step_size(
-                posterior, found, root, scheme, control_variate=gradient == "cv"
+                posterior,
+                self.center,
+                root,
+                estimator.batching,
+                control_variate=gradient == "cv",
             )
             step_size = choice.step_size
-            thin = thin or int(
-                np.clip(np.ceil(2 / (step_size * choice.curvature)), 1, MOST_THINNING)
-            )
-            _report(type(self).__name__, choice, scheme, thin, gradient)
+            thin = thin or _default_thinning(choice)
+            _report(type(self).__name__, choice, estimator.batching, thin, gradient)
         thin = thin or 1
 
-        dtype = posterior.dtype
         block = TransitionBlock(
             Langevin(
-                _shared(matrix.astype(dtype), "preconditioner"),
-                _shared(root.astype(dtype), "preconditioner_root"),
+                _shared(matrix.astype(posterior.dtype), "preconditioner"),
+                _shared(root.astype(posterior.dtype), "preconditioner_root"),
             ),
             estimator,
             compile_kwargs,
@@ -229,13 +223,13 @@ class SGLD(StochasticGradientStep):
         )
         self._set_up(
             posterior=posterior,
-            batching=scheme,
+            batching=estimator.batching,
             block=block,
             step_size=step_size,
             thin=thin,
             owns_all=owns_all,
-            start=None if found is None else found.position,
-            start_root=None if found is None else found.curvature.root,
+            start=None if self.center is None else self.center.position,
+            start_root=None if self.center is None else self.center.curvature.root,
             blocked=blocked,
             compile_kwargs=compile_kwargs,
             rng=rng,
@@ -286,6 +280,39 @@ class SGLDCV(SGLD):
 
     def __init__(self, vars: Sequence | None = None, *, gradient: str = "cv", **kwargs: Any):
         super().__init__(vars, gradient=gradient, **kwargs)
+
+
+def _estimator(
+    gradient: str,
+    posterior: Posterior,
+    center: Center | None,
+    center_of_others: dict[str, np.ndarray],
+    batching: str,
+    batch_size: int,
+    *,
+    static: bool,
+) -> GradientEstimator:
+    """Gradient estimator with its minibatch scheme."""
+    if gradient == "plain":
+        scheme = make_batching(batching, posterior.data, batch_size, static=static)
+        return PlainGradient(posterior, scheme)
+    assert center is not None
+    columns = find_center_columns(posterior, center.position)
+    data = (*posterior.data, *columns.columns)
+    scheme = make_batching(batching, data, batch_size, static=static)
+    return ControlVariateGradient(
+        posterior,
+        scheme,
+        center.position,
+        center.likelihood_gradient,
+        columns,
+        center_of_others,
+    )
+
+
+def _default_thinning(choice: StepSizeChoice) -> int:
+    """Two relaxation times of the direction of the largest curvature, within bounds."""
+    return int(np.clip(np.ceil(2 / (choice.step_size * choice.curvature)), 1, MOST_THINNING))
 
 
 def _shared(values: np.ndarray, name: str):

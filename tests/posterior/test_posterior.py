@@ -606,16 +606,15 @@ def test_prediction_and_log_likelihood_go_on_with_all_rows(way):
         "intercept": (("chain", "draw"), rng.normal(size=(1, 3))),
         "sigma": (("chain", "draw"), np.ones((1, 3))),
     }
-    trace = xr.DataTree.from_dict({"posterior": xr.Dataset(draws)})
+    draws = xr.Dataset(draws, coords={"feature": list(model.coords["feature"])})
+    trace = xr.DataTree.from_dict({"posterior": draws})
     settings = {"model": model, "progressbar": False, "compile_kwargs": {"mode": PYTHON_MODE}}
     predicted = pm.sample_posterior_predictive(trace, random_seed=1, **settings)
     assert predicted.posterior_predictive["y"].shape == (1, 3, N_ROWS)
     pm.compute_log_likelihood(trace, **settings)
     pointwise = trace.log_likelihood["y"].to_numpy()[0]
     assert pointwise.shape == (3, N_ROWS)
-    position = np.concatenate(
-        [draws["beta"][1][0, 1], draws["intercept"][1][0, 1:2], np.log([1.0])]
-    )
+    position = np.concatenate([draws["beta"][0, 1], draws["intercept"][0, 1:2], np.log([1.0])])
     likelihood = found.log_likelihood_and_gradient(position, found.take(slice(None)))[0]
     close(likelihood, pointwise[1].sum())
 
