@@ -14,6 +14,7 @@ from pytensor.link.jax.linker import JAXLinker
 
 from pymc_sgmcmc.dynamics import Langevin
 from pymc_sgmcmc.gradients import GradientEstimator
+from pymc_sgmcmc.posterior.compiled import without_blas_warning
 
 
 class TransitionBlock:
@@ -68,20 +69,19 @@ class TransitionBlock:
             outputs_info=[position, None],
             return_updates=False,
         )
-        self._function = pytensor.function(
-            [position, indices, noise, step_sizes],
-            [positions, gradients],
-            on_unused_input="ignore",
-            **(compile_kwargs or {}),
-        )
+        with without_blas_warning():
+            self._function = pytensor.function(
+                [position, indices, noise, step_sizes],
+                [positions, gradients],
+                on_unused_input="ignore",
+                **(compile_kwargs or {}),
+            )
         self._function.trust_input = True
         # Numba and JAX compile at the first call. Doing it here, in the parent process, spares
         # each forked chain the same work.
         self(
             np.zeros(self.dimension),
-            np.zeros((2, *indices.type.shape[1:]), dtype=np.int64)
-            if indices.type.shape[1:] != (None,)
-            else np.zeros((2, estimator.batching.batch_size), dtype=np.int64),
+            estimator.batching.draw(np.random.default_rng(0), 2),
             np.zeros((1, self.dimension)),
             np.zeros(1),
         )

@@ -7,6 +7,9 @@ import dataclasses
 import importlib.util
 import io
 import re
+import runpy
+import sys
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -289,15 +292,13 @@ def test_mode_and_batch_size(monkeypatch):
 
 
 def test_warnings_of_the_step_method_are_reported_and_others_passed_on():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warnings.warn("small batch", BatchSizeWarning, stacklevel=1)
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+    assert fit._messages(caught[:1]) == ["small batch"]
     with pytest.warns(DeprecationWarning, match="old"):
-        import warnings
-
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            warnings.warn("small batch", BatchSizeWarning, stacklevel=1)
-            warnings.warn("old", DeprecationWarning, stacklevel=1)
-        messages = fit._messages(caught)
-    assert messages == ["small batch"]
+        fit._messages(caught)
 
 
 # --- Reports ------------------------------------------------------------------------------------
@@ -321,7 +322,7 @@ def test_comparison_in_units_of_the_reference(comparison):
 
 @pytest.mark.parametrize(
     ("width", "shown", "hidden"),
-    [(80, ["Laplace", "r_hat"], ["eti89"]), (110, ["eti89"], ["mcse"]), (140, ["mcse"], [])],
+    [(80, ["Laplace", "r_hat"], ["eti89"]), (125, ["eti89"], ["mcse"]), (150, ["mcse"], [])],
 )
 def test_table_fits_the_console(comparison, width, shown, hidden):
     console = Console(width=width, file=io.StringIO(), markup=False, color_system=None)
@@ -508,6 +509,14 @@ def test_missing_package_names_its_extra(package, arguments, extra, tmp_path, mo
     assert f'pip install "{extra}"' in capsys.readouterr().err
 
 
+def test_package_runs_as_a_module(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["pymc_sgmcmc", "--draws", "none"])
+    with pytest.raises(SystemExit) as exit_:
+        runpy.run_module("pymc_sgmcmc", run_name="__main__")
+    assert exit_.value.code == 2
+    assert "at least 4, but got 'none'" in capsys.readouterr().err
+
+
 def test_help_shows_defaults(capsys):
     assert run(["--help"]) == 0
     text = capsys.readouterr().out
@@ -537,10 +546,8 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("output") / "new"
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        status = main(
-            ["--data", "fair", "--rows", "3000", "--draws", "60", "--tune", "5", *QUICK]
-            + ["--batch-size", "100", "--output", str(folder)]
-        )
+        arguments = ["--data", "fair", "--rows", "3000", "--draws", "150", "--tune", "5"]
+        status = main([*arguments, *QUICK, "--batch-size", "100", "--output", str(folder)])
     return status, printed.getvalue(), folder
 
 
@@ -575,7 +582,7 @@ def test_run_agrees_with_the_reference(finished):
 def test_run_leaves_a_trace_and_a_plot(finished):
     _, _, folder = finished
     with xr.open_datatree(folder / "fair-sgld-cv-3000-rows.nc", engine="h5netcdf") as trace:
-        assert dict(trace["posterior"]["beta"].sizes) == {"chain": 2, "draw": 60, "feature": 9}
+        assert dict(trace["posterior"]["beta"].sizes) == {"chain": 2, "draw": 150, "feature": 9}
         assert "gradient" in trace["sample_stats"]
         assert trace["observed_data"]["y"].size == 3000
     with Image.open(folder / "fair-sgld-cv-3000-rows.png") as picture:

@@ -63,7 +63,7 @@ def laplace(X: np.ndarray, y: np.ndarray, prior_sd: float) -> Laplace:
     >>> y = np.arange(200) % 3 == 0
     >>> fit = laplace(X, y, prior_sd=10.0)
     >>> fit.mode.round(3), fit.sd.round(3)
-    (array([-0.688, -0.015]), array([0.149, 0.259]))
+    (array([-0.686, -0.022]), array([0.15 , 0.258]))
     """
     beta = np.zeros(X.shape[1])
     value, gradient, hessian = _log_posterior(X, y, prior_sd, beta)

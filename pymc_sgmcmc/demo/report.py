@@ -76,11 +76,11 @@ def comparison_table(comparison: pd.DataFrame, console: Console) -> Table:
         Where to print it; what does not fit into its lines is left out, the Monte Carlo errors
         first, then the intervals.
     """
-    table = _comparison_table(comparison, intervals=True, errors=True)
-    for errors, intervals in ((False, True), (False, False)):
-        if console.measure(table).maximum <= console.width:
-            break
+    unbounded = console.options.update(width=1000)  # as wide as the table would like to be
+    for intervals, errors in ((True, True), (True, False), (False, False)):
         table = _comparison_table(comparison, intervals=intervals, errors=errors)
+        if console.measure(table, options=unbounded).maximum <= console.width:
+            break
     return table
 
 

@@ -26,7 +26,7 @@ inline_inner_graphs = dfs_rewriter(_inline)
 
 _AFTER_OTHER_REWRITES = 49.5
 
-PYTHON_MODE = Mode(linker="py", optimizer="fast_compile").register(
+PYTHON_MODE = Mode(linker="py", optimizer="minimum_compile").register(
     # Inner graphs would be compiled in C, which takes seconds, for a few calls.
     (inline_inner_graphs, _AFTER_OTHER_REWRITES)
 )
