@@ -30,6 +30,10 @@ SUBSAMPLE_ROWS = 10_000
 """Rows from which curvature is computed, and on which the search for the mode begins."""
 
 
+NOISE_ROWS = 10_000
+"""Most rows from whose gradients the gradient noise is computed, one by one."""
+
+
 @dataclass(frozen=True)
 class Curvature:
     r"""Local Gaussian approximation of the posterior: :math:`H = -\nabla^2 \log \pi`.
@@ -419,12 +423,12 @@ def _largest_row_variance(
     subsample = _Subsample(posterior)
     available = len(subsample.rows[0])
     rng = np.random.default_rng(2018)
-    wanted = min(available, max(1000, 4 * min(posterior.dimension, DENSE_DIMENSION)))
-    numbers = rng.choice(available, size=wanted, replace=False)
+    # Many rows: predictors with heavy tails put most of the noise into few of them.
+    numbers = rng.permutation(available)[:NOISE_ROWS]
     if not control_variate:
         gradients = subsample.single_row_gradients(center.position, numbers)
         return _largest_eigenvalue(_whiten(gradients - gradients.mean(0), root))
-    groups = np.array_split(numbers, min(8, wanted))
+    groups = np.array_split(numbers, min(8, len(numbers)))
     differences = []
     for group in groups:
         noise = rng.standard_normal(posterior.dimension)

@@ -102,7 +102,7 @@ def make_parser() -> argparse.ArgumentParser:
     data.add_argument(
         "--rows",
         metavar="N",
-        type=_whole_number(1),
+        type=_whole_number(2),
         help="after the table itself, fit N rows simulated from it (predictors drawn with "
         "replacement, outcomes from the fitted model), to show how the cost changes",
     )

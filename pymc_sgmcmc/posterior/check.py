@@ -91,7 +91,8 @@ class _Setting:
             # The position can lie outside the support, where both sides are infinite alike.
             same = (one == other) | (np.isnan(one) & np.isnan(other))
             tolerance = relative * (1 + np.abs(other[finite]).max(initial=0))
-            if not np.all(same | (finite & (np.abs(one - other) <= tolerance))):
+            difference = np.subtract(one, other, out=np.zeros_like(one), where=finite)
+            if not np.all(same | (finite & (np.abs(difference) <= tolerance))):
                 return False
         return True
 
@@ -197,11 +198,18 @@ def _check(model: Model, setting: _Setting) -> bool:
     of_model_terms = reference_terms(
         model, dict(zip(separated.leaves, drawn, strict=True)) if inputs else {}
     )
-    prior = [term.log_density.sum() for term in separated.full_terms]
-    expected_prior = [of_model_terms[term.name].log_density.sum() for term in separated.full_terms]
+    likelihood_names = {term.name for term in separated.row_terms}
+    expected_prior = [
+        term.log_density.sum()
+        for name, term in of_model_terms.items()
+        if name not in likelihood_names
+    ]
     evaluate = setting.values_and_gradients(
-        [sum(prior), sum(expected_prior)]
-        + [of_model_terms[term.name].log_density for term, _ in of_rows],
+        [
+            sum(term.log_density.sum() for term in separated.full_terms),
+            sum(expected_prior),
+            *(of_model_terms[term.name].log_density for term, _ in of_rows),
+        ],
         inputs,
     )
     found, expected, *expected_of_rows = evaluate(*(setting.take(of_model) if inputs else ()))

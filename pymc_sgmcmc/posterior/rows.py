@@ -534,7 +534,7 @@ def _separate_ordinary_model(
     row_terms: list[Term] = []
     for term in terms.values():
         found = _row_leaves(term, n_rows, left_out) if term.name in may_have_rows else {}
-        leaves |= found
+        leaves = found | leaves
         (row_terms if found else full_terms).append(term)
     missing = (lengths.keys() & observed.keys()) - {term.name for term in row_terms}
     if missing or not row_terms:

@@ -461,9 +461,10 @@ def _report(step_name: str, choice: StepSizeChoice, batching, thin: int, gradien
     )
     if choice.noise > NOISE_WARNING * choice.curvature:
         remedy = (
-            "or use `SGLDCV`, whose noise does not grow with the data"
+            "or `SGLDCV`, whose noise does not grow with the data"
             if gradient == "plain"
-            else "or check that the centre is near the mode"
+            else "or fewer predictors that are non-zero or extreme in only a few rows, which cause "
+            "most of the noise that control variates leave"
         )
         warnings.warn(
             f"The noise of a gradient from {batching.batch_size} of {batching.n_rows} rows is "

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from transition_benchmark import CONTENDERS
-from transition_benchmark.machine import machine_facts, restrict_to_one_core
+from common.machine import machine_facts, restrict_to_one_core
 
 STORAGE = Path(__file__).resolve().parents[2] / ".benchmarks"
 GRID: dict[str, list] = {

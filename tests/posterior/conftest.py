@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytensor
 import pytest
 
 from pymc_sgmcmc.posterior import posterior as posterior_module
@@ -18,3 +19,6 @@ def python_mode(request, monkeypatch):
     """Evaluate by NumPy: C code takes seconds to compile for each graph."""
     if "real_mode" not in request.fixturenames:
         monkeypatch.setattr(posterior_module, "_setup_mode", lambda: PYTHON_MODE)
+    # PyTensor notes where each node was made, which takes an eighth of the time.
+    with pytensor.config.change_flags(traceback__limit=0):
+        yield

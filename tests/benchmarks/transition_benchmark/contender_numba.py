@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from transition_benchmark.interface import Prepared, Run, Settings, UnavailableError
-from transition_benchmark.problem import Problem, full_gradient
+from common.problem import Problem, full_gradient
 
 _TRIAL_SECONDS = 0.01
 _TRIALS = 5

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from transition_benchmark.interface import Prepared, Run, Settings, UnavailableError
-from transition_benchmark.problem import Problem
+from common.problem import Problem
 
 
 def prepare(problem: Problem, settings: Settings) -> Prepared:

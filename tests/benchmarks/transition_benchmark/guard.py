@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from transition_benchmark.interface import Settings
-from transition_benchmark.problem import GRADIENT_NOISE_INFLATION, Problem
+from common.problem import GRADIENT_NOISE_INFLATION, Problem
 
 MEAN_TOLERANCE = 2.0
 """Posterior standard deviations (root mean square over coordinates). The mean of a chain as long

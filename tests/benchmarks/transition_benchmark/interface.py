@@ -17,9 +17,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-METHODS = ("sgld", "sgld-cv")
-"""The methods timed: SGLD, and SGLD with control variates (SGLD-CV)."""
-
 Run = Callable[[int], np.ndarray]
 """Runs a chain of ``settings.transitions`` transitions from ``problem.start``.
 
@@ -60,7 +57,7 @@ class Prepared:
     Attributes
     ----------
     runs : mapping of str to Run
-        One function a method of :data:`METHODS`; a method may be missing.
+        One function a method of :data:`common.METHODS`; a method may be missing.
     packages : tuple of str
         Distributions whose versions are worth reporting.
     notes : mapping of str to str

@@ -31,7 +31,7 @@ from typing import Any, TextIO
 
 from transition_benchmark.guard import summarise
 from transition_benchmark.interface import Prepared, Settings, UnavailableError
-from transition_benchmark.problem import Problem, load_problem
+from common.problem import Problem, load_problem
 
 
 class Worker:

@@ -1,0 +1,186 @@
+"""The check of the split finds what would otherwise be silently wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from pytensor.graph.traversal import ancestors
+
+from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.posterior import Posterior, check
+from pymc_sgmcmc.posterior.check import check_finite, check_separation
+from pymc_sgmcmc.posterior.position import layout_from_model
+from pymc_sgmcmc.posterior.rows import SeparatedModel, Term, separate_rows
+from tests.posterior.models import CASES, N_ROWS, X, Y
+
+
+def checked(model: pm.Model, separated: SeparatedModel) -> SeparatedModel:
+    point = model.initial_point()
+    layout = layout_from_model(model, None, point)
+    return check_separation(model, separated, layout, {}, layout.ravel(point))
+
+
+def scaled(term: Term, factor: float) -> Term:
+    return Term(term.name, term.log_density * factor)
+
+
+@pytest.mark.parametrize("way", ["ordinary", "with_data", "minibatch"])
+def test_passes_and_returns_the_split(way):
+    model = getattr(CASES["two_observed"], way)()
+    separated = separate_rows(model)
+    assert checked(model, separated) is separated
+
+
+@pytest.mark.parametrize("way", ["ordinary", "with_data", "minibatch"])
+def test_finds_an_array_that_was_missed(way):
+    model = getattr(CASES["two_observed"], way)()
+    separated = separate_rows(model)
+    for leaf in separated.leaves:
+        others = tuple(other for other in separated.leaves if other is not leaf)
+        # An array that stands in the second likelihood alone breaks that one.
+        name = "count" if leaf.name.startswith("count") else "y"
+        with pytest.raises(ModelError, match=f"`{name}` is not a sum"):
+            checked(model, replace(separated, leaves=others))
+
+
+@pytest.mark.parametrize("name", ["predicts_itself", "two_observed"])
+def test_finds_a_twin_that_was_missed(name):
+    """One `pm.Minibatch` stands in the graph as several nodes; one of them is not replaced."""
+    model = CASES[name].minibatch()
+    separated = separate_rows(model)
+    in_use = set(ancestors([term.log_density for term in separated.row_terms]))
+    missed = 0
+    for leaf in separated.leaves:
+        twins = [variable for variable in leaf.variables if variable in in_use]
+        for twin in twins:
+            others = tuple(variable for variable in leaf.variables if variable is not twin)
+            without = replace(leaf, variables=others)
+            leaves = tuple(without if other is leaf else other for other in separated.leaves)
+            with pytest.raises(ModelError, match="is not a sum"):
+                checked(model, replace(separated, leaves=leaves))
+            missed += len(twins) > 1
+    assert missed >= 2
+
+
+def test_finds_arrays_with_rows_in_another_order():
+    """Sums over parts agree, and all rows do not, where two arrays are out of step."""
+    model = CASES["linear"].ordinary()
+    separated = separate_rows(model)
+    first, *others = separated.leaves
+    shifted = replace(first, values=np.roll(first.values, 1, axis=0))
+    with pytest.raises(ModelError, match=r"`y` is not a sum.*do not add up to the log density"):
+        checked(model, replace(separated, leaves=(shifted, *others)))
+
+
+@pytest.mark.parametrize("way", ["ordinary", "minibatch"])
+@pytest.mark.parametrize("factor", [1.001, 37 / 11])
+def test_finds_a_wrong_weight(way, factor):
+    model = getattr(CASES["linear"], way)()
+    separated = separate_rows(model)
+    likelihood = tuple(scaled(term, factor) for term in separated.row_terms)
+    with pytest.raises(ModelError, match=r"`y` is not a sum.*do not add up"):
+        checked(model, replace(separated, row_terms=likelihood))
+    prior = tuple(scaled(term, factor) for term in separated.full_terms)
+    with pytest.raises(ModelError, match="`beta`, `intercept`, `sigma` are not those of the model"):
+        checked(model, replace(separated, full_terms=prior))
+
+
+def test_finds_an_error_that_only_the_gradient_shows():
+    model = CASES["linear"].ordinary()
+    separated = separate_rows(model)
+    (term,) = separated.row_terms
+    value = model.rvs_to_values[model["intercept"]]
+    # No change at the position of the check, only next to it.
+    point = model.initial_point()
+    layout = layout_from_model(model, None, point)
+    noise = np.random.default_rng(check.SEED).normal(size=layout.dimension)
+    at = (layout.ravel(point) + 0.3 * noise)[3]
+    wrong = Term("y", term.log_density + 0.01 * (value - at))
+    with pytest.raises(ModelError, match="`y` is not a sum"):
+        checked(model, replace(separated, row_terms=(wrong,)))
+
+
+@pytest.mark.parametrize("way", ["ordinary", "minibatch"])
+def test_finds_a_term_that_was_left_out(way):
+    model = getattr(CASES["hierarchical_non_centred"], way)()
+    separated = separate_rows(model)
+    with pytest.raises(ModelError, match="are not those of the model"):
+        checked(model, replace(separated, full_terms=separated.full_terms[1:]))
+    both = (*separated.row_terms, *separated.full_terms[:1])
+    with pytest.raises(ModelError, match="`mu` is not a sum"):
+        checked(model, replace(separated, full_terms=separated.full_terms[1:], row_terms=both))
+
+
+def test_looks_inside_the_support():
+    """Far from the initial point the density is zero, whatever the split."""
+    with pm.Model() as model:
+        b = pm.Normal("b", initval=1e-4)
+        y = pm.Data("Y", np.linspace(-1e-3, 1e-3, N_ROWS))
+        inside = -((y - b).mean() ** 2)
+        pm.Potential("p", pt.switch(pt.abs(b) < 1e-2, inside, -np.inf))
+    with pytest.raises(ModelError, match="`p` is not a sum"):
+        Posterior(model, rows="Y")
+
+
+def test_values_outside_the_support_alone_are_no_reason():
+    with pm.Model() as model:
+        pm.Uniform("y", 0, pm.Normal("top", initval=3.0), observed=np.linspace(0.1, 2.9, N_ROWS))
+    found = Posterior(model)
+    assert np.isneginf(found.log_density(np.array([1.0])))
+    assert np.isfinite(found.log_density(np.array([4.0])))
+
+
+def test_large_data_are_compared_in_part(monkeypatch):
+    """Above the limit nothing is evaluated on all rows, and dependent rows are still found."""
+    monkeypatch.setattr(check, "FULL_CHECK_ELEMENTS", 100)
+    model = CASES["linear"].ordinary()
+    lengths = []
+    original = check._Setting.take
+    monkeypatch.setattr(
+        check._Setting,
+        "take",
+        lambda setting, chosen: (
+            lengths.append(len(setting.separated.leaves[0].values[chosen]))
+            or original(setting, chosen)
+        ),
+    )
+    Posterior(model)
+    assert max(lengths) == check.CHECK_ROWS
+    with pm.Model() as dependent:
+        pm.Normal("y", pt.cumsum(pm.Normal("b") * pm.Data("x", X[:, 0])), 1.0, observed=Y)
+    with pytest.raises(ModelError, match="`y` is not a sum"):
+        Posterior(dependent)
+
+
+def test_width_counts_for_the_limit(monkeypatch):
+    with pm.Model() as model:
+        W = pm.Normal("W", shape=(3, 90))
+        pm.Categorical("y", logit_p=X @ W, observed=np.arange(N_ROWS))
+    rows = N_ROWS * 90
+    for limit, compared in ((rows, True), (rows - 1, False)):
+        monkeypatch.setattr(check, "FULL_CHECK_ELEMENTS", limit)
+        separated = separate_rows(model)
+        layout = layout_from_model(model, None, model.initial_point())
+        assert check._Setting(separated, layout, {}, None).compare_rows is compared
+
+
+def test_can_be_left_out():
+    with pm.Model() as dependent:
+        pm.Normal("y", pt.cumsum(pm.Normal("b") * pm.Data("x", X[:, 0])), 1.0, observed=Y)
+    assert Posterior(dependent, check=False).n_rows == N_ROWS
+
+
+@pytest.mark.parametrize("row", [0, 5, 36])
+def test_first_row_that_is_not_finite(row):
+    separated = separate_rows(CASES["linear"].ordinary())
+    leaf = separated.leaves[0]
+    values = leaf.values.copy()
+    values[row:, -1] = np.nan
+    with pytest.raises(ModelError, match=f"row {row}"):
+        check_finite(replace(separated, leaves=(replace(leaf, values=values),)))
+    integers = replace(leaf, values=np.zeros((N_ROWS, 2), dtype=int))
+    check_finite(replace(separated, leaves=(integers,)))

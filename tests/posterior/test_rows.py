@@ -1,0 +1,457 @@
+"""Telling rows apart, and refusing with a reason where that cannot be done."""
+
+from __future__ import annotations
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from pymc.exceptions import ImputationWarning
+
+from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.rows import separate_rows
+from tests.posterior.models import CASES, GROUP, N_ROWS, X, Y
+from tests.posterior.test_posterior import agrees, close
+
+x = X[:, 0]
+
+
+def refused(write, match: str, **settings) -> None:
+    """The model is refused when the posterior is made, with this message."""
+    with pm.Model() as model:
+        write()
+    with pytest.raises(ModelError, match=match):
+        Posterior(model, **settings)
+
+
+def minibatch(*arrays, batch_size=5):
+    return pm.Minibatch(*arrays, batch_size=batch_size)
+
+
+# --- What is found ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["ordinary", "with_data", "minibatch"])
+def test_terms_and_arrays(way):
+    separated = separate_rows(getattr(CASES["two_observed"], way)())
+    assert [term.name for term in separated.full_terms] == ["beta"]
+    assert [term.name for term in separated.row_terms] == ["y", "count"]
+    assert separated.n_rows == N_ROWS
+    assert separated.batch_size == (11 if way == "minibatch" else None)
+    assert {leaf.values.shape for leaf in separated.leaves} == {(N_ROWS,), (N_ROWS, 3)}
+    assert all(len(leaf.values) == N_ROWS for leaf in separated.leaves)
+
+
+def test_names_of_arrays():
+    names = {
+        "ordinary": {"array of shape (37, 3) in y", "y", "count"},
+        "with_data": {"X_data", "y_data", "count_data"},
+        "minibatch": {"array 0 of pm.Minibatch", "y", "count"},
+    }
+    for way, expected in names.items():
+        separated = separate_rows(getattr(CASES["two_observed"], way)())
+        assert {leaf.name for leaf in separated.leaves} == expected
+
+
+def test_arguments_of_minibatch_that_are_not_used():
+    with pm.Model() as model:
+        drawn, _, y = minibatch(x, X, Y)
+        pm.Normal("y", pm.Normal("b") * drawn, 1.0, observed=y, total_size=N_ROWS)
+    assert len(separate_rows(model).leaves) == 2
+
+
+def test_data_variables_in_minibatch_keep_their_names():
+    with pm.Model() as model:
+        drawn, y = minibatch(pm.Data("x", x), pm.Data("outcome", Y))
+        pm.Normal("y", pm.Normal("b") * drawn, 1.0, observed=y, total_size=N_ROWS)
+    assert Posterior(model).data_names == ("x", "outcome")
+
+
+# --- rows= ------------------------------------------------------------------------------------
+
+
+def group_table() -> pm.Model:
+    """A table by group with, by chance, as many entries as there are rows."""
+    with pm.Model(coords={"obs": range(N_ROWS)}) as model:
+        table = pm.Data("table", np.linspace(-1, 1, N_ROWS))
+        group = pm.Data("group", GROUP, dims="obs")
+        b = pm.Normal("b")
+        mu = b * table[group] + pm.Data("x", x, dims="obs")
+        pm.Normal("y", mu, 1.0, observed=Y, dims="obs")
+    return model
+
+
+@pytest.mark.parametrize(
+    "rows", [["y", "group", "x"], ["group", "x"], ("x", "group", "y"), "obs", ["obs", "y"]]
+)
+def test_rows_name_the_data_that_run_over_them(rows):
+    with pytest.raises(ModelError, match=r"`y` is not a sum over the 37 rows.*`table`.*rows=\["):
+        Posterior(group_table())
+    found = Posterior(group_table(), rows=rows)
+    assert set(found.data_names) == {"y", "group", "x"}
+    agrees(group_table(), found)
+
+
+def test_rows_of_the_observed_variable_include_its_data():
+    with pm.Model() as model:
+        predictor = pm.Normal("b") * pm.Data("x", x)
+        pm.Normal("y", predictor, 1.0, observed=pm.Data("outcome", Y))
+    found = Posterior(model, rows=["y", "x"])
+    assert set(found.data_names) == {"x", "outcome"}
+    agrees(model, found)
+
+
+def test_rows_choose_among_observed_variables():
+    with pm.Model() as model:
+        b = pm.Normal("b")
+        pm.Normal("y", b * x, 1.0, observed=Y)
+        pm.Normal("short", b, 1.0, observed=Y[:9])
+    for rows in ("short", ["short"]):
+        found = Posterior(model, rows=rows)
+        assert found.n_rows == 9
+        agrees(model, found)
+
+
+def test_rows_of_a_likelihood_written_as_potential():
+    def write():
+        b, weight, y = pm.Normal("b"), pm.Data("weight", x**2), pm.Data("Y", Y)
+        pm.Potential("weighted", (weight * pm.logp(pm.Normal.dist(b, 1.0), y)).sum())
+
+    refused(write, r"No observed variable .* If a potential is the likelihood, .* `rows=\[\"X\"\]`")
+    with pm.Model() as model:
+        write()
+    found = Posterior(model, rows=["Y", "weight"])
+    assert set(found.data_names) == {"Y", "weight"}
+    agrees(model, found)
+    at = np.array([0.3])
+    close(found.gradient(at), np.sum(x**2 * (Y - at)) - at)
+
+
+def test_rows_refused():
+    model = group_table()
+    with pytest.raises(ModelError, match=r"`rows` names `z`.*\['y'\].*\['group', 'table', 'x'\]"):
+        Posterior(model, rows="z")
+    with pytest.raises(ModelError, match="no observed variable"):
+        Posterior(model, rows=["y", "b"])
+    minibatched = CASES["linear"].minibatch()
+    with pytest.raises(ModelError, match=r"`rows` is for ordinary models.*Drop `rows`"):
+        Posterior(minibatched, rows="y")
+    with pm.Model() as mixed:
+        pm.Normal("y", pm.Normal("b") * pm.Data("x", x)[:9], 1.0, observed=Y[:9])
+    with pytest.raises(ModelError, match=r"`x` has 37.*`y` has 9|`y` has 9.*`x` has 37"):
+        Posterior(mixed, rows=["y", "x"])
+
+
+# --- Models without rows ----------------------------------------------------------------------
+
+
+def test_nothing_observed():
+    refused(lambda: pm.Normal("b"), "no observed variables.*NUTS")
+
+
+def test_only_scalars_observed():
+    refused(lambda: pm.Normal("y", pm.Normal("b"), 1.0, observed=1.5), "No observed variable has")
+
+
+def test_one_row():
+    refused(lambda: pm.Normal("y", pm.Normal("b"), 1.0, observed=Y[:1]), "have 1 row")
+
+
+def test_nothing_free():
+    refused(lambda: pm.Normal("y", 0.0, 1.0, observed=Y), "no free random variables")
+
+
+# --- Rows that do not fit together ------------------------------------------------------------
+
+
+def test_observed_variables_of_different_lengths():
+    def write():
+        b = pm.Normal("b")
+        pm.Normal("y", b * x, 1.0, observed=Y)
+        pm.Normal("z", b, 1.0, observed=Y[:9])
+
+    refused(write, r"`y` has 37, `z` has 9.*`rows=\[\"y\"\]`; the others .* in full")
+
+
+def test_minibatches_of_different_lengths():
+    def write():
+        b = pm.Normal("b")
+        drawn, y = minibatch(x, Y)
+        pm.Normal("y", b * drawn, 1.0, observed=y, total_size=N_ROWS)
+        pm.Normal("z", b, 1.0, observed=minibatch(Y[:9]), total_size=9)
+
+    refused(write, r"different numbers of rows.*`z` of shape \(9,\).*give the other in full")
+
+
+def test_one_minibatch_call_with_different_lengths():
+    def write():
+        drawn, y = minibatch(x[:9], Y)
+        pm.Normal("y", pm.Normal("b") * drawn, 1.0, observed=y, total_size=N_ROWS)
+
+    refused(write, r"different numbers of rows.*\(9,\).*`y` of shape \(37,\)")
+
+
+def test_separate_minibatch_calls():
+    def write():
+        drawn, y = minibatch(x), minibatch(Y)
+        pm.Normal("y", pm.Normal("b") * drawn, 1.0, observed=y, total_size=N_ROWS)
+
+    refused(write, r"2 separate `pm.Minibatch` calls.*`y`.*single call: `X_batch, y_batch =")
+
+
+def test_batch_larger_than_the_data():
+    def write():
+        drawn, y = minibatch(x, Y, batch_size=50)
+        pm.Normal("y", pm.Normal("b") * drawn, 1.0, observed=y, total_size=N_ROWS)
+
+    refused(write, "asks for 50 rows of data that have 37.*between 1 and 37")
+
+
+def test_missing_values_of_the_outcome():
+    def write():
+        y = Y.copy()
+        y[3] = np.nan
+        with pytest.warns(ImputationWarning):
+            pm.Normal("y", pm.Normal("b") * x, 1.0, observed=y)
+
+    refused(write, r"`y` has missing values.*`y_unobserved`.*Drop the rows")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_data_that_are_not_finite(value):
+    bad = X.copy()
+    bad[7, 1] = value
+
+    def constant():
+        pm.Normal("y", bad @ pm.Normal("b", shape=3), 1.0, observed=Y)
+
+    refused(constant, r"`array of shape \(37, 3\) in y` .* NaN or infinite.* row 7")
+
+    def drawn():
+        design, y = minibatch(bad, Y)
+        pm.Normal("y", design @ pm.Normal("b", shape=3), 1.0, observed=y, total_size=N_ROWS)
+
+    refused(drawn, r"`array 0 of pm.Minibatch` .* NaN or infinite.* row 7")
+
+    def drawn_outcome():
+        pm.Normal("y", pm.Normal("b"), 1.0, observed=minibatch(bad[:, 1]), total_size=N_ROWS)
+
+    refused(drawn_outcome, r"`y` .* NaN or infinite.* row 7")
+
+
+def test_infinite_data_variable():
+    bad = x.copy()
+    bad[2] = -np.inf
+
+    def write():
+        pm.Normal("y", pm.Normal("b") * pm.Data("dose", bad), 1.0, observed=Y)
+
+    refused(write, r"`dose` .* NaN or infinite.* row 2.*drop or impute")
+
+
+# --- total_size -------------------------------------------------------------------------------
+
+
+def drawn_model(**total):
+    drawn, y = minibatch(x, Y)
+    pm.Normal("y", pm.Normal("b") * drawn, 1.0, observed=y, **total)
+
+
+@pytest.mark.filterwarnings("ignore:total_size not provided")
+def test_total_size_is_missing():
+    refused(drawn_model, "`y` uses minibatched data but has no `total_size`.*`total_size=37`")
+    refused(
+        lambda: drawn_model(total_size=[None]), "`y` uses minibatched data but has no `total_size`"
+    )
+
+
+@pytest.mark.parametrize("wrong", [1000, 5, 36, [1000]])
+def test_total_size_is_wrong(wrong):
+    refused(lambda: drawn_model(total_size=wrong), r"`y` has total_size=.*scaled by.*size=37`\.")
+
+
+def test_total_size_of_one_of_two():
+    def write():
+        b = pm.Normal("b")
+        drawn, y, z = minibatch(x, Y, X[:, 1])
+        pm.Normal("y", b * drawn, 1.0, observed=y, total_size=N_ROWS)
+        pm.Normal("z", b, 1.0, observed=z, total_size=100)
+
+    refused(write, r"`z` has total_size=\[100\]")
+
+
+def test_total_size_of_other_axes():
+    def write(total_size):
+        drawn, design = minibatch(x, X)
+        mu = pm.Normal("b") * drawn[:, None]
+        pm.Normal("y", mu, 1.0, observed=design, total_size=total_size)
+
+    refused(lambda: write([N_ROWS, 30]), r"\[37, 30\].*only the leading axis")
+    for total_size in ([N_ROWS, 3], [N_ROWS, ...], [N_ROWS, None], N_ROWS):
+        with pm.Model():
+            write(total_size)
+            found = Posterior()
+        at = np.array([0.2])
+        close(found.gradient(at), np.sum(x[:, None] * (X - 0.2 * x[:, None])) - at)
+
+
+def test_total_size_of_an_ordinary_model():
+    def write():
+        pm.Normal("y", pm.Normal("b") * x, 1.0, observed=Y, total_size=1000)
+
+    refused(write, r"`y` has total_size=\[1000\].*scaled by 27.*`total_size=37`, or leave it out")
+
+    def not_drawn():
+        drawn_model(total_size=N_ROWS)
+        pm.Normal("z", 0.0, 1.0, observed=Y[:9], total_size=100)
+
+    refused(not_drawn, r"`z` has total_size=\[100\].*scaled by 11.*`total_size=9`, or leave it out")
+
+
+# --- What may not depend on minibatches -------------------------------------------------------
+
+
+def test_minibatched_potential():
+    def write():
+        drawn, y = minibatch(x, Y)
+        b = pm.Normal("b")
+        pm.Normal("y", b * drawn, 1.0, observed=y, total_size=N_ROWS)
+        pm.Potential("penalty", -(b * drawn).sum())
+
+    refused(write, r"potential `penalty` .*wrong by N/n.*`pm.CustomDist`.*`batch_size`")
+
+
+def test_prior_on_minibatched_data():
+    def write():
+        drawn, y = minibatch(x, Y)
+        pm.Normal("y", pm.Normal("b", drawn.mean()), 1.0, observed=y, total_size=N_ROWS)
+
+    refused(write, r"prior of the free variable `b` depends on minibatched data")
+
+
+# --- Rows that depend on each other -----------------------------------------------------------
+
+
+def lag_of_data_variable():
+    series = pm.Data("series", Y)
+    pm.Normal("y", pm.Normal("b") * series[:-1], 1.0, observed=Y[1:])
+
+
+def lag_by_concatenation():
+    series = pm.Data("series", Y)
+    lagged = pt.concatenate([[0.0], series[:-1]])
+    pm.Normal("y", pm.Normal("b") * lagged, 1.0, observed=Y)
+
+
+def lag_in_potential():
+    b, series = pm.Normal("b"), pm.Data("series", Y)
+    pm.Potential("y", pm.logp(pm.Normal.dist(b * series[:-1], 1.0), series[1:]).sum())
+    pm.Normal("z", b, 1.0, observed=x)
+
+
+def autoregression():
+    start = pm.Normal.dist(0.0, 1.0)
+    pm.AR("y", pm.Normal("b"), sigma=1.0, init_dist=start, observed=Y)
+
+
+def random_walk():
+    start = pm.Normal.dist(0.0, 1.0)
+    pm.GaussianRandomWalk("y", sigma=pm.HalfNormal("s"), init_dist=start, observed=Y)
+
+
+def gaussian_process():
+    kernel = pm.gp.cov.ExpQuad(1, pm.HalfNormal("length"))
+    pm.gp.Marginal(cov_func=kernel).marginal_likelihood("y", X=X[:, :1], y=Y, sigma=0.5)
+
+
+def correlated_errors():
+    pm.MvNormal("y", pm.Normal("b") * x, cov=np.eye(N_ROWS) + 0.1, observed=Y)
+
+
+def cumulative_sum():
+    pm.Normal("y", pt.cumsum(pm.Normal("b") * pm.Data("x", x)), 1.0, observed=Y)
+
+
+def standardised_in_the_model():
+    column = pm.Data("x", x)
+    pm.Normal("y", pm.Normal("b") * (column - column.mean(axis=0)), 1.0, observed=Y)
+
+
+def softmax_over_rows():
+    weights = pm.math.softmax(pm.Normal("b") * pm.Data("x", x))
+    pm.Normal("y", weights, 1.0, observed=Y)
+
+
+def mean_of_log_densities():
+    b = pm.Normal("b")
+    pm.Potential("y", -((pm.Data("x", x) - b) ** 2).mean())
+    pm.Normal("z", b, 1.0, observed=Y)
+
+
+def prior_inside_a_potential():
+    b = pm.Normal("b")
+    pm.Potential("y", -((pm.Data("x", x) - b) ** 2).sum() - b**4)
+    pm.Normal("z", b, 1.0, observed=Y)
+
+
+def table_by_group():
+    table = pm.Data("table", np.linspace(-1, 1, N_ROWS))
+    pm.Normal("y", pm.Normal("b") * table[GROUP], 1.0, observed=Y)
+
+
+DEPENDENT = [
+    lag_of_data_variable,
+    lag_by_concatenation,
+    lag_in_potential,
+    autoregression,
+    random_walk,
+    gaussian_process,
+    correlated_errors,
+    cumulative_sum,
+    standardised_in_the_model,
+    softmax_over_rows,
+    mean_of_log_densities,
+    prior_inside_a_potential,
+    table_by_group,
+]
+
+
+@pytest.mark.parametrize("write", DEPENDENT, ids=lambda write: write.__name__)
+def test_dependent_rows(write):
+    refused(write, r"likelihood of `y` is not a sum over the \d+ rows of .*time series.*`rows=\[")
+
+
+def drawn_and_centred():
+    drawn, y = minibatch(x, Y)
+    pm.Normal("y", pm.Normal("b") * (drawn - drawn.mean()), 1.0, observed=y, total_size=N_ROWS)
+
+
+def drawn_and_summed_up():
+    drawn, y = minibatch(x, Y)
+    pm.Normal("y", pt.cumsum(pm.Normal("b") * drawn), 1.0, observed=y, total_size=N_ROWS)
+
+
+def predictor_not_drawn():
+    mu = pm.Normal("b") * pm.Data("x", x)
+    pm.Normal("y", mu, 1.0, observed=minibatch(Y), total_size=N_ROWS)
+
+
+@pytest.mark.parametrize(
+    "write", [drawn_and_centred, drawn_and_summed_up, predictor_not_drawn], ids=lambda w: w.__name__
+)
+def test_dependent_minibatch_rows(write):
+    refused(write, r"`y` is not a sum over the 37 rows.*one `pm.Minibatch` call")
+
+
+def test_local_latent_variables():
+    def ordinary():
+        pm.Normal("y", pm.Normal("z", shape=N_ROWS), 1.0, observed=Y)
+
+    refused(ordinary, r"`y` is not a sum.*`z` has one element a row.*marginalise")
+
+    def drawn():
+        mu = pm.Normal("z", shape=5)
+        pm.Normal("y", mu, 1.0, observed=minibatch(Y), total_size=N_ROWS)
+
+    refused(drawn, r"`y` is not a sum.*`z` has one element a row.*marginalise")
