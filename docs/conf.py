@@ -1,7 +1,11 @@
 """Sphinx configuration: python -m sphinx -W -b html docs docs/_build/html."""
 
+import inspect
 import shutil
 from pathlib import Path
+
+from pymc.step_methods.compound import BlockedStep
+from sphinx.util.inspect import stringify_signature
 
 import pymc_sgmcmc
 
@@ -20,9 +24,12 @@ extensions = [
     "myst_nb",
 ]
 exclude_patterns = ["_build", "**.ipynb_checkpoints"]
+default_role = "py:obj"  # `SGLD` in a docstring is a link
 
 html_theme = "furo"
 html_title = f"pymc_sgmcmc {release}"
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
 
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
@@ -54,6 +61,16 @@ def copy_notebooks(app):
             shutil.copyfile(source, copy)
 
 
+def step_method_signature(app, what, name, obj, options, signature, return_annotation):
+    """Signature of `__init__` for a step method: PyMC's `__new__` would hide it."""
+    if what != "class" or not issubclass(obj, BlockedStep):
+        return None
+    parameters = list(inspect.signature(obj.__init__).parameters.values())[1:]
+    shown = stringify_signature(inspect.Signature(parameters), show_annotation=False)
+    return shown, return_annotation
+
+
 def setup(app):
-    """Register the copying, which must come before Sphinx looks for sources."""
+    """Register the copying, which must come before Sphinx looks for sources, and signatures."""
     app.connect("builder-inited", copy_notebooks)
+    app.connect("autodoc-process-signature", step_method_signature)

@@ -7,7 +7,7 @@ order in which a user lists them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -89,6 +89,30 @@ class PositionLayout:
         """Concatenate tensors that are shaped as the value variables; the inverse of `split`."""
         ravelled = [piece.ravel().astype(self.dtype) for piece in pieces]
         return ravelled[0] if len(ravelled) == 1 else pt.concatenate(ravelled)
+
+
+def complete_point(
+    default: Mapping[str, np.ndarray], given: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Values of all value variables: the given ones, and default values for the others.
+
+    Raises
+    ------
+    ModelError
+        For values of unknown variables, or of another shape than the default.
+    """
+    for name, value in given.items():
+        if name not in default:
+            raise ModelError(
+                f"`initial_point` has a value for `{name}`, but the value variables of the model "
+                f"are {_quote(default)}. Give unconstrained values by these names."
+            )
+        if np.shape(value) != np.shape(default[name]):
+            raise ModelError(
+                f"`initial_point` for `{name}` should have shape {np.shape(default[name])}, but "
+                f"has shape {np.shape(value)}."
+            )
+    return {**default, **given}
 
 
 def layout_from_model(
@@ -184,5 +208,5 @@ def _coordinate_labels(model: Model, value: TensorVariable, shape: tuple[int, ..
     return [f"{value.name}[{', '.join(labels)}]" for labels in product(*axes)]
 
 
-def _quote(names: Sequence[str]) -> str:
+def _quote(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)

@@ -27,7 +27,7 @@ from pymc_sgmcmc.posterior.compiled import (
     inline_inner_graphs,
     without_blas_warning,
 )
-from pymc_sgmcmc.posterior.position import PositionLayout, layout_from_model
+from pymc_sgmcmc.posterior.position import PositionLayout, complete_point, layout_from_model
 from pymc_sgmcmc.posterior.rows import SeparatedModel, separate_rows
 from pymc_sgmcmc.posterior.simplify import drop_settled_switches, simplify_logistic
 
@@ -94,7 +94,7 @@ class Posterior:
     ):
         model = modelcontext(model)
         with without_blas_warning():
-            initial_point = {**model.initial_point(), **(initial_point or {})}
+            initial_point = complete_point(model.initial_point(), initial_point or {})
         self.layout: PositionLayout = layout_from_model(model, variables, initial_point)
         self.initial_position = self.layout.ravel(initial_point)
         self._other_values = {

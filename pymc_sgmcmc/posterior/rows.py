@@ -206,6 +206,7 @@ def separate_rows(model: Model, rows: str | Sequence[str] | None = None) -> Sepa
             "The model has no observed variables, so there are no rows to subsample. "
             "Sample it with NUTS: `pm.sample()`."
         )
+    _refuse_labelled(model)
     _refuse_imputed(model)
     terms = _model_terms(model)
     nodes = _minibatch_nodes([term.log_density for term in terms.values()])
@@ -217,6 +218,16 @@ def separate_rows(model: Model, rows: str | Sequence[str] | None = None) -> Sepa
             "its rows itself. Drop `rows`, or build the model on the full arrays."
         )
     return _own_shared(_separate_minibatch_model(model, terms, nodes))
+
+
+def _refuse_labelled(model: Model) -> None:
+    for variable in [*model.basic_RVs, *model.potentials]:
+        if not isinstance(variable.type, TensorType):
+            raise ModelError(
+                f"The variable `{variable.name}` is a {type(variable).__name__}. Models with "
+                "labelled tensors (`pymc.dims`) are not supported: write the model with the "
+                "distributions of `pymc` and `dims=`."
+            )
 
 
 def _refuse_imputed(model: Model) -> None:
@@ -239,22 +250,27 @@ def _own_shared(separated: SeparatedModel) -> SeparatedModel:
     The rows are taken out of the model anyway; were the rest to follow the model, a change of
     its data would reach one part of the posterior and not the other.
     """
-    terms = [*separated.full_terms, *separated.row_terms]
+    # What stands for rows stays as it is, to be found again.
+    rows = {variable for leaf in separated.leaves for variable in leaf.variables}
+    rows.update(separated.lengths)
+    return replace(
+        separated,
+        full_terms=_on_copies(separated.full_terms, set()),
+        row_terms=_on_copies(separated.row_terms, rows),
+    )
+
+
+def _on_copies(terms: Sequence[Term], kept: set[Variable]) -> tuple[Term, ...]:
     graphs = [term.log_density for term in terms]
-    given = {variable for leaf in separated.leaves for variable in leaf.variables}
-    given.update(separated.lengths)
     copies: dict[Variable, Variable] = {
         variable: pytensor.shared(variable.get_value(), variable.name, shape=variable.type.shape)
-        for variable in ancestors(graphs, blockers=given)
+        for variable in ancestors(graphs, blockers=kept)
         if isinstance(variable, SharedVariable) and isinstance(variable.type, TensorType)
     }
-    # What stands for rows stays as it is, to be found again.
-    copies.update((variable, variable) for variable in given)
-    own = [
+    copies.update((variable, variable) for variable in kept)
+    return tuple(
         Term(term.name, graph) for term, graph in zip(terms, rebuild(graphs, copies), strict=True)
-    ]
-    number = len(separated.full_terms)
-    return replace(separated, full_terms=tuple(own[:number]), row_terms=tuple(own[number:]))
+    )
 
 
 # --- The terms of the log density ---------------------------------------------------------

@@ -82,7 +82,7 @@ class SGLD(StochasticGradientStep):
         stochastic Newton steps, or the point itself: values of all variables by name, or the
         unconstrained position. Not computed where nothing needs it.
     thin : int, optional
-        Transitions a recorded draw. Default: two relaxation times, at most 100, where the
+        Transitions a recorded draw. Default: one relaxation time, at most 100, where the
         step size is computed, and 1 where it is given.
     batching : {"shuffle", "replace"}
         Windows of rows in random order (without replacement), or independent rows with
@@ -311,7 +311,7 @@ def _estimator(
 
 
 def _default_thinning(choice: StepSizeChoice) -> int:
-    """Two relaxation times of the direction of the largest curvature, within bounds."""
+    """One relaxation time of the direction of the largest curvature, within bounds."""
     return int(np.clip(np.ceil(2 / (choice.step_size * choice.curvature)), 1, MOST_THINNING))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
@@ -12,7 +14,7 @@ from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.rows import separate_rows
 from tests.posterior.models import CASES, GROUP, N_ROWS, X, Y
-from tests.posterior.test_posterior import agrees, close
+from tests.posterior.reference import agrees, close
 
 x = X[:, 0]
 
@@ -152,6 +154,18 @@ def test_nothing_observed():
 
 def test_only_scalars_observed():
     refused(lambda: pm.Normal("y", pm.Normal("b"), 1.0, observed=1.5), "No observed variable has")
+
+
+def test_labelled_tensors():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of an experimental interface
+        import pymc.dims as pmd
+
+    with pm.Model(coords={"obs": range(N_ROWS)}) as model:
+        y = pmd.Data("Y", Y, dims="obs")
+        pmd.Normal("y", pmd.Normal("b"), 1.0, observed=y)
+    with pytest.raises(ModelError, match=r"`b` is a XTensor.*`pymc.dims`.*not supported"):
+        Posterior(model)
 
 
 def test_one_row():
