@@ -7,7 +7,12 @@ Write a PyMC model, pass one of the step methods to `pymc.sample`, and get an Ar
 >>> from pymc_sgmcmc import SGLDCV
 """
 
-from pymc_sgmcmc.errors import BatchSizeWarning, ModelError, NonFinitePositionError
+from pymc_sgmcmc.errors import (
+    BatchSizeWarning,
+    CenterWarning,
+    ModelError,
+    NonFinitePositionError,
+)
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import PolynomialDecay
 from pymc_sgmcmc.step_methods import SGLD, SGLDCV
@@ -19,6 +24,7 @@ __all__ = [
     "SGLD",
     "SGLDCV",
     "BatchSizeWarning",
+    "CenterWarning",
     "ModelError",
     "NonFinitePositionError",
     "PolynomialDecay",

@@ -15,3 +15,7 @@ class NonFinitePositionError(SamplingError):
 
 class BatchSizeWarning(UserWarning):
     """Gradient noise, rather than curvature, limits the step size of a plain gradient."""
+
+
+class CenterWarning(UserWarning):
+    """The centre is no posterior mode, or the posterior is far from Gaussian around it."""

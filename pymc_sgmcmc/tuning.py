@@ -13,6 +13,7 @@ import numpy as np
 from scipy import linalg, optimize
 
 from pymc_sgmcmc.batching import Batching
+from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.posterior import Posterior
 
 _log = logging.getLogger(__name__)
@@ -29,6 +30,12 @@ CENTER_TOLERANCE = 1e-2
 SUBSAMPLE_ROWS = 10_000
 """Rows from which curvature is computed, and on which the search for the mode begins."""
 
+
+FARTHEST_CENTER = 3.0
+"""Distance from the mode, in posterior standard deviations, beyond which a centre is no mode."""
+
+MOST_UNLIKE_GAUSSIAN = 3.0
+"""Factor by which the fall of the log density around the centre may differ from a Gaussian's."""
 
 NOISE_ROWS = 10_000
 """Most rows from whose gradients the gradient noise is computed, one by one."""
@@ -172,7 +179,56 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
         )
         if np.max(np.abs(position - before) / curvature.standard_deviations) > 1:
             curvature = _curvature(posterior, subsample, position)
-    return center_at(posterior, position, curvature)
+    center = center_at(posterior, position, curvature)
+    check_center(posterior, center)
+    return center
+
+
+def check_center(posterior: Posterior, center: Center) -> None:
+    """Warn where a centre is no mode, or no guide to the posterior around it.
+
+    On the surface of the ellipsoid that holds a Gaussian in d dimensions, at distance
+    sqrt(d) in its own units, the log density is lower by d / 2 than at its mode.
+
+    Warns
+    -----
+    CenterWarning
+        Where the gradient at the centre is large, or the log density falls by much more or
+        much less than d / 2: at a mode on a boundary, say, where a variance goes to zero.
+    """
+    if center.distance > FARTHEST_CENTER:
+        warnings.warn(
+            f"The search for the posterior mode ended {center.distance:.3g} posterior standard "
+            "deviations away from it, judged by the gradient there. The log density may have no "
+            "mode, jump, or be badly scaled: check the model with `model.debug()`, give `center`, "
+            "or sample with NUTS.",
+            CenterWarning,
+            stacklevel=2,
+        )
+        return
+    rng = np.random.default_rng(1735)
+    top, _ = posterior.log_density_and_gradient(center.position)
+    ratios = []
+    for _ in range(2):
+        direction = rng.standard_normal(posterior.dimension)
+        direction *= np.sqrt(posterior.dimension) / np.linalg.norm(direction)
+        shift = apply(center.curvature.root, direction)
+        for sign in (1.0, -1.0):
+            value, _ = posterior.log_density_and_gradient(center.position + sign * shift)
+            ratios.append((top - value) / (posterior.dimension / 2))
+    lowest, middle = np.min(ratios), np.median(ratios)
+    bounds = (1 / MOST_UNLIKE_GAUSSIAN, MOST_UNLIKE_GAUSSIAN)
+    if not (bounds[0] < middle < bounds[1] and lowest > 0):
+        warnings.warn(
+            "The posterior around its mode is far from the Gaussian with the curvature there: one "
+            f"standard deviation away the log density falls by {middle:.3g} times what it should. "
+            "The mode may lie on a boundary, as that of a group scale near zero does; the centre, "
+            "the preconditioner and the step size are then no guide. Use a non-centred "
+            "parametrisation or a prior that keeps scales from zero, give `center`, or sample "
+            "with NUTS.",
+            CenterWarning,
+            stacklevel=2,
+        )
 
 
 def center_at(
@@ -331,7 +387,7 @@ def dense_curvature(scaled: np.ndarray, scale: np.ndarray) -> Curvature:
             "The log posterior is flat or bends upwards in some direction at the centre "
             f"(smallest eigenvalue of the scaled curvature {values[0]:.2g}): the centre may not "
             "be a mode, or the posterior may be improper. Check the priors.",
-            UserWarning,
+            CenterWarning,
             stacklevel=2,
         )
     values = np.maximum(np.abs(values), max(floor, np.finfo(float).tiny))

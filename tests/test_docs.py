@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -13,20 +12,22 @@ import pymc as pm
 import pytensor
 import pytest
 
+import pymc_sgmcmc
+from pymc_sgmcmc import datasets
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
-pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="needs the folder docs")
+pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="needs the folder docs of a clone")
 
-SMALL = {"100_000": "5_000", "draws=1000, tune=500": "draws=20, tune=10"} | {
-    "draws=1000": "draws=20",
-    "tune=200": "tune=10",
-}
-"""What to write for less data and fewer draws."""
+SMALL = {"100_000": "5_000", "draws=1000": "draws=20", "tune=200": "tune=10", "tune=500": "tune=10"}
+"""What to write in the code for fewer rows and draws."""
+
+DOCS_EXTRA = ("furo", "myst_nb", "numpydoc", "sphinx")
 
 
 def python_blocks(path: Path) -> list[tuple[int, str]]:
-    """Blocks of Python in a Markdown file, each with the line that it begins in."""
+    """Blocks of Python in a Markdown file, each with the number of its first line."""
     text = path.read_text(encoding="utf-8")
     return [
         (text.count("\n", 0, match.start(1)) + 1, match[1])
@@ -35,8 +36,8 @@ def python_blocks(path: Path) -> list[tuple[int, str]]:
 
 
 @pytest.fixture
-def few_draws(monkeypatch):
-    """Sample in this process, and in the mode that compiles soonest: there is little to run."""
+def quick(monkeypatch):
+    """Sample in this process, and compile in the mode that is soonest ready: there is little to run."""
     sample = pm.sample
 
     def quiet_sample(*args, **kwargs):
@@ -51,7 +52,7 @@ def few_draws(monkeypatch):
 @pytest.mark.parametrize(
     "name", ["README.md", "docs/getting_started.md", "docs/how_a_sampler_is_put_together.md"]
 )
-def test_code_runs(name, few_draws, capsys):
+def test_code_runs(name, quick, capsys):
     path = ROOT / name
     blocks = python_blocks(path)
     assert blocks
@@ -62,3 +63,28 @@ def test_code_runs(name, few_draws, capsys):
         # Empty lines first, so that a traceback shows the line of the page.
         code = compile("\n" * (line - 1) + block, str(path), "exec", dont_inherit=True)
         exec(code, names)
+
+
+@pytest.mark.parametrize("module", [pymc_sgmcmc, datasets], ids=lambda module: module.__name__)
+def test_api_page_has_all_public_names(module):
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\.\. auto\w+:: (\w+)$", page, re.MULTILINE))
+    assert set(module.__all__) - {"__version__"} <= documented
+
+
+def test_all_notebooks_are_in_the_table_of_contents():
+    listed = (DOCS / "index.md").read_text(encoding="utf-8").splitlines()
+    assert {f"notebooks/{path.stem}" for path in ROOT.glob("notebooks/*.ipynb")} <= set(listed)
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in DOCS_EXTRA),
+    reason="needs the extra docs: " + ", ".join(DOCS_EXTRA),
+)
+def test_pages_build_without_warnings(tmp_path):
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
+    build = subprocess.run(
+        [*command, str(DOCS), str(tmp_path / "html")], capture_output=True, text=True, cwd=ROOT
+    )
+    assert build.returncode == 0, build.stderr
+    assert (tmp_path / "html" / "index.html").exists()

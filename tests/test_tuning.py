@@ -8,6 +8,7 @@ import pytest
 
 from pymc_sgmcmc import tuning
 from pymc_sgmcmc.batching import make_batching
+from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning import (
     center_at,
@@ -170,3 +171,31 @@ def test_a_centre_without_a_finite_gradient_is_refused():
     posterior = Posterior(logistic_model())
     with pytest.raises(ValueError, match="not finite at the cent"):
         center_at(posterior, np.array([np.inf, 0.0, 0.0]))
+
+
+def test_a_mode_on_the_boundary_is_reported():
+    """The density of a centred hierarchy is unbounded where the group scale goes to zero."""
+    rng = np.random.default_rng(3)
+    group = rng.integers(0, 6, 60)
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", 1.0)
+        effect = pm.Normal("effect", 0.0, scale, shape=6)
+        pm.Normal("y", effect[group], 1.0, observed=rng.normal(size=60))
+    with pytest.warns(UserWarning) as record:
+        find_center(Posterior(model), Posterior(model).initial_position)
+    assert any(issubclass(warning.category, CenterWarning) for warning in record)
+
+
+def test_a_support_that_depends_on_a_parameter_is_reported():
+    rng = np.random.default_rng(3)
+    with pm.Model() as model:
+        upper = pm.HalfNormal("upper", 10.0)
+        pm.Uniform("y", 0.0, upper, observed=rng.uniform(0, 3, size=1000))
+    with pytest.warns(CenterWarning, match="ended .* away from it"):
+        find_center(Posterior(model), Posterior(model).initial_position)
+
+
+def test_a_good_centre_is_not_reported(recwarn):
+    posterior = Posterior(logistic_model())
+    find_center(posterior, np.zeros(3))
+    assert not [warning for warning in recwarn if warning.category is CenterWarning]

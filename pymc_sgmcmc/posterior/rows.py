@@ -590,6 +590,8 @@ def _row_lengths(model: Model, rows: str | Sequence[str] | None) -> dict[str, in
             )
         )
 
+    if not rows:
+        raise ModelError(f"`rows` should name the data that run over the rows, but is {rows!r}.")
     found: dict[str, int] = {}
     for given in [rows] if isinstance(rows, str) else rows:
         name = given if given in observed or given in data else model.name_for(given)

@@ -108,8 +108,10 @@ class SGLD(StochasticGradientStep):
     Warns
     -----
     BatchSizeWarning
-        Where the noise of a plain gradient makes the computed step much smaller than
+        Where the noise of the gradient makes the computed step much smaller than
         curvature would; it names the batch size at which it would not.
+    CenterWarning
+        Where the search for the mode failed, or the posterior around it is far from Gaussian.
 
     Notes
     -----
@@ -160,6 +162,11 @@ class SGLD(StochasticGradientStep):
         rng: Any = None,
     ):
         model = modelcontext(model)
+        if compile_kwargs is not None and not isinstance(compile_kwargs, Mapping):
+            raise TypeError(
+                "`compile_kwargs` should be a mapping such as {'mode': 'CVM'}, but got "
+                f"{compile_kwargs!r}."
+            )
         if gradient not in ("plain", "cv"):
             raise ValueError(f"`gradient` should be 'plain' or 'cv', but got {gradient!r}.")
         if step_size is not None:

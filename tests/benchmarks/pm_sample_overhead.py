@@ -53,7 +53,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def measure(settings: argparse.Namespace, method: str, thin: int) -> dict[str, Any]:
     """Time the engine and `pm.sample` in turn, for one method."""
     import pymc as pm
-
     from common.model import build_model, engine_chain, make_step
     from common.problem import make_problem, step_size
     from common.timing import best, timed

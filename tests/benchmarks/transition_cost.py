@@ -18,8 +18,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from transition_benchmark import CONTENDERS
 from common.machine import machine_facts, restrict_to_one_core
+from transition_benchmark import CONTENDERS
 
 STORAGE = Path(__file__).resolve().parents[2] / ".benchmarks"
 GRID: dict[str, list] = {

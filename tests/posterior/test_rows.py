@@ -136,6 +136,8 @@ def test_rows_refused():
         Posterior(model, rows="z")
     with pytest.raises(ModelError, match="no observed variable"):
         Posterior(model, rows=["y", "b"])
+    with pytest.raises(ModelError, match=r"`rows` should name .* but is \[\]"):
+        Posterior(model, rows=[])
     minibatched = CASES["linear"].minibatch()
     with pytest.raises(ModelError, match=r"`rows` is for ordinary models.*Drop `rows`"):
         Posterior(minibatched, rows="y")

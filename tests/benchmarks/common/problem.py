@@ -169,16 +169,18 @@ def step_size(problem: Problem, batch: int) -> float:
     return float(4 * GRADIENT_NOISE_INFLATION / noise)
 
 
-def save_problem(problem: Problem, folder: Path) -> None:
+def save_problem(problem: Problem, folder: Path | str) -> None:
     """Write a problem where :func:`load_problem` reads it."""
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("design", "response", "mode", "start", "curvature", "row_covariance"):
         np.save(folder / f"{name}.npy", getattr(problem, name))
     (folder / "prior.json").write_text(json.dumps({"prior_sd": problem.prior_sd}))
 
 
-def load_problem(folder: Path) -> Problem:
+def load_problem(folder: Path | str) -> Problem:
     """Read a problem written by :func:`save_problem`; the design is mapped, not read."""
+    folder = Path(folder)
     arrays = {
         name: np.load(folder / f"{name}.npy")
         for name in ("response", "mode", "start", "curvature", "row_covariance")

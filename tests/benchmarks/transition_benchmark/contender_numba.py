@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from common.problem import Problem, full_gradient
 
 from transition_benchmark.interface import Prepared, Run, Settings, UnavailableError
-from common.problem import Problem, full_gradient
 
 _TRIAL_SECONDS = 0.01
 _TRIALS = 5

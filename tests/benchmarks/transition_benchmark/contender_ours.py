@@ -10,6 +10,7 @@ from __future__ import annotations
 from common import METHODS
 from common.model import build_model, engine_chain, make_step
 from common.problem import Problem
+
 from transition_benchmark.interface import Prepared, Run, Settings, UnavailableError
 
 

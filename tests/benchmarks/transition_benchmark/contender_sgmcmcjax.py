@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from common.problem import Problem
 
 from transition_benchmark.interface import Prepared, Run, Settings, UnavailableError
-from common.problem import Problem
 
 
 def prepare(problem: Problem, settings: Settings) -> Prepared:

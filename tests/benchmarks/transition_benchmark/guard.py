@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 import numpy as np
+from common.problem import GRADIENT_NOISE_INFLATION, Problem
 
 from transition_benchmark.interface import Settings
-from common.problem import GRADIENT_NOISE_INFLATION, Problem
 
 MEAN_TOLERANCE = 2.0
 """Posterior standard deviations (root mean square over coordinates). The mean of a chain as long

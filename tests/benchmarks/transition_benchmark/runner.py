@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common import METHODS
+from common.problem import Problem, make_problem, save_problem, step_size
+
 from transition_benchmark.client import WorkerError, WorkerProcess
 from transition_benchmark.guard import Summary, judge, least_transitions
 from transition_benchmark.interface import Settings, UnavailableError
 from transition_benchmark.peer_python import sgmcmcjax_python
-from common import METHODS
-from common.problem import Problem, make_problem, save_problem, step_size
 from transition_benchmark.report import Result
 
 _OWN_ENVIRONMENT = {"sgmcmcjax": sgmcmcjax_python}

@@ -29,9 +29,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
+from common.problem import Problem, load_problem
+
 from transition_benchmark.guard import summarise
 from transition_benchmark.interface import Prepared, Settings, UnavailableError
-from common.problem import Problem, load_problem
 
 
 class Worker:

@@ -1,0 +1,188 @@
+"""Time to the first draw in a new process, with an empty and with a filled compile cache.
+
+Examples
+--------
+::
+
+    python tests/benchmarks/start_up.py
+    python tests/benchmarks/start_up.py --rows 10000 1000000 --rounds 5
+
+``README.md`` beside this file says how to read the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from typing import Any
+
+from common import METHODS
+from common.child import run_in_fresh_process
+from common.machine import restrict_to_one_core
+from common.program import (
+    DTYPES,
+    make_parser,
+    print_table,
+    print_verdict,
+    say,
+    write_results,
+)
+
+STAGES = ("interpreter", "imports", "model", "step", "first draw")
+LIMIT = 3.0
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--rows", type=int, nargs="+", default=[200_000], help="rows, N")
+    parser.add_argument("--features", type=int, default=10, help="coefficients, p")
+    parser.add_argument("--batch", type=int, default=500, help="minibatch size, n")
+    parser.add_argument("--dtype", default="float64", choices=DTYPES)
+    parser.add_argument("--rounds", type=int, default=3, help="processes with a filled cache")
+    return parser.parse_args(arguments)
+
+
+def measure(
+    method: str,
+    computed: bool,
+    folder: str,
+    batch: int,
+    launched: float,
+) -> dict[str, float]:
+    """Times in this process, which has imported nothing yet."""
+    import time
+
+    times = [launched, time.time()]
+    import pymc as pm
+    from common.model import build_model, make_step
+    from common.problem import load_problem, step_size
+
+    import pymc_sgmcmc  # noqa: F401
+
+    times.append(time.time())
+    loading = time.time()
+    problem = load_problem(folder)
+    given: dict[str, Any] = {}
+    if not computed:
+        given["step_size"] = step_size(problem, batch)
+        if method == "sgld-cv":
+            given["center"] = problem.mode
+    loading = time.time() - loading
+    model = build_model(problem, batch)
+    times.append(time.time() - loading)
+    step = make_step(model, method, batch, **given)
+    times.append(time.time() - loading)
+
+    class FirstDrawError(Exception):
+        pass
+
+    def stop(**_: Any) -> None:
+        times.append(time.time() - loading)
+        raise FirstDrawError
+
+    try:
+        pm.sample(
+            model=model,
+            step=step,
+            draws=1000,
+            tune=0,
+            chains=1,
+            cores=1,
+            progressbar=False,
+            quiet=True,
+            callback=stop,
+        )
+    except FirstDrawError:
+        pass
+    return {name: times[i + 1] - times[i] for i, name in enumerate(STAGES)}
+
+
+def from_stage(seconds: dict[str, float], stage: str) -> float:
+    """Seconds from the beginning of a stage to the first draw."""
+    return sum(seconds[name] for name in STAGES[STAGES.index(stage) :])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benchmark; 1 where a figure is over its limit."""
+    settings = parse_arguments(arguments)
+    core = restrict_to_one_core(settings.core)
+    from common.problem import make_problem, save_problem
+
+    results = []
+    for rows in settings.rows:
+        problem = make_problem(rows, settings.features, settings.dtype)
+        with tempfile.TemporaryDirectory(prefix="start-up-") as folder:
+            save_problem(problem, folder)
+            for method in METHODS:
+                for computed in (False, True):
+                    # A cache of its own, empty at first: what is measured is what this program
+                    # finds there, not what was compiled earlier on this machine.
+                    with tempfile.TemporaryDirectory(prefix="start-up-cache-") as cache:
+                        for number in range(settings.rounds + 1):
+                            say(f"N = {rows}, {method}, {computed=}, process {number}")
+                            seconds = run_in_fresh_process(
+                                "start_up:measure",
+                                {"PYTENSOR_FLAGS": f"base_compiledir={cache}"},
+                                method=method,
+                                computed=computed,
+                                folder=folder,
+                                batch=settings.batch,
+                            )
+                            results.append(
+                                {
+                                    "rows": rows,
+                                    "method": method,
+                                    "computed": computed,
+                                    "cache": "filled" if number else "empty",
+                                    "seconds": seconds,
+                                }
+                            )
+                            write_results(settings.output, "start_up", settings, core, results)
+    chosen = _fastest(results)
+    print_table(
+        f"Seconds, p = {settings.features}, n = {settings.batch}, {settings.dtype}",
+        ["N", "method", "settings", "cache", *STAGES, "from process", "from import", "from step"],
+        [
+            [
+                result["rows"],
+                result["method"],
+                "computed" if result["computed"] else "given",
+                result["cache"],
+                *result["seconds"].values(),
+                *(from_stage(result["seconds"], s) for s in ("interpreter", "imports", "step")),
+            ]
+            for result in chosen
+        ],
+    )
+    reached = [
+        print_verdict(
+            f"N = {result['rows']}, {result['method']}, "
+            f"{'computed' if result['computed'] else 'given'} settings, from {stage}:",
+            from_stage(result["seconds"], stage),
+            LIMIT,
+            "s",
+        )
+        for result in chosen
+        if result["cache"] == "filled"
+        for stage in ("step", "imports")
+    ]
+    return 0 if all(reached) else 1
+
+
+def _fastest(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The fastest process of each configuration."""
+    fastest: dict[tuple, dict[str, Any]] = {}
+    for result in results:
+        key = (result["rows"], result["method"], result["computed"], result["cache"])
+        other = fastest.get(key)
+        if other is None or from_stage(result["seconds"], "imports") < from_stage(
+            other["seconds"], "imports"
+        ):
+            fastest[key] = result
+    return list(fastest.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
