@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,9 @@ FARTHEST_CENTER = 3.0
 
 MOST_UNLIKE_GAUSSIAN = 3.0
 """Factor by which the fall of the log density around the centre may differ from a Gaussian's."""
+
+LAPLACE_DRAWS = 8
+"""Points around the centre at which the noise of a control variate is computed."""
 
 NOISE_ROWS = 10_000
 """Most rows from whose gradients the gradient noise is computed, one by one."""
@@ -444,6 +448,7 @@ def choose_step_size(
     batching: Batching,
     *,
     control_variate: bool,
+    joint_draws: Sequence[Mapping[str, np.ndarray]] | None = None,
     inflation: float = VARIANCE_INFLATION,
 ) -> StepSizeChoice:
     r"""Largest step whose stationary variance exceeds the posterior's by a given fraction.
@@ -456,10 +461,15 @@ def choose_step_size(
     control_variate : bool
         Whether the gradient is that of Baker et al., whose noise is averaged over the Laplace
         approximation, or the plain one, whose noise is taken at the centre.
+    joint_draws : sequence of mappings, optional
+        Points at which to take the noise of a control variate, with values of the variables
+        outside the position too, whose moves add to it; `laplace_draws` where not given.
     inflation : float
         :math:`\delta`, relative.
     """
-    row_covariance = _largest_row_variance(posterior, center, preconditioner_root, control_variate)
+    row_covariance = _largest_row_variance(
+        posterior, center, preconditioner_root, control_variate, joint_draws
+    )
     n_rows, batch_size = posterior.n_rows, batching.batch_size
     noise = n_rows**2 / batch_size * batching.variance_factor * row_covariance
     curvature = _largest_curvature(center.curvature, preconditioner_root)
@@ -473,7 +483,11 @@ def choose_step_size(
 
 
 def _largest_row_variance(
-    posterior: Posterior, center: Center, root: np.ndarray, control_variate: bool
+    posterior: Posterior,
+    center: Center,
+    root: np.ndarray,
+    control_variate: bool,
+    joint_draws: Sequence[Mapping[str, np.ndarray]] | None,
 ) -> float:
     """Largest eigenvalue of Lᵀ C L, with C the covariance over rows of a row's gradient."""
     subsample = _Subsample(posterior)
@@ -484,15 +498,28 @@ def _largest_row_variance(
     if not control_variate:
         gradients = subsample.single_row_gradients(center.position, numbers)
         return _largest_eigenvalue(_whiten(gradients - gradients.mean(0), root))
-    groups = np.array_split(numbers, min(8, len(numbers)))
+    groups = np.array_split(numbers, min(LAPLACE_DRAWS, len(numbers)))
+    points = joint_draws or laplace_draws(posterior, center)
+    others = {name: np.array(shared.get_value()) for name, shared in posterior.others.items()}
     differences = []
-    for group in groups:
-        noise = rng.standard_normal(posterior.dimension)
-        draw = center.position + apply(center.curvature.root, noise)
-        difference = subsample.single_row_gradients(draw, group)
+    for group, point in zip(groups, points, strict=False):
+        posterior.set_others({**others, **point})
+        difference = subsample.single_row_gradients(posterior.layout.ravel(point), group)
+        posterior.set_others(others)
         difference -= subsample.single_row_gradients(center.position, group)
         differences.append(difference - difference.mean(0))
     return _largest_eigenvalue(_whiten(np.concatenate(differences), root))
+
+
+def laplace_draws(posterior: Posterior, center: Center) -> list[dict[str, np.ndarray]]:
+    """Points drawn from the Gaussian approximation of a posterior at a centre."""
+    rng = np.random.default_rng(2014)
+    return [
+        posterior.layout.unravel(
+            center.position + apply(center.curvature.root, rng.standard_normal(posterior.dimension))
+        )
+        for _ in range(LAPLACE_DRAWS)
+    ]
 
 
 def _whiten(gradients: np.ndarray, root: np.ndarray) -> np.ndarray:

@@ -37,7 +37,7 @@ def python_blocks(path: Path) -> list[tuple[int, str]]:
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Sample in this process, and compile in the mode that is soonest ready: there is little to run."""
+    """Sample in this process, and compile in the mode that is soonest ready."""
     sample = pm.sample
 
     def quiet_sample(*args, **kwargs):

@@ -10,7 +10,7 @@ import pytensor
 import pytest
 from pymc.step_methods.compound import Competence
 
-from pymc_sgmcmc import SGLD, SGLDCV, NonFinitePositionError, Posterior
+from pymc_sgmcmc import SGLD, SGLDCV, ModelError, NonFinitePositionError, Posterior
 from pymc_sgmcmc.step_methods import base
 from tests.models import logistic_model, two_variable_model
 
@@ -287,6 +287,31 @@ def test_compound_step(other):
         assert abs(shift) < 0.2 * reference_sd, name
         assert float(idata.posterior[name].std()) == pytest.approx(reference_sd, rel=0.15), name
     assert idata.sample_stats["gradient"].shape == (2, 1500, 2)
+
+
+def test_step_size_counts_the_moves_of_other_variables():
+    """Noise grows with the distance of *all* variables from the centre."""
+    rng = np.random.default_rng(4)
+    X = rng.normal(size=(1000, 11))
+    with pm.Model():
+        a = pm.Normal("a", 0, 10)
+        b = pm.Normal("b", 0, 10, shape=10)
+        pm.Normal("y", X[:, 0] * a + X[:, 1:] @ b, 1.0, observed=rng.normal(size=1000))
+        step = SGLDCV([a], batch_size=20, compile_kwargs=CVM)
+    # By hand: 2/n from the variable itself and 1/n from each of the ten others.
+    noise = 0.2 / step.step_size - 1
+    assert noise == pytest.approx(12 / 20, rel=0.5)
+
+
+def test_changed_data_are_refused():
+    with pm.Model() as model:
+        data = pm.Data("data", np.zeros(50))
+        location = pm.Normal("location", 0, 50)
+        pm.Normal("y", location, 1, observed=data)
+        step = SGLDCV(batch_size=10, compile_kwargs=CVM)
+        pm.set_data({"data": np.full(50, 7.0)})
+    with pytest.raises(ModelError, match="`data` were changed after the step method was made"):
+        sample(model, step)
 
 
 def test_two_stochastic_gradient_steps_in_one_compound():

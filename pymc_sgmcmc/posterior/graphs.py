@@ -14,7 +14,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import in2out
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import graph_inputs, toposort
 from pytensor.tensor import NoneConst, TensorVariable
 from pytensor.tensor.basic import (
     Alloc,
@@ -121,7 +121,10 @@ def _is_old_length(variable: Variable, length: Length) -> bool:
     try:
         value = get_underlying_scalar_constant_value(variable)
     except NotScalarConstantError:
-        return False
+        # Such as `expand_dims(N, 0)[0]`, which is constant all the same.
+        if not all(isinstance(root, Constant) for root in graph_inputs([variable])):
+            return False
+        value = evaluate(variable)
     return value is not None and int(value) == length.built_for
 
 

@@ -152,6 +152,17 @@ class Posterior:
         """Names of the data arrays."""
         return tuple(leaf.name for leaf in self._separated.leaves)
 
+    def changed_data(self) -> str | None:
+        """Name of a `pymc.Data` variable whose values are no longer those taken, if any."""
+        for leaf in self._separated.leaves:
+            for variable in leaf.variables:
+                if not isinstance(variable, SharedVariable):
+                    continue
+                now = np.moveaxis(variable.get_value(borrow=True), leaf.axis, 0)
+                if now is not leaf.values and not np.array_equal(now, leaf.values):
+                    return leaf.name
+        return None
+
     @property
     def row_elements(self) -> int:
         """Array elements of one row of all data together."""

@@ -27,7 +27,7 @@ from rich.table import Column
 
 from pymc_sgmcmc.batching import EPOCHS_BETWEEN_SHUFFLES, FIRST_ORDER, Batching
 from pymc_sgmcmc.engine import TransitionBlock, is_jax_mode
-from pymc_sgmcmc.errors import NonFinitePositionError
+from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 
@@ -169,6 +169,12 @@ class StochasticGradientStep(BlockedStep):
             raise RuntimeError(
                 "This process was forked from one that uses JAX, which can hang. Pass "
                 '`mp_ctx="forkserver"` or `mp_ctx="spawn"` to `pm.sample`, or `cores=1`.'
+            )
+        changed = self.posterior.changed_data()
+        if changed is not None:
+            raise ModelError(
+                f"The data `{changed}` were changed after the step method was made, which has its "
+                "own copy of them, its centre and its step size. Make a new step method."
             )
         super().setup_chain(rng, tune, draws)
         self.noise_rng = self.rng.spawn(1)[0]
@@ -363,7 +369,8 @@ class StochasticGradientStep(BlockedStep):
             f"The chain left the finite numbers at transition {transition} (draw {draw}) with "
             f"step size {size:.3g}: the step is too large for the curvature of the posterior. "
             f"Try a smaller `step_size`, for example {size / 4:.3g}, or leave it out to have it "
-            "computed; a larger `batch_size` or an informative prior also help."
+            "computed; a larger `batch_size`, an informative prior, and initial values nearer to "
+            "the posterior also help."
         )
         if draw < self.tune_draws or not self._owns_all:
             raise NonFinitePositionError(message)

@@ -27,6 +27,7 @@ from pymc_sgmcmc.tuning import (
     center_at,
     choose_step_size,
     find_center,
+    laplace_draws,
     matrix_root,
 )
 
@@ -37,6 +38,9 @@ MOST_THINNING = 100
 
 NOISE_WARNING = 1.0
 """Gradient noise, in units of the largest curvature, above which it is worth a warning."""
+
+IMPLAUSIBLE_NOISE = 1e4
+"""Gradient noise, in units of curvature, that points at the model and not at the minibatch."""
 
 
 class SGLD(StochasticGradientStep):
@@ -118,7 +122,9 @@ class SGLD(StochasticGradientStep):
     `sample_stats` has, for each draw, the unconstrained ``position``, the ``gradient``
     estimate there (the one that makes the next transition), its norm ``gradient_norm``, and
     the ``step_size``. Chains begin at the centre, displaced by one draw from the Laplace
-    approximation, unless `initvals` are given to `pymc.sample`.
+    approximation, unless `initvals` other than the model's initial point are given to
+    `pymc.sample`. The data are those at the time when the step method was made: sampling after
+    `pymc.set_data` is refused.
 
     References
     ----------
@@ -197,8 +203,11 @@ class SGLD(StochasticGradientStep):
         )
         self.center: Center | None = None
         others: dict[str, np.ndarray] = {}
+        joint_draws = None
         if needs_center:
-            self.center, others = _center(model, posterior, center, rows, initial_point)
+            self.center, others, joint_draws = _center(
+                model, posterior, center, rows, initial_point
+            )
         matrix = _preconditioner_matrix(preconditioner, self.center, posterior.dimension)
         root = matrix_root(matrix)
         on_jax = is_jax_mode(compile_kwargs)
@@ -213,6 +222,7 @@ class SGLD(StochasticGradientStep):
                 root,
                 estimator.batching,
                 control_variate=gradient == "cv",
+                joint_draws=joint_draws,
             )
             step_size = choice.step_size
             thin = thin or _default_thinning(choice)
@@ -380,14 +390,18 @@ def _center(
     center: str | Mapping[str, Any] | np.ndarray | None,
     rows: str | Sequence[str] | None,
     initial_point: Mapping[str, np.ndarray] | None,
-) -> tuple[Center, dict[str, np.ndarray]]:
-    """Centre of the position, and the values of the other variables that belong to it."""
+) -> tuple[Center, dict[str, np.ndarray], list[dict[str, np.ndarray]] | None]:
+    """Centre of the position, values of the other variables that belong to it, and joint draws.
+
+    The draws are from the Gaussian approximation of all continuous variables together, None
+    where the position has them all.
+    """
     if center is not None and not isinstance(center, str):
         point = _center_point(model, posterior, center)
         posterior.set_others({**model.initial_point(), **point})
         position = posterior.layout.ravel(point)
         others = {name: np.array(shared.get_value()) for name, shared in posterior.others.items()}
-        return center_at(posterior, position), others
+        return center_at(posterior, position), others, None
 
     method = center or "lbfgs"
     moved = [value for value in model.value_vars if value.dtype.startswith("float")]
@@ -395,13 +409,16 @@ def _center(
         # Other continuous variables start wherever they are, but the mode that matters for
         # the control variate is the joint one.
         joint = Posterior(model, moved, rows=rows, initial_point=initial_point, check=False)
-        point = joint.layout.unravel(find_center(joint, joint.initial_position, method).position)
+        joint_center = find_center(joint, joint.initial_position, method)
+        point = joint.layout.unravel(joint_center.position)
+        joint_draws = laplace_draws(joint, joint_center)
         posterior.set_others({**model.initial_point(), **point})
         found = center_at(posterior, posterior.layout.ravel(point))
     else:
         found = find_center(posterior, posterior.initial_position, method)
+        joint_draws = None
     others = {name: np.array(shared.get_value()) for name, shared in posterior.others.items()}
-    return found, others
+    return found, others, joint_draws
 
 
 def _center_point(
@@ -473,11 +490,16 @@ def _report(step_name: str, choice: StepSizeChoice, batching, thin: int, gradien
             else "or fewer predictors that are non-zero or extreme in only a few rows, which cause "
             "most of the noise that control variates leave"
         )
+        ratio = choice.noise / choice.curvature
+        if ratio > IMPLAUSIBLE_NOISE:
+            remedy += (
+                ". So much noise also comes from a posterior that is improper or that has no mode, "
+                "as with outcomes that predictors separate under a flat prior"
+            )
         warnings.warn(
             f"The noise of a gradient from {batching.batch_size} of {batching.n_rows} rows is "
-            f"{choice.noise / choice.curvature:.3g} times the curvature, so the step is that "
-            f"much smaller and the chain that much slower. Use about "
-            f"`batch_size={choice.batch_size_needed}`, {remedy}.",
+            f"{ratio:.3g} times the curvature, so the step is that much smaller and the chain "
+            f"that much slower. Use about `batch_size={choice.batch_size_needed}`, {remedy}.",
             BatchSizeWarning,
             stacklevel=4,
         )

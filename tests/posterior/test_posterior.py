@@ -13,6 +13,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 import xarray as xr
+from pymc.logprob.utils import CheckParameterValue
 from pytensor.graph.basic import Constant
 from pytensor.graph.traversal import ancestors
 
@@ -134,6 +135,18 @@ def test_chunks_add_up(name, length, monkeypatch):
     close(found.log_density_and_gradient(position)[1], gradient)
 
 
+def test_conditions_are_settled_by_all_chunks(monkeypatch):
+    """A condition on the data that all rows of one chunk meet is not met by all rows."""
+    monkeypatch.setattr(posterior_module, "CHUNK_ELEMENTS", 1)
+    with pm.Model() as model:
+        known, b = pm.Data("known", np.sort(X[:, 0])), pm.Normal("b", shape=3)
+        mu = pt.switch(known > 0, b[0], pt.switch(known > 100, b[1], b[2]))
+        pm.Normal("y", mu, 1.0, observed=Y)
+    found = Posterior(model)
+    assert len(list(found.chunks())) == N_ROWS
+    agrees(model, found)
+
+
 @pytest.mark.parametrize("container", [np.asarray, pm.Data])
 def test_chunks_count_what_the_model_makes_of_a_row(container):
     x, kind = X[:, :2], np.arange(N_ROWS) * 4
@@ -217,7 +230,8 @@ def custom_distribution_of_shape_n(data):
 
 
 def reshaped_to_n(data):
-    pm.Normal("y", data["X"].reshape((N_ROWS, -1)) @ pm.Normal("b", shape=3), 1.0, observed=Y)
+    design = pm.Data("design", X).reshape((N_ROWS, -1))
+    pm.Normal("y", design @ pm.Normal("b", shape=3), 1.0, observed=Y)
 
 
 def indexed_by_row_numbers(data):
@@ -251,7 +265,8 @@ def multivariate_rows(data):
 
 def switch_between_wide_and_narrow(data):
     narrow, wide = pm.Normal("narrow"), pm.Normal("wide", shape=4)
-    log_p = pt.switch(data["x"][:, None] > -100, -(narrow**2), wide[None, :])
+    known = pm.Data("known", X[:, 0])[:, None] > -100
+    log_p = pt.switch(known, -(narrow**2), wide[None, :])
     pm.CustomDist("y", log_p.sum(axis=1), logp=lambda value, each: each + 0 * value, observed=Y)
 
 
@@ -552,6 +567,22 @@ def test_minibatch_with_others():
     point = whole.layout.unravel(position)
     found.set_others(point)
     close(found.gradient(point["beta"]), whole.gradient(position)[:3])
+
+
+def test_invalid_parameters_are_not_hidden():
+    """PyMC's checks of parameters give -inf with a gradient of zero, which a chain drifts on."""
+    with pm.Model() as model:
+        pm.Normal("y", 0.0, pm.Normal("scale", initval=1.0), observed=Y)
+    found = Posterior(model)
+    assert np.isfinite(found.log_density(np.array([0.5])))
+    assert np.isnan(found.log_density(np.array([-0.5])))
+    checks = [
+        node
+        for term in (*found._separated.full_terms, *found._separated.row_terms)
+        for node in ancestors([term.log_density])
+        if node.owner is not None and isinstance(node.owner.op, CheckParameterValue)
+    ]
+    assert not checks
 
 
 # --- The initial point ------------------------------------------------------------------------
