@@ -155,12 +155,13 @@ class Posterior:
     def changed_data(self) -> str | None:
         """Name of a `pymc.Data` variable whose values are no longer those taken, if any."""
         for leaf in self._separated.leaves:
-            for variable in leaf.variables:
-                if not isinstance(variable, SharedVariable):
-                    continue
-                now = np.moveaxis(variable.get_value(borrow=True), leaf.axis, 0)
-                if now is not leaf.values and not np.array_equal(now, leaf.values):
-                    return leaf.name
+            for source in leaf.sources():
+                now = source.get_value(borrow=True)
+                # Setting a shared variable gives it another array, so one look is enough.
+                if now is not leaf.values and not np.array_equal(
+                    np.moveaxis(now, leaf.axis, 0), leaf.values
+                ):
+                    return source.name
         return None
 
     @property

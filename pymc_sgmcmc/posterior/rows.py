@@ -73,6 +73,16 @@ class RowLeaf:
         there = pt.moveaxis(rows, 0, self.axis) if self.axis else rows
         return dict.fromkeys(self.variables, there)
 
+    def sources(self) -> list[SharedVariable]:
+        """The `pymc.Data` variables that the values were taken from."""
+        found = [
+            variable.owner.inputs[variable.index]
+            if variable.owner is not None and isinstance(variable.owner.op, MinibatchOp)
+            else variable
+            for variable in self.variables
+        ]
+        return [variable for variable in found if isinstance(variable, SharedVariable)]
+
 
 @dataclass(frozen=True, eq=False)
 class Term:

@@ -17,8 +17,11 @@ def real_mode():
 @pytest.fixture(autouse=True)
 def python_mode(request, monkeypatch):
     """Evaluate by NumPy: C code takes seconds to compile for each graph."""
+    # PyTensor notes where each node was made, which takes an eighth of the time.
+    flags = {"traceback__limit": 0}
     if "real_mode" not in request.fixturenames:
         monkeypatch.setattr(posterior_module, "_setup_mode", lambda: PYTHON_MODE)
-    # PyTensor notes where each node was made, which takes an eighth of the time.
-    with pytensor.config.change_flags(traceback__limit=0):
+        # PyMC compiles initial points, and PyTensor constants that it folds.
+        flags["cxx"] = ""
+    with pytensor.config.change_flags(**flags):
         yield

@@ -681,6 +681,32 @@ def test_is_a_snapshot_of_the_data():
     agrees(model, changed)
 
 
+@pytest.mark.parametrize("drawn", [False, True])
+def test_changed_data_are_named(drawn):
+    with pm.Model() as model:
+        x, y = pm.Data("x", X[:, 0]), pm.Data("outcome", Y)
+        columns = pm.Data("columns", X.T.copy())
+        total = {}
+        if drawn:
+            x, y = pm.Minibatch(x, y, batch_size=5)
+            total = {"total_size": N_ROWS}
+        b = pm.Normal("b")
+        pm.Normal("y", b * x, 1.0, observed=y, **total)
+        if not drawn:
+            pm.Normal("z", (b * columns).sum(axis=0), 1.0, observed=Y)
+    found = Posterior(model)
+    assert found.changed_data() is None
+    pm.set_data({"x": X[:, 0].copy()}, model=model)
+    assert found.changed_data() is None
+    pm.set_data({"x": X[:, 1]}, model=model)
+    assert found.changed_data() == "x"
+    pm.set_data({"x": X[:, 0], "outcome": Y[::-1].copy()}, model=model)
+    assert found.changed_data() == "outcome"
+    if not drawn:
+        pm.set_data({"outcome": Y, "columns": X[:, ::-1].T.copy()}, model=model)
+        assert found.changed_data() == "columns"
+
+
 # --- Compiled functions -----------------------------------------------------------------------
 
 
