@@ -270,8 +270,9 @@ class SGLDCV(SGLD):
     distance from the centre. For a posterior that contracts like :math:`N^{-1/2}` around it,
     V does not grow relative to the curvature, so the same batch size serves for all N.
 
-    **Cost.** Two gradients of n rows a transition, independent of N; a few passes over the
-    data for the centre once.
+    **Cost.** At most two gradients of n rows a transition, independent of N; what the second
+    shares between transitions, such as the residuals of a regression, is stored once where it
+    takes little memory. A few passes over the data for the centre, once.
 
     References
     ----------

@@ -152,8 +152,18 @@ def main(arguments: list[str] | None = None) -> int:
     print_table(
         f"µs of {settings.clock} time a transition, N = {settings.rows}, p = {settings.features}, "
         f"n = {settings.batch}, {settings.dtype}, {settings.draws} draws",
-        ["method", "thin", "engine", "sample", "×", "whole call", "×", "fixed s", "PyMC/draw"]
-        + ["all/draw"],
+        [
+            "method",
+            "thin",
+            "engine",
+            "sample",
+            "×",
+            "whole call",
+            "×",
+            "fixed s",
+            "PyMC/draw",
+            "all/draw",
+        ],
         [list(result.values()) for result in results],
     )
     reached = [

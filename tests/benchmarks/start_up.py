@@ -13,6 +13,7 @@ Examples
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import tempfile
 from typing import Any
@@ -95,7 +96,7 @@ def measure(
         mark()
         raise FirstDrawError
 
-    try:
+    with contextlib.suppress(FirstDrawError):
         pm.sample(
             model=model,
             step=step,
@@ -107,8 +108,6 @@ def measure(
             quiet=True,
             callback=stop,
         )
-    except FirstDrawError:
-        pass
     return {
         clock: {name: times[i + 1][place] - times[i][place] for i, name in enumerate(STAGES)}
         for place, clock in enumerate(("wall", "cpu"))
@@ -159,7 +158,8 @@ def main(arguments: list[str] | None = None) -> int:
                             write_results(settings.output, "start_up", settings, core, results)
     chosen = _fastest(results)
     print_table(
-        f"Seconds of {settings.clock} time, p = {settings.features}, n = {settings.batch}, {settings.dtype}",
+        f"Seconds of {settings.clock} time, p = {settings.features}, n = {settings.batch}, "
+        f"{settings.dtype}",
         ["N", "method", "settings", "cache", *STAGES, "from process", "from import", "from step"],
         [
             [
