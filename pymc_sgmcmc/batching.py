@@ -43,6 +43,8 @@ class Batching(ABC):
         Never written to.
     batch_size : int
         Rows n a minibatch, between 1 and N.
+    derived : sequence of numpy.ndarray
+        More arrays, which belong to the scheme alone: no second copy of them is kept.
     static : bool
         Make all shapes constants of the graph, as JAX needs; otherwise one compiled function
         serves all N and n.
@@ -51,8 +53,15 @@ class Batching(ABC):
     name: ClassVar[str]
     without_replacement: ClassVar[bool]
 
-    def __init__(self, data: Sequence[np.ndarray], batch_size: int, *, static: bool = False):
-        self.n_rows = len(data[0])
+    def __init__(
+        self,
+        data: Sequence[np.ndarray],
+        batch_size: int,
+        *,
+        derived: Sequence[np.ndarray] = (),
+        static: bool = False,
+    ):
+        self.n_rows = len((*data, *derived)[0])
         self.batch_size = check_batch_size(batch_size, self.n_rows)
         self.static = static
         self._data = tuple(data)
@@ -63,7 +72,7 @@ class Batching(ABC):
                 borrow=True,
                 shape=self._static_shape(values),
             )
-            for index, values in enumerate(self._buffers())
+            for index, values in enumerate(self._buffers([*data, *derived]))
         )
         self._length = pytensor.shared(np.int64(self.batch_size), "batch_size")
 
@@ -106,7 +115,7 @@ class Batching(ABC):
         """Put the rows in the random order of a seed; schemes without an order ignore it."""
 
     @abstractmethod
-    def _buffers(self) -> list[np.ndarray]: ...
+    def _buffers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]: ...
 
     def _static_shape(self, values: np.ndarray) -> tuple[int | None, ...]:
         if self.static:
@@ -164,9 +173,17 @@ class ShuffledWindows(Batching):
         if seed == self._order:
             return
         permutation = self._permutation(seed)
-        for values, shared in zip(self._data, self._shared, strict=True):
-            buffer = shared.get_value(borrow=True)
+        buffers = [shared.get_value(borrow=True) for shared in self._shared]
+        for values, buffer in zip(self._data, buffers, strict=False):
             self._fill(buffer, values, permutation)
+        if derived := buffers[len(self._data) :]:
+            # From the old place of each row in the buffer itself, to its new one.
+            places = np.empty_like(permutation)
+            places[self._permutation(self._order)] = np.arange(self.n_rows)
+            places = places[permutation]
+            for buffer in derived:
+                self._fill(buffer, buffer[: self.n_rows].copy(), places)
+        for shared, buffer in zip(self._shared, buffers, strict=True):
             shared.set_value(buffer, borrow=True)
         self._order = seed
 
@@ -175,13 +192,13 @@ class ShuffledWindows(Batching):
             return np.arange(self.n_rows)
         return np.random.default_rng([self.n_rows, seed]).permutation(self.n_rows)
 
-    def _buffers(self) -> list[np.ndarray]:
+    def _buffers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         # The first rows stand again at the end, so that a wrapped window is a plain slice.
         padding = self.batch_size - 1 if self.batch_size < self.n_rows else 0
         self._order = FIRST_ORDER
         permutation = self._permutation(FIRST_ORDER)
         buffers = []
-        for values in self._data:
+        for values in arrays:
             buffer = np.empty((self.n_rows + padding, *values.shape[1:]), dtype=values.dtype)
             self._fill(buffer, values, permutation)
             buffers.append(buffer)
@@ -230,8 +247,8 @@ class WithReplacement(Batching):
     def set_order(self, seed: int) -> None:
         """Nothing: there is no order."""
 
-    def _buffers(self) -> list[np.ndarray]:
-        return [np.ascontiguousarray(values) for values in self._data]
+    def _buffers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [np.ascontiguousarray(values) for values in arrays]
 
 
 SCHEMES: dict[str, type[Batching]] = {
@@ -240,7 +257,12 @@ SCHEMES: dict[str, type[Batching]] = {
 
 
 def make_batching(
-    scheme: str, data: Sequence[np.ndarray], batch_size: int, *, static: bool = False
+    scheme: str,
+    data: Sequence[np.ndarray],
+    batch_size: int,
+    *,
+    derived: Sequence[np.ndarray] = (),
+    static: bool = False,
 ) -> Batching:
     """Make a minibatch scheme by name.
 
@@ -251,7 +273,7 @@ def make_batching(
     """
     if scheme not in SCHEMES:
         raise ValueError(f"`batching` should be one of {sorted(SCHEMES)}, but got {scheme!r}.")
-    return SCHEMES[scheme](data, batch_size, static=static)
+    return SCHEMES[scheme](data, batch_size, derived=derived, static=static)
 
 
 def check_batch_size(batch_size: int, n_rows: int) -> int:

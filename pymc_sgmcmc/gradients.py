@@ -11,12 +11,10 @@ from abc import ABC, abstractmethod
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.replace import clone_replace
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.batching import Batching
-from pymc_sgmcmc.center_columns import CenterColumns
+from pymc_sgmcmc.center_difference import CenterDifference
 from pymc_sgmcmc.posterior import Posterior
 
 
@@ -73,14 +71,11 @@ class ControlVariateGradient(GradientEstimator):
     ----------
     posterior : Posterior
     batching : Batching
-        Over the data of the posterior, followed by the columns of `center_columns`.
-    center : numpy.ndarray, shape (d,)
+        Over `data` and `columns` of the difference.
+    difference : CenterDifference
+        Gradient of rows less that at the centre.
     likelihood_gradient : numpy.ndarray, shape (d,)
         Gradient of the log likelihood of all rows at the centre.
-    center_columns : CenterColumns
-        The gradient of rows at the centre.
-    center_of_others : dict, optional
-        Values that the other variables had when the centre was computed.
     """
 
     name = "cv"
@@ -89,42 +84,23 @@ class ControlVariateGradient(GradientEstimator):
         self,
         posterior: Posterior,
         batching: Batching,
-        center: np.ndarray,
+        difference: CenterDifference,
         likelihood_gradient: np.ndarray,
-        center_columns: CenterColumns,
-        center_of_others: dict[str, np.ndarray] | None = None,
     ):
         super().__init__(posterior, batching)
-        self._center_columns = center_columns
-        # Static shapes: a position of length one would otherwise not broadcast.
-        shape = (posterior.dimension,)
-        self._center = pytensor.shared(
-            np.asarray(center, dtype=posterior.dtype), "center", shape=shape
-        )
+        self._difference = difference
+        # A static shape: a vector of length one would otherwise not broadcast.
         self._likelihood_gradient = pytensor.shared(
             np.asarray(likelihood_gradient, dtype=posterior.dtype),
             "likelihood_gradient_at_center",
-            shape=shape,
+            shape=(posterior.dimension,),
         )
-        self._center_of_others: dict[SharedVariable, SharedVariable] = {
-            shared: pytensor.shared(
-                np.array((center_of_others or {}).get(name, shared.get_value())),
-                f"{name}_center",
-                shape=shared.type.shape,
-            )
-            for name, shared in posterior.others.items()
-        }
 
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
         """Gradient estimate, shape (d,)."""
-        rows = self.batching.rows(index)
-        length = self.batching.length
-        here = self.posterior.rows_gradient(position, rows[: len(self.posterior.data)], length)
-        at_center = self._center_columns.gradient(self._center, rows, length)
-        if self._center_of_others:
-            at_center = clone_replace(at_center, self._center_of_others)
+        difference = self._difference(position, self.batching.rows(index), self.batching.length)
         return (
             self.posterior.prior_gradient(position)
             + self._likelihood_gradient
-            + self._scale * (here - at_center)
+            + self._scale * difference
         )

@@ -5,12 +5,13 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
+import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
 
 from pymc_sgmcmc.batching import make_batching
-from pymc_sgmcmc.center_columns import find_center_columns
+from pymc_sgmcmc.center_difference import find_center_difference
 from pymc_sgmcmc.gradients import ControlVariateGradient, PlainGradient
 from pymc_sgmcmc.posterior import Posterior
 from tests.linear_gaussian import LinearGaussian, all_subsets
@@ -29,9 +30,9 @@ def estimate_function(posterior, scheme, estimator_name):
     center = np.array([0.3, -0.2, 0.5])
     if estimator_name == "cv":
         full = posterior.gradient(center) - posterior.log_prior_and_gradient(center)[1]
-        columns = find_center_columns(posterior, center)
-        batching = make_batching(scheme, [*posterior.data, *columns.columns], BATCH_SIZE)
-        estimator = ControlVariateGradient(posterior, batching, center, full, columns)
+        difference = find_center_difference(posterior, center)
+        batching = make_batching(scheme, difference.data, BATCH_SIZE, derived=difference.columns)
+        estimator = ControlVariateGradient(posterior, batching, difference, full)
     else:
         batching = make_batching(scheme, posterior.data, BATCH_SIZE)
         estimator = PlainGradient(posterior, batching)
@@ -113,15 +114,62 @@ def test_drawing_in_parts_is_drawing_at_once(scheme):
 
 def test_window_selects_the_rows_it_says(rng):
     data = [rng.normal(size=(11, 2)), np.arange(11)]
-    batching = make_batching("shuffle", data, 4)
+    batching = make_batching("shuffle", data, 4, derived=[np.arange(11) + 0.5])
     index = pt.lscalar()
     rows = pytensor.function([index], batching.rows(index), mode="FAST_COMPILE")
-    for order in (0, 3):
+    for order in (0, 3, 5):
         batching.set_order(order)
         for start in range(11):
-            matrix, numbers = rows(np.int64(start))
+            matrix, numbers, halves = rows(np.int64(start))
             np.testing.assert_array_equal(numbers, batching.selected(np.int64(start)))
+            np.testing.assert_array_equal(halves, numbers + 0.5)
             np.testing.assert_array_equal(matrix, data[0][numbers])
+
+
+def test_difference_to_the_center_of_a_regression_takes_no_more_memory_than_its_data():
+    """The outcomes cancel, and the mean at the centre takes their place."""
+    X = np.random.default_rng(2).normal(size=(200, 4))
+    y = (X.sum(1) > 0).astype(float)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.0, 2.0, shape=4)
+        pm.Bernoulli("y", logit_p=X @ beta, observed=y)
+    difference = find_center_difference(Posterior(model), np.full(4, 0.3))
+    assert [values.shape for values in difference.data] == [(200, 4)]
+    assert [values.size for values in difference.columns] == [200]
+    assert sum(values.nbytes for values in (*difference.data, *difference.columns)) <= (
+        X.nbytes + y.nbytes
+    )
+
+
+@pytest.mark.parametrize("name", ["two parts", "nothing to cut", "outcomes only"])
+def test_difference_to_the_center_is_the_difference_of_gradients(rng, name):
+    x, y = rng.normal(size=(50, 9)), rng.normal(size=50)
+    with pm.Model() as model:
+        location = pm.Normal("location")
+        if name == "outcomes only":
+            pm.Normal("y", location, 2.0, observed=y)
+        else:
+            slope = pm.Normal("slope", shape=9)
+            scale = pm.HalfNormal("scale")
+            mean = pm.math.dot(x, slope) + location
+            if name == "two parts":
+                pm.StudentT("y", nu=4, mu=mean, sigma=scale, observed=y)
+                pm.Poisson("z", pm.math.exp(x[:, 0] * location), observed=rng.poisson(1, size=50))
+            else:
+                pm.Normal("y", mean * x[:, 1], pm.math.exp(scale * x[:, 2]), observed=y)
+    posterior = Posterior(model)
+    here, center = 0.3 * rng.normal(size=(2, posterior.dimension))
+    difference = find_center_difference(posterior, center)
+    batching = make_batching("shuffle", difference.data, 50, derived=difference.columns)
+    position = pt.tensor("position", shape=(posterior.dimension,), dtype="float64")
+    graph = difference(position, batching.rows(pt.constant(0)), batching.length)
+    value = pytensor.function([position], graph, mode="FAST_COMPILE")(here)
+
+    def likelihood_gradient(at):
+        return posterior.gradient(at) - posterior.log_prior_and_gradient(at)[1]
+
+    expected = likelihood_gradient(here) - likelihood_gradient(center)
+    np.testing.assert_allclose(value, expected, rtol=1e-11, atol=1e-11)
 
 
 def test_data_are_never_written_to(rng):

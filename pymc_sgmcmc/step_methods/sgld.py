@@ -13,7 +13,7 @@ from pymc.initial_point import make_initial_point_fn
 from pymc.model import Model, modelcontext
 
 from pymc_sgmcmc.batching import check_batch_size, make_batching
-from pymc_sgmcmc.center_columns import find_center_columns
+from pymc_sgmcmc.center_difference import find_center_difference
 from pymc_sgmcmc.dynamics import Langevin
 from pymc_sgmcmc.engine import TransitionBlock, is_jax_mode
 from pymc_sgmcmc.errors import BatchSizeWarning, ModelError
@@ -315,17 +315,11 @@ def _estimator(
         scheme = make_batching(batching, posterior.data, batch_size, static=static)
         return PlainGradient(posterior, scheme)
     assert center is not None
-    columns = find_center_columns(posterior, center.position)
-    data = (*posterior.data, *columns.columns)
-    scheme = make_batching(batching, data, batch_size, static=static)
-    return ControlVariateGradient(
-        posterior,
-        scheme,
-        center.position,
-        center.likelihood_gradient,
-        columns,
-        center_of_others,
+    difference = find_center_difference(posterior, center.position, center_of_others)
+    scheme = make_batching(
+        batching, difference.data, batch_size, derived=difference.columns, static=static
     )
+    return ControlVariateGradient(posterior, scheme, difference, center.likelihood_gradient)
 
 
 def _default_thinning(choice: StepSizeChoice) -> int:

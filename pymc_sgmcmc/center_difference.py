@@ -1,0 +1,307 @@
+r"""The difference between the gradients of some rows at a position and at a fixed centre.
+
+The control variate needs :math:`\sum_{j \in S} [\nabla \log p(x_j \mid \theta)
+- \nabla \log p(x_j \mid \hat\theta)]` in each transition. For a generalised linear model this is
+:math:`X_S^\top (\hat\mu_S - \mu_S)`: the outcomes cancel, one matrix product serves both
+gradients, and the means :math:`\hat\mu_j` at the centre never change. This module finds such
+forms in any gradient graph: it takes the difference inside sums and products, and computes
+vectors with one entry a row that depend on the rows and the centre alone once, for all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.compile.mode import optdb
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.tensor.basic import Join
+from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.math import Dot, Sum, add, mul, neg, sub, true_div
+from pytensor.tensor.rewriting.shape import ShapeFeature
+from pytensor.tensor.shape import Shape_i
+from pytensor.tensor.type import TensorType
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_sgmcmc.posterior import Posterior
+
+MOST_EXTRA_MEMORY = 1 / 8
+"""Columns are stored where they take at most this fraction of the memory of the data, data that
+are needed no longer taken off."""
+
+_REWRITES = RewriteDatabaseQuery(include=["merge", "canonicalize", "stabilize"])
+
+
+@dataclass(frozen=True)
+class CenterDifference:
+    """Symbolic difference of gradients, as a function of rows.
+
+    Attributes
+    ----------
+    data : tuple of numpy.ndarray
+        Those arrays of the posterior's data that the difference needs.
+    columns : tuple of numpy.ndarray, each of N elements
+        The stored quantities, leading length N; empty where nothing was worth storing.
+    """
+
+    data: tuple[np.ndarray, ...]
+    columns: tuple[np.ndarray, ...]
+    _graph: TensorVariable
+    _here: TensorVariable
+    _rows: tuple[TensorVariable, ...]
+    _length: TensorVariable
+
+    def __call__(
+        self, position: TensorVariable, rows: Sequence[TensorVariable], length: TensorVariable
+    ) -> TensorVariable:
+        """Gradient of the log likelihood of some rows less that at the centre, shape (d,).
+
+        Parameters
+        ----------
+        position : TensorVariable, shape (d,)
+        rows : sequence of TensorVariable
+            Rows of `data`, followed by those of `columns`.
+        length : TensorVariable
+            Number of rows.
+        """
+        replacements = dict(zip(self._rows, rows, strict=True))
+        replacements |= {self._length: length, self._here: position}
+        return clone_replace(self._graph, replacements, rebuild_strict=False)
+
+
+def find_center_difference(
+    posterior: Posterior,
+    center: np.ndarray,
+    center_of_others: Mapping[str, np.ndarray] | None = None,
+) -> CenterDifference:
+    """Find the difference to the gradient at a centre, and compute its per-row quantities.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    center : numpy.ndarray, shape (d,)
+    center_of_others : mapping, optional
+        Values of the free variables outside the position that belong to the centre; those
+        that they have now where not given.
+    """
+    rows = tuple(
+        pt.tensor(f"rows_{index}", dtype=values.dtype, shape=(None, *values.shape[1:]))
+        for index, values in enumerate(posterior.data)
+    )
+    length = pt.lscalar("length")
+    here = pt.tensor("here", dtype=posterior.dtype, shape=(posterior.dimension,))
+    # Static shapes: a position of length one would otherwise not broadcast.
+    at = pytensor.shared(
+        np.asarray(center, dtype=posterior.dtype), "center", shape=(posterior.dimension,)
+    )
+    others = {
+        shared: pytensor.shared(
+            np.array((center_of_others or {}).get(name, shared.get_value())),
+            f"{name}_center",
+            shape=shared.type.shape,
+        )
+        for name, shared in posterior.others.items()
+    }
+    there = clone_replace(posterior.rows_gradient(at, rows, length), others, rebuild_strict=False)
+    graph = _simplified_difference(posterior.rows_gradient(here, rows, length), there, rows, length)
+
+    fixed, moving = {at, *others.values()}, {here, *posterior.others.values()}
+    cut = _last_row_vectors(posterior, graph, rows, length, fixed, moving)
+    column_rows = tuple(
+        pt.tensor(f"column_{index}", dtype=vector.dtype, shape=(None, *vector.type.shape[1:]))
+        for index, vector in enumerate(cut)
+    )
+    with_columns = clone_replace(
+        graph, dict(zip(cut, column_rows, strict=True)), rebuild_strict=False
+    )
+    kept = _needed(with_columns, rows)
+    row_bytes = [values[:1].nbytes for values in posterior.data]
+    extra = sum(np.dtype(vector.dtype).itemsize for vector in cut)
+    extra += sum(row_bytes[index] for index in kept) - sum(row_bytes)
+    if extra > MOST_EXTRA_MEMORY * sum(row_bytes):
+        cut, column_rows, with_columns, kept = [], (), graph, _needed(graph, rows)
+    columns = _evaluate(posterior, cut, rows, length) if cut else ()
+    if not kept and not columns:
+        kept = [int(np.argmin(row_bytes))]  # minibatches are rows of something
+    return CenterDifference(
+        tuple(posterior.data[index] for index in kept),
+        columns,
+        with_columns,
+        here,
+        (*(rows[index] for index in kept), *column_rows),
+        length,
+    )
+
+
+def _simplified_difference(
+    left: TensorVariable,
+    right: TensorVariable,
+    rows: Sequence[TensorVariable],
+    length: TensorVariable,
+) -> TensorVariable:
+    """Rewritten ``left - right``, the difference taken as far inside as linearity allows."""
+    left, right = _rewritten([left, right], rows, length)
+    (graph,) = _rewritten([_difference(left, right)], rows, length)
+    return graph
+
+
+def _rewritten(
+    outputs: Sequence[Variable], rows: Sequence[TensorVariable], length: TensorVariable
+) -> list[Variable]:
+    # With the shapes known, nothing else is computed for its shape alone: that would look like
+    # a use of it.
+    graph = FunctionGraph(
+        outputs=list(outputs),
+        clone=True,
+        copy_inputs=False,
+        copy_orphans=False,
+        features=[ShapeFeature()],
+    )
+    optdb.query(_REWRITES).rewrite(graph)
+    lengths = {
+        output: length
+        for node in graph.apply_nodes
+        if isinstance(node.op, Shape_i) and node.op.i == 0 and node.inputs[0] in set(rows)
+        for output in node.outputs
+    }
+    return clone_replace(list(graph.outputs), lengths, rebuild_strict=False)
+
+
+def _difference(left: Variable, right: Variable) -> Variable:
+    """Graph of ``left - right``: f(a) - f(b) becomes f(a - b) for linear operations f."""
+    if _same(left, right):
+        return pt.zeros_like(left)
+    first, second = left.owner, right.owner
+    if first is not None and second is not None and first.op == second.op:
+        moved = _moved_inputs(first, second)
+        if moved is not None:
+            inputs = [
+                _difference(a, b) if index in moved else a
+                for index, (a, b) in enumerate(zip(first.inputs, second.inputs, strict=True))
+            ]
+            return first.op.make_node(*inputs).outputs[0]
+    return left - right
+
+
+def _moved_inputs(first: Apply, second: Apply) -> set[int] | None:
+    """Inputs in which two nodes of one linear operation differ, None where it is not linear."""
+    same = [_same(a, b) for a, b in zip(first.inputs, second.inputs, strict=False)]
+    if isinstance(first.op, DimShuffle | Sum) or first.op == neg:
+        return {0}
+    if first.op in (add, sub) and len(first.inputs) == len(second.inputs):
+        return set(range(len(first.inputs)))
+    if first.op == mul and len(first.inputs) == len(second.inputs) and same.count(False) == 1:
+        return {same.index(False)}
+    if first.op == true_div and same[1]:
+        return {0}
+    if isinstance(first.op, Dot) and any(same):
+        return {same.index(False)} if False in same else {1}
+    if isinstance(first.op, Join) and len(first.inputs) == len(second.inputs):
+        # Both graphs are one gradient at two positions, so their parts have the same lengths.
+        return set(range(len(first.inputs)))
+    return None
+
+
+def _same(left: Variable, right: Variable) -> bool:
+    return left is right or (isinstance(left, Constant) and left.equals(right))
+
+
+def _needed(graph: TensorVariable, rows: Sequence[TensorVariable]) -> list[int]:
+    """Numbers of the arrays of data that a graph depends on."""
+    present = set(ancestors([graph]))
+    return [index for index, row in enumerate(rows) if row in present]
+
+
+def _last_row_vectors(
+    posterior: Posterior,
+    graph: TensorVariable,
+    rows: tuple[TensorVariable, ...],
+    length: TensorVariable,
+    fixed: set[Variable],
+    moving: set[Variable],
+) -> list[TensorVariable]:
+    """Vectors with one entry a row, of the rows and the centre, that feed anything else."""
+    nodes = list(toposort([graph]))
+    of_rows, of_fixed, of_moving = (_descendants(nodes, roots) for roots in (rows, fixed, moving))
+    candidates = [
+        output
+        for node in nodes
+        for output in node.outputs
+        if output in of_rows
+        and output in of_fixed
+        and output not in of_moving
+        and _has_one_entry_a_row(output)
+    ]
+    if not candidates or posterior.n_rows < 8:
+        return []
+    aligned = _aligned(posterior, candidates, rows, length)
+    elsewhere = {
+        variable
+        for node in nodes
+        if not any(output in aligned for output in node.outputs)
+        for variable in node.inputs
+    }
+    return [vector for vector in candidates if vector in aligned and vector in elsewhere]
+
+
+def _has_one_entry_a_row(variable: Variable) -> bool:
+    """Whether the type allows one floating number a row: shape (n,), (n, 1), ..."""
+    if not isinstance(variable.type, TensorType) or not variable.type.ndim:
+        return False
+    length, *others = variable.type.shape
+    return (
+        length != 1
+        and all(other == 1 for other in others)
+        and variable.type.dtype.startswith("float")
+    )
+
+
+def _descendants(nodes: Iterable[Apply], roots: Iterable[Variable]) -> set[Variable]:
+    found = set(roots)
+    for node in nodes:
+        if any(variable in found for variable in node.inputs):
+            found.update(node.outputs)
+    return found
+
+
+def _aligned(posterior, candidates, rows, length) -> set[Variable]:
+    """Those candidates whose value on some rows is the rows of their value on more rows.
+
+    Found by evaluation: it needs no knowledge of any operation.
+    """
+    function = posterior.compile_for_setup([length, *rows], candidates, quick=True)
+    chosen = np.random.default_rng(2019).choice(
+        posterior.n_rows, size=min(posterior.n_rows, 23), replace=False
+    )
+    parts = [chosen, chosen[:7], chosen[7:]]
+    whole, first, second = (function(np.int64(len(part)), *posterior.take(part)) for part in parts)
+    return {
+        candidate
+        for candidate, value, left, right in zip(candidates, whole, first, second, strict=True)
+        if len(value) == len(chosen)
+        and len(left) == 7
+        and np.allclose(value, np.concatenate([left, right]), rtol=1e-6, atol=0, equal_nan=False)
+    }
+
+
+def _evaluate(posterior, cut, rows, length) -> tuple[np.ndarray, ...]:
+    """Values of the vectors for all rows, in chunks."""
+    function = posterior.compile_for_setup([length, *rows], cut)
+    columns = [
+        np.empty((posterior.n_rows, *vector.type.shape[1:]), dtype=vector.dtype) for vector in cut
+    ]
+    start = 0
+    for chunk in posterior.chunks():
+        stop = start + len(chunk[0])
+        values = function(np.int64(stop - start), *chunk)
+        for column, value in zip(columns, values, strict=True):
+            column[start:stop] = value
+        start = stop
+    return tuple(columns)
