@@ -172,20 +172,24 @@ class ShuffledWindows(Batching):
         """Copy the rows in the order of a seed over the present copy."""
         if seed == self._order:
             return
-        permutation = self._permutation(seed)
         buffers = [shared.get_value(borrow=True) for shared in self._shared]
-        for values, buffer in zip(self._data, buffers, strict=False):
+        sources = [*self._data, *self._in_original_order(buffers[len(self._data) :])]
+        permutation = self._permutation(seed)
+        for values, buffer in zip(sources, buffers, strict=True):
             self._fill(buffer, values, permutation)
-        if derived := buffers[len(self._data) :]:
-            # From the old place of each row in the buffer itself, to its new one.
-            places = np.empty_like(permutation)
-            places[self._permutation(self._order)] = np.arange(self.n_rows)
-            places = places[permutation]
-            for buffer in derived:
-                self._fill(buffer, buffer[: self.n_rows].copy(), places)
         for shared, buffer in zip(self._shared, buffers, strict=True):
             shared.set_value(buffer, borrow=True)
         self._order = seed
+
+    def _in_original_order(self, buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Copies of shuffled arrays in the order of the data."""
+        if not buffers:
+            return []
+        permutation = self._permutation(self._order)
+        copies = [np.empty_like(buffer[: self.n_rows]) for buffer in buffers]
+        for values, buffer in zip(copies, buffers, strict=True):
+            values[permutation] = buffer[: self.n_rows]
+        return copies
 
     def _permutation(self, seed: int) -> np.ndarray:
         if self.batch_size == self.n_rows:
