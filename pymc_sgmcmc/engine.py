@@ -6,27 +6,51 @@ random generator, so its values depend on nothing else, on any backend and in an
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pytensor.compile.mode import get_mode
 from pytensor.link.jax.linker import JAXLinker
 
-from pymc_sgmcmc.dynamics import Langevin
+from pymc_sgmcmc.dynamics import Dynamics
 from pymc_sgmcmc.gradients import GradientEstimator
 from pymc_sgmcmc.posterior.compiled import without_blas_warning
+
+
+class Transitions(NamedTuple):
+    """What B transitions leave.
+
+    Attributes
+    ----------
+    positions : numpy.ndarray, shape (B, d)
+        Positions after each transition.
+    gradients : numpy.ndarray, shape (B, d)
+        Gradient estimates at these positions.
+    auxiliaries : tuple of numpy.ndarray, each (B, ...)
+        The rest of the state after each transition.
+    stats : tuple of numpy.ndarray, each (B,)
+        What the dynamics report of each transition.
+    """
+
+    positions: np.ndarray
+    gradients: np.ndarray
+    auxiliaries: tuple[np.ndarray, ...]
+    stats: tuple[np.ndarray, ...]
 
 
 class TransitionBlock:
     """B transitions of a chain, compiled.
 
-    Calling it evaluates the gradient at B + 1 positions: at the start of each transition, and
-    at the end of the last one with the rows of an index of its own. The next block begins with
-    that index, so that the gradient recorded with a position is the one that moves it on.
+    The gradient recorded with a position is the one that makes a transition from it, so its
+    rows are drawn after the position is known. Calling the function therefore passes over
+    B + lag indices, lag being 1 for most dynamics: each block hands its last indices on, with
+    which the next block begins.
 
     Parameters
     ----------
-    dynamics : Langevin
+    dynamics : Dynamics
     estimator : GradientEstimator
     compile_kwargs : dict, optional
         Passed to `pytensor.function`.
@@ -36,43 +60,56 @@ class TransitionBlock:
 
     def __init__(
         self,
-        dynamics: Langevin,
+        dynamics: Dynamics,
         estimator: GradientEstimator,
         compile_kwargs: dict | None = None,
         static_length: int | None = None,
     ):
         self.dtype = estimator.posterior.dtype
         self.dimension = estimator.posterior.dimension
+        self.dynamics = dynamics
+        self.lag = dynamics.lag
+        self.noise_size = dynamics.noise_size(self.dimension)
         self.static_length = static_length
-        steps = None if static_length is None else static_length + 1
-        position = pt.tensor("position", shape=(self.dimension,), dtype=self.dtype)
+        self.auxiliaries = tuple(dynamics.auxiliaries(self.dimension))
+        shapes = [(self.dimension,), *(one.shape for one in self.auxiliaries)]
+        names = ["position", *(one.name for one in self.auxiliaries)]
+        state = [
+            pt.tensor(name, shape=shape, dtype=self.dtype)
+            for name, shape in zip(names, shapes, strict=True)
+        ]
+        passes = None if static_length is None else static_length + self.lag
         indices = estimator.batching.index_variable("indices")
-        if steps is not None:
+        if passes is not None:
             indices = pt.tensor(
-                "indices", dtype=indices.dtype, shape=(steps, *indices.type.shape[1:])
+                "indices", dtype=indices.dtype, shape=(passes, *indices.type.shape[1:])
             )
-        noise = pt.tensor("noise", shape=(steps, self.dimension), dtype=self.dtype)
-        step_sizes = pt.tensor("step_sizes", shape=(steps,), dtype=self.dtype)
+        noise = pt.tensor("noise", shape=(passes, self.noise_size), dtype=self.dtype)
+        step_sizes = pt.tensor("step_sizes", shape=(passes,), dtype=self.dtype)
 
-        def transition(index, scaled_noise, step_size, current):
-            following, gradient = dynamics.transition(
+        def transition(index, scaled_noise, step_size, *current):
+            following, gradient, stats = dynamics.transition(
                 current, lambda at: estimator(at, index), scaled_noise, step_size
             )
             return (
-                pt.specify_shape(following.astype(self.dtype), (self.dimension,)),
+                *(
+                    pt.specify_shape(part.astype(self.dtype), shape)
+                    for part, shape in zip(following, shapes, strict=True)
+                ),
                 gradient.astype(self.dtype),
+                *(pt.as_tensor(value).astype(self.dtype) for value in stats),
             )
 
-        positions, gradients = pytensor.scan(
+        outputs = pytensor.scan(
             transition,
             sequences=[indices, dynamics.scaled_noise(noise, step_sizes), step_sizes],
-            outputs_info=[position, None],
+            outputs_info=[*state, None, *(None for _ in dynamics.stats)],
             return_updates=False,
         )
         with without_blas_warning():
             self._function = pytensor.function(
-                [position, indices, noise, step_sizes],
-                [positions, gradients],
+                [*state, indices, noise, step_sizes],
+                outputs,
                 on_unused_input="ignore",
                 **(compile_kwargs or {}),
             )
@@ -80,49 +117,58 @@ class TransitionBlock:
         # Numba and JAX compile at the first call. Doing it here, in the parent process, spares
         # each forked chain the same work.
         self(
-            np.zeros(self.dimension),
-            estimator.batching.draw(np.random.default_rng(0), 2),
-            np.zeros((1, self.dimension)),
+            tuple(np.zeros(shape) for shape in shapes),
+            estimator.batching.draw(np.random.default_rng(0), 1 + self.lag),
+            np.zeros((1, self.noise_size)),
             np.zeros(1),
         )
 
+    @property
+    def state_elements(self) -> int:
+        """Numbers in the state of the chain."""
+        return self.dimension + sum(int(np.prod(one.shape)) for one in self.auxiliaries)
+
     def __call__(
         self,
-        position: np.ndarray,
+        state: tuple[np.ndarray, ...],
         indices: np.ndarray,
         noise: np.ndarray,
         step_sizes: np.ndarray,
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> Transitions:
         """Run B transitions.
 
         Parameters
         ----------
-        position : numpy.ndarray, shape (d,)
-        indices : numpy.ndarray, shape (B + 1, ...)
-            Minibatch of each transition, and that of the gradient at the last position.
-        noise : numpy.ndarray, shape (B, d)
+        state : tuple of numpy.ndarray
+            The position, shape (d,), and the auxiliaries of the dynamics.
+        indices : numpy.ndarray, shape (B + lag, ...)
+            Minibatch of each transition, and those of the gradients at the last positions.
+        noise : numpy.ndarray, shape (B, noise_size)
             Standard normal.
         step_sizes : numpy.ndarray, shape (B,)
-
-        Returns
-        -------
-        positions : numpy.ndarray, shape (B, d)
-            Positions after each transition.
-        gradients : numpy.ndarray, shape (B, d)
-            Gradient estimates at these positions.
         """
         length = len(noise)
-        # The last pass only evaluates the gradient; padding repeats it.
-        passes = 1 + (length if self.static_length is None else self.static_length)
+        # The last passes only evaluate gradients; padding repeats them.
+        passes = self.lag + (length if self.static_length is None else self.static_length)
         # Whether the chain stays finite is for the caller to see in what comes back.
         with np.errstate(all="ignore"):
-            positions, gradients = self._function(
-                np.ascontiguousarray(position, dtype=self.dtype),
+            outputs = self._function(
+                *(np.ascontiguousarray(part, dtype=self.dtype) for part in state),
                 _pad(indices, passes),
                 _pad(noise, passes, self.dtype),
                 _pad(step_sizes, passes, self.dtype),
             )
-        return np.asarray(positions)[:length], np.asarray(gradients)[1 : length + 1]
+        positions, *others = (np.asarray(output) for output in outputs)
+        auxiliaries, (gradients, *stats) = (
+            others[: len(self.auxiliaries)],
+            others[len(self.auxiliaries) :],
+        )
+        return Transitions(
+            positions[:length],
+            gradients[self.lag : self.lag + length],
+            tuple(values[:length] for values in auxiliaries),
+            tuple(values[:length] for values in stats),
+        )
 
 
 def _pad(values: np.ndarray, length: int, dtype: str | None = None) -> np.ndarray:

@@ -13,15 +13,27 @@ import pytensor
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sgmcmc.adaptation import Adaptation
 from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.center_difference import CenterDifference
 from pymc_sgmcmc.posterior import Posterior
 
 
 class GradientEstimator(ABC):
-    """Symbolic estimate of the gradient of the log posterior."""
+    """Symbolic estimate of the gradient of the log posterior.
+
+    Attributes
+    ----------
+    name : str
+    reduces_variance : bool
+        Whether the noise vanishes as the posterior contracts, as with control variates.
+    adaptations : tuple of Adaptation
+        What the estimator changes between blocks of transitions.
+    """
 
     name: str
+    reduces_variance: bool = False
+    adaptations: tuple[Adaptation, ...] = ()
 
     def __init__(self, posterior: Posterior, batching: Batching):
         self.posterior = posterior
@@ -79,6 +91,7 @@ class ControlVariateGradient(GradientEstimator):
     """
 
     name = "cv"
+    reduces_variance = True
 
     def __init__(
         self,

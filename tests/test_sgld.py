@@ -168,7 +168,7 @@ def test_bad_center(model, center, message):
         ({"preconditioner": "newton"}, "'curvature', 'identity', .* but got 'newton'"),
         ({"preconditioner": np.ones(2)}, r"shape \(3,\) or \(3, 3\), but has shape \(2,\)"),
         ({"preconditioner": -np.ones(3)}, "positive"),
-        ({"gradient": "svrg"}, "'plain' or 'cv', but got 'svrg'"),
+        ({"gradient": "newton"}, "or a GradientEstimator, but got 'newton'"),
         ({"batching": "epoch"}, "one of .* but got 'epoch'"),
         ({"thin": 0}, "at least 1, but got 0"),
         ({"thin": 2.5}, "at least 1, but got 2.5"),

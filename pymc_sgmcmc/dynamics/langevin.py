@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pymc_sgmcmc.dynamics.base import Dynamics, apply_matrix, apply_matrix_to_rows
+
 
 @dataclass(frozen=True)
-class Langevin:
+class Langevin(Dynamics):
     r"""One Euler step of the preconditioned Langevin diffusion.
 
     .. math:: \theta' = \theta + \tfrac{h}{2} M \hat\nabla(\theta) + \sqrt{h}\, L \xi,
@@ -33,37 +35,19 @@ class Langevin:
     preconditioner: Any
     root: Any
 
-    def scaled_noise(self, noise: Any, step_size: Any) -> Any:
-        r"""Rows :math:`\sqrt{h} L \xi` for rows :math:`\xi`, shape (transitions, d).
-
-        For all transitions of a block at once: one matrix product instead of many.
-        """
-        scaled = noise @ self.root.T if self.root.ndim == 2 else noise * self.root
-        return step_size[:, None] ** 0.5 * scaled
+    def scaled_noise(self, noise: Any, step_sizes: Any) -> Any:
+        r"""Rows :math:`\sqrt{h} L \xi`: one matrix product instead of many."""
+        return step_sizes[:, None] ** 0.5 * apply_matrix_to_rows(self.root, noise)
 
     def transition(
         self,
-        position: Any,
+        state: tuple[Any, ...],
         gradient: Callable[[Any], Any],
         scaled_noise: Any,
         step_size: Any,
-    ) -> tuple[Any, Any]:
-        """Next position and the gradient at the present one.
-
-        Parameters
-        ----------
-        position : (d,)
-        gradient : callable
-            Gradient estimate on the rows of this transition, as a function of a position.
-        scaled_noise : (d,)
-            One row of `scaled_noise`.
-        step_size : scalar
-            h.
-        """
+    ) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
+        """One step from the position; the state has nothing else."""
+        (position,) = state
         here = gradient(position)
-        drift = (
-            self.preconditioner @ here
-            if self.preconditioner.ndim == 2
-            else (self.preconditioner * here)
-        )
-        return position + 0.5 * step_size * drift + scaled_noise, here
+        drift = apply_matrix(self.preconditioner, here)
+        return (position + 0.5 * step_size * drift + scaled_noise,), here, ()

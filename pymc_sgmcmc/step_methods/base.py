@@ -8,11 +8,12 @@ transitions.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from pymc.model import Model, modelcontext
 from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.compound import BlockedStep, Competence, StepMethodState
 from pymc.step_methods.state import WithSamplingState, dataclass_state
@@ -25,11 +26,14 @@ from pymc.util import (
 from rich.progress import TextColumn
 from rich.table import Column
 
+from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
 from pymc_sgmcmc.batching import EPOCHS_BETWEEN_SHUFFLES, FIRST_ORDER, Batching
 from pymc_sgmcmc.engine import TransitionBlock, is_jax_mode
 from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
+from pymc_sgmcmc.gradients import GradientEstimator
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize, step_sizes
+from pymc_sgmcmc.step_methods.setup import Design, Setup, prepare
 
 BLOCK_TRANSITIONS = 10_000
 """Most transitions computed in one call."""
@@ -39,8 +43,8 @@ BLOCK_OPERATIONS = 2e8
 that the progress bar moves and an interrupt is heard."""
 
 BLOCK_ELEMENTS = 1_000_000
-"""Bound on transitions x dimension, and on the integers of their indices, in one call: some
-megabytes of positions, noise and row numbers."""
+"""Bound on transitions x elements of the state, and on the integers of their indices, in one
+call: some megabytes of positions, noise and row numbers."""
 
 JAX_BLOCK_TRANSITIONS = 256
 """Transitions a call on JAX, which compiles anew for each length."""
@@ -57,6 +61,8 @@ class StochasticGradientState(StepMethodState):
     noise_rng: RandomGeneratorState
     tune: bool
     position: np.ndarray | None
+    auxiliaries: tuple[np.ndarray, ...]
+    adapted: tuple[dict[str, np.ndarray], ...]
     pending: np.ndarray | None
     draws_done: int
     handed_out: int
@@ -75,12 +81,12 @@ class _Draws:
 
     positions: np.ndarray
     gradients: np.ndarray
-    gradient_norms: np.ndarray
-    step_sizes: np.ndarray
+    stats: dict[str, np.ndarray]
     rng_after: np.random.Generator
     noise_rng_after: np.random.Generator
     pending_after: np.ndarray
-    last_position: np.ndarray
+    state_after: tuple[np.ndarray, ...]
+    adapted_after: tuple[AdaptationState, ...]
     bad_transition: int | None
 
 
@@ -89,6 +95,9 @@ class StochasticGradientStep(BlockedStep):
 
     Where the step method owns all variables of the model, a run of draws is computed in one
     call and handed out one by one. Its results do not depend on how long the runs are.
+
+    A subclass keeps its own settings in `__init__`, passes the common ones on, and turns a
+    `Setup` into a `Design` in `_design`. The common parameters are described in `SGLD`.
     """
 
     default_blocked = True
@@ -101,7 +110,6 @@ class StochasticGradientStep(BlockedStep):
     }
     _state_class = StochasticGradientState
 
-    # Set by subclasses through `_set_up`.
     name: str
     posterior: Posterior
     batching: Batching
@@ -111,55 +119,107 @@ class StochasticGradientStep(BlockedStep):
     rng: np.random.Generator
     noise_rng: np.random.Generator
     position: np.ndarray | None
+    auxiliaries: tuple[np.ndarray, ...]
+    adapted: tuple[AdaptationState, ...]
     pending: np.ndarray | None
     _draws: _Draws | None
 
-    def _set_up(
+    def __init__(
         self,
+        vars: Sequence | None = None,
         *,
-        posterior: Posterior,
-        batching: Batching,
-        block: TransitionBlock,
-        step_size: StepSize,
-        thin: int,
-        owns_all: bool,
-        start: np.ndarray | None,
-        start_root: np.ndarray | None,
-        blocked: bool,
-        compile_kwargs: Mapping | None,
-        rng: Any,
-    ) -> None:
-        self.posterior = posterior
-        self.vars = list(posterior.layout.variables)
-        self.batching = batching
-        self.batching_name = batching.name
-        self.batch_size = batching.batch_size
-        self.step_size = step_size
-        self.thin = thin
+        batch_size: int | None = None,
+        rows: str | Sequence[str] | None = None,
+        step_size: StepSize | None = None,
+        gradient: str | GradientEstimator = "plain",
+        center: str | Mapping[str, Any] | np.ndarray | None = None,
+        thin: int | None = None,
+        batching: str = "shuffle",
+        model: Model | None = None,
+        initial_point: Mapping[str, np.ndarray] | None = None,
+        compile_kwargs: dict | None = None,
+        blocked: bool = True,
+        rng: Any = None,
+    ):
+        setup = prepare(
+            type(self).__name__,
+            modelcontext(model),
+            vars,
+            batch_size=batch_size,
+            rows=rows,
+            step_size=step_size,
+            gradient=gradient,
+            center=center,
+            thin=thin,
+            batching=batching,
+            initial_point=initial_point,
+            compile_kwargs=compile_kwargs,
+            needs_center=self._needs_center(step_size),
+        )
+        self.posterior = setup.posterior
+        self.vars = list(setup.posterior.layout.variables)
+        self.center = setup.center
+        self.batching = setup.estimator.batching
+        self.batching_name = self.batching.name
+        self.batch_size = self.batching.batch_size
         self.blocked = blocked
-        self.block = block
-        self._owns_all = owns_all
-        self._start = start
-        self._start_root = start_root
-        self._initial_position = posterior.initial_position
-        self._runs_on_jax = is_jax_mode(dict(compile_kwargs or {}))
+        self._owns_all = not setup.posterior.others
+        self._start = None if setup.center is None else setup.center.position
+        self._start_root = None if setup.center is None else setup.center.curvature.root
+        self._initial_position = setup.posterior.initial_position
+        self._runs_on_jax = is_jax_mode(compile_kwargs)
         self._process = os.getpid()
-        if owns_all:
-            # Plain arrays in place of objects: they take a third of the memory.
-            dimension = posterior.dimension
-            vector = np.dtype((posterior.dtype, (dimension,)))
-            self.stats_dtypes_shapes = {
-                **type(self).stats_dtypes_shapes,
-                "gradient": (vector, []),
-                "position": (vector, []),
-            }
-            self.stats_dtypes = [
-                {name: dtype for name, (dtype, _) in self.stats_dtypes_shapes.items()}
-            ]
-        transitions = batching.n_rows / batching.batch_size * EPOCHS_BETWEEN_SHUFFLES
-        self._draws_per_order = max(1, round(transitions / thin))
+
+        design = self._design(setup)
+        self.step_size = design.step_size
+        self.thin = design.thin
+        self.adaptations: tuple[Adaptation, ...] = (
+            *setup.estimator.adaptations,
+            *design.adaptations,
+        )
+        self.block = TransitionBlock(
+            design.dynamics,
+            setup.estimator,
+            compile_kwargs,
+            static_length=max(JAX_BLOCK_TRANSITIONS, self.thin) if self._runs_on_jax else None,
+        )
+        self._declare_stats(design)
+        transitions = self.batching.n_rows / self.batch_size * EPOCHS_BETWEEN_SHUFFLES
+        self._draws_per_order = max(1, round(transitions / self.thin))
         self.setup_chain(get_random_generator(rng), 0, 0)
         self.tune = True
+
+    # --- What a sampler says of itself ---------------------------------------------------
+
+    def _needs_center(self, step_size: StepSize | None) -> bool:
+        """Whether the settings of the sampler, gradients apart, need the centre."""
+        return step_size is None
+
+    def _design(self, setup: Setup) -> Design:
+        """Dynamics and their settings; called once, with everything known of the posterior."""
+        raise NotImplementedError
+
+    def _declare_stats(self, design: Design) -> None:
+        self._stat_names = tuple(design.dynamics.stats)
+        adapted = {
+            name: dtype
+            for adaptation in self.adaptations
+            for name, dtype in adaptation.stats.items()
+        }
+        self.stats_dtypes_shapes = {
+            **type(self).stats_dtypes_shapes,
+            **{name: (np.float64, []) for name in self._stat_names},
+            **{name: (dtype, []) for name, dtype in adapted.items()},
+        }
+        if self._owns_all:
+            # Plain arrays in place of objects: they take a third of the memory.
+            vector = np.dtype((self.posterior.dtype, (self.posterior.dimension,)))
+            self.stats_dtypes_shapes |= {"gradient": (vector, []), "position": (vector, [])}
+        self.stats_dtypes = [{name: dtype for name, (dtype, _) in self.stats_dtypes_shapes.items()}]
+        self._missing_stats = {
+            **dict.fromkeys(("step_size", "gradient_norm", *self._stat_names), np.nan),
+            **{name: np.zeros((), dtype)[()] for name, dtype in adapted.items()},
+        }
 
     # --- What PyMC calls --------------------------------------------------------------------
 
@@ -183,6 +243,8 @@ class StochasticGradientStep(BlockedStep):
         self.tune_draws = int(tune)
         self.total_draws = int(tune) + int(draws)
         self.position = None
+        self.auxiliaries = ()
+        self.adapted = ()
         self.pending = None
         self.draws_done = 0
         self.handed_out = 0
@@ -209,8 +271,7 @@ class StochasticGradientStep(BlockedStep):
         stats = {
             "gradient": draws.gradients[number],
             "position": draws.positions[number],
-            "step_size": float(draws.step_sizes[number]),
-            "gradient_norm": float(draws.gradient_norms[number]),
+            **{name: values[number] for name, values in draws.stats.items()},
             "warning": None,
         }
         return {**point, **self.posterior.layout.unravel(draws.positions[number])}, [stats]
@@ -255,6 +316,11 @@ class StochasticGradientStep(BlockedStep):
         """Make sure that the chain goes on from the point that PyMC hands in."""
         if self.position is None:
             self.position = self._first_position(incoming)
+            self.auxiliaries = tuple(
+                values.astype(self.posterior.dtype)
+                for values in self.block.dynamics.initial_auxiliaries(self.position, self.noise_rng)
+            )
+            self.adapted = tuple(adaptation.begin(self.position) for adaptation in self.adaptations)
             return
         if not self._owns_all:
             if self._draws is not None:
@@ -290,55 +356,103 @@ class StochasticGradientStep(BlockedStep):
             return 1
         done, thin = self.draws_done, self.thin
         boundary = self.tune_draws if done < self.tune_draws else self.total_draws
-        until_shuffle = self._draws_per_order - done % self._draws_per_order
+        periods = [self._draws_per_order, *map(self._draws_between, self.adaptations)]
+        until_change = min(period - done % period for period in periods)
         elements = self.batch_size * max(1, self.posterior.row_elements)
         transitions = min(
             JAX_BLOCK_TRANSITIONS if self._runs_on_jax else BLOCK_TRANSITIONS,
             BLOCK_OPERATIONS / elements,
-            BLOCK_ELEMENTS / max(self.posterior.dimension, self.batching.index_size),
+            BLOCK_ELEMENTS / max(self.block.state_elements, self.batching.index_size),
         )
         return max(
-            1, self.handed_out + 1, min(int(transitions // thin), boundary - done, until_shuffle)
+            1, self.handed_out + 1, min(int(transitions // thin), boundary - done, until_change)
         )
+
+    def _draws_between(self, adaptation: Adaptation) -> int:
+        """Draws between two boundaries of an adaptation."""
+        return max(1, round(adaptation.transitions / self.thin))
 
     def _compute_draws(self, count: int) -> _Draws:
         """Run the chain from the start of the present block for some draws."""
         assert self.position is not None
         self.batching.set_order(self._order())
+        for adaptation, state in zip(self.adaptations, self.adapted, strict=True):
+            adaptation.load(state)
         transitions = count * self.thin
         rng, noise_rng = _copy(self.rng), _copy(self.noise_rng)
         if self.pending is None:
-            self.pending = self.batching.draw(rng, 1)
+            self.pending = self.batching.draw(rng, self.block.lag)
             self.rng = _copy(rng)
         indices = np.concatenate([self.pending, self.batching.draw(rng, transitions)])
         dtype = np.dtype(self.posterior.dtype)
-        noise = noise_rng.standard_normal((transitions, self.posterior.dimension), dtype=dtype)
+        noise = noise_rng.standard_normal((transitions, self.block.noise_size), dtype=dtype)
         sizes = step_sizes(self.step_size, self.draws_done * self.thin, transitions)
-        positions, gradients = self.block(self.position, indices, noise, sizes)
+        ran = self.block((self.position, *self.auxiliaries), indices, noise, sizes)
 
         recorded = slice(self.thin - 1, None, self.thin)
         bad_transition = None
         with np.errstate(over="ignore", invalid="ignore"):
             # Squares: a gradient whose norm overflows is as lost as an infinite one.
-            gradient_norms = np.sqrt(np.einsum("bd,bd->b", gradients, gradients))
-            finite = np.isfinite(gradient_norms + np.einsum("bd,bd->b", positions, positions))
+            gradient_norms = np.sqrt(np.einsum("bd,bd->b", ran.gradients, ran.gradients))
+            finite = np.isfinite(
+                gradient_norms + np.einsum("bd,bd->b", ran.positions, ran.positions)
+            )
         good_draws = count
         if not finite.all():
             first = int(np.argmin(finite))
             bad_transition = self.draws_done * self.thin + first
             good_draws = first // self.thin
+        stats = {
+            "step_size": sizes[recorded],
+            "gradient_norm": gradient_norms[recorded],
+            **{
+                name: values[recorded].copy()
+                for name, values in zip(self._stat_names, ran.stats, strict=True)
+            },
+        }
+        adapted_after = self.adapted
+        if self.adaptations and bad_transition is None:
+            adapted_after, adapted_stats = self._adapt(
+                ran.positions, ran.gradients, indices[-1], count
+            )
+            stats |= adapted_stats
+        elif self.adaptations:
+            missing = {
+                name: self._missing_stats[name] for a in self.adaptations for name in a.stats
+            }
+            stats |= {name: np.full(count, value) for name, value in missing.items()}
         return _Draws(
             # Copies, so that the transitions between draws can be freed.
-            positions[recorded][:good_draws].copy(),
-            gradients[recorded][:good_draws].copy(),
-            gradient_norms[recorded],
-            sizes[recorded],
+            ran.positions[recorded][:good_draws].copy(),
+            ran.gradients[recorded][:good_draws].copy(),
+            stats,
             rng,
             noise_rng,
-            indices[-1:],
-            np.array(positions[-1]),
+            indices[-self.block.lag :],
+            tuple(np.array(part[-1]) for part in (ran.positions, *ran.auxiliaries)),
+            adapted_after,
             bad_transition,
         )
+
+    def _adapt(
+        self, positions: np.ndarray, gradients: np.ndarray, next_index: np.ndarray, draws: int
+    ) -> tuple[tuple[AdaptationState, ...], dict[str, np.ndarray]]:
+        """State of the adaptations after some draws, and what they record of them."""
+        states: list[AdaptationState] = []
+        stats: dict[str, np.ndarray] = {}
+        for adaptation, state in zip(self.adaptations, self.adapted, strict=True):
+            seen = Seen(
+                positions,
+                gradients,
+                self.batching.selected(next_index),
+                tuning=self.draws_done < self.tune_draws,
+                at_boundary=(self.draws_done + draws) % self._draws_between(adaptation) == 0,
+                thin=self.thin,
+            )
+            state, recorded = adaptation.update(state, seen)
+            states.append(state)
+            stats |= recorded
+        return tuple(states), stats
 
     def _finish_block(self) -> None:
         """Make the last draw handed out the start of the next block."""
@@ -348,7 +462,9 @@ class StochasticGradientStep(BlockedStep):
                 draws = self._compute_draws(used)
             self.rng, self.noise_rng = draws.rng_after, draws.noise_rng_after
             self.pending = draws.pending_after
-            self.position = draws.last_position
+            self.position, *auxiliaries = draws.state_after
+            self.auxiliaries = tuple(auxiliaries)
+            self.adapted = draws.adapted_after
             self.draws_done += used
         self.handed_out = 0
         self._draws = None
@@ -389,8 +505,7 @@ class StochasticGradientStep(BlockedStep):
         stats = {
             "gradient": missing,
             "position": missing,
-            "step_size": np.nan,
-            "gradient_norm": np.nan,
+            **self._missing_stats,
             "warning": warning,
         }
         return {**point, **self.posterior.layout.unravel(missing)}, [stats]

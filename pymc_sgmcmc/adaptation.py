@@ -1,0 +1,79 @@
+"""What a chain changes between blocks of transitions, from what it has seen.
+
+The compiled transitions are pure functions. Whatever should follow the chain more slowly (the
+reference point of SVRG, a preconditioner that is tuned, the gradient covariance of OSGFS) is
+held in shared variables that an adaptation sets, between two blocks, from a small state which
+belongs to the chain.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+AdaptationState = Mapping[str, np.ndarray]
+"""Arrays by name. Never changed in place."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A run of transitions, as an adaptation sees it.
+
+    Attributes
+    ----------
+    positions : numpy.ndarray, shape (B, d)
+    gradients : numpy.ndarray, shape (B, d)
+        Gradient estimates at these positions.
+    next_rows : numpy.ndarray, shape (n,)
+        Numbers of the rows that the gradient at the last position is from.
+    tuning : bool
+    at_boundary : bool
+        Whether the run ends where the adaptation acts.
+    thin : int
+        Transitions a recorded draw; B is a multiple of it.
+    """
+
+    positions: np.ndarray
+    gradients: np.ndarray
+    next_rows: np.ndarray
+    tuning: bool
+    at_boundary: bool
+    thin: int
+
+
+class Adaptation(ABC):
+    """A change between blocks. Its state is part of the state of the chain.
+
+    Runs of draws never cross a boundary, but may end before it: `update` then has to carry on
+    so that the state after a and then b transitions is that after a + b.
+
+    Attributes
+    ----------
+    transitions : int
+        Transitions between two boundaries. Rounded to whole draws.
+    stats : mapping of str to numpy dtypes
+        Names of what is recorded with each draw.
+    """
+
+    transitions: int
+    stats: Mapping[str, np.dtype | type] = {}
+
+    @abstractmethod
+    def begin(self, position: np.ndarray) -> AdaptationState:
+        """State at the start of a chain."""
+
+    @abstractmethod
+    def load(self, state: AdaptationState) -> None:
+        """Set the shared variables of the compiled transitions for a state."""
+
+    @abstractmethod
+    def update(
+        self, state: AdaptationState, seen: Seen
+    ) -> tuple[AdaptationState, dict[str, np.ndarray]]:
+        """State after a run of transitions, and what is recorded with its draws.
+
+        Each recorded array has shape (draws,) or (draws, ...).
+        """

@@ -1,0 +1,98 @@
+"""What all dynamics have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Auxiliary:
+    """A part of the state of a chain beside its position: a momentum, say.
+
+    Attributes
+    ----------
+    name : str
+    shape : tuple of int
+    """
+
+    name: str
+    shape: tuple[int, ...]
+
+
+class Dynamics(ABC):
+    """A pure transition of a chain.
+
+    The state is a tuple: the position, shape (d,), followed by the arrays that `auxiliaries`
+    lists. All randomness comes as rows of standard normal numbers.
+
+    Attributes
+    ----------
+    stats : tuple of str
+        Names of the numbers that each transition reports beside the gradient.
+    lag : int
+        Transitions between the one that makes a position and the one that evaluates the
+        gradient there: 1 where each transition starts from the last position.
+    """
+
+    stats: tuple[str, ...] = ()
+    lag: int = 1
+
+    def auxiliaries(self, dimension: int) -> Sequence[Auxiliary]:
+        """Parts of the state beside a position of length d."""
+        return ()
+
+    def initial_auxiliaries(
+        self, position: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, ...]:
+        """Values of the auxiliaries at the start of a chain, in their stationary law if known."""
+        return tuple(np.zeros(one.shape) for one in self.auxiliaries(len(position)))
+
+    def noise_size(self, dimension: int) -> int:
+        """Standard normal numbers that one transition takes."""
+        return dimension
+
+    def scaled_noise(self, noise: Any, step_sizes: Any) -> Any:
+        """What transitions take of their rows of noise, for all of a block at once.
+
+        Parameters
+        ----------
+        noise : (transitions, noise_size)
+        step_sizes : (transitions,)
+        """
+        return noise
+
+    @abstractmethod
+    def transition(
+        self,
+        state: tuple[Any, ...],
+        gradient: Callable[[Any], Any],
+        scaled_noise: Any,
+        step_size: Any,
+    ) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
+        """Next state, the gradient at the present position, and the values of `stats`.
+
+        Parameters
+        ----------
+        state : tuple
+            The position and the auxiliaries.
+        gradient : callable
+            Gradient estimate on the rows of this transition, as a function of a position.
+        scaled_noise : (noise_size,)
+            One row of `scaled_noise`.
+        step_size : scalar
+        """
+
+
+def apply_matrix(matrix: Any, vector: Any) -> Any:
+    """Product of a scalar, diagonal or dense matrix with a vector, symbolic or not."""
+    return matrix @ vector if matrix.ndim == 2 else matrix * vector
+
+
+def apply_matrix_to_rows(matrix: Any, rows: Any) -> Any:
+    """The same for each row of a matrix of vectors."""
+    return rows @ matrix.T if matrix.ndim == 2 else rows * matrix

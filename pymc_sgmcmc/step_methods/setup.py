@@ -1,0 +1,395 @@
+"""What every step method needs before it is a sampler: posterior, centre, gradient estimator."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytensor
+from pymc.initial_point import make_initial_point_fn
+from pymc.model import Model
+from pytensor.compile.sharedvalue import SharedVariable
+
+from pymc_sgmcmc.adaptation import Adaptation
+from pymc_sgmcmc.batching import check_batch_size, make_batching
+from pymc_sgmcmc.center_difference import find_center_difference
+from pymc_sgmcmc.dynamics import Dynamics
+from pymc_sgmcmc.engine import is_jax_mode
+from pymc_sgmcmc.errors import BatchSizeWarning, ModelError
+from pymc_sgmcmc.gradients import ControlVariateGradient, GradientEstimator, PlainGradient
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.schedules import StepSize, check_step_size
+from pymc_sgmcmc.tuning import (
+    Center,
+    StepSizeChoice,
+    center_at,
+    choose_step_size,
+    find_center,
+    laplace_draws,
+)
+
+_log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
+
+GRADIENTS = ("plain", "cv")
+"""Names of the gradient estimators."""
+
+NEEDS_CENTER = ("cv",)
+"""Those of them that need the centre."""
+
+MOST_THINNING = 100
+"""Bound on the default number of transitions a recorded draw."""
+
+NOISE_WARNING = 1.0
+"""Gradient noise, in units of the largest curvature, above which it is worth a warning."""
+
+IMPLAUSIBLE_NOISE = 1e4
+"""Gradient noise, in units of curvature, that points at the model and not at the minibatch."""
+
+
+@dataclass(frozen=True)
+class Design:
+    """A sampler for one posterior.
+
+    Attributes
+    ----------
+    dynamics : Dynamics
+    step_size : float or callable
+    thin : int
+        Transitions a recorded draw.
+    adaptations : tuple of Adaptation
+        What the dynamics change between blocks of transitions.
+    """
+
+    dynamics: Dynamics
+    step_size: StepSize
+    thin: int
+    adaptations: tuple[Adaptation, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything known of a posterior when a sampler is made for it.
+
+    Attributes
+    ----------
+    name : str
+        Of the step method, for messages.
+    posterior : Posterior
+    estimator : GradientEstimator
+        With its minibatch scheme.
+    center : Center or None
+        None where nothing needs it.
+    joint_draws : list of mappings or None
+        Points of the Gaussian approximation of all continuous variables of the model, where
+        the position has only some of them.
+    step_size : float, callable or None
+        As given.
+    thin : int or None
+        As given.
+    """
+
+    name: str
+    posterior: Posterior
+    estimator: GradientEstimator
+    center: Center | None
+    joint_draws: list[dict[str, np.ndarray]] | None
+    step_size: StepSize | None
+    thin: int | None
+
+    def shared(self, values: np.ndarray | float, name: str) -> SharedVariable:
+        """Shared variable in the floating type of the position, of static shape.
+
+        A vector of length one broadcasts only with a static shape.
+        """
+        values = np.asarray(values, dtype=self.posterior.dtype)
+        static = {"shape": values.shape} if values.ndim else {}
+        return pytensor.shared(values, name, **static)
+
+    def choose_step_size(self, root: np.ndarray) -> StepSizeChoice:
+        """Step size of Langevin dynamics in closed form for a preconditioner M = L Lᵀ."""
+        assert self.center is not None
+        return choose_step_size(
+            self.posterior,
+            self.center,
+            root,
+            self.estimator.batching,
+            control_variate=self.estimator.reduces_variance,
+            joint_draws=self.joint_draws,
+        )
+
+    def report(self, choice: StepSizeChoice, step_size: float, thin: int) -> None:
+        """Log the settings that were computed, and warn where noise limits them."""
+        batching = self.estimator.batching
+        _log.info(
+            "%s: step size %.3g, %d transitions a draw, %d of %d rows a minibatch "
+            "(gradient noise %.2g, curvature %.2g)",
+            self.name,
+            step_size,
+            thin,
+            batching.batch_size,
+            batching.n_rows,
+            choice.noise,
+            choice.curvature,
+        )
+        if choice.noise > NOISE_WARNING * choice.curvature:
+            warnings.warn(
+                _noise_message(choice, batching, self.estimator), BatchSizeWarning, stacklevel=5
+            )
+
+
+def _noise_message(choice: StepSizeChoice, batching, estimator: GradientEstimator) -> str:
+    remedy = (
+        "or fewer predictors that are non-zero or extreme in only a few rows, which cause "
+        "most of the noise that control variates leave"
+        if estimator.reduces_variance
+        else 'or `gradient="cv"` (`SGLDCV`), whose noise does not grow with the data'
+    )
+    ratio = choice.noise / choice.curvature
+    if ratio > IMPLAUSIBLE_NOISE:
+        remedy += (
+            ". So much noise also comes from a posterior that is improper or that has no mode, "
+            "as with outcomes that predictors separate under a flat prior"
+        )
+    return (
+        f"The noise of a gradient from {batching.batch_size} of {batching.n_rows} rows is "
+        f"{ratio:.3g} times the curvature, so the step is that much smaller and the chain "
+        f"that much slower. Use about `batch_size={choice.batch_size_needed}`, {remedy}."
+    )
+
+
+def prepare(
+    name: str,
+    model: Model,
+    vars: Sequence | None,
+    *,
+    batch_size: int | None,
+    rows: str | Sequence[str] | None,
+    step_size: StepSize | None,
+    gradient: str | GradientEstimator,
+    center: str | Mapping[str, Any] | np.ndarray | None,
+    thin: int | None,
+    batching: str,
+    initial_point: Mapping[str, np.ndarray] | None,
+    compile_kwargs: dict | None,
+    needs_center: bool,
+) -> Setup:
+    """Check the common settings of a step method, and compute what they ask for.
+
+    The parameters are those of `SGLD`; `needs_center` says that the sampler needs the centre
+    whatever the gradient.
+    """
+    if compile_kwargs is not None and not isinstance(compile_kwargs, Mapping):
+        raise TypeError(
+            "`compile_kwargs` should be a mapping such as {'mode': 'CVM'}, but got "
+            f"{compile_kwargs!r}."
+        )
+    if not isinstance(gradient, GradientEstimator) and gradient not in GRADIENTS:
+        names = ", ".join(map(repr, GRADIENTS))
+        raise ValueError(
+            f"`gradient` should be one of {names}, or a GradientEstimator, but got {gradient!r}."
+        )
+    if step_size is not None:
+        step_size = check_step_size(step_size)
+    thin = _check_thin(thin)
+    if batch_size is not None:
+        check_batch_size(batch_size, np.iinfo(np.int64).max)
+
+    if isinstance(gradient, GradientEstimator):
+        posterior = gradient.posterior
+        batch_size = gradient.batching.batch_size
+    else:
+        posterior = Posterior(model, vars, rows=rows, initial_point=initial_point)
+        batch_size = _resolve_batch_size(posterior, batch_size, name)
+    if posterior.others and posterior.model_batch_size is not None:
+        warnings.warn(
+            "The model uses `pm.Minibatch`, and the step method has only some of its "
+            "variables. PyMC's own step methods for the others would see one fixed "
+            "minibatch for ever. Build the model on the full arrays and pass "
+            f"`batch_size={batch_size}` to the step method instead.",
+            UserWarning,
+            stacklevel=4,
+        )
+    found: Center | None = None
+    others: dict[str, np.ndarray] = {}
+    joint_draws = None
+    if needs_center or center is not None or gradient in NEEDS_CENTER:
+        found, others, joint_draws = _center(model, posterior, center, rows, initial_point)
+    estimator = (
+        gradient
+        if isinstance(gradient, GradientEstimator)
+        else _estimator(
+            gradient,
+            posterior,
+            found,
+            others,
+            batching,
+            batch_size,
+            static=is_jax_mode(compile_kwargs),
+        )
+    )
+    return Setup(name, posterior, estimator, found, joint_draws, step_size, thin)
+
+
+def default_thinning(step_size: float, curvature: float) -> int:
+    """One relaxation time of Langevin dynamics in the direction of the largest curvature."""
+    return int(np.clip(np.ceil(2 / (step_size * curvature)), 1, MOST_THINNING))
+
+
+def preconditioner_matrix(
+    preconditioner: str | float | np.ndarray, center: Center | None, dimension: int
+) -> np.ndarray:
+    """Preconditioner M from a name, a number or an array: scalar, diagonal or dense."""
+    if isinstance(preconditioner, str):
+        if preconditioner == "identity":
+            return np.asarray(1.0)
+        if preconditioner == "curvature" and center is not None:
+            return center.curvature.covariance
+        raise ValueError(
+            "`preconditioner` should be 'curvature', 'identity', a positive number, a vector or "
+            f"a positive definite matrix, but got {preconditioner!r}."
+        )
+    matrix = np.asarray(preconditioner, dtype=float)
+    if matrix.shape not in ((), (dimension,), (dimension, dimension)):
+        raise ValueError(
+            f"`preconditioner` should be a number or have shape ({dimension},) or "
+            f"({dimension}, {dimension}), but has shape {matrix.shape}."
+        )
+    return matrix
+
+
+def _estimator(
+    gradient: str,
+    posterior: Posterior,
+    center: Center | None,
+    center_of_others: dict[str, np.ndarray],
+    batching: str,
+    batch_size: int,
+    *,
+    static: bool,
+) -> GradientEstimator:
+    """Gradient estimator with its minibatch scheme."""
+    if gradient == "plain":
+        scheme = make_batching(batching, posterior.data, batch_size, static=static)
+        return PlainGradient(posterior, scheme)
+    assert center is not None
+    difference = find_center_difference(posterior, center.position, center_of_others)
+    scheme = make_batching(
+        batching, difference.data, batch_size, derived=difference.columns, static=static
+    )
+    return ControlVariateGradient(posterior, scheme, difference, center.likelihood_gradient)
+
+
+# --- Settings -------------------------------------------------------------------------------
+
+
+def _check_thin(thin: int | None) -> int | None:
+    if thin is None:
+        return None
+    if isinstance(thin, bool) or not isinstance(thin, int | np.integer) or thin < 1:
+        raise ValueError(
+            f"`thin` should be a whole number of transitions a draw, at least 1, but got {thin!r}."
+        )
+    return int(thin)
+
+
+def _resolve_batch_size(posterior: Posterior, batch_size: int | None, step_name: str) -> int:
+    if batch_size is None:
+        batch_size = posterior.model_batch_size
+    if batch_size is None:
+        raise ModelError(
+            f"The model has no `pm.Minibatch` and `{step_name}` got no `batch_size`, so it is "
+            f"not known how many of the {posterior.n_rows} rows to use at a time. Pass for "
+            f"example `{step_name}(batch_size={min(500, posterior.n_rows)})`."
+        )
+    return check_batch_size(batch_size, posterior.n_rows)
+
+
+def _center(
+    model: Model,
+    posterior: Posterior,
+    center: str | Mapping[str, Any] | np.ndarray | None,
+    rows: str | Sequence[str] | None,
+    initial_point: Mapping[str, np.ndarray] | None,
+) -> tuple[Center, dict[str, np.ndarray], list[dict[str, np.ndarray]] | None]:
+    """Centre of the position, values of the other variables that belong to it, and joint draws.
+
+    The draws are from the Gaussian approximation of all continuous variables together, None
+    where the position has them all.
+    """
+    if center is not None and not isinstance(center, str):
+        point = _center_point(model, posterior, center)
+        posterior.set_others({**model.initial_point(), **point})
+        position = posterior.layout.ravel(point)
+        others = {name: np.array(shared.get_value()) for name, shared in posterior.others.items()}
+        return center_at(posterior, position), others, None
+
+    method = center or "lbfgs"
+    moved = [value for value in model.value_vars if value.dtype.startswith("float")]
+    if posterior.others and len(moved) > len(posterior.layout.variables):
+        # Other continuous variables start wherever they are, but the mode that matters for
+        # the control variate is the joint one.
+        joint = Posterior(model, moved, rows=rows, initial_point=initial_point, check=False)
+        joint_center = find_center(joint, joint.initial_position, method)
+        point = joint.layout.unravel(joint_center.position)
+        joint_draws = laplace_draws(joint, joint_center)
+        posterior.set_others({**model.initial_point(), **point})
+        found = center_at(posterior, posterior.layout.ravel(point))
+    else:
+        found = find_center(posterior, posterior.initial_position, method)
+        joint_draws = None
+    others = {name: np.array(shared.get_value()) for name, shared in posterior.others.items()}
+    return found, others, joint_draws
+
+
+def _center_point(
+    model: Model, posterior: Posterior, center: Mapping[str, Any] | np.ndarray
+) -> dict[str, np.ndarray]:
+    """Values of the value variables for a centre given by the user."""
+    if not isinstance(center, Mapping):
+        position = np.asarray(center, dtype=float)
+        if position.shape != (posterior.dimension,):
+            raise ValueError(
+                f"`center` should be a mapping from names to values or an array of shape "
+                f"({posterior.dimension},), but has shape {position.shape}."
+            )
+        if not np.isfinite(position).all():
+            raise ValueError("`center` should be finite, but has NaN or infinite entries.")
+        return posterior.layout.unravel(position)
+
+    wanted = {model.values_to_rvs[value].name: value.name for value in posterior.layout.variables}
+    given = {wanted.get(name, name): name for name in center}
+    unknown = [name for value_name, name in given.items() if value_name not in wanted.values()]
+    missing = [name for name, value_name in wanted.items() if value_name not in given]
+    if unknown or missing:
+        raise ValueError(
+            f"`center` should give values of {sorted(wanted)}, but "
+            + (f"has the unknown names {sorted(unknown)}" if unknown else "")
+            + (" and " if unknown and missing else "")
+            + (f"lacks {sorted(missing)}" if missing else "")
+            + "."
+        )
+    values = {}
+    shapes = dict(zip(posterior.layout.names, posterior.layout.shapes, strict=True))
+    for name, value_name in wanted.items():
+        variable = model.named_vars[name]
+        value = np.asarray(center[given[value_name]], dtype=float)
+        transformed = given[value_name] != name
+        expected = (
+            shapes[value_name]
+            if transformed
+            else tuple(int(length) for length in variable.shape.eval(mode="FAST_COMPILE"))
+        )
+        if value.shape != expected:
+            raise ValueError(
+                f"`center` for `{given[value_name]}` should have shape {expected}, but has "
+                f"shape {value.shape}."
+            )
+        values[given[value_name]] = value
+    point = make_initial_point_fn(
+        model=model, overrides=values, return_transformed=True, jitter_rvs=set()
+    )(0)
+    return {name: point[name] for name in posterior.layout.names}
