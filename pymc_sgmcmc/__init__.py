@@ -15,12 +15,13 @@ from pymc_sgmcmc.errors import (
 )
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import PolynomialDecay
-from pymc_sgmcmc.step_methods import SGLD, SGLDCV
+from pymc_sgmcmc.step_methods import PSGLD, SGLD, SGLDCV
 from pymc_sgmcmc.trace import label_positions
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "PSGLD",
     "SGLD",
     "SGLDCV",
     "BatchSizeWarning",

@@ -1,19 +1,28 @@
 """What every sampler must satisfy, with every gradient estimator.
 
-A new sampler is one `Sampler` in `SAMPLERS`.
+A new sampler is one `Sampler` in `SAMPLERS`. Its exact law is given as a formula, in NumPy, and
+compared with the law that follows from its compiled transitions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pymc as pm
 import pytest
 
-from pymc_sgmcmc import SGLD
-from tests.exact_law import compiled_law, exact_noise_operator, fixed_point
+from pymc_sgmcmc import PSGLD, SGLD
+from tests.exact_law import (
+    affine_transition,
+    all_indices,
+    compiled_law,
+    exact_noise_operator,
+    fixed_point,
+    stationary_law,
+)
 from tests.linear_gaussian import LinearGaussian
 
 CVM = {"mode": "CVM"}
@@ -21,34 +30,223 @@ CVM = {"mode": "CVM"}
 
 @dataclass(frozen=True)
 class Sampler:
-    """A sampler with its own exact law.
+    """A sampler and what is known of it.
 
     Attributes
     ----------
+    name : str
     step_class : type
-    settings : dict
-        Beside the common ones, for a posterior whose curvature is about 1.
-    law : callable
-        Of (H, noise operator, step size): the exact stationary covariance of the position.
+    step_size : callable
+        Of the largest curvature: a step well inside the stable range, for M = I.
+    settings : mapping
+        Others that make M = I.
+    law : callable, optional
+        Of (H, noise operator, step size, step method): the exact stationary covariance of the
+        position. None where the transition is not affine.
+    bias_order : float, optional
+        Power of the step size that the bias of the covariance is of, with an exact gradient.
+    careful : mapping, optional
+        Settings with which the bias on smooth posteriors is of some percent; None to leave the
+        sampler out of tests that need it.
     """
 
     name: str
     step_class: type
-    law: Callable[..., np.ndarray]
-    settings: dict[str, Any] = field(default_factory=dict)
+    step_size: Callable[[float], float]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    law: Callable[..., np.ndarray] | None = None
+    bias_order: float | None = None
+    careful: Mapping[str, Any] | None = None
 
     def make(self, model, **settings):
+        """Make the step method."""
         return self.step_class(model=model, compile_kwargs=CVM, **{**self.settings, **settings})
 
 
-def sgld_law(H, noise, h):
-    """L = F L F' + h I + h^2/4 V(L)."""
-    F = np.eye(len(H)) - h / 2 * H
+def langevin_law(H, noise, h, step):
+    """L = F L F' + h M + h^2/4 M V(L) M with F = I - h/2 M H, for a diagonal M."""
+    M = np.diag(np.broadcast_to(step.block.dynamics.preconditioner.get_value(), len(H)))
+    F = np.eye(len(H)) - h / 2 * M @ H
     return fixed_point(
-        lambda L: F @ L @ F.T + h * np.eye(len(H)) + h**2 / 4 * noise(L), np.linalg.inv(H)
+        lambda L: F @ L @ F.T + h * M + h**2 / 4 * M @ noise(L) @ M, np.linalg.inv(H)
     )
 
 
 SAMPLERS = [
-    Sampler("SGLD", SGLD, sgld_law, {"step_size": 0.3}),
+    Sampler(
+        "SGLD",
+        SGLD,
+        lambda curvature: 0.5 / curvature,
+        {"preconditioner": "identity"},
+        langevin_law,
+        bias_order=1,
+        careful={"step_size": 0.02, "preconditioner": "identity"},
+    ),
+    Sampler(
+        "PSGLD",
+        PSGLD,
+        lambda curvature: 0.5 / curvature,
+        {"regularization": 1.0},  # M at most 1
+        langevin_law,
+        bias_order=1,
+        careful={"step_size": 0.02, "regularization": 1.0},
+    ),
 ]
+ESTIMATORS = ["plain", "cv"]
+
+every_sampler = pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler.name)
+every_affine_sampler = pytest.mark.parametrize(
+    "sampler",
+    [sampler for sampler in SAMPLERS if sampler.law is not None],
+    ids=lambda sampler: sampler.name,
+)
+every_estimator = pytest.mark.parametrize("gradient", ESTIMATORS)
+
+
+def no_noise(covariance):
+    """Noise operator of an exact gradient."""
+    return np.zeros_like(covariance)
+
+
+def gaussian_with_precision(dimension: int, condition: float) -> LinearGaussian:
+    """A linear regression whose posterior has eigenvalues from 1 to `condition`."""
+    rng = np.random.default_rng(dimension)
+    rotation, _ = np.linalg.qr(rng.normal(size=(dimension, dimension)))
+    values = np.geomspace(1.0, condition, dimension) if dimension > 1 else np.array([condition])
+    prior_sd = 4.0
+    X = np.sqrt(values - prior_sd**-2)[:, None] * rotation.T
+    # Each row twice, at half the weight: with one dimension there would be a single row.
+    X = np.concatenate([X, X]) / np.sqrt(2)
+    return LinearGaussian(X, rng.normal(size=len(X)), prior_sd=prior_sd)
+
+
+# --- Exact laws -----------------------------------------------------------------------------
+
+
+@every_affine_sampler
+@pytest.mark.parametrize("dimension", [1, 5, 50])
+def test_law_with_an_exact_gradient(sampler, dimension):
+    problem = gaussian_with_precision(dimension, condition=100.0)
+    h = sampler.step_size(100.0)
+    step = sampler.make(problem.model(), batch_size=problem.n_rows, step_size=h)
+    with_reference_at(step, problem.mean)
+    mean, covariance = compiled_law(step)
+    exact = sampler.law(problem.precision, no_noise, h, step)
+    np.testing.assert_allclose(mean[:dimension], problem.mean, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(
+        covariance[:dimension, :dimension], exact, rtol=1e-7, atol=1e-9 * exact.max()
+    )
+    # The bias is in the tests' sight, and no larger than a sampler's should be.
+    inflation = np.trace(problem.precision @ exact) / dimension - 1
+    assert inflation < 0.3
+
+
+@every_affine_sampler
+@every_estimator
+@pytest.mark.parametrize("prior_sd", [0.5, 10.0], ids=["strong prior", "weak prior"])
+@pytest.mark.parametrize(
+    ("batching", "n_rows", "batch_size"), [("shuffle", 12, 4), ("replace", 6, 2)]
+)
+def test_law_with_minibatches(sampler, gradient, prior_sd, batching, n_rows, batch_size):
+    problem = LinearGaussian.simulate(n_rows, 2, seed=8, prior_sd=prior_sd)
+    center = problem.mean + np.array([0.5, -0.3])
+    h = sampler.step_size(np.linalg.eigvalsh(problem.precision)[-1]) / 2
+    step = sampler.make(
+        problem.model(),
+        batch_size=batch_size,
+        batching=batching,
+        gradient=gradient,
+        step_size=h,
+        center={"beta": center},
+    )
+    with_reference_at(step, center)
+    noise = exact_noise_operator(problem, step.batching, None if gradient == "plain" else center)
+    exact = sampler.law(problem.precision, noise, h, step)
+    mean, covariance = compiled_law(step)
+    np.testing.assert_allclose(mean[:2], problem.mean, rtol=1e-7)
+    np.testing.assert_allclose(covariance[:2, :2], exact, rtol=1e-7)
+    # The noise is in the tests' sight.
+    assert np.trace(sampler.law(problem.precision, no_noise, h, step)) < 0.99 * np.trace(exact)
+
+
+def with_reference_at(step, position):
+    """Load the adaptations of an estimator, if it has any, for a chain at a position."""
+    for adaptation in step.adaptations:
+        adaptation.load(adaptation.begin(np.asarray(position)))
+
+
+@every_affine_sampler
+def test_order_of_the_bias(sampler):
+    if sampler.bias_order is None:
+        pytest.skip("has no bias with an exact gradient")
+    problem = gaussian_with_precision(2, condition=4.0)
+    step = sampler.make(problem.model(), batch_size=problem.n_rows, step_size=0.1)
+    with_reference_at(step, problem.mean)
+    posterior = np.linalg.inv(problem.precision)
+
+    def bias(h):
+        return np.linalg.norm(compiled_law(step, h)[1][:2, :2] - posterior)
+
+    h = sampler.step_size(4.0) / 50
+    assert np.log2(bias(h) / bias(h / 2)) == pytest.approx(sampler.bias_order, abs=0.03)
+
+
+@every_affine_sampler
+@every_estimator
+def test_all_rows_are_the_full_gradient(sampler, gradient):
+    problem = LinearGaussian.simulate(9, 2, seed=8)
+    h = sampler.step_size(np.linalg.eigvalsh(problem.precision)[-1]) / 2
+    step = sampler.make(
+        problem.model(),
+        batch_size=9,
+        gradient=gradient,
+        step_size=h,
+        center={"beta": problem.mean + 1.0},
+    )
+    with_reference_at(step, problem.mean - 1.0)
+    exact = sampler.law(problem.precision, no_noise, h, step)
+    np.testing.assert_allclose(compiled_law(step)[1][:2, :2], exact, rtol=1e-8)
+
+
+@every_affine_sampler
+@every_estimator
+def test_order_of_the_rows_does_not_matter(sampler, gradient):
+    problem = LinearGaussian.simulate(5, 2, seed=8)
+    h = sampler.step_size(np.linalg.eigvalsh(problem.precision)[-1]) / 3
+    laws = []
+    for rows in (np.arange(5), np.array([3, 0, 4, 1, 2])):
+        permuted = LinearGaussian(problem.X[rows], problem.y[rows])
+        step = sampler.make(
+            permuted.model(),
+            batch_size=2,
+            batching="replace",
+            gradient=gradient,
+            step_size=h,
+            center={"beta": problem.mean + 1.0},
+        )
+        with_reference_at(step, problem.mean - 1.0)
+        laws.append(compiled_law(step)[1][:2, :2])
+    np.testing.assert_allclose(laws[0], laws[1], rtol=1e-10)
+
+
+@every_affine_sampler
+def test_single_precision(sampler):
+    """The same transitions in float32, up to its rounding."""
+    problem = LinearGaussian.simulate(8, 2, seed=8)
+    h = sampler.step_size(np.linalg.eigvalsh(problem.precision)[-1]) / 2
+    matrices = []
+    for floatX in ("float64", "float32"):
+        with pm.pytensorf.pytensor.config.change_flags(floatX=floatX, warn_float64="ignore"):
+            model = LinearGaussian(problem.X.astype(floatX), problem.y.astype(floatX)).model()
+            step = sampler.make(model, batch_size=3, step_size=h, gradient="plain")
+            assert step.posterior.dtype == floatX
+            matrices.append(
+                [affine_transition(step.block, i, h) for i in all_indices(step.batching)]
+            )
+    for double, single in zip(*matrices, strict=True):
+        for name in ("slope", "shift", "root"):
+            expected = getattr(double, name)
+            np.testing.assert_allclose(
+                getattr(single, name), expected, atol=2e-5 * max(1, np.abs(expected).max())
+            )
+    np.testing.assert_allclose(stationary_law(matrices[1])[1], stationary_law(matrices[0])[1], 1e-3)

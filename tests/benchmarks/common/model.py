@@ -61,16 +61,17 @@ def engine_chain(
 
     def run(seed: int, transitions: int) -> np.ndarray:
         rng = np.random.default_rng(seed)
-        position = start
-        pending = batching.draw(rng, 1)
+        state = (start, *block.dynamics.initial_auxiliaries(start, rng))
+        pending = batching.draw(rng, block.lag)
         blocks = []
         for first in range(0, transitions, _BLOCK_TRANSITIONS):
             count = min(_BLOCK_TRANSITIONS, transitions - first)
             indices = np.concatenate([pending, batching.draw(rng, count)])
-            noise = rng.standard_normal((count, len(start)), dtype=block.dtype)
-            positions, _ = block(position, indices, noise, np.full(count, step_size))
-            position, pending = positions[-1], indices[-1:]
-            blocks.append(positions)
+            noise = rng.standard_normal((count, block.noise_size), dtype=block.dtype)
+            ran = block(state, indices, noise, np.full(count, step_size))
+            state = (ran.positions[-1], *(values[-1] for values in ran.auxiliaries))
+            pending = indices[-block.lag :]
+            blocks.append(ran.positions)
         return np.concatenate(blocks)
 
     return run
