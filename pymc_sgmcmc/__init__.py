@@ -13,23 +13,47 @@ from pymc_sgmcmc.errors import (
     ModelError,
     NonFinitePositionError,
 )
+from pymc_sgmcmc.gradients import SVRG
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import PolynomialDecay
-from pymc_sgmcmc.step_methods import PSGLD, SGLD, SGLDCV
+from pymc_sgmcmc.step_methods import (
+    HAMCMC,
+    MALA,
+    OSGFS,
+    PSGLD,
+    SGHMC,
+    SGLD,
+    SGLDCV,
+    SGNHT,
+    SGRLD,
+    ULA,
+    GaussianAuxiliary,
+    Recipe,
+)
 from pymc_sgmcmc.trace import label_positions
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "HAMCMC",
+    "MALA",
+    "OSGFS",
     "PSGLD",
+    "SGHMC",
     "SGLD",
     "SGLDCV",
+    "SGNHT",
+    "SGRLD",
+    "SVRG",
+    "ULA",
     "BatchSizeWarning",
     "CenterWarning",
+    "GaussianAuxiliary",
     "ModelError",
     "NonFinitePositionError",
     "PolynomialDecay",
     "Posterior",
+    "Recipe",
     "__version__",
     "label_positions",
 ]

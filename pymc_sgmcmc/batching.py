@@ -21,6 +21,7 @@ from typing import ClassVar
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
 
 EPOCHS_BETWEEN_SHUFFLES = 100
@@ -75,11 +76,31 @@ class Batching(ABC):
             for index, values in enumerate(self._buffers([*data, *derived]))
         )
         self._length = pytensor.shared(np.int64(self.batch_size), "batch_size")
+        self._n_rows = pytensor.shared(np.int64(self.n_rows), "n_rows")
+
+    @property
+    def derived(self) -> tuple[SharedVariable, ...]:
+        """The derived arrays in the present order; only their first N rows count."""
+        return self._shared[len(self._data) :]
+
+    def read_derived(self) -> list[np.ndarray]:
+        """Copies of the derived arrays in the order of the data."""
+        return [shared.get_value() for shared in self.derived]
+
+    def write_derived(self, arrays: Sequence[np.ndarray]) -> None:
+        """Set the derived arrays from arrays in the order of the data, which are copied."""
+        for shared, values in zip(self.derived, arrays, strict=True):
+            shared.set_value(np.array(values, dtype=shared.dtype), borrow=True)
 
     @property
     def length(self) -> TensorVariable:
         """Symbolic number of rows n of a minibatch."""
         return pt.constant(self.batch_size, dtype="int64") if self.static else self._length
+
+    @property
+    def n_rows_variable(self) -> TensorVariable:
+        """Symbolic number of rows N of the data."""
+        return pt.constant(self.n_rows, dtype="int64") if self.static else self._n_rows
 
     @property
     @abstractmethod
@@ -98,6 +119,16 @@ class Batching(ABC):
     @abstractmethod
     def rows(self, index: TensorVariable) -> list[TensorVariable]:
         """Symbolic rows of all data arrays that one index selects."""
+
+    @abstractmethod
+    def stored_rows(self, table: TensorVariable, index: TensorVariable) -> TensorVariable:
+        """Rows of a table, of the kind of `derived`, that one index selects."""
+
+    @abstractmethod
+    def with_stored_rows(
+        self, table: TensorVariable, index: TensorVariable, rows: TensorVariable
+    ) -> TensorVariable:
+        """The table with those rows replaced; a row that an index has twice gets one of them."""
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
@@ -134,6 +165,8 @@ class ShuffledWindows(Batching):
     name = "shuffle"
     without_replacement = True
     _order: int
+    _present: np.ndarray | None
+    """Permutation of the present order, kept once it was asked for."""
 
     @property
     def variance_factor(self) -> float:
@@ -157,6 +190,32 @@ class ShuffledWindows(Batching):
             return [shared[index + offsets] for shared in self._shared]
         return [shared[index : index + self._length] for shared in self._shared]
 
+    def stored_rows(self, table: TensorVariable, index: TensorVariable) -> TensorVariable:
+        """Rows up to the end, and the first ones where the window wraps round."""
+        wrapped = pt.maximum(index + self.length - self.n_rows_variable, 0)
+        return pt.concatenate([table[index : index + self.length - wrapped], table[:wrapped]])
+
+    def with_stored_rows(
+        self, table: TensorVariable, index: TensorVariable, rows: TensorVariable
+    ) -> TensorVariable:
+        """Both parts replaced. The repeated rows at the end of the table are left alone."""
+        wrapped = pt.maximum(index + self.length - self.n_rows_variable, 0)
+        before = self.length - wrapped
+        table = pt.set_subtensor(table[index : index + before], rows[:before])
+        return pt.set_subtensor(table[:wrapped], rows[before:])
+
+    def read_derived(self) -> list[np.ndarray]:
+        """Copies of the derived arrays in the order of the data."""
+        return self._in_original_order([one.get_value(borrow=True) for one in self.derived])
+
+    def write_derived(self, arrays: Sequence[np.ndarray]) -> None:
+        """Copy arrays in the order of the data over the derived ones."""
+        permutation = self._permutation(self._order)
+        for shared, values in zip(self.derived, arrays, strict=True):
+            buffer = shared.get_value(borrow=True)
+            self._fill(buffer, np.asarray(values, dtype=buffer.dtype), permutation)
+            shared.set_value(buffer, borrow=True)
+
     def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
         """Starts, uniform over the N rows."""
         if self.batch_size == self.n_rows:
@@ -165,8 +224,9 @@ class ShuffledWindows(Batching):
 
     def selected(self, index: np.ndarray) -> np.ndarray:
         """Row numbers of a window in the present order."""
-        window = np.arange(int(index), int(index) + self.batch_size) % self.n_rows
-        return self._permutation(self._order)[window]
+        if self._present is None:
+            self._present = self._permutation(self._order)
+        return self._present[np.arange(int(index), int(index) + self.batch_size) % self.n_rows]
 
     def set_order(self, seed: int) -> None:
         """Copy the rows in the order of a seed over the present copy."""
@@ -180,6 +240,7 @@ class ShuffledWindows(Batching):
         for shared, buffer in zip(self._shared, buffers, strict=True):
             shared.set_value(buffer, borrow=True)
         self._order = seed
+        self._present = None
 
     def _in_original_order(self, buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Copies of shuffled arrays in the order of the data."""
@@ -200,6 +261,7 @@ class ShuffledWindows(Batching):
         # The first rows stand again at the end, so that a wrapped window is a plain slice.
         padding = self.batch_size - 1 if self.batch_size < self.n_rows else 0
         self._order = FIRST_ORDER
+        self._present = None
         permutation = self._permutation(FIRST_ORDER)
         buffers = []
         for values in arrays:
@@ -239,6 +301,16 @@ class WithReplacement(Batching):
     def rows(self, index: TensorVariable) -> list[TensorVariable]:
         """Rows gathered by number."""
         return [shared[index] for shared in self._shared]
+
+    def stored_rows(self, table: TensorVariable, index: TensorVariable) -> TensorVariable:
+        """Rows gathered by number."""
+        return table[index]
+
+    def with_stored_rows(
+        self, table: TensorVariable, index: TensorVariable, rows: TensorVariable
+    ) -> TensorVariable:
+        """Rows scattered by number."""
+        return pt.set_subtensor(table[index], rows)
 
     def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
         """Row numbers, uniform and independent, shape (minibatches, n)."""

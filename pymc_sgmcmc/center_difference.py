@@ -17,6 +17,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pytensor.compile.mode import optdb
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace
@@ -57,6 +58,37 @@ class CenterDifference:
     _here: TensorVariable
     _rows: tuple[TensorVariable, ...]
     _length: TensorVariable
+    _center: SharedVariable
+    _center_of_others: Mapping[str, SharedVariable]
+
+    def move_center(
+        self, center: np.ndarray, center_of_others: Mapping[str, np.ndarray] | None = None
+    ) -> None:
+        """Take the difference to another centre from now on, in compiled functions as well.
+
+        Only where no columns are stored, which belong to one centre.
+
+        Parameters
+        ----------
+        center : numpy.ndarray, shape (d,)
+        center_of_others : mapping, optional
+            Values that belong to it of free variables outside the position; those not given
+            stay.
+
+        Raises
+        ------
+        ValueError
+            Where columns are stored.
+        """
+        if self.columns:
+            raise ValueError(
+                "The stored columns belong to one centre. To move it, find the difference with "
+                "`store_columns=False`."
+            )
+        self._center.set_value(np.array(center, dtype=self._center.dtype))
+        for name, value in (center_of_others or {}).items():
+            shared = self._center_of_others[name]
+            shared.set_value(np.array(value, dtype=shared.dtype))
 
     def __call__(
         self, position: TensorVariable, rows: Sequence[TensorVariable], length: TensorVariable
@@ -80,6 +112,8 @@ def find_center_difference(
     posterior: Posterior,
     center: np.ndarray,
     center_of_others: Mapping[str, np.ndarray] | None = None,
+    *,
+    store_columns: bool = True,
 ) -> CenterDifference:
     """Find the difference to the gradient at a centre, and compute its per-row quantities.
 
@@ -90,6 +124,8 @@ def find_center_difference(
     center_of_others : mapping, optional
         Values of the free variables outside the position that belong to the centre; those
         that they have now where not given.
+    store_columns : bool
+        Compute per-row quantities at the centre once, for all rows, which fixes the centre.
     """
     rows = tuple(
         pt.tensor(f"rows_{index}", dtype=values.dtype, shape=(None, *values.shape[1:]))
@@ -101,19 +137,20 @@ def find_center_difference(
     at = pytensor.shared(
         np.asarray(center, dtype=posterior.dtype), "center", shape=(posterior.dimension,)
     )
-    others = {
-        shared: pytensor.shared(
+    others_by_name = {
+        name: pytensor.shared(
             np.array((center_of_others or {}).get(name, shared.get_value())),
             f"{name}_center",
             shape=shared.type.shape,
         )
         for name, shared in posterior.others.items()
     }
+    others = {shared: others_by_name[name] for name, shared in posterior.others.items()}
     there = clone_replace(posterior.rows_gradient(at, rows, length), others, rebuild_strict=False)
     graph = _simplified_difference(posterior.rows_gradient(here, rows, length), there, rows, length)
 
     fixed, moving = {at, *others.values()}, {here, *posterior.others.values()}
-    cut = _last_row_vectors(posterior, graph, rows, length, fixed, moving)
+    cut = _last_row_vectors(posterior, graph, rows, length, fixed, moving) if store_columns else []
     column_rows = tuple(
         pt.tensor(f"column_{index}", dtype=vector.dtype, shape=(None, *vector.type.shape[1:]))
         for index, vector in enumerate(cut)
@@ -137,6 +174,8 @@ def find_center_difference(
         here,
         (*(rows[index] for index in kept), *column_rows),
         length,
+        at,
+        others_by_name,
     )
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from pytensor.compile.mode import get_mode
+from pytensor.compile.mode import Mode, get_mode
 from pytensor.link.jax.linker import JAXLinker
 
 from pymc_sgmcmc.dynamics import Dynamics
@@ -86,32 +86,65 @@ class TransitionBlock:
             )
         noise = pt.tensor("noise", shape=(passes, self.noise_size), dtype=self.dtype)
         step_sizes = pt.tensor("step_sizes", shape=(passes,), dtype=self.dtype)
+        self.memory = memory = estimator.memory
+        remembered = () if memory is None else memory.variables
+        # The passes that only evaluate gradients change no memory: the next block repeats them.
+        remember = pt.arange(indices.shape[0]) < indices.shape[0] - self.lag
 
-        def transition(index, scaled_noise, step_size, *current):
-            following, gradient, stats = dynamics.transition(
-                current, lambda at: estimator(at, index), scaled_noise, step_size
-            )
+        def transition(index, scaled_noise, step_size, *rest):
+            if memory is None:
+                current = rest
+
+                def gradient(at):
+                    return estimator(at, index)
+            else:
+                update, current = rest[0], rest[1 : 1 + len(shapes)]
+                values = rest[1 + len(shapes) :]
+                changed: list[tuple] = []
+
+                def gradient(at):
+                    estimate, after = memory.estimate(at, index, values, update)
+                    changed.append(after)
+                    return estimate
+
+            following, here, stats = dynamics.transition(current, gradient, scaled_noise, step_size)
             return (
                 *(
                     pt.specify_shape(part.astype(self.dtype), shape)
                     for part, shape in zip(following, shapes, strict=True)
                 ),
-                gradient.astype(self.dtype),
+                # Where the dynamics took several gradients, the first is remembered.
+                *(changed[0] if remembered else ()),
+                here.astype(self.dtype),
                 *(pt.as_tensor(value).astype(self.dtype) for value in stats),
             )
 
         outputs = pytensor.scan(
             transition,
-            sequences=[indices, dynamics.scaled_noise(noise, step_sizes), step_sizes],
-            outputs_info=[*state, None, *(None for _ in dynamics.stats)],
+            sequences=[
+                indices,
+                dynamics.scaled_noise(noise, step_sizes),
+                step_sizes,
+                *([remember] if remembered else []),
+            ],
+            outputs_info=[*state, *remembered, None, *(None for _ in dynamics.stats)],
             return_updates=False,
         )
+        kept = slice(len(state), len(state) + len(remembered))
+        updates = {
+            variable: values[-1] for variable, values in zip(remembered, outputs[kept], strict=True)
+        }
+        del outputs[kept]
+        compile_kwargs = dict(compile_kwargs or {})
+        if remembered:
+            compile_kwargs["mode"] = in_place_mode(compile_kwargs.get("mode"))
         with without_blas_warning():
             self._function = pytensor.function(
                 [*state, indices, noise, step_sizes],
                 outputs,
+                updates=updates,
                 on_unused_input="ignore",
-                **(compile_kwargs or {}),
+                **compile_kwargs,
             )
         self._function.trust_input = True
         # Numba and JAX compile at the first call. Doing it here, in the parent process, spares
@@ -153,7 +186,7 @@ class TransitionBlock:
         # Whether the chain stays finite is for the caller to see in what comes back.
         with np.errstate(all="ignore"):
             outputs = self._function(
-                *(np.ascontiguousarray(part, dtype=self.dtype) for part in state),
+                *(np.asarray(part, dtype=self.dtype, order="C") for part in state),
                 _pad(indices, passes),
                 _pad(noise, passes, self.dtype),
                 _pad(step_sizes, passes, self.dtype),
@@ -178,6 +211,19 @@ def _pad(values: np.ndarray, length: int, dtype: str | None = None) -> np.ndarra
     padded = np.zeros((length, *values.shape[1:]), dtype=values.dtype)
     padded[: len(values)] = values
     return padded
+
+
+def in_place_mode(mode: Mode | str | None) -> Mode:
+    """Mode in which a scan changes a large array in place that only its last value is used of.
+
+    By default only Numba does: C code, and the Python code of FAST_COMPILE, would copy the array
+    in each transition.
+    """
+    return (
+        get_mode(mode)
+        .excluding("scan_save_mem_prealloc")
+        .including("scan_save_mem_no_prealloc", "scan_sit_sot_to_untraced", "inplace")
+    )
 
 
 def is_jax_mode(compile_kwargs: dict | None) -> bool:

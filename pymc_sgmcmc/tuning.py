@@ -467,12 +467,13 @@ def choose_step_size(
     inflation : float
         :math:`\delta`, relative.
     """
-    row_covariance = _largest_row_variance(
-        posterior, center, preconditioner_root, control_variate, joint_draws
+    deviations = row_deviations(
+        posterior, center, control_variate=control_variate, joint_draws=joint_draws
     )
+    row_covariance = _largest_eigenvalue(_whiten(deviations, preconditioner_root))
     n_rows, batch_size = posterior.n_rows, batching.batch_size
     noise = n_rows**2 / batch_size * batching.variance_factor * row_covariance
-    curvature = _largest_curvature(center.curvature, preconditioner_root)
+    curvature = largest_curvature(center.curvature, preconditioner_root)
     step_size = 4 * inflation / (noise + curvature)
     # Solve N²/n c(n) λ = λ_max(MH) for n, with c = (N - n)/(N - 1) without replacement.
     ratio = n_rows**2 * row_covariance / curvature
@@ -482,14 +483,27 @@ def choose_step_size(
     return StepSizeChoice(float(step_size), float(noise), float(curvature), needed)
 
 
-def _largest_row_variance(
+def row_deviations(
     posterior: Posterior,
     center: Center,
-    root: np.ndarray,
+    *,
     control_variate: bool,
-    joint_draws: Sequence[Mapping[str, np.ndarray]] | None,
-) -> float:
-    """Largest eigenvalue of Lᵀ C L, with C the covariance over rows of a row's gradient."""
+    joint_draws: Sequence[Mapping[str, np.ndarray]] | None = None,
+) -> np.ndarray:
+    r"""Gradients of single rows less their mean, shape (rows, d), for a random set of rows.
+
+    Their mean outer product estimates C, the covariance over rows, so that the covariance of a
+    gradient estimate from n rows is :math:`V = \tfrac{N^2}{n} c\, C`.
+
+    Parameters
+    ----------
+    posterior, center
+    control_variate : bool
+        Whether the gradient is the plain one, whose rows are taken at the centre, or that of
+        Baker et al., whose rows are differences to the centre, averaged over `joint_draws`.
+    joint_draws : sequence of mappings, optional
+        `laplace_draws` where not given.
+    """
     subsample = _Subsample(posterior)
     available = len(subsample.rows[0])
     rng = np.random.default_rng(2018)
@@ -497,7 +511,7 @@ def _largest_row_variance(
     numbers = rng.permutation(available)[:NOISE_ROWS]
     if not control_variate:
         gradients = subsample.single_row_gradients(center.position, numbers)
-        return _largest_eigenvalue(_whiten(gradients - gradients.mean(0), root))
+        return gradients - gradients.mean(0)
     groups = np.array_split(numbers, min(LAPLACE_DRAWS, len(numbers)))
     points = joint_draws or laplace_draws(posterior, center)
     others = {name: np.array(shared.get_value()) for name, shared in posterior.others.items()}
@@ -508,7 +522,7 @@ def _largest_row_variance(
         posterior.set_others(others)
         difference -= subsample.single_row_gradients(center.position, group)
         differences.append(difference - difference.mean(0))
-    return _largest_eigenvalue(_whiten(np.concatenate(differences), root))
+    return np.concatenate(differences)
 
 
 def laplace_draws(posterior: Posterior, center: Center) -> list[dict[str, np.ndarray]]:
@@ -531,8 +545,8 @@ def _largest_eigenvalue(rows: np.ndarray) -> float:
     return float(linalg.svdvals(rows)[0] ** 2 / len(rows))
 
 
-def _largest_curvature(curvature: Curvature, root: np.ndarray) -> float:
-    """λ_max(MH)."""
+def largest_curvature(curvature: Curvature, root: np.ndarray) -> float:
+    """λ_max(MH) for M = L Lᵀ."""
     if not curvature.is_dense:
         diagonal = np.diag(root @ root.T) if np.ndim(root) == 2 else np.asarray(root) ** 2
         return float(np.max(curvature.precision * diagonal))

@@ -30,7 +30,7 @@ class AffineTransition:
 
 def all_indices(batching: Batching) -> list[np.ndarray]:
     """Every equally likely index of a scheme: all windows, or all tuples of row numbers."""
-    if batching.name == "shuffle":
+    if batching.name in ("shuffle", "all"):
         starts = 1 if batching.batch_size == batching.n_rows else batching.n_rows
         return [np.asarray(start, dtype=np.int64) for start in range(starts)]
     numbers = range(batching.n_rows)
@@ -44,12 +44,16 @@ def run_one(block: TransitionBlock, state: np.ndarray, index, noise, step_size: 
         size = int(np.prod(shape))
         parts.append(state[start : start + size].reshape(shape))
         start += size
+    remembered = () if block.memory is None else block.memory.read()
     ran = block(
         tuple(parts),
         np.repeat(np.asarray(index)[None], 1 + block.lag, axis=0),
         np.asarray(noise)[None],
         np.array([step_size]),
     )
+    if block.memory is not None:
+        # What the estimator remembers is a given here, as its references are.
+        block.memory.write(remembered)
     return np.concatenate(
         [ran.positions[0].ravel(), *(values[0].ravel() for values in ran.auxiliaries)]
     ).astype(float)

@@ -12,7 +12,12 @@ import pytest
 
 from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.center_difference import find_center_difference
-from pymc_sgmcmc.gradients import ControlVariateGradient, PlainGradient
+from pymc_sgmcmc.gradients import (
+    ControlVariateGradient,
+    PlainGradient,
+    SAGAGradient,
+    SVRGGradient,
+)
 from pymc_sgmcmc.posterior import Posterior
 from tests.linear_gaussian import LinearGaussian, all_subsets
 from tests.models import logistic_model
@@ -25,10 +30,24 @@ def posterior() -> Posterior:
     return Posterior(logistic_model(n_rows=N_ROWS))
 
 
+def random_table() -> np.ndarray:
+    """Any stored gradients: the estimate is unbiased for all of them."""
+    return np.random.default_rng(17).normal(size=(N_ROWS, 3))
+
+
 def estimate_function(posterior, scheme, estimator_name):
     """Gradient estimate as a function of position and of an index (or of row numbers)."""
     center = np.array([0.3, -0.2, 0.5])
-    if estimator_name == "cv":
+    if estimator_name == "svrg":
+        estimator = SVRGGradient.make(posterior, BATCH_SIZE, batching=scheme)
+        (reference,) = estimator.adaptations
+        reference.load(reference.begin(center))
+        batching = estimator.batching
+    elif estimator_name == "saga":
+        estimator = SAGAGradient.make(posterior, BATCH_SIZE, batching=scheme)
+        estimator.memory.write((random_table(),))
+        batching = estimator.batching
+    elif estimator_name == "cv":
         full = posterior.gradient(center) - posterior.log_prior_and_gradient(center)[1]
         difference = find_center_difference(posterior, center)
         batching = make_batching(scheme, difference.data, BATCH_SIZE, derived=difference.columns)
@@ -44,7 +63,7 @@ def estimate_function(posterior, scheme, estimator_name):
     return batching, function
 
 
-@pytest.mark.parametrize("estimator", ["plain", "cv"])
+@pytest.mark.parametrize("estimator", ["plain", "cv", "svrg", "saga"])
 def test_mean_over_all_windows_is_the_full_gradient(posterior, estimator):
     batching, estimate = estimate_function(posterior, "shuffle", estimator)
     position = np.array([0.1, 0.7, -0.4])
@@ -54,7 +73,7 @@ def test_mean_over_all_windows_is_the_full_gradient(posterior, estimator):
         np.testing.assert_allclose(mean, posterior.gradient(position), rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("estimator", ["plain", "cv"])
+@pytest.mark.parametrize("estimator", ["plain", "cv", "svrg", "saga"])
 def test_mean_over_all_draws_with_replacement_is_the_full_gradient(posterior, estimator):
     _, estimate = estimate_function(posterior, "replace", estimator)
     position = np.array([0.1, 0.7, -0.4])
@@ -63,7 +82,7 @@ def test_mean_over_all_draws_with_replacement_is_the_full_gradient(posterior, es
     np.testing.assert_allclose(mean, posterior.gradient(position), rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("estimator", ["plain", "cv"])
+@pytest.mark.parametrize("estimator", ["plain", "cv", "svrg", "saga"])
 @pytest.mark.parametrize("scheme", ["shuffle", "replace"])
 def test_covariance_over_all_minibatches_is_the_formula(posterior, estimator, scheme):
     # Rows by number serve for subsets without replacement as well.
@@ -78,8 +97,10 @@ def test_covariance_over_all_minibatches_is_the_formula(posterior, estimator, sc
     assert make_batching(scheme, posterior.data, BATCH_SIZE).variance_factor == factor
     estimates = np.array([estimate(position, rows) for rows in minibatches])
     rows = posterior.row_gradients(position, posterior.data)
-    if estimator == "cv":
+    if estimator in ("cv", "svrg"):
         rows = rows - posterior.row_gradients(center, posterior.data)
+    elif estimator == "saga":
+        rows = rows - random_table()
     formula = N_ROWS**2 / BATCH_SIZE * factor * np.cov(rows.T, bias=True)
     np.testing.assert_allclose(np.cov(estimates.T, bias=True), formula, rtol=1e-10, atol=1e-13)
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_sgmcmc import PSGLD, SGLD
+from pymc_sgmcmc import HAMCMC, OSGFS, PSGLD, SGHMC, SGLD, SGNHT, SGRLD, Recipe
 from tests.exact_law import (
     affine_transition,
     all_indices,
@@ -24,6 +25,11 @@ from tests.exact_law import (
     stationary_law,
 )
 from tests.linear_gaussian import LinearGaussian
+from tests.test_hamcmc import NO_PAIRS, hamcmc_law
+from tests.test_osgfs import osgfs_law_of_step
+from tests.test_recipe import SGHMC_SETTINGS as RECIPE
+from tests.test_recipe import recipe_law
+from tests.test_sghmc import baoab_law, sghmc_euler_law
 
 CVM = {"mode": "CVM"}
 
@@ -35,7 +41,7 @@ class Sampler:
     Attributes
     ----------
     name : str
-    step_class : type
+    step_class : callable
     step_size : callable
         Of the largest curvature: a step well inside the stable range, for M = I.
     settings : mapping
@@ -45,21 +51,26 @@ class Sampler:
         position. None where the transition is not affine.
     bias_order : float, optional
         Power of the step size that the bias of the covariance is of, with an exact gradient.
+    has_step_size : bool
+        Whether a step size can be given.
     careful : mapping, optional
         Settings with which the bias on smooth posteriors is of some percent; None to leave the
         sampler out of tests that need it.
     """
 
     name: str
-    step_class: type
-    step_size: Callable[[float], float]
+    step_class: Callable[..., Any]
+    step_size: Callable[[float], float] = lambda curvature: 1.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     law: Callable[..., np.ndarray] | None = None
     bias_order: float | None = None
     careful: Mapping[str, Any] | None = None
+    has_step_size: bool = True
 
     def make(self, model, **settings):
         """Make the step method."""
+        if not self.has_step_size:
+            settings.pop("step_size", None)
         return self.step_class(model=model, compile_kwargs=CVM, **{**self.settings, **settings})
 
 
@@ -72,6 +83,7 @@ def langevin_law(H, noise, h, step):
     )
 
 
+SGHMC_SETTINGS = {"preconditioner": "identity", "friction": 2.0, "noise_estimate": None}
 SAMPLERS = [
     Sampler(
         "SGLD",
@@ -91,8 +103,52 @@ SAMPLERS = [
         bias_order=1,
         careful={"step_size": 0.02, "regularization": 1.0},
     ),
+    Sampler(
+        "SGHMC",
+        SGHMC,
+        lambda curvature: 0.5 / curvature**0.5,
+        SGHMC_SETTINGS,
+        lambda H, noise, h, step: baoab_law(H, noise, h, step.friction),
+        careful={"step_size": 0.1, **SGHMC_SETTINGS},
+    ),
+    Sampler(
+        "SGHMC (Euler)",
+        partial(SGHMC, integrator="euler"),
+        lambda curvature: 0.5 / curvature**0.5,
+        SGHMC_SETTINGS,
+        lambda H, noise, h, step: sghmc_euler_law(H, noise, h, step.friction),
+        bias_order=2,
+        careful={"step_size": 0.1, **SGHMC_SETTINGS},
+    ),
+    Sampler("SGNHT", SGNHT, careful={"step_size": 0.1, "preconditioner": "identity"}),
+    Sampler(
+        "OSGFS",
+        OSGFS,
+        law=osgfs_law_of_step,
+        settings={"k": 0.2},
+        careful={"k": 0.05},
+        has_step_size=False,
+    ),
+    Sampler("HAMCMC", HAMCMC, careful={"step_size": 0.1}),
+    Sampler(
+        "HAMCMC (no pairs)",
+        HAMCMC,
+        lambda curvature: 0.5 / curvature,
+        {"memory": 2, "initial_scale": 1.0, "regularization": 0.0, **NO_PAIRS},
+        hamcmc_law,
+        bias_order=1,
+    ),
+    Sampler(
+        "Recipe",
+        partial(Recipe, **RECIPE),
+        lambda curvature: 0.02 / curvature**0.5,
+        law=lambda H, noise, h, step: recipe_law(H, noise, h),
+        bias_order=1,
+        careful={"step_size": 0.02},
+    ),
+    Sampler("SGRLD", SGRLD, careful={"step_size": 0.1}),
 ]
-ESTIMATORS = ["plain", "cv"]
+ESTIMATORS = ["plain", "cv", "svrg", "saga"]
 
 every_sampler = pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler.name)
 every_affine_sampler = pytest.mark.parametrize(
@@ -170,9 +226,11 @@ def test_law_with_minibatches(sampler, gradient, prior_sd, batching, n_rows, bat
 
 
 def with_reference_at(step, position):
-    """Load the adaptations of an estimator, if it has any, for a chain at a position."""
+    """Make a position the start of a chain, for all that its adaptations and gradients refer to."""
     for adaptation in step.adaptations:
         adaptation.load(adaptation.begin(np.asarray(position)))
+    if step.block.memory is not None:
+        step.block.memory.begin(np.asarray(position))
 
 
 @every_affine_sampler

@@ -52,6 +52,12 @@ class Dynamics(ABC):
         """Values of the auxiliaries at the start of a chain, in their stationary law if known."""
         return tuple(np.zeros(one.shape) for one in self.auxiliaries(len(position)))
 
+    def auxiliaries_after_move(
+        self, position: np.ndarray, auxiliaries: tuple[np.ndarray, ...], rng: np.random.Generator
+    ) -> tuple[np.ndarray, ...]:
+        """Auxiliaries where another step method has moved the position: as they were."""
+        return auxiliaries
+
     def noise_size(self, dimension: int) -> int:
         """Standard normal numbers that one transition takes."""
         return dimension

@@ -193,6 +193,38 @@ class Posterior:
         """
         return self._gradient_at(self._log_likelihood_graph(rows, length), position)
 
+    def prior_log_density(self, position: TensorVariable) -> TensorVariable:
+        """Symbolic value, a scalar, of the part of the log density without rows."""
+        return self._value_at(self._log_prior_graph, position)
+
+    def rows_log_density(
+        self,
+        position: TensorVariable,
+        rows: Sequence[TensorVariable],
+        length: TensorVariable,
+    ) -> TensorVariable:
+        """Symbolic log likelihood, a scalar, of symbolic rows; the parameters of `rows_gradient`.
+
+        Where the parameters are outside their support it is NaN or minus infinity.
+        """
+        return self._value_at(self._log_likelihood_graph(rows, length), position)
+
+    def single_row_gradients(
+        self, position: TensorVariable, rows: Sequence[TensorVariable]
+    ) -> TensorVariable:
+        """Symbolic gradient of the log likelihood of each symbolic row apart, shape (rows, d)."""
+        # One row at a time, as data of length one, vectorized over the rows: right also for
+        # terms that the model has already summed.
+        single = [leaf.placeholder(1) for leaf in self._separated.leaves]
+        gradient = self.rows_gradient(position, single, pt.constant(1, dtype="int64"))
+        # Softmax and the like would be evaluated row by row in Python as they are.
+        gradient = rewrite_graph(gradient, include=(), custom_rewrite=inline_inner_graphs)
+        replacements = {one: row[:, None] for one, row in zip(single, rows, strict=True)}
+        gradients = vectorize_graph(gradient, replacements)
+        if gradients.type.ndim == 1:  # the same for all rows
+            gradients = pt.broadcast_to(gradients, (rows[0].shape[0], self.dimension))
+        return gradients
+
     @cached_property
     def _log_prior_graph(self) -> TensorVariable:
         terms = [term.log_density.sum() for term in self._separated.full_terms]
@@ -229,6 +261,10 @@ class Posterior:
         gradients = pt.grad(log_density, list(self.layout.variables), disconnected_inputs="ignore")
         return self._at(self.layout.join(gradients), position)
 
+    def _value_at(self, log_density: TensorVariable, position: TensorVariable) -> TensorVariable:
+        # The rewrites of the gradient, so that the two share what they have in common.
+        return self._at(simplify_logistic(rewrite_pregrad(log_density)), position)
+
     def _at(self, graph: TensorVariable, position: TensorVariable) -> TensorVariable:
         return clone_replace(graph, self.layout.split(position), rebuild_strict=False)
 
@@ -256,6 +292,13 @@ class Posterior:
             value += chunk_value
             gradient += chunk_gradient
         return value, gradient
+
+    def likelihood_gradient(self, position: np.ndarray) -> np.ndarray:
+        """Full-data gradient of the log likelihood, shape (d,), in chunks, without its value."""
+        position, total = self._as_position(position), np.zeros(self.dimension)
+        for chunk in self.chunks():
+            total += self._likelihood_gradient_function(position, *chunk)[0]
+        return total
 
     def log_prior_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient of the part of the log density without rows."""
@@ -315,24 +358,27 @@ class Posterior:
         )
 
     @cached_property
+    def _likelihood_gradient_function(self):
+        position = pt.tensor("position", shape=(None,), dtype=self.dtype)
+        rows = [leaf.placeholder() for leaf in self._separated.leaves]
+        gradient = self.rows_gradient(position, rows, rows[0].shape[0])
+        return self.compile_for_setup([position, *rows], [gradient])
+
+    @cached_property
     def _row_gradients_function(self):
         position = pt.tensor("position", shape=(None,), dtype=self.dtype)
         rows = [leaf.placeholder() for leaf in self._separated.leaves]
-        # One row at a time, as data of length one, vectorized over the rows: right also for
-        # terms that the model has already summed.
-        single = [leaf.placeholder(1) for leaf in self._separated.leaves]
-        gradient = self.rows_gradient(position, single, pt.constant(1, dtype="int64"))
-        # Softmax and the like would be evaluated row by row in Python as they are.
-        gradient = rewrite_graph(gradient, include=(), custom_rewrite=inline_inner_graphs)
-        replacements = {one: row[:, None] for one, row in zip(single, rows, strict=True)}
-        gradients = vectorize_graph(gradient, replacements)
-        if gradients.type.ndim == 1:  # the same for all rows
-            gradients = pt.broadcast_to(gradients, (rows[0].shape[0], self.dimension))
+        gradients = self.single_row_gradients(position, rows)
         return self.compile_for_setup([position, *rows], [gradients])
 
     def __getstate__(self) -> dict:
         """Everything but the functions for set-up, which are compiled again when needed."""
-        compiled = {"_log_prior_function", "_log_likelihood_function", "_row_gradients_function"}
+        compiled = {
+            "_log_prior_function",
+            "_log_likelihood_function",
+            "_likelihood_gradient_function",
+            "_row_gradients_function",
+        }
         return {name: value for name, value in self.__dict__.items() if name not in compiled}
 
     def compile_for_setup(self, inputs: list, outputs: list, *, quick: bool = False):

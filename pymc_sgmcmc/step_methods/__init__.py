@@ -1,6 +1,26 @@
 """Step methods for `pymc.sample`."""
 
+from pymc_sgmcmc.step_methods.full_gradient import MALA, ULA
+from pymc_sgmcmc.step_methods.hamcmc import HAMCMC
+from pymc_sgmcmc.step_methods.osgfs import OSGFS
 from pymc_sgmcmc.step_methods.psgld import PSGLD
+from pymc_sgmcmc.step_methods.recipe import GaussianAuxiliary, Recipe
+from pymc_sgmcmc.step_methods.sghmc import SGHMC
 from pymc_sgmcmc.step_methods.sgld import SGLD, SGLDCV
+from pymc_sgmcmc.step_methods.sgnht import SGNHT
+from pymc_sgmcmc.step_methods.sgrld import SGRLD
 
-__all__ = ["PSGLD", "SGLD", "SGLDCV"]
+__all__ = [
+    "HAMCMC",
+    "MALA",
+    "OSGFS",
+    "PSGLD",
+    "SGHMC",
+    "SGLD",
+    "SGLDCV",
+    "SGNHT",
+    "SGRLD",
+    "ULA",
+    "GaussianAuxiliary",
+    "Recipe",
+]

@@ -30,7 +30,7 @@ from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
 from pymc_sgmcmc.batching import EPOCHS_BETWEEN_SHUFFLES, FIRST_ORDER, Batching
 from pymc_sgmcmc.engine import TransitionBlock, is_jax_mode
 from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
-from pymc_sgmcmc.gradients import GradientEstimator
+from pymc_sgmcmc.gradients import SVRG, GradientEstimator
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.setup import Design, Setup, prepare
@@ -62,6 +62,7 @@ class StochasticGradientState(StepMethodState):
     tune: bool
     position: np.ndarray | None
     auxiliaries: tuple[np.ndarray, ...]
+    memory: tuple[np.ndarray, ...]
     adapted: tuple[dict[str, np.ndarray], ...]
     pending: np.ndarray | None
     draws_done: int
@@ -131,10 +132,10 @@ class StochasticGradientStep(BlockedStep):
         batch_size: int | None = None,
         rows: str | Sequence[str] | None = None,
         step_size: StepSize | None = None,
-        gradient: str | GradientEstimator = "plain",
+        gradient: str | SVRG | GradientEstimator = "plain",
         center: str | Mapping[str, Any] | np.ndarray | None = None,
         thin: int | None = None,
-        batching: str = "shuffle",
+        batching: str | None = None,
         model: Model | None = None,
         initial_point: Mapping[str, np.ndarray] | None = None,
         compile_kwargs: dict | None = None,
@@ -264,6 +265,10 @@ class StochasticGradientStep(BlockedStep):
             draws = None
         if draws is None:
             draws = self._draws = self._compute_draws(self._run_length())
+            if self._used_up(draws) and draws.bad_transition is None:
+                # Resumed just where a run of draws had ended, which never crosses a boundary.
+                self._finish_block()
+                draws = self._draws = self._compute_draws(self._run_length())
         if self._used_up(draws):
             return self._fail(point, draws.bad_transition)
         number = self.handed_out
@@ -274,6 +279,10 @@ class StochasticGradientStep(BlockedStep):
             **{name: values[number] for name, values in draws.stats.items()},
             "warning": None,
         }
+        if not self._computes_ahead:
+            # A resumed chain could not compute this draw again: other variables move before
+            # the next one, or the memory of the gradients has changed.
+            self._finish_block()
         return {**point, **self.posterior.layout.unravel(draws.positions[number])}, [stats]
 
     @property
@@ -312,6 +321,24 @@ class StochasticGradientStep(BlockedStep):
 
     # --- The chain --------------------------------------------------------------------------
 
+    @property
+    def _computes_ahead(self) -> bool:
+        """Whether a run of draws may be computed in one call, and some of it once more."""
+        return self._owns_all and self.block.memory is None
+
+    @property
+    def memory(self) -> tuple[np.ndarray, ...]:
+        """What the gradient estimator remembers, which it holds itself while the chain runs."""
+        if self.block.memory is None or self.position is None:
+            return ()
+        return self.block.memory.read()
+
+    @memory.setter
+    def memory(self, values: tuple[np.ndarray, ...]) -> None:
+        if values:
+            assert self.block.memory is not None
+            self.block.memory.write(values)
+
     def _follow(self, incoming: np.ndarray) -> None:
         """Make sure that the chain goes on from the point that PyMC hands in."""
         if self.position is None:
@@ -321,11 +348,11 @@ class StochasticGradientStep(BlockedStep):
                 for values in self.block.dynamics.initial_auxiliaries(self.position, self.noise_rng)
             )
             self.adapted = tuple(adaptation.begin(self.position) for adaptation in self.adaptations)
+            if self.block.memory is not None:
+                self.block.memory.begin(self.position)
             return
-        if not self._owns_all:
-            if self._draws is not None:
-                self._finish_block()
-            self.position = incoming
+        if not self._computes_ahead:
+            self._move_to(incoming)
             return
         expected = (
             self._draws.positions[self.handed_out - 1]
@@ -335,7 +362,20 @@ class StochasticGradientStep(BlockedStep):
         if expected is not None and not np.array_equal(incoming, expected):
             # Another step method moved the same variables: what was computed ahead is void.
             self._finish_block()
-            self.position = incoming
+            self._move_to(incoming)
+
+    def _move_to(self, incoming: np.ndarray) -> None:
+        """Go on from a position that another step method may have changed."""
+        assert self.position is not None
+        if np.array_equal(incoming, self.position):
+            return
+        self.position = incoming
+        self.auxiliaries = tuple(
+            values.astype(self.posterior.dtype)
+            for values in self.block.dynamics.auxiliaries_after_move(
+                incoming, self.auxiliaries, self.noise_rng
+            )
+        )
 
     def _first_position(self, incoming: np.ndarray) -> np.ndarray:
         """Centre plus Laplace noise, unless the user gave initial values of their own."""
@@ -352,7 +392,7 @@ class StochasticGradientStep(BlockedStep):
 
     def _run_length(self) -> int:
         """Draws to compute in the next call."""
-        if not self._owns_all:
+        if not self._computes_ahead:
             return 1
         done, thin = self.draws_done, self.thin
         boundary = self.tune_draws if done < self.tune_draws else self.total_draws
@@ -364,9 +404,7 @@ class StochasticGradientStep(BlockedStep):
             BLOCK_OPERATIONS / elements,
             BLOCK_ELEMENTS / max(self.block.state_elements, self.batching.index_size),
         )
-        return max(
-            1, self.handed_out + 1, min(int(transitions // thin), boundary - done, until_change)
-        )
+        return max(1, self.handed_out, min(int(transitions // thin), boundary - done, until_change))
 
     def _draws_between(self, adaptation: Adaptation) -> int:
         """Draws between two boundaries of an adaptation."""
@@ -376,6 +414,8 @@ class StochasticGradientStep(BlockedStep):
         """Run the chain from the start of the present block for some draws."""
         assert self.position is not None
         self.batching.set_order(self._order())
+        if self.block.memory is not None and self.draws_done % self._draws_per_order == 0:
+            self.block.memory.settle()
         for adaptation, state in zip(self.adaptations, self.adapted, strict=True):
             adaptation.load(state)
         transitions = count * self.thin

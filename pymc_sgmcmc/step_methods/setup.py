@@ -13,6 +13,7 @@ import pytensor
 from pymc.initial_point import make_initial_point_fn
 from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
 
 from pymc_sgmcmc.adaptation import Adaptation
 from pymc_sgmcmc.batching import check_batch_size, make_batching
@@ -20,21 +21,31 @@ from pymc_sgmcmc.center_difference import find_center_difference
 from pymc_sgmcmc.dynamics import Dynamics
 from pymc_sgmcmc.engine import is_jax_mode
 from pymc_sgmcmc.errors import BatchSizeWarning, ModelError
-from pymc_sgmcmc.gradients import ControlVariateGradient, GradientEstimator, PlainGradient
+from pymc_sgmcmc.gradients import (
+    SVRG,
+    ControlVariateGradient,
+    GradientEstimator,
+    PlainGradient,
+    SAGAGradient,
+    SVRGGradient,
+)
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize, check_step_size
 from pymc_sgmcmc.tuning import (
+    VARIANCE_INFLATION,
     Center,
     StepSizeChoice,
     center_at,
     choose_step_size,
     find_center,
     laplace_draws,
+    matrix_root,
+    row_deviations,
 )
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
-GRADIENTS = ("plain", "cv")
+GRADIENTS = ("plain", "cv", "svrg", "saga")
 """Names of the gradient estimators."""
 
 NEEDS_CENTER = ("cv",)
@@ -112,7 +123,7 @@ class Setup:
     def choose_step_size(self, root: np.ndarray) -> StepSizeChoice:
         """Step size of Langevin dynamics in closed form for a preconditioner M = L Lᵀ."""
         assert self.center is not None
-        return choose_step_size(
+        choice = choose_step_size(
             self.posterior,
             self.center,
             root,
@@ -120,6 +131,31 @@ class Setup:
             control_variate=self.estimator.reduces_variance,
             joint_draws=self.joint_draws,
         )
+        return with_noise_factors(choice, self.estimator)
+
+    def gradient_deviations(self) -> np.ndarray:
+        r"""Rows whose sum of outer products is V, the covariance of the gradient estimate.
+
+        Shape (rows, d), for a random set of rows of the data.
+        """
+        assert self.center is not None
+        deviations = row_deviations(
+            self.posterior,
+            self.center,
+            control_variate=self.estimator.reduces_variance,
+            joint_draws=self.joint_draws,
+        )
+        batching = self.estimator.batching
+        scale = batching.n_rows**2 / batching.batch_size * batching.variance_factor
+        rows = deviations * np.sqrt(scale / len(deviations))
+        of_noise, of_curvature = self.estimator.noise_factors
+        curvature = self.center.curvature
+        rows = rows * np.sqrt(of_noise)
+        if not of_curvature or not curvature.is_dense:
+            # A diagonal in so many dimensions has no factor of few rows, and is much smaller.
+            return rows
+        root = matrix_root(curvature.precision)
+        return np.concatenate([rows, root.T * np.sqrt(of_curvature)])
 
     def report(self, choice: StepSizeChoice, step_size: float, thin: int) -> None:
         """Log the settings that were computed, and warn where noise limits them."""
@@ -169,10 +205,10 @@ def prepare(
     batch_size: int | None,
     rows: str | Sequence[str] | None,
     step_size: StepSize | None,
-    gradient: str | GradientEstimator,
+    gradient: str | SVRG | GradientEstimator,
     center: str | Mapping[str, Any] | np.ndarray | None,
     thin: int | None,
-    batching: str,
+    batching: str | None,
     initial_point: Mapping[str, np.ndarray] | None,
     compile_kwargs: dict | None,
     needs_center: bool,
@@ -187,10 +223,11 @@ def prepare(
             "`compile_kwargs` should be a mapping such as {'mode': 'CVM'}, but got "
             f"{compile_kwargs!r}."
         )
-    if not isinstance(gradient, GradientEstimator) and gradient not in GRADIENTS:
+    if not isinstance(gradient, GradientEstimator | SVRG) and gradient not in GRADIENTS:
         names = ", ".join(map(repr, GRADIENTS))
         raise ValueError(
-            f"`gradient` should be one of {names}, or a GradientEstimator, but got {gradient!r}."
+            f"`gradient` should be one of {names}, or SVRG or a GradientEstimator, but got "
+            f"{gradient!r}."
         )
     if step_size is not None:
         step_size = check_step_size(step_size)
@@ -198,7 +235,9 @@ def prepare(
     if batch_size is not None:
         check_batch_size(batch_size, np.iinfo(np.int64).max)
 
+    static = is_jax_mode(compile_kwargs)
     if isinstance(gradient, GradientEstimator):
+        _check_estimator(gradient, model, vars, batch_size, rows, batching, static)
         posterior = gradient.posterior
         batch_size = gradient.batching.batch_size
     else:
@@ -226,12 +265,31 @@ def prepare(
             posterior,
             found,
             others,
-            batching,
+            batching or "shuffle",
             batch_size,
-            static=is_jax_mode(compile_kwargs),
+            static=static,
         )
     )
     return Setup(name, posterior, estimator, found, joint_draws, step_size, thin)
+
+
+def with_noise_factors(choice: StepSizeChoice, estimator: GradientEstimator) -> StepSizeChoice:
+    """A choice of step size with the noise of an estimator whose references follow the chain."""
+    of_noise, of_curvature = estimator.noise_factors
+    if (of_noise, of_curvature) == (1.0, 0.0):
+        return choice
+    noise = of_noise * choice.noise + of_curvature * choice.curvature
+    # Rows at which the noise, a / n, would equal the curvature, without replacement or with.
+    n_rows, batch_size = estimator.batching.n_rows, estimator.batching.batch_size
+    factor = estimator.batching.variance_factor
+    needed = n_rows
+    if factor > 0:
+        ratio = noise / choice.curvature * batch_size / factor
+        if estimator.batching.without_replacement:
+            ratio = ratio * n_rows / (n_rows - 1 + ratio)
+        needed = int(np.clip(np.ceil(ratio), 1, n_rows))
+    step_size = 4 * VARIANCE_INFLATION / (noise + choice.curvature)
+    return StepSizeChoice(step_size, noise, choice.curvature, needed)
 
 
 def default_thinning(step_size: float, curvature: float) -> int:
@@ -262,7 +320,7 @@ def preconditioner_matrix(
 
 
 def _estimator(
-    gradient: str,
+    gradient: str | SVRG,
     posterior: Posterior,
     center: Center | None,
     center_of_others: dict[str, np.ndarray],
@@ -275,12 +333,78 @@ def _estimator(
     if gradient == "plain":
         scheme = make_batching(batching, posterior.data, batch_size, static=static)
         return PlainGradient(posterior, scheme)
+    if gradient == "saga":
+        if static:
+            raise ValueError(
+                '`gradient="saga"` does not run on JAX, which would copy the stored gradients of '
+                'all rows at each call. Use `compile_kwargs={"mode": "NUMBA"}`, or '
+                '`gradient="svrg"`.'
+            )
+        return SAGAGradient.make(posterior, batch_size, batching=batching)
+    if gradient == "svrg":
+        gradient = SVRG()
+    if isinstance(gradient, SVRG):
+        return SVRGGradient.make(
+            posterior, batch_size, batching=batching, refresh=gradient.refresh, static=static
+        )
     assert center is not None
     difference = find_center_difference(posterior, center.position, center_of_others)
     scheme = make_batching(
         batching, difference.data, batch_size, derived=difference.columns, static=static
     )
     return ControlVariateGradient(posterior, scheme, difference, center.likelihood_gradient)
+
+
+def _check_estimator(
+    estimator: GradientEstimator,
+    model: Model,
+    vars: Sequence | None,
+    batch_size: int | None,
+    rows: str | Sequence[str] | None,
+    batching: str | None,
+    static: bool,
+) -> None:
+    """Refuse an estimator that was made for something else than the step method.
+
+    Raises
+    ------
+    ValueError
+    """
+    given = {"batch_size": batch_size, "rows": rows, "batching": batching}
+    twice = [f"`{name}`" for name, value in given.items() if value is not None]
+    if twice:
+        raise ValueError(
+            f"`gradient` is a {type(estimator).__name__}, which has its own posterior and "
+            f"minibatch scheme, but {' and '.join(twice)} {'is' if len(twice) == 1 else 'are'} "
+            "given as well. Leave that out, or make the estimator with it."
+        )
+    has = estimator.posterior.layout.variables
+    of_model = set(model.value_vars)
+    foreign = [value.name for value in has if value not in of_model]
+    if foreign:
+        raise ValueError(
+            f"`gradient` was made for the posterior of another model: {foreign} are no value "
+            "variables of this one. Make it with `Posterior(model)` of the model that is sampled."
+        )
+    # A tensor is not a sequence of variables, though it can be iterated over.
+    wanted = [vars] if isinstance(vars, Variable) else vars
+    chosen = of_model if wanted is None else {model.rvs_to_values.get(one, one) for one in wanted}
+    if set(has) != chosen:
+        raise ValueError(
+            f"`gradient` was made for the variables {sorted(one.name for one in has)}, but the "
+            f"step method is to move {sorted(str(one.name) for one in chosen)}. Give the same "
+            "variables to `Posterior` and, as `vars`, to the step method."
+        )
+    if static and not estimator.batching.static:
+        raise ValueError(
+            "On JAX all shapes must be known, but the minibatch scheme of `gradient` was made "
+            "without. Make it with `static=True`."
+        )
+    if static and estimator.memory is not None:
+        raise ValueError(
+            f"{type(estimator).__name__} does not run on JAX, which would copy its memory at each "
+            'call. Use `compile_kwargs={"mode": "NUMBA"}`.'
+        )
 
 
 # --- Settings -------------------------------------------------------------------------------

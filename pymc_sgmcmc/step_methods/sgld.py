@@ -53,9 +53,11 @@ class SGLD(StochasticGradientStep):
         M, symmetric positive definite, fixed. "curvature" is the inverse curvature at the
         centre, dense up to d = 500 and diagonal beyond. Default: "curvature" where the step
         size is computed, "identity" where it is given.
-    gradient : {"plain", "cv"}
-        Estimator of the gradient: the scaled minibatch gradient, or that of Baker et al.
-        with control variates at the centre.
+    gradient : {"plain", "cv", "svrg", "saga"}, SVRG or GradientEstimator
+        Estimator of the gradient: the scaled minibatch gradient; that of Baker et al. with
+        control variates at the centre; the same at an earlier position of the chain (`SVRG`
+        sets how often it is refreshed); or with a stored gradient for each row. An estimator
+        made by hand brings its own posterior and minibatch scheme.
     center : {"lbfgs", "sgd"}, mapping or (d,) array, optional
         How to find the point near the mode at which curvature, control variates and the
         start of the chains lie: by L-BFGS on gradients of all rows (default), by one pass of

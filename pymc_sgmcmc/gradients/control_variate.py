@@ -1,67 +1,15 @@
-r"""Estimators of the gradient of the log posterior from a minibatch.
-
-An estimator turns a posterior and a minibatch scheme into a symbolic function of a position
-and an index. All are unbiased for each position; they differ in their variance.
-"""
+r"""The minibatch gradient with control variates at a fixed centre (Baker et al. 2019)."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 import numpy as np
 import pytensor
-import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.adaptation import Adaptation
 from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.center_difference import CenterDifference
+from pymc_sgmcmc.gradients.base import GradientEstimator
 from pymc_sgmcmc.posterior import Posterior
-
-
-class GradientEstimator(ABC):
-    """Symbolic estimate of the gradient of the log posterior.
-
-    Attributes
-    ----------
-    name : str
-    reduces_variance : bool
-        Whether the noise vanishes as the posterior contracts, as with control variates.
-    adaptations : tuple of Adaptation
-        What the estimator changes between blocks of transitions.
-    """
-
-    name: str
-    reduces_variance: bool = False
-    adaptations: tuple[Adaptation, ...] = ()
-
-    def __init__(self, posterior: Posterior, batching: Batching):
-        self.posterior = posterior
-        self.batching = batching
-        scale = np.asarray(batching.n_rows / batching.batch_size, dtype=posterior.dtype)
-        self._scale = pt.constant(scale) if batching.static else pytensor.shared(scale, "N_over_n")
-
-    @abstractmethod
-    def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
-        """Gradient estimate, shape (d,), at a position from the rows of an index."""
-
-
-class PlainGradient(GradientEstimator):
-    r"""The minibatch gradient scaled to the full data.
-
-    .. math:: \hat\nabla(\theta) = \nabla \log p(\theta)
-              + \frac{N}{n} \sum_{j \in S} \nabla \log p(x_j \mid \theta)
-
-    (Welling and Teh 2011, eq. 4.)
-    """
-
-    name = "plain"
-
-    def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
-        """Gradient estimate, shape (d,)."""
-        rows = self.batching.rows(index)
-        likelihood = self.posterior.rows_gradient(position, rows, self.batching.length)
-        return self.posterior.prior_gradient(position) + self._scale * likelihood
 
 
 class ControlVariateGradient(GradientEstimator):

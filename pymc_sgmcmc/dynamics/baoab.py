@@ -1,0 +1,81 @@
+r"""Underdamped Langevin dynamics by the BAOAB splitting (Leimkuhler and Matthews 2013)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pymc_sgmcmc.dynamics.base import apply_matrix
+from pymc_sgmcmc.dynamics.underdamped import Underdamped, functions_for
+
+
+@dataclass(frozen=True)
+class BAOAB(Underdamped):
+    r"""BAOAB with one gradient a transition.
+
+    .. math::
+        v_+ &= v + \delta M \hat\nabla(\theta) \\
+        v'  &= e^{-\gamma\delta} v_+ + \sqrt{1 - e^{-2\gamma\delta}}\, L \xi \\
+        \theta' &= \theta + \tfrac{\delta}{2} (v_+ + v')
+
+    A transition ends after the second drift (A): the half kick (B) at its end and that at the
+    beginning of the next are at the same position, and are made in one with one gradient. The
+    positions are those of BAOAB; the velocities are half a kick behind.
+
+    On a Gaussian with precision H (M = I) and an exact gradient the position has *exactly* the
+    covariance :math:`H^{-1}` for every step below :math:`2 / \sqrt{\lambda_{\max}(H)}`. Noise of
+    the gradient with variance V in a direction of curvature H inflates the variance by
+
+    .. math:: u = \frac{\delta^2 V}{4 (1 - \delta^2 H / 4)} \coth \frac{\gamma\delta}{2}
+                \approx \frac{\delta V}{2 \gamma},
+
+    which follows from the recurrence that positions satisfy, with :math:`c = e^{-\gamma\delta}`:
+    :math:`\theta_{k+1} - (1 + c) \theta_k + c\, \theta_{k-1} = \tfrac{\delta}{2} [(1 + c) \delta
+    \hat\nabla_k + \sqrt{1 - c^2}\, (\xi_k + \xi_{k-1})]`. Injecting the variance
+    :math:`(1 - c^2)(1 - u)` therefore makes the covariance of the position exact again, for
+    constant V, wherever L⊤VL and L⊤HL commute: for M = H⁻¹, and for V proportional to H.
+    With the curvature not known (0) a relative :math:`\delta^2 H / 4` of u is left.
+
+    Attributes are those of `Underdamped`.
+    """
+
+    @staticmethod
+    def noise_share(step_size: Any, friction: Any, noise: Any, curvature: Any) -> Any:
+        """The share u above, whose limit without friction is infinite."""
+        xp = functions_for(step_size, friction, noise, curvature)
+        squared = step_size**2
+        return (
+            squared * noise / (4 - squared * curvature) / xp.tanh(0.5 * friction * step_size)
+        )  # 4 u tanh(.) (1 - squared H / 4) = squared V
+
+    @staticmethod
+    def injected_variance(step_size: Any, friction: Any) -> Any:
+        """1 - exp(-2 friction step)."""
+        return -functions_for(step_size, friction).expm1(-2 * friction * step_size)
+
+    @staticmethod
+    def discretization_inflation(step_size: float, friction: float, curvature: float) -> float:
+        """None."""
+        return 0.0
+
+    @staticmethod
+    def largest_step_size(friction: float, curvature: float) -> float:
+        """2 / sqrt(H)."""
+        return 2 / np.sqrt(curvature)
+
+    @staticmethod
+    def recurrence(step_size: float, friction: float, curvature: float) -> tuple[float, float]:
+        """(1 + c)(1 - step² H / 2) and -c."""
+        c = np.exp(-friction * step_size)
+        return (1 + c) * (1 - step_size**2 * curvature / 2), -c
+
+    def move(
+        self, position: Any, velocity: Any, gradient: Any, injected: Any, step_size: Any
+    ) -> tuple[Any, Any]:
+        """B (both halves), A, O, A."""
+        xp = functions_for(step_size, self.friction)
+        kicked = velocity + step_size * apply_matrix(self.preconditioner, gradient)
+        following = xp.exp(-self.friction * step_size) * kicked + injected
+        return position + 0.5 * step_size * (kicked + following), following

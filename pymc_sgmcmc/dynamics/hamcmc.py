@@ -1,0 +1,186 @@
+r"""Stochastic quasi-Newton Langevin dynamics, HAMCMC (Şimşekli, Badeau, Cemgil, Richard 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pymc_sgmcmc.dynamics.base import Auxiliary, Dynamics
+
+
+@dataclass(frozen=True)
+class QuasiNewtonLangevin(Dynamics):
+    r"""One Euler step of Langevin dynamics, preconditioned by limited-memory BFGS.
+
+    .. math:: \theta_t = \theta_{t-M} + \tfrac{h}{2} H_t \hat\nabla_{S_t}(\theta_{t-M})
+              + \sqrt{h}\, R_t \xi_t, \qquad H_t = R_t R_t^\top
+
+    H_t approximates the inverse curvature by BFGS updates of :math:`\gamma I` with the M - 1
+    pairs :math:`\tau = t-M+1, \dots, t-1`, oldest first,
+
+    .. math:: s_\tau = \theta_\tau - \theta_{\tau-M}, \qquad
+              y_\tau = \hat\nabla_{S_\tau}(\theta_{\tau-M}) - \hat\nabla_{S_\tau}(\theta_\tau)
+              + \lambda s_\tau
+
+    with both gradients from the same rows. None of them involves :math:`\theta_{t-M}`. These
+    are M chains that take turns and share what they learn of the curvature; each is recorded
+    in the order of the transitions.
+
+    A pair is stored divided by :math:`\sqrt{s^\top y}`, and as zeros, which change nothing,
+    where :math:`s^\top y \le \kappa \|s\|^2`. The first M transitions use no pairs, since all
+    chains start from one point: they are steps of SGLD with :math:`\gamma I`.
+
+    Attributes
+    ----------
+    memory : int
+        M, at least 2.
+    initial_scale : scalar
+        :math:`\gamma`.
+    regularization : scalar
+        :math:`\lambda`.
+    curvature_threshold : scalar
+        :math:`\kappa`, positive.
+    """
+
+    memory: int
+    initial_scale: Any
+    regularization: Any
+    curvature_threshold: Any
+
+    stats = ("pair_accepted",)
+
+    @property
+    def lag(self) -> int:  # type: ignore[override]
+        """M: the gradient at a position is evaluated when its own chain moves again."""
+        return self.memory
+
+    def auxiliaries(self, dimension: int) -> Sequence[Auxiliary]:
+        """Positions t - M to t - 2, the scaled pairs, and transitions until these are used."""
+        rows = (self.memory - 1, dimension)
+        return (
+            Auxiliary("earlier_positions", rows),
+            Auxiliary("displacements", rows),
+            Auxiliary("gradient_changes", rows),
+            Auxiliary("start_transitions", (1,)),
+        )
+
+    def initial_auxiliaries(
+        self, position: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, ...]:
+        """All chains at the start, and no pairs."""
+        earlier = np.repeat(position[None], self.memory - 1, axis=0)
+        return earlier, np.zeros(earlier.shape), np.zeros(earlier.shape), np.array([self.memory])
+
+    def auxiliaries_after_move(
+        self, position: np.ndarray, auxiliaries: tuple[np.ndarray, ...], rng: np.random.Generator
+    ) -> tuple[np.ndarray, ...]:
+        """As at the start: the earlier positions would bring the chain back."""
+        return self.initial_auxiliaries(position, rng)
+
+    def noise_size(self, dimension: int) -> int:
+        """Numbers for the position and one for each pair."""
+        return dimension + self.memory - 1
+
+    def scaled_noise(self, noise: Any, step_sizes: Any) -> Any:
+        r"""Rows :math:`\sqrt{h\gamma}\, z`, and :math:`\sqrt{h}\, \xi` of the pairs."""
+        count = self.memory - 1
+        scaled = step_sizes[:, None] ** 0.5 * noise
+        return pt.concatenate(
+            [self.initial_scale**0.5 * scaled[:, :-count], scaled[:, -count:]], axis=1
+        )
+
+    def transition(
+        self,
+        state: tuple[Any, ...],
+        gradient: Callable[[Any], Any],
+        scaled_noise: Any,
+        step_size: Any,
+    ) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
+        """One step of the chain whose turn it is."""
+        position, earlier, displacements, gradient_changes, start_transitions = state
+        count = self.memory - 1
+        origin = earlier[0]
+        here = gradient(origin)
+        displacement = preconditioned_move(
+            0.5 * step_size * here,
+            scaled_noise[:-count],
+            scaled_noise[-count:],
+            # A pair without its displacement changes nothing.
+            pt.where(start_transitions > 0, 0.0, displacements),
+            gradient_changes,
+            self.initial_scale,
+        )
+        following = origin + displacement
+        change = here - gradient(following) + self.regularization * displacement
+        product = displacement @ change
+        accepted = product > self.curvature_threshold * (displacement @ displacement)
+        # Where it is refused the root may be of a negative number.
+        factor = pt.where(accepted, pt.where(accepted, product, 1.0) ** -0.5, 0.0)
+        return (
+            (
+                following,
+                _append(earlier, position),
+                _append(displacements, factor * displacement),
+                _append(gradient_changes, factor * change),
+                pt.maximum(start_transitions - 1.0, 0.0),
+            ),
+            here,
+            (accepted,),
+        )
+
+
+def preconditioned_move(
+    drift: Any,
+    noise: Any,
+    pair_noise: Any,
+    displacements: Any,
+    gradient_changes: Any,
+    initial_scale: Any,
+) -> Any:
+    r"""Return :math:`H v + \eta` with H from BFGS updates of :math:`\gamma I`, and Cov η = H.
+
+    With the pairs scaled to :math:`s_i^\top y_i = 1`, the first loop of the recursion of
+    Nocedal (1980) makes of v, newest pair first, :math:`\alpha_i = s_i^\top v` and
+    :math:`v \leftarrow v - \alpha_i y_i`. Its second loop, oldest pair first, is the linear
+    map that turns a root of one BFGS matrix into that of the next: each update is
+    :math:`H \leftarrow (I - s y^\top) H (I - y s^\top) + s s^\top`, so noise with covariance
+    H becomes noise with the new one by
+    :math:`\eta \leftarrow \eta - s\, y^\top \eta + s\, \xi`. One loop therefore serves both,
+    from :math:`w = \gamma v + \sqrt{\gamma}\, z`:
+
+    .. math:: w \leftarrow w + s_i (\alpha_i + \xi_i - y_i^\top w)
+
+    It takes the place of the paper's eq. (11), whose print does not give a root of H.
+
+    Parameters
+    ----------
+    drift : (d,)
+        v.
+    noise : (d,)
+        :math:`\sqrt{\gamma}\, z` with z standard normal.
+    pair_noise : (pairs,)
+        The :math:`\xi_i`.
+    displacements, gradient_changes : (pairs, d)
+        The s_i and y_i, oldest first; both zero for a pair that is not used.
+    initial_scale : scalar
+        γ.
+    """
+    count = displacements.type.shape[0] if hasattr(displacements, "type") else len(displacements)
+    coefficients = [None] * count
+    for pair in reversed(range(count)):
+        coefficients[pair] = displacements[pair] @ drift
+        drift = drift - coefficients[pair] * gradient_changes[pair]
+    move = initial_scale * drift + noise
+    for pair in range(count):
+        along = coefficients[pair] + pair_noise[pair] - gradient_changes[pair] @ move
+        move = move + along * displacements[pair]
+    return move
+
+
+def _append(rows: Any, row: Any) -> Any:
+    """Rows without the oldest, and one more."""
+    return pt.concatenate([rows[1:], row[None]], axis=0)

@@ -1,0 +1,108 @@
+r"""The Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pymc_sgmcmc.dynamics.base import Auxiliary, Dynamics, apply_matrix, apply_matrix_to_rows
+
+
+@dataclass(frozen=True)
+class MetropolisAdjustedLangevin(Dynamics):
+    r"""A Langevin proposal, accepted or rejected so that the posterior is left invariant.
+
+    .. math::
+        \theta^* &= \theta + \tfrac{h}{2} M \nabla(\theta) + \zeta, \qquad
+        \zeta = \sqrt{h}\, L \xi, \quad M = L L^\top \\
+        \log \alpha &= \log \pi(\theta^*) - \log \pi(\theta)
+            - \tfrac12 (g + g^*)^\top \zeta - \tfrac{h}{8} (g + g^*)^\top M (g + g^*)
+
+    with :math:`g = \nabla(\theta)`, :math:`g^* = \nabla(\theta^*)` and acceptance with probability
+    :math:`\min(1, \alpha)`. The last two terms are the log ratio of the proposal densities
+    :math:`q(\theta \mid \theta^*) / q(\theta^* \mid \theta)`, written without the inverse of M. The
+    law is the posterior, for each h, *where the gradient is that of all rows*: with minibatches
+    neither the density nor the proposal would be a function of the position.
+
+    A proposal at which the log density is not a number is rejected. The uniform number of the
+    decision is :math:`u = \Phi(\xi_{d+1})`, so that standard normal numbers are all that a
+    transition takes. Log density and gradient at the present position are parts of the state,
+    so each transition evaluates them once.
+
+    Attributes
+    ----------
+    preconditioner, root : scalar, (d,) or (d, d)
+        M and L.
+    log_density : callable
+        Symbolic log posterior at a symbolic position, up to a constant.
+    evaluate : callable
+        Log density, up to the same constant, and gradient at a position: in NumPy, for the start.
+    """
+
+    preconditioner: Any
+    root: Any
+    log_density: Callable[[Any], Any]
+    evaluate: Callable[[np.ndarray], tuple[float, np.ndarray]]
+
+    stats: tuple[str, ...] = ("accepted", "acceptance_rate")
+
+    def auxiliaries(self, dimension: int) -> Sequence[Auxiliary]:
+        """Log density and gradient at the position."""
+        return (Auxiliary("log_density", ()), Auxiliary("gradient_here", (dimension,)))
+
+    def initial_auxiliaries(
+        self, position: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, ...]:
+        """Their values at a position: one pass over all rows."""
+        value, gradient = self.evaluate(position)
+        return np.asarray(value), gradient
+
+    def auxiliaries_after_move(
+        self, position: np.ndarray, auxiliaries: tuple[np.ndarray, ...], rng: np.random.Generator
+    ) -> tuple[np.ndarray, ...]:
+        """Their values anew: those at the old position, or for the old posterior, are void."""
+        return self.initial_auxiliaries(position, rng)
+
+    def noise_size(self, dimension: int) -> int:
+        """One number for each coordinate, and one for the decision."""
+        return dimension + 1
+
+    def scaled_noise(self, noise: Any, step_sizes: Any) -> Any:
+        r"""Rows :math:`\sqrt{h} L \xi`, followed by log u."""
+        move = step_sizes[:, None] ** 0.5 * apply_matrix_to_rows(self.root, noise[:, :-1])
+        root_half = np.asarray(np.sqrt(0.5), dtype=noise.dtype)
+        log_uniform = pt.log(0.5 * pt.erfc(-root_half * noise[:, -1:]))
+        return pt.concatenate([move, log_uniform], axis=1)
+
+    def transition(
+        self,
+        state: tuple[Any, ...],
+        gradient: Callable[[Any], Any],
+        scaled_noise: Any,
+        step_size: Any,
+    ) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
+        """One proposal and its decision; reports whether it was accepted, and min(1, α)."""
+        position, log_density, here = state
+        move, log_uniform = scaled_noise[:-1], scaled_noise[-1]
+        proposal = position + 0.5 * step_size * apply_matrix(self.preconditioner, here) + move
+        there = gradient(proposal)
+        log_density_there = self.log_density(proposal)
+        both = here + there
+        log_ratio = (
+            log_density_there
+            - log_density
+            - 0.5 * (both * move).sum()
+            - 0.125 * step_size * (both * apply_matrix(self.preconditioner, both)).sum()
+        )
+        log_ratio = pt.switch(pt.isnan(log_ratio), -np.inf, log_ratio)
+        accepted = log_uniform < log_ratio
+        following = (
+            pt.switch(accepted, proposal, position),
+            pt.switch(accepted, log_density_there, log_density),
+            pt.switch(accepted, there, here),
+        )
+        return following, here, (accepted, pt.exp(pt.minimum(log_ratio, 0.0)))

@@ -1,0 +1,154 @@
+r"""The complete recipe of Ma, Chen and Fox (2015) for stochastic gradient MCMC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pymc_sgmcmc.dynamics.base import Auxiliary, Dynamics
+from pymc_sgmcmc.dynamics.blocks import (
+    Blocks,
+    add,
+    apply_blocks,
+    as_blocks,
+    congruence,
+    divergence,
+    root_product,
+    scale,
+)
+
+
+@dataclass(frozen=True)
+class GaussianAuxiliary:
+    r"""A vector beside the position that is Gaussian in the target: a momentum, a thermostat.
+
+    Its coordinates are independent, :math:`r \sim N(\text{mean}, \text{variance} \cdot I)`.
+
+    Attributes
+    ----------
+    name : str
+    size : int, optional
+        Its length; that of the position where not given.
+    mean : float
+    variance : float
+        The mass, for a momentum.
+    """
+
+    name: str
+    size: int | None = None
+    mean: float = 0.0
+    variance: float = 1.0
+
+
+@dataclass(frozen=True)
+class RecipeDynamics(Dynamics):
+    r"""Euler step of the stochastic differential equation that D and Q define.
+
+    .. math::
+        dz &= [D(z) + Q(z)] \nabla \log p(z)\, dt + \Gamma(z)\, dt + \sqrt{2 D(z)}\, dW, \qquad
+        \Gamma_i = \sum_j \partial_j (D_{ij} + Q_{ij}) \\
+        z' &= z + \tfrac{h}{2} \left\{ [D + Q] \hat\nabla \log p(z) + \Gamma \right\}
+              + N\!\left(0,\; h D - \tfrac{h^2}{4} (D + Q) \hat V (D + Q)^\top \right)
+
+    (Ma et al., eq. 3 and 4 for the differential equation and Γ, eq. 9 for the step), with z the
+    position and the auxiliaries, and :math:`\log p(z) = \log \pi(\theta) + \sum \log N(r;
+    \text{mean}, \text{variance})`. The time step is h / 2, so that D = M with Q = 0 is `Langevin`
+    with preconditioner M. For D positive semi-definite and Q skew-symmetric the equation leaves
+    p invariant; the Euler step does up to terms of order h, and gradient noise adds its own, less
+    what the estimate :math:`\hat V` of its covariance removes. (In print the step has
+    :math:`-\Gamma` with the sign of the gradient of -log p; Γ is added, as in the equation.)
+
+    Attributes
+    ----------
+    diffusion, curl : callable
+        D and Q as functions of the parts of z, see `as_blocks` for what they return.
+    gaussians : tuple of GaussianAuxiliary
+    gradient_noise : (d,) or (d, d), optional
+        Covariance :math:`\hat V` of the gradient estimate, to subtract from the noise.
+    singular : bool
+        Whether dense blocks of D may be singular.
+    """
+
+    diffusion: Callable[..., Any]
+    curl: Callable[..., Any]
+    gaussians: tuple[GaussianAuxiliary, ...] = ()
+    gradient_noise: Any = None
+    singular: bool = False
+
+    def auxiliaries(self, dimension: int) -> Sequence[Auxiliary]:
+        """The Gaussian vectors."""
+        sizes = self.sizes(dimension)[1:]
+        return tuple(
+            Auxiliary(one.name, (size,)) for one, size in zip(self.gaussians, sizes, strict=True)
+        )
+
+    def sizes(self, dimension: int) -> tuple[int, ...]:
+        """Lengths of the parts of z."""
+        return (dimension, *(one.size or dimension for one in self.gaussians))
+
+    def initial_auxiliaries(
+        self, position: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, ...]:
+        """Draws from their law in the target, which does not depend on the position."""
+        return tuple(
+            one.mean + np.sqrt(one.variance) * rng.standard_normal(size)
+            for one, size in zip(self.gaussians, self.sizes(len(position))[1:], strict=True)
+        )
+
+    def noise_size(self, dimension: int) -> int:
+        """One number for each coordinate of z."""
+        return sum(self.sizes(dimension))
+
+    def matrices(self, parts: Sequence[Any]) -> tuple[Blocks, Blocks]:
+        """D and Q in blocks at symbolic parts of z.
+
+        Raises
+        ------
+        ValueError
+            Where a block does not fit the parts of z.
+        """
+        sizes = [part.type.shape[0] for part in parts]
+        dtype = parts[0].dtype
+        return (
+            as_blocks(self.diffusion(*parts), sizes, "D", dtype),
+            as_blocks(self.curl(*parts), sizes, "Q", dtype),
+        )
+
+    def injected_covariance(self, D: Blocks, Q: Blocks, step_size: Any) -> Blocks:
+        """Covariance of the noise of a step, divided by h."""
+        if self.gradient_noise is None:
+            return D
+        return add(D, scale(-step_size / 4, congruence(add(D, Q), self.gradient_noise)))
+
+    def transition(
+        self,
+        state: tuple[Any, ...],
+        gradient: Callable[[Any], Any],
+        scaled_noise: Any,
+        step_size: Any,
+    ) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
+        """One Euler step of all parts, each from the present values of all."""
+        here = gradient(state[0])
+        gradients = [here]
+        for part, one in zip(state[1:], self.gaussians, strict=True):
+            gradients.append((one.mean - part) / one.variance)
+        D, Q = self.matrices(state)
+        both = add(D, Q)
+        correction = divergence(both, state)
+        drift = apply_blocks(both, gradients)
+        stops = np.cumsum([part.type.shape[0] for part in state])
+        noise = [
+            scaled_noise[int(stop) - part.type.shape[0] : int(stop)]
+            for part, stop in zip(state, stops, strict=True)
+        ]
+        injected = root_product(
+            self.injected_covariance(D, Q, step_size), noise, singular=self.singular
+        )
+        following = tuple(
+            part + 0.5 * step_size * (moved + correct) + step_size**0.5 * random
+            for part, moved, correct, random in zip(state, drift, correction, injected, strict=True)
+        )
+        return following, here, ()

@@ -1,0 +1,71 @@
+r"""Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin 2014)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pymc_sgmcmc.dynamics.base import apply_matrix
+from pymc_sgmcmc.dynamics.underdamped import Underdamped
+
+
+@dataclass(frozen=True)
+class SGHMCEuler(Underdamped):
+    r"""The update of the paper.
+
+    .. math::
+        v' &= (1 - \alpha) v + \epsilon M \hat\nabla(\theta)
+              + N(0,\, 2 (\alpha - \hat\beta) M) \\
+        \theta' &= \theta + \epsilon v', \qquad \alpha = \gamma \epsilon, \quad
+              \hat\beta = \tfrac{1}{2} \epsilon^2 M \hat V
+
+    This is eq. 15 of Chen et al. with their velocity in units of distance a transition,
+    :math:`\epsilon v`, and learning rate :math:`\eta = \epsilon^2 M`. Here v is a distance a
+    unit of time, N(0, M) at stationarity whatever the step, so that the step may change.
+
+    On a Gaussian with precision H in one dimension (M = 1) the law that this leaves invariant
+    has variance :math:`H^{-1} (1 + u - \hat u)(4 - 2\alpha) / (4 - 2\alpha - \epsilon^2 H)`
+    with :math:`u = \epsilon V / 2\gamma` from the noise of the gradient and :math:`\hat u` its
+    estimate, and is unstable from :math:`\epsilon^2 H = 4 - 2\alpha` on. Gradient noise enters
+    the velocity exactly as the injected noise does, so the correction is exact for constant V.
+
+    Attributes are those of `Underdamped`.
+    """
+
+    @staticmethod
+    def noise_share(step_size: Any, friction: Any, noise: Any, curvature: Any) -> Any:
+        """The eigenvalues of β̂ / α."""
+        return 0.5 * step_size * noise / friction
+
+    @staticmethod
+    def injected_variance(step_size: Any, friction: Any) -> Any:
+        """2 α."""
+        return 2 * friction * step_size
+
+    @staticmethod
+    def discretization_inflation(step_size: float, friction: float, curvature: float) -> float:
+        """ε² H / (4 - 2 α - ε² H)."""
+        kinetic = step_size**2 * curvature
+        return kinetic / (4 - 2 * friction * step_size - kinetic)
+
+    @staticmethod
+    def largest_step_size(friction: float, curvature: float) -> float:
+        """Where ε² H + 2 γ ε = 4, or α = 1 before."""
+        stable = (np.sqrt(friction**2 + 4 * curvature) - friction) / curvature
+        return min(stable, 1 / friction)
+
+    @staticmethod
+    def recurrence(step_size: float, friction: float, curvature: float) -> tuple[float, float]:
+        """2 - α - ε² H and -(1 - α)."""
+        alpha = friction * step_size
+        return 2 - alpha - step_size**2 * curvature, alpha - 1
+
+    def move(
+        self, position: Any, velocity: Any, gradient: Any, injected: Any, step_size: Any
+    ) -> tuple[Any, Any]:
+        """Velocity, then position with the new velocity."""
+        kick = step_size * apply_matrix(self.preconditioner, gradient)
+        following = (1 - self.friction * step_size) * velocity + kick + injected
+        return position + step_size * following, following

@@ -1,0 +1,151 @@
+"""What integrators of underdamped Langevin dynamics have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
+
+from pymc_sgmcmc.dynamics.base import Auxiliary, Dynamics, apply_matrix, apply_matrix_to_rows
+
+
+def functions_for(*values: Any) -> ModuleType:
+    """`pytensor.tensor` where a value is symbolic, else `numpy`."""
+    return pt if any(isinstance(value, Variable) for value in values) else np
+
+
+def numeric(value: Any) -> np.ndarray:
+    """Present value of an array or of a shared variable."""
+    return np.asarray(value.get_value() if hasattr(value, "get_value") else value)
+
+
+@dataclass(frozen=True)
+class Underdamped(Dynamics):
+    r"""One gradient a transition of the diffusion with momentum.
+
+    .. math:: d\theta = v\, dt, \qquad
+              dv = M \nabla \log \pi(\theta)\, dt - \gamma v\, dt + \sqrt{2 \gamma}\, L\, dW,
+              \qquad M = L L^\top
+
+    which leaves :math:`\pi(\theta)\, N(v; 0, M)` invariant; the mass is :math:`M^{-1}`. The state
+    of the chain is the position and the velocity v. A gradient estimate with covariance V adds
+    noise to v, so that much less is injected: in the eigenvectors of the noise,
+    :math:`L^\top \hat V L = Q \operatorname{diag}(w)\, Q^\top`, the injected noise is
+    :math:`L Q \operatorname{diag}(s (1 - u))^{1/2} \xi`, with s the variance that an exact
+    gradient asks for and u the share of it that the gradient brings along (`noise_share`).
+
+    Attributes
+    ----------
+    preconditioner : scalar, (d,) or (d, d)
+        M, the inverse of the mass.
+    root : scalar, (d,) or (d, d)
+        L with M = L Lᵀ.
+    friction : scalar
+        :math:`\gamma`, in units of 1 / time, the unit of time being that of the step size.
+    noise_root : scalar, (d,) or (d, d)
+        L Q, columns the directions of the gradient noise; L where no noise is to be corrected.
+    noise : scalar or (d,)
+        w, estimated variances of the gradient in these directions; 0 to correct nothing.
+    noise_curvature : scalar or (d,)
+        Curvature of the posterior in the same directions; 0 where not known.
+    resample_every : scalar or None
+        Transitions after which the velocity is drawn afresh from N(0, M), never where None.
+    """
+
+    preconditioner: Any
+    root: Any
+    friction: Any
+    noise_root: Any
+    noise: Any = 0.0
+    noise_curvature: Any = 0.0
+    resample_every: Any = None
+
+    # --- The integrator ---------------------------------------------------------------------
+
+    @staticmethod
+    @abstractmethod
+    def noise_share(step_size: Any, friction: Any, noise: Any, curvature: Any) -> Any:
+        """Share u of the injected noise that is to be left out for gradient noise.
+
+        At the same time the relative excess of the position's variance where it is not.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def injected_variance(step_size: Any, friction: Any) -> Any:
+        """Variance s that an exact gradient asks for in a transition, in units of M."""
+
+    @staticmethod
+    @abstractmethod
+    def discretization_inflation(step_size: float, friction: float, curvature: float) -> float:
+        """Relative excess of the variance of a Gaussian for an exact gradient."""
+
+    @staticmethod
+    @abstractmethod
+    def largest_step_size(friction: float, curvature: float) -> float:
+        """Step below which a Gaussian is stable for an exact gradient."""
+
+    @staticmethod
+    @abstractmethod
+    def recurrence(step_size: float, friction: float, curvature: float) -> tuple[float, float]:
+        """Coefficients a, b of the mean, E θ'' = a E θ' + b E θ, about the mode of a Gaussian."""
+
+    @abstractmethod
+    def move(
+        self, position: Any, velocity: Any, gradient: Any, injected: Any, step_size: Any
+    ) -> tuple[Any, Any]:
+        """Position and velocity after a transition; `injected` is the noise of the velocity."""
+
+    # --- The contract of dynamics -----------------------------------------------------------
+
+    def auxiliaries(self, dimension: int) -> Sequence[Auxiliary]:
+        """The velocity, and a clock where it is drawn afresh at times."""
+        velocity = Auxiliary("velocity", (dimension,))
+        return (velocity,) if self.resample_every is None else (velocity, Auxiliary("clock", (1,)))
+
+    def initial_auxiliaries(
+        self, position: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, ...]:
+        """A velocity from N(0, M)."""
+        velocity = apply_matrix(numeric(self.root), rng.standard_normal(len(position)))
+        return (velocity,) if self.resample_every is None else (velocity, np.zeros(1))
+
+    def noise_size(self, dimension: int) -> int:
+        """One number a coordinate, another where velocities are drawn afresh."""
+        return dimension if self.resample_every is None else 2 * dimension
+
+    def scaled_noise(self, noise: Any, step_sizes: Any) -> Any:
+        """Injected noise, shape (transitions, d), or with fresh velocities (transitions, 2, d)."""
+        xp = functions_for(noise, step_sizes, self.friction)
+        steps = step_sizes[:, None]
+        share = self.noise_share(steps, self.friction, self.noise, self.noise_curvature)
+        amplitude = (self.injected_variance(steps, self.friction) * (1 - share)) ** 0.5
+        if self.resample_every is None:
+            return apply_matrix_to_rows(self.noise_root, amplitude * noise)
+        injected = apply_matrix_to_rows(self.noise_root, amplitude * noise[:, 0::2])
+        return xp.stack([injected, apply_matrix_to_rows(self.root, noise[:, 1::2])], axis=1)
+
+    def transition(
+        self,
+        state: tuple[Any, ...],
+        gradient: Callable[[Any], Any],
+        scaled_noise: Any,
+        step_size: Any,
+    ) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
+        """One transition, from a fresh velocity where it is due."""
+        position, velocity, *clock = state
+        here = gradient(position)
+        if self.resample_every is None:
+            return self.move(position, velocity, here, scaled_noise, step_size), here, ()
+        (time,) = clock
+        injected, fresh = scaled_noise[0], scaled_noise[1]
+        xp = functions_for(position, time)
+        velocity = xp.where(time < 0.5, fresh, velocity)
+        following = self.move(position, velocity, here, injected, step_size)
+        return (*following, (time + 1) % self.resample_every), here, ()

@@ -1,0 +1,21 @@
+"""Estimators of the gradient of the log posterior from a minibatch: one file an estimator.
+
+An estimator turns a posterior and a minibatch scheme into a symbolic function of a position
+and an index. All are unbiased for each position; they differ in their variance.
+"""
+
+from pymc_sgmcmc.gradients.base import GradientEstimator, Memory
+from pymc_sgmcmc.gradients.control_variate import ControlVariateGradient
+from pymc_sgmcmc.gradients.plain import PlainGradient
+from pymc_sgmcmc.gradients.saga import SAGAGradient
+from pymc_sgmcmc.gradients.svrg import SVRG, SVRGGradient
+
+__all__ = [
+    "SVRG",
+    "ControlVariateGradient",
+    "GradientEstimator",
+    "Memory",
+    "PlainGradient",
+    "SAGAGradient",
+    "SVRGGradient",
+]

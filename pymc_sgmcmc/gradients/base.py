@@ -1,0 +1,107 @@
+"""What all gradient estimators have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_sgmcmc.adaptation import Adaptation
+from pymc_sgmcmc.batching import Batching
+from pymc_sgmcmc.posterior import Posterior
+
+
+class Memory(ABC):
+    """What an estimator remembers from one transition to the next.
+
+    Too large to be copied in each transition, so it lives in shared variables that the
+    compiled transitions change in place. Its values belong to the chain.
+
+    Attributes
+    ----------
+    variables : tuple of SharedVariable
+    """
+
+    variables: tuple[SharedVariable, ...]
+
+    @abstractmethod
+    def begin(self, position: np.ndarray) -> None:
+        """Set the variables for the start of a chain."""
+
+    @abstractmethod
+    def read(self) -> tuple[np.ndarray, ...]:
+        """Copies of what resumes a chain, independent of the present order of the rows."""
+
+    @abstractmethod
+    def write(self, values: tuple[np.ndarray, ...]) -> None:
+        """Set the variables from what `read` gave."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Remove accumulated rounding errors, where the rows are put in a new order."""
+
+    @abstractmethod
+    def estimate(
+        self,
+        position: TensorVariable,
+        index: TensorVariable,
+        values: tuple[TensorVariable, ...],
+        remember: TensorVariable,
+    ) -> tuple[TensorVariable, tuple[TensorVariable, ...]]:
+        """Gradient estimate from given values of the variables, and their values afterwards.
+
+        Parameters
+        ----------
+        position : TensorVariable, shape (d,)
+        index : TensorVariable
+            Of one minibatch.
+        values : tuple of TensorVariable
+            For `variables`.
+        remember : TensorVariable
+            A boolean scalar: where false, the values stay as they are.
+        """
+
+
+class GradientEstimator(ABC):
+    r"""Symbolic estimate of the gradient of the log posterior.
+
+    Attributes
+    ----------
+    name : str
+    reduces_variance : bool
+        Whether the noise vanishes as the posterior contracts, as with control variates.
+    adaptations : tuple of Adaptation
+        What the estimator changes between blocks of transitions.
+    memory : Memory or None
+        What each transition changes; None where the estimate is a function of position and
+        index alone, which allows to compute many draws ahead.
+    """
+
+    name: str
+    reduces_variance: bool = False
+    adaptations: tuple[Adaptation, ...] = ()
+    memory: Memory | None = None
+
+    def __init__(self, posterior: Posterior, batching: Batching):
+        self.posterior = posterior
+        self.batching = batching
+        scale = np.asarray(batching.n_rows / batching.batch_size, dtype=posterior.dtype)
+        self._scale = pt.constant(scale) if batching.static else pytensor.shared(scale, "N_over_n")
+
+    @abstractmethod
+    def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
+        """Gradient estimate, shape (d,), at a position from the rows of an index."""
+
+    @property
+    def noise_factors(self) -> tuple[float, float]:
+        r"""Factors a and b of a bound on the covariance of the estimate at stationarity.
+
+        :math:`V \preceq a V_0 + b H`, with :math:`V_0` that of the plain gradient at the mode
+        or, where the estimator reduces the variance, of control variates at the mode, and H
+        the curvature.
+        """
+        return 1.0, 0.0

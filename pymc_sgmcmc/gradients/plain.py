@@ -1,0 +1,25 @@
+r"""The plain minibatch gradient."""
+
+from __future__ import annotations
+
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_sgmcmc.gradients.base import GradientEstimator
+
+
+class PlainGradient(GradientEstimator):
+    r"""The minibatch gradient scaled to the full data.
+
+    .. math:: \hat\nabla(\theta) = \nabla \log p(\theta)
+              + \frac{N}{n} \sum_{j \in S} \nabla \log p(x_j \mid \theta)
+
+    (Welling and Teh 2011, eq. 4.)
+    """
+
+    name = "plain"
+
+    def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
+        """Gradient estimate, shape (d,)."""
+        rows = self.batching.rows(index)
+        likelihood = self.posterior.rows_gradient(position, rows, self.batching.length)
+        return self.posterior.prior_gradient(position) + self._scale * likelihood

@@ -1,0 +1,257 @@
+"""Friction, gradient noise, step size and thinning of samplers with momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import linalg, optimize
+
+from pymc_sgmcmc.dynamics.underdamped import Underdamped
+from pymc_sgmcmc.step_methods.setup import MOST_THINNING, Setup
+from pymc_sgmcmc.tuning import DENSE_DIMENSION, VARIANCE_INFLATION, Center
+
+MOST_TIME_STEP = 1.0
+"""Largest default step, in units of 1 / sqrt(λ_max(MH)): half of what is stable.
+
+It holds where the law of a Gaussian alone would allow more: the error on other posteriors is of
+second order in it. For the log rate of a Poisson distribution given five counts, whose posterior is
+skewed, BAOAB with this step is wrong by less than 1 % in the variance."""
+
+NOISE_ESTIMATE_ERROR = 0.2
+"""Relative error of an estimate of the gradient noise that the default step size allows for."""
+
+
+@dataclass(frozen=True)
+class GradientNoise:
+    r"""Covariance V of a gradient estimate in coordinates in which M = I.
+
+    Attributes
+    ----------
+    root : numpy.ndarray, scalar, (d,) or (d, d)
+        L Q with M = L L⊤ and L⊤VL = Q diag(w) Q⊤: columns are the directions of the noise.
+    variances : numpy.ndarray, scalar or (d,)
+        w.
+    """
+
+    root: np.ndarray
+    variances: np.ndarray
+
+    @property
+    def largest(self) -> float:
+        """λ_max(MV)."""
+        return float(np.max(self.variances))
+
+
+def whiten(matrix: np.ndarray, root: np.ndarray) -> np.ndarray:
+    """L⊤ A L, for scalar, diagonal or dense A and L; diagonal or scalar where both are."""
+    matrix, root = np.asarray(matrix, dtype=float), np.asarray(root, dtype=float)
+    if root.ndim < 2:
+        return matrix * (root**2 if matrix.ndim < 2 else root.reshape(-1, 1) * root)
+    if matrix.ndim == 2:
+        return root.T @ matrix @ root
+    return root.T @ (np.broadcast_to(matrix, len(root))[:, None] * root)
+
+
+def curvature_range(center: Center, root: np.ndarray) -> tuple[float, float]:
+    """Smallest and largest eigenvalue of MH."""
+    curvature = whiten(center.curvature.precision, root)
+    values = linalg.eigvalsh(curvature) if curvature.ndim == 2 else curvature
+    return float(np.min(values)), float(np.max(values))
+
+
+def rows_noise(setup: Setup) -> np.ndarray:
+    """V from gradients of single rows at the centre, dense up to d = 500, its diagonal beyond."""
+    deviations = setup.gradient_deviations()
+    if deviations.shape[1] > DENSE_DIMENSION:
+        return np.einsum("ri,ri->i", deviations, deviations)
+    return deviations.T @ deviations
+
+
+def rows_noise_error(setup: Setup) -> float:
+    """Relative error to expect of `rows_noise`.
+
+    That of a control variate is averaged over 8 draws of the Laplace approximation and grows
+    with the square of their distance from the centre, which varies the more the smaller d is.
+    For windows of rows in one random order, the noise itself scatters about its mean over orders,
+    by a relative sqrt(2 n / N).
+    """
+    errors, batching = [NOISE_ESTIMATE_ERROR], setup.estimator.batching
+    if setup.estimator.reduces_variance:
+        errors.append(0.5 / np.sqrt(setup.posterior.dimension))
+    if batching.name == "shuffle":
+        errors.append(np.sqrt(2 * batching.batch_size / batching.n_rows))
+    return min(1.0, max(errors))
+
+
+def check_noise(noise: float | np.ndarray, dimension: int) -> np.ndarray:
+    """Return a covariance of the gradient that a user gave, as an array.
+
+    Raises
+    ------
+    ValueError
+        Where it has another shape than (), (d,) or (d, d), or is not positive semidefinite.
+    """
+    noise = np.asarray(noise, dtype=float)
+    if noise.shape not in ((), (dimension,), (dimension, dimension)):
+        raise ValueError(
+            "`noise_estimate` should be 'rows', None, or the covariance of the gradient estimate: "
+            f"a number or an array of shape ({dimension},) or ({dimension}, {dimension}), but "
+            f"has shape {noise.shape}."
+        )
+    if not np.isfinite(noise).all():
+        raise ValueError("`noise_estimate` should be finite, but has NaN or infinite entries.")
+    if noise.ndim == 2 and not np.allclose(noise, noise.T, rtol=1e-6, atol=0):
+        raise ValueError("`noise_estimate` should be symmetric.")
+    values = linalg.eigvalsh(noise) if noise.ndim == 2 else noise
+    if np.min(values) < -1e-8 * np.max(np.abs(values)):
+        raise ValueError(
+            "`noise_estimate` is a covariance and should be positive semidefinite, but its "
+            f"smallest eigenvalue is {np.min(values):.3g}."
+        )
+    return noise
+
+
+def noise_directions(noise: np.ndarray, root: np.ndarray) -> GradientNoise:
+    """Directions in which the noise of the gradient is uncorrelated, and its variances there."""
+    covariance = whiten(noise, root)
+    if covariance.ndim < 2:
+        return GradientNoise(np.asarray(root, dtype=float), np.maximum(covariance, 0))
+    values, vectors = linalg.eigh(covariance)
+    rotated = root @ vectors if np.ndim(root) == 2 else np.reshape(root, (-1, 1)) * vectors
+    return GradientNoise(rotated, np.maximum(values, 0))
+
+
+def directional_curvature(center: Center | None, directions: np.ndarray) -> np.ndarray:
+    """Curvature of the posterior in the directions of the noise, 0 where not known."""
+    if center is None:
+        return np.asarray(0.0)
+    precision = center.curvature.precision
+    if np.ndim(directions) < 2:
+        diagonal = np.diag(precision) if precision.ndim == 2 else precision
+        return diagonal * directions**2
+    applied = precision @ directions if precision.ndim == 2 else precision[:, None] * directions
+    return np.einsum("ij,ij->j", directions, applied)
+
+
+def critical_friction(curvature: float) -> float:
+    """Friction at which motion in a direction of some curvature just does not oscillate."""
+    return 2 * np.sqrt(curvature)
+
+
+def solve_step_size(
+    integrator: type[Underdamped],
+    friction: float,
+    noise: float,
+    curvature: float,
+    left: Callable[[float], float],
+) -> float:
+    """Step at which the one-dimensional law has the default variance inflation.
+
+    Parameters
+    ----------
+    integrator : type
+    friction : float
+    noise, curvature : float
+        Gradient variance and curvature in the worst direction, in units of M.
+    left : callable
+        Share of the noise that is not corrected, as a function of the step.
+    """
+
+    def excess(step_size: float) -> float:
+        from_noise = left(step_size) * float(
+            integrator.noise_share(step_size, friction, noise, curvature)
+        )
+        from_step = integrator.discretization_inflation(step_size, friction, curvature)
+        return (1 + from_noise) * (1 + from_step) - 1 - VARIANCE_INFLATION
+
+    most = min(
+        MOST_TIME_STEP / np.sqrt(curvature),
+        0.999 * integrator.largest_step_size(friction, curvature),
+    )
+    if excess(most) <= 0:
+        return float(most)
+    return float(optimize.brentq(excess, 1e-15 * most, most, xtol=1e-20, rtol=1e-10))
+
+
+def relaxation_transitions(
+    integrator: type[Underdamped], step_size: float, friction: float, curvature: float
+) -> int:
+    """Transitions in which the mean forgets its start by a factor e, at most `MOST_THINNING`."""
+    a, b = integrator.recurrence(step_size, friction, curvature)
+    radius = float(np.abs(np.roots([1.0, -a, -b])).max())
+    transitions = np.inf if radius >= 1 else -1 / np.log(radius) if radius > 0 else 0.0
+    # At the largest default step it is 1, but for rounding.
+    return int(np.clip(np.ceil(transitions - 1e-6), 1, MOST_THINNING))
+
+
+def check_positive(value: float | None, name: str, unit: str) -> float | None:
+    """Return a positive number, or None.
+
+    Raises
+    ------
+    TypeError, ValueError
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise TypeError(
+            f"`{name}` should be a positive number ({unit}) or None, but got {value!r}."
+        )
+    if not (np.isfinite(value) and value > 0):
+        raise ValueError(f"`{name}` should be positive and finite ({unit}), but got {value}.")
+    return float(value)
+
+
+def check_correction(
+    integrator: type[Underdamped],
+    step_size: float,
+    friction: float,
+    variances: np.ndarray,
+    curvatures: np.ndarray,
+    steepest: float,
+) -> None:
+    """Make sure that the friction lets in more noise than the gradient brings.
+
+    Parameters
+    ----------
+    integrator : type
+    step_size, friction : float
+    variances, curvatures : numpy.ndarray, scalar or (d,)
+        Gradient noise and curvature in the directions of the noise, in units of M.
+    steepest : float
+        λ_max(MH), 0 where not known.
+
+    Raises
+    ------
+    ValueError
+        Where α I - β̂ is not positive definite, or the step is not even stable.
+    """
+    stable = np.inf if steepest == 0 else integrator.largest_step_size(friction, steepest)
+    if step_size >= stable:
+        raise ValueError(
+            f"`step_size` {step_size:.3g} is not stable with friction {friction:.3g} at the "
+            f"curvature at the centre: it should be below {stable:.3g}. Leave it out to have it "
+            "computed."
+        )
+
+    def share(step_size: float, friction: float) -> float:
+        return float(np.max(integrator.noise_share(step_size, friction, variances, curvatures)))
+
+    found = share(step_size, friction)
+    if found < 1:
+        return
+    largest = optimize.brentq(lambda step: share(step, friction) - 1, 1e-12 * step_size, step_size)
+    remedy = f"a `step_size` below {largest:.3g}"
+    if share(step_size, 1e6 * friction) < 1:
+        needed = optimize.brentq(
+            lambda value: share(step_size, value) - 1, friction, 1e6 * friction
+        )
+        remedy = f"`friction` above {needed:.3g}, " + remedy
+    raise ValueError(
+        f"The friction is too small for the noise: at step size {step_size:.3g} the gradient "
+        f"estimate brings {found:.3g} times the noise that friction {friction:.3g} allows. Use "
+        f"{remedy}, a larger `batch_size`, or `gradient='cv'`. (`noise_estimate=None` would run, "
+        f"with variances too large by a factor of about {1 + found:.3g}.)"
+    )

@@ -1,0 +1,473 @@
+"""Samplers from their two matrices: the complete recipe as a step method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from scipy import linalg
+
+from pymc_sgmcmc.dynamics.recipe import GaussianAuxiliary, RecipeDynamics
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
+from pymc_sgmcmc.schedules import StepSize, step_sizes
+from pymc_sgmcmc.step_methods.base import StochasticGradientStep
+from pymc_sgmcmc.step_methods.setup import Design, Setup, default_thinning
+from pymc_sgmcmc.tuning import VARIANCE_INFLATION, Center, apply
+
+CHECKED_POINTS = 5
+"""Random states at which D and Q are checked before sampling."""
+
+LARGEST_LINEAR_STATE = 400
+"""Length of the state up to which a step size is computed."""
+
+
+class Recipe(StochasticGradientStep):
+    r"""A sampler of your own, from a diffusion matrix D and a curl matrix Q.
+
+    .. math::
+        z' = z + \tfrac{h}{2} \left\{ [D(z) + Q(z)] \hat\nabla \log p(z) + \Gamma(z) \right\}
+              + N\!\left(0,\; h D(z) - \tfrac{h^2}{4} (D + Q) \hat V (D + Q)^\top \right), \qquad
+        \Gamma_i = \sum_j \partial_j (D_{ij} + Q_{ij})
+
+    The complete recipe of Ma, Chen and Fox (2015): each continuous Markov process with the law p
+    has this form, in the limit of small steps, with D positive semi-definite and Q skew-symmetric.
+    The state z is the position and Gaussian auxiliaries r,
+    :math:`\log p(z) = \log \pi(\theta) + \sum \log N(r; \text{mean}, \text{variance})`, and
+    :math:`\Gamma` is computed by automatic differentiation.
+
+    **Law.** For each valid D and Q the posterior, as h goes to zero. For h > 0 a bias of first
+    order in h from the Euler step, and from the gradient noise of covariance V, through
+    :math:`\tfrac{h^2}{4} (D+Q) V (D+Q)^\top`, as far as `gradient_noise` does not remove it. The
+    time step is h / 2: ``D=M`` is `SGLD` with the preconditioner M and the same h.
+
+    **Cost.** One gradient of n rows a transition, and D and Q. Blocks that depend on z are
+    differentiated in each direction of the part of z that their columns stand for, at about the
+    cost of evaluating them as many times; constant ones cost nothing. A dense D has a Cholesky
+    root each time.
+
+    Parameters
+    ----------
+    vars : sequence of variables, optional
+        As for `SGLD`, like all parameters not listed here.
+    D : callable
+        The diffusion matrix: a function of the symbolic position and auxiliaries, in the order
+        of `auxiliaries`. It gives rows of blocks, one for each pair of parts of the state: 0
+        for zero, a number for a multiple of the identity, a vector for a diagonal, or a matrix.
+        Or the whole matrix as a number, a vector or a matrix.
+    Q : callable, optional
+        The curl matrix, likewise. Zero where not given.
+    auxiliaries : sequence of str or GaussianAuxiliary
+        Names of vectors as long as the position that are standard normal in the target; for
+        others a `GaussianAuxiliary`, with its size, mean and variance.
+    gradient_noise : "center" or (d,) or (d, d) array, optional
+        Estimate :math:`\hat V` of the covariance of the gradient estimate, to be subtracted from
+        the noise; "center" computes it there. Not subtracted where not given.
+    step_size : float or callable, optional
+        h. Where not given, the largest for which the process linearised at the centre has a
+        stationary variance at most 5 % too large in each direction, with the curvature
+        there and the noise of the gradient.
+
+    Raises
+    ------
+    TypeError
+        Where D or Q is not callable.
+    ValueError
+        Where blocks do not fit; where, at random states, D is not symmetric or not positive
+        semi-definite, or Q not skew-symmetric; where `gradient_noise` leaves too little noise;
+        where no step size can be computed; otherwise as `SGLD`.
+
+    Notes
+    -----
+    O El hanchi's print of the covariance that the gradient noise adds lacks the transpose. In
+    Ma et al. (eq. 9) and lecture notes after them, the step subtracts :math:`\Gamma`; it must be
+    added.
+
+    References
+    ----------
+    Y.-A. Ma, T. Chen and E. B. Fox (2015). A complete recipe for stochastic gradient MCMC.
+    *NeurIPS*.
+
+    Examples
+    --------
+    SGHMC, in the Euler form, is four blocks: friction on the momentum, and the symplectic Q.
+
+    >>> import numpy as np, pymc as pm
+    >>> rng = np.random.default_rng(1)
+    >>> x = rng.normal(size=1000)
+    >>> with pm.Model():
+    ...     slope = pm.Normal("slope", 0, 10)
+    ...     _ = pm.Normal("y", slope * x, 1.0, observed=2 * x + rng.normal(size=1000))
+    ...     sghmc = Recipe(
+    ...         D=lambda theta, r: [[0, 0], [0, 50.0]],
+    ...         Q=lambda theta, r: [[0, -1], [1, 0]],
+    ...         auxiliaries=["momentum"],
+    ...         batch_size=1000,
+    ...         compile_kwargs={"mode": "FAST_COMPILE"},
+    ...     )
+    ...     idata = pm.sample(
+    ...         step=sghmc,
+    ...         draws=200,
+    ...         tune=0,
+    ...         chains=1,
+    ...         random_seed=1,
+    ...         progressbar=False,
+    ...         quiet=True,
+    ...     )
+    >>> bool(abs(idata.posterior["slope"].mean() - 2) < 0.1)
+    True
+
+    A metric G that depends on the position makes it stochastic gradient Riemannian HMC; here
+    ``root`` is :math:`G^{-1/2}`:
+
+    >>> def D(theta, r):
+    ...     root = 1 / (1 + theta**2)
+    ...     return [[0, 0], [0, root**2]]
+    >>> def Q(theta, r):
+    ...     root = 1 / (1 + theta**2)
+    ...     return [[0, -root], [root, 0]]
+    """
+
+    name = "recipe"
+
+    def __init__(
+        self,
+        vars: Sequence | None = None,
+        *,
+        D: Callable[..., Any],
+        Q: Callable[..., Any] | None = None,
+        auxiliaries: Sequence[str | GaussianAuxiliary] = (),
+        gradient_noise: str | np.ndarray | None = None,
+        step_size: StepSize | None = None,
+        **common: Any,
+    ):
+        for name, matrix in (("D", D), ("Q", Q)):
+            if not (callable(matrix) or (name == "Q" and matrix is None)):
+                raise TypeError(
+                    f"`{name}` should be a function of the position and the auxiliaries, such as "
+                    f"`lambda theta, r: [[0, 0], [0, 1.0]]`, but got {matrix!r}."
+                )
+        self._diffusion = D
+        self._curl = Q or (lambda *parts: None)
+        self._gaussians = _check_auxiliaries(auxiliaries)
+        if isinstance(gradient_noise, str) and gradient_noise != "center":
+            raise ValueError(
+                f"`gradient_noise` should be 'center' or an array, but got {gradient_noise!r}."
+            )
+        self._gradient_noise = gradient_noise
+        super().__init__(vars, step_size=step_size, **common)
+
+    def _needs_center(self, step_size: StepSize | None) -> bool:
+        return step_size is None or isinstance(self._gradient_noise, str)
+
+    def _design(self, setup: Setup) -> Design:
+        noise = _gradient_noise(setup, self._gradient_noise)
+        dynamics = RecipeDynamics(
+            self._diffusion,
+            self._curl,
+            self._gaussians,
+            None if noise is None else setup.shared(noise, "gradient_noise"),
+        )
+        values = _Matrices(dynamics, setup.posterior)
+        states = _random_states(setup.posterior, setup.center, self._gaussians)
+        smallest, largest = check_matrices(values, states)
+        step_size, thin = setup.step_size, setup.thin
+        if step_size is None:
+            linear = _linearised(setup, values, self._gaussians, noise)
+            step_size = largest_step(linear, VARIANCE_INFLATION)
+            thin = thin or default_thinning(step_size, linear.rate)
+            assert setup.center is not None
+            setup.report(setup.choose_step_size(setup.center.curvature.root), step_size, thin)
+        if noise is not None:
+            first = step_size if not callable(step_size) else float(step_sizes(step_size, 0, 1)[0])
+            _check_injected(values, states, first)
+        dynamics = RecipeDynamics(
+            dynamics.diffusion,
+            dynamics.curl,
+            dynamics.gaussians,
+            dynamics.gradient_noise,
+            # Cholesky's root does not exist there.
+            singular=smallest < 1e-6 * largest or noise is not None,
+        )
+        return Design(dynamics, step_size, thin or 1)
+
+
+# --- Settings -------------------------------------------------------------------------------
+
+
+def _check_auxiliaries(
+    auxiliaries: Sequence[str | GaussianAuxiliary],
+) -> tuple[GaussianAuxiliary, ...]:
+    if isinstance(auxiliaries, str | GaussianAuxiliary):
+        auxiliaries = [auxiliaries]
+    gaussians = []
+    for one in auxiliaries:
+        one = GaussianAuxiliary(one) if isinstance(one, str) else one
+        if not isinstance(one, GaussianAuxiliary):
+            raise TypeError(
+                "`auxiliaries` should be names or `GaussianAuxiliary` objects, but one of them is "
+                f"{one!r}."
+            )
+        if not (np.isfinite(one.variance) and one.variance > 0):
+            raise ValueError(
+                f"The variance of the auxiliary `{one.name}` should be positive and finite, but is "
+                f"{one.variance}."
+            )
+        if one.size is not None and one.size < 1:
+            raise ValueError(
+                f"The size of the auxiliary `{one.name}` should be at least 1, but is {one.size}."
+            )
+        gaussians.append(one)
+    names = ["position", *(one.name for one in gaussians)]
+    if len(set(names)) < len(names):
+        raise ValueError(
+            f"`auxiliaries` should have different names, none of them 'position', but got "
+            f"{names[1:]}."
+        )
+    return tuple(gaussians)
+
+
+def _gradient_noise(setup: Setup, given: str | np.ndarray | None) -> np.ndarray | None:
+    if given is None:
+        return None
+    if isinstance(given, str):
+        deviations = setup.gradient_deviations()
+        return deviations.T @ deviations
+    noise = np.asarray(given, dtype=float)
+    d = setup.posterior.dimension
+    if noise.shape not in ((d,), (d, d)):
+        raise ValueError(
+            f"`gradient_noise` should have shape ({d},) or ({d}, {d}), but has shape {noise.shape}."
+        )
+    return noise
+
+
+# --- Checks ---------------------------------------------------------------------------------
+
+
+class _Matrices:
+    """Values of D, Q and the covariance of the noise at a state, dense."""
+
+    def __init__(self, dynamics: RecipeDynamics, posterior: Posterior):
+        self.sizes = dynamics.sizes(posterior.dimension)
+        names = ["position", *(one.name for one in dynamics.gaussians)]
+        parts = [
+            pt.tensor(name, shape=(size,), dtype=posterior.dtype)
+            for name, size in zip(names, self.sizes, strict=True)
+        ]
+        step_size = pt.scalar("step_size", dtype=posterior.dtype)
+        D, Q = dynamics.matrices(parts)
+        injected = dynamics.injected_covariance(D, Q, step_size)
+        self._places = [list(blocks) for blocks in (D, Q, injected)]
+        self._evaluate = compile_quietly(
+            [*parts, step_size], [*D.values(), *Q.values(), *injected.values()], PYTHON_MODE
+        )
+        self.dtype = posterior.dtype
+        present = {i for i, _ in D}
+        diffusing = np.repeat([i in present for i in range(len(self.sizes))], self.sizes)
+        self.diffusing = np.ix_(diffusing, diffusing)
+
+    def __call__(self, state: Sequence[np.ndarray], step_size: float = 0.0) -> list[np.ndarray]:
+        """D, Q and the covariance of the injected noise divided by h."""
+        arguments = [np.asarray(part, dtype=self.dtype) for part in state]
+        values = iter(self._evaluate(*arguments, np.asarray(step_size, dtype=self.dtype)))
+        stops = np.cumsum(self.sizes)
+        matrices = []
+        for places in self._places:
+            matrix = np.zeros((sum(self.sizes),) * 2)
+            for i, j in places:
+                block = np.asarray(next(values), dtype=float)
+                if block.ndim < 2:
+                    block = np.diag(np.broadcast_to(block, self.sizes[i]))
+                rows, columns = stops[i] - self.sizes[i], stops[j] - self.sizes[j]
+                matrix[rows : stops[i], columns : stops[j]] = block
+            matrices.append(matrix)
+        return matrices
+
+
+def _random_states(
+    posterior: Posterior, center: Center | None, gaussians: Sequence[GaussianAuxiliary]
+) -> list[list[np.ndarray]]:
+    rng = np.random.default_rng(2015)
+    start, root = posterior.initial_position, np.asarray(1.0)
+    if center is not None:
+        start, root = center.position, center.curvature.root
+    return [
+        [
+            start + apply(root, rng.standard_normal(posterior.dimension)),
+            *(
+                one.mean
+                + np.sqrt(one.variance) * rng.standard_normal(one.size or posterior.dimension)
+                for one in gaussians
+            ),
+        ]
+        for _ in range(CHECKED_POINTS)
+    ]
+
+
+def check_matrices(
+    values: _Matrices, states: Sequence[Sequence[np.ndarray]]
+) -> tuple[float, float]:
+    """Smallest and largest eigenvalue of a valid D, parts for which it has no block left out.
+
+    Raises
+    ------
+    ValueError
+        Where D or Q is not what the recipe needs; the message has the number that is wrong.
+    """
+    tolerance = 1e-8 if values.dtype == "float64" else 1e-4
+    smallest, largest = np.inf, 0.0
+    for state in states:
+        D, Q, _ = values(state)
+        at = f"at the random state {[np.round(part[:5], 3).tolist() for part in state]}"
+        for name, matrix in (("D", D), ("Q", Q)):
+            if not np.isfinite(matrix).all():
+                raise ValueError(f"`{name}` has entries that are not finite {at}.")
+        size = max(np.abs(D).max(), np.finfo(float).tiny)
+        asymmetry = np.abs(D - D.T).max()
+        if asymmetry > tolerance * size:
+            raise ValueError(
+                f"`D` should be symmetric, but D - Dᵀ has an entry of size {asymmetry:.3g} {at}."
+            )
+        skewness = np.abs(Q + Q.T).max()
+        if skewness > tolerance * max(np.abs(Q).max(), np.finfo(float).tiny):
+            raise ValueError(
+                "`Q` should be skew-symmetric, Q = -Qᵀ, but Q + Qᵀ has an entry of size "
+                f"{skewness:.3g} {at}."
+            )
+        if not D.any():
+            raise ValueError(
+                f"`D` is zero {at}: without noise the chain would stay on one orbit. Give some "
+                "part of the state a positive diffusion."
+            )
+        eigenvalues = linalg.eigvalsh(D[values.diffusing])
+        if eigenvalues[0] < -tolerance * size:
+            raise ValueError(
+                "`D` should be positive semi-definite, but its smallest eigenvalue is "
+                f"{eigenvalues[0]:.3g} {at}."
+            )
+        smallest, largest = min(smallest, eigenvalues[0]), max(largest, eigenvalues[-1])
+    return smallest, largest
+
+
+def _check_injected(
+    values: _Matrices, states: Sequence[Sequence[np.ndarray]], step_size: float
+) -> None:
+    for state in states:
+        D, _, injected = values(state, step_size)
+        smallest = linalg.eigvalsh(injected)[0]
+        if smallest < -1e-6 * np.abs(D).max():
+            raise ValueError(
+                "`gradient_noise` is more than the noise of a step: D - (h/4)(D + Q) V (D + Q)ᵀ "
+                f"has the eigenvalue {smallest:.3g} with step size {step_size:.3g}. Use a smaller "
+                "`step_size`, a larger `batch_size`, more diffusion, or no `gradient_noise`."
+            )
+
+
+# --- Step size ------------------------------------------------------------------------------
+
+
+class LinearProcess:
+    r"""The chain linearised at the centre: a matrix recursion of its covariance.
+
+    .. math:: \Lambda = F \Lambda F^\top + h D + \tfrac{h^2}{4} A (V - \hat V) A^\top, \qquad
+              F = I - \tfrac{h}{2} A P, \quad A = D + Q
+
+    with P the precision of the target: the curvature H, and that of the auxiliaries.
+
+    Parameters
+    ----------
+    D, Q : (m, m) arrays
+    precision : (m, m) array
+        P.
+    noise : (d, d) array
+        :math:`V - \hat V`.
+    """
+
+    def __init__(self, D: np.ndarray, Q: np.ndarray, precision: np.ndarray, noise: np.ndarray):
+        d = len(noise)
+        A = D + Q
+        # Auxiliaries that nothing acts on at the centre, such as a thermostat, are left out.
+        used = np.abs(A).max(0) + np.abs(A).max(1) > 0
+        used[:d] = True
+        keep = np.ix_(used, used)
+        self._slope = (A @ precision)[keep]
+        self._diffusion = D[keep]
+        self._noise = (A[:, :d] @ noise @ A[:, :d].T)[keep]
+        self._root = linalg.cholesky(precision[:d, :d], lower=True)
+        self.rate = float(np.max(linalg.eigvals(self._slope).real))
+
+    def inflation(self, step_size: float) -> float:
+        """Largest relative excess of a variance of the position; infinite where unstable."""
+        h = step_size
+        F = np.eye(len(self._slope)) - h / 2 * self._slope
+        if np.abs(linalg.eigvals(F)).max() >= 1:
+            return np.inf
+        constant = h * self._diffusion + h**2 / 4 * self._noise
+        covariance = linalg.solve_discrete_lyapunov(F, constant)
+        d = len(self._root)
+        relative = self._root.T @ covariance[:d, :d] @ self._root
+        return float(linalg.eigvalsh(0.5 * (relative + relative.T))[-1] - 1)
+
+
+def largest_step(process: LinearProcess, inflation: float) -> float:
+    """Largest step, to one percent, with at most the given inflation.
+
+    Raises
+    ------
+    ValueError
+        Where there is none.
+    """
+    if process.rate > 0:
+        high = 4 / process.rate
+        low = high
+        for _ in range(60):
+            low /= 2
+            if process.inflation(low) <= inflation:
+                break
+        else:
+            low = 0.0
+        high = 2 * low
+        while low > 0 and high > 1.01 * low:
+            middle = np.sqrt(low * high)
+            low, high = (middle, high) if process.inflation(middle) <= inflation else (low, middle)
+        if low > 0:
+            return float(low)
+    raise ValueError(
+        "No step size gives the process that `D` and `Q` define, linearised at the centre, a "
+        f"stationary variance within {100 * inflation:.0f} % of the posterior's. Some direction "
+        "may have no noise that reaches it; or give `step_size`."
+    )
+
+
+def _linearised(
+    setup: Setup,
+    values: _Matrices,
+    gaussians: Sequence[GaussianAuxiliary],
+    subtracted: np.ndarray | None,
+) -> LinearProcess:
+    assert setup.center is not None
+    d, total = setup.posterior.dimension, sum(values.sizes)
+    if total > LARGEST_LINEAR_STATE:
+        raise ValueError(
+            f"The state has {total} coordinates, too many to compute a step size (at most "
+            f"{LARGEST_LINEAR_STATE}). Give `step_size`."
+        )
+    state = [
+        setup.center.position,
+        *(np.full(size, one.mean) for one, size in zip(gaussians, values.sizes[1:], strict=True)),
+    ]
+    D, Q, _ = values(state)
+    precision = np.zeros((total, total))
+    precision[:d, :d] = setup.center.curvature.precision
+    variances = [
+        np.full(size, one.variance) for one, size in zip(gaussians, values.sizes[1:], strict=True)
+    ]
+    precision[range(d, total), range(d, total)] = 1 / np.concatenate([[], *variances])
+    deviations = setup.gradient_deviations()
+    noise = deviations.T @ deviations
+    if subtracted is not None:
+        noise = noise - (np.diag(subtracted) if subtracted.ndim == 1 else subtracted)
+    return LinearProcess(D, Q, precision, noise)
