@@ -111,8 +111,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--sampler",
         choices=tuple(SAMPLERS),
         default="sgld-cv",
-        help="stochastic gradient Langevin dynamics with control variates, or plain "
-        "(default: %(default)s)",
+        help="step method, with control variates where its name ends in -cv (default: %(default)s)",
     )
     for name, least, default, text in (
         ("draws", FEWEST_DRAWS, 1000, "draws to keep in each chain"),

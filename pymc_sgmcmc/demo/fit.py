@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,13 +15,31 @@ import pymc as pm
 import pytensor
 from xarray import DataTree
 
-from pymc_sgmcmc import SGLD, SGLDCV, BatchSizeWarning
+from pymc_sgmcmc import (
+    HAMCMC,
+    OSGFS,
+    PSGLD,
+    SGHMC,
+    SGLD,
+    SGLDCV,
+    SGNHT,
+    BatchSizeWarning,
+)
 from pymc_sgmcmc.demo.data import Design
 from pymc_sgmcmc.demo.errors import InputError
+from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 
-SAMPLERS = {"sgld-cv": SGLDCV, "sgld": SGLD}
+SAMPLERS: dict[str, Callable[..., StochasticGradientStep]] = {
+    "sgld-cv": SGLDCV,
+    "sgld": SGLD,
+    "sghmc-cv": partial(SGHMC, gradient="cv"),
+    "sgnht-cv": partial(SGNHT, gradient="cv"),
+    "psgld-cv": partial(PSGLD, gradient="cv"),
+    "hamcmc-cv": partial(HAMCMC, gradient="cv"),
+    "osgfs": OSGFS,
+}
 
-SAMPLER_LABELS = {"sgld-cv": "SGLD-CV", "sgld": "SGLD"}
+SAMPLER_LABELS = {name: name.upper() for name in SAMPLERS}
 
 MODES = ("auto", "NUMBA", "CVM", "JAX", "FAST_COMPILE")
 
@@ -45,7 +65,8 @@ class Settings:
 
     Attributes
     ----------
-    sampler : {"sgld-cv", "sgld"}
+    sampler : str
+        A key of `SAMPLERS`.
     draws, tune, chains, cores : int
         As `pymc.sample` takes them.
     batch_size : int, optional
@@ -231,7 +252,7 @@ def fit(design: Design, settings: Settings) -> Fit:
     )
 
 
-def _sample(step: SGLD, settings: Settings, mode: str) -> DataTree:
+def _sample(step: StochasticGradientStep, settings: Settings, mode: str) -> DataTree:
     # A process that has used JAX can hang after a fork.
     context = {"mp_ctx": "forkserver"} if mode == "JAX" and settings.cores > 1 else {}
     try:
@@ -284,7 +305,7 @@ def _messages(caught: list[warnings.WarningMessage]) -> list[str]:
     return messages
 
 
-def _time_full_gradient(step: SGLD) -> float:
+def _time_full_gradient(step: StochasticGradientStep) -> float:
     assert step.center is not None  # computed whenever the step size is
     times = []
     for _ in range(REPETITIONS):
@@ -294,7 +315,7 @@ def _time_full_gradient(step: SGLD) -> float:
     return min(times)
 
 
-def _time_transition(step: SGLD, model: pm.Model, settings: Settings) -> float:
+def _time_transition(step: StochasticGradientStep, model: pm.Model, settings: Settings) -> float:
     """Seconds a transition, in a chain of its own.
 
     That leaves out the start of processes, the progress bar and the recording of draws, which

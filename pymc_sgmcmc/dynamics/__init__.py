@@ -1,6 +1,26 @@
 """Transitions of chains: one file an algorithm."""
 
+from pymc_sgmcmc.dynamics.baoab import BAOAB
 from pymc_sgmcmc.dynamics.base import Auxiliary, Dynamics
+from pymc_sgmcmc.dynamics.hamcmc import QuasiNewtonLangevin
 from pymc_sgmcmc.dynamics.langevin import Langevin
+from pymc_sgmcmc.dynamics.metropolis_adjusted import MetropolisAdjustedLangevin
+from pymc_sgmcmc.dynamics.osgfs import FisherScoring
+from pymc_sgmcmc.dynamics.recipe import RecipeDynamics
+from pymc_sgmcmc.dynamics.riemannian import RiemannianLangevin
+from pymc_sgmcmc.dynamics.sghmc import SGHMCEuler
+from pymc_sgmcmc.dynamics.sgnht import NoseHoover
 
-__all__ = ["Auxiliary", "Dynamics", "Langevin"]
+__all__ = [
+    "BAOAB",
+    "Auxiliary",
+    "Dynamics",
+    "FisherScoring",
+    "Langevin",
+    "MetropolisAdjustedLangevin",
+    "NoseHoover",
+    "QuasiNewtonLangevin",
+    "RecipeDynamics",
+    "RiemannianLangevin",
+    "SGHMCEuler",
+]
