@@ -13,6 +13,8 @@ each coordinate on its own, and a gradient :math:`y = W^\top \hat\nabla` has the
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from scipy import stats
 
@@ -79,6 +81,7 @@ def chi_square_statistic(
     return float(np.sum(coordinates**2 / window_mean_variance(noise, fractions, length)))
 
 
+@cache
 def chi_square_bound(dimension: int, level: float = 0.95) -> float:
     """Value that the statistic stays under with probability `level` at stationarity."""
     return float(stats.chi2.ppf(level, dimension))
