@@ -307,7 +307,7 @@ def test_other_variables_that_move_change_the_density():
 
 
 @pytest.mark.parametrize("step_class", [ULA, MALA])
-@pytest.mark.parametrize("other", [pm.NUTS, pm.Metropolis])
+@pytest.mark.parametrize("other", [pytest.param(pm.NUTS, marks=pytest.mark.slow), pm.Metropolis])
 def test_compound_step(step_class, other):
     model = two_variable_model()
     with model:

@@ -475,6 +475,7 @@ def test_state_read_in_the_middle_of_a_run_resumes_there(model, step, used):
     np.testing.assert_array_equal(walk(fresh, point, 12)[1], expected)
 
 
+@pytest.mark.slow
 def test_state_resumes_beside_other_step_methods():
     """Their variables move between draws, so that no draw can be computed again."""
     model = two_variable_model()
@@ -499,10 +500,12 @@ def test_state_resumes_beside_other_step_methods():
         np.testing.assert_array_equal(found[name], value)
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_draws(model, step, reference):
     assert_same_draws(sample(model, step, cores=2, mp_ctx="fork"), reference)
 
 
+@pytest.mark.slow
 def test_jax_gives_the_same_draws(model, reference):
     """Its runs are padded, and its shapes static."""
     found = sample(model, make_step(model, thin=2, compile_kwargs={"mode": "JAX"}))
@@ -539,6 +542,7 @@ def test_defaults(model):
     assert large.step_size == pytest.approx(full.step_size / 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["plain", "cv"])
 def test_defaults_sample_the_posterior(gradient):
     """Means, and variances between the posterior's and 5 % more, with errors over chains."""
@@ -559,6 +563,7 @@ def test_defaults_sample_the_posterior(gradient):
     assert error.max() < 0.06
 
 
+@pytest.mark.slow
 def test_float32():
     with pytensor.config.change_flags(floatX="float32"):
         model = logistic_model()
@@ -570,6 +575,7 @@ def test_float32():
     assert idata.sample_stats["pair_accepted"].mean() > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [pm.NUTS, pm.Metropolis])
 def test_compound_step(other):
     model = two_variable_model()

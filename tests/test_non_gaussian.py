@@ -15,6 +15,7 @@ import pytest
 
 from tests.test_samplers import CVM, SAMPLERS
 
+SLOW = pytest.mark.slow
 CHAINS = 20
 BURN_IN, DRAWS, THIN = 50, 1_000, 10
 BIAS = 0.05
@@ -133,7 +134,14 @@ TARGETS = [
 ]
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize(
+    "target",
+    [
+        # One of them in the default run; the others take some minutes for all samplers.
+        pytest.param(target, id=target.name, marks=() if target.name == "Student t" else SLOW)
+        for target in TARGETS
+    ],
+)
 @pytest.mark.parametrize(
     "sampler",
     [sampler for sampler in SAMPLERS if sampler.careful],
@@ -141,12 +149,13 @@ TARGETS = [
 )
 @pytest.mark.filterwarnings("ignore::pymc_sgmcmc.CenterWarning")
 def test_moments(sampler, target):
+    if (sampler.name, target.name) == ("OSGFS", "banana"):
+        pytest.skip("for near-Gaussian posteriors: the curvature at this mode is nearly none")
     step = sampler.step_class(
         model=target.model(),
         batch_size=target.n_rows,
         compile_kwargs=CVM,
-        thin=THIN,
-        **sampler.careful,
+        **{"thin": THIN, **sampler.careful},
     )
     mean, variance = target.moments()
     rng = np.random.default_rng(17)

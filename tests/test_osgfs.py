@@ -694,6 +694,7 @@ def test_state_read_in_the_middle_resumes_there(problem, used):
     np.testing.assert_array_equal(again, recorded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_processes_give_the_same_draws(problem, start_method):
     step = make_step(problem, thin=3, update_every=30, window=7)
@@ -704,6 +705,7 @@ def test_processes_give_the_same_draws(problem, start_method):
         np.testing.assert_array_equal(two.sample_stats[name], one.sample_stats[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["plain", "cv"])
 def test_single_precision(gradient):
     import pytensor
@@ -744,6 +746,7 @@ def test_beside_other_step_methods(gradient):
     assert idata.sample_stats["converged"].values[0, -1]
 
 
+@pytest.mark.slow
 def test_beside_nuts():
     rng = np.random.default_rng(2)
     x = rng.normal(size=200)

@@ -493,6 +493,7 @@ def step(model):
     )
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_draws(model, step):
     expected = sample(model, step, chains=2)
     for context in ("fork", "forkserver"):
@@ -500,6 +501,7 @@ def test_processes_give_the_same_draws(model, step):
         np.testing.assert_array_equal(found.posterior["beta"], expected.posterior["beta"])
 
 
+@pytest.mark.slow
 def test_state_in_the_middle_of_a_run(model, step):
     step.setup_chain(np.random.default_rng(5), 0, 60)
     point = model.initial_point()
@@ -513,6 +515,7 @@ def test_state_in_the_middle_of_a_run(model, step):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [pm.NUTS, pm.Metropolis])
 def test_compound_step(other):
     model = two_variable_model()
@@ -527,6 +530,7 @@ def test_compound_step(other):
         assert abs(float(idata.posterior[name].mean()) - value) < tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [SGRHMC_SETTINGS, DENSE_SGRHMC_SETTINGS], ids=["", "dense"])
 def test_single_precision(settings):
     with pm.pytensorf.pytensor.config.change_flags(floatX="float32", warn_float64="ignore"):

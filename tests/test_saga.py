@@ -403,7 +403,7 @@ def test_float32():
     np.testing.assert_allclose(total, table.sum(0, dtype=float), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("other", [pm.NUTS, pm.Metropolis])
+@pytest.mark.parametrize("other", [pytest.param(pm.NUTS, marks=pytest.mark.slow), pm.Metropolis])
 def test_compound_step(other):
     model = two_variable_model()
     with model:

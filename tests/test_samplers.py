@@ -129,7 +129,16 @@ SAMPLERS = [
         careful={"k": 0.05},
         has_step_size=False,
     ),
-    Sampler("HAMCMC", HAMCMC, careful={"step_size": 0.1}),
+    Sampler(
+        "HAMCMC",
+        HAMCMC,
+        careful={
+            "step_size": 0.02,
+            "initial_scale": 1.0,
+            "regularization": 1.0,
+            "curvature_threshold": 1.0,
+        },
+    ),
     Sampler(
         "HAMCMC (no pairs)",
         HAMCMC,
@@ -144,9 +153,9 @@ SAMPLERS = [
         lambda curvature: 0.02 / curvature**0.5,
         law=lambda H, noise, h, step: recipe_law(H, noise, h),
         bias_order=1,
-        careful={"step_size": 0.02},
+        careful={"D": lambda theta, r: [[0, 0], [0, 2.0]], "step_size": 0.02},
     ),
-    Sampler("SGRLD", SGRLD, careful={"step_size": 0.1}),
+    Sampler("SGRLD", SGRLD, careful={"step_size": 0.02}),
 ]
 ESTIMATORS = ["plain", "cv", "svrg", "saga"]
 

@@ -384,6 +384,7 @@ def test_default_step_with_the_estimate(integrator, batching):
     assert wrong.max() == pytest.approx(0.05, abs=0.004)
 
 
+@pytest.mark.slow
 def test_default_step_over_orders_of_the_rows():
     """The compiled chain itself: its noise in one order differs from the mean over orders."""
     problem = LinearGaussian.simulate(300, 2, seed=5)
@@ -665,10 +666,12 @@ def test_processes_and_resumption(integrator):
     check_processes_and_resumption(SGHMC, integrator=integrator, resample_momentum=7)
 
 
+@pytest.mark.slow
 def test_float32():
     check_float32(SGHMC)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [pm.NUTS, pm.Metropolis])
 def test_compound_step(other):
     check_compound(SGHMC, other)

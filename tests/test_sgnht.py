@@ -311,10 +311,12 @@ def test_processes_and_resumption(thermostat):
     check_processes_and_resumption(SGNHT, thermostat=thermostat)
 
 
+@pytest.mark.slow
 def test_float32():
     check_float32(SGNHT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [pm.NUTS, pm.Metropolis])
 def test_compound_step(other):
     check_compound(SGNHT, other)

@@ -153,6 +153,7 @@ def test_without_gamma_they_do_not(dimension, monkeypatch):
     assert invariance(dimension) > 1e-2
 
 
+@pytest.mark.slow
 def test_the_printed_drift_does_not_in_two_dimensions(monkeypatch):
     """Patterson and Teh, eq. 9: -2 M (∂_j G) M + M tr(M ∂_j G) in place of -M (∂_j G) M."""
     correct = riemannian.metric_divergence
@@ -224,6 +225,7 @@ def test_default_step_size_is_that_of_sgld_with_the_metric_at_the_centre():
     assert step.thin == 10
 
 
+@pytest.mark.slow
 def test_a_prior_that_bends_upwards():
     """A metric is positive definite all the same."""
     with pm.Model() as model:
@@ -290,6 +292,7 @@ def test_mean_and_variance_of_a_chain(model, step):
     assert np.all(ratio + 4.5 * error > 1.0)
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_draws(model, step):
     expected = sample(model, step, chains=2)
     for context in ("fork", "forkserver"):
@@ -297,6 +300,7 @@ def test_processes_give_the_same_draws(model, step):
         np.testing.assert_array_equal(found.posterior["beta"], expected.posterior["beta"])
 
 
+@pytest.mark.slow
 def test_state_in_the_middle_of_a_run(model, step):
     step.setup_chain(np.random.default_rng(5), 0, 60)
     point = model.initial_point()
@@ -310,6 +314,7 @@ def test_state_in_the_middle_of_a_run(model, step):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [pm.NUTS, pm.Metropolis])
 def test_compound_step(other):
     model = two_variable_model()
@@ -324,6 +329,7 @@ def test_compound_step(other):
         assert abs(float(idata.posterior[name].mean()) - value) < tolerance
 
 
+@pytest.mark.slow
 def test_single_precision():
     results = []
     for floatX in ("float32", "float64"):

@@ -178,6 +178,7 @@ def test_computed_step_size_keeps_the_stated_inflation(batching, batch_size):
     assert 0.025 < inflation < 0.056  # 5 % is of first order in the step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [10, 50])
 def test_the_assumed_noise_is_reached_with_a_distant_reference(batch_size):
     """Where an epoch is many relaxation times, the noise is twice that of the mode's variates."""
@@ -303,6 +304,7 @@ def test_a_state_resumes_where_it_was_read(model, step, used):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["JAX"])
 def test_backends_give_the_same_draws(model, mode):
     expected = sample(model, svrg_step(model, thin=3), draws=20, tune=0)
@@ -330,7 +332,7 @@ def test_float32():
     assert np.isfinite(idata.posterior["beta"]).all()
 
 
-@pytest.mark.parametrize("other", [pm.NUTS, pm.Metropolis])
+@pytest.mark.parametrize("other", [pytest.param(pm.NUTS, marks=pytest.mark.slow), pm.Metropolis])
 def test_compound_step(other):
     model = two_variable_model()
     with model:

@@ -111,9 +111,8 @@ class OSGFS(StochasticGradientStep):
 
     Parameters
     ----------
-    vars, batch_size, rows, gradient, center, batching, model, initial_point, compile_kwargs, \
-blocked, rng
-        As in `SGLD`.
+    vars : sequence of variables, optional
+        As for `SGLD`, like all parameters not listed here.
     k : {"matrix", "scalar", "weak_prior", "strong_prior", "paper"} or float, optional
         Twice the part of the way to the mode that one transition goes, k in (0, 4); at k = 2
         draws from a Gaussian are independent.
@@ -181,8 +180,15 @@ blocked, rng
     ...     slope = pm.Normal("slope", 0, 10)
     ...     _ = pm.Normal("y", slope * x, 1.0, observed=2 * x + rng.normal(size=1000))
     ...     step = OSGFS(batch_size=200, compile_kwargs={"mode": "FAST_COMPILE"})
-    ...     idata = pm.sample(step=step, draws=200, tune=50, chains=1, random_seed=1,
-    ...                       progressbar=False, quiet=True)
+    ...     idata = pm.sample(
+    ...         step=step,
+    ...         draws=200,
+    ...         tune=50,
+    ...         chains=1,
+    ...         random_seed=1,
+    ...         progressbar=False,
+    ...         quiet=True,
+    ...     )
     >>> bool(idata.sample_stats["converged"].all())
     True
     >>> bool(abs(idata.posterior["slope"].mean() - 2) < 0.1)
