@@ -148,7 +148,10 @@ TARGETS = [
     ids=lambda sampler: sampler.name,
 )
 @pytest.mark.filterwarnings("ignore::pymc_sgmcmc.CenterWarning")
-def test_moments(sampler, target):
+def test_moments(request, sampler, target):
+    if (sampler.name, target.name) == ("HAMCMC", "hierarchical"):
+        # Measured: a mean 0.22 posterior sds too low. See the bias in the docstring of HAMCMC.
+        request.applymarker(pytest.mark.xfail(strict=True, reason="HAMCMC leaves out a drift"))
     if (sampler.name, target.name) == ("OSGFS", "banana"):
         pytest.skip("for near-Gaussian posteriors: the curvature at this mode is nearly none")
     step = sampler.step_class(

@@ -17,6 +17,14 @@ from tests.test_samplers import CVM, ESTIMATORS, SAMPLERS
 
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 
+every_estimator = pytest.mark.parametrize(
+    "gradient",
+    [
+        # Those with most state of their own in the default run.
+        pytest.param(name, marks=() if name in ("cv", "saga") else pytest.mark.slow)
+        for name in ESTIMATORS
+    ],
+)
 every_sampler = pytest.mark.parametrize(
     "sampler",
     [sampler for sampler in SAMPLERS if sampler.careful],
@@ -89,7 +97,7 @@ def test_processes_that_do_not_fork(sampler, steps, model):
 
 
 @every_sampler
-@pytest.mark.parametrize("gradient", ESTIMATORS)
+@every_estimator
 @pytest.mark.filterwarnings("ignore::pymc_sgmcmc.BatchSizeWarning")
 def test_state_in_the_middle_of_a_run(sampler, gradient, steps):
     """What was drawn after the state was read is drawn again from it."""
@@ -114,7 +122,7 @@ def test_state_in_the_middle_of_a_run(sampler, gradient, steps):
 
 
 @every_sampler
-@pytest.mark.parametrize("gradient", ESTIMATORS)
+@every_estimator
 @pytest.mark.filterwarnings("ignore::pymc_sgmcmc.BatchSizeWarning")
 def test_recorded_gradient_is_an_estimate_at_the_recorded_position(sampler, gradient, steps):
     step = steps(sampler, gradient)
