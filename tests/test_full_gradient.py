@@ -193,6 +193,7 @@ def test_covariance_of_mala(dimension):
     assert (ratio - 1) / np.sqrt(2 / len(draws)) > 2 * Z_BOUND
 
 
+@pytest.mark.slow
 def test_mala_on_a_skewed_posterior():
     """Against the distribution function by quadrature."""
     x = np.array([-1.0, 0.5, 1.0, 2.0])
@@ -318,6 +319,7 @@ def test_compound_step(step_class, other):
         assert abs(float(idata.posterior[name].mean()) - value) < tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_class", [ULA, MALA])
 def test_single_precision(step_class):
     with pm.pytensorf.pytensor.config.change_flags(floatX="float32", warn_float64="ignore"):

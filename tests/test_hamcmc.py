@@ -668,6 +668,7 @@ def test_largest_curvature_without_a_matrix():
     assert largest_curvature(posterior, center) == pytest.approx(exact, rel=0.02)
 
 
+@pytest.mark.slow
 def test_ten_thousand_dimensions_without_a_matrix():
     """Nothing of the size of a D x D array, 800 MB, not even while the step is made."""
     D, n_rows = 10_000, 500

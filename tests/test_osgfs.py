@@ -723,6 +723,7 @@ def test_single_precision(gradient):
     np.testing.assert_allclose(np.cov(whitened.T), np.eye(3), atol=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["plain", "cv"])
 def test_beside_other_step_methods(gradient):
     """The paper's Gibbs: y ~ N(x'b, s) with s known to be moved by Metropolis, mean by OSGFS."""

@@ -90,6 +90,7 @@ def test_seeds_processes_and_runs(sampler, steps, model, monkeypatch):
     assert_same(sample(model, step), expected)
 
 
+@pytest.mark.slow
 @every_sampler
 def test_processes_that_do_not_fork(sampler, steps, model):
     step = steps(sampler)
@@ -159,6 +160,7 @@ def test_compound_step(sampler):
     assert float(abs(idata.posterior["sigma"].mean() - 0.5)) < 0.08
 
 
+@pytest.mark.slow
 @every_sampler
 def test_single_precision(sampler):
     """Draws in float32 have the posterior's mean and about its standard deviation."""

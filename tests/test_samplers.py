@@ -189,7 +189,7 @@ def gaussian_with_precision(dimension: int, condition: float) -> LinearGaussian:
 
 
 @every_affine_sampler
-@pytest.mark.parametrize("dimension", [1, 5, 50])
+@pytest.mark.parametrize("dimension", [1, 5, pytest.param(50, marks=pytest.mark.slow)])
 def test_law_with_an_exact_gradient(sampler, dimension):
     problem = gaussian_with_precision(dimension, condition=100.0)
     h = sampler.step_size(100.0)
@@ -208,7 +208,13 @@ def test_law_with_an_exact_gradient(sampler, dimension):
 
 @every_affine_sampler
 @every_estimator
-@pytest.mark.parametrize("prior_sd", [0.5, 10.0], ids=["strong prior", "weak prior"])
+@pytest.mark.parametrize(
+    "prior_sd",
+    [
+        pytest.param(0.5, id="strong prior", marks=pytest.mark.slow),
+        pytest.param(10.0, id="weak prior"),
+    ],
+)
 @pytest.mark.parametrize(
     ("batching", "n_rows", "batch_size"), [("shuffle", 12, 4), ("replace", 6, 2)]
 )

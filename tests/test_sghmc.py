@@ -655,6 +655,7 @@ def check_estimators(step_class, gradient, **settings):
     assert np.all(np.abs(draws.std(0) / sd - 1) < 0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("integrator", INTEGRATORS)
 @pytest.mark.parametrize("gradient", ["plain", "cv", "svrg", "saga"])
 def test_gradient_estimators(integrator, gradient):

@@ -300,6 +300,7 @@ def test_noise_that_differs_between_directions(thermostat):
 # --- Settings, and what PyMC needs --------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thermostat", THERMOSTATS)
 @pytest.mark.parametrize("gradient", ["plain", "cv", "svrg", "saga"])
 def test_gradient_estimators(thermostat, gradient):

@@ -90,6 +90,7 @@ def test_mean_and_covariance_equal_the_exact_biased_law(problem, gradient, batch
     assert np.abs(posterior_z).max() > 2 * Z_BOUND
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["identity", "diagonal", "dense"])
 def test_preconditioned_law(problem, kind):
     covariance = np.linalg.inv(problem.precision)

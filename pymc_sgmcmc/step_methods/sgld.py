@@ -167,8 +167,8 @@ class SGLDCV(SGLD):
     .. math::
         \theta' &= \theta + \tfrac{h}{2} M \tilde\nabla(\theta) + N(0, h M) \\
         \tilde\nabla(\theta) &= \nabla \log \pi(\hat\theta)
-              + [\nabla \log p(\theta) - \nabla \log p(\hat\theta)]
-              + \tfrac{N}{n} \sum_{j \in S} [\nabla \log p(x_j \mid \theta)
+              + [\nabla \log p(\theta) - \nabla \log p(\hat\theta)] \\
+              &\quad + \tfrac{N}{n} \sum_{j \in S} [\nabla \log p(x_j \mid \theta)
                                             - \nabla \log p(x_j \mid \hat\theta)]
 
     with the same rows S in both terms (Baker et al. 2019, algorithm 1). The same as `SGLD`
@@ -178,9 +178,11 @@ class SGLDCV(SGLD):
     distance from the centre. For a posterior that contracts like :math:`N^{-1/2}` around it,
     V does not grow relative to the curvature, so the same batch size serves for all N.
 
-    **Cost.** At most two gradients of n rows a transition, independent of N; what the second
-    shares between transitions, such as the residuals of a regression, is stored once where it
-    takes little memory. A few passes over the data for the centre, once.
+    **Cost.** At most two gradients of n rows a transition, independent of N. The difference of
+    the two is taken inside sums and products, so that one matrix product serves both in a
+    regression, and what belongs to the centre, such as its fitted values, is stored once where
+    it takes little memory: a transition then costs what one of `SGLD` does. A few passes over
+    the data for the centre, once.
 
     References
     ----------
