@@ -145,8 +145,9 @@ class Batching(ABC):
     def set_order(self, seed: int) -> None:
         """Put the rows in the random order of a seed; schemes without an order ignore it."""
 
-    @abstractmethod
-    def _buffers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]: ...
+    def _buffers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Arrays from which minibatches are read: the data themselves where contiguous."""
+        return [np.ascontiguousarray(values) for values in arrays]
 
     def _static_shape(self, values: np.ndarray) -> tuple[int | None, ...]:
         if self.static:
@@ -322,9 +323,6 @@ class WithReplacement(Batching):
 
     def set_order(self, seed: int) -> None:
         """Nothing: there is no order."""
-
-    def _buffers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [np.ascontiguousarray(values) for values in arrays]
 
 
 SCHEMES: dict[str, type[Batching]] = {

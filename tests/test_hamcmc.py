@@ -14,7 +14,7 @@ import pytest
 from pymc_sgmcmc import BatchSizeWarning, NonFinitePositionError, Posterior
 from pymc_sgmcmc.dynamics.hamcmc import preconditioned_move
 from pymc_sgmcmc.step_methods import base
-from pymc_sgmcmc.step_methods.hamcmc import HAMCMC, largest_curvature
+from pymc_sgmcmc.step_methods.hamcmc import HAMCMC, steepest_curvature
 from pymc_sgmcmc.tuning import Center, Curvature
 from tests.exact_law import (
     affine_transition,
@@ -665,7 +665,7 @@ def test_largest_curvature_without_a_matrix():
     curvature = Curvature(diagonal, 1 / diagonal, diagonal**-0.5)
     center = Center(problem.mean, np.zeros(30), np.zeros(30), curvature)
     exact = np.linalg.eigvalsh(problem.precision)[-1]
-    assert largest_curvature(posterior, center) == pytest.approx(exact, rel=0.02)
+    assert steepest_curvature(posterior, center) == pytest.approx(exact, rel=0.02)
 
 
 @pytest.mark.slow

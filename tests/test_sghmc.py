@@ -14,13 +14,13 @@ from scipy.special import digamma, polygamma
 from pymc_sgmcmc.dynamics.baoab import BAOAB
 from pymc_sgmcmc.dynamics.sghmc import SGHMCEuler
 from pymc_sgmcmc.errors import BatchSizeWarning
+from pymc_sgmcmc.linear_algebra import congruent
 from pymc_sgmcmc.step_methods.momentum import (
     MOST_TIME_STEP,
     NOISE_ESTIMATE_ERROR,
     noise_directions,
     relaxation_transitions,
     solve_step_size,
-    whiten,
 )
 from pymc_sgmcmc.step_methods.sghmc import SGHMC
 from tests.exact_law import compiled_law, exact_noise_operator, noise_operator
@@ -321,7 +321,7 @@ def test_directions_and_whitening(rng):
         for V in (np.asarray(0.3), np.array([1.0, 0.0, 2.0]), square):
             dense_V = np.diag(np.broadcast_to(V, 3)) if V.ndim < 2 else V
             expected = dense_L.T @ dense_V @ dense_L
-            whitened = whiten(V, L)
+            whitened = congruent(V, L)
             if whitened.ndim < 2:
                 whitened = np.diag(np.broadcast_to(whitened, 3))
             np.testing.assert_allclose(whitened, expected, atol=1e-14)

@@ -238,10 +238,10 @@ def test_a_prior_that_bends_upwards():
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"metric_rows": 401}, ValueError, "between 1 and the number of rows, 400, but got 401"),
+        ({"metric_rows": 401}, ValueError, "at most the number of rows, 400, but got 401"),
         ({"metric_rows": 0}, ValueError, "but got 0"),
-        ({"metric_rows": 2.5}, TypeError, "whole number of rows, but got 2.5"),
-        ({"metric_rows": True}, TypeError, "whole number of rows, but got True"),
+        ({"metric_rows": 2.5}, ValueError, "whole number of rows, at least 1, but got 2.5"),
+        ({"metric_rows": True}, ValueError, "whole number of rows, at least 1, but got True"),
     ],
 )
 def test_invalid_settings(settings, error, message):

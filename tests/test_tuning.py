@@ -9,13 +9,13 @@ import pytest
 from pymc_sgmcmc import tuning
 from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.errors import CenterWarning
+from pymc_sgmcmc.linear_algebra import matrix_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning import (
     center_at,
     choose_step_size,
     dense_curvature,
     find_center,
-    matrix_root,
 )
 from tests.linear_gaussian import LinearGaussian, formula_covariance
 from tests.models import logistic_model
@@ -53,7 +53,7 @@ def test_curvature_is_the_precision(problem, posterior):
 
 
 def test_centre_on_data_larger_than_the_subsample(problem, posterior, monkeypatch):
-    monkeypatch.setattr(tuning, "SUBSAMPLE_ROWS", 80)
+    monkeypatch.setattr(tuning.subsample, "SUBSAMPLE_ROWS", 80)
     center = find_center(posterior, np.zeros(4))
     assert center.distance < 0.02
     # One pass of stochastic Newton steps comes within a standard deviation or so.
@@ -75,7 +75,7 @@ def test_centre_of_columns_on_very_different_scales():
 
 
 def test_diagonal_curvature_beyond_the_dense_bound(problem, posterior, monkeypatch):
-    monkeypatch.setattr(tuning, "DENSE_DIMENSION", 3)
+    monkeypatch.setattr(tuning.curvature, "DENSE_DIMENSION", 3)
     center = find_center(posterior, np.zeros(4))
     assert center.distance < 0.05
     assert not center.curvature.is_dense

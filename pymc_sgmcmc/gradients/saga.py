@@ -108,7 +108,7 @@ class SAGAGradient(GradientEstimator):
     ) -> SAGAGradient:
         """Estimator with a minibatch scheme by name and a table of zeros."""
         table_bytes = posterior.n_rows * posterior.dimension * np.dtype(posterior.dtype).itemsize
-        check_memory(table_bytes, posterior.n_rows, posterior.dimension)
+        check_table_memory(table_bytes, posterior.n_rows, posterior.dimension)
         table = np.zeros((posterior.n_rows, posterior.dimension), dtype=posterior.dtype)
         scheme = make_batching(batching, posterior.data, batch_size, derived=[table])
         _log.info("SAGA: %.3g MB for the gradients of all rows", table_bytes / 1e6)
@@ -194,7 +194,7 @@ class _Table(Memory):
         )
 
 
-def check_memory(table_bytes: int, n_rows: int, dimension: int) -> None:
+def check_table_memory(table_bytes: int, n_rows: int, dimension: int) -> None:
     """Refuse a table that does not fit into memory twice.
 
     Raises

@@ -11,6 +11,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
 from pymc_sgmcmc.batching import Batching, make_batching
 from pymc_sgmcmc.center_difference import CenterDifference, find_center_difference
+from pymc_sgmcmc.checks import whole_number
 from pymc_sgmcmc.gradients.base import GradientEstimator
 from pymc_sgmcmc.posterior import Posterior
 
@@ -43,12 +44,8 @@ class SVRG:
     refresh: int | None = None
 
     def __post_init__(self):
-        whole = isinstance(self.refresh, int | np.integer) and not isinstance(self.refresh, bool)
-        if self.refresh is not None and not (whole and self.refresh >= 1):
-            raise ValueError(
-                "`refresh` should be a whole number of transitions, at least 1, but got "
-                f"{self.refresh!r}."
-            )
+        if self.refresh is not None:
+            whole_number("refresh", self.refresh, 1, " of transitions")
 
 
 class SVRGGradient(GradientEstimator):

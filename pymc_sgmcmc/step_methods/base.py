@@ -31,6 +31,7 @@ from pymc_sgmcmc.batching import EPOCHS_BETWEEN_SHUFFLES, FIRST_ORDER, Batching
 from pymc_sgmcmc.engine import TransitionBlock, is_jax_mode
 from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
 from pymc_sgmcmc.gradients import SVRG, GradientEstimator
+from pymc_sgmcmc.linear_algebra import apply
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.setup import Design, Setup, prepare
@@ -383,9 +384,7 @@ class StochasticGradientStep(BlockedStep):
         if self._start is None or self._start_root is None or user_chose:
             return incoming
         noise = self.noise_rng.standard_normal(self.posterior.dimension)
-        root = self._start_root
-        jitter = root @ noise if root.ndim == 2 else root * noise
-        return (self._start + jitter).astype(self.posterior.dtype)
+        return (self._start + apply(self._start_root, noise)).astype(self.posterior.dtype)
 
     def _used_up(self, draws: _Draws) -> bool:
         return self.handed_out >= len(draws.positions)

@@ -9,23 +9,24 @@ import numpy as np
 import pytensor.tensor as pt
 from pymc.model import Model, modelcontext
 from pytensor.tensor.variable import TensorVariable
-from scipy import linalg
 
 from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.dynamics.metropolis_adjusted import MetropolisAdjustedLangevin
 from pymc_sgmcmc.engine import is_jax_mode
 from pymc_sgmcmc.gradients import GradientEstimator
+from pymc_sgmcmc.linear_algebra import matrix_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.setup import (
     Design,
     Setup,
+    default_preconditioner,
     default_thinning,
+    is_curvature,
     preconditioner_matrix,
 )
 from pymc_sgmcmc.step_methods.sgld import SGLD
-from pymc_sgmcmc.tuning import Curvature, matrix_root
 
 OPTIMAL_MALA_SCALE = 1.65
 """Step of MALA for an acceptance rate of 0.574 (Roberts and Rosenthal 1998), a coordinate."""
@@ -75,9 +76,6 @@ class AllRows(Batching):
 
     def set_order(self, seed: int) -> None:
         """Nothing: there is no order."""
-
-    def _buffers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [np.ascontiguousarray(values) for values in arrays]
 
 
 class FullGradient(GradientEstimator):
@@ -247,15 +245,12 @@ class MALA(StochasticGradientStep):
         step_size: StepSize | None = None,
         **common: Any,
     ):
-        if preconditioner is None:
-            preconditioner = "curvature" if step_size is None else "identity"
-        self._preconditioner = preconditioner
+        self._preconditioner = default_preconditioner(preconditioner, step_size)
         common = _with_full_gradient(type(self).__name__, vars, common)
         super().__init__(vars, step_size=step_size, **common)
 
     def _needs_center(self, step_size: StepSize | None) -> bool:
-        named = isinstance(self._preconditioner, str)
-        return step_size is None or (named and self._preconditioner == "curvature")
+        return step_size is None or is_curvature(self._preconditioner)
 
     def _design(self, setup: Setup) -> Design:
         posterior, estimator = setup.posterior, setup.estimator
@@ -266,7 +261,7 @@ class MALA(StochasticGradientStep):
         if step_size is None:
             assert setup.center is not None
             curvature = setup.center.curvature
-            step_size = optimal_mala_step(relative_curvatures(curvature, root))
+            step_size = optimal_mala_step(curvature.relative_to(root))
             choice = setup.choose_step_size(root)
             thin = thin or default_thinning(step_size, choice.curvature)
             setup.report(choice, step_size, thin)
@@ -300,17 +295,6 @@ def optimal_mala_step(curvatures: np.ndarray) -> float:
     dimension (Roberts and Rosenthal 1998, theorems 1 and 3).
     """
     return float(OPTIMAL_MALA_SCALE**2 / np.cbrt(np.sum(curvatures**3)))
-
-
-def relative_curvatures(curvature: Curvature, root: np.ndarray) -> np.ndarray:
-    """Eigenvalues of MH, shape (d,), for M = L Lᵀ; of their diagonals where H is diagonal."""
-    diagonal_root = np.ndim(root) < 2
-    if not curvature.is_dense:
-        diagonal = root**2 if diagonal_root else np.diag(root @ root.T)
-        return curvature.precision * diagonal
-    dimension = len(curvature.precision)
-    L = np.diag(np.broadcast_to(root, dimension)) if diagonal_root else root
-    return linalg.eigvalsh(L.T @ curvature.precision @ L)
 
 
 def _with_full_gradient(

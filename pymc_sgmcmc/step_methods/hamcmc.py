@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 from scipy.sparse import linalg as sparse_linalg
 
+from pymc_sgmcmc.checks import positive_number
 from pymc_sgmcmc.dynamics.hamcmc import QuasiNewtonLangevin
+from pymc_sgmcmc.linear_algebra import matrix_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.setup import MOST_THINNING, Design, Setup, default_thinning
-from pymc_sgmcmc.tuning import Center, matrix_root
+from pymc_sgmcmc.tuning import Center, difference_width
 
 REGULARIZATION = 1e-2
 """Default of λ and of the threshold κ, in units of the largest curvature."""
@@ -139,9 +141,9 @@ class HAMCMC(StochasticGradientStep):
         **common: Any,
     ):
         self._memory = _check_memory(memory)
-        self._initial_scale = _check_positive("initial_scale", initial_scale)
-        self._regularization = _check_positive("regularization", regularization, zero=True)
-        self._curvature_threshold = _check_positive("curvature_threshold", curvature_threshold)
+        self._initial_scale = _positive_or_none("initial_scale", initial_scale)
+        self._regularization = _positive_or_none("regularization", regularization, zero=True)
+        self._curvature_threshold = _positive_or_none("curvature_threshold", curvature_threshold)
         super().__init__(vars, step_size=step_size, **common)
 
     def _needs_center(self, step_size: StepSize | None) -> bool:
@@ -166,7 +168,7 @@ class HAMCMC(StochasticGradientStep):
         largest = np.nan
         if self._needs_center(setup.step_size):
             assert setup.center is not None
-            largest = largest_curvature(setup.posterior, setup.center)
+            largest = steepest_curvature(setup.posterior, setup.center)
         regularization = _given_or(self._regularization, REGULARIZATION * largest)
         threshold = _given_or(self._curvature_threshold, REGULARIZATION * largest)
         scale = _given_or(self._initial_scale, 1.0 / (largest + regularization))
@@ -188,7 +190,7 @@ class HAMCMC(StochasticGradientStep):
         return Design(dynamics, step_size, thin or memory)
 
 
-def largest_curvature(posterior: Posterior, center: Center) -> float:
+def steepest_curvature(posterior: Posterior, center: Center) -> float:
     """Largest eigenvalue of the curvature at a centre, from products with vectors alone.
 
     Where the matrix is not known, by the Lanczos method on differences of gradients, from at
@@ -201,8 +203,7 @@ def largest_curvature(posterior: Posterior, center: Center) -> float:
     count = min(posterior.n_rows, CURVATURE_ROWS)
     rows = posterior.take(np.sort(rng.choice(posterior.n_rows, size=count, replace=False)))
     weight = posterior.n_rows / count
-    # Over a small fraction of a standard deviation, as for the dense curvature.
-    width = 1e-2 if posterior.dtype == "float64" else 0.2
+    width = difference_width(posterior)
 
     def gradient(position: np.ndarray) -> np.ndarray:
         _, prior = posterior.log_prior_and_gradient(position)
@@ -241,6 +242,10 @@ def _given_or(given: float | None, default: float) -> float:
     return default if given is None else given
 
 
+def _positive_or_none(name: str, value: float | None, *, zero: bool = False) -> float | None:
+    return None if value is None else positive_number(name, value, zero=zero)
+
+
 def _check_memory(memory: int) -> int:
     if isinstance(memory, bool) or not isinstance(memory, int | np.integer):
         raise TypeError(f"`memory` should be a whole number, at least 2, but got {memory!r}.")
@@ -250,14 +255,3 @@ def _check_memory(memory: int) -> int:
             "that leaves out the position from which it moves. Without pairs use `SGLD`."
         )
     return int(memory)
-
-
-def _check_positive(name: str, value: float | None, *, zero: bool = False) -> float | None:
-    if value is None:
-        return None
-    wanted = "not negative" if zero else "positive"
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise TypeError(f"`{name}` should be a number that is {wanted}, but got {value!r}.")
-    if not (np.isfinite(value) and (value > 0 or (zero and value == 0))):
-        raise ValueError(f"`{name}` should be {wanted} and finite, but got {value!r}.")
-    return float(value)

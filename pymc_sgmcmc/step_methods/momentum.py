@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import linalg, optimize
 
+from pymc_sgmcmc.checks import positive_number
 from pymc_sgmcmc.dynamics.underdamped import Underdamped
+from pymc_sgmcmc.linear_algebra import congruent, eigenvalues
 from pymc_sgmcmc.step_methods.setup import MOST_THINNING, Setup
 from pymc_sgmcmc.tuning import DENSE_DIMENSION, VARIANCE_INFLATION, Center
 
@@ -44,20 +46,9 @@ class GradientNoise:
         return float(np.max(self.variances))
 
 
-def whiten(matrix: np.ndarray, root: np.ndarray) -> np.ndarray:
-    """L⊤ A L, for scalar, diagonal or dense A and L; diagonal or scalar where both are."""
-    matrix, root = np.asarray(matrix, dtype=float), np.asarray(root, dtype=float)
-    if root.ndim < 2:
-        return matrix * (root**2 if matrix.ndim < 2 else root.reshape(-1, 1) * root)
-    if matrix.ndim == 2:
-        return root.T @ matrix @ root
-    return root.T @ (np.broadcast_to(matrix, len(root))[:, None] * root)
-
-
 def curvature_range(center: Center, root: np.ndarray) -> tuple[float, float]:
     """Smallest and largest eigenvalue of MH."""
-    curvature = whiten(center.curvature.precision, root)
-    values = linalg.eigvalsh(curvature) if curvature.ndim == 2 else curvature
+    values = center.curvature.relative_to(root)
     return float(np.min(values)), float(np.max(values))
 
 
@@ -104,7 +95,7 @@ def check_noise(noise: float | np.ndarray, dimension: int) -> np.ndarray:
         raise ValueError("`noise_estimate` should be finite, but has NaN or infinite entries.")
     if noise.ndim == 2 and not np.allclose(noise, noise.T, rtol=1e-6, atol=0):
         raise ValueError("`noise_estimate` should be symmetric.")
-    values = linalg.eigvalsh(noise) if noise.ndim == 2 else noise
+    values = eigenvalues(noise)
     if np.min(values) < -1e-8 * np.max(np.abs(values)):
         raise ValueError(
             "`noise_estimate` is a covariance and should be positive semidefinite, but its "
@@ -115,7 +106,7 @@ def check_noise(noise: float | np.ndarray, dimension: int) -> np.ndarray:
 
 def noise_directions(noise: np.ndarray, root: np.ndarray) -> GradientNoise:
     """Directions in which the noise of the gradient is uncorrelated, and its variances there."""
-    covariance = whiten(noise, root)
+    covariance = congruent(noise, root)
     if covariance.ndim < 2:
         return GradientNoise(np.asarray(root, dtype=float), np.maximum(covariance, 0))
     values, vectors = linalg.eigh(covariance)
@@ -186,22 +177,14 @@ def relaxation_transitions(
     return int(np.clip(np.ceil(transitions - 1e-6), 1, MOST_THINNING))
 
 
-def check_positive(value: float | None, name: str, unit: str) -> float | None:
+def positive_or_none(value: float | None, name: str, unit: str) -> float | None:
     """Return a positive number, or None.
 
     Raises
     ------
     TypeError, ValueError
     """
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise TypeError(
-            f"`{name}` should be a positive number ({unit}) or None, but got {value!r}."
-        )
-    if not (np.isfinite(value) and value > 0):
-        raise ValueError(f"`{name}` should be positive and finite ({unit}), but got {value}.")
-    return float(value)
+    return None if value is None else positive_number(name, value, unit=f" ({unit})")
 
 
 def check_correction(

@@ -11,6 +11,7 @@ import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable
 
 from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
+from pymc_sgmcmc.checks import one_of, positive_number, whole_number
 from pymc_sgmcmc.convergence import (
     CONVERGENCE_RULES,
     chi_square_bound,
@@ -29,7 +30,7 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.setup import MOST_THINNING, Design, Setup
-from pymc_sgmcmc.tuning import DENSE_DIMENSION, Center, laplace_draws
+from pymc_sgmcmc.tuning import DENSE_DIMENSION, Center, laplace_draws, prior_precision
 
 _log = logging.getLogger("pymc.sgmcmc")
 
@@ -220,19 +221,19 @@ class OSGFS(StochasticGradientStep):
                 "`k` or `max_k`."
             )
         self._k = _check_k(k)
-        self._max_k = _check_number("max_k", max_k, 2.0)
-        self._curvature = curvature and _check_name("curvature", curvature, CURVATURES)
-        self._start_at = _check_name("start", start, STARTS)
-        self._covariance_rows = _check_count("covariance_rows", covariance_rows, 2)
-        self._update_every = _check_count("update_every", update_every, 1)
-        self._rule = _check_name("convergence_rule", convergence_rule, CONVERGENCE_RULES)
-        self._window = _check_count("window", window, 1)
+        self._max_k = positive_number("max_k", max_k, most=2.0)
+        self._curvature = curvature and one_of("curvature", curvature, CURVATURES)
+        self._start_at = one_of("start", start, STARTS)
+        self._covariance_rows = _count_or_none("covariance_rows", covariance_rows, 2)
+        self._update_every = _count_or_none("update_every", update_every, 1)
+        self._rule = one_of("convergence_rule", convergence_rule, CONVERGENCE_RULES)
+        self._window = _count_or_none("window", window, 1)
         if b is not None and convergence_rule != "elementwise":
             raise ValueError(
                 f'`b` belongs to `convergence_rule="elementwise"`, but got b={b!r} with '
                 f"{convergence_rule!r}."
             )
-        self._b = _check_number("b", 1.0 if b is None else b, 2.0)
+        self._b = positive_number("b", 1.0 if b is None else b, most=2.0)
         self._named_gradient = isinstance(gradient, str)
         if self._k in ("weak_prior", "paper") and gradient != "plain":
             raise ValueError(
@@ -632,28 +633,11 @@ class ScoringAdaptation(Adaptation):
         return _shrunk(np.atleast_2d(np.cov(residuals.T)), len(residuals))
 
     def _prior_precision(self, position: np.ndarray, covariance: np.ndarray) -> np.ndarray:
-        """G, the curvature of the negative log prior, by differences of its gradient."""
-        posterior = self._posterior
+        """G, the curvature of the negative log prior; zero where H is known without it."""
         if self._precision is not None:
             return np.zeros_like(covariance)
-        information = posterior.n_rows * np.diag(covariance)
-        informed = information > 0
-        scale = np.where(
-            informed,
-            1 / np.sqrt(np.where(informed, information, 1.0)),
-            1e-2 * np.maximum(1.0, np.abs(position)),
-        )
-        # Small against a standard deviation; in single precision rounding asks for more.
-        scale = scale * (1e-2 if posterior.dtype == "float64" else 0.2)
-        columns = []
-        for coordinate, size in enumerate(scale):
-            shift = np.zeros_like(position, dtype=float)
-            shift[coordinate] = size
-            _, ahead = posterior.log_prior_and_gradient(position + shift)
-            _, behind = posterior.log_prior_and_gradient(position - shift)
-            columns.append((behind - ahead) / (2 * size))
-        precision = np.array(columns)
-        return 0.5 * (precision + precision.T)
+        information = self._posterior.n_rows * np.diag(covariance)
+        return prior_precision(self._posterior, position, information)
 
     def _others(self) -> dict[str, np.ndarray]:
         return {name: np.array(value.get_value()) for name, value in self._posterior.others.items()}
@@ -706,7 +690,7 @@ def _matrices(state: AdaptationState) -> ScoringMatrices:
 
 def _check_k(k: str | float) -> str | float:
     if isinstance(k, str):
-        return _check_name("k", k, CHOICES_OF_K, " or a number in (0, 4)")
+        return one_of("k", k, CHOICES_OF_K, " or a number in (0, 4)")
     number = isinstance(k, int | float | np.number) and not isinstance(k, bool)
     if not number or not 0 < k < 4:
         raise ValueError(
@@ -716,25 +700,5 @@ def _check_k(k: str | float) -> str | float:
     return float(k)
 
 
-def _check_name(setting: str, value: str, names: Sequence[str], or_else: str = "") -> str:
-    if value not in names:
-        listed = ", ".join(map(repr, names))
-        raise ValueError(f"`{setting}` should be one of {listed}{or_else}, but got {value!r}.")
-    return value
-
-
-def _check_number(setting: str, value: float, largest: float) -> float:
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not number or not 0 < value <= largest:
-        raise ValueError(f"`{setting}` should be in (0, {largest:g}], but got {value!r}.")
-    return float(value)
-
-
-def _check_count(setting: str, value: int | None, least: int) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(
-            f"`{setting}` should be a whole number, at least {least}, but got {value!r}."
-        )
-    return int(value)
+def _count_or_none(name: str, value: int | None, least: int) -> int | None:
+    return None if value is None else whole_number(name, value, least)

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.sparse.linalg import LinearOperator, eigsh
 
 from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
 from pymc_sgmcmc.dynamics import Langevin
+from pymc_sgmcmc.linear_algebra import largest_mean_square
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.setup import Design, Setup, default_thinning
-from pymc_sgmcmc.tuning import VARIANCE_INFLATION, largest_curvature
+from pymc_sgmcmc.tuning import VARIANCE_INFLATION
 
 TRANSITIONS_BETWEEN_UPDATES = 100
 """Transitions that share one preconditioner while it is adapted."""
@@ -166,20 +166,10 @@ def _diagonal_size(setup: Setup) -> Callable[[np.ndarray], float]:
 
     def size(diagonal: np.ndarray) -> float:
         root = np.sqrt(diagonal)
-        return _largest_squared_singular_value(deviations * root) + largest_curvature(
-            curvature, root
-        )
+        noise = len(deviations) * largest_mean_square(deviations * root)
+        return noise + float(curvature.relative_to(root).max())
 
     return size
-
-
-def _largest_squared_singular_value(rows: np.ndarray) -> float:
-    count = rows.shape[1]
-    if count <= 3:
-        return float(np.linalg.norm(rows, 2) ** 2)
-    gram = LinearOperator((count, count), matvec=lambda x: rows.T @ (rows @ x), dtype=float)
-    start = np.ones(count)  # fixed, so that runs agree
-    return float(eigsh(gram, k=1, v0=start, tol=1e-4, return_eigenvectors=False)[0])
 
 
 class RMSprop(Adaptation):

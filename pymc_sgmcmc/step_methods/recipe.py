@@ -10,12 +10,13 @@ import pytensor.tensor as pt
 from scipy import linalg
 
 from pymc_sgmcmc.dynamics.recipe import GaussianAuxiliary, RecipeDynamics
+from pymc_sgmcmc.linear_algebra import apply
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.setup import Design, Setup, default_thinning
-from pymc_sgmcmc.tuning import VARIANCE_INFLATION, Center, apply
+from pymc_sgmcmc.tuning import VARIANCE_INFLATION, Center
 
 CHECKED_POINTS = 5
 """Random states at which D and Q are checked before sampling."""

@@ -18,6 +18,7 @@ from pytensor.graph.basic import Variable
 from pymc_sgmcmc.adaptation import Adaptation
 from pymc_sgmcmc.batching import check_batch_size, make_batching
 from pymc_sgmcmc.center_difference import find_center_difference
+from pymc_sgmcmc.checks import whole_number
 from pymc_sgmcmc.dynamics import Dynamics
 from pymc_sgmcmc.engine import is_jax_mode
 from pymc_sgmcmc.errors import BatchSizeWarning, ModelError
@@ -29,17 +30,16 @@ from pymc_sgmcmc.gradients import (
     SAGAGradient,
     SVRGGradient,
 )
+from pymc_sgmcmc.linear_algebra import matrix_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize, check_step_size
 from pymc_sgmcmc.tuning import (
-    VARIANCE_INFLATION,
     Center,
     StepSizeChoice,
     center_at,
     choose_step_size,
     find_center,
     laplace_draws,
-    matrix_root,
     row_deviations,
 )
 
@@ -123,15 +123,15 @@ class Setup:
     def choose_step_size(self, root: np.ndarray) -> StepSizeChoice:
         """Step size of Langevin dynamics in closed form for a preconditioner M = L Lᵀ."""
         assert self.center is not None
-        choice = choose_step_size(
+        return choose_step_size(
             self.posterior,
             self.center,
             root,
             self.estimator.batching,
             control_variate=self.estimator.reduces_variance,
             joint_draws=self.joint_draws,
+            noise_factors=self.estimator.noise_factors,
         )
-        return with_noise_factors(choice, self.estimator)
 
     def gradient_deviations(self) -> np.ndarray:
         r"""Rows whose sum of outer products is V, the covariance of the gradient estimate.
@@ -231,7 +231,8 @@ def prepare(
         )
     if step_size is not None:
         step_size = check_step_size(step_size)
-    thin = _check_thin(thin)
+    if thin is not None:
+        thin = whole_number("thin", thin, 1, " of transitions a draw")
     if batch_size is not None:
         check_batch_size(batch_size, np.iinfo(np.int64).max)
 
@@ -273,28 +274,23 @@ def prepare(
     return Setup(name, posterior, estimator, found, joint_draws, step_size, thin)
 
 
-def with_noise_factors(choice: StepSizeChoice, estimator: GradientEstimator) -> StepSizeChoice:
-    """A choice of step size with the noise of an estimator whose references follow the chain."""
-    of_noise, of_curvature = estimator.noise_factors
-    if (of_noise, of_curvature) == (1.0, 0.0):
-        return choice
-    noise = of_noise * choice.noise + of_curvature * choice.curvature
-    # Rows at which the noise, a / n, would equal the curvature, without replacement or with.
-    n_rows, batch_size = estimator.batching.n_rows, estimator.batching.batch_size
-    factor = estimator.batching.variance_factor
-    needed = n_rows
-    if factor > 0:
-        ratio = noise / choice.curvature * batch_size / factor
-        if estimator.batching.without_replacement:
-            ratio = ratio * n_rows / (n_rows - 1 + ratio)
-        needed = int(np.clip(np.ceil(ratio), 1, n_rows))
-    step_size = 4 * VARIANCE_INFLATION / (noise + choice.curvature)
-    return StepSizeChoice(step_size, noise, choice.curvature, needed)
-
-
 def default_thinning(step_size: float, curvature: float) -> int:
     """One relaxation time of Langevin dynamics in the direction of the largest curvature."""
     return int(np.clip(np.ceil(2 / (step_size * curvature)), 1, MOST_THINNING))
+
+
+def default_preconditioner(
+    preconditioner: str | float | np.ndarray | None, step_size: StepSize | None
+) -> str | float | np.ndarray:
+    """The curvature where the step size is computed with it, otherwise none."""
+    if preconditioner is None:
+        return "curvature" if step_size is None else "identity"
+    return preconditioner
+
+
+def is_curvature(preconditioner: str | float | np.ndarray) -> bool:
+    """Whether a preconditioner is the inverse curvature at the centre."""
+    return isinstance(preconditioner, str) and preconditioner == "curvature"
 
 
 def preconditioner_matrix(
@@ -408,16 +404,6 @@ def _check_estimator(
 
 
 # --- Settings -------------------------------------------------------------------------------
-
-
-def _check_thin(thin: int | None) -> int | None:
-    if thin is None:
-        return None
-    if isinstance(thin, bool) or not isinstance(thin, int | np.integer) or thin < 1:
-        raise ValueError(
-            f"`thin` should be a whole number of transitions a draw, at least 1, but got {thin!r}."
-        )
-    return int(thin)
 
 
 def _resolve_batch_size(posterior: Posterior, batch_size: int | None, step_name: str) -> int:

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from pymc_sgmcmc.checks import one_of, whole_number
 from pymc_sgmcmc.dynamics.baoab import BAOAB
 from pymc_sgmcmc.dynamics.sghmc import SGHMCEuler
 from pymc_sgmcmc.dynamics.underdamped import Underdamped
+from pymc_sgmcmc.linear_algebra import matrix_root
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.momentum import (
@@ -17,18 +19,23 @@ from pymc_sgmcmc.step_methods.momentum import (
     GradientNoise,
     check_correction,
     check_noise,
-    check_positive,
     critical_friction,
     curvature_range,
     directional_curvature,
     noise_directions,
+    positive_or_none,
     relaxation_transitions,
     rows_noise,
     rows_noise_error,
     solve_step_size,
 )
-from pymc_sgmcmc.step_methods.setup import Design, Setup, preconditioner_matrix
-from pymc_sgmcmc.tuning import matrix_root
+from pymc_sgmcmc.step_methods.setup import (
+    Design,
+    Setup,
+    default_preconditioner,
+    is_curvature,
+    preconditioner_matrix,
+)
 
 INTEGRATORS: dict[str, type[Underdamped]] = {"baoab": BAOAB, "euler": SGHMCEuler}
 
@@ -164,10 +171,8 @@ class SGHMC(StochasticGradientStep):
                 f"`integrator` should be one of {sorted(INTEGRATORS)}, but got {integrator!r}."
             )
         self._integrator = integrator
-        self._friction = check_positive(friction, "friction", "in units of 1 / time")
-        if preconditioner is None:
-            preconditioner = "curvature" if step_size is None else "identity"
-        self._preconditioner = preconditioner
+        self._friction = positive_or_none(friction, "friction", "in units of 1 / time")
+        self._preconditioner = default_preconditioner(preconditioner, step_size)
         self._noise_estimate = _check_noise_estimate(noise_estimate)
         self._resample_momentum = _check_resample_momentum(resample_momentum)
         super().__init__(vars, step_size=step_size, **common)
@@ -177,7 +182,7 @@ class SGHMC(StochasticGradientStep):
             step_size is None
             or self._friction is None
             or isinstance(self._noise_estimate, str)
-            or (isinstance(self._preconditioner, str) and self._preconditioner == "curvature")
+            or is_curvature(self._preconditioner)
         )
 
     def _design(self, setup: Setup) -> Design:
@@ -261,11 +266,8 @@ def _check_noise_estimate(noise_estimate: Any) -> Any:
 
 
 def _check_resample_momentum(every: Any) -> int | str | None:
-    if every is None or (isinstance(every, str) and every == "draw"):
-        return every
-    if isinstance(every, bool) or not isinstance(every, int | np.integer) or every < 1:
-        raise ValueError(
-            "`resample_momentum` should be None, 'draw', or a whole number of transitions, at "
-            f"least 1, but got {every!r}."
-        )
-    return int(every)
+    if every is None:
+        return None
+    if isinstance(every, str):
+        return one_of("resample_momentum", every, ["draw"], ", None or a whole number")
+    return whole_number("resample_momentum", every, 1, " of transitions")

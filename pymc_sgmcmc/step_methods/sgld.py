@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 
 from pymc_sgmcmc.dynamics import Langevin
+from pymc_sgmcmc.linear_algebra import matrix_root
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.setup import (
     Design,
     Setup,
+    default_preconditioner,
     default_thinning,
+    is_curvature,
     preconditioner_matrix,
 )
-from pymc_sgmcmc.tuning import matrix_root
 
 
 class SGLD(StochasticGradientStep):
@@ -135,14 +137,11 @@ class SGLD(StochasticGradientStep):
         step_size: StepSize | None = None,
         **common: Any,
     ):
-        if preconditioner is None:
-            preconditioner = "curvature" if step_size is None else "identity"
-        self._preconditioner = preconditioner
+        self._preconditioner = default_preconditioner(preconditioner, step_size)
         super().__init__(vars, step_size=step_size, **common)
 
     def _needs_center(self, step_size: StepSize | None) -> bool:
-        named = isinstance(self._preconditioner, str)
-        return step_size is None or (named and self._preconditioner == "curvature")
+        return step_size is None or is_curvature(self._preconditioner)
 
     def _design(self, setup: Setup) -> Design:
         matrix = preconditioner_matrix(

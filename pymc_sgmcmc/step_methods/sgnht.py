@@ -9,20 +9,26 @@ import numpy as np
 
 from pymc_sgmcmc.dynamics.baoab import BAOAB
 from pymc_sgmcmc.dynamics.sgnht import NoseHoover
+from pymc_sgmcmc.linear_algebra import matrix_root
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.momentum import (
     NOISE_ESTIMATE_ERROR,
-    check_positive,
     critical_friction,
     curvature_range,
     noise_directions,
+    positive_or_none,
     relaxation_transitions,
     rows_noise,
     solve_step_size,
 )
-from pymc_sgmcmc.step_methods.setup import Design, Setup, preconditioner_matrix
-from pymc_sgmcmc.tuning import matrix_root
+from pymc_sgmcmc.step_methods.setup import (
+    Design,
+    Setup,
+    default_preconditioner,
+    is_curvature,
+    preconditioner_matrix,
+)
 
 THERMOSTATS = ("scalar", "diagonal")
 
@@ -140,18 +146,15 @@ class SGNHT(StochasticGradientStep):
             names = " or ".join(map(repr, THERMOSTATS))
             raise ValueError(f"`thermostat` should be {names}, but got {thermostat!r}.")
         self._thermostat = thermostat
-        self._friction = check_positive(friction, "friction", "in units of 1 / time")
-        self._thermostat_mass = check_positive(
+        self._friction = positive_or_none(friction, "friction", "in units of 1 / time")
+        self._thermostat_mass = positive_or_none(
             thermostat_mass, "thermostat_mass", "in units of time²"
         )
-        if preconditioner is None:
-            preconditioner = "curvature" if step_size is None else "identity"
-        self._preconditioner = preconditioner
+        self._preconditioner = default_preconditioner(preconditioner, step_size)
         super().__init__(vars, step_size=step_size, **common)
 
     def _needs_center(self, step_size: StepSize | None) -> bool:
-        named = isinstance(self._preconditioner, str) and self._preconditioner == "curvature"
-        return step_size is None or self._friction is None or named
+        return step_size is None or self._friction is None or is_curvature(self._preconditioner)
 
     def _design(self, setup: Setup) -> Design:
         diagonal = self._thermostat == "diagonal"

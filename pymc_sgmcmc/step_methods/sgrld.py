@@ -9,11 +9,13 @@ import numpy as np
 import pytensor
 from scipy import linalg
 
+from pymc_sgmcmc.checks import whole_number
 from pymc_sgmcmc.dynamics.riemannian import RiemannianLangevin
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.setup import Design, Setup, default_thinning
+from pymc_sgmcmc.tuning import prior_precision
 
 LARGEST_DIMENSION = 50
 """Length of the position up to which the metric, dense and differentiated, is affordable."""
@@ -97,13 +99,9 @@ class SGRLD(StochasticGradientStep):
         step_size: StepSize | None = None,
         **common: Any,
     ):
-        if metric_rows is not None and (
-            isinstance(metric_rows, bool) or not isinstance(metric_rows, int | np.integer)
-        ):
-            raise TypeError(
-                f"`metric_rows` should be a whole number of rows, but got {metric_rows!r}."
-            )
-        self._metric_rows = metric_rows
+        self._metric_rows = (
+            None if metric_rows is None else whole_number("metric_rows", metric_rows, 1, " of rows")
+        )
         super().__init__(vars, step_size=step_size, **common)
 
     def _design(self, setup: Setup) -> Design:
@@ -119,10 +117,10 @@ class SGRLD(StochasticGradientStep):
         weight = np.sqrt(posterior.n_rows / len(rows[0]))
         scores = weight * posterior.row_gradients(reference, rows)
         information = scores.T @ scores
-        prior_precision = _prior_precision(posterior, reference, information)
+        prior = _positive_prior_precision(posterior, reference, information)
         step_size, thin = setup.step_size, setup.thin
         if step_size is None:
-            root = linalg.cholesky(linalg.inv(information + prior_precision), lower=True)
+            root = linalg.cholesky(linalg.inv(information + prior), lower=True)
             choice = setup.choose_step_size(root)
             step_size = choice.step_size
             thin = thin or default_thinning(step_size, choice.curvature)
@@ -134,7 +132,7 @@ class SGRLD(StochasticGradientStep):
         scale = setup.shared(weight, "metric_weight")
         dynamics = RiemannianLangevin(
             lambda position: scale * posterior.single_row_gradients(position, shared),
-            setup.shared(prior_precision, "prior_precision"),
+            setup.shared(prior, "prior_precision"),
         )
         return Design(dynamics, step_size, thin or 1)
 
@@ -144,29 +142,23 @@ def _choose_rows(count: int | None, posterior: Posterior) -> np.ndarray:
     n_rows = posterior.n_rows
     if count is None:
         count = min(n_rows, max(LEAST_METRIC_ROWS, 10 * posterior.dimension))
-    if not 1 <= count <= n_rows:
+    if count > n_rows:
         raise ValueError(
-            f"`metric_rows` should be between 1 and the number of rows, {n_rows}, but got {count}."
+            f"`metric_rows` should be at most the number of rows, {n_rows}, but got {count}."
         )
     return np.sort(np.random.default_rng(2013).choice(n_rows, size=count, replace=False))
 
 
-def _prior_precision(
+def _positive_prior_precision(
     posterior: Posterior, position: np.ndarray, information: np.ndarray
 ) -> np.ndarray:
     """Curvature of the prior, made positive enough for the metric to be positive definite."""
-    width = 1e-4 if posterior.dtype == "float64" else 1e-2
-    columns = []
-    for unit in np.eye(posterior.dimension):
-        _, ahead = posterior.log_prior_and_gradient(position + width * unit)
-        _, behind = posterior.log_prior_and_gradient(position - width * unit)
-        columns.append((behind - ahead) / (2 * width))
-    curvature = np.array(columns)
+    curvature = prior_precision(posterior, position, np.diag(information))
     if not (np.isfinite(curvature).all() and np.isfinite(information).all()):
         raise ValueError(
             "The gradients of the log density are not finite around the point at which the metric "
             "is made. Give another `center`, or other initial values."
         )
-    values, vectors = linalg.eigh(0.5 * (curvature + curvature.T))
+    values, vectors = linalg.eigh(curvature)
     floor = 1e-6 * max(np.trace(information) / len(information), np.abs(values).max())
     return (vectors * np.maximum(values, floor)) @ vectors.T

@@ -1,0 +1,77 @@
+"""Linear algebra for matrices that may be given as scalars or diagonals."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import linalg
+from scipy.sparse.linalg import LinearOperator, eigsh
+
+
+def apply(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    """Product of a scalar, diagonal or dense matrix with a vector."""
+    return matrix @ vector if np.ndim(matrix) == 2 else matrix * vector
+
+
+def apply_transposed(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    """Product of the transposed matrix with a vector."""
+    return matrix.T @ vector if np.ndim(matrix) == 2 else matrix * vector
+
+
+def apply_to_rows(matrix: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Product of the transposed matrix with each row of an array."""
+    return rows @ matrix if np.ndim(matrix) == 2 else rows * matrix
+
+
+def matrix_root(matrix: np.ndarray) -> np.ndarray:
+    """Root L of a positive definite matrix, L Lᵀ, scalar or diagonal ones included.
+
+    Raises
+    ------
+    ValueError
+        Where the matrix is not symmetric positive definite.
+    """
+    matrix = np.asarray(matrix, dtype=float)
+    if not np.isfinite(matrix).all():
+        raise ValueError("`preconditioner` should be finite, but has NaN or infinite entries.")
+    if matrix.ndim < 2:
+        if not (matrix > 0).all():
+            raise ValueError(
+                f"`preconditioner` should be positive, but its smallest entry is {matrix.min()}."
+            )
+        return np.sqrt(matrix)
+    if not np.allclose(matrix, matrix.T, rtol=1e-6, atol=0):
+        raise ValueError("`preconditioner` should be symmetric.")
+    try:
+        return linalg.cholesky(matrix, lower=True)
+    except linalg.LinAlgError:
+        smallest = linalg.eigvalsh(matrix)[0]
+        raise ValueError(
+            "`preconditioner` should be positive definite, but its smallest eigenvalue is "
+            f"{smallest:.3g}."
+        ) from None
+
+
+def congruent(matrix: np.ndarray, root: np.ndarray) -> np.ndarray:
+    """L⊤ A L, for scalar, diagonal or dense A and L; diagonal or scalar where both are."""
+    matrix, root = np.asarray(matrix, dtype=float), np.asarray(root, dtype=float)
+    if root.ndim < 2:
+        return matrix * (root**2 if matrix.ndim < 2 else root.reshape(-1, 1) * root)
+    if matrix.ndim == 2:
+        return root.T @ matrix @ root
+    return root.T @ (np.broadcast_to(matrix, len(root))[:, None] * root)
+
+
+def eigenvalues(matrix: np.ndarray) -> np.ndarray:
+    """Eigenvalues of a symmetric matrix, the entries of a diagonal or scalar one."""
+    return linalg.eigvalsh(matrix) if np.ndim(matrix) == 2 else np.atleast_1d(matrix)
+
+
+def largest_mean_square(rows: np.ndarray) -> float:
+    """Largest eigenvalue of the mean outer product of the rows."""
+    count, dimension = rows.shape
+    if min(count, dimension) <= 500:
+        gram = rows @ rows.T if count < dimension else rows.T @ rows
+        return float(linalg.eigvalsh(gram, subset_by_index=[len(gram) - 1] * 2)[0] / count)
+    gram = LinearOperator((dimension, dimension), matvec=lambda x: rows.T @ (rows @ x), dtype=float)
+    start = np.ones(dimension)  # fixed, so that runs agree
+    return float(eigsh(gram, k=1, v0=start, tol=1e-4, return_eigenvectors=False)[0] / count)

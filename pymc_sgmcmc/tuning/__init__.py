@@ -1,0 +1,36 @@
+"""Centre, curvature and step size of a posterior, from its gradients alone.
+
+Everything here is deterministic for a given model and data: rows are sampled with fixed seeds.
+"""
+
+from pymc_sgmcmc.tuning.center import Center, center_at, check_center, find_center, laplace_draws
+from pymc_sgmcmc.tuning.curvature import (
+    DENSE_DIMENSION,
+    Curvature,
+    dense_curvature,
+    difference_width,
+    prior_precision,
+)
+from pymc_sgmcmc.tuning.step_size import (
+    VARIANCE_INFLATION,
+    StepSizeChoice,
+    choose_step_size,
+    row_deviations,
+)
+
+__all__ = [
+    "DENSE_DIMENSION",
+    "VARIANCE_INFLATION",
+    "Center",
+    "Curvature",
+    "StepSizeChoice",
+    "center_at",
+    "check_center",
+    "choose_step_size",
+    "dense_curvature",
+    "difference_width",
+    "find_center",
+    "laplace_draws",
+    "prior_precision",
+    "row_deviations",
+]

@@ -1,0 +1,222 @@
+"""The mode of a posterior, or a point near it, for control variates and curvature."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import optimize
+
+from pymc_sgmcmc.errors import CenterWarning
+from pymc_sgmcmc.linear_algebra import apply, apply_transposed
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.tuning.curvature import Curvature, coordinate_scale, curvature_at
+from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_ROWS, Subsample
+
+_log = logging.getLogger(__name__)
+
+CENTER_TOLERANCE = 1e-2
+"""Distance to the mode, in posterior standard deviations, at which the search ends."""
+
+FARTHEST_CENTER = 3.0
+"""Distance from the mode, in posterior standard deviations, beyond which a centre is no mode."""
+
+MOST_UNLIKE_GAUSSIAN = 3.0
+"""Factor by which the fall of the log density around the centre may differ from a Gaussian's."""
+
+LAPLACE_DRAWS = 8
+"""Points around the centre at which the noise of a control variate is computed."""
+
+
+@dataclass(frozen=True)
+class Center:
+    """A point near the posterior mode with what the control variate needs there.
+
+    Attributes
+    ----------
+    position : numpy.ndarray, shape (d,)
+    gradient : numpy.ndarray, shape (d,)
+        Full-data gradient of the log posterior.
+    likelihood_gradient : numpy.ndarray, shape (d,)
+        The part of it that comes from the rows.
+    curvature : Curvature
+    """
+
+    position: np.ndarray
+    gradient: np.ndarray
+    likelihood_gradient: np.ndarray
+    curvature: Curvature
+
+    @property
+    def distance(self) -> float:
+        """Estimated distance to the mode in posterior standard deviations (largest axis)."""
+        return float(np.max(np.abs(apply_transposed(self.curvature.root, self.gradient))))
+
+
+def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") -> Center:
+    """Search the posterior mode.
+
+    The search begins on a subsample of rows, whose mode is within a few posterior standard
+    deviations of the mode, and whose curvature makes the second part, on all rows, a
+    well-conditioned problem that takes a handful of passes over the data.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    start : numpy.ndarray, shape (d,)
+    method : {"lbfgs", "sgd"}
+        "lbfgs" passes over all rows until the gradient is small. "sgd" passes once, with
+        Newton steps of decreasing size from blocks of rows, and then once more for the
+        gradient: for data too large for more.
+
+    Raises
+    ------
+    ValueError
+        Where the log density or its gradient is not finite at the start.
+    """
+    if method not in ("lbfgs", "sgd"):
+        raise ValueError(f"`center` should be 'lbfgs', 'sgd', or a point, but got {method!r}.")
+    subsample = Subsample(posterior)
+    scale = coordinate_scale(posterior, subsample, start)
+    position = _minimize(subsample.log_density_and_gradient, start, scale, tolerance=0.1)
+    curvature = curvature_at(posterior, subsample, position)
+    if method == "sgd":
+        position = _newton_sgd(posterior, position, curvature)
+    else:
+        before = position
+        position = _minimize(
+            posterior.log_density_and_gradient,
+            before,
+            curvature.root,
+            tolerance=CENTER_TOLERANCE,
+        )
+        if np.max(np.abs(position - before) / curvature.standard_deviations) > 1:
+            curvature = curvature_at(posterior, subsample, position)
+    center = center_at(posterior, position, curvature)
+    check_center(posterior, center)
+    return center
+
+
+def check_center(posterior: Posterior, center: Center) -> None:
+    """Warn where a centre is no mode, or no guide to the posterior around it.
+
+    On the surface of the ellipsoid that holds a Gaussian in d dimensions, at distance
+    sqrt(d) in its own units, the log density is lower by d / 2 than at its mode.
+
+    Warns
+    -----
+    CenterWarning
+        Where the gradient at the centre is large, or the log density falls by much more or
+        much less than d / 2: at a mode on a boundary, say, where a variance goes to zero.
+    """
+    if center.distance > FARTHEST_CENTER:
+        warnings.warn(
+            f"The search for the posterior mode ended {center.distance:.3g} posterior standard "
+            "deviations away from it, judged by the gradient there. The log density may have no "
+            "mode, jump, or be badly scaled: check the model with `model.debug()`, give `center`, "
+            "or sample with NUTS.",
+            CenterWarning,
+            stacklevel=2,
+        )
+        return
+    rng = np.random.default_rng(1735)
+    top, _ = posterior.log_density_and_gradient(center.position)
+    ratios = []
+    for _ in range(2):
+        direction = rng.standard_normal(posterior.dimension)
+        direction *= np.sqrt(posterior.dimension) / np.linalg.norm(direction)
+        shift = apply(center.curvature.root, direction)
+        for sign in (1.0, -1.0):
+            value, _ = posterior.log_density_and_gradient(center.position + sign * shift)
+            ratios.append((top - value) / (posterior.dimension / 2))
+    lowest, middle = np.min(ratios), np.median(ratios)
+    bounds = (1 / MOST_UNLIKE_GAUSSIAN, MOST_UNLIKE_GAUSSIAN)
+    if not (bounds[0] < middle < bounds[1] and lowest > 0):
+        warnings.warn(
+            "The posterior around its mode is far from the Gaussian with the curvature there: one "
+            f"standard deviation away the log density falls by {middle:.3g} times what it should. "
+            "The mode may lie on a boundary, as that of a group scale near zero does; the centre, "
+            "the preconditioner and the step size are then no guide. Use a non-centred "
+            "parametrisation or a prior that keeps scales from zero, give `center`, or sample "
+            "with NUTS.",
+            CenterWarning,
+            stacklevel=2,
+        )
+
+
+def center_at(
+    posterior: Posterior, position: np.ndarray, curvature: Curvature | None = None
+) -> Center:
+    """Evaluate what a control variate needs at a given point: one pass over the data."""
+    _, gradient = posterior.log_density_and_gradient(position)
+    _, prior_gradient = posterior.log_prior_and_gradient(position)
+    if not np.isfinite(gradient).all():
+        labels = [
+            label
+            for label, value in zip(posterior.labels, gradient, strict=True)
+            if not np.isfinite(value)
+        ]
+        raise ValueError(
+            f"The gradient of the log posterior is not finite at the centre ({labels[:5]}). "
+            "Give another `center`, or other initial values."
+        )
+    if curvature is None:
+        curvature = curvature_at(posterior, Subsample(posterior), position)
+    return Center(np.asarray(position, float), gradient, gradient - prior_gradient, curvature)
+
+
+def laplace_draws(posterior: Posterior, center: Center) -> list[dict[str, np.ndarray]]:
+    """Points drawn from the Gaussian approximation of a posterior at a centre."""
+    rng = np.random.default_rng(2014)
+    return [
+        posterior.layout.unravel(
+            center.position + apply(center.curvature.root, rng.standard_normal(posterior.dimension))
+        )
+        for _ in range(LAPLACE_DRAWS)
+    ]
+
+
+def _minimize(log_density_and_gradient, start, scale, tolerance: float) -> np.ndarray:
+    """Maximize a log density by L-BFGS in scaled coordinates."""
+
+    def objective(coordinates):
+        value, gradient = log_density_and_gradient(start + apply(scale, coordinates))
+        if not (np.isfinite(value) and np.isfinite(gradient).all()):
+            return np.inf, np.zeros_like(coordinates)
+        return -value, -apply_transposed(scale, gradient)
+
+    first = objective(np.zeros_like(start))
+    if not np.isfinite(first[0]):
+        raise ValueError(
+            "The log posterior or its gradient is not finite at the start of the search for "
+            "the mode. Check the data and the priors with `model.debug()`, or give `center`."
+        )
+    # SciPy stops on the largest gradient component, which in scaled coordinates is about the
+    # distance to the mode in standard deviations.
+    result = optimize.minimize(
+        objective,
+        np.zeros_like(start),
+        jac=True,
+        method="L-BFGS-B",
+        options={"gtol": tolerance, "ftol": 0.0, "maxiter": 1000, "maxcor": 20},
+    )
+    if not np.max(np.abs(result.jac)) <= 10 * tolerance:
+        _log.debug("Search for the mode ended early: %s", result.message)
+    return start + apply(scale, result.x)
+
+
+def _newton_sgd(posterior: Posterior, position: np.ndarray, curvature: Curvature) -> np.ndarray:
+    """One pass of Newton steps of size 1/k from blocks of rows in random order."""
+    rng = np.random.default_rng(1951)
+    blocks = np.array_split(
+        rng.permutation(posterior.n_rows), max(1, posterior.n_rows // SUBSAMPLE_ROWS)
+    )
+    for number, block in enumerate(blocks, start=1):
+        rows = posterior.take(np.sort(block))
+        _, gradient = posterior.log_prior_and_gradient(position)
+        _, row_gradient = posterior.log_likelihood_and_gradient(position, rows)
+        gradient = gradient + posterior.n_rows / len(block) * row_gradient
+        position = position + apply(curvature.covariance, gradient) / number
+    return position

@@ -1,0 +1,43 @@
+"""A posterior seen through a fixed random set of its rows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pymc_sgmcmc.posterior import Posterior
+
+SUBSAMPLE_ROWS = 10_000
+"""Rows from which curvature is computed, and on which the search for the mode begins."""
+
+
+class Subsample:
+    """The posterior with its likelihood estimated from a fixed random set of rows."""
+
+    def __init__(self, posterior: Posterior):
+        count = min(posterior.n_rows, max(SUBSAMPLE_ROWS, 20 * posterior.dimension))
+        self.posterior = posterior
+        self.weight = posterior.n_rows / count
+        if count == posterior.n_rows:
+            self.rows = posterior.take(slice(None))
+        else:
+            rng = np.random.default_rng(2011)
+            self.rows = posterior.take(
+                np.sort(rng.choice(posterior.n_rows, size=count, replace=False))
+            )
+
+    def log_density_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
+        """Log density of prior and weighted rows, and its gradient."""
+        value, gradient = self.posterior.log_prior_and_gradient(position)
+        row_value, row_gradient = self.posterior.log_likelihood_and_gradient(position, self.rows)
+        return value + self.weight * row_value, gradient + self.weight * row_gradient
+
+    def single_row_gradients(self, position: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Gradients of single rows, shape (rows, d), without a compiled function of their own."""
+        return np.array(
+            [
+                self.posterior.log_likelihood_and_gradient(
+                    position, [values[number : number + 1] for values in self.rows]
+                )[1]
+                for number in numbers
+            ]
+        )
