@@ -65,11 +65,12 @@ class NumpyHAMCMC:
     regularization: float
     threshold: float
     step_size: float
+    between: bool = False
 
     def run(self, gradient, start, noise, indices=None):
         """Positions (T, chains, d), gradients that made them, drifts, accepted pairs.
 
-        `gradient(position, index)`; `noise` has shape (T, chains, d + M - 1).
+        `gradient(position, index)`; `noise` has shape (T, chains, d + pairs).
         """
         M, d, h = self.memory, start.shape[1], self.step_size
         positions = [start] * M
@@ -78,12 +79,13 @@ class NumpyHAMCMC:
             index = None if indices is None else indices[t]
             origin = positions[-M]
             here = gradient(origin, index)
-            used = pairs[-(M - 1) :] if t >= M else []
+            used = pairs[self.between - M + 1 :] if t >= M else []
             drift = self.times_vector(used, here)
             move = self.root_times(used, row[:, :d], row[:, d:])
             following = origin + h / 2 * drift + np.sqrt(h) * move
-            s = following - origin
-            y = here - gradient(following, index) + self.regularization * s
+            other = positions[-1] if self.between else origin
+            s = following - other
+            y = gradient(other, index) - gradient(following, index) + self.regularization * s
             good = dot(s, y) > self.threshold * dot(s, s)
             pairs = [*pairs, (s, y, np.where(good, 1 / np.where(good, dot(s, y), 1.0), 0.0))][-M:]
             positions.append(following)
@@ -247,8 +249,10 @@ def test_compiled_transition_is_that_of_dense_bfgs(problem, rng, memory):
 
 
 @pytest.mark.parametrize("gradient", ["plain", "cv"])
-@pytest.mark.parametrize("memory", [2, 3, 5])
-def test_compiled_chain_is_the_numpy_chain(problem, rng, memory, gradient):
+@pytest.mark.parametrize(
+    ("memory", "pairs"), [(2, "own"), (3, "own"), (5, "own"), (3, "between"), (5, "between")]
+)
+def test_compiled_chain_is_the_numpy_chain(problem, rng, memory, pairs, gradient):
     """Positions, gradients recorded M passes later on their own rows, and accepted pairs."""
     d, h, length = problem.dimension, 0.5, 40
     settings = settings_for(problem, regularization=0.1)
@@ -258,6 +262,7 @@ def test_compiled_chain_is_the_numpy_chain(problem, rng, memory, gradient):
     step = HAMCMC(
         model=problem.model(),
         memory=memory,
+        pairs=pairs,
         batch_size=2,
         step_size=h,
         gradient=gradient,
@@ -266,10 +271,9 @@ def test_compiled_chain_is_the_numpy_chain(problem, rng, memory, gradient):
     )
     start = problem.mean + rng.normal(size=d)
     indices = step.batching.draw(rng, length + memory)
-    noise = np.zeros((length + memory, d + memory - 1))
-    noise[:length] = rng.standard_normal((length, d + memory - 1))
+    noise = rng.standard_normal((length, d + memory - (2 if pairs == "between" else 1)))
     auxiliaries = step.block.dynamics.initial_auxiliaries(start, rng)
-    ran = step.block((start, *auxiliaries), indices, noise[:length], np.full(length, h))
+    ran = step.block((start, *auxiliaries), indices, noise, np.full(length, h))
 
     def estimate(position, index):
         shift, slope = affine_estimate(
@@ -277,8 +281,8 @@ def test_compiled_chain_is_the_numpy_chain(problem, rng, memory, gradient):
         )
         return shift - position @ slope
 
-    chain = NumpyHAMCMC(memory, scale, regularization, threshold, h)
-    positions, _, _, accepted = chain.run(estimate, start[None], noise[:length, None], indices)
+    chain = NumpyHAMCMC(memory, scale, regularization, threshold, h, pairs == "between")
+    positions, _, _, accepted = chain.run(estimate, start[None], noise[:, None], indices)
     positions = positions[:, 0]
     np.testing.assert_allclose(ran.positions, positions, rtol=1e-8, atol=1e-10)
     recorded = [
@@ -628,6 +632,12 @@ def test_a_chain_that_leaves_the_finite_numbers_keeps_its_draws(model, caplog):
     [
         ({"memory": 1}, ValueError, "`memory` should be at least 2, but got 1.* use `SGLD`"),
         ({"memory": 0}, ValueError, "but got 0"),
+        (
+            {"memory": 2, "pairs": "between"},
+            ValueError,
+            "`memory` should be at least 3 with .* got 2",
+        ),
+        ({"pairs": "all"}, ValueError, "`pairs` should be one of 'own', 'between', but got 'all'"),
         ({"memory": 2.0}, TypeError, "whole number, at least 2, but got 2.0"),
         ({"memory": True}, TypeError, "but got True"),
         ({"initial_scale": 0.0}, ValueError, "`initial_scale` should be positive.* got 0.0"),

@@ -140,6 +140,17 @@ SAMPLERS = [
         },
     ),
     Sampler(
+        "HAMCMC (between)",
+        partial(HAMCMC, pairs="between"),
+        careful={
+            "step_size": 0.02,
+            "memory": 4,
+            "initial_scale": 1.0,
+            "regularization": 1.0,
+            "curvature_threshold": 1.0,
+        },
+    ),
+    Sampler(
         "HAMCMC (no pairs)",
         HAMCMC,
         lambda curvature: 0.5 / curvature,

@@ -30,6 +30,16 @@ class QuasiNewtonLangevin(Dynamics):
     are M chains that take turns and share what they learn of the curvature; each is recorded
     in the order of the transitions.
 
+    With ``between_chains`` the pairs are differences between the present positions of two chains
+    that took their turns one after the other, M - 2 pairs :math:`\tau = t-M+2, \dots, t-1`,
+
+    .. math:: s_\tau = \theta_\tau - \theta_{\tau-1}, \qquad
+              y_\tau = \hat\nabla_{S_\tau}(\theta_{\tau-1}) - \hat\nabla_{S_\tau}(\theta_\tau)
+              + \lambda s_\tau
+
+    which depend on the other chains alone, as in the ensembles of Leimkuhler, Matthews and Weare
+    (2018): as h goes to zero, the product of M posteriors is invariant.
+
     A pair is stored divided by :math:`\sqrt{s^\top y}`, and as zeros, which change nothing,
     where :math:`s^\top y \le \kappa \|s\|^2`. The first M transitions use no pairs, since all
     chains start from one point: they are steps of SGLD with :math:`\gamma I`.
@@ -44,14 +54,22 @@ class QuasiNewtonLangevin(Dynamics):
         :math:`\lambda`.
     curvature_threshold : scalar
         :math:`\kappa`, positive.
+    between_chains : bool
+        Whether the pairs are differences between chains, for a `memory` of at least 3.
     """
 
     memory: int
     initial_scale: Any
     regularization: Any
     curvature_threshold: Any
+    between_chains: bool = False
 
     stats = ("pair_accepted",)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs in use."""
+        return self.memory - 2 if self.between_chains else self.memory - 1
 
     @property
     def lag(self) -> int:  # type: ignore[override]
@@ -60,11 +78,10 @@ class QuasiNewtonLangevin(Dynamics):
 
     def auxiliaries(self, dimension: int) -> Sequence[Auxiliary]:
         """Positions t - M to t - 2, the scaled pairs, and transitions until these are used."""
-        rows = (self.memory - 1, dimension)
         return (
-            Auxiliary("earlier_positions", rows),
-            Auxiliary("displacements", rows),
-            Auxiliary("gradient_changes", rows),
+            Auxiliary("earlier_positions", (self.memory - 1, dimension)),
+            Auxiliary("displacements", (self.pairs, dimension)),
+            Auxiliary("gradient_changes", (self.pairs, dimension)),
             Auxiliary("start_transitions", (1,)),
         )
 
@@ -73,7 +90,8 @@ class QuasiNewtonLangevin(Dynamics):
     ) -> tuple[np.ndarray, ...]:
         """All chains at the start, and no pairs."""
         earlier = np.repeat(position[None], self.memory - 1, axis=0)
-        return earlier, np.zeros(earlier.shape), np.zeros(earlier.shape), np.array([self.memory])
+        no_pairs = np.zeros((self.pairs, len(position)))
+        return earlier, no_pairs, no_pairs.copy(), np.array([self.memory])
 
     def auxiliaries_after_move(
         self, position: np.ndarray, auxiliaries: tuple[np.ndarray, ...], rng: np.random.Generator
@@ -83,11 +101,11 @@ class QuasiNewtonLangevin(Dynamics):
 
     def noise_size(self, dimension: int) -> int:
         """Numbers for the position and one for each pair."""
-        return dimension + self.memory - 1
+        return dimension + self.pairs
 
     def scaled_noise(self, noise: Any, step_sizes: Any) -> Any:
         r"""Rows :math:`\sqrt{h\gamma}\, z`, and :math:`\sqrt{h}\, \xi` of the pairs."""
-        count = self.memory - 1
+        count = self.pairs
         scaled = step_sizes[:, None] ** 0.5 * noise
         return pt.concatenate(
             [self.initial_scale**0.5 * scaled[:, :-count], scaled[:, -count:]], axis=1
@@ -102,10 +120,10 @@ class QuasiNewtonLangevin(Dynamics):
     ) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
         """One step of the chain whose turn it is."""
         position, earlier, displacements, gradient_changes, start_transitions = state
-        count = self.memory - 1
+        count = self.pairs
         origin = earlier[0]
         here = gradient(origin)
-        displacement = preconditioned_move(
+        move = preconditioned_move(
             0.5 * step_size * here,
             scaled_noise[:-count],
             scaled_noise[-count:],
@@ -114,8 +132,12 @@ class QuasiNewtonLangevin(Dynamics):
             gradient_changes,
             self.initial_scale,
         )
-        following = origin + displacement
-        change = here - gradient(following) + self.regularization * displacement
+        following = origin + move
+        if self.between_chains:
+            displacement, before = following - position, gradient(position)
+        else:
+            displacement, before = move, here
+        change = before - gradient(following) + self.regularization * displacement
         product = displacement @ change
         accepted = product > self.curvature_threshold * (displacement @ displacement)
         # Where it is refused the root may be of a negative number.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import linalg as sparse_linalg
 
-from pymc_sgmcmc.checks import positive_number
+from pymc_sgmcmc.checks import one_of, positive_number
 from pymc_sgmcmc.dynamics.hamcmc import QuasiNewtonLangevin
 from pymc_sgmcmc.linear_algebra import matrix_root
 from pymc_sgmcmc.posterior import Posterior
@@ -19,6 +19,9 @@ from pymc_sgmcmc.tuning import Center, difference_width
 
 REGULARIZATION = 1e-2
 """Default of λ and of the threshold κ, in units of the largest curvature."""
+
+PAIRS = ("own", "between")
+"""What the curvature is learnt from: moves of the chains, or differences between them."""
 
 CURVATURE_ROWS = 10_000
 """Most rows from whose gradients the largest curvature is computed in high dimension."""
@@ -49,9 +52,16 @@ class HAMCMC(StochasticGradientStep):
     use :math:`\theta_{t-M}`, so the correction :math:`\Gamma = \nabla \cdot H` is left out,
     but the pairs' own noise depended on :math:`\theta_{t-M}` through earlier :math:`H_\tau`.
     It was 2 % of a second moment in one strongly curved example, and 0.2 standard deviations of the
-    mean of a log scale in a small hierarchical model. :math:`\lambda` causes none.
+    mean of a log scale in a small hierarchical model, in which ``pairs="between"`` left none.
+    :math:`\lambda` causes none.
 
-    **Cost.** Two gradients of n rows a transition and O(M d) beside. A pair informs one
+    ``pairs="between"`` learns the curvature from differences between the other chains,
+    :math:`s_\tau = \theta_\tau - \theta_{\tau-1}` for :math:`\tau = t-M+2, \dots, t-1`, on
+    which nothing of the moving chain bears: the product of M posteriors is invariant as h goes to
+    zero, whatever their shape (Leimkuhler, Matthews and Weare 2018).
+
+    **Cost.** Two gradients of n rows a transition, three with ``pairs="between"``, and O(M d)
+    beside. A pair informs one
     direction only, and the M - 1 at a time a few: the gain over `SGLD` without preconditioner
     is large for few dimensions or many pairs, and small where many directions are slow. Up to
     d = 500 `SGLD` with its dense preconditioner mixes faster; HAMCMC is for posteriors on
@@ -63,6 +73,9 @@ class HAMCMC(StochasticGradientStep):
         Continuous free variables, in any order; all of the model where not given.
     memory : int
         M, at least 2: the number of chains that take turns, one more than that of the pairs.
+    pairs : {"own", "between"}
+        Pairs of the paper, from each chain's own moves, or differences between chains, which
+        leave no bias as h goes to zero, for M of at least 3.
     initial_scale : float, optional
         :math:`\gamma`, in squared units of the unconstrained position. Default:
         :math:`1 / (\lambda_{\max}(H) + \lambda)`, at the centre.
@@ -90,9 +103,10 @@ class HAMCMC(StochasticGradientStep):
     Raises
     ------
     ValueError, TypeError
-        For invalid settings, as in `SGLD`; for `memory` below 2, with which no pair would
-        leave out :math:`\theta_{t-M}`; and for a `thin` that is no multiple of M where other
-        step methods move other variables, which are then conditioned on one of the M chains.
+        For invalid settings, as in `SGLD`; for `memory` below 2, or below 3 with
+        ``pairs="between"``, with which no pair would leave out :math:`\theta_{t-M}`; and for a
+        `thin` that is no multiple of M where other step methods move other variables, which are
+        then conditioned on one of the M chains.
     ModelError
         As in `SGLD`.
 
@@ -110,6 +124,9 @@ class HAMCMC(StochasticGradientStep):
     ----------
     U. Şimşekli, R. Badeau, A. T. Cemgil and G. Richard (2016). Stochastic quasi-Newton
     Langevin Monte Carlo. *ICML*.
+
+    B. Leimkuhler, C. Matthews and J. Weare (2018). Ensemble preconditioning for Markov chain Monte
+    Carlo simulation. *Statistics and Computing* 28, 277-290.
 
     Examples
     --------
@@ -134,13 +151,15 @@ class HAMCMC(StochasticGradientStep):
         vars: Sequence | None = None,
         *,
         memory: int = 3,
+        pairs: str = "own",
         initial_scale: float | None = None,
         regularization: float | None = None,
         curvature_threshold: float | None = None,
         step_size: StepSize | None = None,
         **common: Any,
     ):
-        self._memory = _check_memory(memory)
+        self._pairs = one_of("pairs", pairs, PAIRS)
+        self._memory = _check_memory(memory, self._pairs)
         self._initial_scale = _positive_or_none("initial_scale", initial_scale)
         self._regularization = _positive_or_none("regularization", regularization, zero=True)
         self._curvature_threshold = _positive_or_none("curvature_threshold", curvature_threshold)
@@ -186,6 +205,7 @@ class HAMCMC(StochasticGradientStep):
             setup.shared(scale, "initial_scale"),
             setup.shared(regularization, "regularization"),
             setup.shared(threshold, "curvature_threshold"),
+            between_chains=self._pairs == "between",
         )
         return Design(dynamics, step_size, thin or memory)
 
@@ -246,12 +266,17 @@ def _positive_or_none(name: str, value: float | None, *, zero: bool = False) -> 
     return None if value is None else positive_number(name, value, zero=zero)
 
 
-def _check_memory(memory: int) -> int:
+def _check_memory(memory: int, pairs: str) -> int:
     if isinstance(memory, bool) or not isinstance(memory, int | np.integer):
         raise TypeError(f"`memory` should be a whole number, at least 2, but got {memory!r}.")
     if memory < 2:
         raise ValueError(
             f"`memory` should be at least 2, but got {memory}: with one chain there is no pair "
             "that leaves out the position from which it moves. Without pairs use `SGLD`."
+        )
+    if pairs == "between" and memory < 3:
+        raise ValueError(
+            f'`memory` should be at least 3 with `pairs="between"`, but got {memory}: a pair is a '
+            "difference between two chains other than the one that moves."
         )
     return int(memory)
