@@ -350,8 +350,8 @@ def make_batching(
     return SCHEMES[scheme](data, batch_size, derived=derived, static=static)
 
 
-def check_batch_size(batch_size: int, n_rows: int) -> int:
-    """Return a valid batch size as an integer.
+def check_batch_size(batch_size: int, n_rows: int | None = None) -> int:
+    """Return a valid batch size as an integer, where the number of rows is known or not yet.
 
     Raises
     ------
@@ -360,7 +360,9 @@ def check_batch_size(batch_size: int, n_rows: int) -> int:
     """
     if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer):
         raise TypeError(f"`batch_size` should be a whole number of rows, but got {batch_size!r}.")
-    if not 1 <= batch_size <= n_rows:
+    if batch_size < 1 and n_rows is None:
+        raise ValueError(f"`batch_size` should be at least 1, but got {batch_size}.")
+    if n_rows is not None and not 1 <= batch_size <= n_rows:
         raise ValueError(
             f"`batch_size` should be between 1 and the number of rows, {n_rows}, but got "
             f"{batch_size}."

@@ -48,6 +48,22 @@ def positive_number(
     return float(value)
 
 
+def as_array(name: str, value: Any) -> np.ndarray:
+    """Return an array of numbers that a user gave as a setting.
+
+    Raises
+    ------
+    TypeError
+        Where the value is none.
+    """
+    try:
+        return np.asarray(value, dtype=float)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"`{name}` should be a number or an array of numbers, but got {value!r}."
+        ) from None
+
+
 def whole_number(name: str, value: Any, least: int, of: str = "") -> int:
     """Return a whole number that a user gave as a setting.
 

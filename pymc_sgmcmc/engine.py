@@ -227,6 +227,19 @@ def in_place_mode(mode: Mode | str | None) -> Mode:
 
 
 def is_jax_mode(compile_kwargs: dict | None) -> bool:
-    """Whether functions compiled with these arguments run on JAX."""
+    """Whether functions compiled with these arguments run on JAX.
+
+    Raises
+    ------
+    ValueError
+        Where PyTensor does not know the mode.
+    """
     mode = (compile_kwargs or {}).get("mode")
-    return isinstance(get_mode(mode).linker, JAXLinker)
+    try:
+        linker = get_mode(mode).linker
+    except Exception:
+        raise ValueError(
+            "`compile_kwargs['mode']` should be a mode of PyTensor, such as 'NUMBA', 'CVM' or "
+            f"'JAX', but got {mode!r}."
+        ) from None
+    return isinstance(linker, JAXLinker)

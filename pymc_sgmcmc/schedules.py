@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pymc_sgmcmc.checks import as_array
+
 StepSize = float | Callable[[int], float]
 
 
@@ -84,7 +86,8 @@ def step_sizes(step_size: StepSize, first: int, count: int) -> np.ndarray:
     """
     if not callable(step_size):
         return np.full(count, step_size)
-    values = np.array([step_size(transition) for transition in range(first, first + count)])
+    given = [step_size(transition) for transition in range(first, first + count)]
+    values = as_array("step_size", given)
     good = np.isfinite(values) & (values > 0)
     if not good.all():
         bad = int(np.argmin(good))

@@ -87,6 +87,8 @@ class NumpyHAMCMC:
             s = following - other
             y = gradient(other, index) - gradient(following, index) + self.regularization * s
             good = dot(s, y) > self.threshold * dot(s, s)
+            if self.between:
+                good &= self.initial_scale * dot(y, y) <= 4 * dot(s, y)
             pairs = [*pairs, (s, y, np.where(good, 1 / np.where(good, dot(s, y), 1.0), 0.0))][-M:]
             positions.append(following)
             gradients.append(here)

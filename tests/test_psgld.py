@@ -128,10 +128,11 @@ def test_curvature_is_sgld_with_the_inverse_curvature(problem):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"preconditioner": "adam"}, "'rmsprop' or 'curvature', but got 'adam'"),
+        ({"preconditioner": "adam"}, "'rmsprop', 'curvature' .* but got 'adam'"),
+        ({"preconditioner": np.eye(3)}, "`SGLD` takes a matrix"),
         ({"decay": 1.0}, "between 0 and 1, but got 1.0"),
-        ({"regularization": 0.0}, "positive, but got 0.0"),
-        ({"regularization": np.nan}, "positive, but got nan"),
+        ({"regularization": 0.0}, "positive and finite, but got 0.0"),
+        ({"regularization": np.nan}, "positive and finite, but got nan"),
     ],
 )
 def test_bad_settings(settings, message):

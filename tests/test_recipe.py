@@ -424,6 +424,14 @@ def asymmetric(theta):
         ),
         ({"D": lambda theta, r: 1.0, "auxiliaries": ["position"]}, "different names, none of them"),
         ({"D": lambda theta: 1.0, "gradient_noise": "centre"}, "'center' or an array, but got"),
+        (
+            {"D": lambda theta: 1.0, "gradient_noise": -np.ones(3)},
+            "`gradient_noise` is a covariance",
+        ),
+        (
+            {"D": lambda theta: 1.0, "gradient_noise": np.triu(np.ones((3, 3)))},
+            "`gradient_noise` should be symmetric",
+        ),
         ({"D": lambda theta: 1.0, "gradient_noise": np.ones(2)}, r"but has shape \(2,\)"),
         (
             {"D": lambda theta: 1.0, "gradient_noise": np.full(3, 100.0)},

@@ -476,3 +476,30 @@ def test_a_scheme_without_a_table_is_refused(model):
     batching = make_batching("shuffle", posterior.data, 20)
     with pytest.raises(ValueError, match=r"derived array of shape \(400, 3\), but has \[\]"):
         SAGAGradient(posterior, batching)
+
+
+@pytest.mark.parametrize("batching", ["replace", "shuffle"])
+def test_bound_of_the_noise_where_autocorrelations_are_small(batching):
+    """Positions independent of the references, the worst case, for the mean of a Gaussian.
+
+    With curvature A = N / 4 the estimate's scatter from references that are draws of the posterior
+    is at most the bound, and in windows close to it: their rows share one reference.
+    """
+    rng = np.random.default_rng(5)
+    N, n, transitions = 600, 60, 4_000
+    y = rng.normal(1, 2, size=N)
+    with pm.Model() as model:
+        mean = pm.Normal("mean", 0, 5)
+        pm.Normal("y", mean, 2.0, observed=y)
+    estimator = SAGAGradient.make(Posterior(model), n, batching=batching)
+    curvature = N / 4 + 1 / 25
+    center = y.sum() / 4 / curvature
+    stored = np.full(N, center)
+    errors = []
+    for index in estimator.batching.draw(rng, transitions):
+        rows = estimator.batching.selected(index)
+        errors.append(N / n * stored[rows].sum() / 4 - stored.sum() / 4)
+        stored[rows] = center + rng.standard_normal() / np.sqrt(curvature)
+    _, of_curvature = estimator.noise_factors
+    ratio = np.var(errors[200:]) / (of_curvature * curvature)
+    assert 0.3 < ratio < 1.0

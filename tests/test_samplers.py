@@ -144,6 +144,7 @@ SAMPLERS = [
         partial(HAMCMC, pairs="between"),
         careful={
             "step_size": 0.02,
+            "thin": 40,
             "memory": 4,
             "initial_scale": 1.0,
             "regularization": 1.0,

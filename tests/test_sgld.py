@@ -8,7 +8,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_sgmcmc import SGLD, SGLDCV, BatchSizeWarning, ModelError, PolynomialDecay
+from pymc_sgmcmc import SGLD, SGLDCV, BatchSizeWarning, CenterWarning, ModelError, PolynomialDecay
 from tests.models import logistic_data, logistic_model, two_variable_model
 
 CVM = {"mode": "CVM"}
@@ -170,12 +170,41 @@ def test_bad_center(model, center, message):
         ({"preconditioner": -np.ones(3)}, "positive"),
         ({"gradient": "newton"}, "or a GradientEstimator, but got 'newton'"),
         ({"batching": "epoch"}, "one of .* but got 'epoch'"),
+        ({"compile_kwargs": {"mode": "XYZ"}}, "a mode of PyTensor, .* but got 'XYZ'"),
         ({"thin": 0}, "at least 1, but got 0"),
         ({"thin": 2.5}, "at least 1, but got 2.5"),
     ],
 )
 def test_bad_settings(model, settings, message):
     refuse(ValueError, message, model, **settings)
+
+
+def test_array_that_is_none(model):
+    refuse(TypeError, "number or an array of numbers", model, preconditioner=[[1.0], [1.0, 2.0]])
+
+
+def test_unknown_argument(model):
+    refuse(TypeError, "`SGLDCV` takes no argument `stepsize`", model, stepsize=0.1)
+
+
+def test_far_center_warns(model):
+    """A centre of the user that is no mode: how far off it is, in posterior sds."""
+    X, _ = logistic_data()
+    with pytest.warns(CenterWarning, match=r"`center` is \d+.* posterior standard deviations away"):
+        SGLDCV(
+            model=model,
+            batch_size=X.shape[0],
+            center={"beta": np.full(X.shape[1], 9.0)},
+            compile_kwargs=CVM,
+        )
+
+
+def test_start_that_is_not_finite(model):
+    step = SGLDCV(model=model, batch_size=50, compile_kwargs=CVM)
+    start = dict.fromkeys(model.initial_point(), np.full(3, np.nan))
+    step.setup_chain(np.random.default_rng(1), 0, 10)
+    with pytest.raises(ValueError, match=r"initial values of .*beta.* are not finite"):
+        step.step(start)
 
 
 def test_discrete_variable_left_to_the_step():

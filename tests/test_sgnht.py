@@ -16,6 +16,7 @@ from tests.exact_law import (
     stationary_law,
 )
 from tests.linear_gaussian import LinearGaussian
+from tests.models import logistic_model
 from tests.test_sghmc import (
     CVM,
     baoab_law,
@@ -371,3 +372,39 @@ def test_thermostat_is_recorded():
 def test_bad_settings(settings, error, message):
     with pytest.raises(error, match=message):
         make(standard_normal(2), **{"step_size": 0.1, "friction": 1.0, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"step_size": 2.5, "batch_size": 400}, "`step_size` 2.5 is not stable .* below 2"),
+        ({"step_size": 0.5, "batch_size": 4}, r"brings \d.* times the kinetic energy.* below 0"),
+    ],
+)
+def test_noise_that_no_thermostat_takes_up(settings, message):
+    with pytest.raises(ValueError, match=message):
+        SGNHT(
+            model=logistic_model(),
+            friction=1.0,
+            preconditioner="curvature",
+            compile_kwargs=CVM,
+            **settings,
+        )
+
+
+def test_chain_frozen_by_a_far_start_says_so():
+    """Large gradients heat the thermostat, which then holds the chain in place."""
+    model = logistic_model()
+    step = SGNHT(model=model, batch_size=100, gradient="cv", compile_kwargs=CVM)
+    messages = []
+    for start in (0.0, 30.0):
+        step.setup_chain(np.random.default_rng(1), 50, 50)
+        point = {
+            name: np.full(np.shape(value), start) for name, value in model.initial_point().items()
+        }
+        for _ in range(100):
+            point, (stats,) = step.step(point)
+            if stats["warning"] is not None:
+                messages.append((start, stats["warning"].message))
+    assert [start for start, _ in messages] == [30.0, 30.0]
+    assert all("thermostat is at" in message for _, message in messages)

@@ -11,6 +11,9 @@ import pytensor.tensor as pt
 
 from pymc_sgmcmc.dynamics.base import Auxiliary, Dynamics
 
+LARGEST_CHANGE = 4.0
+"""Bound on γ‖y‖² / sᵀy of a pair between two chains; on a quadratic it is at most 1."""
+
 
 @dataclass(frozen=True)
 class QuasiNewtonLangevin(Dynamics):
@@ -37,8 +40,10 @@ class QuasiNewtonLangevin(Dynamics):
               y_\tau = \hat\nabla_{S_\tau}(\theta_{\tau-1}) - \hat\nabla_{S_\tau}(\theta_\tau)
               + \lambda s_\tau
 
-    which depend on the other chains alone, as in the ensembles of Leimkuhler, Matthews and Weare
-    (2018): as h goes to zero, the product of M posteriors is invariant.
+    with a second condition, :math:`\gamma \|y\|^2 \le 4 s^\top y`, which curvature of at most
+    :math:`4 / \gamma` fulfils. They depend on the other chains alone, as in the ensembles of
+    Leimkuhler, Matthews and Weare (2018): as h goes to zero, the product of M posteriors is
+    invariant.
 
     A pair is stored divided by :math:`\sqrt{s^\top y}`, and as zeros, which change nothing,
     where :math:`s^\top y \le \kappa \|s\|^2`. The first M transitions use no pairs, since all
@@ -140,6 +145,11 @@ class QuasiNewtonLangevin(Dynamics):
         change = before - gradient(following) + self.regularization * displacement
         product = displacement @ change
         accepted = product > self.curvature_threshold * (displacement @ displacement)
+        if self.between_chains:
+            # Far apart the gradients may differ in another direction than the positions, with
+            # which the update of H_t would know no bound.
+            size = self.initial_scale * (change @ change)
+            accepted = accepted & (size <= LARGEST_CHANGE * product)
         # Where it is refused the root may be of a negative number.
         factor = pt.where(accepted, pt.where(accepted, product, 1.0) ** -0.5, 0.0)
         return (

@@ -43,9 +43,12 @@ class SAGAGradient(GradientEstimator):
     .. math:: \frac{N^2 c}{n} \frac1N \sum_i A_i \, 2 \Lambda \, A_i
               \approx 2 V_0 + \frac{2c}{n} H
 
-    where autocorrelations are not negative, :math:`V_0` being that of control variates at the
-    mode. The second term is there because references differ between rows, so that their
-    scatter does not cancel in the sum. Computed step sizes assume this bound.
+    with c = 1 where rows are drawn one by one and autocorrelations are not negative, :math:`V_0`
+    being that of control variates at the mode. The second term is there because references
+    differ between rows, so that their scatter does not cancel in the sum. In windows of shuffled
+    rows it does not even fall with n, as neighbouring rows are seen together and have the same
+    reference: :math:`V \preceq 2 V_0 + H`. Rows are therefore drawn with replacement where nothing
+    else is asked for. Computed step sizes assume these bounds.
 
     **Cost.** A gradient for each of n rows apart and some copies of n x d numbers a
     transition; no passes over the data after the first. **Memory:** N x d numbers a chain, and
@@ -104,9 +107,14 @@ class SAGAGradient(GradientEstimator):
 
     @classmethod
     def make(
-        cls, posterior: Posterior, batch_size: int, *, batching: str = "shuffle"
+        cls, posterior: Posterior, batch_size: int, *, batching: str | None = None
     ) -> SAGAGradient:
-        """Estimator with a minibatch scheme by name and a table of zeros."""
+        """Estimator with a minibatch scheme by name and a table of zeros.
+
+        Without a name rows are drawn with replacement, or all taken where that is asked for.
+        """
+        if batching is None:
+            batching = "replace" if batch_size < posterior.n_rows else "shuffle"
         table_bytes = posterior.n_rows * posterior.dimension * np.dtype(posterior.dtype).itemsize
         check_table_memory(table_bytes, posterior.n_rows, posterior.dimension)
         table = np.zeros((posterior.n_rows, posterior.dimension), dtype=posterior.dtype)
@@ -121,7 +129,9 @@ class SAGAGradient(GradientEstimator):
     @property
     def noise_factors(self) -> tuple[float, float]:
         """Twice the noise of control variates at the mode, and the scatter of references."""
-        return 2.0, 2.0 * self.batching.variance_factor / self.batching.batch_size
+        if self.batching.without_replacement:
+            return 2.0, 1.0
+        return 2.0, 2.0 / self.batching.batch_size
 
 
 class _Table(Memory):

@@ -142,7 +142,13 @@ class StochasticGradientStep(BlockedStep):
         compile_kwargs: dict | None = None,
         blocked: bool = True,
         rng: Any = None,
+        **unknown: Any,
     ):
+        if unknown:
+            raise TypeError(
+                f"`{type(self).__name__}` takes no argument `{next(iter(unknown))}`. Its arguments "
+                "are listed in its docstring."
+            )
         setup = prepare(
             type(self).__name__,
             modelcontext(model),
@@ -185,6 +191,7 @@ class StochasticGradientStep(BlockedStep):
             compile_kwargs,
             static_length=max(JAX_BLOCK_TRANSITIONS, self.thin) if self._runs_on_jax else None,
         )
+        self._watch = design.watch
         self._declare_stats(design)
         transitions = self.batching.n_rows / self.batch_size * EPOCHS_BETWEEN_SHUFFLES
         self._draws_per_order = max(1, round(transitions / self.thin))
@@ -274,12 +281,15 @@ class StochasticGradientStep(BlockedStep):
             return self._fail(point, draws.bad_transition)
         number = self.handed_out
         self.handed_out += 1
+        done = self.draws_done + self.handed_out
         stats = {
             "gradient": draws.gradients[number],
             "position": draws.positions[number],
             **{name: values[number] for name, values in draws.stats.items()},
             "warning": None,
         }
+        if done in (self.tune_draws, self.total_draws):
+            stats["warning"] = self._warning_after(done, stats)
         if not self._computes_ahead:
             # A resumed chain could not compute this draw again: other variables move before
             # the next one, or the memory of the gradients has changed.
@@ -343,6 +353,16 @@ class StochasticGradientStep(BlockedStep):
     def _follow(self, incoming: np.ndarray) -> None:
         """Make sure that the chain goes on from the point that PyMC hands in."""
         if self.position is None:
+            if not np.isfinite(incoming).all():
+                names = [
+                    label
+                    for label, value in zip(self.posterior.labels, incoming, strict=True)
+                    if not np.isfinite(value)
+                ]
+                raise ValueError(
+                    f"The initial values of {names[:5]} are not finite. Give others as `initvals` "
+                    "to `pm.sample`, or none, to start near the posterior mode."
+                )
             self.position = self._first_position(incoming)
             self.auxiliaries = tuple(
                 values.astype(self.posterior.dtype)
@@ -513,6 +533,13 @@ class StochasticGradientStep(BlockedStep):
         shuffles = self.draws_done // self._draws_per_order
         return FIRST_ORDER if shuffles == 0 else self.order_entropy + shuffles
 
+    def _warning_after(self, done: int, stats: Mapping[str, Any]) -> SamplerWarning | None:
+        """What the dynamics have to say of a chain at the end of its tuning, or of itself."""
+        message = None if self._watch is None else self._watch(stats)
+        if message is None:
+            return None
+        return SamplerWarning(WarningType.BAD_PARAMS, message, "warn", step=done - 1)
+
     # --- Failure ----------------------------------------------------------------------------
 
     def _fail(self, point, bad_transition: int | None):
@@ -523,9 +550,8 @@ class StochasticGradientStep(BlockedStep):
         message = (
             f"The chain left the finite numbers at transition {transition} (draw {draw}) with "
             f"step size {size:.3g}: the step is too large for the curvature of the posterior. "
-            f"Try a smaller `step_size`, for example {size / 4:.3g}, or leave it out to have it "
-            "computed; a larger `batch_size`, an informative prior, and initial values nearer to "
-            "the posterior also help."
+            f"{self._remedy(size)}; a larger `batch_size`, an informative prior, and initial "
+            "values nearer to the posterior also help."
         )
         if draw < self.tune_draws or not self._owns_all:
             raise NonFinitePositionError(message)
@@ -538,6 +564,12 @@ class StochasticGradientStep(BlockedStep):
             step=draw,
         )
         return self._not_a_number(point, warning)
+
+    def _remedy(self, step_size: float) -> str:
+        return (
+            f"Try a smaller `step_size`, for example {step_size / 4:.3g}, or leave it out to have "
+            "it computed"
+        )
 
     def _not_a_number(self, point, warning: SamplerWarning | None):
         missing = np.full(self.posterior.dimension, np.nan, dtype=self.posterior.dtype)

@@ -61,11 +61,11 @@ class HAMCMC(StochasticGradientStep):
     zero, whatever their shape (Leimkuhler, Matthews and Weare 2018).
 
     **Cost.** Two gradients of n rows a transition, three with ``pairs="between"``, and O(M d)
-    beside. A pair informs one
-    direction only, and the M - 1 at a time a few: the gain over `SGLD` without preconditioner
-    is large for few dimensions or many pairs, and small where many directions are slow. Up to
-    d = 500 `SGLD` with its dense preconditioner mixes faster; HAMCMC is for posteriors on
-    which no matrix can be stored, or whose curvature changes from place to place.
+    beside; the recursions are unrolled, so that compiling takes about a second a pair. A pair
+    informs one direction only, and the M - 1 at a time a few: the gain over `SGLD` without
+    preconditioner is large for few dimensions or many pairs, and small where many directions
+    are slow. Up to d = 500 `SGLD` with its dense preconditioner mixes faster; HAMCMC is for
+    posteriors on which no matrix can be stored, or whose curvature changes from place to place.
 
     Parameters
     ----------

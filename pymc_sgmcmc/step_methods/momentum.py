@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import linalg, optimize
 
-from pymc_sgmcmc.checks import positive_number
+from pymc_sgmcmc.checks import as_array, positive_number
 from pymc_sgmcmc.dynamics.underdamped import Underdamped
 from pymc_sgmcmc.linear_algebra import congruent, eigenvalues
 from pymc_sgmcmc.step_methods.setup import MOST_THINNING, Setup
@@ -76,7 +76,9 @@ def rows_noise_error(setup: Setup) -> float:
     return min(1.0, max(errors))
 
 
-def check_noise(noise: float | np.ndarray, dimension: int) -> np.ndarray:
+def check_noise(
+    noise: float | np.ndarray, dimension: int, name: str = "noise_estimate"
+) -> np.ndarray:
     """Return a covariance of the gradient that a user gave, as an array.
 
     Raises
@@ -84,21 +86,21 @@ def check_noise(noise: float | np.ndarray, dimension: int) -> np.ndarray:
     ValueError
         Where it has another shape than (), (d,) or (d, d), or is not positive semidefinite.
     """
-    noise = np.asarray(noise, dtype=float)
+    noise = as_array(name, noise)
     if noise.shape not in ((), (dimension,), (dimension, dimension)):
         raise ValueError(
-            "`noise_estimate` should be 'rows', None, or the covariance of the gradient estimate: "
+            f"`{name}` should be 'rows', None, or the covariance of the gradient estimate: "
             f"a number or an array of shape ({dimension},) or ({dimension}, {dimension}), but "
             f"has shape {noise.shape}."
         )
     if not np.isfinite(noise).all():
-        raise ValueError("`noise_estimate` should be finite, but has NaN or infinite entries.")
+        raise ValueError(f"`{name}` should be finite, but has NaN or infinite entries.")
     if noise.ndim == 2 and not np.allclose(noise, noise.T, rtol=1e-6, atol=0):
-        raise ValueError("`noise_estimate` should be symmetric.")
+        raise ValueError(f"`{name}` should be symmetric.")
     values = eigenvalues(noise)
     if np.min(values) < -1e-8 * np.max(np.abs(values)):
         raise ValueError(
-            "`noise_estimate` is a covariance and should be positive semidefinite, but its "
+            f"`{name}` is a covariance and should be positive semidefinite, but its "
             f"smallest eigenvalue is {np.min(values):.3g}."
         )
     return noise

@@ -25,7 +25,7 @@ from pymc_sgmcmc.dynamics.osgfs import (
     scoring_matrices,
 )
 from pymc_sgmcmc.errors import BatchSizeWarning
-from pymc_sgmcmc.gradients import GradientEstimator
+from pymc_sgmcmc.gradients import GradientEstimator, PlainGradient
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
@@ -97,7 +97,7 @@ class OSGFS(StochasticGradientStep):
     0.4 to 5 times the curvature, which at k = 0.5 makes the covariance wrong by 20 %; so the
     curvature of the centre is used where there is one.
 
-    **Convergence.** The mean of each window of 2/k gradients is compared with its
+    **Convergence.** The mean of each window of 1/k gradients is compared with its
     variance at stationarity. The first window that passes sets ``converged``, and C is
     computed anew. See `pymc_sgmcmc.convergence`.
 
@@ -143,8 +143,8 @@ class OSGFS(StochasticGradientStep):
     b : float, optional
         Of the elementwise rule, in (0, 2]; default 1.
     window : int, optional
-        Gradients in a window, :math:`n_w`. Default: 2/k, between 50 and 10 000;
-        the paper suggests 1/k.
+        Gradients in a window, :math:`n_w`. Default: 1/k, as the paper
+        suggests, between 50 and 10 000.
     thin : int, optional
         Transitions a recorded draw. Default: one relaxation time of the fastest direction.
 
@@ -235,7 +235,8 @@ class OSGFS(StochasticGradientStep):
             )
         self._b = positive_number("b", 1.0 if b is None else b, most=2.0)
         self._named_gradient = isinstance(gradient, str)
-        if self._k in ("weak_prior", "paper") and gradient != "plain":
+        plain = gradient == "plain" or isinstance(gradient, PlainGradient)
+        if self._k in ("weak_prior", "paper") and not plain:
             raise ValueError(
                 f"`k={k!r}` supposes the noise of the plain gradient, but got "
                 f'`gradient={gradient!r}`. Use "matrix", "scalar" or "strong_prior".'
@@ -291,6 +292,9 @@ class OSGFS(StochasticGradientStep):
         self._warn_of_k(matrices, setup)
         self.scoring = adaptation
         return Design(FisherScoring(drift, root), 1.0, thin, (adaptation,))
+
+    def _remedy(self, step_size: float) -> str:
+        return "Try a smaller `k` or `max_k`"
 
     def _warn_of_k(self, matrices: ScoringMatrices, setup: Setup) -> None:
         smallest, bound = 2 * matrices.fractions.min(), scalar_bound(matrices.noise)

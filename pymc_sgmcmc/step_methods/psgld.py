@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
+from pymc_sgmcmc.checks import one_of, positive_number
 from pymc_sgmcmc.dynamics import Langevin
 from pymc_sgmcmc.linear_algebra import largest_mean_square
 from pymc_sgmcmc.posterior import Posterior
@@ -18,6 +19,9 @@ from pymc_sgmcmc.tuning import VARIANCE_INFLATION
 
 TRANSITIONS_BETWEEN_UPDATES = 100
 """Transitions that share one preconditioner while it is adapted."""
+
+PRECONDITIONERS = ("rmsprop", "curvature")
+"""Names of the preconditioners."""
 
 ROWS_AT_START = 1_000
 """Rows whose gradients give the second moment that a chain begins with."""
@@ -102,18 +106,13 @@ class PSGLD(StochasticGradientStep):
         step_size: StepSize | None = None,
         **common: Any,
     ):
-        if preconditioner not in ("rmsprop", "curvature"):
-            raise ValueError(
-                "`preconditioner` should be 'rmsprop' or 'curvature', but got "
-                f"{preconditioner!r}. `SGLD` takes a matrix."
-            )
-        if not 0 < decay < 1:
+        self._preconditioner = one_of(
+            "preconditioner", preconditioner, PRECONDITIONERS, " (`SGLD` takes a matrix)"
+        )
+        self._decay = positive_number("decay", decay)
+        if decay >= 1:
             raise ValueError(f"`decay` should be between 0 and 1, but got {decay!r}.")
-        if not (np.isfinite(regularization) and regularization > 0):
-            raise ValueError(f"`regularization` should be positive, but got {regularization!r}.")
-        self._preconditioner = preconditioner
-        self._decay = float(decay)
-        self._regularization = float(regularization)
+        self._regularization = positive_number("regularization", regularization)
         super().__init__(vars, step_size=step_size, **common)
 
     def _needs_center(self, step_size: StepSize | None) -> bool:

@@ -15,6 +15,7 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
+from pymc_sgmcmc.step_methods.momentum import check_noise
 from pymc_sgmcmc.step_methods.setup import Design, Setup, default_thinning
 from pymc_sgmcmc.tuning import VARIANCE_INFLATION, Center
 
@@ -236,13 +237,9 @@ def _gradient_noise(setup: Setup, given: str | np.ndarray | None) -> np.ndarray 
     if isinstance(given, str):
         deviations = setup.gradient_deviations()
         return deviations.T @ deviations
-    noise = np.asarray(given, dtype=float)
-    d = setup.posterior.dimension
-    if noise.shape not in ((d,), (d, d)):
-        raise ValueError(
-            f"`gradient_noise` should have shape ({d},) or ({d}, {d}), but has shape {noise.shape}."
-        )
-    return noise
+    dimension = setup.posterior.dimension
+    noise = check_noise(given, dimension, "gradient_noise")
+    return np.full(dimension, noise) if noise.ndim == 0 else noise
 
 
 # --- Checks ---------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from pytensor.graph.basic import Variable
 from pymc_sgmcmc.adaptation import Adaptation
 from pymc_sgmcmc.batching import check_batch_size, make_batching
 from pymc_sgmcmc.center_difference import find_center_difference
-from pymc_sgmcmc.checks import whole_number
+from pymc_sgmcmc.checks import as_array, whole_number
 from pymc_sgmcmc.dynamics import Dynamics
 from pymc_sgmcmc.engine import is_jax_mode
 from pymc_sgmcmc.errors import BatchSizeWarning, ModelError
@@ -37,6 +37,7 @@ from pymc_sgmcmc.tuning import (
     Center,
     StepSizeChoice,
     center_at,
+    check_center,
     choose_step_size,
     find_center,
     laplace_draws,
@@ -73,12 +74,16 @@ class Design:
         Transitions a recorded draw.
     adaptations : tuple of Adaptation
         What the dynamics change between blocks of transitions.
+    watch : callable, optional
+        What is wrong with a chain, or None, judged by the statistics of a draw: asked at the end
+        of tuning and of the chain.
     """
 
     dynamics: Dynamics
     step_size: StepSize
     thin: int
     adaptations: tuple[Adaptation, ...] = field(default=())
+    watch: Callable[[Mapping[str, Any]], str | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -234,7 +239,7 @@ def prepare(
     if thin is not None:
         thin = whole_number("thin", thin, 1, " of transitions a draw")
     if batch_size is not None:
-        check_batch_size(batch_size, np.iinfo(np.int64).max)
+        check_batch_size(batch_size)
 
     static = is_jax_mode(compile_kwargs)
     if isinstance(gradient, GradientEstimator):
@@ -266,7 +271,7 @@ def prepare(
             posterior,
             found,
             others,
-            batching or "shuffle",
+            batching,
             batch_size,
             static=static,
         )
@@ -306,7 +311,7 @@ def preconditioner_matrix(
             "`preconditioner` should be 'curvature', 'identity', a positive number, a vector or "
             f"a positive definite matrix, but got {preconditioner!r}."
         )
-    matrix = np.asarray(preconditioner, dtype=float)
+    matrix = as_array("preconditioner", preconditioner)
     if matrix.shape not in ((), (dimension,), (dimension, dimension)):
         raise ValueError(
             f"`preconditioner` should be a number or have shape ({dimension},) or "
@@ -320,15 +325,12 @@ def _estimator(
     posterior: Posterior,
     center: Center | None,
     center_of_others: dict[str, np.ndarray],
-    batching: str,
+    batching: str | None,
     batch_size: int,
     *,
     static: bool,
 ) -> GradientEstimator:
     """Gradient estimator with its minibatch scheme."""
-    if gradient == "plain":
-        scheme = make_batching(batching, posterior.data, batch_size, static=static)
-        return PlainGradient(posterior, scheme)
     if gradient == "saga":
         if static:
             raise ValueError(
@@ -337,6 +339,10 @@ def _estimator(
                 '`gradient="svrg"`.'
             )
         return SAGAGradient.make(posterior, batch_size, batching=batching)
+    batching = batching or "shuffle"
+    if gradient == "plain":
+        scheme = make_batching(batching, posterior.data, batch_size, static=static)
+        return PlainGradient(posterior, scheme)
     if gradient == "svrg":
         gradient = SVRG()
     if isinstance(gradient, SVRG):
@@ -435,7 +441,9 @@ def _center(
         posterior.set_others({**model.initial_point(), **point})
         position = posterior.layout.ravel(point)
         others = {name: np.array(shared.get_value()) for name, shared in posterior.others.items()}
-        return center_at(posterior, position), others, None
+        found = center_at(posterior, position)
+        check_center(posterior, found, given=True)
+        return found, others, None
 
     method = center or "lbfgs"
     moved = [value for value in model.value_vars if value.dtype.startswith("float")]

@@ -249,6 +249,8 @@ class SGHMC(StochasticGradientStep):
                 return None, 1.0  # no estimate but a bound, with which the chain would be too cold
             return noise_directions(rows_noise(setup), root), rows_noise_error(setup)
         covariance = check_noise(given, setup.posterior.dimension)
+        if not covariance.any():
+            return None, 1.0
         return noise_directions(covariance, root), NOISE_ESTIMATE_ERROR
 
 

@@ -69,8 +69,8 @@ class SGLD(StochasticGradientStep):
         Transitions a recorded draw. Default: one relaxation time, at most 100, where the
         step size is computed, and 1 where it is given.
     batching : {"shuffle", "replace"}
-        Windows of rows in random order (without replacement), or independent rows with
-        replacement.
+        Windows of rows in random order (without replacement; the default), or independent rows
+        with replacement (the default of ``gradient="saga"``, see `SAGAGradient`).
     model : pymc.Model, optional
     initial_point : mapping, optional
         Values of all value variables, as PyMC passes them.

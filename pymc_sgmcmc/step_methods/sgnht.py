@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from pymc_sgmcmc.dynamics.baoab import BAOAB
 from pymc_sgmcmc.dynamics.sgnht import NoseHoover
 from pymc_sgmcmc.linear_algebra import matrix_root
-from pymc_sgmcmc.schedules import StepSize
+from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.momentum import (
     NOISE_ESTIMATE_ERROR,
@@ -31,6 +31,9 @@ from pymc_sgmcmc.step_methods.setup import (
 )
 
 THERMOSTATS = ("scalar", "diagonal")
+
+MOST_THERMOSTAT = 10.0
+"""Thermostat, relative to what friction and noise explain, beyond which a chain is frozen."""
 
 FEWEST_DEGREES = 4
 """Degrees of freedom of a thermostat below which its default mass is larger for each.
@@ -162,7 +165,7 @@ class SGNHT(StochasticGradientStep):
             self._preconditioner, setup.center, setup.posterior.dimension
         )
         root, noise = matrix_root(matrix), None
-        if setup.center is not None and (setup.step_size is None or diagonal):
+        if setup.center is not None:
             noise = noise_directions(rows_noise(setup), root)
             if diagonal and root.ndim == 2:
                 root = noise.root
@@ -185,10 +188,57 @@ class SGNHT(StochasticGradientStep):
         degrees = 1 if diagonal else setup.posterior.dimension
         mass = self._thermostat_mass or 4 / friction**2 * max(1, FEWEST_DEGREES / degrees)
         self.friction, self.thermostat_mass = friction, mass
+        noise_size = 0.0
+        if noise is not None and setup.center is not None:
+            noise_size = float(np.mean(noise.variances))
+            largest = curvature_range(setup.center, root)[1]
+            check_heat(float(step_sizes(step_size, 0, 1)[0]), friction, noise_size, largest)
         dynamics = NoseHoover(
             root=setup.shared(root, "preconditioner_root"),
             friction=setup.shared(friction, "friction"),
             thermostat_mass=setup.shared(mass, "thermostat_mass"),
             diagonal=diagonal,
         )
-        return Design(dynamics, step_size, thin or 1)
+
+        def watch(stats: Mapping[str, Any]) -> str | None:
+            expected = friction + stats["step_size"] * noise_size
+            return _frozen(stats["thermostat"], expected)
+
+        return Design(dynamics, step_size, thin or 1, watch=watch)
+
+
+def check_heat(step_size: float, friction: float, noise: float, curvature: float) -> None:
+    r"""Make sure that the thermostat can take up the noise of the gradient.
+
+    However large the friction, each kick brings :math:`\epsilon^2 \mathrm{tr}(MV) / d` into the
+    momentum's mean square, of which the thermostat sees one half: beyond 2 it grows for ever.
+
+    Raises
+    ------
+    ValueError
+        Where it cannot, or the step is not even stable.
+    """
+    stable = BAOAB.largest_step_size(friction, curvature)
+    if step_size >= stable:
+        raise ValueError(
+            f"`step_size` {step_size:.3g} is not stable at the curvature at the centre: it should "
+            f"be below {stable:.3g}. Leave it out to have it computed."
+        )
+    if step_size**2 * noise >= 1:
+        raise ValueError(
+            f"The gradient noise is too large for the thermostat: with step size {step_size:.3g} "
+            f"each step brings {step_size**2 * noise:.3g} times the kinetic energy. Use a "
+            f"`step_size` below {noise**-0.5:.3g}, a larger `batch_size`, or `gradient='cv'`."
+        )
+
+
+def _frozen(thermostat: float, expected: float) -> str | None:
+    """What a thermostat far above its stationary law means."""
+    if not thermostat > MOST_THERMOSTAT * expected:
+        return None
+    return (
+        f"The thermostat is at {thermostat:.3g}, but at most about {expected:.3g} is explained by "
+        "friction and gradient noise: the chain hardly moves, and its draws are too narrow. It "
+        "started too far from the posterior, where large gradients heated it. Give `initvals` "
+        "nearer to the posterior, or none, or use SGHMC."
+    )

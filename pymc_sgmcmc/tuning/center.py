@@ -99,8 +99,10 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
     return center
 
 
-def check_center(posterior: Posterior, center: Center) -> None:
+def check_center(posterior: Posterior, center: Center, *, given: bool = False) -> None:
     """Warn where a centre is no mode, or no guide to the posterior around it.
+
+    `given` says that it is the user's, and not the end of a search.
 
     On the surface of the ellipsoid that holds a Gaussian in d dimensions, at distance
     sqrt(d) in its own units, the log density is lower by d / 2 than at its mode.
@@ -112,6 +114,16 @@ def check_center(posterior: Posterior, center: Center) -> None:
         much less than d / 2: at a mode on a boundary, say, where a variance goes to zero.
     """
     if center.distance > FARTHEST_CENTER:
+        if given:
+            warnings.warn(
+                f"`center` is {center.distance:.3g} posterior standard deviations away from the "
+                "mode, judged by gradient and curvature there. Control variates bring little noise "
+                "only near the mode, and preconditioner and step size come from the curvature at "
+                "the centre. Leave `center` out to have the mode searched.",
+                CenterWarning,
+                stacklevel=2,
+            )
+            return
         warnings.warn(
             f"The search for the posterior mode ended {center.distance:.3g} posterior standard "
             "deviations away from it, judged by the gradient there. The log density may have no "
@@ -120,6 +132,9 @@ def check_center(posterior: Posterior, center: Center) -> None:
             CenterWarning,
             stacklevel=2,
         )
+        return
+    if given:
+        # Off the mode the log density rises in some direction.
         return
     rng = np.random.default_rng(1735)
     top, _ = posterior.log_density_and_gradient(center.position)
