@@ -7,6 +7,8 @@ Write a PyMC model, pass one of the step methods to `pymc.sample`, and get an Ar
 >>> from pymc_sgmcmc import SGLDCV
 """
 
+from pymc_sgmcmc import pymc_hook
+from pymc_sgmcmc.bias import bias_report
 from pymc_sgmcmc.errors import (
     BatchSizeWarning,
     CenterWarning,
@@ -34,6 +36,8 @@ from pymc_sgmcmc.trace import label_positions
 
 __version__ = "0.1.0"
 
+pymc_hook.install()
+
 __all__ = [
     "HAMCMC",
     "MALA",
@@ -55,5 +59,6 @@ __all__ = [
     "Posterior",
     "Recipe",
     "__version__",
+    "bias_report",
     "label_positions",
 ]

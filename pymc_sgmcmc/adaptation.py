@@ -34,6 +34,7 @@ class Seen:
         Whether the run ends where the adaptation acts.
     thin : int
         Transitions a recorded draw; B is a multiple of it.
+    step_sizes : numpy.ndarray, shape (B,)
     """
 
     positions: np.ndarray
@@ -42,6 +43,7 @@ class Seen:
     tuning: bool
     at_boundary: bool
     thin: int
+    step_sizes: np.ndarray
 
 
 class Adaptation(ABC):
@@ -68,6 +70,10 @@ class Adaptation(ABC):
     @abstractmethod
     def load(self, state: AdaptationState) -> None:
         """Set the shared variables of the compiled transitions for a state."""
+
+    def step_size_factor(self, state: AdaptationState) -> float:
+        """What the step size is multiplied with from here on."""
+        return 1.0
 
     @abstractmethod
     def update(

@@ -32,7 +32,9 @@ from pymc_sgmcmc.engine import TransitionBlock, is_jax_mode
 from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
 from pymc_sgmcmc.gradients import SVRG, GradientEstimator
 from pymc_sgmcmc.linear_algebra import apply
+from pymc_sgmcmc.monitor import STATISTIC, LangevinMonitor, SteinMonitor
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.run_settings import RunSettings, StatisticTypes
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.setup import Design, Setup, prepare
 
@@ -142,6 +144,7 @@ class StochasticGradientStep(BlockedStep):
         compile_kwargs: dict | None = None,
         blocked: bool = True,
         rng: Any = None,
+        bias: float | None = None,
         **unknown: Any,
     ):
         if unknown:
@@ -163,7 +166,9 @@ class StochasticGradientStep(BlockedStep):
             initial_point=initial_point,
             compile_kwargs=compile_kwargs,
             needs_center=self._needs_center(step_size),
+            bias=bias,
         )
+        self.bias = setup.bias
         self.posterior = setup.posterior
         self.vars = list(setup.posterior.layout.variables)
         self.center = setup.center
@@ -184,7 +189,9 @@ class StochasticGradientStep(BlockedStep):
         self.adaptations: tuple[Adaptation, ...] = (
             *setup.estimator.adaptations,
             *design.adaptations,
+            _monitor(design, setup),
         )
+        self.settings = RunSettings.of(setup, design)
         self.block = TransitionBlock(
             design.dynamics,
             setup.estimator,
@@ -224,7 +231,12 @@ class StochasticGradientStep(BlockedStep):
             # Plain arrays in place of objects: they take a third of the memory.
             vector = np.dtype((self.posterior.dtype, (self.posterior.dimension,)))
             self.stats_dtypes_shapes |= {"gradient": (vector, []), "position": (vector, [])}
-        self.stats_dtypes = [{name: dtype for name, (dtype, _) in self.stats_dtypes_shapes.items()}]
+        self.stats_dtypes = [
+            StatisticTypes(
+                {name: dtype for name, (dtype, _) in self.stats_dtypes_shapes.items()},
+                settings=self.settings,
+            )
+        ]
         self._missing_stats = {
             **dict.fromkeys(("step_size", "gradient_norm", *self._stat_names), np.nan),
             **{name: np.zeros((), dtype)[()] for name, dtype in adapted.items()},
@@ -316,8 +328,10 @@ class StochasticGradientStep(BlockedStep):
         columns = [
             TextColumn("{task.fields[step_size]:.2g}", table_column=Column("Step size", ratio=1)),
             TextColumn("{task.fields[gradient_norm]:.3g}", table_column=Column("Grad", ratio=1)),
+            TextColumn("{task.fields[variance_error]:.1%}", table_column=Column("Bias", ratio=1)),
         ]
-        return columns, {"step_size": [0.0] * n_chains, "gradient_norm": [0.0] * n_chains}
+        names = ("step_size", "gradient_norm", STATISTIC)
+        return columns, {name: [0.0] * n_chains for name in names}
 
     @staticmethod
     def _make_progressbar_update_functions():
@@ -325,6 +339,7 @@ class StochasticGradientStep(BlockedStep):
             return {
                 "step_size": step_stats["step_size"],
                 "gradient_norm": step_stats["gradient_norm"],
+                STATISTIC: step_stats[STATISTIC],
                 "failing": not np.isfinite(step_stats["gradient_norm"]),
             }
 
@@ -446,6 +461,8 @@ class StochasticGradientStep(BlockedStep):
         dtype = np.dtype(self.posterior.dtype)
         noise = noise_rng.standard_normal((transitions, self.block.noise_size), dtype=dtype)
         sizes = step_sizes(self.step_size, self.draws_done * self.thin, transitions)
+        for adaptation, state in zip(self.adaptations, self.adapted, strict=True):
+            sizes = sizes * adaptation.step_size_factor(state)
         ran = self.block((self.position, *self.auxiliaries), indices, noise, sizes)
 
         recorded = slice(self.thin - 1, None, self.thin)
@@ -472,7 +489,7 @@ class StochasticGradientStep(BlockedStep):
         adapted_after = self.adapted
         if self.adaptations and bad_transition is None:
             adapted_after, adapted_stats = self._adapt(
-                ran.positions, ran.gradients, indices[-1], count
+                ran.positions, ran.gradients, indices[-1], sizes
             )
             stats |= adapted_stats
         elif self.adaptations:
@@ -494,11 +511,16 @@ class StochasticGradientStep(BlockedStep):
         )
 
     def _adapt(
-        self, positions: np.ndarray, gradients: np.ndarray, next_index: np.ndarray, draws: int
+        self,
+        positions: np.ndarray,
+        gradients: np.ndarray,
+        next_index: np.ndarray,
+        sizes: np.ndarray,
     ) -> tuple[tuple[AdaptationState, ...], dict[str, np.ndarray]]:
         """State of the adaptations after some draws, and what they record of them."""
         states: list[AdaptationState] = []
         stats: dict[str, np.ndarray] = {}
+        draws = len(sizes) // self.thin
         for adaptation, state in zip(self.adaptations, self.adapted, strict=True):
             seen = Seen(
                 positions,
@@ -507,6 +529,7 @@ class StochasticGradientStep(BlockedStep):
                 tuning=self.draws_done < self.tune_draws,
                 at_boundary=(self.draws_done + draws) % self._draws_between(adaptation) == 0,
                 thin=self.thin,
+                step_sizes=sizes,
             )
             state, recorded = adaptation.update(state, seen)
             states.append(state)
@@ -587,6 +610,19 @@ class StochasticGradientStep(BlockedStep):
         """Restore in a process of its own, which did not fork."""
         self.__dict__.update(state)
         self._process = os.getpid()
+
+
+def _monitor(design: Design, setup: Setup) -> Adaptation:
+    """Running estimate of the variance error, by what is known of the dynamics."""
+    if design.preconditioner is None:
+        return SteinMonitor()
+    computed = design.step_size if setup.step_size is None else None
+    return LangevinMonitor(
+        design.preconditioner,
+        design.thin,
+        computed if isinstance(computed, float) else None,
+        setup.bias,
+    )
 
 
 def _copy(rng: np.random.Generator) -> np.random.Generator:

@@ -245,6 +245,8 @@ class MALA(StochasticGradientStep):
         step_size: StepSize | None = None,
         **common: Any,
     ):
+        if "bias" in common:
+            raise TypeError("`MALA` has no bias, and so takes no `bias`.")
         self._preconditioner = default_preconditioner(preconditioner, step_size)
         common = _with_full_gradient(type(self).__name__, vars, common)
         super().__init__(vars, step_size=step_size, **common)

@@ -139,8 +139,9 @@ def solve_step_size(
     noise: float,
     curvature: float,
     left: Callable[[float], float],
+    inflation: float = VARIANCE_INFLATION,
 ) -> float:
-    """Step at which the one-dimensional law has the default variance inflation.
+    """Step at which the one-dimensional law has a given variance inflation.
 
     Parameters
     ----------
@@ -150,6 +151,7 @@ def solve_step_size(
         Gradient variance and curvature in the worst direction, in units of M.
     left : callable
         Share of the noise that is not corrected, as a function of the step.
+    inflation : float
     """
 
     def excess(step_size: float) -> float:
@@ -157,7 +159,7 @@ def solve_step_size(
             integrator.noise_share(step_size, friction, noise, curvature)
         )
         from_step = integrator.discretization_inflation(step_size, friction, curvature)
-        return (1 + from_noise) * (1 + from_step) - 1 - VARIANCE_INFLATION
+        return (1 + from_noise) * (1 + from_step) - 1 - inflation
 
     most = min(
         MOST_TIME_STEP / np.sqrt(curvature),

@@ -61,6 +61,9 @@ FEWEST_TRANSITIONS = 1000
 SHORTEST_WINDOW, LONGEST_WINDOW = 50, 10_000
 """Bounds on the default number of gradients in a window of the convergence statistic."""
 
+CURVATURE_ERROR = 0.35
+"""Relative error of the curvature, over the posterior, that the default bound on k supposes."""
+
 SMALL_K = 0.02
 """k below which the chain is worth a warning: autocorrelation times of over 200 transitions."""
 
@@ -122,8 +125,10 @@ class OSGFS(StochasticGradientStep):
         "scalar": the same k in all, :math:`\min(c, 4 / (1 + \max_j v_j))`, D = (k/2) H⁻¹.
         The paper's sufficient bounds: "weak_prior", its (13), 4 / (1 + cN/n); "strong_prior",
         its (15); "paper", its (16), the larger of the two. A number is taken as it is.
-    max_k : float
-        Bound on k, in (0, 2]; c in (16), where the paper takes 0.1.
+    max_k : float, optional
+        Bound on k, in (0, 2]; c in (16), where the paper takes 0.1. Default: :math:`4x / (1 + x)`
+        with x = `bias` / 0.35: 0.5 for the default bias of 5 %, which a curvature that is wrong by
+        35 % keeps.
     curvature : {"center", "fisher"}, optional
         H: the curvature of the log posterior at the centre, fixed, or NC + G, which is right for
         well specified likelihoods only. Default: "center" where a centre is computed and the
@@ -203,7 +208,7 @@ class OSGFS(StochasticGradientStep):
         vars: Sequence | None = None,
         *,
         k: str | float = "matrix",
-        max_k: float = 0.5,
+        max_k: float | None = None,
         curvature: str | None = None,
         start: str = "center",
         covariance_rows: int | None = None,
@@ -221,7 +226,13 @@ class OSGFS(StochasticGradientStep):
                 "`k` or `max_k`."
             )
         self._k = _check_k(k)
-        self._max_k = positive_number("max_k", max_k, most=2.0)
+        self._max_k = None if max_k is None else positive_number("max_k", max_k, most=2.0)
+        if common.get("bias") is not None and (max_k is not None or not isinstance(k, str)):
+            given = f"max_k={max_k!r}" if max_k is not None else f"k={k!r}"
+            raise ValueError(
+                "`bias` is the accuracy from which the largest k is computed, but got both "
+                f"bias={common['bias']!r} and {given}. Leave one of them out."
+            )
         self._curvature = curvature and one_of("curvature", curvature, CURVATURES)
         self._start_at = one_of("start", start, STARTS)
         self._covariance_rows = _count_or_none("covariance_rows", covariance_rows, 2)
@@ -269,7 +280,7 @@ class OSGFS(StochasticGradientStep):
             known_center=self._named_gradient,
             joint_draws=setup.joint_draws,
             k=self._k,
-            max_k=self._max_k,
+            max_k=largest_k(setup.bias) if self._max_k is None else self._max_k,
             curvature=self._curvature or _default_curvature(setup),
             covariance_rows=self._covariance_rows,
             update_every=self._update_every,
@@ -316,6 +327,12 @@ class OSGFS(StochasticGradientStep):
                 BatchSizeWarning,
                 stacklevel=4,
             )
+
+
+def largest_k(bias: float) -> float:
+    """Bound on k for a stated variance error, where the curvature is wrong by about a third."""
+    relative = bias / CURVATURE_ERROR
+    return min(2.0, 4 * relative / (1 + relative))
 
 
 class ScoringAdaptation(Adaptation):

@@ -15,7 +15,6 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.setup import Design, Setup, default_thinning
-from pymc_sgmcmc.tuning import VARIANCE_INFLATION
 
 TRANSITIONS_BETWEEN_UPDATES = 100
 """Transitions that share one preconditioner while it is adapted."""
@@ -139,10 +138,10 @@ class PSGLD(StochasticGradientStep):
             thin = thin or default_thinning(choice.step_size, choice.curvature)
             step_size = choice.step_size
             if self._preconditioner == "rmsprop":
-                step_size = 4 * VARIANCE_INFLATION
+                step_size = 4 * setup.bias
             setup.report(choice, step_size, thin)
         if self._preconditioner == "curvature":
-            return Design(dynamics, step_size, thin or 1)
+            return Design(dynamics, step_size, thin or 1, preconditioner=matrix)
         adaptation = RMSprop(
             setup.posterior,
             dynamics,

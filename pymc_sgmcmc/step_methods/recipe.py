@@ -17,7 +17,7 @@ from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.momentum import check_noise
 from pymc_sgmcmc.step_methods.setup import Design, Setup, default_thinning
-from pymc_sgmcmc.tuning import VARIANCE_INFLATION, Center
+from pymc_sgmcmc.tuning import Center
 
 CHECKED_POINTS = 5
 """Random states at which D and Q are checked before sampling."""
@@ -178,7 +178,7 @@ class Recipe(StochasticGradientStep):
         step_size, thin = setup.step_size, setup.thin
         if step_size is None:
             linear = _linearised(setup, values, self._gaussians, noise)
-            step_size = largest_step(linear, VARIANCE_INFLATION)
+            step_size = largest_step(linear, setup.bias)
             thin = thin or default_thinning(step_size, linear.rate)
             assert setup.center is not None
             setup.report(setup.choose_step_size(setup.center.curvature.root), step_size, thin)

@@ -18,10 +18,10 @@ from pytensor.graph.basic import Variable
 from pymc_sgmcmc.adaptation import Adaptation
 from pymc_sgmcmc.batching import check_batch_size, make_batching
 from pymc_sgmcmc.center_difference import find_center_difference
-from pymc_sgmcmc.checks import as_array, whole_number
+from pymc_sgmcmc.checks import as_array, positive_number, whole_number
 from pymc_sgmcmc.dynamics import Dynamics
 from pymc_sgmcmc.engine import is_jax_mode
-from pymc_sgmcmc.errors import BatchSizeWarning, ModelError
+from pymc_sgmcmc.errors import BatchSizeWarning
 from pymc_sgmcmc.gradients import (
     SVRG,
     ControlVariateGradient,
@@ -30,14 +30,16 @@ from pymc_sgmcmc.gradients import (
     SAGAGradient,
     SVRGGradient,
 )
-from pymc_sgmcmc.linear_algebra import matrix_root
+from pymc_sgmcmc.linear_algebra import apply_to_rows, largest_mean_square, matrix_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize, check_step_size
 from pymc_sgmcmc.tuning import (
+    VARIANCE_INFLATION,
     Center,
     StepSizeChoice,
     center_at,
     check_center,
+    choose_batch_size,
     choose_step_size,
     find_center,
     laplace_draws,
@@ -74,6 +76,10 @@ class Design:
         Transitions a recorded draw.
     adaptations : tuple of Adaptation
         What the dynamics change between blocks of transitions.
+    preconditioner : numpy.ndarray, optional
+        M, scalar, (d,) or (d, d), where the dynamics are Langevin's with a fixed one.
+    choice : StepSizeChoice, optional
+        What a computed step size is from.
     watch : callable, optional
         What is wrong with a chain, or None, judged by the statistics of a draw: asked at the end
         of tuning and of the chain.
@@ -83,6 +89,8 @@ class Design:
     step_size: StepSize
     thin: int
     adaptations: tuple[Adaptation, ...] = field(default=())
+    preconditioner: np.ndarray | None = None
+    choice: StepSizeChoice | None = None
     watch: Callable[[Mapping[str, Any]], str | None] | None = None
 
 
@@ -106,6 +114,12 @@ class Setup:
         As given.
     thin : int or None
         As given.
+    bias : float
+        Relative error of the posterior variance that the settings are computed for.
+    deviations : numpy.ndarray or None
+        From `row_deviations`, None without a centre.
+    batch_size_from : str
+        Where the batch size is from: "given", "the model" or "computed".
     """
 
     name: str
@@ -115,6 +129,9 @@ class Setup:
     joint_draws: list[dict[str, np.ndarray]] | None
     step_size: StepSize | None
     thin: int | None
+    bias: float
+    deviations: np.ndarray | None
+    batch_size_from: str
 
     def shared(self, values: np.ndarray | float, name: str) -> SharedVariable:
         """Shared variable in the floating type of the position, of static shape.
@@ -128,14 +145,15 @@ class Setup:
     def choose_step_size(self, root: np.ndarray) -> StepSizeChoice:
         """Step size of Langevin dynamics in closed form for a preconditioner M = L Lᵀ."""
         assert self.center is not None
+        assert self.deviations is not None
         return choose_step_size(
             self.posterior,
             self.center,
             root,
             self.estimator.batching,
-            control_variate=self.estimator.reduces_variance,
-            joint_draws=self.joint_draws,
+            deviations=self.deviations,
             noise_factors=self.estimator.noise_factors,
+            inflation=self.bias,
         )
 
     def gradient_deviations(self) -> np.ndarray:
@@ -144,12 +162,8 @@ class Setup:
         Shape (rows, d), for a random set of rows of the data.
         """
         assert self.center is not None
-        deviations = row_deviations(
-            self.posterior,
-            self.center,
-            control_variate=self.estimator.reduces_variance,
-            joint_draws=self.joint_draws,
-        )
+        assert self.deviations is not None
+        deviations = self.deviations
         batching = self.estimator.batching
         scale = batching.n_rows**2 / batching.batch_size * batching.variance_factor
         rows = deviations * np.sqrt(scale / len(deviations))
@@ -217,12 +231,14 @@ def prepare(
     initial_point: Mapping[str, np.ndarray] | None,
     compile_kwargs: dict | None,
     needs_center: bool,
+    bias: float | None,
 ) -> Setup:
     """Check the common settings of a step method, and compute what they ask for.
 
     The parameters are those of `SGLD`; `needs_center` says that the sampler needs the centre
     whatever the gradient.
     """
+    bias = check_bias(bias, step_size)
     if compile_kwargs is not None and not isinstance(compile_kwargs, Mapping):
         raise TypeError(
             "`compile_kwargs` should be a mapping such as {'mode': 'CVM'}, but got "
@@ -248,35 +264,93 @@ def prepare(
         batch_size = gradient.batching.batch_size
     else:
         posterior = Posterior(model, vars, rows=rows, initial_point=initial_point)
-        batch_size = _resolve_batch_size(posterior, batch_size, name)
+    batch_size_from = "given"
+    if batch_size is None and posterior.model_batch_size is not None:
+        batch_size, batch_size_from = posterior.model_batch_size, "the model"
+    if batch_size is not None:
+        batch_size = check_batch_size(batch_size, posterior.n_rows)
     if posterior.others and posterior.model_batch_size is not None:
         warnings.warn(
             "The model uses `pm.Minibatch`, and the step method has only some of its "
             "variables. PyMC's own step methods for the others would see one fixed "
             "minibatch for ever. Build the model on the full arrays and pass "
-            f"`batch_size={batch_size}` to the step method instead.",
+            "`batch_size` to the step method instead.",
             UserWarning,
             stacklevel=4,
         )
+    needs_center = needs_center or batch_size is None
     found: Center | None = None
     others: dict[str, np.ndarray] = {}
     joint_draws = None
     if needs_center or center is not None or gradient in NEEDS_CENTER:
         found, others, joint_draws = _center(model, posterior, center, rows, initial_point)
-    estimator = (
-        gradient
-        if isinstance(gradient, GradientEstimator)
-        else _estimator(
-            gradient,
-            posterior,
-            found,
-            others,
-            batching,
-            batch_size,
-            static=static,
+    deviations = None
+    if found is not None:
+        plain = gradient == "plain" or isinstance(gradient, PlainGradient)
+        deviations = row_deviations(
+            posterior, found, control_variate=not plain, joint_draws=joint_draws
         )
+    if isinstance(gradient, GradientEstimator):
+        estimator = gradient
+    else:
+        if batch_size is None:
+            assert found is not None
+            assert deviations is not None
+            batch_size = _cheapest_batch_size(posterior, found, deviations, gradient)
+            batch_size_from = "computed"
+        estimator = _estimator(
+            gradient, posterior, found, others, batching, batch_size, static=static
+        )
+    return Setup(
+        name,
+        posterior,
+        estimator,
+        found,
+        joint_draws,
+        step_size,
+        thin,
+        bias,
+        deviations,
+        batch_size_from,
     )
-    return Setup(name, posterior, estimator, found, joint_draws, step_size, thin)
+
+
+def check_bias(bias: float | None, step_size: StepSize | None) -> float:
+    """Return the relative variance error that a user states, or the default.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where it is no number in (0, 1), or given beside a step size.
+    """
+    if bias is None:
+        return VARIANCE_INFLATION
+    bias = positive_number("bias", bias)
+    if bias >= 1:
+        raise ValueError(
+            "`bias` is the relative error of the posterior variance that you accept, a number in "
+            f"(0, 1) such as 0.05, but got {bias!r}."
+        )
+    if step_size is not None:
+        raise ValueError(
+            f"`bias` is the accuracy from which the step size is computed, but got both "
+            f"bias={bias!r} and step_size={step_size!r}. Leave one of them out."
+        )
+    return bias
+
+
+def _cheapest_batch_size(
+    posterior: Posterior, center: Center, deviations: np.ndarray, gradient: str | SVRG
+) -> int:
+    """Batch size for the preconditioner that is the inverse curvature."""
+    root = center.curvature.root
+    curvature = float(center.curvature.relative_to(root).max())
+    noise = posterior.n_rows**2 * largest_mean_square(apply_to_rows(root, deviations)) / curvature
+    if gradient != "plain" and gradient != "cv":
+        noise *= 2  # their references are as far from the mode as the chain
+    return choose_batch_size(
+        noise, posterior.n_rows, 4 * max(1, posterior.row_elements), posterior.dimension
+    )
 
 
 def default_thinning(step_size: float, curvature: float) -> int:
@@ -410,18 +484,6 @@ def _check_estimator(
 
 
 # --- Settings -------------------------------------------------------------------------------
-
-
-def _resolve_batch_size(posterior: Posterior, batch_size: int | None, step_name: str) -> int:
-    if batch_size is None:
-        batch_size = posterior.model_batch_size
-    if batch_size is None:
-        raise ModelError(
-            f"The model has no `pm.Minibatch` and `{step_name}` got no `batch_size`, so it is "
-            f"not known how many of the {posterior.n_rows} rows to use at a time. Pass for "
-            f"example `{step_name}(batch_size={min(500, posterior.n_rows)})`."
-        )
-    return check_batch_size(batch_size, posterior.n_rows)
 
 
 def _center(

@@ -202,7 +202,9 @@ class SGHMC(StochasticGradientStep):
             smallest, largest = curvature_range(setup.center, root)
             choice = setup.choose_step_size(root)
             variance = choice.noise if noise is None else noise.largest
-            step_size = solve_step_size(integrator, friction, variance, largest, lambda _: error)
+            step_size = solve_step_size(
+                integrator, friction, variance, largest, lambda _: error, setup.bias
+            )
             thin = thin or relaxation_transitions(integrator, step_size, friction, smallest)
             setup.report(choice, step_size, thin)
         first_step = float(step_sizes(step_size, 0, 1)[0])

@@ -148,7 +148,7 @@ class SGLD(StochasticGradientStep):
             self._preconditioner, setup.center, setup.posterior.dimension
         )
         root = matrix_root(matrix)
-        step_size, thin = setup.step_size, setup.thin
+        step_size, thin, choice = setup.step_size, setup.thin, None
         if step_size is None:
             choice = setup.choose_step_size(root)
             step_size = choice.step_size
@@ -157,7 +157,7 @@ class SGLD(StochasticGradientStep):
         dynamics = Langevin(
             setup.shared(matrix, "preconditioner"), setup.shared(root, "preconditioner_root")
         )
-        return Design(dynamics, step_size, thin or 1)
+        return Design(dynamics, step_size, thin or 1, preconditioner=matrix, choice=choice)
 
 
 class SGLDCV(SGLD):

@@ -181,7 +181,12 @@ class SGNHT(StochasticGradientStep):
             unequal = 0.0 if diagonal else np.abs(noise.variances - noise.variances.mean()).max()
             share = max(NOISE_ESTIMATE_ERROR, unequal / max(noise.largest, np.finfo(float).tiny))
             step_size = solve_step_size(
-                BAOAB, friction, noise.largest, largest, lambda step: max(share, step**2 * largest)
+                BAOAB,
+                friction,
+                noise.largest,
+                largest,
+                lambda step: max(share, step**2 * largest),
+                setup.bias,
             )
             thin = thin or relaxation_transitions(BAOAB, step_size, friction, smallest)
             setup.report(setup.choose_step_size(root), step_size, thin)

@@ -3,6 +3,7 @@
 Everything here is deterministic for a given model and data: rows are sampled with fixed seeds.
 """
 
+from pymc_sgmcmc.tuning.batch_size import choose_batch_size
 from pymc_sgmcmc.tuning.center import Center, center_at, check_center, find_center, laplace_draws
 from pymc_sgmcmc.tuning.curvature import (
     DENSE_DIMENSION,
@@ -26,6 +27,7 @@ __all__ = [
     "StepSizeChoice",
     "center_at",
     "check_center",
+    "choose_batch_size",
     "choose_step_size",
     "dense_curvature",
     "difference_width",

@@ -19,6 +19,9 @@ VARIANCE_INFLATION = 0.05
 NOISE_ROWS = 10_000
 """Most rows from whose gradients the gradient noise is computed, one by one."""
 
+NOISE_ELEMENTS = 20_000_000
+"""Bound on rows times dimension there: 160 MB."""
+
 
 @dataclass(frozen=True)
 class StepSizeChoice:
@@ -48,8 +51,7 @@ def choose_step_size(
     preconditioner_root: np.ndarray,
     batching: Batching,
     *,
-    control_variate: bool,
-    joint_draws: Sequence[Mapping[str, np.ndarray]] | None = None,
+    deviations: np.ndarray,
     noise_factors: tuple[float, float] = (1.0, 0.0),
     inflation: float = VARIANCE_INFLATION,
 ) -> StepSizeChoice:
@@ -60,20 +62,13 @@ def choose_step_size(
     posterior, center, batching
     preconditioner_root : numpy.ndarray
         L with M = L Lᵀ: scalar, diagonal or dense.
-    control_variate : bool
-        Whether the gradient is that of Baker et al., whose noise is averaged over the Laplace
-        approximation, or the plain one, whose noise is taken at the centre.
-    joint_draws : sequence of mappings, optional
-        Points at which to take the noise of a control variate, with values of the variables
-        outside the position too, whose moves add to it; `laplace_draws` where not given.
+    deviations : numpy.ndarray, shape (rows, d)
+        From `row_deviations`.
     noise_factors : tuple of float
         Of the gradient estimator, see `GradientEstimator.noise_factors`.
     inflation : float
         :math:`\delta`, relative.
     """
-    deviations = row_deviations(
-        posterior, center, control_variate=control_variate, joint_draws=joint_draws
-    )
     # L⊤g: gradients in coordinates in which M = I.
     row_covariance = largest_mean_square(apply_to_rows(preconditioner_root, deviations))
     n_rows, batch_size = posterior.n_rows, batching.batch_size
@@ -110,13 +105,15 @@ def row_deviations(
         Whether the gradient is the plain one, whose rows are taken at the centre, or that of
         Baker et al., whose rows are differences to the centre, averaged over `joint_draws`.
     joint_draws : sequence of mappings, optional
-        `laplace_draws` where not given.
+        Points at which to take the noise of a control variate, with values of the variables
+        outside the position too, whose moves add to it; `laplace_draws` where not given.
     """
     subsample = Subsample(posterior)
     available = len(subsample.rows[0])
     rng = np.random.default_rng(2018)
     # Many rows: predictors with heavy tails put most of the noise into few of them.
-    numbers = rng.permutation(available)[:NOISE_ROWS]
+    most = int(np.clip(NOISE_ELEMENTS // posterior.dimension, LAPLACE_DRAWS, NOISE_ROWS))
+    numbers = rng.permutation(available)[:most]
     if not control_variate:
         gradients = subsample.single_row_gradients(center.position, numbers)
         return gradients - gradients.mean(0)

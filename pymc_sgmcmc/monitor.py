@@ -1,0 +1,184 @@
+r"""Running estimate of the variance error of a chain, from its gradients alone.
+
+At stationarity nothing of a Langevin chain changes its second moments, so for
+:math:`\theta' = \theta + \tfrac{h}{2} M \hat\nabla + N(0, h M)` with unbiased :math:`\hat\nabla`
+
+.. math:: -\operatorname{sym} \mathrm{E}[(\theta - \mu) (M \nabla \log \pi)^\top]
+          = M + \tfrac{h}{4} M \, \mathrm{E}[\hat\nabla \hat\nabla^\top] M
+
+while draws of the posterior have M on the left-hand side (Stein's identity): the excess on the
+right is the discretisation error and the gradient noise. Relative to M it is the error of the
+variance where M is about the covariance of a near-Gaussian posterior, and a mean of squares,
+whose Monte-Carlo error is a few percent *of itself* after a thousand draws. Of other dynamics
+the left-hand side is estimated as it stands, for which the error of the mean over coordinates is
+about :math:`\sqrt{2 / (d K)}` after K independent draws.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
+from pymc_sgmcmc.linear_algebra import apply_to_rows
+
+STATISTIC = "variance_error"
+"""Name of the recorded running estimate."""
+
+DRAWS_BETWEEN_UPDATES = 100
+"""Draws between two changes of the step size while tuning."""
+
+MARGIN = 0.95
+"""Part of the stated error that tuning aims at."""
+
+SMALLEST_FACTOR = 0.01
+"""Bound on the part that tuning leaves of a computed step size."""
+
+
+def langevin_excess(gradients: np.ndarray, preconditioner: np.ndarray) -> np.ndarray:
+    r"""Relative variance error of each draw for a step of 1: its mean over draws times h.
+
+    .. math:: \tfrac14 (M \hat\nabla)_i^2 / M_{ii}
+
+    Parameters
+    ----------
+    gradients : numpy.ndarray, shape (..., d)
+    preconditioner : numpy.ndarray, scalar, (d,) or (d, d)
+
+    Returns
+    -------
+    numpy.ndarray, shape (..., d)
+    """
+    preconditioner = np.asarray(preconditioner, dtype=float)
+    diagonal = np.diag(preconditioner) if preconditioner.ndim == 2 else preconditioner
+    moved = apply_to_rows(preconditioner, np.asarray(gradients, dtype=float))
+    return 0.25 * moved**2 / diagonal
+
+
+class LangevinMonitor(Adaptation):
+    """Records the variance error of a Langevin chain, and keeps its step to the stated one.
+
+    While tuning, the step size is made smaller where the error is found to be larger than
+    stated, as it is where the noise of the gradient, or the curvature, is larger over the
+    posterior than around its mode. It is never made larger: the closed form holds the worst
+    direction to the stated error, which may be none of the coordinates.
+
+    Parameters
+    ----------
+    preconditioner : numpy.ndarray, scalar, (d,) or (d, d)
+        M, fixed.
+    thin : int
+    step_size : float or None
+        Computed step size to be kept to `bias`; None leaves the given one alone.
+    bias : float
+        Stated relative error.
+    """
+
+    def __init__(self, preconditioner: np.ndarray, thin: int, step_size: float | None, bias: float):
+        self.transitions = DRAWS_BETWEEN_UPDATES * thin
+        self.stats = {STATISTIC: np.float64}
+        self._preconditioner = preconditioner
+        self._step_size = step_size
+        self._bias = bias
+
+    def begin(self, position: np.ndarray) -> AdaptationState:
+        """No draws yet."""
+        return {
+            "total": np.zeros(len(position)),
+            "count": np.asarray(0),
+            "tuning": np.asarray(True),
+            "factor": np.asarray(1.0),
+        }
+
+    def load(self, state: AdaptationState) -> None:
+        """Nothing: the step size is an argument of the transitions."""
+
+    def step_size_factor(self, state: AdaptationState) -> float:
+        """Factor that tuning has found."""
+        return float(state["factor"])
+
+    def update(
+        self, state: AdaptationState, seen: Seen
+    ) -> tuple[AdaptationState, dict[str, np.ndarray]]:
+        """Add the recorded draws; at a boundary while tuning, set the step size anew."""
+        if state["tuning"] and not seen.tuning:
+            state = {
+                **state,
+                "total": np.zeros_like(state["total"]),
+                "count": np.asarray(0),
+                "tuning": np.asarray(False),
+            }
+        recorded = slice(seen.thin - 1, None, seen.thin)
+        excess = langevin_excess(seen.gradients[recorded], self._preconditioner)
+        totals = _running_sum(state["total"], excess)
+        counts = int(state["count"]) + np.arange(1, len(totals) + 1)
+        running = seen.step_sizes[recorded] * (totals / counts[:, None]).max(1)
+        factor = state["factor"]
+        if self._step_size is not None and seen.tuning and seen.at_boundary:
+            factor = np.asarray(self._factor(totals[-1] / counts[-1], int(counts[-1])))
+        state = {
+            **state,
+            "total": totals[-1],
+            "count": np.asarray(counts[-1]),
+            "factor": factor,
+        }
+        return state, {STATISTIC: running}
+
+    def _factor(self, excess: np.ndarray, count: int) -> float:
+        assert self._step_size is not None
+        if count < DRAWS_BETWEEN_UPDATES:
+            return 1.0
+        wanted, found = MARGIN * self._bias, self._step_size * float(excess.max())
+        return float(np.clip(wanted / max(found, wanted), SMALLEST_FACTOR, 1.0))
+
+
+class SteinMonitor(Adaptation):
+    r"""Records the mean over coordinates of :math:`-\mathrm{Cov}(\theta_i, \hat\nabla_i) - 1`."""
+
+    transitions = 10**9
+
+    def __init__(self) -> None:
+        self.stats = {STATISTIC: np.float64}
+
+    def begin(self, position: np.ndarray) -> AdaptationState:
+        """No draws yet; positions count from the first."""
+        return {
+            "origin": np.asarray(position, dtype=float),
+            "total": np.zeros(2 * len(position) + 1),
+            "count": np.asarray(0),
+            "tuning": np.asarray(True),
+        }
+
+    def load(self, state: AdaptationState) -> None:
+        """Nothing to set."""
+
+    def update(
+        self, state: AdaptationState, seen: Seen
+    ) -> tuple[AdaptationState, dict[str, np.ndarray]]:
+        """Add the recorded draws."""
+        if state["tuning"] and not seen.tuning:
+            state = {
+                **state,
+                "total": np.zeros_like(state["total"]),
+                "count": np.asarray(0),
+                "tuning": np.asarray(False),
+            }
+        recorded = slice(seen.thin - 1, None, seen.thin)
+        positions = seen.positions[recorded].astype(float) - state["origin"]
+        gradients = seen.gradients[recorded].astype(float)
+        products = np.einsum("ki,ki->k", positions, gradients)
+        totals = _running_sum(state["total"], np.column_stack([positions, gradients, products]))
+        counts = int(state["count"]) + np.arange(1, len(totals) + 1)
+        means = totals / counts[:, None]
+        dimension = positions.shape[1]
+        centred = means[:, -1] - np.einsum(
+            "ki,ki->k", means[:, :dimension], means[:, dimension : 2 * dimension]
+        )
+        state = {**state, "total": totals[-1], "count": np.asarray(counts[-1])}
+        return state, {STATISTIC: -centred / dimension - 1}
+
+
+def _running_sum(total: Any, values: np.ndarray) -> np.ndarray:
+    """Sums after each value, one after the other: the same wherever a run of draws ends."""
+    return np.cumsum(np.vstack([total, values]), axis=0)[1:]

@@ -1,0 +1,67 @@
+"""Settings and verdict of a run at the end of `pymc.sample`.
+
+PyMC 6.4 offers step methods no place for what belongs to the whole run. This wraps the private
+function with which `pymc.sample` ends, for runs with a step method of this package alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pymc.sampling.mcmc as mcmc
+from xarray import DataTree
+
+from pymc_sgmcmc.bias import bias_warnings
+from pymc_sgmcmc.run_settings import GROUP, PREFIX, RunSettings, StatisticTypes
+
+_log = logging.getLogger("pymc.sgmcmc")
+
+
+def install() -> None:
+    """Wrap the last function of `pymc.sample`, once."""
+    if not hasattr(mcmc._sample_return, "_pymc_sgmcmc"):
+        mcmc._sample_return = _with_settings(mcmc._sample_return)
+
+
+def _with_settings(sample_return: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(sample_return)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result = sample_return(*args, **kwargs)
+        settings = settings_of(kwargs.get("traces"))
+        if settings is None or not isinstance(result, DataTree):
+            return result
+        try:
+            attach(result, settings)
+            if kwargs.get("compute_convergence_checks") and not kwargs.get("quiet"):
+                for message in bias_warnings(result):
+                    _log.warning(message)
+        except Exception:  # whatever is wrong with a report, the draws are worth more
+            _log.exception("The report of the run failed; the draws are not affected.")
+        return result
+
+    wrapped._pymc_sgmcmc = True  # type: ignore[attr-defined]
+    return wrapped
+
+
+def settings_of(traces: Any) -> RunSettings | None:
+    """Settings of the step method that made the traces, None where it is not the only one."""
+    try:
+        types = list(next(iter(traces)).sampler_vars)
+    except (TypeError, StopIteration, AttributeError):
+        return None
+    if len(types) == 1 and isinstance(types[0], StatisticTypes):
+        return types[0].settings
+    return None
+
+
+def attach(idata: DataTree, settings: RunSettings) -> None:
+    """Write settings into a trace: attributes of `sample_stats`, and a group of arrays."""
+    for name in ("sample_stats", "warmup_sample_stats"):
+        if name in idata.children:
+            idata[name].attrs.update(
+                {PREFIX + key: value for key, value in settings.attributes.items()}
+            )
+    idata[GROUP] = DataTree(settings.dataset())

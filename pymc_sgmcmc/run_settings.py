@@ -1,0 +1,124 @@
+"""What a run was made with, and how that gets into its trace.
+
+PyMC builds the `DataTree` of a run from the recorded statistics alone; of the step method it keeps
+the dictionary of their types. `StatisticTypes` is such a dictionary that also knows the settings,
+and `pymc_sgmcmc.pymc_hook` reads it when the run has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+
+from pymc_sgmcmc.trace import DIMENSION
+
+if TYPE_CHECKING:
+    from pymc_sgmcmc.step_methods.setup import Design, Setup
+
+GROUP = "sgmcmc_settings"
+"""Group of a trace with the arrays of the settings."""
+
+PREFIX = "sgmcmc_"
+"""Begins the names of the attributes of `sample_stats` with the settings."""
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Settings of a step method.
+
+    Attributes
+    ----------
+    attributes : mapping
+        Numbers and words, by name.
+    arrays : mapping
+        The preconditioner M of Langevin dynamics, scalar, (d,) or (d, d), the centre, and the
+        curvature there, (d,) or (d, d).
+    labels : tuple of str
+        Of the coordinates of the position.
+    """
+
+    attributes: Mapping[str, Any]
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, setup: Setup, design: Design) -> RunSettings:
+        """Settings of a step method from what it was made of."""
+        batching, choice = setup.estimator.batching, design.choice
+        attributes: dict[str, Any] = {
+            "sampler": setup.name,
+            "gradient": setup.estimator.name,
+            "batching": batching.name,
+            "batch_size": batching.batch_size,
+            "batch_size_from": setup.batch_size_from,
+            "n_rows": batching.n_rows,
+            "thin": design.thin,
+            "bias": setup.bias,
+        }
+        if isinstance(design.step_size, int | float):
+            attributes["step_size"] = float(design.step_size)
+        attributes["step_size_from"] = "given" if setup.step_size is not None else "computed"
+        if choice is not None:
+            attributes["noise"] = choice.noise
+            attributes["curvature"] = choice.curvature
+        attributes["why"] = _why(setup, design)
+        arrays = {}
+        if design.preconditioner is not None:
+            arrays["preconditioner"] = np.asarray(design.preconditioner, dtype=np.float64)
+        if setup.center is not None:
+            arrays["center"] = np.asarray(setup.center.position, dtype=np.float64)
+            arrays["precision"] = setup.center.curvature.precision
+        return cls(attributes, arrays, tuple(map(str, setup.posterior.labels)))
+
+    def dataset(self) -> xr.Dataset:
+        """The arrays, with the labels of the coordinates."""
+        other = f"{DIMENSION}_of_column"
+        dims = {0: (), 1: (DIMENSION,), 2: (DIMENSION, other)}
+        variables = {name: (dims[values.ndim], values) for name, values in self.arrays.items()}
+        used = {one for names, _ in variables.values() for one in names}
+        labels = list(self.labels)
+        coords = {one: labels for one in (DIMENSION, other) if one in used}
+        return xr.Dataset(variables, coords=coords)
+
+
+class StatisticTypes(dict[str, Any]):
+    """Types of the recorded statistics by name, as PyMC wants them, and the settings."""
+
+    def __init__(self, types: Mapping[str, Any], *, settings: RunSettings):
+        super().__init__(types)
+        self.settings = settings
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep the settings when copied to another process."""
+        return _statistic_types, (dict(self), self.settings)
+
+
+def _statistic_types(types: dict[str, Any], settings: RunSettings) -> StatisticTypes:
+    return StatisticTypes(types, settings=settings)
+
+
+def _why(setup: Setup, design: Design) -> str:
+    """One line: where step size, batch size and thinning are from."""
+    batching, choice = setup.estimator.batching, design.choice
+    if setup.step_size is not None:
+        step = "step size given"
+    elif choice is not None:
+        step = (
+            f"step size 4 x {setup.bias:g} / (gradient noise {choice.noise:.2g} + curvature "
+            f"{choice.curvature:.2g})"
+        )
+    else:
+        step = f"step size computed for a variance error of {setup.bias:g}"
+    size = {
+        "given": "batch size given",
+        "the model": "batch size of pm.Minibatch",
+        "computed": "batch size at which an effective draw costs least",
+    }[setup.batch_size_from]
+    thin = "thinning given" if setup.thin is not None else "one draw a relaxation time"
+    if setup.thin is None and setup.step_size is not None:
+        thin = "every transition recorded"
+    return f"{step}; {size} ({batching.batch_size} of {batching.n_rows}); {thin}"

@@ -1,0 +1,160 @@
+r"""Stein's identity on arrays of positions and gradients.
+
+For a density :math:`\pi` with mean :math:`\mu`, :math:`\mathrm{E}_\pi[(\theta - \mu)
+\nabla \log \pi(\theta)^\top] = -I`. On a chain with unbiased gradients
+:math:`S = \mathrm{mean}[(\theta - \bar\theta) \hat\nabla^\top]` shows how far the law of the chain
+is from that, without a pass over the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import linalg, stats
+
+from pymc_sgmcmc.linear_algebra import congruent, matrix_root
+
+BATCHES = 20
+"""Batches a chain from whose means Monte-Carlo errors are computed."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Estimates and their Monte-Carlo standard errors, shape (d,)."""
+
+    value: np.ndarray
+    standard_error: np.ndarray
+
+
+def split_into_batches(values: np.ndarray) -> np.ndarray:
+    """Successive batches of each chain, shape (chains * batches, length, ...).
+
+    Parameters
+    ----------
+    values : numpy.ndarray, shape (chains, draws, ...)
+    """
+    draws = values.shape[1]
+    batches = max(1, min(BATCHES, draws // 2))
+    length = draws // batches
+    kept = values[:, draws - batches * length :]
+    shape = (len(values) * batches, length, *values.shape[2:])
+    return kept.reshape(shape)
+
+
+def batch_means(values: np.ndarray) -> np.ndarray:
+    """Means over successive batches of each chain, shape (chains * batches, ...)."""
+    return split_into_batches(values).mean(1)
+
+
+def mean_with_error(values: np.ndarray) -> Estimate:
+    """Mean over chains and draws, with the error that batch means show."""
+    means = batch_means(values)
+    spread = means.std(0, ddof=1) if len(means) > 1 else np.full(means.shape[1:], np.nan)
+    return Estimate(values.mean((0, 1)), spread / np.sqrt(len(means)))
+
+
+def langevin_variance_error(
+    gradients: np.ndarray,
+    step_sizes: np.ndarray,
+    preconditioner: np.ndarray,
+    precision: np.ndarray,
+) -> Estimate:
+    r"""Relative error of each variance of a Langevin chain with preconditioner M.
+
+    At stationarity the covariance :math:`\Lambda` of
+    :math:`\theta' = \theta + \tfrac{h}{2} M \hat\nabla + N(0, h M)` on a Gaussian with precision H
+    exceeds :math:`H^{-1}` by the solution X of
+
+    .. math:: X H M + M H X = \tfrac{h}{2} M \, \mathrm{E}[\hat\nabla \hat\nabla^\top] M
+
+    and by :math:`\tfrac{h}{4} M \mathrm{E}[\hat\nabla \hat\nabla^\top] M` for M the inverse of H.
+    Noise of the gradient that depends on the position is counted as it was met.
+
+    Parameters
+    ----------
+    gradients : numpy.ndarray, shape (chains, draws, d)
+    step_sizes : numpy.ndarray, shape (chains, draws)
+    preconditioner : numpy.ndarray, scalar, (d,) or (d, d)
+        M.
+    precision : numpy.ndarray, (d,) or (d, d)
+        H, the curvature at the mode.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(1)
+    >>> gradients, step_sizes = rng.normal(size=(4, 1000, 2)), np.full((4, 1000), 0.2)
+    >>> langevin_variance_error(gradients, step_sizes, np.eye(2), np.eye(2)).value.round(2)
+    array([0.05, 0.05])
+    """
+    preconditioner = np.asarray(preconditioner, dtype=float)
+    precision = np.asarray(precision, dtype=float)
+    dimension = gradients.shape[-1]
+    if preconditioner.ndim < 2 and precision.ndim < 2:
+        variance = 1 / np.broadcast_to(precision, dimension)
+        return mean_with_error(0.25 * step_sizes[..., None] * gradients**2 * variance)
+    root = matrix_root(np.asarray(preconditioner))
+    if root.ndim < 2:
+        root = np.diag(np.broadcast_to(root, dimension))
+    values, vectors = linalg.eigh(congruent(precision, root))
+    directions = root @ vectors
+    sums = values[:, None] + values
+    variances = np.einsum("ij,j,ij->i", directions, 1 / values, directions)
+    scaled = np.sqrt(0.5 * step_sizes[..., None]) * (gradients @ directions)
+
+    def errors(rows: np.ndarray) -> np.ndarray:
+        excess = rows.T @ rows / len(rows) / sums
+        return np.einsum("ij,jk,ik->i", directions, excess, directions) / variances
+
+    batches = split_into_batches(scaled)
+    each = np.array([errors(batch) for batch in batches])
+    spread = each.std(0, ddof=1) if len(each) > 1 else np.full(dimension, np.nan)
+    return Estimate(errors(scaled.reshape(-1, dimension)), spread / np.sqrt(len(each)))
+
+
+def stein_variance_error(positions: np.ndarray, gradients: np.ndarray) -> Estimate:
+    r"""Relative error of each variance of any chain: the diagonal of :math:`-S - I`.
+
+    Parameters
+    ----------
+    positions, gradients : numpy.ndarray, shape (chains, draws, d)
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(1)
+    >>> positions = rng.normal(size=(4, 5000, 2)) * np.sqrt([1.0, 1.5])
+    >>> stein_variance_error(positions, -positions).value.round(1)
+    array([0. , 0.5])
+    """
+    centred = positions - positions.mean((0, 1))
+    return _less_one(mean_with_error(-centred * (gradients - gradients.mean((0, 1)))))
+
+
+def _less_one(estimate: Estimate) -> Estimate:
+    return Estimate(estimate.value - 1, estimate.standard_error)
+
+
+def mean_gradient_test(gradients: np.ndarray) -> float:
+    r"""Probability that a chain at stationarity has a mean gradient as large as this one.
+
+    The mean gradient is zero at stationarity. Hotelling's test on the batch means, or, with as
+    many coordinates as batches, the smallest of the single tests with Bonferroni's correction.
+
+    Parameters
+    ----------
+    gradients : numpy.ndarray, shape (chains, draws, d)
+    """
+    means = batch_means(gradients)
+    count, dimension = means.shape
+    if count < 4:
+        return np.nan
+    centre = means.mean(0)
+    if count > 2 * dimension + 2:
+        covariance = np.atleast_2d(np.cov(means.T))
+        squared = count * centre @ np.linalg.pinv(covariance) @ centre
+        ratio = (count - dimension) / (dimension * (count - 1)) * squared
+        return float(stats.f.sf(ratio, dimension, count - dimension))
+    t = centre / (means.std(0, ddof=1) / np.sqrt(count))
+    return float(min(1.0, dimension * 2 * stats.t.sf(np.abs(t), count - 1).min()))
