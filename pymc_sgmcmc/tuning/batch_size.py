@@ -42,7 +42,7 @@ def choose_batch_size(noise_rows: float, n_rows: int, row_operations: int, dimen
     Examples
     --------
     >>> choose_batch_size(noise_rows=10.0, n_rows=1_000_000, row_operations=40, dimension=10)
-    28
+    24
     >>> choose_batch_size(noise_rows=1e6, n_rows=1_000_000, row_operations=40, dimension=10)
     3038
     """
