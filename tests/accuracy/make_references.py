@@ -1,63 +1,228 @@
 """Make the stored references by full-data NUTS.
 
-    python -m tests.accuracy.make_references skin_logistic FOLDER_OF_DATA
+    python -m tests.accuracy.make_references FOLDER_OF_DATA NAME [NAME ...]
 
-Writes `tests/accuracy/references/NAME.npz` with means, standard deviations, R-hat and effective
-sample size of every coordinate of the unconstrained position, the seed and the versions.
+Writes `tests/accuracy/references/NAME.npz` with, for every free variable in its constrained space,
+`{variable}_mean`, `_sd`, `_r_hat` and `_ess`, and for the unconstrained position, in the order of
+`Posterior(model).layout`:
+
+position_mean, position_sd, position_r_hat
+    one entry for each of `labels`
+position_ess, position_ess_sd
+    bulk effective sample size of the mean, and that of the standard deviation
+n_rows, dimension
+    N and d
+nuts_seconds
+    wall time of the chains with tuning, one after the other on one core, without compilation and
+    without `metric_seconds`, the search for the mode, the curvature there and the short run
+nuts_cpu_seconds
+    processor time of the same steps, for where the core was shared
+draws, tune, chains, metric, target_accept, leapfrogs, divergences
+    of NUTS; `metric` is "laplace" for a fixed dense mass matrix from the curvature at the mode on
+    a subsample, "hessian" for that from all rows, "pilot" for one from the draws of a short run,
+    "default" for PyMC's adaptation of a diagonal
+seed, versions
 """
 
 from __future__ import annotations
 
 import argparse
+import time
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import arviz as az
 import numpy as np
 import pymc as pm
+import xarray as xr
+from pymc.blocking import DictToArrayBijection
+from pymc.step_methods.hmc.quadpotential import QuadPotentialFull
+from scipy import linalg
 
+from pymc_sgmcmc import Posterior
+from pymc_sgmcmc.tuning import find_center
+from pymc_sgmcmc.tuning.curvature import curvature_by_differences
 from tests.accuracy.posteriors import MODELS
 
 REFERENCES = Path(__file__).parent / "references"
 SEED = 20261121
 
 
-def main() -> None:
-    """Sample one model and store the summary."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=sorted(MODELS))
-    parser.add_argument("data_folder", type=Path)
-    parser.add_argument("--draws", type=int, default=2000)
-    parser.add_argument("--chains", type=int, default=4)
-    parser.add_argument("--cores", type=int, default=1)
-    arguments = parser.parse_args()
+@dataclass(frozen=True)
+class Settings:
+    """How NUTS runs for one model."""
 
-    with MODELS[arguments.name](arguments.data_folder):
+    draws: int = 2400
+    tune: int = 250
+    chains: int = 4
+    metric: str = "hessian"
+    target_accept: float = 0.9
+
+
+SETTINGS = {
+    "covertype_logistic": Settings(draws=1500, tune=200, metric="pilot"),
+    "covertype_logistic_raw": Settings(draws=1500, tune=200, metric="pilot"),
+    "covertype_multinomial": Settings(metric="pilot"),
+    "epil_poisson": Settings(draws=4000),
+    "contraception": Settings(draws=3000, metric="pilot"),
+    "contraception_centred": Settings(draws=4000, tune=1000, metric="default", target_accept=0.95),
+    "million": Settings(draws=700, tune=150),
+    "wide": Settings(draws=900, tune=150, metric="laplace", target_accept=0.8),
+}
+
+
+def nuts_step(posterior: Posterior, covariance: np.ndarray, target_accept: float) -> pm.NUTS:
+    """NUTS with a fixed dense metric, once its order of coordinates is that of the position."""
+    step = pm.NUTS(potential=QuadPotentialFull(covariance), target_accept=target_accept)
+    position = posterior.initial_position + 0.01
+    point = posterior.layout.unravel(position)
+    ravelled = DictToArrayBijection.map({value.name: point[value.name] for value in step.vars})
+    np.testing.assert_array_equal(ravelled.data, position)
+    _, gradient = step._logp_dlogp_func(ravelled)
+    expected = posterior.gradient(position)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+    return step
+
+
+def positions(posterior: Posterior, idata: xr.DataTree) -> np.ndarray:
+    """Draws of the unconstrained position, shape (chains, draws, d)."""
+    values = idata["posterior"]
+    parts = [values[name].values for name in posterior.layout.names]
+    return np.concatenate([part.reshape(*part.shape[:2], -1) for part in parts], axis=2)
+
+
+def sample(posterior: Posterior, settings: Settings) -> tuple[xr.DataTree, float]:
+    """Draws by NUTS, with the transformed variables, and the seconds spent on the metric."""
+    common = {
+        "chains": settings.chains,
+        "cores": 1,
+        "progressbar": False,
+        "nuts_sampler": "pymc",
+        "discard_tuned_samples": False,
+        "compute_convergence_checks": False,
+        "idata_kwargs": {"include_transformed": True},
+    }
+    if settings.metric == "default":
         idata = pm.sample(
-            draws=arguments.draws,
-            chains=arguments.chains,
-            cores=arguments.cores,
+            draws=settings.draws,
+            tune=settings.tune,
+            target_accept=settings.target_accept,
             random_seed=SEED,
-            nuts_sampler="pymc",
+            **common,
         )
-    posterior = idata.posterior.to_dataset()
+        return idata, 0.0
+
+    begin = time.perf_counter()
+    center = find_center(posterior, posterior.initial_position)
+    covariance = center.curvature.covariance
+    if settings.metric != "laplace":
+        # Narrow differences: the prior alone holds some directions, and is lost in wide ones.
+        width = 1e-3 * center.curvature.standard_deviations
+        precision = curvature_by_differences(posterior.gradient, center.position, width)
+        covariance = linalg.inv(precision)
+        covariance = (covariance + covariance.T) / 2
+    root = linalg.cholesky(covariance, lower=True)
+    rng = np.random.default_rng(SEED)
+    starts = [
+        posterior.layout.unravel(center.position + root @ rng.standard_normal(len(root)))
+        for _ in range(settings.chains)
+    ]
+    seconds = time.perf_counter() - begin
+    if settings.metric == "pilot":
+        pilot = pm.sample(
+            draws=300,
+            tune=200,
+            step=nuts_step(posterior, covariance, settings.target_accept),
+            initvals=starts,
+            random_seed=SEED + 1,
+            **common,
+        )
+        seconds += pilot["posterior"].attrs["sampling_time"]
+        draws = positions(posterior, pilot)
+        covariance = np.cov(draws.reshape(-1, posterior.dimension), rowvar=False)
+        starts = [posterior.layout.unravel(chain[-1]) for chain in draws]
+    idata = pm.sample(
+        draws=settings.draws,
+        tune=settings.tune,
+        step=nuts_step(posterior, np.atleast_2d(covariance), settings.target_accept),
+        initvals=starts,
+        random_seed=SEED,
+        **common,
+    )
+    return idata, seconds
+
+
+def summarise(posterior: Posterior, idata: xr.DataTree, free: list[str]) -> dict[str, np.ndarray]:
+    """Means, standard deviations and the quality of both."""
+    draws = idata["posterior"].to_dataset()
+    r_hat, ess = az.rhat(draws), az.ess(draws)
+    ess_sd = az.ess(draws, method="sd")
     summary = {}
-    for name, values in posterior.data_vars.items():
-        stacked = values.values.reshape(-1, *values.shape[2:])
+    for name in free:
+        values = draws[name].values
+        stacked = values.reshape(-1, *values.shape[2:])
         summary[f"{name}_mean"] = stacked.mean(0)
         summary[f"{name}_sd"] = stacked.std(0)
-        summary[f"{name}_r_hat"] = az.rhat(posterior)[name].values
-        summary[f"{name}_ess"] = az.ess(posterior)[name].values
+        summary[f"{name}_r_hat"] = r_hat[name].values
+        summary[f"{name}_ess"] = ess[name].values
+
+    def joined(statistic: xr.Dataset) -> np.ndarray:
+        return np.concatenate([statistic[name].values.ravel() for name in posterior.layout.names])
+
+    position = positions(posterior, idata).reshape(-1, posterior.dimension)
+    return summary | {
+        "position_mean": position.mean(0),
+        "position_sd": position.std(0),
+        "position_r_hat": joined(r_hat),
+        "position_ess": joined(ess),
+        "position_ess_sd": joined(ess_sd),
+        "labels": np.array(posterior.labels),
+    }
+
+
+def make_reference(name: str, data_folder: Path) -> None:
+    """Sample one model and store the summary."""
+    settings = SETTINGS.get(name, Settings())
+    with MODELS[name](data_folder) as model:
+        posterior = Posterior(model)
+        idata, metric_seconds = sample(posterior, settings)
+    summary = summarise(posterior, idata, [variable.name for variable in model.free_RVs])
+    stats, warmup = idata["sample_stats"], idata["warmup_sample_stats"]
+    cpu_seconds = stats["process_time_diff"].sum() + warmup["process_time_diff"].sum()
+    facts = asdict(settings) | {
+        "n_rows": posterior.n_rows,
+        "dimension": posterior.dimension,
+        "nuts_seconds": float(idata["posterior"].attrs["sampling_time"]),
+        "nuts_cpu_seconds": float(cpu_seconds),
+        "metric_seconds": metric_seconds,
+        "leapfrogs": float(stats["n_steps"].mean()),
+        "divergences": int(stats["diverging"].sum()),
+        "seed": SEED,
+    }
     REFERENCES.mkdir(exist_ok=True)
-    np.savez(
-        REFERENCES / f"{arguments.name}.npz",
+    np.savez_compressed(
+        REFERENCES / f"{name}.npz",
         **summary,
-        seed=SEED,
-        draws=arguments.draws,
-        chains=arguments.chains,
+        **facts,
         versions=[f"{package} {version(package)}" for package in ("pymc", "pytensor", "numpy")],
     )
-    print({key: np.round(value, 4) for key, value in summary.items()})
+    quality = {
+        "max R-hat": summary["position_r_hat"].max(),
+        "min ESS": summary["position_ess"].min(),
+        "min ESS of sd": summary["position_ess_sd"].min(),
+    }
+    print(name, facts, {key: round(float(value), 4) for key, value in quality.items()}, flush=True)
+
+
+def main() -> None:
+    """Make the references named on the command line, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data_folder", type=Path)
+    parser.add_argument("names", nargs="+", choices=sorted(MODELS))
+    arguments = parser.parse_args()
+    for name in arguments.names:
+        make_reference(name, arguments.data_folder)
 
 
 if __name__ == "__main__":
