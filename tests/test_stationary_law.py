@@ -50,6 +50,7 @@ def window_minibatches(step: SGLD, order: int) -> list[np.ndarray]:
     return [step.batching.selected(np.int64(start)) for start in range(step.batching.n_rows)]
 
 
+@pytest.mark.filterwarnings("ignore:`center` is:pymc_sgmcmc.CenterWarning")
 @pytest.mark.parametrize("gradient", ["plain", "cv"])
 @pytest.mark.parametrize("batching", ["shuffle", "replace"])
 def test_mean_and_covariance_equal_the_exact_biased_law(problem, gradient, batching):
