@@ -51,6 +51,12 @@ def matrix_root(matrix: np.ndarray) -> np.ndarray:
         ) from None
 
 
+def triangular_root(root: np.ndarray) -> np.ndarray:
+    """Lower triangular root with positive diagonal of the covariance R Rᵀ, from any root R."""
+    triangular = linalg.qr(root.T, mode="r")[0][: root.shape[0]]
+    return (triangular * np.sign(np.diag(triangular))[:, None]).T
+
+
 def congruent(matrix: np.ndarray, root: np.ndarray) -> np.ndarray:
     """L⊤ A L, for scalar, diagonal or dense A and L; diagonal or scalar where both are."""
     matrix, root = np.asarray(matrix, dtype=float), np.asarray(root, dtype=float)

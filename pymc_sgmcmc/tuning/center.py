@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize
+from scipy import linalg, optimize
 
 from pymc_sgmcmc.errors import CenterWarning
-from pymc_sgmcmc.linear_algebra import apply, apply_transposed
+from pymc_sgmcmc.linear_algebra import apply, apply_transposed, triangular_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.curvature import Curvature, coordinate_scale, curvature_at
+from pymc_sgmcmc.tuning.gaussian import FEWEST_PAIRS, Mismatch, fit_gaussian, mismatch
 from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_ROWS, Subsample
 
 _log = logging.getLogger(__name__)
@@ -24,7 +26,20 @@ FARTHEST_CENTER = 3.0
 """Distance from the mode, in posterior standard deviations, beyond which a centre is no mode."""
 
 MOST_UNLIKE_GAUSSIAN = 3.0
-"""Factor by which the fall of the log density around the centre may differ from a Gaussian's."""
+"""Factor by which the fall of the log density around the centre may differ from a Gaussian's,
+and the mean curvature over it from that at the centre."""
+
+LARGEST_SHIFT = 0.3
+"""Distance of a Gaussian's mean from a better one, in standard deviations, that is small."""
+
+MOST_RECENTERINGS = 4
+"""Passes over the data for the Gaussian nearest to the posterior, at most."""
+
+EXPECTED_ITERATIONS = 20
+"""Steps of the search for that Gaussian for which its rows are reckoned."""
+
+EVIDENCE_DRAWS = 50
+"""Points at which the log density is averaged to choose between two Gaussians."""
 
 LAPLACE_DRAWS = 8
 """Points around the centre at which the noise of a control variate is computed."""
@@ -56,11 +71,14 @@ class Center:
 
 
 def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") -> Center:
-    """Search the posterior mode.
+    """Search the posterior mode, or where that is no guide the Gaussian nearest to the posterior.
 
     The search begins on a subsample of rows, whose mode is within a few posterior standard
     deviations of the mode, and whose curvature makes the second part, on all rows, a
-    well-conditioned problem that takes a handful of passes over the data.
+    well-conditioned problem that takes a handful of passes over the data. Then gradients at
+    points of the Gaussian that mode and curvature describe show whether the posterior is like it.
+    Where it is not, as with the group effects of hierarchical models, mean and curvature come
+    from the Gaussian nearest to the posterior, see `pymc_sgmcmc.tuning.gaussian`.
 
     Parameters
     ----------
@@ -75,13 +93,57 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
     ------
     ValueError
         Where the log density or its gradient is not finite at the start.
+
+    Warns
+    -----
+    CenterWarning
+        Where neither is a guide to the posterior.
     """
     if method not in ("lbfgs", "sgd"):
         raise ValueError(f"`center` should be 'lbfgs', 'sgd', or a point, but got {method!r}.")
     subsample = Subsample(posterior)
+    # Two gradients a dimension for the curvature, and for the mean curvature as many again.
+    large = Subsample(posterior, evaluations=4 * max(FEWEST_PAIRS, posterior.dimension))
     scale = coordinate_scale(posterior, subsample, start)
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always", CenterWarning)
+        center = _find_mode(posterior, subsample, large, start, scale, method)
+    caught = [one for one in record if issubclass(one.category, CenterWarning)]
+    if not center.curvature.is_dense:
+        _repeat(caught)
+        check_center(posterior, center)
+        return center
+    found = _mismatch(posterior, large, center)
+    if _is_guide(found) and not caught:
+        return center
+    with np.errstate(all="ignore"):
+        better = _nearest_gaussian(posterior, large, center, start, scale)
+    if better is None:
+        _repeat(caught)
+        if center.distance > FARTHEST_CENTER:
+            check_center(posterior, center)
+        elif not caught:
+            _warn_of_mismatch(found)
+        return center
+    distance = np.abs((better.position - center.position) / better.curvature.standard_deviations)
+    _log.info(
+        "The posterior mode is up to %.2g standard deviations from where the posterior has its "
+        "mass: the centre and the curvature are those of the Gaussian nearest to it",
+        distance.max(),
+    )
+    return better
+
+
+def _find_mode(
+    posterior: Posterior,
+    subsample: Subsample,
+    large: Subsample,
+    start: np.ndarray,
+    scale: np.ndarray,
+    method: str,
+) -> Center:
     position = _minimize(subsample.log_density_and_gradient, start, scale, tolerance=0.1)
-    curvature = curvature_at(posterior, subsample, position)
+    curvature = curvature_at(posterior, large, position)
     if method == "sgd":
         position = _newton_sgd(posterior, position, curvature)
     else:
@@ -93,10 +155,106 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
             tolerance=CENTER_TOLERANCE,
         )
         if np.max(np.abs(position - before) / curvature.standard_deviations) > 1:
-            curvature = curvature_at(posterior, subsample, position)
-    center = center_at(posterior, position, curvature)
-    check_center(posterior, center)
-    return center
+            curvature = curvature_at(posterior, large, position)
+    return center_at(posterior, position, curvature)
+
+
+def _repeat(caught: list[warnings.WarningMessage]) -> None:
+    for one in caught:
+        warnings.warn(one.message, stacklevel=3)
+
+
+# --- The Gaussian nearest to the posterior ---------------------------------------------------
+
+
+def _gradient_around(
+    posterior: Posterior, subsample: Subsample, center: Center
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Gradient of the log posterior from a subsample, with control variates at a centre."""
+    _, at_center = posterior.log_likelihood_and_gradient(center.position, subsample.rows)
+    correction = center.likelihood_gradient - subsample.weight * at_center
+
+    def gradient(position: np.ndarray) -> np.ndarray:
+        return subsample.log_density_and_gradient(position)[1] + correction
+
+    return gradient
+
+
+def _mismatch(posterior: Posterior, subsample: Subsample, center: Center) -> Mismatch:
+    rng = np.random.default_rng(1735)
+    gradient = _gradient_around(posterior, subsample, center)
+    return mismatch(gradient, center.position, center.curvature.root, rng)
+
+
+def _is_guide(found: Mismatch, largest_shift: float = LARGEST_SHIFT) -> bool:
+    """Whether a Gaussian is near the posterior."""
+    if not found.shift <= largest_shift:
+        return False
+    scales = found.scales
+    return bool(scales[0] > 1 / MOST_UNLIKE_GAUSSIAN and scales[-1] < MOST_UNLIKE_GAUSSIAN)
+
+
+def _nearest_gaussian(
+    posterior: Posterior,
+    large: Subsample,
+    mode: Center,
+    start: np.ndarray,
+    scale: np.ndarray,
+) -> Center | None:
+    """Centre at the mean of the Gaussian nearest to the posterior, None where there is none."""
+    pairs = 2 * max(FEWEST_PAIRS, posterior.dimension)
+    subsample = Subsample(posterior, evaluations=pairs * EXPECTED_ITERATIONS)
+    # Where the mode has no curvature, a search that begins there may not leave it.
+    begins = [(mode.position, mode.curvature.root), (start, np.diag(scale))]
+    candidates = []
+    for position, root in begins:
+        center: Center | None = None
+        for _ in range(MOST_RECENTERINGS):
+            # Rows that are left out move the mean: control variates at the last one.
+            gradient = (
+                subsample.gradient
+                if center is None
+                else _gradient_around(posterior, subsample, center)
+            )
+            fitted = fit_gaussian(gradient, position, root)
+            if not fitted.converged:
+                break
+            position, root = fitted.mean, fitted.root
+            covariance = root @ root.T
+            curvature = Curvature(linalg.inv(covariance), covariance, triangular_root(root))
+            center = center_at(posterior, position, curvature)
+            if subsample.weight == 1:
+                break
+            if _is_guide(_mismatch(posterior, large, center), LARGEST_SHIFT / 3):
+                break
+        if center is not None and _is_guide(_mismatch(posterior, large, center)):
+            candidates.append((_evidence(subsample, center), center))
+    return max(candidates, key=lambda one: one[0])[1] if candidates else None
+
+
+def _evidence(subsample: Subsample, center: Center) -> float:
+    """Bound on the log evidence that a Gaussian gives, but for a constant (Jordan et al. 1999)."""
+    rng = np.random.default_rng(1748)
+    root = center.curvature.root
+    values = [
+        subsample.log_density_and_gradient(center.position + root @ draw)[0]
+        for draw in rng.standard_normal((EVIDENCE_DRAWS, len(root)))
+    ]
+    return float(np.mean(values) + np.log(np.abs(np.diag(root))).sum())
+
+
+def _warn_of_mismatch(found: Mismatch) -> None:
+    scales = found.scales if np.isfinite(found.shift) else np.array([np.nan, np.nan])
+    warnings.warn(
+        "The posterior is far from the Gaussian with the curvature at its mode: over that Gaussian "
+        f"the mean gradient is {found.shift:.3g} standard deviations, and the mean curvature is "
+        f"{scales[0]:.3g} to {scales[-1]:.3g} times that at the mode. The mode may lie on a "
+        "boundary, as that of a group scale near zero does; the centre, the preconditioner and the "
+        "step size are then no guide. Use another parametrisation or a prior that keeps scales "
+        "from zero, give `center`, or sample with NUTS.",
+        CenterWarning,
+        stacklevel=3,
+    )
 
 
 def check_center(posterior: Posterior, center: Center, *, given: bool = False) -> None:
@@ -178,7 +336,8 @@ def center_at(
             "Give another `center`, or other initial values."
         )
     if curvature is None:
-        curvature = curvature_at(posterior, Subsample(posterior), position)
+        evaluations = 2 * max(FEWEST_PAIRS, posterior.dimension)
+        curvature = curvature_at(posterior, Subsample(posterior, evaluations), position)
     return Center(np.asarray(position, float), gradient, gradient - prior_gradient, curvature)
 
 

@@ -10,11 +10,28 @@ SUBSAMPLE_ROWS = 10_000
 """Rows from which curvature is computed, and on which the search for the mode begins."""
 
 
-class Subsample:
-    """The posterior with its likelihood estimated from a fixed random set of rows."""
+SUBSAMPLE_OPERATIONS = 4_000_000_000
+"""Rows times elements of a row times evaluations up to which more rows are taken: seconds."""
 
-    def __init__(self, posterior: Posterior):
-        count = min(posterior.n_rows, max(SUBSAMPLE_ROWS, 20 * posterior.dimension))
+
+class Subsample:
+    """The posterior with its likelihood estimated from a fixed random set of rows.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    evaluations : int
+        Gradients that will be asked for: with few of them, or small rows, more rows are taken,
+        all of them where that is little work. Rows in which a rare predictor is not zero are
+        few, and only they show its curvature.
+    """
+
+    def __init__(self, posterior: Posterior, evaluations: int = 0):
+        least = max(SUBSAMPLE_ROWS, 20 * posterior.dimension)
+        if evaluations:
+            operations = evaluations * max(1, posterior.row_elements)
+            least = max(least, SUBSAMPLE_OPERATIONS // operations)
+        count = min(posterior.n_rows, least)
         self.posterior = posterior
         self.weight = posterior.n_rows / count
         if count == posterior.n_rows:
@@ -30,6 +47,10 @@ class Subsample:
         value, gradient = self.posterior.log_prior_and_gradient(position)
         row_value, row_gradient = self.posterior.log_likelihood_and_gradient(position, self.rows)
         return value + self.weight * row_value, gradient + self.weight * row_gradient
+
+    def gradient(self, position: np.ndarray) -> np.ndarray:
+        """Gradient of the log density."""
+        return self.log_density_and_gradient(position)[1]
 
     def single_row_gradients(self, position: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Gradients of single rows, shape (rows, d), without a compiled function of their own."""

@@ -1,0 +1,81 @@
+"""Runs of a step method with default arguments, compared with stored references."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pymc as pm
+
+from pymc_sgmcmc import SGLDCV, bias_report
+from tests.accuracy.posteriors import MODELS
+
+REFERENCES = Path(__file__).parent / "references"
+
+
+def available() -> list[str]:
+    """Names of the models that have a stored reference."""
+    return [name for name in MODELS if (REFERENCES / f"{name}.npz").exists()]
+
+
+def compare(
+    name: str,
+    data_folder: Path,
+    step_class: type = SGLDCV,
+    *,
+    draws: int = 1000,
+    tune: int = 1000,
+    chains: int = 4,
+    seed: int = 1,
+    mode: str = "CVM",
+    **settings: Any,
+) -> pd.DataFrame:
+    """Errors of one run, a row a coordinate of the position.
+
+    Columns ``mean_error`` (in reference sds), ``sd_ratio``, ``variance_error`` (true, relative),
+    ``monte_carlo`` (standard error of the true one, from both runs) and the columns of
+    `bias_report`. ``attrs``: the wall seconds of making the step and of sampling, warnings, and the
+    attributes of the report.
+    """
+    reference = np.load(REFERENCES / f"{name}.npz")
+    model = MODELS[name](data_folder)
+    with model, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        begin = time.perf_counter()
+        step = step_class(compile_kwargs={"mode": mode}, **settings)
+        made = time.perf_counter()
+        idata = pm.sample(
+            step=step,
+            draws=draws,
+            tune=tune,
+            chains=chains,
+            cores=1,
+            random_seed=seed,
+            progressbar=False,
+            quiet=True,
+        )
+        end = time.perf_counter()
+    report = bias_report(idata)
+    mean, sd = reference["position_mean"], reference["position_sd"]
+    ess = report["ess_bulk"].to_numpy()
+    reference_ess = reference.get("position_ess_sd", reference["position_ess"])
+    table = report.assign(
+        model=name,
+        mean_off=(report["mean"] - mean) / sd,
+        sd_ratio=report["sd"] / sd,
+        true_error=(report["sd"] / sd) ** 2 - 1,
+        monte_carlo=np.sqrt(2 / ess + 2 / reference_ess),
+    )
+    table.attrs |= {
+        "seconds_made": made - begin,
+        "seconds_sampled": end - made,
+        "warnings": [str(one.message)[:200] for one in caught],
+        "nuts_seconds": float(reference.get("nuts_seconds", np.nan)),
+        "why": idata["sample_stats"].attrs.get("sgmcmc_why"),
+        "thin": step.thin,
+    }
+    return table
