@@ -26,7 +26,10 @@ DEFAULT_BIAS = 0.05
 STANDARD_ERRORS = 2.0
 """Monte-Carlo standard errors by which an error has to exceed the stated one."""
 
-LARGEST_R_HAT = 1.01
+LARGEST_MEAN_ERROR = 0.1
+"""Error of a mean, in posterior standard deviations, that is worth a word."""
+
+LARGEST_R_HAT = 1.05
 SMALLEST_ESS = 100.0
 SMALLEST_PROBABILITY = 1e-3
 """Bounds beyond which chains count as not converged."""
@@ -127,16 +130,16 @@ def bias_report(
         mean_error = _half_step_error(positions, second, sd)
     ess = np.array([_array_stat("ess", positions[..., i]) for i in range(len(sd))])
     r_hat = np.array([_array_stat("rhat", positions[..., i]) for i in range(len(sd))])
-    rows = zip(
-        error.value,
-        error.standard_error,
-        mean_error.value,
-        mean_error.standard_error,
-        ess,
-        r_hat,
-        strict=True,
-    )
-    verdicts = [_verdict(*row, stated) for row in rows]
+    verdicts = [
+        _verdict(
+            error.value[i] / stated,
+            error.standard_error[i] / stated,
+            (mean_error.value[i], mean_error.standard_error[i]),
+            ess[i],
+            r_hat[i],
+        )
+        for i in range(len(sd))
+    ]
     report = pd.DataFrame(
         {
             "mean": positions.mean((0, 1)),
@@ -249,22 +252,17 @@ def _array_stat(name: str, values: np.ndarray) -> float:
 
 
 def _verdict(
-    error: float,
-    standard_error: float,
-    mean_error: float,
-    mean_error_se: float,
-    ess: float,
-    r_hat: float,
-    stated: float,
+    error: float, standard_error: float, mean_error: tuple[float, float], ess: float, r_hat: float
 ) -> str:
-    if not (r_hat < 1.05 and ess >= SMALLEST_ESS):
+    """Verdict of one coordinate; the variance error is relative to the stated one."""
+    if not (r_hat < LARGEST_R_HAT and ess >= SMALLEST_ESS):
         return "not converged"
-    if error - STANDARD_ERRORS * standard_error > stated:
+    if error - STANDARD_ERRORS * standard_error > 1:
         return "variance too large"
     # Without a second run the error of the mean is NaN, and nothing is said of it.
-    if abs(mean_error) - STANDARD_ERRORS * mean_error_se > 0.1:
+    if abs(mean_error[0]) - STANDARD_ERRORS * mean_error[1] > LARGEST_MEAN_ERROR:
         return "mean off"
-    if error + STANDARD_ERRORS * standard_error > max(2 * stated, stated + 0.05):
+    if error + STANDARD_ERRORS * standard_error > 2:
         return "cannot tell"
     return "ok"
 

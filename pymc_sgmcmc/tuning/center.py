@@ -220,8 +220,9 @@ def _nearest_gaussian(
             if not fitted.converged:
                 break
             position, root = fitted.mean, fitted.root
-            covariance = root @ root.T
-            curvature = Curvature(linalg.inv(covariance), covariance, triangular_root(root))
+            lower = triangular_root(root)
+            inverse = linalg.solve_triangular(lower, np.eye(len(lower)), lower=True)
+            curvature = Curvature(inverse.T @ inverse, lower @ lower.T, lower)
             center = center_at(posterior, position, curvature)
             if subsample.weight == 1:
                 break

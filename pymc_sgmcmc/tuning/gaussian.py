@@ -40,6 +40,9 @@ CONVERGED_SCALE = 0.1
 LARGEST_STEP = 1.0
 """Longest step of the mean in each direction, in standard deviations."""
 
+HOPELESS_SHIFT = 5.0
+"""Mean gradient, after a third of the steps, at which the search is given up."""
+
 PRECISION_BOUNDS = (0.25, 4.0)
 """Bounds on the change of the precision in one step."""
 
@@ -135,14 +138,17 @@ def fit_gaussian(
     mean, root : numpy.ndarray, shape (d,) and (d, d)
         Where to begin.
     """
-    for _ in range(MOST_ITERATIONS):
+    for iteration in range(MOST_ITERATIONS):
         found = mismatch(gradient, mean, root, np.random.default_rng(1747))
         if not np.isfinite(found.shift):
             # Half the width: fewer points where the density vanishes.
             root = root / 2
             continue
+        if iteration >= MOST_ITERATIONS / 3 and found.shift > HOPELESS_SHIFT:
+            break
         values, vectors = linalg.eigh(found.precision)
-        change = np.clip(values, *PRECISION_BOUNDS)
+        # Half the way: whole steps can go round a skewed posterior for ever.
+        change = np.clip((1 + values) / 2, *PRECISION_BOUNDS)
         step = vectors @ np.clip(vectors.T @ found.gradient / change, -LARGEST_STEP, LARGEST_STEP)
         mean = mean + root @ step
         root = root @ (vectors * change**-0.5) @ vectors.T
