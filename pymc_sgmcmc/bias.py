@@ -360,7 +360,7 @@ def _half_step_error(first: np.ndarray, second: np.ndarray, sd: np.ndarray) -> E
 
 def _mean_errors(positions: np.ndarray) -> np.ndarray:
     count = range(positions.shape[-1])
-    return np.array([_array_stat("mcse_mean", positions[..., i]) for i in count])
+    return np.array([_array_stat("mcse", positions[..., i]) for i in count])
 
 
 __all__: Sequence[str] = ("bias_report", "bias_warnings")

@@ -92,8 +92,7 @@ def langevin_variance_error(
     precision = np.asarray(precision, dtype=float)
     dimension = gradients.shape[-1]
     if preconditioner.ndim < 2 and precision.ndim < 2:
-        variance = 1 / np.broadcast_to(precision, dimension)
-        return mean_with_error(0.25 * step_sizes[..., None] * gradients**2 * variance)
+        return mean_with_error(0.25 * step_sizes[..., None] * gradients**2 * preconditioner)
     root = matrix_root(np.asarray(preconditioner))
     if root.ndim < 2:
         root = np.diag(np.broadcast_to(root, dimension))

@@ -1,0 +1,111 @@
+"""The Gaussian nearest to a posterior, against quadrature and closed forms."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_sgmcmc import CenterWarning, Posterior
+from pymc_sgmcmc.linear_algebra import triangular_root
+from pymc_sgmcmc.tuning import find_center
+from pymc_sgmcmc.tuning.gaussian import fit_gaussian, mismatch
+
+
+def random_root(rng, dimension):
+    return rng.normal(size=(dimension, dimension)) + 2 * np.eye(dimension)
+
+
+def test_mismatch_of_a_quadratic_is_exact(rng):
+    """Precision H and mean m against N(a, R R'): gradient R'H(m - a), curvature R'HR."""
+    d = 4
+    A = rng.normal(size=(d, d))
+    H, m, a, R = A @ A.T + np.eye(d), rng.normal(size=d), rng.normal(size=d), random_root(rng, d)
+    found = mismatch(lambda x: -H @ (x - m), a, R, rng)
+    np.testing.assert_allclose(found.gradient, R.T @ H @ (m - a), rtol=1e-10)
+    np.testing.assert_allclose(found.precision, R.T @ H @ R, rtol=1e-8, atol=1e-10)
+
+
+def test_fit_of_a_gaussian_is_exact(rng):
+    d = 3
+    A = rng.normal(size=(d, d))
+    H, m = A @ A.T + np.eye(d), rng.normal(size=d)
+    fitted = fit_gaussian(lambda x: -H @ (x - m), np.zeros(d), 0.1 * np.eye(d))
+    assert fitted.converged
+    np.testing.assert_allclose(fitted.mean, m, atol=0.05)
+    np.testing.assert_allclose(fitted.root @ fitted.root.T @ H, np.eye(d), atol=0.1)
+
+
+def test_fit_of_a_log_rate():
+    """Counts with mean exp(t): exp(m + v/2) n = s - m / 100 and 1 / v = n exp(m + v/2) + 1/100."""
+    total, n = 7.0, 5.0
+
+    def gradient(t):
+        return np.array([total - n * np.exp(t[0]) - t[0] / 100])
+
+    fitted = fit_gaussian(gradient, np.zeros(1), np.eye(1))
+    assert fitted.converged
+    m, v = fitted.mean[0], fitted.root[0, 0] ** 2
+    for _ in range(200):  # the two equations, from where the search ended
+        v = 1 / (n * np.exp(m + v / 2) + 0.01)
+        m = np.log((total - m / 100) / n) - v / 2
+    assert abs(fitted.mean[0] - m) < 0.05 * np.sqrt(v)
+    assert fitted.root[0, 0] ** 2 == pytest.approx(v, rel=0.1)
+
+
+def test_a_density_without_bound_has_no_fit():
+    assert not fit_gaussian(lambda x: 0.0 * x, np.zeros(2), np.eye(2)).converged
+
+
+def test_triangular_root_is_of_the_same_covariance(rng):
+    R = random_root(rng, 4)
+    L = triangular_root(R)
+    np.testing.assert_allclose(L @ L.T, R @ R.T, rtol=1e-10)
+    np.testing.assert_array_equal(L, np.tril(L))
+
+
+GROUPS = np.repeat(np.arange(12), 8)
+
+
+def grouped_outcomes():
+    rng = np.random.default_rng(4)
+    return rng.normal(0, 0.8, size=12)[GROUPS] + rng.normal(size=len(GROUPS))
+
+
+def hierarchy(*, centred: bool) -> pm.Model:
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", 1.0)
+        if centred:
+            effect = pm.Normal("effect", 0.0, scale, shape=12)
+        else:
+            effect = scale * pm.Normal("z", 0.0, 1.0, shape=12)
+        pm.Normal("y", effect[GROUPS], 1.0, observed=grouped_outcomes())
+    return model
+
+
+def log_scale_moments():
+    """Mean and sd of the log scale by quadrature, effects integrated out."""
+    t = np.linspace(-5, 3, 4001)
+    variance = np.exp(2 * t)[:, None] + 1 / 8
+    means = grouped_outcomes().reshape(12, 8).mean(1)
+    log_density = (-0.5 * np.log(variance) - 0.5 * means**2 / variance).sum(1)
+    log_density += -0.5 * np.exp(2 * t) + t
+    weights = np.exp(log_density - log_density.max())
+    weights /= weights.sum()
+    mean = weights @ t
+    return mean, np.sqrt(weights @ (t - mean) ** 2)
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_center_of_a_hierarchy_is_where_its_mass_is(centred):
+    """The joint mode is at a scale of zero, or many sds away; the centre is not."""
+    posterior = Posterior(hierarchy(centred=centred))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CenterWarning)
+        center = find_center(posterior, posterior.initial_position)
+    which = next(i for i, label in enumerate(posterior.labels) if "scale" in label)
+    mean, sd = log_scale_moments()
+    assert abs(center.position[which] - mean) < 0.5 * sd
+    assert 0.6 * sd < center.curvature.standard_deviations[which] < 1.5 * sd
