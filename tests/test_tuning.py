@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -16,6 +18,7 @@ from pymc_sgmcmc.tuning import (
     choose_step_size,
     dense_curvature,
     find_center,
+    row_deviations,
 )
 from tests.linear_gaussian import LinearGaussian, formula_covariance
 from tests.models import logistic_model
@@ -106,7 +109,11 @@ def test_step_size_keeps_the_stated_inflation(problem, posterior, scheme, contro
     center = find_center(posterior, np.zeros(4))
     batching = make_batching(scheme, posterior.data, 50)
     choice = choose_step_size(
-        posterior, center, center.curvature.root, batching, control_variate=control_variate
+        posterior,
+        center,
+        center.curvature.root,
+        batching,
+        deviations=row_deviations(posterior, center, control_variate=control_variate),
     )
     # The law with M = H^-1 is that with M = I in whitened coordinates.
     root = center.curvature.root
@@ -129,7 +136,13 @@ def test_batch_size_needed_balances_noise_and_curvature(problem, posterior):
 
     def choice(batch_size):
         batching = make_batching("shuffle", posterior.data, batch_size)
-        return choose_step_size(posterior, center, root, batching, control_variate=False)
+        return choose_step_size(
+            posterior,
+            center,
+            root,
+            batching,
+            deviations=row_deviations(posterior, center, control_variate=False),
+        )
 
     needed = choice(20).batch_size_needed
     assert choice(needed).noise <= choice(needed).curvature < choice(needed - 1).noise
@@ -146,7 +159,11 @@ def test_curvature_under_any_preconditioner(problem, posterior, preconditioner):
     dense = np.diag(np.broadcast_to(matrix, 4)) if matrix.ndim < 2 else matrix
     batching = make_batching("shuffle", posterior.data, 50)
     choice = choose_step_size(
-        posterior, center, matrix_root(matrix), batching, control_variate=True
+        posterior,
+        center,
+        matrix_root(matrix),
+        batching,
+        deviations=row_deviations(posterior, center, control_variate=True),
     )
     expected = np.linalg.eigvals(dense @ problem.precision).real.max()
     assert choice.curvature == pytest.approx(expected, rel=1e-5)
@@ -173,7 +190,7 @@ def test_a_centre_without_a_finite_gradient_is_refused():
         center_at(posterior, np.array([np.inf, 0.0, 0.0]))
 
 
-def test_a_mode_on_the_boundary_is_reported():
+def test_a_mode_on_the_boundary_is_reported(caplog):
     """The density of a centred hierarchy is unbounded where the group scale goes to zero."""
     rng = np.random.default_rng(3)
     group = rng.integers(0, 6, 60)
@@ -181,8 +198,9 @@ def test_a_mode_on_the_boundary_is_reported():
         scale = pm.HalfNormal("scale", 1.0)
         effect = pm.Normal("effect", 0.0, scale, shape=6)
         pm.Normal("y", effect[group], 1.0, observed=rng.normal(size=60))
-    with pytest.warns(CenterWarning):
+    with caplog.at_level(logging.INFO, logger="pymc.sgmcmc"):
         find_center(Posterior(model), Posterior(model).initial_position)
+    assert "standard deviations from where the posterior has its mass" in caplog.text
 
 
 def test_a_support_that_depends_on_a_parameter_is_reported():

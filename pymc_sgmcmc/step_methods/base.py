@@ -145,6 +145,7 @@ class StochasticGradientStep(BlockedStep):
         blocked: bool = True,
         rng: Any = None,
         bias: float | None = None,
+        init: Any = None,
         **unknown: Any,
     ):
         if unknown:
@@ -167,6 +168,7 @@ class StochasticGradientStep(BlockedStep):
             compile_kwargs=compile_kwargs,
             needs_center=self._needs_center(step_size),
             bias=bias,
+            init=init,
         )
         self.bias = setup.bias
         self.posterior = setup.posterior

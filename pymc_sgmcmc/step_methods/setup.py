@@ -38,10 +38,12 @@ from pymc_sgmcmc.tuning import (
     Center,
     StepSizeChoice,
     center_at,
+    center_of,
     check_center,
     choose_batch_size,
     choose_step_size,
     find_center,
+    initial_gaussian,
     laplace_draws,
     row_deviations,
 )
@@ -232,6 +234,7 @@ def prepare(
     compile_kwargs: dict | None,
     needs_center: bool,
     bias: float | None,
+    init: Any,
 ) -> Setup:
     """Check the common settings of a step method, and compute what they ask for.
 
@@ -282,7 +285,9 @@ def prepare(
     found: Center | None = None
     others: dict[str, np.ndarray] = {}
     joint_draws = None
-    if needs_center or center is not None or gradient in NEEDS_CENTER:
+    if init is not None:
+        found, others = _center_from(init, model, posterior, center)
+    elif needs_center or center is not None or gradient in NEEDS_CENTER:
         found, others, joint_draws = _center(model, posterior, center, rows, initial_point)
     deviations = None
     if found is not None:
@@ -523,6 +528,21 @@ def _center(
         joint_draws = None
     others = {name: np.array(shared.get_value()) for name, shared in posterior.others.items()}
     return found, others, joint_draws
+
+
+def _center_from(
+    init: Any, model: Model, posterior: Posterior, center: Any
+) -> tuple[Center, dict[str, np.ndarray]]:
+    """Centre from an approximation that the user has."""
+    if center is not None:
+        raise ValueError("`init` and `center` both say where the centre is. Leave one of them out.")
+    if posterior.others:
+        raise ValueError(
+            "`init` is for a step method that has all variables of the model, but others move "
+            f"{sorted(posterior.others)}. Leave it out, or give `center`."
+        )
+    position, curvature = initial_gaussian(init, model, posterior)
+    return center_of(posterior, position, curvature), {}
 
 
 def _center_point(

@@ -42,15 +42,17 @@ class SGLD(StochasticGradientStep):
     vars : sequence of variables, optional
         Continuous free variables, in any order; all of the model where not given.
     batch_size : int, optional
-        Rows n a minibatch. Needed for an ordinary model; for a model with `pymc.Minibatch`
-        it replaces the model's own.
+        Rows n a minibatch; for a model with `pymc.Minibatch` it replaces the model's own. Default
+        for an ordinary model: the one at which an effective draw costs least, see
+        `pymc_sgmcmc.tuning.choose_batch_size`.
     rows : str or sequence of str, optional
         Names of observed variables, `pymc.Data` variables or a dimension that run over the
         rows, for ordinary models in which this is ambiguous.
     step_size : float or callable, optional
         h, or a function of the transition number (from 0) such as `PolynomialDecay`. Where
         not given, the closed form :math:`h = 4\delta / (\lambda_{\max}(MV) +
-        \lambda_{\max}(MH))` for a variance inflation :math:`\delta` of 5 %.
+        \lambda_{\max}(MH))` for the variance inflation :math:`\delta` stated as `bias`, made
+        smaller while tuning where the gradients that the chain meets show more than that.
     preconditioner : {"curvature", "identity"}, float, (d,) or (d, d) array, optional
         M, symmetric positive definite, fixed. "curvature" is the inverse curvature at the
         centre, dense up to d = 500 and diagonal beyond. Default: "curvature" where the step
@@ -77,6 +79,14 @@ class SGLD(StochasticGradientStep):
     compile_kwargs : dict, optional
         For the transitions, passed to `pytensor.function`: ``{"mode": "NUMBA"}`` (the
         default), ``"CVM"`` or ``"JAX"``.
+    init : mapping, xarray.DataTree or pymc Approximation, optional
+        An approximation of the posterior to take the centre and the curvature from, in place of a
+        search: draws of all free variables, as Pathfinder in `pymc_extras` or a short run of NUTS
+        return them; what `pymc.fit` returns; or ``{"mean": (d,), "covariance": (d, d)}`` of the
+        unconstrained position.
+    bias : float, optional
+        Relative error of the posterior variance that you accept, in (0, 1), instead of a
+        `step_size`; 0.05 where neither is given. `bias_report` says what became of it.
     blocked : bool
         Sample the variables together; the only choice that makes sense here.
     rng : optional

@@ -4,7 +4,14 @@ Everything here is deterministic for a given model and data: rows are sampled wi
 """
 
 from pymc_sgmcmc.tuning.batch_size import choose_batch_size
-from pymc_sgmcmc.tuning.center import Center, center_at, check_center, find_center, laplace_draws
+from pymc_sgmcmc.tuning.center import (
+    Center,
+    center_at,
+    center_of,
+    check_center,
+    find_center,
+    laplace_draws,
+)
 from pymc_sgmcmc.tuning.curvature import (
     DENSE_DIMENSION,
     Curvature,
@@ -12,6 +19,7 @@ from pymc_sgmcmc.tuning.curvature import (
     difference_width,
     prior_precision,
 )
+from pymc_sgmcmc.tuning.initialization import initial_gaussian
 from pymc_sgmcmc.tuning.step_size import (
     VARIANCE_INFLATION,
     StepSizeChoice,
@@ -26,12 +34,14 @@ __all__ = [
     "Curvature",
     "StepSizeChoice",
     "center_at",
+    "center_of",
     "check_center",
     "choose_batch_size",
     "choose_step_size",
     "dense_curvature",
     "difference_width",
     "find_center",
+    "initial_gaussian",
     "laplace_draws",
     "prior_precision",
     "row_deviations",

@@ -17,7 +17,7 @@ from pymc_sgmcmc.tuning.curvature import Curvature, coordinate_scale, curvature_
 from pymc_sgmcmc.tuning.gaussian import FEWEST_PAIRS, Mismatch, fit_gaussian, mismatch
 from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_ROWS, Subsample
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
 CENTER_TOLERANCE = 1e-2
 """Distance to the mode, in posterior standard deviations, at which the search ends."""
@@ -32,8 +32,20 @@ and the mean curvature over it from that at the centre."""
 LARGEST_SHIFT = 0.3
 """Distance of a Gaussian's mean from a better one, in standard deviations, that is small."""
 
+LARGEST_LOSS = 0.05
+"""Part of a Gaussian outside of the posterior's support that is small."""
+
 MOST_RECENTERINGS = 4
 """Passes over the data for the Gaussian nearest to the posterior, at most."""
+
+DISPERSED_STARTS = 4
+"""Searches for other modes, from starts within 2 of the first in each coordinate."""
+
+FARTHEST_MODE = 5.0
+"""Distance, in standard deviations, at which two searches ended at different modes."""
+
+NEGLIGIBLE_MODE = 20.0
+"""Difference of log densities beyond which the lower mode holds nearly no mass."""
 
 EXPECTED_ITERATIONS = 20
 """Steps of the search for that Gaussian for which its rows are reckoned."""
@@ -115,6 +127,7 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
         return center
     found = _mismatch(posterior, large, center)
     if _is_guide(found) and not caught:
+        warn_of_other_modes(posterior, subsample, center, start, scale)
         return center
     with np.errstate(all="ignore"):
         better = _nearest_gaussian(posterior, large, center, start, scale)
@@ -159,6 +172,49 @@ def _find_mode(
     return center_at(posterior, position, curvature)
 
 
+def warn_of_other_modes(
+    posterior: Posterior,
+    subsample: Subsample,
+    center: Center,
+    start: np.ndarray,
+    scale: np.ndarray,
+) -> None:
+    """Warn where searches from dispersed starts end at another mode that may hold mass.
+
+    Warns
+    -----
+    CenterWarning
+    """
+    rng = np.random.default_rng(1963)
+    sds = center.curvature.standard_deviations
+    with np.errstate(all="ignore"):
+        # On the same rows as the others, which move the mode by some standard deviations.
+        first = _minimize(subsample.log_density_and_gradient, center.position, scale, 0.1)
+        top, _ = subsample.log_density_and_gradient(first)
+        far = max(FARTHEST_MODE, 2 * float(np.max(np.abs(first - center.position) / sds)))
+        for _ in range(DISPERSED_STARTS):
+            begin = start + rng.uniform(-2, 2, size=len(start))
+            try:
+                end = _minimize(subsample.log_density_and_gradient, begin, scale, 0.1)
+            except ValueError:
+                continue  # not finite there
+            value, gradient = subsample.log_density_and_gradient(end)
+            distance = float(np.max(np.abs(end - first) / sds))
+            ended = np.max(np.abs(apply_transposed(np.diag(scale), gradient))) < 1
+            if not (ended and distance > far and value > top - NEGLIGIBLE_MODE):
+                continue
+            warnings.warn(
+                "The posterior has more than one mode: a search from another start ended "
+                f"{distance:.3g} standard deviations from the centre, where the log density is "
+                f"{abs(value - top):.3g} {'higher' if value > top else 'lower'}. Chains begin at "
+                "one of them, hardly ever leave it, and agree there. Order or fix what makes modes "
+                "exchangeable, give `center`, or sample with NUTS.",
+                CenterWarning,
+                stacklevel=3,
+            )
+            return
+
+
 def _repeat(caught: list[warnings.WarningMessage]) -> None:
     for one in caught:
         warnings.warn(one.message, stacklevel=3)
@@ -175,7 +231,7 @@ def _gradient_around(
     correction = center.likelihood_gradient - subsample.weight * at_center
 
     def gradient(position: np.ndarray) -> np.ndarray:
-        return subsample.log_density_and_gradient(position)[1] + correction
+        return subsample.gradient(position) + correction
 
     return gradient
 
@@ -188,7 +244,7 @@ def _mismatch(posterior: Posterior, subsample: Subsample, center: Center) -> Mis
 
 def _is_guide(found: Mismatch, largest_shift: float = LARGEST_SHIFT) -> bool:
     """Whether a Gaussian is near the posterior."""
-    if not found.shift <= largest_shift:
+    if not (found.shift <= largest_shift and found.lost <= LARGEST_LOSS):
         return False
     scales = found.scales
     return bool(scales[0] > 1 / MOST_UNLIKE_GAUSSIAN and scales[-1] < MOST_UNLIKE_GAUSSIAN)
@@ -256,6 +312,31 @@ def _warn_of_mismatch(found: Mismatch) -> None:
         CenterWarning,
         stacklevel=3,
     )
+
+
+def center_of(posterior: Posterior, position: np.ndarray, curvature: Curvature) -> Center:
+    """Centre at the mean of a Gaussian that a user gave.
+
+    Warns
+    -----
+    CenterWarning
+        Where gradients over the Gaussian show that it is far from the posterior.
+    """
+    center = center_at(posterior, position, curvature)
+    if curvature.is_dense:
+        evaluations = 2 * max(FEWEST_PAIRS, posterior.dimension)
+        found = _mismatch(posterior, Subsample(posterior, evaluations), center)
+        if not _is_guide(found, largest_shift=1.0):
+            scales = found.scales if np.isfinite(found.shift) else np.full(2, np.nan)
+            warnings.warn(
+                "`init` is far from the posterior: over it the mean gradient is "
+                f"{found.shift:.3g} of its standard deviations, and the mean curvature is "
+                f"{scales[0]:.3g} to {scales[-1]:.3g} times that of `init`. Step size and "
+                "preconditioner are then no guide. Leave `init` out to have them computed.",
+                CenterWarning,
+                stacklevel=3,
+            )
+    return center
 
 
 def check_center(posterior: Posterior, center: Center, *, given: bool = False) -> None:

@@ -74,10 +74,13 @@ class Mismatch:
         Mean gradient of the log posterior.
     precision : numpy.ndarray, shape (d, d)
         Mean curvature; the unit matrix where the Gaussian is right.
+    lost : float
+        Part of the points with no gradient, outside of the support say.
     """
 
     gradient: np.ndarray
     precision: np.ndarray
+    lost: float = 0.0
 
     @property
     def shift(self) -> float:
@@ -118,9 +121,10 @@ def mismatch(
             outer += np.outer(direction, behind - ahead) / (2 * radius)
             used += 1
     if used < max(2, d * sets / 2):
-        return Mismatch(np.full(d, np.inf), np.full((d, d), np.nan))
+        return Mismatch(np.full(d, np.inf), np.full((d, d), np.nan), 1.0)
     precision = d * outer / used
-    return Mismatch(total / used, 0.5 * (precision + precision.T))
+    lost = 1 - used / (sets * d)
+    return Mismatch(total / used, 0.5 * (precision + precision.T), lost)
 
 
 def fit_gaussian(

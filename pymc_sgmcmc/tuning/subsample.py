@@ -49,8 +49,9 @@ class Subsample:
         return value + self.weight * row_value, gradient + self.weight * row_gradient
 
     def gradient(self, position: np.ndarray) -> np.ndarray:
-        """Gradient of the log density."""
-        return self.log_density_and_gradient(position)[1]
+        """Gradient of the log density, NaN where the density is zero."""
+        value, gradient = self.log_density_and_gradient(position)
+        return gradient if np.isfinite(value) else np.full(len(position), np.nan)
 
     def single_row_gradients(self, position: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Gradients of single rows, shape (rows, d), without a compiled function of their own."""

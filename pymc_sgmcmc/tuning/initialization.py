@@ -1,0 +1,129 @@
+"""Centre and covariance from an approximation of the posterior that the user has already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytensor
+from pymc.model import Model
+from pymc.variational.approximations import Approximation
+from scipy import linalg
+from xarray import DataTree
+
+from pymc_sgmcmc.checks import as_array
+from pymc_sgmcmc.linear_algebra import matrix_root
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.tuning.curvature import DENSE_DIMENSION, Curvature
+
+APPROXIMATION_DRAWS = 2_000
+"""Draws taken from an approximation of `pymc.fit`."""
+
+DRAWS_FOR_A_MATRIX = 5
+"""Draws a dimension from which a dense covariance is estimated; with fewer, its diagonal."""
+
+
+def initial_gaussian(init: Any, model: Model, posterior: Posterior) -> tuple[np.ndarray, Curvature]:
+    """Mean and curvature of the unconstrained position from a user's approximation.
+
+    Parameters
+    ----------
+    init : mapping, xarray.DataTree or pymc Approximation
+        ``{"mean": (d,), "covariance": (d, d) or (d,)}`` of the unconstrained position; draws of
+        all free variables in a ``posterior`` group, as Pathfinder in `pymc_extras` or a short run
+        of NUTS returns them; or what `pymc.fit` returns.
+    model : pymc.Model
+    posterior : Posterior
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where it is none of these, or has the wrong shape.
+    """
+    if isinstance(init, Mapping) and not isinstance(init, DataTree):
+        mean, covariance = _from_mapping(init, posterior.dimension)
+    elif isinstance(init, DataTree | Approximation):
+        if isinstance(init, Approximation):
+            init = init.sample(APPROXIMATION_DRAWS, random_seed=2011)
+        positions = _positions(init, model, posterior)
+        mean, covariance = positions.mean(0), _covariance(positions)
+    else:
+        raise TypeError(
+            "`init` should be a mapping with 'mean' and 'covariance', draws in a DataTree, or an "
+            f"approximation of `pymc.fit`, but got {type(init).__name__}."
+        )
+    if not np.isfinite(mean).all():
+        raise ValueError("`init` has a mean that is not finite.")
+    try:
+        root = matrix_root(covariance)
+    except ValueError as error:
+        message = str(error).replace("`preconditioner`", "The covariance of `init`")
+        raise ValueError(message) from None
+    if covariance.ndim < 2:
+        return mean, Curvature(1 / covariance, covariance, root)
+    inverse = linalg.solve_triangular(root, np.eye(len(root)), lower=True)
+    return mean, Curvature(inverse.T @ inverse, covariance, root)
+
+
+def _from_mapping(init: Mapping[str, Any], dimension: int) -> tuple[np.ndarray, np.ndarray]:
+    if set(init) != {"mean", "covariance"}:
+        raise ValueError(
+            f"`init` should have the keys 'mean' and 'covariance', but has {sorted(init)}."
+        )
+    mean = as_array("init", init["mean"])
+    covariance = as_array("init", init["covariance"])
+    shapes = ((dimension,), (dimension, dimension))
+    if mean.shape != (dimension,) or covariance.shape not in shapes:
+        raise ValueError(
+            f"`init` should have a mean of shape ({dimension},) and a covariance of shape "
+            f"({dimension}, {dimension}) or ({dimension},), of the unconstrained position, but "
+            f"they have shapes {mean.shape} and {covariance.shape}."
+        )
+    return mean, covariance
+
+
+def _positions(draws: DataTree, model: Model, posterior: Posterior) -> np.ndarray:
+    """Unconstrained positions of draws, shape (draws, d)."""
+    group = draws.children.get("posterior")
+    names = [variable.name for variable in model.free_RVs]
+    missing = [name for name in names if group is None or name not in group.data_vars]
+    if group is None or missing:
+        raise ValueError(
+            "`init` should have draws of all free variables in its `posterior` group, but lacks "
+            f"{missing}."
+        )
+    arrays = []
+    for variable in model.free_RVs:
+        values = np.asarray(group[variable.name])
+        arrays.append(values.reshape(-1, *values.shape[2:]).astype(variable.dtype))
+    forward = _forward(model)
+    value_names = [model.rvs_to_values[variable].name for variable in model.free_RVs]
+    return np.array(
+        [
+            posterior.layout.ravel(dict(zip(value_names, forward(*one), strict=True)))
+            for one in zip(*arrays, strict=True)
+        ]
+    )
+
+
+def _forward(model: Model) -> Any:
+    """Function from values of the free variables to those of the value variables."""
+    outputs = []
+    for variable in model.free_RVs:
+        transform = model.rvs_to_transforms[variable]
+        outputs.append(
+            variable if transform is None else transform.forward(variable, *variable.owner.inputs)
+        )
+    return pytensor.function(
+        list(model.free_RVs), outputs, mode="FAST_COMPILE", on_unused_input="ignore"
+    )
+
+
+def _covariance(positions: np.ndarray) -> np.ndarray:
+    count, dimension = positions.shape
+    if count < 2:
+        raise ValueError(f"`init` should have at least 2 draws, but has {count}.")
+    if dimension > DENSE_DIMENSION or count < DRAWS_FOR_A_MATRIX * dimension:
+        return positions.var(0, ddof=1)
+    return np.atleast_2d(np.cov(positions.T))
