@@ -326,6 +326,7 @@ def seen_at(position, step, transitions=4, next_rows=None):
         tuning=False,
         at_boundary=True,
         thin=1,
+        step_sizes=np.ones(transitions),
     )
 
 

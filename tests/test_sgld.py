@@ -91,10 +91,6 @@ def refuse(error, message, model, step_class=SGLDCV, **settings):
         step_class(model=model, **settings)
 
 
-def test_no_minibatch_and_no_batch_size(model):
-    refuse(ModelError, r"no `pm.Minibatch` .* `SGLDCV\(batch_size=400\)`", model, batch_size=None)
-
-
 @pytest.mark.parametrize(
     ("batch_size", "error", "message"),
     [

@@ -7,7 +7,7 @@ import pymc as pm
 import pytensor
 import pytest
 
-from pymc_sgmcmc import SGLD, ModelError, Posterior
+from pymc_sgmcmc import SGLD, Posterior
 from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.center_difference import find_center_difference
 from pymc_sgmcmc.gradients import SVRG, PlainGradient, SAGAGradient, SVRGGradient
@@ -55,7 +55,7 @@ def joint_transition(problem, rows, step_size):
 def compiled_transition(step, problem, index, step_size):
     """The same, read off the compiled block with the reference loaded."""
     d = problem.dimension
-    (reference,) = step.adaptations
+    reference = step.adaptations[0]
 
     def run(deviation, noise):
         reference.load(reference.begin(problem.mean + deviation[d:]))
@@ -441,8 +441,3 @@ def test_stored_columns_are_refused(model):
         SVRGGradient(posterior, batching, difference)
     with pytest.raises(ValueError, match="store_columns=False"):
         difference.move_center(np.ones(3))
-
-
-def test_missing_batch_size(model):
-    with pytest.raises(ModelError, match="got no `batch_size`"):
-        SGLD(model=model, gradient="svrg", step_size=1e-3)

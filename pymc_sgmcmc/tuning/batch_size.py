@@ -44,7 +44,7 @@ def choose_batch_size(noise_rows: float, n_rows: int, row_operations: int, dimen
     >>> choose_batch_size(noise_rows=10.0, n_rows=1_000_000, row_operations=40, dimension=10)
     24
     >>> choose_batch_size(noise_rows=1e6, n_rows=1_000_000, row_operations=40, dimension=10)
-    3038
+    3044
     """
     overhead = (OVERHEAD_OPERATIONS + 2 * dimension**2) / max(1, row_operations)
     sizes = np.unique(np.geomspace(1, n_rows, 1000).astype(int))

@@ -1,0 +1,40 @@
+"""Default settings on posteriors of real use, against stored full-data NUTS."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.accuracy.suite import available, compare
+
+QUICK = ("epil_poisson", "correlated_design")
+"""Posteriors of the default run; all others take minutes together."""
+
+DRAWS = 2000
+"""Draws of each of 4 chains, so that Monte-Carlo errors of standard deviations are about 1 %."""
+
+
+def good(table: pd.DataFrame) -> np.ndarray:
+    """Coordinates with means within 0.1 sd and sds within 5 % of the reference."""
+    return ((table["mean_off"].abs() <= 0.1) & ((table["sd_ratio"] - 1).abs() <= 0.05)).to_numpy()
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_default_settings(name, data_folder):
+    """All coordinates near the reference, and a report that finds nothing wrong."""
+    table = compare(name, data_folder, draws=DRAWS)
+    assert good(table).all(), table[["mean_off", "sd_ratio"]]
+    assert "within the stated" in table.attrs["verdict"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pymc_sgmcmc.BatchSizeWarning")
+def test_all_posteriors(data_folder):
+    """At least 95 % of all coordinates, no posterior with fewer than 85 % of its own."""
+    tables = {name: compare(name, data_folder, draws=DRAWS) for name in available()}
+    shares = {name: float(good(table).mean()) for name, table in tables.items()}
+    pooled = np.concatenate([good(table) for table in tables.values()])
+    assert len(tables) >= 14
+    assert pooled.mean() >= 0.95, shares
+    assert min(shares.values()) >= 0.85, shares
