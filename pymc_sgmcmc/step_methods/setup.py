@@ -192,7 +192,10 @@ class Setup:
             choice.noise,
             choice.curvature,
         )
-        if choice.noise > NOISE_WARNING * choice.curvature:
+        ratio = choice.noise / choice.curvature
+        # A computed batch size has weighed the noise of control variates against their cost.
+        weighed = self.batch_size_from == "computed" and self.estimator.reduces_variance
+        if ratio > (IMPLAUSIBLE_NOISE if weighed else NOISE_WARNING):
             warnings.warn(
                 _noise_message(choice, batching, self.estimator), BatchSizeWarning, stacklevel=5
             )
