@@ -73,7 +73,7 @@ SETTINGS = {
     "epil_poisson": Settings(draws=4000),
     "contraception": Settings(draws=3000, metric="pilot"),
     "contraception_centred": Settings(draws=4000, tune=1000, metric="default", target_accept=0.95),
-    "million": Settings(draws=230, tune=60, target_accept=0.8),
+    "million": Settings(draws=500, tune=100, target_accept=0.8),
     # Seven leapfrogs of size 0.7 serve 500 nearly Gaussian coordinates as well as fifteen.
     "wide": Settings(draws=500, tune=100, metric="laplace", target_accept=0.65, max_treedepth=3),
 }
