@@ -158,7 +158,7 @@ def difference_width(posterior: Posterior) -> float:
 
     Small against one; in single precision rounding asks for more.
     """
-    return 1e-2 if posterior.dtype == "float64" else 0.2
+    return 1e-3 if posterior.dtype == "float64" else 0.2
 
 
 def prior_precision_diagonal(posterior: Posterior, position: np.ndarray) -> np.ndarray:
