@@ -111,6 +111,8 @@ def _why(setup: Setup, design: Design) -> str:
             f"step size 4 x {setup.bias:g} / (gradient noise {choice.noise:.2g} + curvature "
             f"{choice.curvature:.2g})"
         )
+    elif design.preconditioner is not None:
+        step = "step size by successive halving"
     else:
         step = f"step size computed for a variance error of {setup.bias:g}"
     size = {

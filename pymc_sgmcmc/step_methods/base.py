@@ -28,6 +28,7 @@ from rich.table import Column
 
 from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
 from pymc_sgmcmc.batching import EPOCHS_BETWEEN_SHUFFLES, FIRST_ORDER, Batching
+from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.engine import TransitionBlock, is_jax_mode
 from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
 from pymc_sgmcmc.gradients import SVRG, GradientEstimator
@@ -36,6 +37,7 @@ from pymc_sgmcmc.monitor import STATISTIC, LangevinMonitor, SteinMonitor
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.run_settings import RunSettings, StatisticTypes
 from pymc_sgmcmc.schedules import StepSize, step_sizes
+from pymc_sgmcmc.step_methods.search import search_step_size
 from pymc_sgmcmc.step_methods.setup import Design, Setup, prepare
 
 BLOCK_TRANSITIONS = 10_000
@@ -48,6 +50,9 @@ that the progress bar moves and an interrupt is heard."""
 BLOCK_ELEMENTS = 1_000_000
 """Bound on transitions x elements of the state, and on the integers of their indices, in one
 call: some megabytes of positions, noise and row numbers."""
+
+TUNE_METHODS = ("closed_form", "halving")
+"""Names of the ways to a step size."""
 
 JAX_BLOCK_TRANSITIONS = 256
 """Transitions a call on JAX, which compiles anew for each length."""
@@ -146,6 +151,7 @@ class StochasticGradientStep(BlockedStep):
         rng: Any = None,
         bias: float | None = None,
         init: Any = None,
+        tune_method: str = "closed_form",
         **unknown: Any,
     ):
         if unknown:
@@ -171,6 +177,12 @@ class StochasticGradientStep(BlockedStep):
             init=init,
         )
         self.bias = setup.bias
+        one_of("tune_method", tune_method, TUNE_METHODS)
+        if tune_method == "halving" and step_size is not None:
+            raise ValueError(
+                '`tune_method="halving"` searches a step size, but got step_size='
+                f"{step_size!r} as well. Leave one of them out."
+            )
         self.posterior = setup.posterior
         self.vars = list(setup.posterior.layout.variables)
         self.center = setup.center
@@ -186,6 +198,8 @@ class StochasticGradientStep(BlockedStep):
         self._process = os.getpid()
 
         design = self._design(setup)
+        if tune_method == "halving":
+            design = search_step_size(type(self).__name__, setup, design, compile_kwargs)
         self.step_size = design.step_size
         self.thin = design.thin
         self.adaptations: tuple[Adaptation, ...] = (
@@ -618,7 +632,9 @@ def _monitor(design: Design, setup: Setup) -> Adaptation:
     """Running estimate of the variance error, by what is known of the dynamics."""
     if design.preconditioner is None:
         return SteinMonitor()
-    computed = design.step_size if setup.step_size is None else None
+    # A step size that was searched has another aim than the stated bias.
+    closed_form = setup.step_size is None and design.choice is not None
+    computed = design.step_size if closed_form else None
     return LangevinMonitor(
         design.preconditioner,
         design.thin,

@@ -127,7 +127,7 @@ class PSGLD(StochasticGradientStep):
         dynamics = Langevin(
             setup.shared(matrix, "preconditioner"), setup.shared(root, "preconditioner_root")
         )
-        step_size, thin = setup.step_size, setup.thin
+        step_size, thin, choice = setup.step_size, setup.thin, None
         if step_size is None:
             assert setup.center is not None
             scales = setup.center.curvature.root
@@ -141,7 +141,7 @@ class PSGLD(StochasticGradientStep):
                 step_size = 4 * setup.bias
             setup.report(choice, step_size, thin)
         if self._preconditioner == "curvature":
-            return Design(dynamics, step_size, thin or 1, preconditioner=matrix)
+            return Design(dynamics, step_size, thin or 1, preconditioner=matrix, choice=choice)
         adaptation = RMSprop(
             setup.posterior,
             dynamics,

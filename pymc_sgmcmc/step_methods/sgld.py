@@ -79,6 +79,10 @@ class SGLD(StochasticGradientStep):
     compile_kwargs : dict, optional
         For the transitions, passed to `pytensor.function`: ``{"mode": "NUMBA"}`` (the
         default), ``"CVM"`` or ``"JAX"``.
+    tune_method : {"closed_form", "halving"}
+        Where `step_size` is not given: the closed form, or, where that does not apply, successive
+        halving of a grid of step sizes by the kernel Stein discrepancy of short chains (Coullon,
+        South and Nemeth 2021), which trades bias for mixing on its own.
     init : mapping, xarray.DataTree or pymc Approximation, optional
         An approximation of the posterior to take the centre and the curvature from, in place of a
         search: draws of all free variables, as Pathfinder in `pymc_extras` or a short run of NUTS

@@ -1,0 +1,83 @@
+"""Search of a step size by short chains, where the closed form does not apply."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+
+from pymc_sgmcmc.engine import TransitionBlock, is_jax_mode
+from pymc_sgmcmc.linear_algebra import apply, apply_to_rows, matrix_root
+from pymc_sgmcmc.stein import kernel_stein_discrepancy
+from pymc_sgmcmc.step_methods.setup import Design, Setup, default_thinning
+from pymc_sgmcmc.tuning.halving import successive_halving
+
+_log = logging.getLogger("pymc.sgmcmc")
+
+LARGEST_STEP, SMALLEST_STEP, CANDIDATES = 1.0, 1e-4, 9
+"""Grid of step sizes, in units of 1 / λ_max(MH), equidistant in the logarithm."""
+
+FIRST_TRANSITIONS = 500
+"""Transitions of each candidate in the first round."""
+
+POINTS = 200
+"""Positions whose discrepancy is computed."""
+
+
+def search_step_size(
+    name: str, setup: Setup, design: Design, compile_kwargs: dict | None
+) -> Design:
+    """Design with the step size that successive halving finds.
+
+    The seed is fixed, so that the same model and data give the same step size.
+
+    Raises
+    ------
+    ValueError
+        For other dynamics than Langevin's with a fixed preconditioner, estimators with a memory,
+        JAX, and where all chains diverged.
+    """
+    center, choice = setup.center, design.choice
+    fixed = design.preconditioner is not None and center is not None and choice is not None
+    if not fixed or setup.estimator.memory is not None or setup.estimator.adaptations:
+        raise ValueError(
+            '`tune_method="halving"` is for SGLD, SGLDCV and PSGLD(preconditioner="curvature") '
+            f"with plain gradients or control variates at the centre, but got {name} with "
+            f'"{setup.estimator.name}".'
+        )
+    if is_jax_mode(compile_kwargs):
+        raise ValueError(
+            '`tune_method="halving"` runs chains of many lengths, for each of which JAX would '
+            'compile anew. Use `compile_kwargs={"mode": "NUMBA"}`.'
+        )
+    assert center is not None
+    assert choice is not None
+    posterior, batching = setup.posterior, setup.estimator.batching
+    block = TransitionBlock(design.dynamics, setup.estimator, compile_kwargs)
+    dtype = np.dtype(posterior.dtype)
+    # In coordinates in which the centre's Gaussian is N(0, I).
+    root = matrix_root(center.curvature.covariance)
+    inverse = np.linalg.inv(root) if root.ndim == 2 else 1 / root
+    begin = center.position + apply(root, np.random.default_rng(7).standard_normal(len(root)))
+
+    def run(step_size: float, state: np.ndarray | None, transitions: int):
+        rng = np.random.default_rng([2021, transitions])
+        position = begin.astype(dtype) if state is None else state
+        indices = batching.draw(rng, transitions + block.lag)
+        noise = rng.standard_normal((transitions, block.noise_size), dtype=dtype)
+        with np.errstate(all="ignore"):
+            ran = block((position,), indices, noise, np.full(transitions, step_size))
+        kept = slice(None, None, max(1, transitions // POINTS))
+        positions, gradients = ran.positions[kept], ran.gradients[kept]
+        if not (np.isfinite(positions).all() and np.isfinite(gradients).all()):
+            return None, np.inf
+        white = apply_to_rows(inverse.T, positions - center.position)
+        scores = apply_to_rows(root, gradients)
+        return ran.positions[-1].copy(), kernel_stein_discrepancy(white, scores)
+
+    grid = np.geomspace(LARGEST_STEP, SMALLEST_STEP, CANDIDATES) / choice.curvature
+    best = successive_halving(list(grid), run, FIRST_TRANSITIONS)[0]
+    thin = setup.thin or default_thinning(best.step_size, choice.curvature)
+    _log.info("%s: step size %.3g by successive halving", name, best.step_size)
+    return replace(design, step_size=best.step_size, thin=thin, choice=None)
