@@ -216,3 +216,22 @@ def test_a_good_centre_is_not_reported(recwarn):
     posterior = Posterior(logistic_model())
     find_center(posterior, np.zeros(3))
     assert not [warning for warning in recwarn if warning.category is CenterWarning]
+
+
+def test_separated_outcomes_without_a_prior_are_reported():
+    x = np.random.default_rng(1).normal(size=300)
+    with pm.Model() as model:
+        beta = pm.Flat("beta", shape=2)
+        pm.Bernoulli("y", logit_p=beta[0] + beta[1] * x, observed=x > 0)
+    with pytest.warns(CenterWarning, match="there may be none"):
+        find_center(Posterior(model), np.zeros(2))
+
+
+def test_a_flat_direction_is_reported():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=300)
+    with pm.Model() as model:
+        beta = pm.Flat("beta", shape=2)
+        pm.Normal("y", (beta[0] + beta[1]) * x, 1.0, observed=x + rng.normal(size=300))
+    with pytest.warns(CenterWarning, match="flat or bends upwards"):
+        find_center(Posterior(model), np.zeros(2))

@@ -306,9 +306,10 @@ def _warn_of_mismatch(found: Mismatch) -> None:
         "The posterior is far from the Gaussian with the curvature at its mode: over that Gaussian "
         f"the mean gradient is {found.shift:.3g} standard deviations, and the mean curvature is "
         f"{scales[0]:.3g} to {scales[-1]:.3g} times that at the mode. The mode may lie on a "
-        "boundary, as that of a group scale near zero does; the centre, the preconditioner and the "
-        "step size are then no guide. Use another parametrisation or a prior that keeps scales "
-        "from zero, give `center`, or sample with NUTS.",
+        "boundary, as that of a group scale near zero does, or there may be none, as with outcomes "
+        "that predictors separate without a proper prior; centre, preconditioner and step size "
+        "are then no guide. Use another parametrisation, or a prior that keeps scales from zero "
+        "and coefficients finite, give `center`, or sample with NUTS.",
         CenterWarning,
         stacklevel=3,
     )
