@@ -83,7 +83,7 @@ def test_all_diverged():
 
 
 @pytest.mark.filterwarnings("ignore::pymc_sgmcmc.BatchSizeWarning")
-@pytest.mark.parametrize("step_class", [SGLD, SGLDCV])
+@pytest.mark.parametrize("step_class", [pytest.param(SGLD, marks=pytest.mark.slow), SGLDCV])
 def test_search(step_class):
     """A step that is neither so large that it distorts nor so small that nothing moves."""
     settings = {"batch_size": 200, "tune_method": "halving", "compile_kwargs": CVM}

@@ -223,7 +223,7 @@ def state_with(earlier, position, pairs):
     return np.concatenate([position, earlier.ravel(), s.ravel(), y.ravel(), [0.0]])
 
 
-@pytest.mark.parametrize("memory", [2, 3, 5])
+@pytest.mark.parametrize("memory", [2, 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_compiled_transition_is_that_of_dense_bfgs(problem, rng, memory):
     """Slope I - h/2 H_t B_S from the position M ago, and noise of covariance h H_t."""
     d, h = problem.dimension, 0.4
@@ -252,7 +252,14 @@ def test_compiled_transition_is_that_of_dense_bfgs(problem, rng, memory):
 
 @pytest.mark.parametrize("gradient", ["plain", "cv"])
 @pytest.mark.parametrize(
-    ("memory", "pairs"), [(2, "own"), (3, "own"), (5, "own"), (3, "between"), (5, "between")]
+    ("memory", "pairs"),
+    [
+        (2, "own"),
+        (3, "own"),
+        (3, "between"),
+        pytest.param(5, "own", marks=pytest.mark.slow),
+        pytest.param(5, "between", marks=pytest.mark.slow),
+    ],
 )
 def test_compiled_chain_is_the_numpy_chain(problem, rng, memory, pairs, gradient):
     """Positions, gradients recorded M passes later on their own rows, and accepted pairs."""

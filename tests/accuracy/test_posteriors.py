@@ -8,8 +8,8 @@ import pytest
 
 from tests.accuracy.suite import available, compare
 
-QUICK = ("epil_poisson", "correlated_design")
-"""Posteriors of the default run; all others take minutes together."""
+QUICK = ("epil_poisson",)
+"""Posteriors of the default run, beside the Skin data; all others take minutes together."""
 
 DRAWS = 2000
 """Draws of each of 4 chains, so that Monte-Carlo errors of standard deviations are about 1 %."""
