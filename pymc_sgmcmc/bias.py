@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,7 @@ from pymc_sgmcmc.stein import (
     stein_variance_error,
 )
 from pymc_sgmcmc.trace import DIMENSION
-
-DEFAULT_BIAS = 0.05
-"""Stated error of runs whose trace does not say."""
+from pymc_sgmcmc.tuning import VARIANCE_INFLATION
 
 STANDARD_ERRORS = 2.0
 """Monte-Carlo standard errors by which an error has to exceed the stated one."""
@@ -118,7 +115,7 @@ def bias_report(
     positions, gradients, step_sizes = _stored(idata)
     labels = _labels(idata, positions.shape[-1])
     settings = _settings(idata)
-    stated = float(bias if bias is not None else settings.get("bias", DEFAULT_BIAS))
+    stated = float(bias if bias is not None else settings.get("bias", VARIANCE_INFLATION))
     if not 0 < stated < 1:
         raise ValueError(f"`bias` should be in (0, 1), but got {bias!r}.")
 
@@ -169,7 +166,7 @@ def bias_warnings(idata: DataTree) -> list[str]:
     positions, gradients, step_sizes = _stored(idata)
     error, _ = _variance_error(idata, positions, gradients, step_sizes)
     settings = _settings(idata)
-    stated = float(settings.get("bias", DEFAULT_BIAS))
+    stated = float(settings.get("bias", VARIANCE_INFLATION))
     excess = error.value - STANDARD_ERRORS * error.standard_error
     above = excess > stated
     if not above.any():
@@ -284,7 +281,10 @@ def _overall(
             + _remedy(worst, stated, settings)
         )
     if counts.get("mean off", 0):
-        return "Means are off by more than 0.1 standard deviations. Use a smaller `bias`."
+        return (
+            f"Means are off by more than {LARGEST_MEAN_ERROR:g} standard deviations. Use a smaller "
+            "`bias`."
+        )
     if counts.get("cannot tell", 0):
         return (
             f"The Monte-Carlo error of the variance error is up to "
@@ -361,6 +361,3 @@ def _half_step_error(first: np.ndarray, second: np.ndarray, sd: np.ndarray) -> E
 def _mean_errors(positions: np.ndarray) -> np.ndarray:
     count = range(positions.shape[-1])
     return np.array([_array_stat("mcse", positions[..., i]) for i in count])
-
-
-__all__: Sequence[str] = ("bias_report", "bias_warnings")

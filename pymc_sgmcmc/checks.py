@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,13 @@ def whole_number(name: str, value: Any, least: int, of: str = "") -> int:
             f"`{name}` should be a whole number{of}, at least {least}, but got {value!r}."
         )
     return int(value)
+
+
+def or_none[T](
+    check: Callable[..., T], name: str, value: Any, *args: Any, **kwargs: Any
+) -> T | None:
+    """Return None, or what a check returns of a value."""
+    return None if value is None else check(name, value, *args, **kwargs)
 
 
 def one_of(name: str, value: Any, names: Sequence[str], or_else: str = "") -> str:

@@ -22,8 +22,10 @@ def apply_to_rows(matrix: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return rows @ matrix if np.ndim(matrix) == 2 else rows * matrix
 
 
-def matrix_root(matrix: np.ndarray) -> np.ndarray:
+def matrix_root(matrix: np.ndarray, name: str = "`preconditioner`") -> np.ndarray:
     """Root L of a positive definite matrix, L Lᵀ, scalar or diagonal ones included.
+
+    `name` is that of the matrix, for messages.
 
     Raises
     ------
@@ -32,22 +34,21 @@ def matrix_root(matrix: np.ndarray) -> np.ndarray:
     """
     matrix = np.asarray(matrix, dtype=float)
     if not np.isfinite(matrix).all():
-        raise ValueError("`preconditioner` should be finite, but has NaN or infinite entries.")
+        raise ValueError(f"{name} should be finite, but has NaN or infinite entries.")
     if matrix.ndim < 2:
         if not (matrix > 0).all():
             raise ValueError(
-                f"`preconditioner` should be positive, but its smallest entry is {matrix.min()}."
+                f"{name} should be positive, but its smallest entry is {matrix.min()}."
             )
         return np.sqrt(matrix)
     if not np.allclose(matrix, matrix.T, rtol=1e-6, atol=0):
-        raise ValueError("`preconditioner` should be symmetric.")
+        raise ValueError(f"{name} should be symmetric.")
     try:
         return linalg.cholesky(matrix, lower=True)
     except linalg.LinAlgError:
         smallest = linalg.eigvalsh(matrix)[0]
         raise ValueError(
-            "`preconditioner` should be positive definite, but its smallest eigenvalue is "
-            f"{smallest:.3g}."
+            f"{name} should be positive definite, but its smallest eigenvalue is {smallest:.3g}."
         ) from None
 
 

@@ -102,13 +102,7 @@ class LangevinMonitor(Adaptation):
         self, state: AdaptationState, seen: Seen
     ) -> tuple[AdaptationState, dict[str, np.ndarray]]:
         """Add the recorded draws; at a boundary while tuning, set the step size anew."""
-        if state["tuning"] and not seen.tuning:
-            state = {
-                **state,
-                "total": np.zeros_like(state["total"]),
-                "count": np.asarray(0),
-                "tuning": np.asarray(False),
-            }
+        state = _anew_after_tuning(state, seen)
         recorded = slice(seen.thin - 1, None, seen.thin)
         excess = langevin_excess(seen.gradients[recorded], self._preconditioner)
         totals = _running_sum(state["total"], excess)
@@ -157,13 +151,7 @@ class SteinMonitor(Adaptation):
         self, state: AdaptationState, seen: Seen
     ) -> tuple[AdaptationState, dict[str, np.ndarray]]:
         """Add the recorded draws."""
-        if state["tuning"] and not seen.tuning:
-            state = {
-                **state,
-                "total": np.zeros_like(state["total"]),
-                "count": np.asarray(0),
-                "tuning": np.asarray(False),
-            }
+        state = _anew_after_tuning(state, seen)
         recorded = slice(seen.thin - 1, None, seen.thin)
         positions = seen.positions[recorded].astype(float) - state["origin"]
         gradients = seen.gradients[recorded].astype(float)
@@ -177,6 +165,18 @@ class SteinMonitor(Adaptation):
         )
         state = {**state, "total": totals[-1], "count": np.asarray(counts[-1])}
         return state, {STATISTIC: -centred / dimension - 1}
+
+
+def _anew_after_tuning(state: AdaptationState, seen: Seen) -> AdaptationState:
+    """State whose sums begin with the first draw after tuning."""
+    if seen.tuning or not state["tuning"]:
+        return state
+    return {
+        **state,
+        "total": np.zeros_like(state["total"]),
+        "count": np.asarray(0),
+        "tuning": np.asarray(False),
+    }
 
 
 def _running_sum(total: Any, values: np.ndarray) -> np.ndarray:

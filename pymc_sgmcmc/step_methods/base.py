@@ -37,7 +37,7 @@ from pymc_sgmcmc.monitor import STATISTIC, LangevinMonitor, SteinMonitor
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.run_settings import RunSettings, StatisticTypes
 from pymc_sgmcmc.schedules import StepSize, step_sizes
-from pymc_sgmcmc.step_methods.search import search_step_size
+from pymc_sgmcmc.step_methods.search import check_searchable, search_step_size
 from pymc_sgmcmc.step_methods.setup import Design, Setup, prepare
 
 BLOCK_TRANSITIONS = 10_000
@@ -199,7 +199,15 @@ class StochasticGradientStep(BlockedStep):
 
         design = self._design(setup)
         if tune_method == "halving":
-            design = search_step_size(type(self).__name__, setup, design, compile_kwargs)
+            check_searchable(setup, design, on_jax=self._runs_on_jax)
+        self.block = TransitionBlock(
+            design.dynamics,
+            setup.estimator,
+            compile_kwargs,
+            static_length=max(JAX_BLOCK_TRANSITIONS, design.thin) if self._runs_on_jax else None,
+        )
+        if tune_method == "halving":
+            design = search_step_size(self.block, setup, design)
         self.step_size = design.step_size
         self.thin = design.thin
         self.adaptations: tuple[Adaptation, ...] = (
@@ -208,12 +216,6 @@ class StochasticGradientStep(BlockedStep):
             _monitor(design, setup),
         )
         self.settings = RunSettings.of(setup, design)
-        self.block = TransitionBlock(
-            design.dynamics,
-            setup.estimator,
-            compile_kwargs,
-            static_length=max(JAX_BLOCK_TRANSITIONS, self.thin) if self._runs_on_jax else None,
-        )
         self._watch = design.watch
         self._declare_stats(design)
         transitions = self.batching.n_rows / self.batch_size * EPOCHS_BETWEEN_SHUFFLES

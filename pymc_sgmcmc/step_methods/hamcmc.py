@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import linalg as sparse_linalg
 
-from pymc_sgmcmc.checks import one_of, positive_number
+from pymc_sgmcmc.checks import one_of, or_none, positive_number
 from pymc_sgmcmc.dynamics.hamcmc import QuasiNewtonLangevin
 from pymc_sgmcmc.linear_algebra import matrix_root
 from pymc_sgmcmc.posterior import Posterior
@@ -160,9 +160,11 @@ class HAMCMC(StochasticGradientStep):
     ):
         self._pairs = one_of("pairs", pairs, PAIRS)
         self._memory = _check_memory(memory, self._pairs)
-        self._initial_scale = _positive_or_none("initial_scale", initial_scale)
-        self._regularization = _positive_or_none("regularization", regularization, zero=True)
-        self._curvature_threshold = _positive_or_none("curvature_threshold", curvature_threshold)
+        self._initial_scale = or_none(positive_number, "initial_scale", initial_scale)
+        self._regularization = or_none(positive_number, "regularization", regularization, zero=True)
+        self._curvature_threshold = or_none(
+            positive_number, "curvature_threshold", curvature_threshold
+        )
         super().__init__(vars, step_size=step_size, **common)
 
     def _needs_center(self, step_size: StepSize | None) -> bool:
@@ -260,10 +262,6 @@ def _regularized_root(center: Center, regularization: float) -> np.ndarray:
 
 def _given_or(given: float | None, default: float) -> float:
     return default if given is None else given
-
-
-def _positive_or_none(name: str, value: float | None, *, zero: bool = False) -> float | None:
-    return None if value is None else positive_number(name, value, zero=zero)
 
 
 def _check_memory(memory: int, pairs: str) -> int:

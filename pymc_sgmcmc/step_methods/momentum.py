@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import linalg, optimize
 
-from pymc_sgmcmc.checks import as_array, positive_number
+from pymc_sgmcmc.checks import as_array
 from pymc_sgmcmc.dynamics.underdamped import Underdamped
 from pymc_sgmcmc.linear_algebra import congruent, eigenvalues
 from pymc_sgmcmc.step_methods.setup import MOST_THINNING, Setup
@@ -179,16 +179,6 @@ def relaxation_transitions(
     transitions = np.inf if radius >= 1 else -1 / np.log(radius) if radius > 0 else 0.0
     # At the largest default step it is 1, but for rounding.
     return int(np.clip(np.ceil(transitions - 1e-6), 1, MOST_THINNING))
-
-
-def positive_or_none(value: float | None, name: str, unit: str) -> float | None:
-    """Return a positive number, or None.
-
-    Raises
-    ------
-    TypeError, ValueError
-    """
-    return None if value is None else positive_number(name, value, unit=f" ({unit})")
 
 
 def check_correction(

@@ -11,7 +11,7 @@ import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable
 
 from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
-from pymc_sgmcmc.checks import one_of, positive_number, whole_number
+from pymc_sgmcmc.checks import one_of, or_none, positive_number, whole_number
 from pymc_sgmcmc.convergence import (
     CONVERGENCE_RULES,
     chi_square_bound,
@@ -226,7 +226,7 @@ class OSGFS(StochasticGradientStep):
                 "`k` or `max_k`."
             )
         self._k = _check_k(k)
-        self._max_k = None if max_k is None else positive_number("max_k", max_k, most=2.0)
+        self._max_k = or_none(positive_number, "max_k", max_k, most=2.0)
         if common.get("bias") is not None and (max_k is not None or not isinstance(k, str)):
             given = f"max_k={max_k!r}" if max_k is not None else f"k={k!r}"
             raise ValueError(
@@ -235,10 +235,10 @@ class OSGFS(StochasticGradientStep):
             )
         self._curvature = curvature and one_of("curvature", curvature, CURVATURES)
         self._start_at = one_of("start", start, STARTS)
-        self._covariance_rows = _count_or_none("covariance_rows", covariance_rows, 2)
-        self._update_every = _count_or_none("update_every", update_every, 1)
+        self._covariance_rows = or_none(whole_number, "covariance_rows", covariance_rows, 2)
+        self._update_every = or_none(whole_number, "update_every", update_every, 1)
         self._rule = one_of("convergence_rule", convergence_rule, CONVERGENCE_RULES)
-        self._window = _count_or_none("window", window, 1)
+        self._window = or_none(whole_number, "window", window, 1)
         if b is not None and convergence_rule != "elementwise":
             raise ValueError(
                 f'`b` belongs to `convergence_rule="elementwise"`, but got b={b!r} with '
@@ -719,7 +719,3 @@ def _check_k(k: str | float) -> str | float:
             f"or one of {CHOICES_OF_K}, but got {k!r}."
         )
     return float(k)
-
-
-def _count_or_none(name: str, value: int | None, least: int) -> int | None:
-    return None if value is None else whole_number(name, value, least)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from pymc_sgmcmc.engine import TransitionBlock, is_jax_mode
-from pymc_sgmcmc.linear_algebra import apply, apply_to_rows, matrix_root
+from pymc_sgmcmc.engine import TransitionBlock
+from pymc_sgmcmc.linear_algebra import apply, apply_to_rows
 from pymc_sgmcmc.stein import kernel_stein_discrepancy
 from pymc_sgmcmc.step_methods.setup import Design, Setup, default_thinning
 from pymc_sgmcmc.tuning.halving import successive_halving
@@ -25,9 +25,30 @@ POINTS = 200
 """Positions whose discrepancy is computed."""
 
 
-def search_step_size(
-    name: str, setup: Setup, design: Design, compile_kwargs: dict | None
-) -> Design:
+def check_searchable(setup: Setup, design: Design, *, on_jax: bool) -> None:
+    """Make sure that short chains can be run for a search.
+
+    Raises
+    ------
+    ValueError
+        For other dynamics than Langevin's with a fixed preconditioner, estimators with a memory,
+        and JAX.
+    """
+    fixed = design.preconditioner is not None and design.choice is not None
+    if not fixed or setup.estimator.memory is not None or setup.estimator.adaptations:
+        raise ValueError(
+            '`tune_method="halving"` is for SGLD, SGLDCV and PSGLD(preconditioner="curvature") '
+            f"with plain gradients or control variates at the centre, but got {setup.name} with "
+            f'"{setup.estimator.name}".'
+        )
+    if on_jax:
+        raise ValueError(
+            '`tune_method="halving"` runs chains of many lengths, for each of which JAX would '
+            'compile anew. Use `compile_kwargs={"mode": "NUMBA"}`.'
+        )
+
+
+def search_step_size(block: TransitionBlock, setup: Setup, design: Design) -> Design:
     """Design with the step size that successive halving finds.
 
     The seed is fixed, so that the same model and data give the same step size.
@@ -35,29 +56,14 @@ def search_step_size(
     Raises
     ------
     ValueError
-        For other dynamics than Langevin's with a fixed preconditioner, estimators with a memory,
-        JAX, and where all chains diverged.
+        Where all chains diverged.
     """
     center, choice = setup.center, design.choice
-    fixed = design.preconditioner is not None and center is not None and choice is not None
-    if not fixed or setup.estimator.memory is not None or setup.estimator.adaptations:
-        raise ValueError(
-            '`tune_method="halving"` is for SGLD, SGLDCV and PSGLD(preconditioner="curvature") '
-            f"with plain gradients or control variates at the centre, but got {name} with "
-            f'"{setup.estimator.name}".'
-        )
-    if is_jax_mode(compile_kwargs):
-        raise ValueError(
-            '`tune_method="halving"` runs chains of many lengths, for each of which JAX would '
-            'compile anew. Use `compile_kwargs={"mode": "NUMBA"}`.'
-        )
     assert center is not None
     assert choice is not None
-    posterior, batching = setup.posterior, setup.estimator.batching
-    block = TransitionBlock(design.dynamics, setup.estimator, compile_kwargs)
-    dtype = np.dtype(posterior.dtype)
+    batching, dtype = setup.estimator.batching, np.dtype(setup.posterior.dtype)
     # In coordinates in which the centre's Gaussian is N(0, I).
-    root = matrix_root(center.curvature.covariance)
+    root = center.curvature.root
     inverse = np.linalg.inv(root) if root.ndim == 2 else 1 / root
     begin = center.position + apply(root, np.random.default_rng(7).standard_normal(len(root)))
 
@@ -79,5 +85,5 @@ def search_step_size(
     grid = np.geomspace(LARGEST_STEP, SMALLEST_STEP, CANDIDATES) / choice.curvature
     best = successive_halving(list(grid), run, FIRST_TRANSITIONS)[0]
     thin = setup.thin or default_thinning(best.step_size, choice.curvature)
-    _log.info("%s: step size %.3g by successive halving", name, best.step_size)
+    _log.info("%s: step size %.3g by successive halving", setup.name, best.step_size)
     return replace(design, step_size=best.step_size, thin=thin, choice=None)

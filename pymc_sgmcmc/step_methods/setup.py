@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,7 @@ from pymc_sgmcmc.tuning import (
     StepSizeChoice,
     center_at,
     center_of,
-    check_center,
+    check_given_center,
     choose_batch_size,
     choose_step_size,
     find_center,
@@ -118,8 +119,8 @@ class Setup:
         As given.
     bias : float
         Relative error of the posterior variance that the settings are computed for.
-    deviations : numpy.ndarray or None
-        From `row_deviations`, None without a centre.
+    deviations : callable
+        Gives `row_deviations`; computed at the first call, which needs the centre.
     batch_size_from : str
         Where the batch size is from: "given", "the model" or "computed".
     """
@@ -132,7 +133,7 @@ class Setup:
     step_size: StepSize | None
     thin: int | None
     bias: float
-    deviations: np.ndarray | None
+    deviations: Callable[[], np.ndarray]
     batch_size_from: str
 
     def shared(self, values: np.ndarray | float, name: str) -> SharedVariable:
@@ -147,13 +148,12 @@ class Setup:
     def choose_step_size(self, root: np.ndarray) -> StepSizeChoice:
         """Step size of Langevin dynamics in closed form for a preconditioner M = L Lᵀ."""
         assert self.center is not None
-        assert self.deviations is not None
         return choose_step_size(
             self.posterior,
             self.center,
             root,
             self.estimator.batching,
-            deviations=self.deviations,
+            deviations=self.deviations(),
             noise_factors=self.estimator.noise_factors,
             inflation=self.bias,
         )
@@ -164,8 +164,7 @@ class Setup:
         Shape (rows, d), for a random set of rows of the data.
         """
         assert self.center is not None
-        assert self.deviations is not None
-        deviations = self.deviations
+        deviations = self.deviations()
         batching = self.estimator.batching
         scale = batching.n_rows**2 / batching.batch_size * batching.variance_factor
         rows = deviations * np.sqrt(scale / len(deviations))
@@ -292,19 +291,24 @@ def prepare(
         found, others = _center_from(init, model, posterior, center)
     elif needs_center or center is not None or gradient in NEEDS_CENTER:
         found, others, joint_draws = _center(model, posterior, center, rows, initial_point)
-    deviations = None
-    if found is not None:
-        plain = gradient == "plain" or isinstance(gradient, PlainGradient)
-        deviations = row_deviations(
-            posterior, found, control_variate=not plain, joint_draws=joint_draws
+
+    @functools.cache
+    def deviations() -> np.ndarray:
+        assert found is not None
+        if isinstance(gradient, GradientEstimator):
+            reduces_variance = gradient.reduces_variance
+        else:
+            reduces_variance = gradient != "plain"
+        return row_deviations(
+            posterior, found, control_variate=reduces_variance, joint_draws=joint_draws
         )
+
     if isinstance(gradient, GradientEstimator):
         estimator = gradient
     else:
         if batch_size is None:
             assert found is not None
-            assert deviations is not None
-            batch_size = _cheapest_batch_size(posterior, found, deviations, gradient)
+            batch_size = _cheapest_batch_size(posterior, found, deviations(), gradient)
             batch_size_from = "computed"
         estimator = _estimator(
             gradient, posterior, found, others, batching, batch_size, static=static
@@ -512,7 +516,7 @@ def _center(
         position = posterior.layout.ravel(point)
         others = {name: np.array(shared.get_value()) for name, shared in posterior.others.items()}
         found = center_at(posterior, position)
-        check_center(posterior, found, given=True)
+        check_given_center(found)
         return found, others, None
 
     method = center or "lbfgs"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pymc_sgmcmc.checks import one_of, whole_number
+from pymc_sgmcmc.checks import one_of, or_none, positive_number, whole_number
 from pymc_sgmcmc.dynamics.baoab import BAOAB
 from pymc_sgmcmc.dynamics.sghmc import SGHMCEuler
 from pymc_sgmcmc.dynamics.underdamped import Underdamped
@@ -23,7 +23,6 @@ from pymc_sgmcmc.step_methods.momentum import (
     curvature_range,
     directional_curvature,
     noise_directions,
-    positive_or_none,
     relaxation_transitions,
     rows_noise,
     rows_noise_error,
@@ -171,7 +170,9 @@ class SGHMC(StochasticGradientStep):
                 f"`integrator` should be one of {sorted(INTEGRATORS)}, but got {integrator!r}."
             )
         self._integrator = integrator
-        self._friction = positive_or_none(friction, "friction", "in units of 1 / time")
+        self._friction = or_none(
+            positive_number, "friction", friction, unit=" (in units of 1 / time)"
+        )
         self._preconditioner = default_preconditioner(preconditioner, step_size)
         self._noise_estimate = _check_noise_estimate(noise_estimate)
         self._resample_momentum = _check_resample_momentum(resample_momentum)

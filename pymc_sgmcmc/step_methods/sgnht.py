@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pymc_sgmcmc.checks import or_none, positive_number
 from pymc_sgmcmc.dynamics.baoab import BAOAB
 from pymc_sgmcmc.dynamics.sgnht import NoseHoover
 from pymc_sgmcmc.linear_algebra import matrix_root
@@ -17,7 +18,6 @@ from pymc_sgmcmc.step_methods.momentum import (
     critical_friction,
     curvature_range,
     noise_directions,
-    positive_or_none,
     relaxation_transitions,
     rows_noise,
     solve_step_size,
@@ -149,9 +149,11 @@ class SGNHT(StochasticGradientStep):
             names = " or ".join(map(repr, THERMOSTATS))
             raise ValueError(f"`thermostat` should be {names}, but got {thermostat!r}.")
         self._thermostat = thermostat
-        self._friction = positive_or_none(friction, "friction", "in units of 1 / time")
-        self._thermostat_mass = positive_or_none(
-            thermostat_mass, "thermostat_mass", "in units of time²"
+        self._friction = or_none(
+            positive_number, "friction", friction, unit=" (in units of 1 / time)"
+        )
+        self._thermostat_mass = or_none(
+            positive_number, "thermostat_mass", thermostat_mass, unit=" (in units of time²)"
         )
         self._preconditioner = default_preconditioner(preconditioner, step_size)
         super().__init__(vars, step_size=step_size, **common)

@@ -9,7 +9,7 @@ import numpy as np
 import pytensor
 from scipy import linalg
 
-from pymc_sgmcmc.checks import whole_number
+from pymc_sgmcmc.checks import or_none, whole_number
 from pymc_sgmcmc.dynamics.riemannian import RiemannianLangevin
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize
@@ -99,9 +99,7 @@ class SGRLD(StochasticGradientStep):
         step_size: StepSize | None = None,
         **common: Any,
     ):
-        self._metric_rows = (
-            None if metric_rows is None else whole_number("metric_rows", metric_rows, 1, " of rows")
-        )
+        self._metric_rows = or_none(whole_number, "metric_rows", metric_rows, 1, " of rows")
         super().__init__(vars, step_size=step_size, **common)
 
     def _design(self, setup: Setup) -> Design:

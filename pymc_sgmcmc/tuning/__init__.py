@@ -9,6 +9,7 @@ from pymc_sgmcmc.tuning.center import (
     center_at,
     center_of,
     check_center,
+    check_given_center,
     find_center,
     laplace_draws,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "center_at",
     "center_of",
     "check_center",
+    "check_given_center",
     "choose_batch_size",
     "choose_step_size",
     "dense_curvature",

@@ -200,7 +200,7 @@ def warn_of_other_modes(
                 continue  # not finite there
             value, gradient = subsample.log_density_and_gradient(end)
             distance = float(np.max(np.abs(end - first) / sds))
-            ended = np.max(np.abs(apply_transposed(np.diag(scale), gradient))) < 1
+            ended = np.max(np.abs(scale * gradient)) < 1
             if not (ended and distance > far and value > top - NEGLIGIBLE_MODE):
                 continue
             warnings.warn(
@@ -301,7 +301,7 @@ def _evidence(subsample: Subsample, center: Center) -> float:
 
 
 def _warn_of_mismatch(found: Mismatch) -> None:
-    scales = found.scales if np.isfinite(found.shift) else np.array([np.nan, np.nan])
+    scales = found.scales
     warnings.warn(
         "The posterior is far from the Gaussian with the curvature at its mode: over that Gaussian "
         f"the mean gradient is {found.shift:.3g} standard deviations, and the mean curvature is "
@@ -328,7 +328,7 @@ def center_of(posterior: Posterior, position: np.ndarray, curvature: Curvature) 
         evaluations = 2 * max(FEWEST_PAIRS, posterior.dimension)
         found = _mismatch(posterior, Subsample(posterior, evaluations), center)
         if not _is_guide(found, largest_shift=1.0):
-            scales = found.scales if np.isfinite(found.shift) else np.full(2, np.nan)
+            scales = found.scales
             warnings.warn(
                 "`init` is far from the posterior: over it the mean gradient is "
                 f"{found.shift:.3g} of its standard deviations, and the mean curvature is "
@@ -340,10 +340,26 @@ def center_of(posterior: Posterior, position: np.ndarray, curvature: Curvature) 
     return center
 
 
-def check_center(posterior: Posterior, center: Center, *, given: bool = False) -> None:
-    """Warn where a centre is no mode, or no guide to the posterior around it.
+def check_given_center(center: Center) -> None:
+    """Warn where a centre of the user is far from a mode.
 
-    `given` says that it is the user's, and not the end of a search.
+    Warns
+    -----
+    CenterWarning
+    """
+    if center.distance > FARTHEST_CENTER:
+        warnings.warn(
+            f"`center` is {center.distance:.3g} posterior standard deviations away from the "
+            "mode, judged by gradient and curvature there. Control variates bring little noise "
+            "only near the mode, and preconditioner and step size come from the curvature at "
+            "the centre. Leave `center` out to have the mode searched.",
+            CenterWarning,
+            stacklevel=2,
+        )
+
+
+def check_center(posterior: Posterior, center: Center) -> None:
+    """Warn where a centre is no mode, or no guide to the posterior around it.
 
     On the surface of the ellipsoid that holds a Gaussian in d dimensions, at distance
     sqrt(d) in its own units, the log density is lower by d / 2 than at its mode.
@@ -355,16 +371,6 @@ def check_center(posterior: Posterior, center: Center, *, given: bool = False) -
         much less than d / 2: at a mode on a boundary, say, where a variance goes to zero.
     """
     if center.distance > FARTHEST_CENTER:
-        if given:
-            warnings.warn(
-                f"`center` is {center.distance:.3g} posterior standard deviations away from the "
-                "mode, judged by gradient and curvature there. Control variates bring little noise "
-                "only near the mode, and preconditioner and step size come from the curvature at "
-                "the centre. Leave `center` out to have the mode searched.",
-                CenterWarning,
-                stacklevel=2,
-            )
-            return
         warnings.warn(
             f"The search for the posterior mode ended {center.distance:.3g} posterior standard "
             "deviations away from it, judged by the gradient there. The log density may have no "
@@ -373,9 +379,6 @@ def check_center(posterior: Posterior, center: Center, *, given: bool = False) -
             CenterWarning,
             stacklevel=2,
         )
-        return
-    if given:
-        # Off the mode the log density rises in some direction.
         return
     rng = np.random.default_rng(1735)
     top, _ = posterior.log_density_and_gradient(center.position)

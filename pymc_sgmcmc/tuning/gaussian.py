@@ -89,7 +89,9 @@ class Mismatch:
 
     @property
     def scales(self) -> np.ndarray:
-        """Relative precisions in the directions in which they are uncorrelated."""
+        """Relative precisions in the directions in which they are uncorrelated, or NaN."""
+        if not np.isfinite(self.precision).all():
+            return np.full(len(self.precision), np.nan)
         return linalg.eigvalsh(self.precision)
 
 

@@ -55,11 +55,7 @@ def initial_gaussian(init: Any, model: Model, posterior: Posterior) -> tuple[np.
         )
     if not np.isfinite(mean).all():
         raise ValueError("`init` has a mean that is not finite.")
-    try:
-        root = matrix_root(covariance)
-    except ValueError as error:
-        message = str(error).replace("`preconditioner`", "The covariance of `init`")
-        raise ValueError(message) from None
+    root = matrix_root(covariance, "The covariance of `init`")
     if covariance.ndim < 2:
         return mean, Curvature(1 / covariance, covariance, root)
     inverse = linalg.solve_triangular(root, np.eye(len(root)), lower=True)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.accuracy.suite import available, compare
 
-QUICK = ("epil_poisson",)
+QUICK = ("epil_poisson", "correlated_design")
 """Posteriors of the default run, beside the Skin data; all others take minutes together."""
 
 DRAWS = 2000
