@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from tests.accuracy.suite import available, compare
+from tests.accuracy.suite import available, compare, good
 
 QUICK = ("epil_poisson", "correlated_design")
 """Posteriors of the default run, beside the Skin data; all others take minutes together."""
 
 DRAWS = 2000
 """Draws of each of 4 chains, so that Monte-Carlo errors of standard deviations are about 1 %."""
-
-
-def good(table: pd.DataFrame) -> np.ndarray:
-    """Coordinates with means within 0.1 sd and sds within 5 % of the reference."""
-    return ((table["mean_off"].abs() <= 0.1) & ((table["sd_ratio"] - 1).abs() <= 0.05)).to_numpy()
 
 
 @pytest.mark.parametrize("name", QUICK)
