@@ -115,7 +115,8 @@ def main() -> None:
         print(
             f"{name}: d = {len(table)}, good {good(table).mean():.2f}, mean of {worst} off by "
             f"{table.loc[worst, 'mean_off']:.2f} sd, variance errors "
-            f"{table['true_error'].median():.3f} (reported {table['variance_error'].median():.3f}), "
+            f"{table['true_error'].median():.3f} "
+            f"(reported {table['variance_error'].median():.3f}), "
             f"{table.attrs['seconds_made']:.0f} + {table.attrs['seconds_sampled']:.0f} s "
             f"(NUTS {table.attrs['nuts_seconds']:.0f} s); {table.attrs['verdict']}",
             flush=True,
