@@ -30,7 +30,13 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.setup import MOST_THINNING, Design, Setup
-from pymc_sgmcmc.tuning import DENSE_DIMENSION, Center, laplace_draws, prior_precision
+from pymc_sgmcmc.tuning import (
+    DENSE_DIMENSION,
+    LAPLACE_DRAWS,
+    Center,
+    laplace_draws,
+    prior_precision,
+)
 
 _log = logging.getLogger("pymc.sgmcmc")
 
@@ -629,7 +635,7 @@ class ScoringAdaptation(Adaptation):
         """
         if self._center is None or self._kind == "rows" or not self._reduces_variance:
             return None, 0.0
-        points = joint_draws or laplace_draws(self._posterior, self._center)
+        points = (joint_draws or laplace_draws(self._posterior, self._center))[:LAPLACE_DRAWS]
         present, kind = self._others(), self._kind
         self._kind = "differences"
         total = np.zeros((self._posterior.dimension,) * 2)

@@ -35,6 +35,7 @@ from pymc_sgmcmc.linear_algebra import apply_to_rows, largest_mean_square, matri
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize, check_step_size
 from pymc_sgmcmc.tuning import (
+    NOISE_POINTS,
     VARIANCE_INFLATION,
     Center,
     StepSizeChoice,
@@ -527,7 +528,7 @@ def _center(
         joint = Posterior(model, moved, rows=rows, initial_point=initial_point, check=False)
         joint_center = find_center(joint, joint.initial_position, method)
         point = joint.layout.unravel(joint_center.position)
-        joint_draws = laplace_draws(joint, joint_center)
+        joint_draws = laplace_draws(joint, joint_center, NOISE_POINTS)
         posterior.set_others({**model.initial_point(), **point})
         found = center_at(posterior, posterior.layout.ravel(point))
     else:

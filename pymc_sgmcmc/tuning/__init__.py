@@ -5,6 +5,7 @@ Everything here is deterministic for a given model and data: rows are sampled wi
 
 from pymc_sgmcmc.tuning.batch_size import choose_batch_size
 from pymc_sgmcmc.tuning.center import (
+    LAPLACE_DRAWS,
     Center,
     center_at,
     center_of,
@@ -22,6 +23,7 @@ from pymc_sgmcmc.tuning.curvature import (
 )
 from pymc_sgmcmc.tuning.initialization import initial_gaussian
 from pymc_sgmcmc.tuning.step_size import (
+    NOISE_POINTS,
     VARIANCE_INFLATION,
     StepSizeChoice,
     choose_step_size,
@@ -30,6 +32,8 @@ from pymc_sgmcmc.tuning.step_size import (
 
 __all__ = [
     "DENSE_DIMENSION",
+    "LAPLACE_DRAWS",
+    "NOISE_POINTS",
     "VARIANCE_INFLATION",
     "Center",
     "Curvature",

@@ -54,7 +54,7 @@ EVIDENCE_DRAWS = 50
 """Points at which the log density is averaged to choose between two Gaussians."""
 
 LAPLACE_DRAWS = 8
-"""Points around the centre at which the noise of a control variate is computed."""
+"""Points around the centre at which the noise of a control variate is averaged over all rows."""
 
 
 @dataclass(frozen=True)
@@ -427,14 +427,16 @@ def center_at(
     return Center(np.asarray(position, float), gradient, gradient - prior_gradient, curvature)
 
 
-def laplace_draws(posterior: Posterior, center: Center) -> list[dict[str, np.ndarray]]:
+def laplace_draws(
+    posterior: Posterior, center: Center, count: int = LAPLACE_DRAWS
+) -> list[dict[str, np.ndarray]]:
     """Points drawn from the Gaussian approximation of a posterior at a centre."""
     rng = np.random.default_rng(2014)
     return [
         posterior.layout.unravel(
             center.position + apply(center.curvature.root, rng.standard_normal(posterior.dimension))
         )
-        for _ in range(LAPLACE_DRAWS)
+        for _ in range(count)
     ]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.linear_algebra import apply_to_rows, largest_mean_square
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.tuning.center import LAPLACE_DRAWS, Center, laplace_draws
+from pymc_sgmcmc.tuning.center import Center, laplace_draws
 from pymc_sgmcmc.tuning.subsample import Subsample
 
 VARIANCE_INFLATION = 0.05
@@ -21,6 +21,13 @@ NOISE_ROWS = 10_000
 
 NOISE_ELEMENTS = 20_000_000
 """Bound on rows times dimension there: 160 MB."""
+
+NOISE_POINTS = 1000
+"""Points around the centre, at most, among which those rows are divided. The noise grows with the
+squared distance, so that one far point would speak for all rows that it has."""
+
+ROWS_A_POINT = 8
+"""Rows at each of these points, at least: their mean is subtracted."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +119,14 @@ def row_deviations(
     available = len(subsample.rows[0])
     rng = np.random.default_rng(2018)
     # Many rows: predictors with heavy tails put most of the noise into few of them.
-    most = int(np.clip(NOISE_ELEMENTS // posterior.dimension, LAPLACE_DRAWS, NOISE_ROWS))
+    most = int(np.clip(NOISE_ELEMENTS // posterior.dimension, ROWS_A_POINT, NOISE_ROWS))
     numbers = rng.permutation(available)[:most]
     if not control_variate:
         gradients = subsample.single_row_gradients(center.position, numbers)
         return gradients - gradients.mean(0)
-    groups = np.array_split(numbers, min(LAPLACE_DRAWS, len(numbers)))
-    points = joint_draws or laplace_draws(posterior, center)
+    count = int(np.clip(len(numbers) // ROWS_A_POINT, 1, NOISE_POINTS))
+    points = joint_draws or laplace_draws(posterior, center, count)
+    groups = np.array_split(numbers, min(count, len(points)))
     others = {name: np.array(shared.get_value()) for name, shared in posterior.others.items()}
     differences = []
     for group, point in zip(groups, points, strict=False):
@@ -126,5 +134,7 @@ def row_deviations(
         difference = subsample.single_row_gradients(posterior.layout.ravel(point), group)
         posterior.set_others(others)
         difference -= subsample.single_row_gradients(center.position, group)
-        differences.append(difference - difference.mean(0))
+        # Unbiased: some of the variance goes into the mean of so few rows.
+        bessel = np.sqrt(len(group) / max(1, len(group) - 1))
+        differences.append(bessel * (difference - difference.mean(0)))
     return np.concatenate(differences)

@@ -22,7 +22,7 @@ draws, tune, chains, metric, target_accept, max_treedepth, leapfrogs, divergence
     a subsample, "hessian" for that from all rows, "pilot" for one from the draws of a short run,
     "default" for PyMC's adaptation of a diagonal
 straighten
-    0, or the prior sd with which `straightened` changed the coordinates of NUTS
+    0, or the prior sd of the indicators with which `straightened` changed the coordinates of NUTS
 seed, versions
 """
 
@@ -63,19 +63,19 @@ class Settings:
     target_accept: float = 0.9
     max_treedepth: int = 10
     straighten: float = 0.0
-    """Prior sd of the coefficients where the model is straightened for NUTS, 0 where it is not."""
+    """Prior sd of the indicators where the model is straightened for NUTS, 0 where it is not."""
 
 
 SETTINGS = {
-    "covertype_logistic": Settings(draws=1600, tune=150, target_accept=0.8, straighten=1.0),
-    "covertype_logistic_raw": Settings(draws=600, tune=100, target_accept=0.8, straighten=10.0),
+    "covertype_logistic": Settings(draws=1600, tune=150, target_accept=0.8, straighten=2.5),
+    "covertype_logistic_raw": Settings(draws=1600, tune=150, target_accept=0.8, straighten=2.5),
     "covertype_multinomial": Settings(metric="pilot"),
     "epil_poisson": Settings(draws=4000),
     "contraception": Settings(draws=3000, metric="pilot"),
     "contraception_centred": Settings(draws=4000, tune=1000, metric="default", target_accept=0.95),
     "million": Settings(draws=500, tune=100, target_accept=0.8),
-    # Seven leapfrogs of size 0.7 serve 500 nearly Gaussian coordinates as well as fifteen.
-    "wide": Settings(draws=500, tune=100, metric="laplace", target_accept=0.65, max_treedepth=3),
+    # Seven leapfrogs serve 500 nearly Gaussian coordinates as well as fifteen.
+    "wide": Settings(draws=1800, tune=100, metric="laplace", target_accept=0.8, max_treedepth=3),
 }
 
 
