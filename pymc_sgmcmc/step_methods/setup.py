@@ -58,7 +58,7 @@ GRADIENTS = ("plain", "cv", "svrg", "saga")
 NEEDS_CENTER = ("cv",)
 """Those of them that need the centre."""
 
-MOST_THINNING = 100
+MOST_THINNING = 1000
 """Bound on the default number of transitions a recorded draw."""
 
 NOISE_WARNING = 1.0

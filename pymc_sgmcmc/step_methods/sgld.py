@@ -68,7 +68,7 @@ class SGLD(StochasticGradientStep):
         stochastic Newton steps, or the point itself: values of all variables by name, or the
         unconstrained position. Not computed where nothing needs it.
     thin : int, optional
-        Transitions a recorded draw. Default: one relaxation time, at most 100, where the
+        Transitions a recorded draw. Default: one relaxation time, at most 1000, where the
         step size is computed, and 1 where it is given.
     batching : {"shuffle", "replace"}
         Windows of rows in random order (without replacement; the default), or independent rows
