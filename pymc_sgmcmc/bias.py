@@ -10,7 +10,7 @@ import pymc as pm
 from arviz_stats.base import array_stats
 from xarray import DataTree
 
-from pymc_sgmcmc.run_settings import GROUP, PREFIX
+from pymc_sgmcmc.run_settings import GROUP, PREFIX, stored_matrix
 from pymc_sgmcmc.stein import (
     Estimate,
     langevin_variance_error,
@@ -232,15 +232,12 @@ def _labels(idata: DataTree, dimension: int) -> list[str]:
 def _variance_error(
     idata: DataTree, positions: np.ndarray, gradients: np.ndarray, step_sizes: np.ndarray
 ) -> tuple[Estimate, str]:
-    if GROUP in idata.children and {"preconditioner", "precision"} <= set(idata[GROUP].data_vars):
-        arrays = idata[GROUP]
-        estimate = langevin_variance_error(
-            gradients,
-            step_sizes,
-            np.asarray(arrays["preconditioner"]),
-            np.asarray(arrays["precision"]),
-        )
-        return estimate, "second moment of the gradients"
+    if GROUP in idata.children:
+        preconditioner = stored_matrix(idata[GROUP], "preconditioner")
+        precision = stored_matrix(idata[GROUP], "precision")
+        if preconditioner is not None and precision is not None:
+            estimate = langevin_variance_error(gradients, step_sizes, preconditioner, precision)
+            return estimate, "second moment of the gradients"
     return stein_variance_error(positions, gradients), "Stein's identity"
 
 
@@ -331,7 +328,7 @@ def _rerun(
     with model:
         step = getattr(step_methods, name)(
             step_size=float(np.asarray(stats["step_size"])[:, -1].mean()) / 2,
-            preconditioner=np.asarray(arrays["preconditioner"]),
+            preconditioner=stored_matrix(arrays, "preconditioner"),
             gradient=settings["gradient"],
             batching=settings["batching"],
             batch_size=int(settings["batch_size"]),

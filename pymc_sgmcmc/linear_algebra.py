@@ -1,29 +1,37 @@
-"""Linear algebra for matrices that may be given as scalars or diagonals."""
+"""Linear algebra for matrices that may be given as scalars, diagonals or of low rank."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from scipy import linalg
 from scipy.sparse.linalg import LinearOperator, eigsh
 
+from pymc_sgmcmc.low_rank import LowRank
 
-def apply(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
+Matrix = Any
+"""A scalar, a diagonal (d,) or a dense matrix (d, d), all arrays, or a `LowRank`. No union, since
+most callers know which of them it is."""
+
+
+def apply(matrix: Matrix, vector: np.ndarray) -> np.ndarray:
     """Product of a scalar, diagonal or dense matrix with a vector."""
     return matrix @ vector if np.ndim(matrix) == 2 else matrix * vector
 
 
-def apply_transposed(matrix: np.ndarray, vector: np.ndarray) -> np.ndarray:
+def apply_transposed(matrix: Matrix, vector: np.ndarray) -> np.ndarray:
     """Product of the transposed matrix with a vector."""
     return matrix.T @ vector if np.ndim(matrix) == 2 else matrix * vector
 
 
-def apply_to_rows(matrix: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def apply_to_rows(matrix: Matrix, rows: np.ndarray) -> np.ndarray:
     """Product of the transposed matrix with each row of an array."""
     return rows @ matrix if np.ndim(matrix) == 2 else rows * matrix
 
 
-def matrix_root(matrix: np.ndarray, name: str = "`preconditioner`") -> np.ndarray:
-    """Root L of a positive definite matrix, L Lᵀ, scalar or diagonal ones included.
+def matrix_root(matrix: Any, name: str = "`preconditioner`") -> Any:
+    """Root L of a positive definite matrix, L Lᵀ, of the same kind.
 
     `name` is that of the matrix, for messages.
 
@@ -32,6 +40,8 @@ def matrix_root(matrix: np.ndarray, name: str = "`preconditioner`") -> np.ndarra
     ValueError
         Where the matrix is not symmetric positive definite.
     """
+    if isinstance(matrix, LowRank):
+        return matrix.root
     matrix = np.asarray(matrix, dtype=float)
     if not np.isfinite(matrix).all():
         raise ValueError(f"{name} should be finite, but has NaN or infinite entries.")
@@ -58,14 +68,37 @@ def triangular_root(root: np.ndarray) -> np.ndarray:
     return (triangular * np.sign(np.diag(triangular))[:, None]).T
 
 
-def congruent(matrix: np.ndarray, root: np.ndarray) -> np.ndarray:
-    """L⊤ A L, for scalar, diagonal or dense A and L; diagonal or scalar where both are."""
+def congruent(matrix: np.ndarray, root: Matrix) -> np.ndarray:
+    """L⊤ A L, for scalar, diagonal or dense A and L; diagonal or scalar where both are.
+
+    With a dense A for L of low rank.
+    """
+    if isinstance(root, LowRank):
+        return ((matrix @ root).T @ root).T
     matrix, root = np.asarray(matrix, dtype=float), np.asarray(root, dtype=float)
     if root.ndim < 2:
         return matrix * (root**2 if matrix.ndim < 2 else root.reshape(-1, 1) * root)
     if matrix.ndim == 2:
         return root.T @ matrix @ root
     return root.T @ (np.broadcast_to(matrix, len(root))[:, None] * root)
+
+
+def diagonal(matrix: Matrix) -> np.ndarray:
+    """Diagonal of a matrix, a scalar for a scalar."""
+    if isinstance(matrix, LowRank):
+        return matrix.diagonal()
+    return np.diag(matrix) if np.ndim(matrix) == 2 else np.asarray(matrix)
+
+
+def largest_eigenvalue(matrix: Matrix, root: Matrix, dimension: int) -> float:
+    """Largest eigenvalue of L⊤ A L, from products alone."""
+    operator = LinearOperator(
+        (dimension, dimension),
+        matvec=lambda x: apply_transposed(root, apply(matrix, apply(root, x.ravel()))),
+        dtype=float,
+    )
+    start = np.ones(dimension)  # fixed, so that runs agree
+    return float(eigsh(operator, k=1, v0=start, tol=1e-4, return_eigenvectors=False)[0])
 
 
 def eigenvalues(matrix: np.ndarray) -> np.ndarray:

@@ -22,7 +22,14 @@ import numpy as np
 from scipy import linalg
 
 from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
-from pymc_sgmcmc.linear_algebra import apply, apply_to_rows, congruent, matrix_root
+from pymc_sgmcmc.linear_algebra import (
+    Matrix,
+    apply,
+    apply_to_rows,
+    congruent,
+    diagonal,
+    matrix_root,
+)
 from pymc_sgmcmc.tuning import DENSE_DIMENSION
 
 STATISTIC = "variance_error"
@@ -42,7 +49,7 @@ GRADIENTS_A_DRAW = 10
 anew in each transition, where the positions are not."""
 
 
-def langevin_excess(gradients: np.ndarray, preconditioner: np.ndarray) -> np.ndarray:
+def langevin_excess(gradients: np.ndarray, preconditioner: Matrix) -> np.ndarray:
     r"""Relative variance error of each draw for a step of 1: its mean over draws times h.
 
     .. math:: \tfrac14 (M \hat\nabla)_i^2 / M_{ii}
@@ -50,16 +57,14 @@ def langevin_excess(gradients: np.ndarray, preconditioner: np.ndarray) -> np.nda
     Parameters
     ----------
     gradients : numpy.ndarray, shape (..., d)
-    preconditioner : numpy.ndarray, scalar, (d,) or (d, d)
+    preconditioner : numpy.ndarray, scalar, (d,) or (d, d), or LowRank
 
     Returns
     -------
     numpy.ndarray, shape (..., d)
     """
-    preconditioner = np.asarray(preconditioner, dtype=float)
-    diagonal = np.diag(preconditioner) if preconditioner.ndim == 2 else preconditioner
     moved = apply_to_rows(preconditioner, np.asarray(gradients, dtype=float))
-    return 0.25 * moved**2 / diagonal
+    return 0.25 * moved**2 / diagonal(preconditioner)
 
 
 class LangevinMonitor(Adaptation):
@@ -79,7 +84,7 @@ class LangevinMonitor(Adaptation):
 
     Parameters
     ----------
-    preconditioner : numpy.ndarray, scalar, (d,) or (d, d)
+    preconditioner : numpy.ndarray, scalar, (d,) or (d, d), or LowRank
         M, fixed.
     thin : int
     step_size : float or None
@@ -88,7 +93,7 @@ class LangevinMonitor(Adaptation):
         Stated relative error.
     """
 
-    def __init__(self, preconditioner: np.ndarray, thin: int, step_size: float | None, bias: float):
+    def __init__(self, preconditioner: Matrix, thin: int, step_size: float | None, bias: float):
         self.transitions = DRAWS_BETWEEN_UPDATES * thin
         self.stats = {STATISTIC: np.float64}
         self._preconditioner = preconditioner

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
+from pymc_sgmcmc.linear_algebra import Matrix
+from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.trace import DIMENSION
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ GROUP = "sgmcmc_settings"
 
 PREFIX = "sgmcmc_"
 """Begins the names of the attributes of `sample_stats` with the settings."""
+
+SCALE, VECTORS, FACTORS = "scale", "vectors", "factors"
+"""End the names of the parts of a matrix of low rank plus diagonal."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class RunSettings:
         Numbers and words, by name.
     arrays : mapping
         The preconditioner M of Langevin dynamics, scalar, (d,) or (d, d), the centre, and the
-        curvature there, (d,) or (d, d).
+        curvature there, (d,) or (d, d). Of a symmetric matrix of low rank plus diagonal the parts.
     labels : tuple of str
         Of the coordinates of the position.
     """
@@ -67,22 +72,44 @@ class RunSettings:
             attributes["curvature"] = choice.curvature
         attributes["why"] = _why(setup, design)
         arrays = {}
-        if design.preconditioner is not None:
-            arrays["preconditioner"] = np.asarray(design.preconditioner, dtype=np.float64)
+        matrices = {"preconditioner": design.preconditioner}
         if setup.center is not None:
             arrays["center"] = np.asarray(setup.center.position, dtype=np.float64)
-            arrays["precision"] = setup.center.curvature.precision
+            matrices["precision"] = setup.center.curvature.precision
+        for name, matrix in matrices.items():
+            if isinstance(matrix, LowRank):
+                arrays[f"{name}_{SCALE}"] = matrix.left
+                arrays[f"{name}_{VECTORS}"] = matrix.vectors
+                arrays[f"{name}_{FACTORS}"] = matrix.factors
+            elif matrix is not None:
+                arrays[name] = np.asarray(matrix, dtype=np.float64)
         return cls(attributes, arrays, tuple(map(str, setup.posterior.labels)))
 
     def dataset(self) -> xr.Dataset:
         """The arrays, with the labels of the coordinates."""
         other = f"{DIMENSION}_of_column"
-        dims = {0: (), 1: (DIMENSION,), 2: (DIMENSION, other)}
-        variables = {name: (dims[values.ndim], values) for name, values in self.arrays.items()}
+        variables = {}
+        for name, values in self.arrays.items():
+            dims: tuple[str, ...] = (DIMENSION, other)[: values.ndim]
+            if name.endswith((VECTORS, FACTORS)):
+                dims = (DIMENSION, name.split("_")[0] + "_direction")[-values.ndim :]
+            variables[name] = (dims, values)
         used = {one for names, _ in variables.values() for one in names}
         labels = list(self.labels)
         coords = {one: labels for one in (DIMENSION, other) if one in used}
         return xr.Dataset(variables, coords=coords)
+
+
+def stored_matrix(group: Any, name: str) -> Matrix | None:
+    """A matrix of the settings of a trace, None where it has none of this name."""
+    if name in group.data_vars:
+        return np.asarray(group[name], dtype=float)
+    if f"{name}_{SCALE}" not in group.data_vars:
+        return None
+    scale, vectors, factors = (
+        np.asarray(group[f"{name}_{part}"], dtype=float) for part in (SCALE, VECTORS, FACTORS)
+    )
+    return LowRank(scale, vectors, factors, scale)
 
 
 class StatisticTypes(dict[str, Any]):

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import linalg, stats
 
-from pymc_sgmcmc.linear_algebra import congruent, matrix_root
+from pymc_sgmcmc.linear_algebra import Matrix, apply_to_rows, congruent, diagonal, matrix_root
+from pymc_sgmcmc.low_rank import LowRank
 
 BATCHES = 20
 """Batches a chain from whose means Monte-Carlo errors are computed."""
@@ -57,8 +58,8 @@ def mean_with_error(values: np.ndarray) -> Estimate:
 def langevin_variance_error(
     gradients: np.ndarray,
     step_sizes: np.ndarray,
-    preconditioner: np.ndarray,
-    precision: np.ndarray,
+    preconditioner: Matrix,
+    precision: Matrix,
 ) -> Estimate:
     r"""Relative error of each variance of a Langevin chain with preconditioner M.
 
@@ -75,10 +76,11 @@ def langevin_variance_error(
     ----------
     gradients : numpy.ndarray, shape (chains, draws, d)
     step_sizes : numpy.ndarray, shape (chains, draws)
-    preconditioner : numpy.ndarray, scalar, (d,) or (d, d)
+    preconditioner : numpy.ndarray, scalar, (d,) or (d, d), or LowRank
         M.
-    precision : numpy.ndarray, (d,) or (d, d)
-        H, the curvature at the mode.
+    precision : numpy.ndarray, (d,) or (d, d), or LowRank
+        H, the curvature at the mode. Where one of the two is of low rank M counts as the
+        inverse of H.
 
     Examples
     --------
@@ -88,6 +90,10 @@ def langevin_variance_error(
     >>> langevin_variance_error(gradients, step_sizes, np.eye(2), np.eye(2)).value.round(2)
     array([0.05, 0.05])
     """
+    if isinstance(preconditioner, LowRank) or isinstance(precision, LowRank):
+        moved = apply_to_rows(preconditioner, gradients.reshape(-1, gradients.shape[-1]))
+        squares = moved.reshape(gradients.shape) ** 2 / diagonal(preconditioner)
+        return mean_with_error(0.25 * step_sizes[..., None] * squares)
     preconditioner = np.asarray(preconditioner, dtype=float)
     precision = np.asarray(precision, dtype=float)
     dimension = gradients.shape[-1]

@@ -110,7 +110,7 @@ def test_batch_size_is_near_the_cheapest(noise_rows):
     sizes = np.arange(1, N + 1)
     overhead = (12_000 + 2 * d**2) / row
     cost = (overhead + sizes) * (1 + noise_rows / sizes * (N - sizes) / (N - 1))
-    chosen = choose_batch_size(noise_rows, N, row, d)
+    chosen = choose_batch_size(noise_rows, N, row, 2 * d**2)
     assert cost[chosen - 1] <= 1.1 * cost.min()
     assert chosen <= np.argmin(cost) + 1
 

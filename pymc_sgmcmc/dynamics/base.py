@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from pymc_sgmcmc.low_rank import LowRank
+
 
 @dataclass(frozen=True)
 class Auxiliary:
@@ -95,10 +97,12 @@ class Dynamics(ABC):
 
 
 def apply_matrix(matrix: Any, vector: Any) -> Any:
-    """Product of a scalar, diagonal or dense matrix with a vector, symbolic or not."""
+    """Product of a scalar, diagonal, dense or `LowRank` matrix with a vector, symbolic or not."""
     return matrix @ vector if matrix.ndim == 2 else matrix * vector
 
 
 def apply_matrix_to_rows(matrix: Any, rows: Any) -> Any:
     """The same for each row of a matrix of vectors."""
+    if isinstance(matrix, LowRank):
+        return matrix.T.__rmatmul__(rows)  # a symbolic left factor would not ask for it
     return rows @ matrix.T if matrix.ndim == 2 else rows * matrix

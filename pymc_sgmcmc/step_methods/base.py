@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pymc.model import Model, modelcontext
@@ -120,6 +120,8 @@ class StochasticGradientStep(BlockedStep):
     _state_class = StochasticGradientState
 
     name: str
+    _takes_low_rank: ClassVar[bool] = False
+    """Whether the dynamics take a curvature of low rank plus diagonal."""
     posterior: Posterior
     batching: Batching
     block: TransitionBlock
@@ -173,6 +175,7 @@ class StochasticGradientStep(BlockedStep):
             initial_point=initial_point,
             compile_kwargs=compile_kwargs,
             needs_center=self._needs_center(step_size),
+            low_rank=self._takes_low_rank,
             bias=bias,
             init=init,
         )

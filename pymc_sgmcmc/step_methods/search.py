@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from pymc_sgmcmc.engine import TransitionBlock
-from pymc_sgmcmc.linear_algebra import apply, apply_to_rows
+from pymc_sgmcmc.linear_algebra import Matrix, apply, apply_to_rows
+from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.stein import kernel_stein_discrepancy
 from pymc_sgmcmc.step_methods.setup import Design, Setup, default_thinning
 from pymc_sgmcmc.tuning.halving import successive_halving
@@ -64,7 +65,7 @@ def search_step_size(block: TransitionBlock, setup: Setup, design: Design) -> De
     batching, dtype = setup.estimator.batching, np.dtype(setup.posterior.dtype)
     # In coordinates in which the centre's Gaussian is N(0, I).
     root = center.curvature.root
-    inverse = np.linalg.inv(root) if root.ndim == 2 else 1 / root
+    inverse = _inverse(root)
     begin = center.position + apply(root, np.random.default_rng(7).standard_normal(len(root)))
 
     def run(step_size: float, state: np.ndarray | None, transitions: int):
@@ -87,3 +88,9 @@ def search_step_size(block: TransitionBlock, setup: Setup, design: Design) -> De
     thin = setup.thin or default_thinning(best.step_size, choice.curvature)
     _log.info("%s: step size %.3g by successive halving", setup.name, best.step_size)
     return replace(design, step_size=best.step_size, thin=thin, choice=None)
+
+
+def _inverse(root: Matrix) -> Matrix:
+    if isinstance(root, LowRank):
+        return root.inverse
+    return np.linalg.inv(root) if root.ndim == 2 else 1 / root

@@ -6,7 +6,7 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,8 @@ from pymc_sgmcmc.gradients import (
     SAGAGradient,
     SVRGGradient,
 )
-from pymc_sgmcmc.linear_algebra import apply_to_rows, largest_mean_square, matrix_root
+from pymc_sgmcmc.linear_algebra import Matrix, apply_to_rows, largest_mean_square, matrix_root
+from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize, check_step_size
 from pymc_sgmcmc.tuning import (
@@ -80,8 +81,8 @@ class Design:
         Transitions a recorded draw.
     adaptations : tuple of Adaptation
         What the dynamics change between blocks of transitions.
-    preconditioner : numpy.ndarray, optional
-        M, scalar, (d,) or (d, d), where the dynamics are Langevin's with a fixed one.
+    preconditioner : numpy.ndarray or LowRank, optional
+        M, scalar, (d,), (d, d) or of low rank, where the dynamics are Langevin's with a fixed one.
     choice : StepSizeChoice, optional
         What a computed step size is from.
     watch : callable, optional
@@ -93,7 +94,7 @@ class Design:
     step_size: StepSize
     thin: int
     adaptations: tuple[Adaptation, ...] = field(default=())
-    preconditioner: np.ndarray | None = None
+    preconditioner: Matrix | None = None
     choice: StepSizeChoice | None = None
     watch: Callable[[Mapping[str, Any]], str | None] | None = None
 
@@ -137,16 +138,21 @@ class Setup:
     deviations: Callable[[], np.ndarray]
     batch_size_from: str
 
-    def shared(self, values: np.ndarray | float, name: str) -> SharedVariable:
+    def shared(self, values: Matrix | float, name: str) -> SharedVariable | LowRank:
         """Shared variable in the floating type of the position, of static shape.
 
-        A vector of length one broadcasts only with a static shape.
+        A vector of length one broadcasts only with a static shape. For a matrix of low rank one
+        for each of its parts.
         """
+        if isinstance(values, LowRank):
+            parts = ("left", "vectors", "factors", "right")
+            shared = [self.shared(getattr(values, part), f"{name}_{part}") for part in parts]
+            return LowRank(*shared)
         values = np.asarray(values, dtype=self.posterior.dtype)
         static = {"shape": values.shape} if values.ndim else {}
         return pytensor.shared(values, name, **static)
 
-    def choose_step_size(self, root: np.ndarray) -> StepSizeChoice:
+    def choose_step_size(self, root: Matrix) -> StepSizeChoice:
         """Step size of Langevin dynamics in closed form for a preconditioner M = L Lᵀ."""
         assert self.center is not None
         return choose_step_size(
@@ -236,13 +242,14 @@ def prepare(
     initial_point: Mapping[str, np.ndarray] | None,
     compile_kwargs: dict | None,
     needs_center: bool,
+    low_rank: bool,
     bias: float | None,
     init: Any,
 ) -> Setup:
     """Check the common settings of a step method, and compute what they ask for.
 
     The parameters are those of `SGLD`; `needs_center` says that the sampler needs the centre
-    whatever the gradient.
+    whatever the gradient, and `low_rank` that it takes a curvature of low rank plus diagonal.
     """
     bias = check_bias(bias, step_size)
     if compile_kwargs is not None and not isinstance(compile_kwargs, Mapping):
@@ -292,6 +299,8 @@ def prepare(
         found, others = _center_from(init, model, posterior, center)
     elif needs_center or center is not None or gradient in NEEDS_CENTER:
         found, others, joint_draws = _center(model, posterior, center, rows, initial_point)
+    if found is not None and not low_rank:
+        found = replace(found, curvature=found.curvature.without_directions())
 
     @functools.cache
     def deviations() -> np.ndarray:
@@ -361,8 +370,10 @@ def _cheapest_batch_size(
     noise = posterior.n_rows**2 * largest_mean_square(apply_to_rows(root, deviations)) / curvature
     if gradient != "plain" and gradient != "cv":
         noise *= 2  # their references are as far from the mode as the chain
+    matrix = center.curvature.covariance
+    elements = 2 * matrix.vectors.size if isinstance(matrix, LowRank) else matrix.size
     return choose_batch_size(
-        noise, posterior.n_rows, 4 * max(1, posterior.row_elements), posterior.dimension
+        noise, posterior.n_rows, 4 * max(1, posterior.row_elements), 2 * elements
     )
 
 
@@ -386,9 +397,11 @@ def is_curvature(preconditioner: str | float | np.ndarray) -> bool:
 
 
 def preconditioner_matrix(
-    preconditioner: str | float | np.ndarray, center: Center | None, dimension: int
-) -> np.ndarray:
-    """Preconditioner M from a name, a number or an array: scalar, diagonal or dense."""
+    preconditioner: str | float | Matrix, center: Center | None, dimension: int
+) -> Matrix:
+    """Preconditioner M from a name, a number or an array: scalar, diagonal, dense or low rank."""
+    if isinstance(preconditioner, LowRank) and len(preconditioner) == dimension:
+        return preconditioner
     if isinstance(preconditioner, str):
         if preconditioner == "identity":
             return np.asarray(1.0)

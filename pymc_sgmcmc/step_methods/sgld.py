@@ -55,8 +55,9 @@ class SGLD(StochasticGradientStep):
         smaller while tuning where the gradients that the chain meets show more than that.
     preconditioner : {"curvature", "identity"}, float, (d,) or (d, d) array, optional
         M, symmetric positive definite, fixed. "curvature" is the inverse curvature at the
-        centre, dense up to d = 500 and diagonal beyond. Default: "curvature" where the step
-        size is computed, "identity" where it is given.
+        centre: dense up to d = 500, a diagonal with up to 50 directions up to d = 20 000, and
+        diagonal beyond. Default: "curvature" where the step size is computed, "identity" where
+        it is given.
     gradient : {"plain", "cv", "svrg", "saga"}, SVRG or GradientEstimator
         Estimator of the gradient: the scaled minibatch gradient; that of Baker et al. with
         control variates at the centre; the same at an earlier position of the chain (`SVRG`
@@ -142,6 +143,7 @@ class SGLD(StochasticGradientStep):
     """
 
     name = "sgld"
+    _takes_low_rank = True
 
     def __init__(
         self,

@@ -12,7 +12,9 @@ ALLOWED_COST = 1.1
 """Cost relative to the least at which a smaller batch size is preferred."""
 
 
-def choose_batch_size(noise_rows: float, n_rows: int, row_operations: int, dimension: int) -> int:
+def choose_batch_size(
+    noise_rows: float, n_rows: int, row_operations: int, matrix_operations: int = 0
+) -> int:
     r"""Smallest batch size at which an effective draw costs hardly more than at the best.
 
     At a variance inflation :math:`\delta` the step is
@@ -36,17 +38,17 @@ def choose_batch_size(noise_rows: float, n_rows: int, row_operations: int, dimen
         N.
     row_operations : int
         Multiplications of one row's gradient.
-    dimension : int
-        d; a dense preconditioner takes about 2 d² multiplications a transition.
+    matrix_operations : int
+        Multiplications of a transition with its preconditioner, 2 d² for a dense one.
 
     Examples
     --------
-    >>> choose_batch_size(noise_rows=10.0, n_rows=1_000_000, row_operations=40, dimension=10)
+    >>> choose_batch_size(10.0, 1_000_000, row_operations=40, matrix_operations=200)
     24
-    >>> choose_batch_size(noise_rows=1e6, n_rows=1_000_000, row_operations=40, dimension=10)
+    >>> choose_batch_size(1e6, 1_000_000, row_operations=40, matrix_operations=200)
     3044
     """
-    overhead = (OVERHEAD_OPERATIONS + 2 * dimension**2) / max(1, row_operations)
+    overhead = (OVERHEAD_OPERATIONS + matrix_operations) / max(1, row_operations)
     sizes = np.unique(np.geomspace(1, n_rows, 1000).astype(int))
     factors = (n_rows - sizes) / max(1, n_rows - 1)
     costs = (overhead + sizes) * (1 + noise_rows / sizes * factors)

@@ -8,14 +8,34 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy import linalg
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from pymc_sgmcmc.errors import CenterWarning
-from pymc_sgmcmc.linear_algebra import congruent, eigenvalues
+from pymc_sgmcmc.linear_algebra import (
+    Matrix,
+    congruent,
+    diagonal,
+    eigenvalues,
+    largest_eigenvalue,
+)
+from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.subsample import Subsample
 
 DENSE_DIMENSION = 500
-"""Positions up to this length get a dense curvature matrix, longer ones its diagonal."""
+"""Positions up to this length get a dense curvature matrix."""
+
+LOW_RANK_DIMENSION = 20_000
+"""Positions up to this length get a diagonal and a few directions, longer ones the diagonal."""
+
+MOST_DIRECTIONS = 50
+"""Directions of a curvature of low rank plus diagonal, at most."""
+
+WORTHWHILE_DIRECTION = 1.5
+"""Curvature, relative to that of the rest, from which a direction is worth its products."""
+
+TRACE_PROBES = 16
+"""Random directions from which the mean curvature is estimated."""
 
 
 @dataclass(frozen=True)
@@ -24,47 +44,143 @@ class Curvature:
 
     Attributes
     ----------
-    precision : numpy.ndarray, shape (d, d) or (d,)
-        H, or its diagonal.
-    covariance : numpy.ndarray, of the same shape
+    precision : numpy.ndarray, shape (d, d) or (d,), or LowRank
+        H, or an approximation: its diagonal, or a diagonal with its largest directions.
+    covariance : of the same kind
         Its inverse.
-    root : numpy.ndarray, of the same shape
+    root : of the same kind
         L with covariance L Lᵀ.
+    remainder : float
+        Largest eigenvalue of the covariance times the curvature itself, where `precision` is only
+        an approximation.
     """
 
-    precision: np.ndarray
-    covariance: np.ndarray
-    root: np.ndarray
+    precision: Matrix
+    covariance: Matrix
+    root: Matrix
+    remainder: float = 1.0
 
     @property
     def is_dense(self) -> bool:
-        """Whether off-diagonal curvature is known."""
-        return self.precision.ndim == 2
+        """Whether all off-diagonal curvature is known."""
+        return isinstance(self.precision, np.ndarray) and self.precision.ndim == 2
 
     @property
     def standard_deviations(self) -> np.ndarray:
         """Standard deviation of each coordinate, shape (d,)."""
-        return np.sqrt(np.diag(self.covariance) if self.is_dense else self.covariance)
+        return np.sqrt(diagonal(self.covariance))
 
-    def relative_to(self, root: np.ndarray) -> np.ndarray:
-        """Eigenvalues of MH for M = L Lᵀ, of their diagonals where H is diagonal."""
-        if not self.is_dense and np.ndim(root) == 2:
-            return self.precision * np.einsum("ij,ij->i", root, root)
-        return eigenvalues(congruent(self.precision, root))
+    def without_directions(self) -> Curvature:
+        """The diagonal of a curvature of low rank plus diagonal; others as they are."""
+        if not isinstance(self.precision, LowRank):
+            return self
+        precision = self.precision.diagonal()
+        root = precision**-0.5
+        remainder = float(self.relative_to(root).max())
+        return Curvature(precision, 1 / precision, root, remainder)
+
+    def relative_to(self, root: Matrix) -> np.ndarray:
+        """Eigenvalues of MH for M = L Lᵀ, of their diagonals where H is diagonal.
+
+        Bounds on them where `precision` is an approximation; of matrices of low rank the largest
+        one alone.
+        """
+        if isinstance(self.precision, LowRank) or isinstance(root, LowRank):
+            dimension = len(self.standard_deviations)
+            values = np.array([largest_eigenvalue(self.precision, root, dimension)])
+        elif not self.is_dense and np.ndim(root) == 2:
+            values = self.precision * np.einsum("ij,ij->i", root, root)
+        else:
+            values = eigenvalues(congruent(self.precision, root))
+        return self.remainder * values
 
 
 def curvature_at(posterior: Posterior, subsample: Subsample, position: np.ndarray) -> Curvature:
-    """Curvature at a position, dense up to `DENSE_DIMENSION`."""
+    """Curvature at a position, dense up to `DENSE_DIMENSION`, of low rank or diagonal beyond."""
     scale = coordinate_scale(posterior, subsample, position)
-    if posterior.dimension > DENSE_DIMENSION:
-        precision = 1.0 / scale**2
-        return Curvature(precision, scale**2, scale)
 
     def gradient(position: np.ndarray) -> np.ndarray:
         return subsample.log_density_and_gradient(position)[1]
 
+    if posterior.dimension > DENSE_DIMENSION:
+        return low_rank_curvature(gradient, position, scale, difference_width(posterior))
     precision = curvature_by_differences(gradient, position, scale * difference_width(posterior))
     return dense_curvature(precision * np.outer(scale, scale), scale)
+
+
+def diagonal_curvature(scale: np.ndarray, remainder: float = 1.0) -> Curvature:
+    """Curvature of coordinates with the given standard deviations."""
+    return Curvature(1.0 / scale**2, scale**2, scale, remainder)
+
+
+def low_rank_curvature(
+    gradient: Callable[[np.ndarray], np.ndarray],
+    position: np.ndarray,
+    scale: np.ndarray,
+    width: float,
+) -> Curvature:
+    r"""A diagonal with the directions of largest curvature, from products with vectors alone.
+
+    In coordinates scaled by D the curvature :math:`D H D` has a few large eigenvalues, to the
+    eigenvectors U, where predictors or groups are correlated. With c the mean of the others
+
+    .. math:: H \approx c\, D^{-1} [I + U \mathrm{diag}(\lambda / c - 1) U^\top] D^{-1}
+
+    The eigenvalues are from Lanczos' method (ARPACK), the mean of the others from the trace, by
+    Hutchinson's estimate from what is orthogonal to U (Meyer et al. 2021).
+
+    Parameters
+    ----------
+    gradient : callable
+        Of the log density.
+    position : numpy.ndarray, shape (d,)
+    scale : numpy.ndarray, shape (d,)
+        D, rough standard deviations.
+    width : float
+        Of the differences of gradients, in standard deviations.
+    """
+    dimension = len(position)
+
+    def product(vector: np.ndarray) -> np.ndarray:
+        length = np.linalg.norm(vector)
+        shift = width / length * scale * vector.ravel()
+        difference = gradient(position - shift) - gradient(position + shift)
+        return scale * difference * (length / (2 * width))
+
+    rng = np.random.default_rng(1950)
+    keeps = dimension <= LOW_RANK_DIMENSION
+    count = min(MOST_DIRECTIONS, dimension // 10) if keeps else 1
+    operator = LinearOperator((dimension, dimension), matvec=product, dtype=float)
+    try:
+        values, vectors = eigsh(
+            operator, k=count, which="LA", v0=rng.standard_normal(dimension), tol=1e-2
+        )
+    except ArpackNoConvergence as failure:  # those found serve as well
+        values, vectors = failure.eigenvalues, failure.eigenvectors
+    # Of the others alone: the large eigenvalues would make the estimate useless.
+    probes = rng.choice([-1.0, 1.0], size=(TRACE_PROBES, dimension))
+    probes -= probes @ vectors @ vectors.T
+    trace = float(np.mean([probe @ product(probe) for probe in probes]))
+    rest = trace / (dimension - len(values))
+    if not (np.isfinite(rest) and rest > 0):
+        warnings.warn(
+            f"The mean curvature of the log posterior is {rest:.2g} at the centre but for "
+            f"{len(values)} directions: the centre may not be a mode, or the posterior may be "
+            "improper. Check the priors.",
+            CenterWarning,
+            stacklevel=2,
+        )
+        return diagonal_curvature(scale)
+    worthwhile = keeps & (values > WORTHWHILE_DIRECTION * rest)
+    # In ascending order: the smallest that is kept bounds those that were not computed.
+    left_out = values[:1] if worthwhile.all() else values[~worthwhile]
+    remainder = max(1.0, float(left_out.max(initial=0.0)) / rest)
+    scale = scale / np.sqrt(rest)
+    if not worthwhile.any():
+        return diagonal_curvature(scale, remainder)
+    precision = LowRank(1 / scale, vectors[:, worthwhile], values[worthwhile] / rest - 1, 1 / scale)
+    covariance = precision.inverse
+    return Curvature(precision, covariance, covariance.root, remainder)
 
 
 def dense_curvature(scaled: np.ndarray, scale: np.ndarray) -> Curvature:

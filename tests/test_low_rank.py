@@ -1,0 +1,140 @@
+"""Matrices of low rank plus diagonal, and the curvature of long positions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from pymc_sgmcmc import SGHMC, SGLDCV, bias_report
+from pymc_sgmcmc.dynamics.base import apply_matrix, apply_matrix_to_rows
+from pymc_sgmcmc.linear_algebra import (
+    apply_to_rows,
+    congruent,
+    diagonal,
+    largest_eigenvalue,
+    matrix_root,
+)
+from pymc_sgmcmc.low_rank import LowRank
+from pymc_sgmcmc.tuning import curvature
+from pymc_sgmcmc.tuning.curvature import low_rank_curvature
+
+CVM = {"mode": "CVM"}
+QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
+
+
+def dense(matrix: LowRank) -> np.ndarray:
+    """The matrix itself."""
+    inner = np.eye(len(matrix)) + matrix.vectors * matrix.factors @ matrix.vectors.T
+    return matrix.left[:, None] * inner * matrix.right
+
+
+@pytest.fixture
+def matrix(rng) -> LowRank:
+    vectors = np.linalg.qr(rng.normal(size=(6, 2)))[0]
+    scale = rng.uniform(0.5, 2, size=6)
+    return LowRank(scale, vectors, np.array([3.0, -0.6]), scale)
+
+
+def test_products_are_those_of_the_dense_matrix(matrix, rng):
+    vector, rows, full = rng.normal(size=6), rng.normal(size=(4, 6)), dense(matrix)
+    root = matrix_root(matrix)
+    for one in (matrix, root, root.T):
+        np.testing.assert_allclose(one @ vector, dense(one) @ vector)
+        np.testing.assert_allclose(apply_to_rows(one, rows), rows @ dense(one))
+        np.testing.assert_allclose(apply_matrix_to_rows(one, rows), rows @ dense(one).T)
+    np.testing.assert_allclose(dense(root) @ dense(root).T, full)
+    np.testing.assert_allclose(dense(matrix.inverse), np.linalg.inv(full))
+    np.testing.assert_allclose(diagonal(matrix), np.diag(full))
+    inner = dense(root).T @ full @ dense(root)
+    np.testing.assert_allclose(congruent(full, root), inner)
+    values = np.linalg.eigvalsh(inner)
+    assert largest_eigenvalue(matrix, root, 6) == pytest.approx(values[-1], rel=1e-3)
+
+
+def test_symbolic_products(matrix, rng):
+    parts = (matrix.left, matrix.vectors, matrix.factors, matrix.right)
+    symbolic = LowRank(*map(pytensor.shared, parts))
+    x, rows = pt.vector("x", dtype="float64"), pt.matrix("rows", dtype="float64")
+    function = pytensor.function(
+        [x, rows],
+        [apply_matrix(symbolic, x), apply_matrix_to_rows(symbolic, rows)],
+        mode="FAST_COMPILE",
+    )
+    vector, many = rng.normal(size=6), rng.normal(size=(3, 6))
+    product, products = function(vector, many)
+    np.testing.assert_allclose(product, dense(matrix) @ vector)
+    np.testing.assert_allclose(products, many @ dense(matrix).T)
+
+
+@pytest.mark.parametrize("largest", [30.0, 4000.0])
+def test_curvature_with_a_few_directions_is_found(rng, largest):
+    """H with two large eigenvalues in scaled coordinates, others 0.5: found to a percent."""
+    d = 200
+    scale = rng.uniform(0.1, 10, size=d)
+    vectors = np.linalg.qr(rng.normal(size=(d, 2)))[0]
+    inner = 0.5 * np.eye(d) + vectors * (np.array([largest, 5.0]) - 0.5) @ vectors.T
+    H = inner / np.outer(scale, scale)
+    found = low_rank_curvature(lambda x: -H @ x, np.zeros(d), scale, 1e-3)
+    assert len(found.precision.factors) == 2
+    np.testing.assert_allclose(dense(found.precision), H, rtol=0.02, atol=0.02 * np.diag(H).min())
+    root = dense(found.root)
+    values = np.linalg.eigvalsh(root.T @ H @ root)
+    assert 0.98 < values[0] <= values[-1] < 1.02
+    # The diagonal alone leaves the largest eigenvalue, and says so.
+    alone = found.without_directions()
+    values = np.linalg.eigvalsh(H / np.sqrt(np.outer(np.diag(H), np.diag(H))))
+    assert alone.relative_to(alone.root).max() == pytest.approx(values[-1], rel=0.05)
+
+
+def test_no_direction_is_better_than_others(rng):
+    """An even spread of eigenvalues from 0.9 to 1.1: a diagonal, and the largest as a bound."""
+    d = 100
+    rotation = np.linalg.qr(rng.normal(size=(d, d)))[0]
+    H = rotation * np.linspace(0.9, 1.1, d) @ rotation.T
+    found = low_rank_curvature(lambda x: -H @ x, np.zeros(d), np.ones(d), 1e-3)
+    assert found.precision.ndim == 1
+    assert found.relative_to(found.root).max() == pytest.approx(1.1, rel=0.05)
+
+
+@pytest.fixture
+def wide_model(monkeypatch):
+    """A position that counts as long."""
+    monkeypatch.setattr(curvature, "DENSE_DIMENSION", 50)
+    rng = np.random.default_rng(5)
+    d, n_rows = 60, 3000
+    X = 2 * rng.normal(size=(n_rows, 1)) + rng.normal(size=(n_rows, d))
+    y = X @ rng.normal(0, 0.1, size=d) + rng.normal(size=n_rows)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=d)
+        pm.Normal("y", X @ beta, 1.0, observed=y)
+    return model, np.linalg.inv(X.T @ X + np.eye(d))
+
+
+def test_a_long_position(wide_model, tmp_path):
+    """Correlated predictors beyond the dense matrices: right variances, and a report of them."""
+    model, covariance = wide_model
+    with model:
+        step = SGLDCV(compile_kwargs=CVM)
+        assert isinstance(step.center.curvature.precision, LowRank)
+        idata = pm.sample(step=step, draws=200, tune=100, chains=2, cores=1, random_seed=1, **QUIET)
+    report = bias_report(idata)
+    # Averages over many coordinates: of the mean squared error and the variance ratio.
+    sd = np.sqrt(np.diag(covariance))
+    assert np.mean((report["sd"] / sd) ** 2) == pytest.approx(1.0, abs=0.06)
+    assert report["variance_error"].between(0, 0.06).all()
+    assert report.attrs["method"] == "second moment of the gradients"
+    idata.to_netcdf(tmp_path / "run.nc")
+    # A second run takes the preconditioner from the trace.
+    settings = idata["sgmcmc_settings"]
+    assert settings["preconditioner_vectors"].shape == settings["precision_vectors"].shape
+
+
+def test_other_dynamics_take_the_diagonal(wide_model):
+    model, _ = wide_model
+    step = SGHMC(model=model, gradient="cv", compile_kwargs=CVM)
+    found = step.center.curvature
+    assert found.precision.ndim == 1
+    assert found.relative_to(found.root).max() > 30
