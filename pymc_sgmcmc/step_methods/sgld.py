@@ -51,8 +51,8 @@ class SGLD(StochasticGradientStep):
     step_size : float or callable, optional
         h, or a function of the transition number (from 0) such as `PolynomialDecay`. Where
         not given, the closed form :math:`h = 4\delta / (\lambda_{\max}(MV) +
-        \lambda_{\max}(MH))` for the variance inflation :math:`\delta` stated as `bias`, made
-        smaller while tuning where the gradients that the chain meets show more than that.
+        \lambda_{\max}(MH))` for the variance inflation :math:`\delta` stated as `bias`, set anew
+        while tuning from the gradients that the chain has met.
     preconditioner : {"curvature", "identity"}, float, (d,) or (d, d) array, optional
         M, symmetric positive definite, fixed. "curvature" is the inverse curvature at the
         centre: dense up to d = 500, a diagonal with up to 50 directions up to d = 20 000, and

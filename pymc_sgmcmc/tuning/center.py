@@ -15,7 +15,7 @@ from pymc_sgmcmc.linear_algebra import apply, apply_transposed, triangular_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.curvature import Curvature, coordinate_scale, curvature_at
 from pymc_sgmcmc.tuning.gaussian import FEWEST_PAIRS, Mismatch, fit_gaussian, mismatch
-from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_ROWS, Subsample
+from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_OPERATIONS, SUBSAMPLE_ROWS, Subsample
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
@@ -114,8 +114,7 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
     if method not in ("lbfgs", "sgd"):
         raise ValueError(f"`center` should be 'lbfgs', 'sgd', or a point, but got {method!r}.")
     subsample = Subsample(posterior)
-    # Two gradients a dimension for the curvature, and for the mean curvature as many again.
-    large = Subsample(posterior, evaluations=4 * max(FEWEST_PAIRS, posterior.dimension))
+    large = Subsample(posterior, evaluations=2 * posterior.dimension)
     scale = coordinate_scale(posterior, subsample, start)
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always", CenterWarning)
@@ -125,12 +124,14 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
         _repeat(caught)
         check_center(posterior, center)
         return center
-    found = _mismatch(posterior, large, center)
+    # Control variates at the centre leave so little noise that fewer rows serve as well.
+    judge = Subsample(posterior, evaluations=8 * max(FEWEST_PAIRS, posterior.dimension))
+    found = _mismatch(posterior, judge, center)
     if _is_guide(found) and not caught:
         warn_of_other_modes(posterior, subsample, center, start, scale)
         return center
     with np.errstate(all="ignore"):
-        better = _nearest_gaussian(posterior, large, center, start, scale)
+        better = _nearest_gaussian(posterior, judge, center, start, scale)
     if better is None:
         _repeat(caught)
         if center.distance > FARTHEST_CENTER:
@@ -252,14 +253,14 @@ def _is_guide(found: Mismatch, largest_shift: float = LARGEST_SHIFT) -> bool:
 
 def _nearest_gaussian(
     posterior: Posterior,
-    large: Subsample,
+    judge: Subsample,
     mode: Center,
     start: np.ndarray,
     scale: np.ndarray,
 ) -> Center | None:
     """Centre at the mean of the Gaussian nearest to the posterior, None where there is none."""
     pairs = 2 * max(FEWEST_PAIRS, posterior.dimension)
-    subsample = Subsample(posterior, evaluations=pairs * EXPECTED_ITERATIONS)
+    subsample = Subsample(posterior, pairs * EXPECTED_ITERATIONS, 4 * SUBSAMPLE_OPERATIONS)
     # Where the mode has no curvature, a search that begins there may not leave it.
     begins = [(mode.position, mode.curvature.root), (start, np.diag(scale))]
     candidates = []
@@ -282,9 +283,9 @@ def _nearest_gaussian(
             center = center_at(posterior, position, curvature)
             if subsample.weight == 1:
                 break
-            if _is_guide(_mismatch(posterior, large, center), LARGEST_SHIFT / 3):
+            if _is_guide(_mismatch(posterior, judge, center), LARGEST_SHIFT / 3):
                 break
-        if center is not None and _is_guide(_mismatch(posterior, large, center)):
+        if center is not None and _is_guide(_mismatch(posterior, judge, center)):
             candidates.append((_evidence(subsample, center), center))
     return max(candidates, key=lambda one: one[0])[1] if candidates else None
 

@@ -10,8 +10,8 @@ SUBSAMPLE_ROWS = 10_000
 """Rows from which curvature is computed, and on which the search for the mode begins."""
 
 
-SUBSAMPLE_OPERATIONS = 4_000_000_000
-"""Rows times elements of a row times evaluations up to which more rows are taken: seconds."""
+SUBSAMPLE_OPERATIONS = 1_000_000_000
+"""Rows times elements of a row times evaluations up to which more rows are taken: a second."""
 
 
 class Subsample:
@@ -24,13 +24,19 @@ class Subsample:
         Gradients that will be asked for: with few of them, or small rows, more rows are taken,
         all of them where that is little work. Rows in which a rare predictor is not zero are
         few, and only they show its curvature.
+    operations : int
+        Rows times elements of a row times evaluations up to which more rows are taken.
     """
 
-    def __init__(self, posterior: Posterior, evaluations: int = 0):
+    def __init__(
+        self,
+        posterior: Posterior,
+        evaluations: int = 0,
+        operations: int = SUBSAMPLE_OPERATIONS,
+    ):
         least = max(SUBSAMPLE_ROWS, 20 * posterior.dimension)
         if evaluations:
-            operations = evaluations * max(1, posterior.row_elements)
-            least = max(least, SUBSAMPLE_OPERATIONS // operations)
+            least = max(least, operations // (evaluations * max(1, posterior.row_elements)))
         count = min(posterior.n_rows, least)
         self.posterior = posterior
         self.weight = posterior.n_rows / count
