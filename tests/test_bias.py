@@ -187,61 +187,7 @@ def seen(rng, draws, thin, *, tuning, size, boundary=False):
     )  # fmt: skip
 
 
-def test_step_shrinks_to_the_stated_error(rng):
-    """Gradients of twice the size they should have: a quarter of the step is left."""
-    monitor = LangevinMonitor(np.eye(2), 5, 0.2, 0.05)
-    state = monitor.begin(np.zeros(2))
-    state, _ = monitor.update(state, seen(rng, 4000, 5, tuning=True, size=2.0, boundary=True))
-    assert monitor.step_size_factor(state) == pytest.approx(0.95 / 4, rel=0.15)
-    state, recorded = monitor.update(state, seen(rng, 4000, 5, tuning=False, size=1.0))
-    # A new sum after tuning, and no more changes.
-    assert recorded["variance_error"][-1] == pytest.approx(0.05, rel=0.15)
-    assert monitor.step_size_factor(state) == pytest.approx(0.95 / 4, rel=0.15)
-
-
-@pytest.mark.parametrize(("size", "factor"), [(0.5, 0.95 * 4), (0.01, 10.0)])
-def test_step_grows_to_the_stated_error(rng, size, factor):
-    """Smaller gradients than they should be: a larger step, within a bound."""
-    monitor = LangevinMonitor(np.eye(2), 1, 0.2, 0.05)
-    state = monitor.begin(np.zeros(2))
-    state, _ = monitor.update(state, seen(rng, 4000, 1, tuning=True, size=size, boundary=True))
-    assert monitor.step_size_factor(state) == pytest.approx(factor, rel=0.15)
-
-
-def test_step_follows_the_worst_direction(rng):
-    """Gradients large along (1, 1) in coordinates in which M = I, whatever M."""
-    d, draws = 20, 5000
-    direction = np.ones(d) / np.sqrt(d)
-    gradients = rng.normal(size=(draws, d))
-    gradients += 2 * rng.normal(size=(draws, 1)) * direction  # second moment I + 4 u u⊤
-    root = np.linalg.cholesky(np.diag(np.arange(1.0, d + 1)) + 0.5)
-    monitor = LangevinMonitor(root @ root.T, 1, 0.2, 0.05)
-    state, _ = monitor.update(
-        monitor.begin(np.zeros(d)),
-        Seen(
-            gradients, np.linalg.solve(root.T, gradients.T).T, np.arange(3), True, True, 1,
-            np.full(draws, 0.2),
-        ),
-    )  # fmt: skip
-    assert monitor.step_size_factor(state) == pytest.approx(0.95 / 5, rel=0.1)
-
-
-def test_tuning_does_not_depend_on_the_runs(rng):
-    monitor = LangevinMonitor(np.eye(2), 4, 0.2, 0.05)
-    whole = seen(rng, 150, 4, tuning=True, size=1.0, boundary=True)
-    expected, _ = monitor.update(monitor.begin(np.zeros(2)), whole)
-    state = monitor.begin(np.zeros(2))
-    for part in (slice(0, 20), slice(20, 24), slice(24, 600)):
-        one = Seen(
-            whole.positions[part], whole.gradients[part], whole.next_rows, True,
-            part.stop == 600, 4, whole.step_sizes[part],
-        )  # fmt: skip
-        state, _ = monitor.update(state, one)
-    assert state["factor"] == expected["factor"] != 1
-    np.testing.assert_array_equal(state["products"], expected["products"])
-
-
-@pytest.mark.parametrize("monitor", [LangevinMonitor(np.eye(2), 2, None, 0.05), SteinMonitor()])
+@pytest.mark.parametrize("monitor", [LangevinMonitor(np.eye(2)), SteinMonitor()])
 def test_running_estimate_does_not_depend_on_the_runs(rng, monitor):
     whole = seen(rng, 30, 2, tuning=False, size=1.0)
     parts = [slice(0, 20), slice(20, 22), slice(22, 60)]

@@ -39,6 +39,7 @@ from pymc_sgmcmc.run_settings import RunSettings, StatisticTypes
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.search import check_searchable, search_step_size
 from pymc_sgmcmc.step_methods.setup import Design, Setup, prepare
+from pymc_sgmcmc.step_size_tuning import LangevinStepSize
 
 BLOCK_TRANSITIONS = 10_000
 """Most transitions computed in one call."""
@@ -216,7 +217,10 @@ class StochasticGradientStep(BlockedStep):
         self.adaptations: tuple[Adaptation, ...] = (
             *setup.estimator.adaptations,
             *design.adaptations,
-            _monitor(design, setup),
+            *_tuning(design, setup),
+            SteinMonitor()
+            if design.preconditioner is None
+            else LangevinMonitor(design.preconditioner),
         )
         self.settings = RunSettings.of(setup, design)
         self._watch = design.watch
@@ -633,18 +637,15 @@ class StochasticGradientStep(BlockedStep):
         self._process = os.getpid()
 
 
-def _monitor(design: Design, setup: Setup) -> Adaptation:
-    """Running estimate of the variance error, by what is known of the dynamics."""
-    if design.preconditioner is None:
-        return SteinMonitor()
-    # A step size that was searched has another aim than the stated bias.
-    closed_form = setup.step_size is None and design.choice is not None
-    computed = design.step_size if closed_form else None
-    return LangevinMonitor(
-        design.preconditioner,
-        design.thin,
-        computed if isinstance(computed, float) else None,
-        setup.bias,
+def _tuning(design: Design, setup: Setup) -> tuple[Adaptation, ...]:
+    """What sets a step size in closed form anew: one that was searched has another aim."""
+    computed = design.step_size if setup.step_size is None else None
+    known = setup.center is not None and design.preconditioner is not None
+    if design.choice is None or not known or not isinstance(computed, float):
+        return ()
+    assert setup.center is not None
+    return (
+        LangevinStepSize(design.preconditioner, design.thin, computed, setup.bias, setup.center),
     )
 
 
