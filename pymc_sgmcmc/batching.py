@@ -49,6 +49,8 @@ class Batching(ABC):
     static : bool
         Make all shapes constants of the graph, as JAX needs; otherwise one compiled function
         serves all N and n.
+    excluded : numpy.ndarray of int, optional
+        Numbers of rows that no minibatch has; N counts the others.
     """
 
     name: ClassVar[str]
@@ -61,8 +63,13 @@ class Batching(ABC):
         *,
         derived: Sequence[np.ndarray] = (),
         static: bool = False,
+        excluded: np.ndarray | None = None,
     ):
-        self.n_rows = len((*data, *derived)[0])
+        self._length_of_data = len((*data, *derived)[0])
+        self._drawn: np.ndarray | None = None
+        if excluded is not None and len(excluded):
+            self._drawn = np.setdiff1d(np.arange(self._length_of_data), excluded)
+        self.n_rows = self._length_of_data if self._drawn is None else len(self._drawn)
         self.batch_size = check_batch_size(batch_size, self.n_rows)
         self.static = static
         self._data = tuple(data)
@@ -248,15 +255,18 @@ class ShuffledWindows(Batching):
         if not buffers:
             return []
         permutation = self._permutation(self._order)
-        copies = [np.empty_like(buffer[: self.n_rows]) for buffer in buffers]
+        copies = [
+            np.zeros((self._length_of_data, *one.shape[1:]), dtype=one.dtype) for one in buffers
+        ]
         for values, buffer in zip(copies, buffers, strict=True):
             values[permutation] = buffer[: self.n_rows]
         return copies
 
     def _permutation(self, seed: int) -> np.ndarray:
-        if self.batch_size == self.n_rows:
-            return np.arange(self.n_rows)
-        return np.random.default_rng([self.n_rows, seed]).permutation(self.n_rows)
+        numbers = np.arange(self.n_rows)
+        if self.batch_size < self.n_rows:
+            numbers = np.random.default_rng([self.n_rows, seed]).permutation(self.n_rows)
+        return numbers if self._drawn is None else self._drawn[numbers]
 
     def _buffers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         # The first rows stand again at the end, so that a wrapped window is a plain slice.
@@ -315,7 +325,8 @@ class WithReplacement(Batching):
 
     def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
         """Row numbers, uniform and independent, shape (minibatches, n)."""
-        return rng.integers(self.n_rows, size=(minibatches, self.batch_size))
+        numbers = rng.integers(self.n_rows, size=(minibatches, self.batch_size))
+        return numbers if self._drawn is None else self._drawn[numbers]
 
     def selected(self, index: np.ndarray) -> np.ndarray:
         """The index itself."""
@@ -337,6 +348,7 @@ def make_batching(
     *,
     derived: Sequence[np.ndarray] = (),
     static: bool = False,
+    excluded: np.ndarray | None = None,
 ) -> Batching:
     """Make a minibatch scheme by name.
 
@@ -347,7 +359,7 @@ def make_batching(
     """
     if scheme not in SCHEMES:
         raise ValueError(f"`batching` should be one of {sorted(SCHEMES)}, but got {scheme!r}.")
-    return SCHEMES[scheme](data, batch_size, derived=derived, static=static)
+    return SCHEMES[scheme](data, batch_size, derived=derived, static=static, excluded=excluded)
 
 
 def check_batch_size(batch_size: int, n_rows: int | None = None) -> int:

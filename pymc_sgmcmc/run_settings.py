@@ -60,7 +60,8 @@ class RunSettings:
             "batching": batching.name,
             "batch_size": batching.batch_size,
             "batch_size_from": setup.batch_size_from,
-            "n_rows": batching.n_rows,
+            "n_rows": setup.posterior.n_rows,
+            "kept_rows": setup.estimator.kept_rows,
             "thin": design.thin,
             "bias": setup.bias,
         }
@@ -150,4 +151,6 @@ def _why(setup: Setup, design: Design) -> str:
     thin = "thinning given" if setup.thin is not None else "one draw a relaxation time"
     if setup.thin is None and setup.step_size is not None:
         thin = "every transition recorded"
-    return f"{step}; {size} ({batching.batch_size} of {batching.n_rows}); {thin}"
+    kept = setup.estimator.kept_rows
+    always = f", {kept} others in every transition" if kept else ""
+    return f"{step}; {size} ({batching.batch_size} of {batching.n_rows}{always}); {thin}"

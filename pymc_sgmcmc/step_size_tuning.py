@@ -12,6 +12,7 @@ from scipy import linalg
 
 from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
 from pymc_sgmcmc.linear_algebra import Matrix, apply_to_rows, congruent, matrix_root
+from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.monitor import langevin_excess
 from pymc_sgmcmc.tuning import DENSE_DIMENSION, Center
 
@@ -72,7 +73,8 @@ class LangevinStepSize(Adaptation):
         self._wanted = MARGIN * bias / step_size
         self._center = center.position
         self._precision = center.curvature.precision
-        self._searches = len(self._center) <= DENSE_DIMENSION
+        low_rank = isinstance(self._precision, LowRank)
+        self._searches = len(self._center) <= DENSE_DIMENSION and not low_rank
         if self._searches:
             self._root = matrix_root(preconditioner)
             self._curvature = _square(congruent(self._precision, self._root), len(self._center))

@@ -18,7 +18,7 @@ from pymc_sgmcmc.tuning import (
     choose_step_size,
     dense_curvature,
     find_center,
-    row_deviations,
+    row_noise,
 )
 from tests.linear_gaussian import LinearGaussian, formula_covariance
 from tests.models import logistic_model
@@ -119,7 +119,7 @@ def test_step_size_keeps_the_stated_inflation(problem, posterior, scheme, contro
         center,
         center.curvature.root,
         batching,
-        deviations=row_deviations(posterior, center, control_variate=control_variate),
+        deviations=row_noise(posterior, center, control_variate=control_variate).deviations,
     )
     # The law with M = H^-1 is that with M = I in whitened coordinates.
     root = center.curvature.root
@@ -147,7 +147,7 @@ def test_batch_size_needed_balances_noise_and_curvature(problem, posterior):
             center,
             root,
             batching,
-            deviations=row_deviations(posterior, center, control_variate=False),
+            deviations=row_noise(posterior, center, control_variate=False).deviations,
         )
 
     needed = choice(20).batch_size_needed
@@ -169,7 +169,7 @@ def test_curvature_under_any_preconditioner(problem, posterior, preconditioner):
         center,
         matrix_root(matrix),
         batching,
-        deviations=row_deviations(posterior, center, control_variate=True),
+        deviations=row_noise(posterior, center, control_variate=True).deviations,
     )
     expected = np.linalg.eigvals(dense @ problem.precision).real.max()
     assert choice.curvature == pytest.approx(expected, rel=1e-5)

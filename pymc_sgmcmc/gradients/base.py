@@ -76,6 +76,8 @@ class GradientEstimator(ABC):
         Whether the noise vanishes as the posterior contracts, as with control variates.
     adaptations : tuple of Adaptation
         What the estimator changes between blocks of transitions.
+    kept_rows : int
+        Rows that each estimate takes, beside a minibatch of the others.
     memory : Memory or None
         What each transition changes; None where the estimate is a function of position and
         index alone, which allows to compute many draws ahead.
@@ -85,6 +87,7 @@ class GradientEstimator(ABC):
     reduces_variance: bool = False
     adaptations: tuple[Adaptation, ...] = ()
     memory: Memory | None = None
+    kept_rows: int = 0
 
     def __init__(self, posterior: Posterior, batching: Batching):
         self.posterior = posterior

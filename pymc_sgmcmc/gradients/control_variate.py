@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytensor
+import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.batching import Batching
@@ -36,6 +37,9 @@ class ControlVariateGradient(GradientEstimator):
         Gradient of rows less that at the centre.
     likelihood_gradient : numpy.ndarray, shape (d,)
         Gradient of the log likelihood of all rows at the centre.
+    kept : numpy.ndarray of int, optional
+        Numbers of rows K that each estimate takes, and no minibatch has: their differences
+        :math:`\sum_{j \in K}` have no noise, and N counts the others.
     """
 
     name = "cv"
@@ -47,9 +51,20 @@ class ControlVariateGradient(GradientEstimator):
         batching: Batching,
         difference: CenterDifference,
         likelihood_gradient: np.ndarray,
+        kept: np.ndarray | None = None,
     ):
         super().__init__(posterior, batching)
         self._difference = difference
+        self.kept_rows = 0 if kept is None else len(kept)
+        self._kept_data = [
+            pytensor.shared(
+                np.ascontiguousarray(values[kept]),
+                f"kept_{number}",
+                shape=(self.kept_rows if batching.static else None, *values.shape[1:]),
+            )
+            for number, values in enumerate([*difference.data, *difference.columns])
+            if self.kept_rows
+        ]
         # A static shape: a vector of length one would otherwise not broadcast.
         self._likelihood_gradient = pytensor.shared(
             np.asarray(likelihood_gradient, dtype=posterior.dtype),
@@ -60,8 +75,16 @@ class ControlVariateGradient(GradientEstimator):
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
         """Gradient estimate, shape (d,)."""
         difference = self._difference(position, self.batching.rows(index), self.batching.length)
-        return (
+        estimate = (
             self.posterior.prior_gradient(position)
             + self._likelihood_gradient
             + self._scale * difference
         )
+        if self.kept_rows:
+            length = (
+                pt.constant(self.kept_rows, dtype="int64")
+                if self.batching.static
+                else self._kept_data[0].shape[0]
+            )
+            estimate = estimate + self._difference(position, self._kept_data, length)
+        return estimate

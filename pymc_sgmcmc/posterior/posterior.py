@@ -328,9 +328,9 @@ class Posterior:
         """The given rows of all data arrays."""
         return [np.ascontiguousarray(values[selection]) for values in self.data]
 
-    def chunks(self) -> Iterator[list[np.ndarray]]:
-        """All rows in order, in pieces of bounded memory."""
-        length = max(1, CHUNK_ELEMENTS // self._widest_row)
+    def chunks(self, width: int = 1) -> Iterator[list[np.ndarray]]:
+        """All rows in order, in pieces of bounded memory where a row has `width` results."""
+        length = max(1, CHUNK_ELEMENTS // max(width, self._widest_row))
         for start in range(0, self.n_rows, length):
             yield self.take(slice(start, start + length))
 

@@ -123,6 +123,8 @@ class StochasticGradientStep(BlockedStep):
     name: str
     _takes_low_rank: ClassVar[bool] = False
     """Whether the dynamics take a curvature of low rank plus diagonal."""
+    _keeps_rows: ClassVar[bool] = True
+    """Whether some rows may be in each minibatch, by which V is that of the others alone."""
     posterior: Posterior
     batching: Batching
     block: TransitionBlock
@@ -177,6 +179,7 @@ class StochasticGradientStep(BlockedStep):
             compile_kwargs=compile_kwargs,
             needs_center=self._needs_center(step_size),
             low_rank=self._takes_low_rank,
+            keeps_rows=self._keeps_rows,
             bias=bias,
             init=init,
         )

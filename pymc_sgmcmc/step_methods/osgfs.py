@@ -208,6 +208,7 @@ class OSGFS(StochasticGradientStep):
     """
 
     name = "osgfs"
+    _keeps_rows = False
 
     def __init__(
         self,

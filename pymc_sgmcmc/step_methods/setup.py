@@ -39,6 +39,7 @@ from pymc_sgmcmc.tuning import (
     NOISE_POINTS,
     VARIANCE_INFLATION,
     Center,
+    RowNoise,
     StepSizeChoice,
     center_at,
     center_of,
@@ -48,7 +49,8 @@ from pymc_sgmcmc.tuning import (
     find_center,
     initial_gaussian,
     laplace_draws,
-    row_deviations,
+    least_cost,
+    row_noise,
 )
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
@@ -121,8 +123,8 @@ class Setup:
         As given.
     bias : float
         Relative error of the posterior variance that the settings are computed for.
-    deviations : callable
-        Gives `row_deviations`; computed at the first call, which needs the centre.
+    noise : callable
+        Gives the `RowNoise`; computed at the first call, which needs the centre.
     batch_size_from : str
         Where the batch size is from: "given", "the model" or "computed".
     """
@@ -135,7 +137,7 @@ class Setup:
     step_size: StepSize | None
     thin: int | None
     bias: float
-    deviations: Callable[[], np.ndarray]
+    noise: Callable[[], RowNoise]
     batch_size_from: str
 
     def shared(self, values: Matrix | float, name: str) -> SharedVariable | LowRank:
@@ -160,7 +162,7 @@ class Setup:
             self.center,
             root,
             self.estimator.batching,
-            deviations=self.deviations(),
+            deviations=self.noise().deviations,
             noise_factors=self.estimator.noise_factors,
             inflation=self.bias,
         )
@@ -171,7 +173,7 @@ class Setup:
         Shape (rows, d), for a random set of rows of the data.
         """
         assert self.center is not None
-        deviations = self.deviations()
+        deviations = self.noise().deviations
         batching = self.estimator.batching
         scale = batching.n_rows**2 / batching.batch_size * batching.variance_factor
         rows = deviations * np.sqrt(scale / len(deviations))
@@ -187,14 +189,16 @@ class Setup:
     def report(self, choice: StepSizeChoice, step_size: float, thin: int) -> None:
         """Log the settings that were computed, and warn where noise limits them."""
         batching = self.estimator.batching
+        kept = self.estimator.kept_rows
         _log.info(
-            "%s: step size %.3g, %d transitions a draw, %d of %d rows a minibatch "
+            "%s: step size %.3g, %d transitions a draw, %d of %d rows a minibatch%s "
             "(gradient noise %.2g, curvature %.2g)",
             self.name,
             step_size,
             thin,
             batching.batch_size,
             batching.n_rows,
+            f" beside {kept} in every one" if kept else "",
             choice.noise,
             choice.curvature,
         )
@@ -243,13 +247,15 @@ def prepare(
     compile_kwargs: dict | None,
     needs_center: bool,
     low_rank: bool,
+    keeps_rows: bool,
     bias: float | None,
     init: Any,
 ) -> Setup:
     """Check the common settings of a step method, and compute what they ask for.
 
     The parameters are those of `SGLD`; `needs_center` says that the sampler needs the centre
-    whatever the gradient, and `low_rank` that it takes a curvature of low rank plus diagonal.
+    whatever the gradient, `low_rank` that it takes a curvature of low rank plus diagonal, and
+    `keeps_rows` that it has no formula of its own for the noise of a minibatch.
     """
     bias = check_bias(bias, step_size)
     if compile_kwargs is not None and not isinstance(compile_kwargs, Mapping):
@@ -302,15 +308,25 @@ def prepare(
     if found is not None and not low_rank:
         found = replace(found, curvature=found.curvature.without_directions())
 
+    # Rows are taken always only where nothing says how many a transition has.
+    keeps = keeps_rows and gradient == "cv" and batch_size is None
+
     @functools.cache
-    def deviations() -> np.ndarray:
+    def noise() -> RowNoise:
         assert found is not None
         if isinstance(gradient, GradientEstimator):
             reduces_variance = gradient.reduces_variance
         else:
             reduces_variance = gradient != "plain"
-        return row_deviations(
-            posterior, found, control_variate=reduces_variance, joint_draws=joint_draws
+        operations = _operations(posterior, found)
+        return row_noise(
+            posterior,
+            found,
+            control_variate=reduces_variance,
+            joint_draws=joint_draws,
+            cost=(lambda rows, drawn, kept: least_cost(rows, drawn, *operations, kept))
+            if keeps
+            else None,
         )
 
     if isinstance(gradient, GradientEstimator):
@@ -318,10 +334,17 @@ def prepare(
     else:
         if batch_size is None:
             assert found is not None
-            batch_size = _cheapest_batch_size(posterior, found, deviations(), gradient)
+            batch_size = _cheapest_batch_size(posterior, found, noise(), gradient)
             batch_size_from = "computed"
         estimator = _estimator(
-            gradient, posterior, found, others, batching, batch_size, static=static
+            gradient,
+            posterior,
+            found,
+            others,
+            batching,
+            batch_size,
+            kept=noise().kept if keeps else None,
+            static=static,
         )
     return Setup(
         name,
@@ -332,7 +355,7 @@ def prepare(
         step_size,
         thin,
         bias,
-        deviations,
+        noise,
         batch_size_from,
     )
 
@@ -362,19 +385,25 @@ def check_bias(bias: float | None, step_size: StepSize | None) -> float:
 
 
 def _cheapest_batch_size(
-    posterior: Posterior, center: Center, deviations: np.ndarray, gradient: str | SVRG
+    posterior: Posterior, center: Center, noise_of_rows: RowNoise, gradient: str | SVRG
 ) -> int:
     """Batch size for the preconditioner that is the inverse curvature."""
     root = center.curvature.root
     curvature = float(center.curvature.relative_to(root).max())
-    noise = posterior.n_rows**2 * largest_mean_square(apply_to_rows(root, deviations)) / curvature
+    squares = largest_mean_square(apply_to_rows(root, noise_of_rows.deviations))
+    noise = noise_of_rows.n_rows**2 * squares / curvature
     if gradient != "plain" and gradient != "cv":
         noise *= 2  # their references are as far from the mode as the chain
+    rows, matrix = _operations(posterior, center)
+    rows_always = len(noise_of_rows.kept) * rows
+    return choose_batch_size(noise, noise_of_rows.n_rows, rows, matrix + rows_always)
+
+
+def _operations(posterior: Posterior, center: Center) -> tuple[int, int]:
+    """Multiplications of a row's gradient, and of the preconditioner, in a transition."""
     matrix = center.curvature.covariance
     elements = 2 * matrix.vectors.size if isinstance(matrix, LowRank) else matrix.size
-    return choose_batch_size(
-        noise, posterior.n_rows, 4 * max(1, posterior.row_elements), 2 * elements
-    )
+    return 4 * max(1, posterior.row_elements), 2 * elements
 
 
 def default_thinning(step_size: float, curvature: float) -> int:
@@ -428,6 +457,7 @@ def _estimator(
     batching: str | None,
     batch_size: int,
     *,
+    kept: np.ndarray | None,
     static: bool,
 ) -> GradientEstimator:
     """Gradient estimator with its minibatch scheme."""
@@ -452,9 +482,14 @@ def _estimator(
     assert center is not None
     difference = find_center_difference(posterior, center.position, center_of_others)
     scheme = make_batching(
-        batching, difference.data, batch_size, derived=difference.columns, static=static
+        batching,
+        difference.data,
+        batch_size,
+        derived=difference.columns,
+        static=static,
+        excluded=kept,
     )
-    return ControlVariateGradient(posterior, scheme, difference, center.likelihood_gradient)
+    return ControlVariateGradient(posterior, scheme, difference, center.likelihood_gradient, kept)
 
 
 def _check_estimator(

@@ -3,7 +3,7 @@
 Everything here is deterministic for a given model and data: rows are sampled with fixed seeds.
 """
 
-from pymc_sgmcmc.tuning.batch_size import choose_batch_size
+from pymc_sgmcmc.tuning.batch_size import choose_batch_size, least_cost
 from pymc_sgmcmc.tuning.center import (
     LAPLACE_DRAWS,
     Center,
@@ -22,12 +22,11 @@ from pymc_sgmcmc.tuning.curvature import (
     prior_precision,
 )
 from pymc_sgmcmc.tuning.initialization import initial_gaussian
+from pymc_sgmcmc.tuning.row_noise import NOISE_POINTS, RowNoise, row_noise
 from pymc_sgmcmc.tuning.step_size import (
-    NOISE_POINTS,
     VARIANCE_INFLATION,
     StepSizeChoice,
     choose_step_size,
-    row_deviations,
 )
 
 __all__ = [
@@ -37,6 +36,7 @@ __all__ = [
     "VARIANCE_INFLATION",
     "Center",
     "Curvature",
+    "RowNoise",
     "StepSizeChoice",
     "center_at",
     "center_of",
@@ -49,6 +49,7 @@ __all__ = [
     "find_center",
     "initial_gaussian",
     "laplace_draws",
+    "least_cost",
     "prior_precision",
-    "row_deviations",
+    "row_noise",
 ]

@@ -48,8 +48,26 @@ def choose_batch_size(
     >>> choose_batch_size(1e6, 1_000_000, row_operations=40, matrix_operations=200)
     3044
     """
+    sizes, costs = _costs(noise_rows, n_rows, row_operations, matrix_operations)
+    return int(sizes[np.argmax(costs <= ALLOWED_COST * costs.min())])
+
+
+def least_cost(
+    noise_rows: float, n_rows: int, row_operations: int, matrix_operations: int, kept: int
+) -> float:
+    """Cost of an effective draw at the best batch size, in arbitrary units.
+
+    The parameters are those of `choose_batch_size`; `kept` is the number of rows that each
+    transition takes beside its minibatch.
+    """
+    matrix_operations += kept * row_operations
+    return float(_costs(noise_rows, n_rows, row_operations, matrix_operations)[1].min())
+
+
+def _costs(
+    noise_rows: float, n_rows: int, row_operations: int, matrix_operations: int
+) -> tuple[np.ndarray, np.ndarray]:
     overhead = (OVERHEAD_OPERATIONS + matrix_operations) / max(1, row_operations)
     sizes = np.unique(np.geomspace(1, n_rows, 1000).astype(int))
     factors = (n_rows - sizes) / max(1, n_rows - 1)
-    costs = (overhead + sizes) * (1 + noise_rows / sizes * factors)
-    return int(sizes[np.argmax(costs <= ALLOWED_COST * costs.min())])
+    return sizes, (overhead + sizes) * (1 + noise_rows / sizes * factors)

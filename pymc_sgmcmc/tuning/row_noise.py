@@ -1,0 +1,215 @@
+r"""Covariance over rows of the gradients of single rows, and the rows that make most of it.
+
+A few rows can make nearly all of the noise of a minibatch: those of a rare level of a factor, or
+with an extreme predictor. A random sample of rows has none of them, or so many that the noise looks
+much larger than it is, so all rows are looked at once. With control variates the worst rows can be
+left out of the minibatches and taken in each transition instead, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pymc_sgmcmc.linear_algebra import apply_to_rows, largest_mean_square
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.tuning.center import Center, laplace_draws
+
+NOISE_ROWS = 10_000
+"""Rows that stand for all but the worst ones, at most."""
+
+NOISE_ELEMENTS = 20_000_000
+"""Bound on rows times dimension there: 160 MB."""
+
+NOISE_POINTS = 1000
+"""Points around the centre, at most, among which those rows are divided. The noise grows with the
+squared distance, so that one far point would speak for all rows that it has."""
+
+ROWS_A_POINT = 8
+"""Rows at each of these points, at least: their mean is subtracted."""
+
+WORST_ROWS = 1000
+"""Rows with the largest gradients that are looked at one by one, at most a tenth of all."""
+
+POINTS_A_ROW = 16
+"""Points around the centre at which each of them is."""
+
+SEARCH_POINTS = (2, 8)
+"""Least and largest number of points at which all rows are searched for them,"""
+
+SEARCH_ELEMENTS = 100_000_000
+"""and rows times dimension times points up to which there are more."""
+
+SKETCH = 32
+"""Random directions in which lengths of longer gradients are measured."""
+
+CANDIDATES = (0, 10, 20, 50, 100, 200, 500, 1000)
+"""Numbers of rows to take in each transition, to choose from."""
+
+WORTHWHILE_GAIN = 1.5
+"""Factor by which an effective draw has to become cheaper for any row to be taken always."""
+
+Points = Sequence[Mapping[str, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class RowNoise:
+    r"""Gradients of single rows, as they make the noise of a minibatch.
+
+    Attributes
+    ----------
+    deviations : numpy.ndarray, shape (K, d)
+        Their mean outer product estimates C, the covariance over the rows that minibatches are
+        drawn from: a gradient estimate from n of them has the covariance
+        :math:`V = \tfrac{N^2}{n} c\, C`.
+    n_rows : int
+        N, the number of these rows.
+    kept : numpy.ndarray of int
+        Numbers of the other rows, which each transition should take.
+    """
+
+    deviations: np.ndarray
+    n_rows: int
+    kept: np.ndarray
+
+
+def row_noise(
+    posterior: Posterior,
+    center: Center,
+    *,
+    control_variate: bool,
+    joint_draws: Points | None = None,
+    cost: Callable[[float, int, int], float] | None = None,
+) -> RowNoise:
+    r"""Noise of the rows at the centre.
+
+    Parameters
+    ----------
+    posterior, center
+    control_variate : bool
+        Whether the gradient is the plain one, whose rows are taken at the centre, or that of
+        Baker et al., whose rows are differences to the centre, averaged over points around it.
+    joint_draws : sequence of mappings, optional
+        These points, with values of the variables outside the position too, whose moves add to
+        the noise; `laplace_draws` where not given.
+    cost : callable, optional
+        Cost of an effective draw, from the number of rows at which noise and curvature would be
+        alike, the number of rows that minibatches are drawn from, and that of the rows that each
+        transition takes. Where it is given, rows are kept if that is much cheaper.
+    """
+    rows = _Rows(posterior, center, control_variate, joint_draws)
+    sizes = rows.sizes()
+    n_rows = posterior.n_rows
+    count = min(WORST_ROWS, n_rows // 10)
+    # The worst first; a stable order, so that runs agree.
+    worst = np.argsort(-sizes, kind="stable")[:count]
+    rest = np.setdiff1d(np.arange(n_rows), worst)
+    most = int(np.clip(NOISE_ELEMENTS // posterior.dimension, ROWS_A_POINT, NOISE_ROWS))
+    sample = np.random.default_rng(2018).permutation(rest)[:most]
+    of_sample = rows.deviations_apart(sample) * np.sqrt(len(rest) / len(sample))
+    of_worst = rows.deviations_at_all(worst) / np.sqrt(rows.points_a_row)
+
+    def without(kept: int) -> np.ndarray:
+        """Rows whose mean outer product is C where the worst `kept` rows are left out."""
+        left = np.concatenate([of_sample, of_worst[:, kept:].reshape(-1, of_sample.shape[1])])
+        return left * np.sqrt(len(left) / max(1, n_rows - kept))
+
+    kept = 0
+    if cost is not None and control_variate:
+        root = center.curvature.root
+        curvature = float(center.curvature.relative_to(root).max())
+
+        def cost_of(kept: int) -> float:
+            drawn = n_rows - kept
+            noise = drawn**2 * largest_mean_square(apply_to_rows(root, without(kept))) / curvature
+            return cost(noise, drawn, kept)
+
+        costs = {number: cost_of(number) for number in CANDIDATES if number <= count}
+        cheapest = min(costs, key=lambda number: costs[number])
+        if costs[0] > WORTHWHILE_GAIN * costs[cheapest]:
+            kept = cheapest
+    return RowNoise(without(kept), n_rows - kept, np.sort(worst[:kept]))
+
+
+class _Rows:
+    """Gradients of rows: at the centre, or differences to those there."""
+
+    def __init__(
+        self,
+        posterior: Posterior,
+        center: Center,
+        control_variate: bool,
+        joint_draws: Points | None,
+    ):
+        self._posterior, self._center = posterior, center
+        self._control_variate = control_variate
+        self._points = joint_draws or laplace_draws(posterior, center, NOISE_POINTS)
+        self._others = {
+            name: np.array(shared.get_value()) for name, shared in posterior.others.items()
+        }
+        self.points_a_row = POINTS_A_ROW if control_variate else 1
+
+    def sizes(self) -> np.ndarray:
+        """Mean squared length of each row's gradient in units of the curvature, shape (N,)."""
+        posterior, root, d = self._posterior, self._center.curvature.root, self._posterior.dimension
+        elements = posterior.n_rows * d
+        count = int(np.clip(SEARCH_ELEMENTS // elements, *SEARCH_POINTS))
+        points = self._points[:: max(1, len(self._points) // count)][:count]
+        if d > SKETCH:
+            directions = np.random.default_rng(1984).standard_normal((SKETCH, d))
+            sketch = apply_to_rows(root.T, directions).T / np.sqrt(SKETCH)
+        sizes = []
+        for chunk in posterior.chunks(d):
+            total = 0.0
+            at_center = posterior.row_gradients(self._center.position, chunk)
+            for point in points if self._control_variate else (None,):
+                gradients = at_center
+                if point is not None:
+                    gradients = self._at(point, chunk) - at_center
+                white = gradients @ sketch if d > SKETCH else apply_to_rows(root, gradients)
+                total = total + np.einsum("ij,ij->i", white, white)
+            sizes.append(total)
+        return np.concatenate(sizes)
+
+    def deviations_apart(self, numbers: np.ndarray) -> np.ndarray:
+        """Deviations of rows, each at one point, shape (rows, d)."""
+        posterior = self._posterior
+        at_center = self._at_center(numbers)
+        if not self._control_variate:
+            return at_center - at_center.mean(0)
+        count = int(np.clip(len(numbers) // ROWS_A_POINT, 1, len(self._points)))
+        parts = np.array_split(np.arange(len(numbers)), count)
+        deviations = np.empty_like(at_center)
+        for point, part in zip(self._points, parts, strict=False):
+            difference = self._at(point, posterior.take(numbers[part])) - at_center[part]
+            # Unbiased: some of the variance goes into the mean of so few rows.
+            bessel = np.sqrt(len(part) / max(1, len(part) - 1))
+            deviations[part] = bessel * (difference - difference.mean(0))
+        return deviations
+
+    def deviations_at_all(self, numbers: np.ndarray) -> np.ndarray:
+        """Gradients of rows, each at several points, shape (points, rows, d).
+
+        Their mean over rows is no part of them: these rows are far from it.
+        """
+        if not len(numbers):
+            return np.empty((self.points_a_row, 0, self._posterior.dimension))
+        at_center = self._at_center(numbers)
+        if not self._control_variate:
+            return at_center[None]
+        rows = self._posterior.take(numbers)
+        return np.array([self._at(one, rows) - at_center for one in self._points[:POINTS_A_ROW]])
+
+    def _at_center(self, numbers: np.ndarray) -> np.ndarray:
+        rows = self._posterior.take(numbers)
+        return self._posterior.row_gradients(self._center.position, rows).astype(float)
+
+    def _at(self, point: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]) -> np.ndarray:
+        """Gradients of rows at a point, of the other variables as well."""
+        posterior = self._posterior
+        posterior.set_others({**self._others, **point})
+        gradients = posterior.row_gradients(posterior.layout.ravel(point), rows)
+        posterior.set_others(self._others)
+        return gradients.astype(float)
