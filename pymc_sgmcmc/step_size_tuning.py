@@ -20,7 +20,7 @@ FIRST_WINDOW = 100
 """Draws after which the step size is set for the first time, and between two changes. Each window
 of draws is twice as long as the one before, and forgets it: a chain may begin far from its law."""
 
-MARGIN = 0.95
+MARGIN = 0.9
 """Part of the stated error that tuning aims at."""
 
 SMALLEST_FACTOR, LARGEST_FACTOR = 0.01, 10.0

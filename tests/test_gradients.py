@@ -35,6 +35,10 @@ def random_table() -> np.ndarray:
     return np.random.default_rng(17).normal(size=(N_ROWS, 3))
 
 
+KEPT = np.array([1, 4])
+"""Rows that the estimator "kept" takes in each estimate."""
+
+
 def estimate_function(posterior, scheme, estimator_name):
     """Gradient estimate as a function of position and of an index (or of row numbers)."""
     center = np.array([0.3, -0.2, 0.5])
@@ -47,11 +51,14 @@ def estimate_function(posterior, scheme, estimator_name):
         estimator = SAGAGradient.make(posterior, BATCH_SIZE, batching=scheme)
         estimator.memory.write((random_table(),))
         batching = estimator.batching
-    elif estimator_name == "cv":
+    elif estimator_name in ("cv", "kept"):
         full = posterior.gradient(center) - posterior.log_prior_and_gradient(center)[1]
         difference = find_center_difference(posterior, center)
-        batching = make_batching(scheme, difference.data, BATCH_SIZE, derived=difference.columns)
-        estimator = ControlVariateGradient(posterior, batching, difference, full)
+        kept = KEPT if estimator_name == "kept" else None
+        batching = make_batching(
+            scheme, difference.data, BATCH_SIZE, derived=difference.columns, excluded=kept
+        )
+        estimator = ControlVariateGradient(posterior, batching, difference, full, kept)
     else:
         batching = make_batching(scheme, posterior.data, BATCH_SIZE)
         estimator = PlainGradient(posterior, batching)
@@ -80,6 +87,32 @@ def test_mean_over_all_draws_with_replacement_is_the_full_gradient(posterior, es
     draws = [np.array(rows) for rows in product(range(N_ROWS), repeat=BATCH_SIZE)]
     mean = np.mean([estimate(position, rows) for rows in draws], axis=0)
     np.testing.assert_allclose(mean, posterior.gradient(position), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("scheme", ["shuffle", "replace"])
+def test_rows_in_every_estimate(posterior, scheme):
+    """Unbiased, with the covariance of the other rows alone, by enumeration."""
+    batching, estimate = estimate_function(posterior, scheme, "kept")
+    position, center = np.array([0.1, 0.7, -0.4]), np.array([0.3, -0.2, 0.5])
+    others = np.setdiff1d(np.arange(N_ROWS), KEPT)
+    assert batching.n_rows == len(others) == 4
+    if scheme == "replace":
+        minibatches = [np.array(rows) for rows in product(others, repeat=BATCH_SIZE)]
+        drawn = batching.draw(np.random.default_rng(1), 200)
+        assert set(np.unique(drawn)) == set(others)
+    else:
+        minibatches = [np.int64(start) for start in range(len(others))]
+        for order in (1, 2):
+            batching.set_order(order)
+            windows = [batching.selected(start) for start in minibatches]
+            assert set(np.concatenate(windows)) == set(others)
+    estimates = np.array([estimate(position, one) for one in minibatches])
+    np.testing.assert_allclose(estimates.mean(0), posterior.gradient(position), atol=1e-13)
+    if scheme == "replace":  # one order has other windows than all subsets
+        rows = posterior.row_gradients(position, posterior.take(others))
+        rows = rows - posterior.row_gradients(center, posterior.take(others))
+        formula = len(others) ** 2 / BATCH_SIZE * np.cov(rows.T, bias=True)
+        np.testing.assert_allclose(np.cov(estimates.T, bias=True), formula, rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("estimator", ["plain", "cv", "svrg", "saga"])

@@ -1,0 +1,115 @@
+"""Noise of minibatches from the gradients of single rows, and rows that make most of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_sgmcmc import (
+    OSGFS,
+    SGHMC,
+    SGLD,
+    SGLDCV,
+    BatchSizeWarning,
+    Posterior,
+    bias_report,
+)
+from pymc_sgmcmc.tuning import find_center, least_cost, row_noise
+
+CVM = {"mode": "CVM"}
+QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
+
+
+def regression(n_rows=30_000, extreme=(), rare=0, seed=3):
+    """Linear regression with an extreme predictor in some rows, or one that few rows have."""
+    rng = np.random.default_rng(seed)
+    X = np.column_stack([np.ones(n_rows), rng.normal(size=(n_rows, 2))])
+    X[list(extreme), 2] = 300.0
+    if rare:
+        X[:, 2] = 0.0
+        X[rng.choice(n_rows, rare, replace=False), 2] = 1.0
+    y = X @ [1.0, 0.5, 0.1] + rng.normal(size=n_rows)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 10, shape=3)
+        pm.Normal("y", X @ beta, 1.0, observed=y)
+    covariance = np.linalg.inv(X.T @ X + np.eye(3) / 100)
+    return model, X, covariance, covariance @ X.T @ y
+
+
+def cost(noise_rows, drawn, kept):
+    return least_cost(noise_rows, drawn, 16, 18, kept)
+
+
+def found_noise(model, **settings):
+    posterior = Posterior(model)
+    center = find_center(posterior, posterior.initial_position)
+    return row_noise(posterior, center, **settings)
+
+
+@pytest.mark.parametrize(("extreme", "rare"), [((), 0), ((17, 20_000), 0), ((), 6)])
+@pytest.mark.parametrize("control_variate", [False, True])
+def test_covariance_is_that_of_all_rows(extreme, rare, control_variate):
+    """Also where two rows, or six, make most of it, which a sample of rows would not have."""
+    model, X, covariance, mean = regression(extreme=extreme, rare=rare)
+    y = model.rvs_to_values[model["y"]].data
+    found = found_noise(model, control_variate=control_variate).deviations
+    # E over the posterior of (x x⊤ δ)(x x⊤ δ)⊤ = x x⊤ (x⊤ P x), exactly.
+    leverage = np.einsum("ni,ij,nj->n", X, covariance, X)
+    weights = leverage if control_variate else (y - X @ mean) ** 2
+    exact = np.einsum("n,ni,nj->ij", weights, X, X) / len(X)
+    root = np.linalg.cholesky(covariance)
+    ratio = np.trace(root.T @ (found.T @ found / len(found)) @ root)
+    ratio /= np.trace(root.T @ exact @ root)
+    # With control variates sixteen points stand for a row: a chi-square of 16 has an sd of 35 %.
+    assert ratio == pytest.approx(1.0, abs=0.7 if control_variate else 0.1)
+
+
+def test_extreme_rows_are_kept():
+    model, *_ = regression(extreme=(17, 20_000))
+    found = found_noise(model, control_variate=True, cost=cost)
+    assert {17, 20_000} <= set(found.kept)
+    assert found.n_rows == 30_000 - len(found.kept)
+    # Plain gradients take no rows always, and neither does a run without any reason for it.
+    assert not len(found_noise(model, control_variate=False, cost=cost).kept)
+    assert not len(found_noise(regression()[0], control_variate=True, cost=cost).kept)
+
+
+def test_rows_that_are_kept_make_draws_cheaper():
+    """Noise and cost with and without them: by more than a factor of ten here."""
+    model, *_ = regression(rare=6)
+    step = SGLDCV(model=model, compile_kwargs=CVM)
+    with pytest.warns(BatchSizeWarning, match="non-zero or extreme in only a few rows"):
+        given = SGLDCV(model=model, batch_size=step.batch_size, compile_kwargs=CVM)
+    assert step.settings.attributes["kept_rows"] >= 6
+    assert given.settings.attributes["kept_rows"] == 0
+    assert "others in every transition" in step.settings.attributes["why"]
+    assert given.step_size < 0.1 * step.step_size
+
+
+@pytest.mark.parametrize(("step_class", "mode"), [(SGLDCV, "CVM"), (SGHMC, "CVM"), (SGLDCV, "JAX")])
+def test_law_with_kept_rows(step_class, mode):
+    """Rare rows, default settings: means and variances of the exact posterior."""
+    model, _, covariance, mean = regression(rare=6)
+    settings = {} if step_class is SGLDCV else {"gradient": "cv"}
+    with model:
+        step = step_class(compile_kwargs={"mode": mode}, **settings)
+        assert step.settings.attributes["kept_rows"] >= 6
+        idata = pm.sample(
+            step=step, draws=1000, tune=300, chains=2, cores=1, random_seed=1, **QUIET
+        )
+    report = bias_report(idata)
+    sd = np.sqrt(np.diag(covariance))
+    # Monte-Carlo errors from the effective draws, at 4.5 standard errors, and the stated bias.
+    off = np.abs(report["mean"] - mean) / sd
+    assert (off < 4.5 / np.sqrt(report["ess_bulk"])).all()
+    error = np.abs((report["sd"] / sd) ** 2 - 1)
+    assert (error < 0.05 + 4.5 * np.sqrt(2 / report["ess_bulk"])).all()
+
+
+def test_samplers_with_a_noise_of_their_own_keep_none():
+    model, *_ = regression(n_rows=3000, rare=6)
+    step = OSGFS(model=model, gradient="cv", batch_size=100, compile_kwargs=CVM)
+    assert step.settings.attributes["kept_rows"] == 0
+    plain = SGLD(model=model, batch_size=3000, compile_kwargs=CVM)
+    assert plain.settings.attributes["kept_rows"] == 0
