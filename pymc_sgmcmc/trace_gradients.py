@@ -12,6 +12,7 @@ from xarray import DataTree
 
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
+from pymc_sgmcmc.posterior.position import PositionLayout
 from pymc_sgmcmc.trace import DIMENSION
 
 
@@ -101,11 +102,11 @@ def _positions(idata: DataTree, model: pm.Model, posterior: Posterior) -> np.nda
     values = {one.name: np.asarray(draws[one.name]) for one in model.free_RVs}
     count = (draws.sizes["chain"], draws.sizes["draw"])
     flat = {name: one.reshape(-1, *one.shape[2:]) for name, one in values.items()}
-    return unconstrain(flat, model, posterior).reshape(*count, -1)
+    return unconstrain(flat, model, posterior.layout).reshape(*count, -1)
 
 
 def unconstrain(
-    values: Mapping[str, np.ndarray], model: pm.Model, posterior: Posterior
+    values: Mapping[str, np.ndarray], model: pm.Model, layout: PositionLayout
 ) -> np.ndarray:
     """Unconstrained positions, shape (n, d), of values of the free variables, (n, ...) each."""
     for variable in model.free_RVs:
@@ -116,7 +117,7 @@ def unconstrain(
             )
     outputs = []
     of_value = {model.rvs_to_values[one]: one for one in model.free_RVs}
-    for value in posterior.layout.variables:
+    for value in layout.variables:
         variable = of_value[value]
         transform = model.rvs_to_transforms[variable]
         outputs.append(
@@ -135,12 +136,11 @@ def unconstrain(
 
 
 def constrain(
-    positions: np.ndarray, model: pm.Model, posterior: Posterior, names: list[str]
+    positions: np.ndarray, model: pm.Model, layout: PositionLayout, names: list[str]
 ) -> dict[str, np.ndarray]:
     """Variables and deterministics of a model, shape (n, ...) each, at positions, (n, d)."""
     wanted = [model[name] for name in names]
     outputs = model.replace_rvs_by_values(wanted)
-    layout = posterior.layout
     batched = {
         one: one.type.clone(shape=(None, *one.type.shape))(f"{one.name}_draws")
         for one in layout.variables

@@ -296,7 +296,7 @@ def _check_functions(functions: xr.Dataset, run: StoredRun) -> None:
         if values.shape[:2] != (chains, draws):
             raise ValueError(
                 f"`{name}` has {values.shape[:2]} chains and draws, but the stored gradients have "
-                f"{(chains, draws)}. Select the same draws in all groups, as `idata.sel(draw=...)` does."
+                f"{(chains, draws)}. Select the same draws in all groups, as `idata.sel` does."
             )
         array = np.asarray(values)
         low, high = np.inf, -np.inf
