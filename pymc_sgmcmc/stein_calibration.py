@@ -221,19 +221,19 @@ def calibrate(run: StoredRun, method: str = "slope") -> Calibration:
         ) from None
 
     def precision(some: _Moments) -> np.ndarray:
-        """In coordinates in which the chains have unit covariance: their inflation."""
-        if method == "slope":
-            return root.T @ some.slope() @ root
-        return root.T @ _langevin_precision(some, run) @ root
+        return some.slope() if method == "slope" else _langevin_precision(some, run)
 
-    raw = precision(whole)
-    apart = np.array([precision(one) for one in moments.leave_one_out()])
+    # In coordinates in which the chains have unit covariance the precision is their inflation.
+    raw = root.T @ precision(whole) @ root
+    others = moments.leave_one_out()
+    precisions = [precision(one) for one in others]
+    apart = np.array([root.T @ one @ root for one in precisions])
     symmetric, kept = shrink((raw + raw.T) / 2, (apart + apart.swapaxes(1, 2)) / 2)
     asymmetry = _check_symmetric(raw, apart)
     _check_positive(symmetric, (apart + apart.swapaxes(1, 2)) / 2)
-    # The same shrinkage for each, so that the errors are those of the corrected deviations.
-    sds = np.array([_log_sds(root, _shrunk((one + one.T) / 2, kept)) for one in apart])
-    monte_carlo = _jackknife_error(sds)
+    monte_carlo = _jackknife_error(
+        np.array([_shrunk_log_sds(*one, kept) for one in zip(others, precisions, strict=True)])
+    )
     relative = linalg.inv(symmetric)
     correction = _log_sds(root, symmetric) - 0.5 * np.log(np.diag(covariance))
     change, change_error, third = _nonlinearity(run, whole.mean(), root, relative)
@@ -315,6 +315,15 @@ def _log_sds(root: np.ndarray, precision: np.ndarray) -> np.ndarray:
     except linalg.LinAlgError:
         return np.full(len(root), np.inf)
     return 0.5 * np.log((half**2).sum(0))
+
+
+def _shrunk_log_sds(
+    moments: _Moments, precision: np.ndarray, kept: tuple[float, float]
+) -> np.ndarray:
+    """Corrected log deviations: what shrinkage takes from the chains has their sampling error."""
+    root = linalg.cholesky(moments.covariance(), lower=True)
+    whitened = root.T @ precision @ root
+    return _log_sds(root, _shrunk((whitened + whitened.T) / 2, kept))
 
 
 # --- Moments --------------------------------------------------------------------------------
