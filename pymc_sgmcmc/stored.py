@@ -216,8 +216,9 @@ def _check_chains(some: np.ndarray, labels: tuple[str, ...], chains: tuple[Any, 
 
 def _leave_out(bad: Any, chains: tuple[Any, ...]) -> str:
     rest = [chain for chain in chains if chain not in set(bad)]
-    advice = "Sample again with a smaller step size (or a smaller `bias`) or longer tuning"
-    return f"Leave them out, `idata.sel(chain={rest})`. {advice}." if rest else f"{advice}."
+    advice = "ample again: with a smaller step size (or `bias`) where chains diverged, with more "
+    advice += "tuning and more draws where they are slow."
+    return f"Leave them out, `idata.sel(chain={rest})`, or s{advice}" if rest else f"S{advice}"
 
 
 def _list(chains: list[Any]) -> str:
