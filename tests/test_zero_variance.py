@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytest
 import xarray as xr
 
@@ -77,16 +78,16 @@ def test_terms_are_derivatives():
     for table in monomials(3, 4):
         for row in table:
 
-            def Q(x, row=row):
+            def polynomial(x, row=row):
                 return np.prod(x[row])
 
-            ahead = np.array([Q(at + step * one) for one in np.eye(3)])
-            behind = np.array([Q(at - step * one) for one in np.eye(3)])
-            laplacian = (ahead + behind - 2 * Q(at)).sum() / step**2
+            ahead = np.array([polynomial(at + step * one) for one in np.eye(3)])
+            behind = np.array([polynomial(at - step * one) for one in np.eye(3)])
+            laplacian = (ahead + behind - 2 * polynomial(at)).sum() / step**2
             slope = (ahead - behind) / (2 * step)
             orders = np.array([np.sum(row == number) for number in range(3)])
-            weight = np.prod([np.prod(np.arange(1, m + 1)) for m in orders])
-            weight = np.sqrt(np.prod(np.arange(1, len(row) + 1)) / weight)
+            factorials = np.prod([np.prod(np.arange(1, m + 1)) for m in orders])
+            weight = 1 / (len(row) * np.sqrt(factorials))
             expected = -0.5 * weight * (laplacian + slope @ gradient)
             assert terms[start] == pytest.approx(expected, rel=1e-5, abs=1e-5)
             start += 1
@@ -116,11 +117,11 @@ def test_the_printed_formulas_fail():
 
 @pytest.mark.parametrize(("noise", "step_size"), [(10.0, 0.2), (0.2, 0.5), (40.0, 0.05)])
 def test_gain_is_that_predicted(noise, step_size):
-    """1 + 1/delta exactly in closed form, within 15 % on a chain (12 000 batches: 2 %)."""
+    """1 + 1/delta exactly in closed form, within 15 % on a chain (8 000 batches: 2 %)."""
     predicted = 1 + 1 / (step_size * noise / 4)
     closed = langevin_gain(ONE, noise * ONE, ONE, step_size, ONE)
     assert closed[0] == pytest.approx(predicted, rel=1e-10)
-    x, g = Gaussian(ONE, noise * ONE).chains(600, 20_000, step_size, ONE, seed=1)
+    x, g = Gaussian(ONE, noise * ONE).chains(400, 12_000, step_size, ONE, seed=1)
     found = zero_variance(as_trace(x, g, step_size, ONE), batches=20)
     assert found.variance_ratio["theta"].item() == pytest.approx(predicted, rel=0.15)
     assert found.predicted_gain["theta"].item() == pytest.approx(predicted, rel=0.02)
@@ -151,7 +152,7 @@ def test_second_order_removes_the_bias_of_the_variance():
     target, h = Gaussian(ONE, 10 * ONE), 0.2
     law = target.covariance(h, ONE).item()
     assert law == pytest.approx(1.5789, abs=1e-4)
-    x, g = target.chains(400, 8000, h, ONE, seed=0)
+    x, g = target.chains(200, 8000, h, ONE, seed=0)
     trace = as_trace(x, g, h, ONE)
 
     def square(post):
@@ -160,15 +161,15 @@ def test_second_order_removes_the_bias_of_the_variance():
     marginal = zero_variance(trace, 2, square, coefficients="marginal")
     exact = law - (law - 1) * 2 * law / (2 * law + 10)
     assert exact == pytest.approx(1.440, abs=1e-3)
-    assert marginal.mean["theta"].item() == pytest.approx(exact, abs=4.5 * 0.004)
-    assert marginal.mean_before["theta"].item() == pytest.approx(law, abs=4.5 * 0.004)
+    assert marginal.mean["theta"].item() == pytest.approx(exact, abs=4.5 * 0.0055)
+    assert marginal.mean_before["theta"].item() == pytest.approx(law, abs=4.5 * 0.0055)
     # Short batches leave a little: 1.03 of MATH's, at about five autocorrelation times.
     short, long = (zero_variance(trace, 2, square, batches=count) for count in (80, 16))
     assert short.mean["theta"].item() == pytest.approx(1.02, abs=0.02)
     assert long.mean["theta"].item() == pytest.approx(1.0, abs=4.5 * long.mcse["theta"].item())
-    assert long.mcse["theta"].item() < 0.01
+    assert long.mcse["theta"].item() < 0.015
     first = zero_variance(trace, 1, square)
-    assert first.mean["theta"].item() == pytest.approx(law, abs=4.5 * 0.004)
+    assert first.mean["theta"].item() == pytest.approx(law, abs=4.5 * 0.0055)
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +226,7 @@ def test_invariance_under_linear_maps_of_the_position(regression, order):
     second = controlled_means(values, x @ B.T + 5, g @ np.linalg.inv(B), **settings)
     np.testing.assert_allclose(second.mean, first.mean, rtol=1e-7)
     np.testing.assert_allclose(second.standard_error, first.standard_error, rtol=1e-6)
-    assert (first.variance_ratio > 2).all()
+    assert regression == "pca" or (first.variance_ratio > 2).all()
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -254,17 +255,26 @@ def test_exact_gradients_leave_no_error_of_the_mean(rng):
 
 
 @pytest.mark.parametrize("regression", ["ridge", "pca", "cv"])
-def test_regressions_for_fewer_batches_than_terms(rng, regression):
-    """152 terms of order 2, 80 batches: the linear ones stand out."""
+def test_regressions_for_fewer_batches_than_terms(regression):
+    """27 terms of order 2 need 140 batches, 152 terms 768: there are 80."""
     pytest.importorskip("sklearn")
-    x = rng.normal(size=(4, 100, 16))
-    g = -x + 0.1 * rng.normal(size=x.shape)
-    functions = [x[..., :2], np.ones((4, 100)) * x[..., :1].mean(-1) ** 2]
-    with pytest.raises(ValueError, match=r"152 terms of order 2 .* 765 batches .* order=1, or use"):
-        controlled_means(functions, x, g, 2)
-    found = controlled_means(functions, x, g, 2, regression=regression)
-    assert (found.variance_ratio[:2] > (1.5 if regression == "pca" else 3)).all()
-    assert (np.abs(found.mean - [0, 0, 1]) < 4.5 * found.standard_error).all()
+    z = []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(4, 60, 6))
+        g = -x + 0.1 * rng.normal(size=x.shape)
+        found = controlled_means([x[..., :3]], x, g, 2, regression=regression)
+        z.append(found.mean / found.standard_error)
+        if seed == 0:
+            with pytest.raises(ValueError, match=r"27 terms .* 140 batches .* order=1, or use"):
+                controlled_means([x], x, g, 2)
+            assert (found.variance_ratio > (0.8 if regression == "pca" else 10)).all()
+    # Standard error of the mean square of 60 z-scores: 0.18, and more for heavier tails.
+    assert np.mean(np.square(z)) == pytest.approx(1.1, abs=4.5 * 0.2)
+    x = rng.normal(size=(4, 60, 16))
+    found = controlled_means([x[..., :3]], x, -x, 2, regression=regression)
+    assert found.coefficients.shape == (152, 3)
+    assert (found.variance_ratio > 0.7).all()
 
 
 def test_cross_validation_takes_least_squares_where_it_can():
@@ -419,7 +429,8 @@ def test_gradients_are_those_of_the_model(rng):
             for number, one in enumerate(model.free_RVs)
         }
     )
-    found = gradients(xr.DataTree.from_dict({"posterior": posterior}), model)["sample_stats"]
+    with pytensor.config.change_flags(cxx=""):  # compiling takes longer than NumPy here
+        found = gradients(xr.DataTree.from_dict({"posterior": posterior}), model)["sample_stats"]
     dlogp = model.compile_dlogp(mode="FAST_COMPILE")
     at = np.array(
         [np.concatenate([point[name].ravel() for name in value_names]) for point in points]
@@ -469,10 +480,8 @@ def test_bad_input(run):
         zero_variance(idata, func=lambda post: post["slope"].mean())
     with pytest.raises(ValueError, match=r"array with a value .* but returned shape \(3,\)"):
         zero_variance(idata, func=lambda post: np.ones(3))
-    with pytest.raises(ValueError, match=r"`func` should be finite, but is not in chain 0"):
-        zero_variance(
-            idata, func=lambda post: np.sqrt(post["intercept"] - post["intercept"][0, 0] - 9)
-        )
+    with pytest.raises(ValueError, match=r"`slope` should be finite, but is not in chain 0"):
+        zero_variance(idata, func=lambda post: post["slope"].where(post["draw"] > 0))
     few = idata.sel(draw=slice(0, 6))
     message = r"9 terms of order 2 should have at least 52 batches .* 4 x 7 draws.*use order=1"
     with pytest.raises(ValueError, match=message):
@@ -481,7 +490,7 @@ def test_bad_input(run):
         zero_variance(idata, order=1, batches=3)
     with pytest.raises(ValueError, match="should have a group `posterior`"):
         gradients(xr.DataTree(), model)
-    with pytest.raises(ValueError, match="has no `slope`"):
+    with pytest.raises(ValueError, match="has no `intercept`, `slope`"):
         gradients(
             xr.DataTree.from_dict({"posterior": idata["posterior"].to_dataset()[["sigma"]]}), model
         )
@@ -514,7 +523,10 @@ def test_bad_chains():
         zero_variance(as_trace(same, g))
     with pytest.raises(ValueError, match=r"At least 4 draws a chain are needed, but .* has 3"):
         zero_variance(as_trace(x[:, :3], g[:, :3]))
+    trace = as_trace(x, g)
+    stats = trace["sample_stats"].to_dataset().drop_vars("gradient")
+    trace["sample_stats"] = xr.DataTree(
+        stats.assign(gradient=(("chain", "draw", "other"), g[..., :2]))
+    )
     with pytest.raises(ValueError, match=r"have shapes \(4, 1500, 3\) and \(4, 1500, 2\)"):
-        trace = as_trace(x, g)
-        trace["sample_stats"]["gradient"] = (("chain", "draw", "other"), g[..., :2])
         zero_variance(trace)

@@ -17,7 +17,7 @@ SHORT_BATCH = 5.0
 LITTLE_NOISE = 0.3
 """Share of the injected noise, of what the step size says, below which there is none."""
 
-CANCELLING = 0.03
+CANCELLING = 0.1
 """Long-run variance of the gradients over that of single ones, below which they cancel."""
 
 

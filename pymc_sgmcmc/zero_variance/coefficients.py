@@ -42,8 +42,8 @@ def fit_coefficients(terms: np.ndarray, values: np.ndarray, regression: str) -> 
     regression : {"least_squares", "ridge", "pca", "cv"}
         Ridge with a penalty for each value by leave-one-out cross-validation; regression on
         principal components, their number by cross-validation over successive batches; or for each
-        value the one of these two, and of least squares where rows are enough, that predicts best
-        in cross-validation. The last three are scikit-learn's.
+        value the one of these two, of least squares where rows are enough, and of no control
+        variates, that predicts best in cross-validation. Ridge and components are scikit-learn's.
 
     Examples
     --------
@@ -61,25 +61,34 @@ def fit_coefficients(terms: np.ndarray, values: np.ndarray, regression: str) -> 
 
 def out_of_fold(
     fit: Callable[[np.ndarray], np.ndarray], terms: np.ndarray, values: np.ndarray
-) -> np.ndarray:
-    """Controlled values, shape (rows, q), each with coefficients from the other folds.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Values controlled with coefficients from the other folds, and these coefficients.
 
     Parameters
     ----------
     fit : callable
         Coefficients from the rows of the given numbers.
     terms, values : numpy.ndarray, shapes (rows, p) and (rows, q)
+
+    Returns
+    -------
+    numpy.ndarray, shape (rows, q)
+    numpy.ndarray, shape (folds, p, q)
     """
-    controlled = np.empty_like(values)
+    controlled, coefficients = np.empty_like(values), []
     for fold in folds(len(values)):
-        others = np.setdiff1d(np.arange(len(values)), fold)
-        controlled[fold] = values[fold] + terms[fold] @ fit(others)
-    return controlled
+        coefficients.append(fit(np.setdiff1d(np.arange(len(values)), fold)))
+        controlled[fold] = values[fold] + terms[fold] @ coefficients[-1]
+    return controlled, np.array(coefficients)
 
 
 def folds(rows: int) -> list[np.ndarray]:
     """Numbers of the rows of each fold, successive, so that few batches of two folds touch."""
     return np.array_split(np.arange(rows), min(FOLDS, rows))
+
+
+def _nothing(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return np.zeros((terms.shape[1], values.shape[1]))
 
 
 def _least_squares(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -121,8 +130,8 @@ def _principal_components(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _best(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """For each value the regression that predicts other batches best."""
-    methods = [_ridge, _principal_components]
+    """For each value the regression that predicts other batches best, or none."""
+    methods = [_nothing, _ridge, _principal_components]
     if len(terms) * (FOLDS - 1) // FOLDS >= BATCHES_PER_TERM * (terms.shape[1] + 1):
         methods.append(_least_squares)
     errors, found = [], []
@@ -131,7 +140,7 @@ def _best(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
         def fit(rows: np.ndarray, method: _Method = method) -> np.ndarray:
             return -method(terms[rows], values[rows])
 
-        controlled = out_of_fold(fit, terms, values)
+        controlled, _ = out_of_fold(fit, terms, values)
         errors.append((controlled**2).sum(0))
         found.append(method(terms, values))
     chosen = np.argmin(errors, axis=0)

@@ -167,8 +167,10 @@ def controlled_means(
     -----
     With least squares over batch means the mean is the constant of a linear regression, and the
     error is that of the constant: :math:`s^2 (1 / B + \bar h^\top (H_c^\top H_c)^{-1} \bar h)` with
-    B - p - 1 degrees of freedom. With `split`, and with other regressions, it comes from batches
-    whose coefficients are those of other batches.
+    B - p - 1 degrees of freedom. With `split`, and with other regressions, :math:`s^2` comes from
+    batches whose coefficients are those of other batches; and for other coefficients than these
+    the second term is the jackknife variance of :math:`\hat a^\top \bar h` over fifths of the
+    batches. It counts where the bias of the chain gives h a mean, as with order 2.
 
     Examples
     --------
@@ -210,16 +212,20 @@ def controlled_means(
 
     everything = np.arange(len(f))
     a = fit(everything)
-    batch_values = f + h @ a
-    rows = len(f)
-    if split or regression != "least_squares":
-        apart = out_of_fold(fit, h, f)
-        mean = apart.mean(0) if split else batch_values.mean(0)
-        error = apart.std(0, ddof=1) / np.sqrt(rows)
-    elif coefficients == "marginal":
-        mean, error = batch_values.mean(0), batch_values.std(0, ddof=1) / np.sqrt(rows)
+    controlled, rows = f + h @ a, len(f)
+    exact = coefficients == "batch_means" and regression == "least_squares"
+    if split or not exact:
+        apart, a_apart = out_of_fold(fit, h, f)
+        mean = (apart if split else controlled).mean(0)
+        spread = apart.std(0, ddof=1)
     else:
-        mean, error = batch_values.mean(0), _error_of_constant(h, batch_values)
+        mean = controlled.mean(0)
+        spread = controlled.std(0) * np.sqrt(rows / (rows - h.shape[1] - 1))
+    if exact:
+        error = spread * np.sqrt(1 / rows + _leverage(h))
+    else:
+        moved = h.mean(0) @ a_apart
+        error = np.sqrt(spread**2 / rows + (len(moved) - 1) * moved.var(0))
     return ControlledMeans(
         mean=mean,
         standard_error=error,
@@ -279,13 +285,13 @@ def _batches(
     return chosen
 
 
-def _error_of_constant(h: np.ndarray, controlled: np.ndarray) -> np.ndarray:
-    """Standard error of the constant of a regression on h, from its residuals with it."""
-    rows, p = h.shape
+def _leverage(h: np.ndarray) -> float:
+    """What the slopes add to the variance of the constant of a regression on h.
+
+    More than p over the square of the batches where a bias of the chain gives h a mean.
+    """
     centred = h - h.mean(0)
-    solved = linalg.lstsq(centred.T @ centred, h.mean(0))[0]
-    variance = ((controlled - controlled.mean(0)) ** 2).sum(0) / (rows - p - 1)
-    return np.sqrt(variance * (1 / rows + h.mean(0) @ solved))
+    return float(h.mean(0) @ linalg.lstsq(centred.T @ centred, h.mean(0))[0])
 
 
 def _batch_slices(chains: int, draws: int, batches: int) -> list[tuple[int, slice]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import cache
 from itertools import combinations_with_replacement
-from math import comb, factorial, prod
+from math import comb, factorial, prod, sqrt
 
 import numpy as np
 
@@ -51,9 +51,10 @@ def stein_terms(positions: np.ndarray, gradients: np.ndarray, order: int) -> np.
 
     .. math:: h = -\tfrac12 (\Delta Q + \nabla Q \cdot \nabla \log \pi)
 
-    A monomial :math:`\theta^\alpha` of degree q is multiplied by :math:`\sqrt{q! / \alpha!}`. A
-    rotation of the coordinates then rotates the terms of a degree among themselves, so that ridge
-    and principal components do not depend on the choice of the root of a covariance.
+    A monomial :math:`\theta^\alpha` of degree q is divided by :math:`q \sqrt{\alpha!}`. A
+    rotation of the coordinates then rotates the terms of a degree among themselves, and on a
+    standard normal law all degrees have leading terms of one variance: ridge and principal
+    components do not depend on the choice of the root of a covariance, nor on the degree.
 
     Parameters
     ----------
@@ -69,12 +70,12 @@ def stein_terms(positions: np.ndarray, gradients: np.ndarray, order: int) -> np.
 
     Examples
     --------
-    Standard normal, where the gradient is minus the position: half the position, and its square
-    less the mean of the square.
+    Standard normal, where the gradient is minus the position: half the position, and for the
+    square, divided by :math:`2 \sqrt{2}`, its distance from the mean of the square.
 
     >>> import numpy as np
     >>> stein_terms(np.array([[2.0]]), np.array([[-2.0]]), 2)
-    array([[1., 3.]])
+    array([[1.        , 1.06066017]])
     """
     parts = []
     for table, weights in _weighted_monomials(positions.shape[1], order):
@@ -103,13 +104,12 @@ def _products(positions: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 @cache
 def _weighted_monomials(dimension: int, order: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Monomials of each degree, and the root of the number of orders of their coordinates."""
-    found = []
-    for table in monomials(dimension, order):
-        orders = [_orders(row) for row in table.tolist()]
-        found.append((table, np.sqrt(orders)))
-    return found
+    """Monomials of each degree, and by what they are multiplied."""
+    return [
+        (table, np.array([1 / (len(row) * _root_of_factorials(row)) for row in table.tolist()]))
+        for table in monomials(dimension, order)
+    ]
 
 
-def _orders(row: list[int]) -> float:
-    return factorial(len(row)) / prod(factorial(number) for number in Counter(row).values())
+def _root_of_factorials(row: list[int]) -> float:
+    return sqrt(prod(factorial(number) for number in Counter(row).values()))
