@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -49,12 +51,12 @@ def test_exact_gradients_give_the_exact_covariance(step_size):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("preconditioner", ["inverse", "diagonal"])
 def test_covariance_of_a_noisy_chain(method, preconditioner):
-    """Inflation of 40 % and more is removed: z below 4.5 in units of the stated error."""
+    """Deviations that are 16 % and more too large are corrected: z below 4.5 in units of the stated error."""
     H = correlated(3, 2)
     M = np.linalg.inv(H) if preconditioner == "inverse" else np.diag(1 / np.diag(H))
     target, h = Gaussian(H, 2 * np.diag(np.diag(H))), 0.5
     exact = np.sqrt(np.diag(np.linalg.inv(H)))
-    assert (np.sqrt(np.diag(target.covariance(h, M))) / exact > 1.2).all()
+    assert (np.sqrt(np.diag(target.covariance(h, M))) / exact > 1.15).all()
     x, g = target.chains(16, 4000, h, M, seed=3)
     calibrated = stein_calibrate(as_trace(x, g, h, M), method=method)
     report = calibrated[GROUP]
@@ -83,7 +85,7 @@ def test_stated_errors_are_those_made(noise):
 
 
 def test_the_slope_has_the_smaller_error():
-    """Errors of S and of the covariance cancel; a chain's second moments have that of the latter."""
+    """Errors of S and of the covariance cancel; second moments have that of the covariance."""
     H = correlated(2, 5)
     M, exact = np.linalg.inv(H), np.sqrt(np.diag(np.linalg.inv(H)))
     errors: dict[str, list] = {method: [] for method in METHODS}
@@ -99,12 +101,12 @@ def test_the_slope_has_the_smaller_error():
 def test_invariance_under_linear_maps():
     H = correlated(3, 6)
     x, g = Gaussian(H, H).chains(8, 1000, 0.5, np.linalg.inv(H), seed=7)
-    B = correlated(3, 8) @ np.diag([1.0, 100.0, 1e-3])
+    B = np.diag([1.0, 100.0, 1e-3]) @ correlated(3, 8)
     one = stein_calibrate(as_trace(x, g))
     other = stein_calibrate(as_trace(x @ B.T + 5, g @ np.linalg.inv(B)))
     mapped = one["posterior"]["theta"].values @ B.T + 5
     scale = mapped.std((0, 1))
-    np.testing.assert_allclose(other["posterior"]["theta"] / scale, mapped / scale, atol=1e-6)
+    np.testing.assert_allclose(other["posterior"]["theta"] / scale, mapped / scale, atol=1e-8)
     for name in ("third_order", "asymmetry", "kept_of_differences"):
         assert other[GROUP].attrs[name] == pytest.approx(one[GROUP].attrs[name], abs=1e-6)
 
@@ -136,10 +138,10 @@ def test_shrinkage(rng):
 
 @pytest.fixture(scope="module")
 def rare_events():
-    """N = 20 000 with 420 positives, six parameters; exact deviations to about 0.1 %."""
+    """N = 20 000 with 420 positives, six parameters; exact deviations to 0.2 %."""
     problem = Logistic.simulate(20_000, [-4.6, 0.8, -0.6, 0.5, 0.4, -0.3], seed=3)
     assert problem.y.sum() == 420
-    return problem, problem.standard_deviations(16_384)
+    return problem, problem.standard_deviations()
 
 
 @pytest.mark.parametrize(
@@ -209,16 +211,16 @@ def test_refused_or_better(name, noise):
         burn_in=500,
     )
     before = np.abs(np.log(x.std((0, 1)) / exact))
-    try:
+    calibrated = None
+    with contextlib.suppress(CalibrationError):
         calibrated = stein_calibrate(as_trace(x, g))
-    except CalibrationError as error:
-        assert "too far from Gaussian" in str(error)
+    assert calibrated is None or name not in ("banana", "student t, 5", "two modes", "log gamma, 1")
+    if calibrated is None:
         assert name not in ("log gamma, 10", "flat top")
         return
     after = np.abs(np.log(deviations(calibrated) / exact))
     assert (after < before + calibrated[GROUP]["sd_error"].values).all()
     assert after.max() < before.max()
-    assert name in ("log gamma, 10", "flat top", "mild banana", "quartic")
 
 
 def test_third_order_identity():
@@ -242,7 +244,7 @@ def test_gradients_of_something_else_are_refused():
     rng = np.random.default_rng(1)
     x = rng.normal(size=(4, 2000, 2))
     rotated = -x @ np.array([[1.0, 0.8], [-0.8, 1.0]])
-    with pytest.raises(CalibrationError, match="its antisymmetric part is 0.8 of the symmetric"):
+    with pytest.raises(CalibrationError, match=r"its antisymmetric part is 0.8 of the symmetric"):
         stein_calibrate(as_trace(x, rotated))
     with pytest.raises(CalibrationError, match=r"should be positive in all directions, but"):
         stein_calibrate(as_trace(x, x))
@@ -261,7 +263,7 @@ def test_bad_input():
         stein_calibrate(trace, method="identity")
     with pytest.raises(ValueError, match=r"needs a trace of SGLD.*an unknown step method"):
         stein_calibrate(trace, method="second_moment")
-    with pytest.raises(ValueError, match="3 coordinates should have at least 40 draws, .* has 36"):
+    with pytest.raises(ValueError, match=r"3 coordinates should have at least 40 draws, .* has 36"):
         stein_calibrate(trace.sel(draw=slice(0, 8)))
     broken = -x.copy()
     broken[1, 3] = np.nan
@@ -277,7 +279,7 @@ def test_bad_input():
         stein_calibrate(as_trace(still, -x))
     other = as_trace(x, -x)
     other["posterior"]["theta"] = other["posterior"]["theta"] ** 2
-    with pytest.raises(ValueError, match="`theta` are not coordinates .* Pass `model=`"):
+    with pytest.raises(ValueError, match=r"`theta` are not coordinates .* Pass `model=`"):
         stein_calibrate(other)
 
 
@@ -333,13 +335,13 @@ def test_another_model_is_refused(run):
     _, idata = run
     with pm.Model() as other:
         pm.Normal("intercept", shape=2)
-    with pytest.raises(ValueError, match="has 2 unconstrained coordinates, but .* have 3"):
+    with pytest.raises(ValueError, match=r"has 2 unconstrained coordinates, but .* have 3"):
         stein_calibrate(idata, other)
     with pm.Model() as other:
         for name in ("intercept", "slope"):
             pm.Normal(name)
         pm.Deterministic("twice", pm.HalfNormal("sigma") ** 2)
-    with pytest.raises(ValueError, match="does not for `twice`. Pass the model that was sampled"):
+    with pytest.raises(ValueError, match=r"does not for `twice`. Pass the model that was sampled"):
         stein_calibrate(idata, other)
 
 
