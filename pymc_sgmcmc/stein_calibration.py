@@ -483,7 +483,7 @@ def _nonlinearity(
     r = g.reshape(-1, d) @ root
     u -= u.mean(0)
     r -= r.mean(0)
-    linear = linalg.lstsq(u, r)[0]
+    linear = linalg.solve(u.T @ u, u.T @ r, assume_a="pos")  # u is white, so this is safe
     r -= u @ linear
     gamma = np.eye(d) - relative
     weights = -0.5 * np.einsum("ki,ki->k", u @ gamma, u)

@@ -51,7 +51,7 @@ def test_exact_gradients_give_the_exact_covariance(step_size):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("preconditioner", ["inverse", "diagonal"])
 def test_covariance_of_a_noisy_chain(method, preconditioner):
-    """Deviations that are 16 % and more too large are corrected: z below 4.5 in units of the stated error."""
+    """Deviations too large by 16 % and more are right: z below 4.5 by the stated error."""
     H = correlated(3, 2)
     M = np.linalg.inv(H) if preconditioner == "inverse" else np.diag(1 / np.diag(H))
     target, h = Gaussian(H, 2 * np.diag(np.diag(H))), 0.5
