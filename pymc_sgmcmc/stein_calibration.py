@@ -394,7 +394,7 @@ def _moments(run: StoredRun, products_of_gradients: bool) -> _Moments:
         piece = slice(bounds[number], bounds[number + 1])
         theta, gradient = run.positions[chain, piece], run.gradients[chain, piece]
         for _, part in chunks(1, len(theta), 2 * d):
-            a, b = theta[part] - origin, gradient[part].astype(float)
+            a, b = theta[part] - origin, np.asarray(gradient[part], dtype=float)
             count[group] += len(a)
             x[group] += a.sum(0)
             g[group] += b.sum(0)

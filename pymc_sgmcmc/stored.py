@@ -12,8 +12,8 @@ from xarray import DataTree
 from pymc_sgmcmc.run_settings import GROUP, PREFIX
 from pymc_sgmcmc.trace import DIMENSION
 
-CHUNK_ELEMENTS = 2_000_000
-"""Array elements handled at a time in passes over the draws (16 MB)."""
+CHUNK_ELEMENTS = 250_000
+"""Array elements handled at a time in passes over the draws: 2 MB, which caches hold."""
 
 SOME_DRAWS = 50_000
 """Draws, evenly spaced, from which scales and diagnostics are computed."""

@@ -259,7 +259,7 @@ def test_regressions_for_fewer_batches_than_terms(regression):
     """27 terms of order 2 need 140 batches, 152 terms 768: there are 80."""
     pytest.importorskip("sklearn")
     z = []
-    for seed in range(20):
+    for seed in range(10):
         rng = np.random.default_rng(seed)
         x = rng.normal(size=(4, 60, 6))
         g = -x + 0.1 * rng.normal(size=x.shape)
@@ -269,8 +269,8 @@ def test_regressions_for_fewer_batches_than_terms(regression):
             with pytest.raises(ValueError, match=r"27 terms .* 140 batches .* order=1, or use"):
                 controlled_means([x], x, g, 2)
             assert (found.variance_ratio > (0.8 if regression == "pca" else 10)).all()
-    # Standard error of the mean square of 60 z-scores: 0.18, and more for heavier tails.
-    assert np.mean(np.square(z)) == pytest.approx(1.1, abs=4.5 * 0.2)
+    # Standard error of the mean square of 30 z-scores: 0.26, and more for heavier tails.
+    assert np.mean(np.square(z)) == pytest.approx(1.1, abs=4.5 * 0.28)
     x = rng.normal(size=(4, 60, 16))
     found = controlled_means([x[..., :3]], x, -x, 2, regression=regression)
     assert found.coefficients.shape == (152, 3)
