@@ -638,7 +638,10 @@ def _calibrated_trace(
 ) -> DataTree:
     draws = idata["posterior"].to_dataset().transpose("chain", "draw", ...)
     posterior = draws.assign(
-        {name: draws[name].copy(data=variables[str(name)]) for name in draws.data_vars}
+        {
+            name: one.copy(data=variables[str(name)].astype(one.dtype, copy=False))
+            for name, one in draws.data_vars.items()
+        }
     )
     stats = idata["sample_stats"].to_dataset()
     dims = stats["position"].dims

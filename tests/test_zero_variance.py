@@ -371,6 +371,7 @@ def test_constrained_parameters(run):
     table = found.summary()
     assert list(table.index) == ["intercept", "slope", "sigma"]
     assert (table["variance_ratio"] > 5).all()
+    assert (table["predicted_gain"] > 5).all()
     difference = table["mean"] - table["mean_before"]
     assert (difference.abs() < 4.5 * table["mcse_before"]).all()
     for group in ("posterior", "sample_stats"):
@@ -390,6 +391,8 @@ def test_functions_of_all_kinds(run):
         found = zero_variance(idata, func=function)
         assert next(iter(found.mean.data_vars.values())).item() == pytest.approx(expected.item())
     grid = xr.DataArray([0.0, 1.0], dims="x", coords={"x": [0.0, 1.0]}, attrs={"unit": "m"})
+    event = zero_variance(idata, func=lambda post: post["slope"] > 2)
+    assert 0 < event.mean["func"] < 1
     line = zero_variance(idata, func=lambda post: post["intercept"] + post["slope"] * grid)
     assert line.mean["func"].dims == ("x",)
     assert list(line.summary().index) == ["func[0.0]", "func[1.0]"]
@@ -459,6 +462,16 @@ def test_any_sampler():
     added = gradients(idata, model)
     assert zero_variance(added, order=2).summary().equals(found.summary())
     assert "gradient" not in idata["sample_stats"], "the input was changed"
+
+
+@pytest.mark.slow
+def test_nuts():
+    model = two_variable_model()
+    with model:
+        idata = pm.sample(draws=1000, tune=500, chains=4, cores=1, random_seed=1, **QUIET)
+    table = zero_variance(idata, order=2, model=model).summary()
+    assert (table["variance_ratio"] > 100).all()
+    assert ((table["mean"] - table["mean_before"]).abs() < 4.5 * table["mcse_before"]).all()
 
 
 # --- Bad input ------------------------------------------------------------------------------

@@ -42,8 +42,8 @@ def advice(
     """
     notes = [_injected_noise(run, estimate, fit)]
     thin = int(run.settings.get("thin", 1))
-    every = _gain_of_positions(run, fit, 1)
     stored = _gain_of_positions(run, fit, thin)
+    every = stored if thin == 1 else _gain_of_positions(run, fit, 1)
     # Both are known for Langevin dynamics alone; the measured one speaks for all.
     gain = stored if np.isfinite(stored) else float(np.nanmedian(estimate.variance_ratio))
     if run.settings.get("gradient") == "plain" and gain < SMALL_GAIN and notes[0] is None:

@@ -301,7 +301,8 @@ def _check_functions(functions: xr.Dataset, run: StoredRun) -> None:
         array = np.asarray(values)
         low, high = np.inf, -np.inf
         for chain, part in chunks(chains, draws, int(np.prod(array.shape[2:]))):
-            low, high = min(low, array[chain, part].min()), max(high, array[chain, part].max())
+            piece = array[chain, part]
+            low, high = min(low, float(piece.min())), max(high, float(piece.max()))
             # A NaN is in no order with anything.
             if not np.isfinite(low + high):
                 raise ValueError(
