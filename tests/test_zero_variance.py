@@ -294,6 +294,23 @@ def test_scikit_learn_is_named_where_it_is_absent(monkeypatch, rng):
         controlled_means([x], x, -x, regression="ridge")
 
 
+@pytest.mark.parametrize("order", [1, 2])
+def test_coefficients_are_the_formula(order):
+    """Minus the inverse covariance of the terms times theirs with f: of draws, of batch means."""
+    x, g = skewed_chain()
+    f = np.exp(0.3 * x[..., 0])
+    for coefficients, rows in (("marginal", (6000, 1)), ("batch_means", (80, 75))):
+        found = controlled_means([f], x, g, order, coefficients=coefficients)
+        white = found.whitening
+        terms = stein_terms(
+            white.positions(x.reshape(-1, 3)), white.gradients(g.reshape(-1, 3)), order
+        )
+        h = terms.reshape(*rows, -1).mean(1)
+        both = np.cov(np.column_stack([h, f.reshape(rows).mean(1)]).T)
+        expected = -np.linalg.solve(both[:-1, :-1], both[:-1, -1:])
+        np.testing.assert_allclose(found.coefficients, expected, rtol=1e-6)
+
+
 def test_draws_have_the_mean():
     x, g = skewed_chain()
     found = zero_variance(as_trace(x, g), order=2)
