@@ -205,8 +205,8 @@ def calibrate(run: StoredRun, method: str = "slope") -> Calibration:
         )
     if method == "second_moment" and not run.is_langevin:
         raise ValueError(
-            "method='second_moment' needs a trace of SGLD, SGLDCV or ULA with one step size and "
-            "its settings, but the trace is of "
+            "method='second_moment' needs a trace of SGLD, SGLDCV or ULA with constant step sizes "
+            "and its settings, but the trace is of "
             f"{run.settings.get('sampler', 'an unknown step method')}. Use method='slope'."
         )
     moments = _moments(run, products_of_gradients=method == "second_moment")
@@ -331,7 +331,10 @@ def _shrunk_log_sds(
 
 @dataclass(frozen=True)
 class _Moments:
-    """Sums over draws of positions x from an origin and gradients g; each with groups in front."""
+    """Sums over draws of positions x from an origin and gradients g; each with groups in front.
+
+    Those of products of gradients are weighted by the step sizes of their chains.
+    """
 
     origin: np.ndarray
     count: np.ndarray
@@ -401,19 +404,19 @@ def _moments(run: StoredRun, products_of_gradients: bool) -> _Moments:
             xx[group] += a.T @ a
             xg[group] += a.T @ b
             if gg is not None:
-                gg[group] += b.T @ b
+                assert run.step_sizes is not None
+                gg[group] += run.step_sizes[chain] * b.T @ b
     return _Moments(origin, count, x, g, xx, xg, gg)
 
 
 def _langevin_precision(moments: _Moments, run: StoredRun) -> np.ndarray:
     """H for which the chain's covariance is stationary; symmetric."""
     assert moments.gg is not None
-    assert run.step_size is not None
     M, d = run.preconditioner, run.dimension
     root = linalg.cholesky(M, lower=True)
     scaled = linalg.solve_triangular(root, moments.covariance(), lower=True)
     scaled = linalg.solve_triangular(root, scaled.T, lower=True)
-    right = 2 * np.eye(d) + run.step_size / 2 * root.T @ (moments.gg / moments.count) @ root
+    right = 2 * np.eye(d) + 0.5 * root.T @ (moments.gg / moments.count) @ root
     whitened = linalg.solve_continuous_lyapunov(scaled, right)
     inverse = linalg.solve_triangular(root, np.eye(d), lower=True)
     return inverse.T @ whitened @ inverse

@@ -42,8 +42,8 @@ class StoredRun:
         Of the run, empty where the trace has none.
     arrays : dict
         Preconditioner, centre and precision, where the trace has them.
-    step_size : float or None
-        Where it is the same in all draws.
+    step_sizes : numpy.ndarray, shape (chains,), or None
+        Where they are constant in each chain. Chains tune apart, so they differ.
     """
 
     positions: np.ndarray
@@ -52,7 +52,7 @@ class StoredRun:
     chains: tuple[Any, ...]
     settings: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    step_size: float | None = None
+    step_sizes: np.ndarray | None = None
 
     @property
     def dimension(self) -> int:
@@ -61,10 +61,10 @@ class StoredRun:
 
     @property
     def is_langevin(self) -> bool:
-        """Whether it is Langevin dynamics with known step size and preconditioner."""
+        """Whether it is Langevin dynamics with known step sizes and preconditioner."""
         return (
             self.settings.get("sampler") in LANGEVIN
-            and self.step_size is not None
+            and self.step_sizes is not None
             and "preconditioner" in self.arrays
         )
 
@@ -115,7 +115,7 @@ def read_run(idata: DataTree) -> StoredRun:
     if GROUP in idata.children:
         arrays = {str(name): np.asarray(one) for name, one in idata[GROUP].data_vars.items()}
     return StoredRun(
-        positions, gradients, labels, chains, settings_of(idata), arrays, _step_size(stats)
+        positions, gradients, labels, chains, settings_of(idata), arrays, _step_sizes(stats)
     )
 
 
@@ -160,12 +160,12 @@ def dense(matrix: np.ndarray, dimension: int) -> np.ndarray:
     return matrix if matrix.ndim == 2 else np.diag(np.broadcast_to(matrix, dimension))
 
 
-def _step_size(stats: Any) -> float | None:
+def _step_sizes(stats: Any) -> np.ndarray | None:
     if "step_size" not in stats.data_vars:
         return None
     sizes = np.asarray(stats["step_size"], dtype=float)
-    # Chains tune apart, to step sizes that differ by little.
-    return float(sizes.mean()) if np.ptp(sizes) <= 0.02 * sizes.mean() else None
+    constant = (np.ptp(sizes, axis=1) <= 1e-6 * sizes.mean(1)).all()
+    return sizes.mean(1) if constant else None
 
 
 def _check_finite(positions: np.ndarray, gradients: np.ndarray, chains: tuple[Any, ...]) -> None:

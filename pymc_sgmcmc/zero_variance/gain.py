@@ -61,7 +61,7 @@ def langevin_gain(
     precision: np.ndarray,
     noise: np.ndarray,
     preconditioner: np.ndarray,
-    step_size: float,
+    step_sizes: float | np.ndarray,
     directions: np.ndarray,
     thin: int = 1,
 ) -> np.ndarray:
@@ -76,8 +76,8 @@ def langevin_gain(
     ----------
     precision, noise, preconditioner : numpy.ndarray, shape (d, d)
         H, V and M.
-    step_size : float
-        h.
+    step_sizes : float or numpy.ndarray, shape (chains,)
+        h, or that of each chain; the coefficients are the same for all.
     directions : numpy.ndarray, shape (d, q)
         A linear function of the position in each column.
     thin : int
@@ -95,10 +95,31 @@ def langevin_gain(
     >>> langevin_gain(one, 10 * one, one, 0.2, one).round(6)
     array([3.])
     """
+    sizes, counts = np.unique(step_sizes, return_counts=True)
+    matrices = (preconditioner, precision, noise)
+    each = [_long_run_covariances(*matrices, size, thin) for size in sizes]
+    if any(one is None for one in each):
+        return np.full(directions.shape[1], np.nan)
+    S_ff, S_fg, S_gg = np.average(each, axis=0, weights=counts)  # type: ignore[arg-type]
+    explained = S_fg @ linalg.solve(S_gg, S_fg.T)
+    total = np.einsum("iq,ij,jq->q", directions, S_ff, directions)
+    left = np.einsum("iq,ij,jq->q", directions, S_ff - explained, directions)
+    # Nothing is left without noise; rounding can leave less.
+    return total / np.maximum(left, total * np.finfo(float).eps)
+
+
+def _long_run_covariances(
+    preconditioner: np.ndarray,
+    precision: np.ndarray,
+    noise: np.ndarray,
+    step_size: float,
+    thin: int,
+) -> np.ndarray | None:
+    """Of position and position, position and gradient, and gradient and gradient."""
     identity = np.eye(len(precision))
     F = identity - step_size / 2 * preconditioner @ precision
     if np.abs(linalg.eigvals(F)).max() >= 1:
-        return np.full(directions.shape[1], np.nan)
+        return None
     pushed = step_size / 2 * preconditioner @ noise
     driven = step_size * preconditioner + step_size / 2 * pushed @ preconditioner
     covariance = linalg.solve_discrete_lyapunov(F, driven)
@@ -110,11 +131,7 @@ def langevin_gain(
     S_fe = before @ later @ pushed
     S_fg = S_fe - S_ff @ precision
     S_gg = precision @ S_ff @ precision - precision @ S_fe - (precision @ S_fe).T + noise
-    explained = S_fg @ linalg.solve(S_gg, S_fg.T)
-    total = np.einsum("iq,ij,jq->q", directions, S_ff, directions)
-    left = np.einsum("iq,ij,jq->q", directions, S_ff - explained, directions)
-    # Nothing is left without noise; rounding can leave less.
-    return total / np.maximum(left, total * np.finfo(float).eps)
+    return np.array([S_ff, S_fg, S_gg])
 
 
 def predicted_gain(run: StoredRun, values: np.ndarray) -> tuple[np.ndarray, LinearFit]:
@@ -135,12 +152,12 @@ def predicted_gain(run: StoredRun, values: np.ndarray) -> tuple[np.ndarray, Line
     directions = _slope(x - x.mean(0), f - f.mean(0))
     moving = np.abs(directions).max(0) > 0
     gain = np.full(f.shape[1], np.nan)
-    assert run.step_size is not None
+    assert run.step_sizes is not None
     gain[moving] = langevin_gain(
         fit.precision,
         fit.noise,
         run.preconditioner,
-        run.step_size,
+        run.step_sizes,
         directions[:, moving],
         int(run.settings.get("thin", 1)),
     )

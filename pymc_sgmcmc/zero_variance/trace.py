@@ -36,7 +36,8 @@ class ZeroVariance:
         Measured gain: the variance of the mean without over that with. NaN for what is constant.
     predicted_gain : xarray.Dataset
         For the linear part of each function and order 1, from step size, preconditioner and
-        gradient noise, :math:`1 + 1 / \delta` where every transition was stored. NaN for other
+        gradient noise, :math:`1 + 1 / \delta` where every transition was stored. Of a normal
+        posterior: curvature that varies over it leaves more than the noise does. NaN for other
         than Langevin dynamics.
     notes : tuple of str
         Why control variates help little, where they do.
