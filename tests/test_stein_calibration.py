@@ -11,7 +11,14 @@ import xarray as xr
 from scipy.special import gamma, polygamma
 
 from pymc_sgmcmc import SGLDCV, CalibrationError, stein_calibrate
-from pymc_sgmcmc.stein_calibration import GROUP, METHODS, shrink
+from pymc_sgmcmc.stein_calibration import (
+    GROUP,
+    METHODS,
+    _langevin_precision,
+    _moments,
+    shrink,
+)
+from pymc_sgmcmc.stored import read_run
 from tests.langevin_chains import Gaussian, Logistic, as_trace, langevin
 from tests.models import two_variable_model
 
@@ -96,6 +103,13 @@ def test_second_moments_of_chains_with_step_sizes_of_their_own():
     calibrated = stein_calibrate(trace, method="second_moment")
     z = np.log(deviations(calibrated) / np.sqrt(np.diag(M))) / calibrated[GROUP]["sd_error"]
     assert (np.abs(z) < 4.5).all()
+    # The equation itself, to rounding: Lambda H M + M H Lambda = 2 M + M E[h g g'] M / 2.
+    run = read_run(trace)
+    found = _langevin_precision(_moments(run, products_of_gradients=True).whole(), run)
+    law = np.cov(x.reshape(-1, 3).T, bias=True)
+    products = np.einsum("c,cki,ckj->ij", np.repeat(sizes, 16), g, g) / (32 * 4000)
+    expected = 2 * M + M @ products @ M / 2
+    np.testing.assert_allclose(law @ found @ M + M @ found @ law, expected, rtol=1e-8)
     trace["sample_stats"]["step_size"].values[:, ::2] *= 2
     with pytest.raises(ValueError, match="with constant step sizes"):
         stein_calibrate(trace, method="second_moment")
