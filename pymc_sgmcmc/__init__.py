@@ -11,6 +11,7 @@ from pymc_sgmcmc import pymc_hook
 from pymc_sgmcmc.bias import bias_report
 from pymc_sgmcmc.errors import (
     BatchSizeWarning,
+    CalibrationError,
     CenterWarning,
     ModelError,
     NonFinitePositionError,
@@ -18,6 +19,7 @@ from pymc_sgmcmc.errors import (
 from pymc_sgmcmc.gradients import SVRG
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import PolynomialDecay
+from pymc_sgmcmc.stein_calibration import stein_calibrate
 from pymc_sgmcmc.step_methods import (
     HAMCMC,
     MALA,
@@ -33,6 +35,8 @@ from pymc_sgmcmc.step_methods import (
     Recipe,
 )
 from pymc_sgmcmc.trace import label_positions
+from pymc_sgmcmc.trace_gradients import gradients
+from pymc_sgmcmc.zero_variance import ZeroVariance, zero_variance
 
 __version__ = "0.1.0"
 
@@ -51,6 +55,7 @@ __all__ = [
     "SVRG",
     "ULA",
     "BatchSizeWarning",
+    "CalibrationError",
     "CenterWarning",
     "GaussianAuxiliary",
     "ModelError",
@@ -58,7 +63,11 @@ __all__ = [
     "PolynomialDecay",
     "Posterior",
     "Recipe",
+    "ZeroVariance",
     "__version__",
     "bias_report",
+    "gradients",
     "label_positions",
+    "stein_calibrate",
+    "zero_variance",
 ]

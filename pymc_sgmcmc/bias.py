@@ -10,14 +10,14 @@ import pymc as pm
 from arviz_stats.base import array_stats
 from xarray import DataTree
 
-from pymc_sgmcmc.run_settings import GROUP, PREFIX, stored_matrix
+from pymc_sgmcmc.run_settings import GROUP, stored_matrix
 from pymc_sgmcmc.stein import (
     Estimate,
     langevin_variance_error,
     mean_gradient_test,
     stein_variance_error,
 )
-from pymc_sgmcmc.trace import DIMENSION
+from pymc_sgmcmc.stored import labels_of, settings_of
 from pymc_sgmcmc.tuning import VARIANCE_INFLATION
 
 STANDARD_ERRORS = 2.0
@@ -113,8 +113,8 @@ def bias_report(
     True
     """
     positions, gradients, step_sizes = _stored(idata)
-    labels = _labels(idata, positions.shape[-1])
-    settings = _settings(idata)
+    labels = labels_of(idata, positions.shape[-1])
+    settings = settings_of(idata)
     stated = float(bias if bias is not None else settings.get("bias", VARIANCE_INFLATION))
     if not 0 < stated < 1:
         raise ValueError(f"`bias` should be in (0, 1), but got {bias!r}.")
@@ -165,14 +165,14 @@ def bias_warnings(idata: DataTree) -> list[str]:
     """What to say at the end of a run: nothing where the stated accuracy was met."""
     positions, gradients, step_sizes = _stored(idata)
     error, _ = _variance_error(idata, positions, gradients, step_sizes)
-    settings = _settings(idata)
+    settings = settings_of(idata)
     stated = float(settings.get("bias", VARIANCE_INFLATION))
     excess = error.value - STANDARD_ERRORS * error.standard_error
     above = excess > stated
     if not above.any():
         return []
     worst = int(np.argmax(np.where(above, error.value, -np.inf)))
-    label = _labels(idata, len(above))[worst]
+    label = labels_of(idata, len(above))[worst]
     return [
         f"The posterior variance of {int(above.sum())} of {len(above)} coordinates is too large by "
         f"more than the stated {stated:.3g}: most of all that of {label}, by about "
@@ -211,22 +211,6 @@ def _stored(idata: DataTree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             f"A report needs at least 4 draws a chain, but the trace has {good.shape[1]}."
         )
     return positions, gradients, np.asarray(stats["step_size"], dtype=float)
-
-
-def _settings(idata: DataTree) -> dict[str, Any]:
-    attributes = idata["sample_stats"].attrs
-    return {
-        str(name)[len(PREFIX) :]: value
-        for name, value in attributes.items()
-        if str(name).startswith(PREFIX)
-    }
-
-
-def _labels(idata: DataTree, dimension: int) -> list[str]:
-    for group in (GROUP, "sample_stats"):
-        if group in idata.children and DIMENSION in idata[group].coords:
-            return [str(one) for one in idata[group].coords[DIMENSION].values]
-    return [f"position[{number}]" for number in range(dimension)]
 
 
 def _variance_error(

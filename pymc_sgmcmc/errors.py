@@ -13,6 +13,10 @@ class NonFinitePositionError(SamplingError):
     """The chain left the finite numbers: the step is too large for the curvature."""
 
 
+class CalibrationError(ValueError):
+    """The draws cannot be calibrated from their gradients; the message says why."""
+
+
 class BatchSizeWarning(UserWarning):
     """Gradient noise, rather than curvature, limits the step size of a plain gradient."""
 

@@ -1,0 +1,676 @@
+r"""Affine correction of the draws of a biased chain by Stein's identity.
+
+With the chain's covariance :math:`\Lambda` and :math:`S = \mathrm{mean}[(\theta - \bar\theta)
+\hat\nabla^\top]` the gradients have the slope :math:`-\hat H = S^\top \Lambda^{-1}` in the
+position. On a Gaussian posterior :math:`\hat H` is its precision, whatever the law of the chain;
+and for draws of any posterior :math:`S = -I`, so that :math:`\hat H^{-1}` is their covariance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pymc as pm
+import xarray as xr
+from scipy import linalg
+from xarray import DataTree
+
+from pymc_sgmcmc.checks import one_of
+from pymc_sgmcmc.errors import CalibrationError
+from pymc_sgmcmc.posterior.position import PositionLayout, layout_from_model
+from pymc_sgmcmc.stored import StoredRun, chunks, every_nth, read_run
+from pymc_sgmcmc.trace_gradients import constrain, gradients
+
+GROUP = "stein_calibration"
+"""Group of a calibrated trace with what was found and done."""
+
+METHODS = ("slope", "second_moment")
+"""Ways to get the precision."""
+
+GROUPS = 40
+"""Successive groups of draws, over all chains, for errors by the jackknife."""
+
+DRAWS_PER_COORDINATE = 10
+"""Draws for each coordinate below which a covariance says little."""
+
+LARGEST_ASYMMETRY = 0.2
+"""Norm of the antisymmetric part over that of the symmetric one beyond which to refuse."""
+
+STANDARD_ERRORS = 2.0
+"""Standard errors by which a reason to refuse has to be beyond its bound."""
+
+NONLINEAR_FACTOR = 2.0
+"""Stated error over the first-order change of the correction. On densities with heavy and light
+tails, two modes, banana and funnel shapes the true error is up to twice the change."""
+
+LARGEST_SHARE = 0.5
+"""Stated non-Gaussian error over the correction itself, in log standard deviations, beyond which to
+refuse."""
+
+SMALL_ERROR = 0.01
+"""Error of a standard deviation, relative, that is no reason to refuse."""
+
+DERIVED = ("posterior_predictive", "predictions", "log_likelihood", "log_prior")
+"""Groups with functions of the draws, which a calibrated trace does not have."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Affine map of the positions, and how well it is known.
+
+    Attributes
+    ----------
+    center : numpy.ndarray, shape (d,)
+        Mean of the chains, which the map leaves where it is.
+    map : numpy.ndarray, shape (d, d)
+        A: positions become center + A (position - center).
+    covariance : numpy.ndarray, shape (d, d)
+        Of the corrected positions.
+    sd_ratio : numpy.ndarray, shape (d,)
+        Standard deviations of the corrected positions over those of the chains.
+    monte_carlo_error, nonlinear_error : numpy.ndarray, shape (d,)
+        Relative errors of the corrected standard deviations: of finitely many draws, and by the
+        posterior being no Gaussian.
+    asymmetry : float
+        Of the precision, relative; zero on a Gaussian posterior.
+    third_order : float
+        Part of the gradients that is quadratic in the position over that which is linear, from
+        third-order Stein identities; zero on a Gaussian posterior.
+    shrinkage : tuple of float
+        Shares of the precision's differences between directions, and of its mean difference from
+        that of the chains, that were kept.
+    """
+
+    center: np.ndarray
+    map: np.ndarray
+    covariance: np.ndarray
+    sd_ratio: np.ndarray
+    monte_carlo_error: np.ndarray
+    nonlinear_error: np.ndarray
+    asymmetry: float
+    third_order: float
+    shrinkage: tuple[float, float]
+
+    @property
+    def error(self) -> np.ndarray:
+        """Stated relative error of the corrected standard deviations, shape (d,)."""
+        return np.hypot(self.monte_carlo_error, self.nonlinear_error)
+
+
+def stein_calibrate(
+    idata: DataTree, model: pm.Model | None = None, *, method: str = "slope"
+) -> DataTree:
+    r"""Draws whose covariance is corrected for the bias of the chain, from its own gradients.
+
+    The unconstrained positions become :math:`\bar\theta + A (\theta - \bar\theta)` with
+    :math:`A \Lambda A^\top = \hat H^{-1}`, where :math:`\Lambda` is the covariance of the chains
+    and :math:`-\hat H` the slope of their gradients in the position, symmetrised. No pass over the
+    data. A, among the roots, is the map that moves the draws least in units of :math:`\Lambda`.
+
+    **Law.** On a Gaussian posterior the covariance is exact but for Monte-Carlo error, for any step
+    size and gradient noise, and that error is the smaller of two: sampling errors of S and
+    :math:`\Lambda` cancel in the slope. On other posteriors an error remains of second order in
+    the inflation. Its size is found from how the slope changes where the draws are weighted towards
+    the corrected law, stated twice, and where it is beyond half of the correction nothing is
+    corrected. *The mean is left as it is*: its bias, skewness times inflation, cannot be seen in
+    the gradients, whose mean is zero at stationarity.
+
+    Where differences of :math:`\hat H` between directions, or from :math:`\Lambda^{-1}`, are not
+    large beside their Monte-Carlo error, they are shrunk (James and Stein).
+
+    Parameters
+    ----------
+    idata : xarray.DataTree
+        With `position` and `gradient` in `sample_stats`, as from step methods of this package. Not
+        changed.
+    model : pymc.Model, optional
+        Needed where the posterior has variables other than the position's: transformed ones, such
+        as scales, and deterministics. Also where the trace has no stored gradients: they are
+        computed then, see `gradients`.
+    method : {"slope", "second_moment"}
+        "second_moment", for `SGLD`, `SGLDCV` and `ULA` alone, gets :math:`\hat H` from the
+        covariance of the chain, step size and preconditioner: a chain at stationarity leaves its
+        second moments as they are, so :math:`\Lambda H M + M H \Lambda = 2M + \tfrac{h}{2} M
+        \mathrm{E}[\hat\nabla \hat\nabla^\top] M`. It does not use the pairing of positions and
+        gradients, but has the Monte-Carlo error of :math:`\Lambda`, which the slope has not.
+
+    Returns
+    -------
+    xarray.DataTree
+        The trace with corrected `posterior` and `position`, and a group ``stein_calibration``:
+        ``sd_ratio``, ``sd_error`` (stated, relative, with its parts ``monte_carlo_error`` and
+        ``nonlinear_error``), ``covariance``, ``center`` and ``map``, and as attributes ``method``,
+        ``third_order``, ``asymmetry`` and the shares that shrinkage left. The gradients, and groups
+        computed from the draws (posterior predictive, log likelihood), are left out: they belong
+        to the draws before.
+
+    Raises
+    ------
+    CalibrationError
+        Where :math:`\hat H` is not positive definite or not symmetric, or the posterior is too
+        far from Gaussian.
+    ValueError
+        Where the trace has no stored gradients, too few draws, draws that are not finite, chains
+        elsewhere than the others, constant coordinates, or variables that need the model.
+
+    References
+    ----------
+    C. Stein (1972). A bound for the error in the normal approximation to the distribution of a sum
+    of dependent random variables. *Proceedings of the Sixth Berkeley Symposium*, 583–602.
+
+    Examples
+    --------
+    Draws with standard deviation 1.5 of a standard normal posterior.
+
+    >>> import numpy as np, xarray as xr
+    >>> x = 1.5 * np.random.default_rng(1).normal(size=(4, 1000, 1))
+    >>> dims = ("chain", "draw", "at")
+    >>> stats = xr.Dataset({"position": (dims, x), "gradient": (dims, -x)})
+    >>> posterior = xr.Dataset({"x": (("chain", "draw"), x[..., 0])})
+    >>> idata = xr.DataTree.from_dict({"posterior": posterior, "sample_stats": stats})
+    >>> calibrated = stein_calibrate(idata)
+    >>> calibrated["posterior"]["x"].std().item()
+    1.000
+    """
+    one_of("method", method, METHODS)
+    stats = idata.children.get("sample_stats")
+    if model is not None and (stats is None or "gradient" not in stats.data_vars):
+        idata = gradients(idata, model)
+    run = read_run(idata)
+    rebuild = _rebuilder(idata, run, model)
+    found = calibrate(run, method)
+    positions = np.empty(run.positions.shape)
+    for chain, part in chunks(*run.positions.shape):
+        centred = run.positions[chain, part] - found.center
+        positions[chain, part] = centred @ found.map.T + found.center
+    return _calibrated_trace(idata, run, found, positions, rebuild(positions), method)
+
+
+def calibrate(run: StoredRun, method: str = "slope") -> Calibration:
+    """Find the affine map for the positions of a run.
+
+    Raises
+    ------
+    CalibrationError
+        Where the correction would not be valid.
+    """
+    d = run.dimension
+    count = run.positions.shape[0] * run.positions.shape[1]
+    if count < DRAWS_PER_COORDINATE * (d + 1):
+        raise ValueError(
+            f"{d} coordinates should have at least {DRAWS_PER_COORDINATE * (d + 1)} draws, but "
+            f"the trace has {count}. Sample again with more `draws`."
+        )
+    if method == "second_moment" and not run.is_langevin:
+        raise ValueError(
+            "method='second_moment' needs a trace of SGLD, SGLDCV or ULA with constant step sizes "
+            "and its settings, but the trace is of "
+            f"{run.settings.get('sampler', 'an unknown step method')}. Use method='slope'."
+        )
+    moments = _moments(run, products_of_gradients=method == "second_moment")
+    whole = moments.whole()
+    covariance = whole.covariance()
+    try:
+        root = linalg.cholesky(covariance, lower=True)
+    except linalg.LinAlgError:
+        raise CalibrationError(
+            f"The covariance of the {count} draws of {d} coordinates is singular. Sample more "
+            "draws, and fix variables that are functions of others."
+        ) from None
+
+    def precision(some: _Moments) -> np.ndarray:
+        return some.slope() if method == "slope" else _langevin_precision(some, run)
+
+    # In coordinates in which the chains have unit covariance the precision is their inflation.
+    raw = root.T @ precision(whole) @ root
+    others = moments.leave_one_out()
+    precisions = [precision(one) for one in others]
+    apart = np.array([root.T @ one @ root for one in precisions])
+    symmetric, kept = shrink((raw + raw.T) / 2, (apart + apart.swapaxes(1, 2)) / 2)
+    asymmetry = _check_symmetric(raw, apart)
+    _check_positive(symmetric, (apart + apart.swapaxes(1, 2)) / 2)
+    monte_carlo = _jackknife_error(
+        np.array([_shrunk_log_sds(*one, kept) for one in zip(others, precisions, strict=True)])
+    )
+    relative = linalg.inv(symmetric)
+    correction = _log_sds(root, symmetric) - 0.5 * np.log(np.diag(covariance))
+    change, change_error, third = _nonlinearity(run, whole.mean(), root, relative)
+    _check_gaussian(run, correction, change, change_error, third)
+    values, vectors = linalg.eigh(symmetric)
+    half = (vectors * values**-0.5) @ vectors.T
+    # Root half, times the inverse of the root: symmetric in whitened coordinates.
+    mapped = linalg.solve_triangular(root, (root @ half).T, lower=True, trans="T").T
+    return Calibration(
+        center=whole.mean(),
+        map=mapped,
+        covariance=root @ relative @ root.T,
+        sd_ratio=np.exp(correction),
+        monte_carlo_error=monte_carlo,
+        nonlinear_error=NONLINEAR_FACTOR * np.sqrt(np.maximum(change**2 - change_error**2, 0)),
+        asymmetry=asymmetry,
+        third_order=third,
+        shrinkage=kept,
+    )
+
+
+def shrink(matrix: np.ndarray, apart: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
+    """Pull a whitened precision towards a multiple of I, and that towards I, by its own error.
+
+    Positive-part James-Stein factors: one less the sum of the squared errors over that of the
+    squared differences. Nothing is pulled where the errors are small.
+
+    Parameters
+    ----------
+    matrix : numpy.ndarray, shape (d, d)
+        Symmetric.
+    apart : numpy.ndarray, shape (groups, d, d)
+        The same with each group of draws left out.
+
+    Returns
+    -------
+    numpy.ndarray, shape (d, d)
+    tuple of float
+        Factors of the differences from the multiple of I, and of the multiple from 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> exact = np.diag([2.0, 4.0])
+    >>> shrink(exact, np.array([exact, exact]))[1]
+    (1.0, 1.0)
+    """
+    d = len(matrix)
+    level = np.trace(matrix) / d
+    levels = np.trace(apart, axis1=1, axis2=2) / d
+    errors = _jackknife_error(apart - levels[:, None, None] * np.eye(d))
+    kept = (
+        _positive_part((errors**2).sum(), ((matrix - level * np.eye(d)) ** 2).sum()),
+        _positive_part(float(_jackknife_error(levels)) ** 2, (level - 1) ** 2),
+    )
+    return _shrunk(matrix, kept), kept
+
+
+def _shrunk(matrix: np.ndarray, kept: tuple[float, float]) -> np.ndarray:
+    identity = np.eye(len(matrix))
+    level = np.trace(matrix) / len(matrix)
+    return kept[0] * (matrix - level * identity) + (1 + kept[1] * (level - 1)) * identity
+
+
+def _positive_part(error: float, difference: float) -> float:
+    return max(0.0, float(1 - error / difference)) if difference > 0 else 1.0
+
+
+def _jackknife_error(apart: np.ndarray) -> np.ndarray:
+    """Standard error from values with each group left out, along the first axis."""
+    groups = len(apart)
+    return np.sqrt((groups - 1) * apart.var(0))
+
+
+def _log_sds(root: np.ndarray, precision: np.ndarray) -> np.ndarray:
+    """Log standard deviations for a precision in coordinates whitened by a root."""
+    try:
+        half = linalg.solve_triangular(linalg.cholesky(precision, lower=True), root.T, lower=True)
+    except linalg.LinAlgError:
+        return np.full(len(root), np.inf)
+    return 0.5 * np.log((half**2).sum(0))
+
+
+def _shrunk_log_sds(
+    moments: _Moments, precision: np.ndarray, kept: tuple[float, float]
+) -> np.ndarray:
+    """Corrected log deviations: what shrinkage takes from the chains has their sampling error."""
+    root = linalg.cholesky(moments.covariance(), lower=True)
+    whitened = root.T @ precision @ root
+    return _log_sds(root, _shrunk((whitened + whitened.T) / 2, kept))
+
+
+# --- Moments --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Moments:
+    """Sums over draws of positions x from an origin and gradients g; each with groups in front.
+
+    Those of products of gradients are weighted by the step sizes of their chains.
+    """
+
+    origin: np.ndarray
+    count: np.ndarray
+    x: np.ndarray
+    g: np.ndarray
+    xx: np.ndarray
+    xg: np.ndarray
+    gg: np.ndarray | None
+
+    def whole(self) -> _Moments:
+        return _Moments(
+            self.origin,
+            self.count.sum(0),
+            self.x.sum(0),
+            self.g.sum(0),
+            self.xx.sum(0),
+            self.xg.sum(0),
+            None if self.gg is None else self.gg.sum(0),
+        )
+
+    def leave_one_out(self) -> list[_Moments]:
+        whole = self.whole()
+        groups = range(len(self.count))
+        return [
+            _Moments(
+                self.origin,
+                whole.count - self.count[group],
+                whole.x - self.x[group],
+                whole.g - self.g[group],
+                whole.xx - self.xx[group],
+                whole.xg - self.xg[group],
+                None if self.gg is None or whole.gg is None else whole.gg - self.gg[group],
+            )
+            for group in groups
+        ]
+
+    def mean(self) -> np.ndarray:
+        return self.origin + self.x / self.count
+
+    def covariance(self) -> np.ndarray:
+        return self.xx / self.count - np.outer(self.x, self.x) / self.count**2
+
+    def slope(self) -> np.ndarray:
+        """Minus the slope of the gradients in the position."""
+        stein = self.xg / self.count - np.outer(self.x, self.g) / self.count**2
+        return -linalg.solve(self.covariance(), stein, assume_a="pos").T
+
+
+def _moments(run: StoredRun, products_of_gradients: bool) -> _Moments:
+    chains, draws, d = run.positions.shape
+    per_chain = min(max(1, -(-GROUPS // chains)), draws)
+    groups = chains * per_chain
+    origin = every_nth(run.positions).mean((0, 1))
+    count, x, g = np.zeros(groups), np.zeros((groups, d)), np.zeros((groups, d))
+    xx, xg = np.zeros((groups, d, d)), np.zeros((groups, d, d))
+    gg = np.zeros((groups, d, d)) if products_of_gradients else None
+    bounds = np.linspace(0, draws, per_chain + 1).astype(int)
+    for group in range(groups):
+        chain, number = divmod(group, per_chain)
+        piece = slice(bounds[number], bounds[number + 1])
+        theta, gradient = run.positions[chain, piece], run.gradients[chain, piece]
+        for _, part in chunks(1, len(theta), 2 * d):
+            a, b = theta[part] - origin, np.asarray(gradient[part], dtype=float)
+            count[group] += len(a)
+            x[group] += a.sum(0)
+            g[group] += b.sum(0)
+            xx[group] += a.T @ a
+            xg[group] += a.T @ b
+            if gg is not None:
+                assert run.step_sizes is not None
+                gg[group] += run.step_sizes[chain] * b.T @ b
+    return _Moments(origin, count, x, g, xx, xg, gg)
+
+
+def _langevin_precision(moments: _Moments, run: StoredRun) -> np.ndarray:
+    """H for which the chain's covariance is stationary; symmetric."""
+    assert moments.gg is not None
+    M, d = run.preconditioner, run.dimension
+    root = linalg.cholesky(M, lower=True)
+    scaled = linalg.solve_triangular(root, moments.covariance(), lower=True)
+    scaled = linalg.solve_triangular(root, scaled.T, lower=True)
+    right = 2 * np.eye(d) + 0.5 * root.T @ (moments.gg / moments.count) @ root
+    whitened = linalg.solve_continuous_lyapunov(scaled, right)
+    inverse = linalg.solve_triangular(root, np.eye(d), lower=True)
+    return inverse.T @ whitened @ inverse
+
+
+# --- When not -------------------------------------------------------------------------------
+
+
+def _check_symmetric(raw: np.ndarray, apart: np.ndarray) -> float:
+    """Relative norm of the antisymmetric part, less what Monte-Carlo error makes of it."""
+    skew = (raw - raw.T) / 2
+    noise = _jackknife_error((apart - apart.swapaxes(1, 2)) / 2)
+    scale = linalg.norm((raw + raw.T) / 2)
+    squared = (skew**2).sum() - (noise**2).sum()
+    asymmetry = float(np.sqrt(max(squared, 0)) / scale)
+    margin = STANDARD_ERRORS * np.sqrt((noise**4).sum()) / scale**2
+    if asymmetry**2 - margin > LARGEST_ASYMMETRY**2:
+        raise CalibrationError(
+            f"The slope of the gradients in the position is not symmetric: its antisymmetric part "
+            f"is {asymmetry:.2g} of the symmetric one, and should be at most "
+            f"{LARGEST_ASYMMETRY:g}. The gradients are not those of one smooth density at the "
+            "stored positions, or the posterior is far from Gaussian. The draws are left as they "
+            "are: sample again with a smaller `bias`."
+        )
+    return asymmetry
+
+
+def _check_positive(symmetric: np.ndarray, apart: np.ndarray) -> None:
+    values, vectors = linalg.eigh(symmetric)
+    lowest = vectors[:, 0]
+    error = float(_jackknife_error(np.einsum("i,gij,j->g", lowest, apart, lowest)))
+    if values[0] <= STANDARD_ERRORS * error:
+        raise CalibrationError(
+            "The slope of minus the gradients in the position should be positive in all "
+            f"directions, but its smallest eigenvalue relative to the chains is {values[0]:.2g} "
+            f"with a Monte-Carlo error of {error:.2g}. Either the draws are too few to tell, or "
+            "the posterior is far from Gaussian. The draws are left as they are: sample more of "
+            "them, or again with a smaller `bias`."
+        )
+
+
+def _nonlinearity(
+    run: StoredRun, center: np.ndarray, root: np.ndarray, relative: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, float]:
+    r"""Change of the corrected log deviations with draws nearer to the corrected law.
+
+    With weights :math:`1 - \tfrac12 (u^\top \Gamma u - \mathrm{tr}\,\Gamma)`, :math:`\Gamma = I -
+    R`, the draws u, of unit covariance, have to first order the relative covariance R of the
+    corrected ones. The residuals r of the gradients then change the slope by :math:`-\tfrac12
+    \mathrm{E}[(u^\top \Gamma u) u r^\top]`, which is zero where gradients are linear.
+
+    The third-order identity is :math:`\mathrm{E}[u_i^2 r_k] = 0` on a Gaussian, r being the
+    gradient without its linear part.
+
+    Returns
+    -------
+    numpy.ndarray, shape (d,)
+        Change of each log standard deviation.
+    numpy.ndarray, shape (d,)
+        Its Monte-Carlo error.
+    float
+        Quadratic part over linear part of the gradient, Monte-Carlo error taken off.
+    """
+    d = run.dimension
+    x, g = (every_nth(one) for one in (run.positions, run.gradients))
+    u = linalg.solve_triangular(root, (x.reshape(-1, d) - center).T, lower=True).T
+    r = g.reshape(-1, d) @ root
+    u -= u.mean(0)
+    r -= r.mean(0)
+    linear = linalg.solve(u.T @ u, u.T @ r, assume_a="pos")  # u is white, so this is safe
+    r -= u @ linear
+    gamma = np.eye(d) - relative
+    weights = -0.5 * np.einsum("ki,ki->k", u @ gamma, u)
+    weights -= weights.mean()
+    parts = np.array_split(np.arange(len(u)), min(GROUPS, len(u) // 2))
+    corrected = root @ relative
+    variances = np.einsum("ij,ij->i", corrected, root)
+    changes, thirds = [], []
+    for part in parts:
+        change = (u[part] * weights[part, None]).T @ r[part] / len(part)
+        # Of the log deviations, for a change of minus this in the precision.
+        changes.append(0.5 * np.einsum("ij,jk,ik->i", corrected, change, corrected) / variances)
+        thirds.append((u[part] ** 2 - 1).T @ r[part] / len(part))
+    error = np.std(changes, axis=0, ddof=1) / np.sqrt(len(parts))
+    third = np.mean(thirds, axis=0)
+    noise = np.var(thirds, axis=0, ddof=1) / len(parts)
+    quadratic = 0.5 * max(0.0, float((third**2 - noise).sum()))
+    return np.mean(changes, axis=0), error, float(np.sqrt(quadratic / (linear**2).sum()))
+
+
+def _check_gaussian(
+    run: StoredRun,
+    correction: np.ndarray,
+    change: np.ndarray,
+    error: np.ndarray,
+    third: float,
+) -> None:
+    certain = NONLINEAR_FACTOR * np.maximum(np.abs(change) - STANDARD_ERRORS * error, 0)
+    excess = certain - np.maximum(LARGEST_SHARE * np.abs(correction), SMALL_ERROR)
+    if (excess > 0).any():
+        worst = int(np.argmax(excess))
+        raise CalibrationError(
+            f"The posterior is too far from Gaussian for the correction: that of the standard "
+            f"deviation of {run.labels[worst]}, {np.expm1(correction[worst]):+.1%}, has an error "
+            f"of about {certain[worst]:.1%} from the shape of the posterior (third-order "
+            f"identities: the quadratic part of the gradients is {third:.2g} of the linear one). "
+            "The draws are left as they are: sample again with a smaller `bias`."
+        )
+
+
+# --- Trace ----------------------------------------------------------------------------------
+
+
+def _rebuilder(
+    idata: DataTree, run: StoredRun, model: pm.Model | None
+) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
+    """Function from positions to the variables of the posterior.
+
+    Without a model the variables have to be coordinates of the position, which is found from
+    their values.
+    """
+    draws = idata["posterior"].to_dataset().transpose("chain", "draw", ...)
+    shape = run.positions.shape
+    columns = {}
+    for name, values in draws.data_vars.items():
+        if values.shape[:2] != shape[:2]:
+            raise ValueError(
+                f"`{name}` has {values.shape[:2]} chains and draws, but the stored positions have "
+                f"{shape[:2]}. Select the same draws in all groups, as `idata.sel` does."
+            )
+        found = _columns(np.asarray(values).reshape(*shape[:2], -1), run.positions)
+        if found is not None:
+            columns[str(name)] = found
+    others = [str(name) for name in draws.data_vars if name not in columns]
+    if others and model is None:
+        raise ValueError(
+            f"The variables {', '.join(f'`{name}`' for name in others)} are not coordinates of the "
+            "position but functions of it (a transform or a deterministic). Pass `model=`, or "
+            "leave them out of the posterior."
+        )
+    layout = None
+    if others and model is not None:
+        layout = _layout(model, run)
+        _check_model(draws[others], run, model, layout)
+
+    def rebuild(positions: np.ndarray) -> dict[str, np.ndarray]:
+        variables = {
+            name: positions[..., part].reshape(draws[name].shape) for name, part in columns.items()
+        }
+        if layout is None or model is None:
+            return variables
+        flat = positions.reshape(-1, shape[-1])
+        rebuilt = {
+            name: np.empty(draws[name].shape, dtype=draws[name].dtype).reshape(
+                len(flat), *draws[name].shape[2:]
+            )
+            for name in others
+        }
+        width = sum(int(np.prod(draws[name].shape[2:])) for name in others)
+        for _, part in chunks(1, len(flat), width):
+            for name, values in constrain(flat[part], model, layout, others).items():
+                rebuilt[name][part] = values
+        return variables | {name: rebuilt[name].reshape(draws[name].shape) for name in others}
+
+    return rebuild
+
+
+def _columns(values: np.ndarray, positions: np.ndarray) -> slice | None:
+    """Successive columns of the positions that are these values."""
+    size = values.shape[-1]
+    first = values[0, :5]
+    for start in range(positions.shape[-1] - size + 1):
+        part = slice(start, start + size)
+        if np.array_equal(first, positions[0, :5, part]) and np.array_equal(
+            every_nth(values), every_nth(positions[..., part])
+        ):
+            return part
+    return None
+
+
+def _layout(model: pm.Model, run: StoredRun) -> PositionLayout:
+    layout = layout_from_model(model, None, model.initial_point())
+    if layout.dimension != run.dimension:
+        raise ValueError(
+            f"`model` has {layout.dimension} unconstrained coordinates, but the stored positions "
+            f"have {run.dimension}. Pass the model that was sampled, with one step method for "
+            "all variables."
+        )
+    return layout
+
+
+def _check_model(
+    draws: xr.Dataset, run: StoredRun, model: pm.Model, layout: PositionLayout
+) -> None:
+    """Whether the model gives the variables of the posterior at the stored positions."""
+    names = [str(name) for name in draws.data_vars]
+    unknown = [name for name in names if name not in model.named_vars]
+    wrong = unknown
+    if not unknown:
+        some = run.positions[0, :5].astype(float)
+        found = constrain(some, model, layout, names)
+        wrong = [
+            name
+            for name in names
+            if not np.allclose(found[name], draws[name].values[0, :5], rtol=1e-4, atol=1e-8)
+        ]
+    if wrong:
+        raise ValueError(
+            f"`model` should give the variables of the posterior at the stored positions, but does "
+            f"not for {', '.join(f'`{name}`' for name in wrong)}. Pass the model that was "
+            "sampled, or leave these variables out of the posterior."
+        )
+
+
+def _calibrated_trace(
+    idata: DataTree,
+    run: StoredRun,
+    found: Calibration,
+    positions: np.ndarray,
+    variables: dict[str, np.ndarray],
+    method: str,
+) -> DataTree:
+    draws = idata["posterior"].to_dataset().transpose("chain", "draw", ...)
+    posterior = draws.assign(
+        {
+            name: one.copy(data=variables[str(name)].astype(one.dtype, copy=False))
+            for name, one in draws.data_vars.items()
+        }
+    )
+    stats = idata["sample_stats"].to_dataset()
+    dims = stats["position"].dims
+    stats = stats.drop_vars("gradient").assign(position=(dims, positions))
+    one, other = dims[-1], f"{dims[-1]}_of_column"
+    report = xr.Dataset(
+        {
+            "sd_ratio": (one, found.sd_ratio),
+            "sd_error": (one, found.error),
+            "monte_carlo_error": (one, found.monte_carlo_error),
+            "nonlinear_error": (one, found.nonlinear_error),
+            "center": (one, found.center),
+            "covariance": ((one, other), found.covariance),
+            "map": ((one, other), found.map),
+        },
+        coords={one: list(run.labels), other: list(run.labels)},
+        attrs={
+            "method": method,
+            "third_order": found.third_order,
+            "asymmetry": found.asymmetry,
+            "kept_of_differences": found.shrinkage[0],
+            "kept_of_level": found.shrinkage[1],
+        },
+    )
+    groups = {
+        name: node.to_dataset() for name, node in idata.children.items() if name not in DERIVED
+    }
+    groups |= {"posterior": posterior, "sample_stats": stats, GROUP: report}
+    return DataTree.from_dict(groups, name=idata.name)

@@ -1,0 +1,168 @@
+r"""Coefficients of control variates: the regression of what is wanted on functions of mean zero.
+
+The controlled mean is :math:`\bar f + \hat a^\top \bar h` with
+
+.. math:: \hat a = -\mathrm{Var}(h)^{-1} \mathrm{Cov}(h, f)
+
+Baker et al. (2019), §4 and algorithm 2, leave out the minus. Over what the covariances are taken
+is the caller's choice: over means of batches of successive draws they are long-run covariances,
+which are those that set the variance of a mean over a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy import linalg
+
+type _Method = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+REGRESSIONS = ("least_squares", "ridge", "pca", "cv")
+"""Names of the regressions."""
+
+FOLDS = 5
+"""Parts of the batches, each successive, for cross-validation and split-sample estimation."""
+
+BATCHES_PER_TERM = 5
+"""Batches for each coefficient, the constant included, that least squares asks for."""
+
+PENALTIES = np.logspace(-6, 4, 21)
+"""Penalties that ridge tries, relative to the mean variance of a term times the batches."""
+
+
+def fit_coefficients(terms: np.ndarray, values: np.ndarray, regression: str) -> np.ndarray:
+    """Coefficients a, shape (p, q), of terms for each value.
+
+    Parameters
+    ----------
+    terms : numpy.ndarray, shape (rows, p)
+    values : numpy.ndarray, shape (rows, q)
+    regression : {"least_squares", "ridge", "pca", "cv"}
+        Ridge with a penalty for each value by leave-one-out cross-validation; regression on
+        principal components, their number by cross-validation over successive batches; or for each
+        value the one of these two, of least squares where rows are enough, and of no control
+        variates, that predicts best in cross-validation. Ridge and components are scikit-learn's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> h = np.random.default_rng(1).normal(size=(50, 2))
+    >>> fit_coefficients(h, h @ [[2.0], [-1.0]] + 3, "least_squares").ravel()
+    array([-2.,  1.])
+    """
+    scale = values.std(0)
+    scale = np.where(scale > 0, scale, 1.0)
+    scaled = (values - values.mean(0)) / scale
+    centred = terms - terms.mean(0)
+    return -_METHODS[regression](centred, scaled) * scale
+
+
+def out_of_fold(
+    fit: Callable[[np.ndarray], np.ndarray], terms: np.ndarray, values: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Values controlled with coefficients from the other folds, and these coefficients.
+
+    Parameters
+    ----------
+    fit : callable
+        Coefficients from the rows of the given numbers.
+    terms, values : numpy.ndarray, shapes (rows, p) and (rows, q)
+
+    Returns
+    -------
+    numpy.ndarray, shape (rows, q)
+    numpy.ndarray, shape (folds, p, q)
+    """
+    controlled, coefficients = np.empty_like(values), []
+    for fold in folds(len(values)):
+        coefficients.append(fit(np.setdiff1d(np.arange(len(values)), fold)))
+        controlled[fold] = values[fold] + terms[fold] @ coefficients[-1]
+    return controlled, np.array(coefficients)
+
+
+def folds(rows: int) -> list[np.ndarray]:
+    """Numbers of the rows of each fold, successive, so that few batches of two folds touch."""
+    return np.array_split(np.arange(rows), min(FOLDS, rows))
+
+
+def _nothing(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return np.zeros((terms.shape[1], values.shape[1]))
+
+
+def _least_squares(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return linalg.lstsq(terms, values, lapack_driver="gelsy")[0]
+
+
+def _ridge(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
+    RidgeCV = _sklearn("linear_model").RidgeCV
+    penalties = PENALTIES * terms.shape[0] * terms.var(0).mean()
+    ridge = RidgeCV(alphas=penalties, alpha_per_target=True, fit_intercept=False)
+    return np.reshape(ridge.fit(terms, values).coef_, (values.shape[1], -1)).T
+
+
+def _principal_components(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Regression on the first k components, k for each value by cross-validation."""
+    PCA = _sklearn("decomposition").PCA
+    rows, count = terms.shape
+    most = max(1, min(count, rows * (FOLDS - 1) // FOLDS // BATCHES_PER_TERM))
+    sizes = np.unique(np.geomspace(1, most, min(most, 12)).astype(int))
+
+    def paths(some: np.ndarray) -> list[np.ndarray]:
+        """Coefficients for each number of components: they are orthogonal, so nested."""
+        pca = PCA(n_components=most).fit(terms[some])
+        scores = pca.transform(terms[some])
+        squares = (scores**2).sum(0)
+        used = squares > squares.max(initial=0) * len(squares) * np.finfo(float).eps
+        slopes = np.where(used, 1 / np.where(used, squares, 1), 0)[:, None] * (
+            scores.T @ values[some]
+        )
+        return [pca.components_[:size].T @ slopes[:size] for size in sizes]
+
+    errors = np.zeros((len(sizes), values.shape[1]))
+    for fold in folds(rows):
+        others = np.setdiff1d(np.arange(rows), fold)
+        for number, slope in enumerate(paths(others)):
+            errors[number] += ((values[fold] - terms[fold] @ slope) ** 2).sum(0)
+    chosen, found = errors.argmin(0), paths(np.arange(rows))
+    return np.column_stack([found[size][:, column] for column, size in enumerate(chosen)])
+
+
+def _best(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """For each value the regression that predicts other batches best, or none."""
+    methods = [_nothing, _ridge, _principal_components]
+    if len(terms) * (FOLDS - 1) // FOLDS >= BATCHES_PER_TERM * (terms.shape[1] + 1):
+        methods.append(_least_squares)
+    errors, found = [], []
+    for method in methods:
+
+        def fit(rows: np.ndarray, method: _Method = method) -> np.ndarray:
+            return -method(terms[rows], values[rows])
+
+        controlled, _ = out_of_fold(fit, terms, values)
+        errors.append((controlled**2).sum(0))
+        found.append(method(terms, values))
+    chosen = np.argmin(errors, axis=0)
+    return np.column_stack([found[number][:, column] for column, number in enumerate(chosen)])
+
+
+_METHODS: dict[str, _Method] = {
+    "least_squares": _least_squares,
+    "ridge": _ridge,
+    "pca": _principal_components,
+    "cv": _best,
+}
+
+
+def _sklearn(module: str) -> Any:
+    """A module of scikit-learn, which takes a second to import and is needed here alone."""
+    from importlib import import_module
+
+    try:
+        return import_module(f"sklearn.{module}")
+    except ImportError:
+        raise ImportError(
+            "`regression` other than 'least_squares' needs scikit-learn: "
+            '`pip install "pymc_sgmcmc[regression]"`.'
+        ) from None

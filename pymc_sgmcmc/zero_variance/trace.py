@@ -1,0 +1,348 @@
+"""Zero-variance control variates on a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pymc as pm
+import xarray as xr
+from xarray import DataTree
+
+from pymc_sgmcmc.stored import StoredRun, chunks, every_nth, read_run
+from pymc_sgmcmc.trace_gradients import gradients
+from pymc_sgmcmc.zero_variance.advice import advice
+from pymc_sgmcmc.zero_variance.estimate import ControlledMeans, controlled_means
+from pymc_sgmcmc.zero_variance.gain import predicted_gain
+
+SAMPLE_DIMS = ("chain", "draw")
+
+
+@dataclass(frozen=True)
+class ZeroVariance:
+    r"""Means with zero-variance control variates, from `zero_variance`.
+
+    Attributes
+    ----------
+    mean, mcse : xarray.Dataset
+        Of each function, with control variates, and their Monte-Carlo standard errors. Dimensions
+        and coordinates of the functions, without those of chains and draws.
+    mean_before, mcse_before : xarray.Dataset
+        Without control variates.
+    variance_ratio : xarray.Dataset
+        Measured gain: the variance of the mean without over that with. NaN for what is constant.
+    predicted_gain : xarray.Dataset
+        For the linear part of each function and order 1, from step size, preconditioner and
+        gradient noise, :math:`1 + 1 / \delta` where every transition was stored. Of a normal
+        posterior: curvature that varies over it leaves more than the noise does. NaN for other
+        than Langevin dynamics.
+    notes : tuple of str
+        Why control variates help little, where they do.
+    estimate : ControlledMeans
+        The arrays behind all that.
+    """
+
+    mean: xr.Dataset
+    mcse: xr.Dataset
+    mean_before: xr.Dataset
+    mcse_before: xr.Dataset
+    variance_ratio: xr.Dataset
+    predicted_gain: xr.Dataset
+    notes: tuple[str, ...]
+    estimate: ControlledMeans
+    _functions: xr.Dataset
+    _run: StoredRun
+
+    def summary(self) -> pd.DataFrame:
+        """Table with a row for each function or element of one.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Columns ``mean``, ``mcse``, ``mean_before``, ``mcse_before``, ``variance_ratio`` and
+            ``predicted_gain``. ``attrs["notes"]`` has the notes.
+        """
+        columns = (
+            "mean", "mcse", "mean_before", "mcse_before", "variance_ratio", "predicted_gain"
+        )  # fmt: skip
+        table = pd.DataFrame(
+            {name: _flat(getattr(self, name)) for name in columns},
+            index=pd.Index(_element_labels(self.mean), name="parameter"),
+        )
+        table.attrs["notes"] = list(self.notes)
+        return table
+
+    def draws(self) -> xr.Dataset:
+        """The functions at each draw with the control variates added, f + a'h.
+
+        Means over them have small variance; single ones need not, since coefficients from batch
+        means aim at the mean. Takes as much memory as the functions.
+        """
+        run = self._run
+        chains, draws, _ = run.positions.shape
+        controls = np.empty((chains, draws, self.estimate.coefficients.shape[1]))
+        width = len(self.estimate.coefficients) + run.dimension
+        for chain, part in chunks(chains, draws, width):
+            controls[chain, part] = self.estimate.control(
+                run.positions[chain, part].astype(float), run.gradients[chain, part].astype(float)
+            )
+        out, start = {}, 0
+        for name, values in self._functions.data_vars.items():
+            size = int(np.prod(values.shape[2:]))
+            part_of = controls[..., start : start + size].reshape(values.shape)
+            out[name] = values.astype(float) + part_of
+            start += size
+        return xr.Dataset(out)
+
+
+def zero_variance(
+    idata: DataTree,
+    order: int = 1,
+    func: Callable[[xr.Dataset], Any] | None = None,
+    var_names: str | Sequence[str] | None = None,
+    model: pm.Model | None = None,
+    *,
+    coefficients: str = "batch_means",
+    regression: str = "least_squares",
+    split: bool = False,
+    batches: int | None = None,
+) -> ZeroVariance:
+    r"""Posterior means with zero-variance control variates, from the stored gradients.
+
+    For each function f of the parameters the mean of :math:`f + \hat a^\top h`, with
+
+    .. math:: h = -\tfrac12 \Delta Q + \nabla Q \cdot z, \quad z = -\tfrac12 \hat\nabla, \quad
+              \hat a = -\mathrm{Var}(h)^{-1} \mathrm{Cov}(h, f)
+
+    for all monomials Q of the unconstrained position up to the order. No pass over the data.
+
+    **Law.** Under the posterior each h has mean zero, so the mean is that of f with a smaller
+    Monte-Carlo error. A chain with a bias has a law near the posterior: with order 1 its means
+    keep their bias, since mean gradients are zero at stationarity. Order 2 removes on a Gaussian
+    posterior the bias of second moments as well.
+
+    **Gain.** On the mean of a parameter of a near-Gaussian posterior, order 1 removes what the
+    injected noise adds to the variance, and leaves what the gradient noise adds: with every
+    transition stored and coefficients from batch means the variance falls by :math:`1 + 1 /
+    \delta`, where :math:`\delta = \tfrac{h}{4} M V` is the inflation by the gradient noise V; with
+    marginal coefficients by about :math:`1 + H / V`. So control variates for the gradient
+    (`SGLDCV`) make these control variates effective, and without injected noise there is no gain.
+
+    Parameters
+    ----------
+    idata : xarray.DataTree
+        With `position` and `gradient` in `sample_stats`: from `pymc.sample` with a step method of
+        this package, or from `gradients`. Not changed.
+    order : int
+        Largest degree of the polynomials: p = d terms for order 1, d (d + 3) / 2 for order 2.
+    func : callable, optional
+        Functions of the parameters: gets the posterior as an `xarray.Dataset`, returns a
+        Dataset, DataArray or array with a value, or an array of values, for each chain and draw.
+        The variables themselves where not given.
+    var_names : str or sequence of str, optional
+        Variables of the posterior, or of what `func` returns; all where not given.
+    model : pymc.Model, optional
+        Where the trace has no stored gradients they are computed with it, see `gradients`.
+    coefficients : {"batch_means", "marginal"}
+        Covariances over means of batches of successive draws, so over long runs, or over single
+        draws as in the paper. Batches should be longer than the autocorrelation time.
+    regression : {"least_squares", "ridge", "pca", "cv"}
+        Least squares needs five batches a term. The others, from scikit-learn (optional), are
+        for fewer batches than that: ridge, principal components, or the best in cross-validation.
+    split : bool
+        Take the coefficients for each fifth of the batches from the other batches, so that
+        coefficients and means share no draws.
+    batches : int, optional
+        Batches a chain; 20, or five a term over all chains, where not given.
+
+    Returns
+    -------
+    ZeroVariance
+        With ``summary()``, a table, and ``draws()``.
+
+    Raises
+    ------
+    ValueError
+        Where there are no stored gradients, draws are not finite, chains are elsewhere than the
+        others, parameters are constant or unknown, or batches are fewer than the terms need.
+
+    References
+    ----------
+    J. Baker, P. Fearnhead, E. B. Fox and C. Nemeth (2019). Control variates for stochastic
+    gradient MCMC. *Statistics and Computing* 29, §4. Signs and factors differ from the print, see
+    `pymc_sgmcmc.zero_variance.terms` and `pymc_sgmcmc.zero_variance.coefficients`.
+
+    A. Mira, R. Solgi and D. Imparato (2013). Zero variance Markov chain Monte Carlo for Bayesian
+    estimators. *Statistics and Computing* 23, 653–662.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr
+    >>> x = np.random.default_rng(1).normal(size=(4, 1000, 1))
+    >>> dims = ("chain", "draw", "at")
+    >>> stats = xr.Dataset({"position": (dims, x), "gradient": (dims, -x)})
+    >>> posterior = xr.Dataset({"x": (("chain", "draw"), x[..., 0])})
+    >>> idata = xr.DataTree.from_dict({"posterior": posterior, "sample_stats": stats})
+    >>> found = zero_variance(idata, order=2, func=lambda post: post["x"] ** 2)
+    >>> found.mean["x"].item(), found.mean_before["x"].item()
+    (1.000, 1.006)
+    """
+    if model is not None and not _has_gradients(idata):
+        idata = gradients(idata, model)
+    run = read_run(idata)
+    functions = _functions(idata, func, var_names)
+    _check_functions(functions, run)
+    arrays = [np.asarray(values) for values in functions.data_vars.values()]
+    estimate = controlled_means(
+        arrays,
+        run.positions,
+        run.gradients,
+        order,
+        coefficients=coefficients,
+        regression=regression,
+        split=split,
+        batches=batches,
+    )
+    some = np.concatenate(
+        [every_nth(one).reshape(*every_nth(run.positions).shape[:2], -1) for one in arrays], axis=-1
+    )
+    predicted, fit = predicted_gain(run, some)
+    notes = advice(run, estimate, predicted, fit, some)
+
+    def shaped(flat: np.ndarray) -> xr.Dataset:
+        return _shaped(functions, flat)
+
+    return ZeroVariance(
+        mean=shaped(estimate.mean),
+        mcse=shaped(estimate.standard_error),
+        mean_before=shaped(estimate.mean_before),
+        mcse_before=shaped(estimate.standard_error_before),
+        variance_ratio=shaped(estimate.variance_ratio),
+        predicted_gain=shaped(predicted),
+        notes=tuple(notes),
+        estimate=estimate,
+        _functions=functions,
+        _run=run,
+    )
+
+
+def _has_gradients(idata: DataTree) -> bool:
+    stats = idata.children.get("sample_stats")
+    return stats is not None and {"gradient", "position"} <= set(stats.data_vars)
+
+
+def _functions(
+    idata: DataTree,
+    func: Callable[[xr.Dataset], Any] | None,
+    var_names: str | Sequence[str] | None,
+) -> xr.Dataset:
+    """What means are wanted of, with chains and draws first."""
+    if "posterior" not in idata.children:
+        raise ValueError(
+            f"The trace should have a group `posterior`, but has {sorted(idata.children)}. Pass "
+            "the DataTree that `pm.sample` returned."
+        )
+    posterior = idata["posterior"].to_dataset()
+    found = posterior if func is None else _as_dataset(func(posterior), posterior)
+    if var_names is not None:
+        names = [var_names] if isinstance(var_names, str) else list(var_names)
+        unknown = [name for name in names if name not in found.data_vars]
+        if unknown or not names:
+            raise ValueError(
+                f"`var_names` should name some of {_quote(found.data_vars)}, but got "
+                f"{_quote(unknown) or 'an empty list'}."
+            )
+        found = found[names]
+    return found.transpose(*SAMPLE_DIMS, ...)
+
+
+def _as_dataset(value: Any, posterior: xr.Dataset) -> xr.Dataset:
+    count = tuple(posterior.sizes[dim] for dim in SAMPLE_DIMS)
+    if isinstance(value, dict):
+        value = xr.Dataset(value)
+    if isinstance(value, xr.DataArray):
+        name = value.name if value.name is not None else "func"
+        value = value.rename(None).to_dataset(name=name)
+    if not isinstance(value, xr.Dataset):
+        array = np.asarray(value)
+        if array.shape[:2] != count:
+            raise ValueError(
+                "`func` should return a Dataset, a DataArray or an array with a value for each of "
+                f"{count[0]} x {count[1]} draws, but returned shape {array.shape}. Write "
+                'it with xarray, for example `lambda post: post["x"] ** 2`.'
+            )
+        dims = SAMPLE_DIMS + tuple(f"func_dim_{axis}" for axis in range(array.ndim - 2))
+        value = xr.Dataset({"func": (dims, array)})
+    for name, one in value.data_vars.items():
+        if any(one.sizes.get(dim) != posterior.sizes[dim] for dim in SAMPLE_DIMS):
+            raise ValueError(
+                f"`func` should return a value for each of {count[0]} x {count[1]} draws, but "
+                f"`{name}` has dimensions {dict(one.sizes)}. Leave means over draws to "
+                "`zero_variance`."
+            )
+    return value
+
+
+def _check_functions(functions: xr.Dataset, run: StoredRun) -> None:
+    chains, draws, _ = run.positions.shape
+    for name, values in functions.data_vars.items():
+        if values.dtype.kind not in "fiub":
+            raise ValueError(
+                f"`{name}` should be numbers, but has dtype {values.dtype}. Leave it out by "
+                "`var_names`."
+            )
+        if values.shape[:2] != (chains, draws):
+            raise ValueError(
+                f"`{name}` has {values.shape[:2]} chains and draws, but the stored gradients have "
+                f"{(chains, draws)}. Select the same draws in all groups, as `idata.sel` does."
+            )
+        array = np.asarray(values)
+        low, high = np.inf, -np.inf
+        for chain, part in chunks(chains, draws, int(np.prod(array.shape[2:]))):
+            piece = array[chain, part]
+            low, high = min(low, float(piece.min())), max(high, float(piece.max()))
+            # A NaN is in no order with anything.
+            if not np.isfinite(low + high):
+                raise ValueError(
+                    f"`{name}` should be finite, but is not in chain {run.chains[chain]}. Leave it "
+                    "out by `var_names`, or leave out the draws in which it is not."
+                )
+        if low == high:
+            raise ValueError(
+                f"`{name}` is constant over the draws, {low:g}: there is no Monte-Carlo error to "
+                "reduce. Leave it out by `var_names`."
+            )
+
+
+def _shaped(functions: xr.Dataset, flat: np.ndarray) -> xr.Dataset:
+    """Dataset with an entry for each element of the functions."""
+    out, start = {}, 0
+    for name, values in functions.data_vars.items():
+        like = values.isel(dict.fromkeys(SAMPLE_DIMS, 0), drop=True)
+        out[name] = like.copy(data=flat[start : start + like.size].reshape(like.shape))
+        start += like.size
+    return xr.Dataset(out, attrs=functions.attrs)
+
+
+def _flat(dataset: xr.Dataset) -> np.ndarray:
+    return np.concatenate([np.ravel(values) for values in dataset.data_vars.values()])
+
+
+def _element_labels(dataset: xr.Dataset) -> list[str]:
+    """Names as in ArviZ, ``beta[age]``."""
+    labels = []
+    for name, values in dataset.data_vars.items():
+        for index in np.ndindex(values.shape):
+            parts = [
+                str(values[dim].values[number]) if dim in values.coords else str(number)
+                for dim, number in zip(values.dims, index, strict=True)
+            ]
+            labels.append(f"{name}[{', '.join(parts)}]" if parts else str(name))
+    return labels
+
+
+def _quote(names: Any) -> str:
+    return ", ".join(f"`{name}`" for name in names)
