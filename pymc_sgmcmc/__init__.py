@@ -16,7 +16,7 @@ from pymc_sgmcmc.errors import (
     ModelError,
     NonFinitePositionError,
 )
-from pymc_sgmcmc.gradients import SVRG
+from pymc_sgmcmc.gradient_estimators import SVRG
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import PolynomialDecay
 from pymc_sgmcmc.stein_calibration import stein_calibrate

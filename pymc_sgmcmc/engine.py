@@ -15,7 +15,7 @@ from pytensor.compile.mode import Mode, get_mode
 from pytensor.link.jax.linker import JAXLinker
 
 from pymc_sgmcmc.dynamics import Dynamics
-from pymc_sgmcmc.gradients import GradientEstimator
+from pymc_sgmcmc.gradient_estimators import GradientEstimator
 from pymc_sgmcmc.posterior.compiled import without_blas_warning
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.center_difference import find_center_difference
-from pymc_sgmcmc.gradients import (
+from pymc_sgmcmc.gradient_estimators import (
     ControlVariateGradient,
     PlainGradient,
     SAGAGradient,

@@ -26,7 +26,7 @@ from pymc_sgmcmc.dynamics.osgfs import (
     weak_prior_bound,
 )
 from pymc_sgmcmc.errors import BatchSizeWarning
-from pymc_sgmcmc.gradients import PlainGradient
+from pymc_sgmcmc.gradient_estimators import PlainGradient
 from pymc_sgmcmc.step_methods import base
 from pymc_sgmcmc.step_methods.osgfs import OSGFS, row_covariance
 from pymc_sgmcmc.tuning import laplace_draws

@@ -13,7 +13,7 @@ from pymc_sgmcmc import SGLD, Posterior
 from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.dynamics import Langevin
 from pymc_sgmcmc.engine import TransitionBlock
-from pymc_sgmcmc.gradients import SAGAGradient, saga
+from pymc_sgmcmc.gradient_estimators import SAGAGradient, saga
 from pymc_sgmcmc.step_methods import base
 from tests.exact_law import AffineTransition, all_indices, stationary_law
 from tests.linear_gaussian import LinearGaussian

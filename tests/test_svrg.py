@@ -10,7 +10,7 @@ import pytest
 from pymc_sgmcmc import SGLD, Posterior
 from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.center_difference import find_center_difference
-from pymc_sgmcmc.gradients import SVRG, PlainGradient, SAGAGradient, SVRGGradient
+from pymc_sgmcmc.gradient_estimators import SVRG, PlainGradient, SAGAGradient, SVRGGradient
 from pymc_sgmcmc.step_methods import base
 from tests.exact_law import all_indices, run_one
 from tests.linear_gaussian import LinearGaussian

@@ -31,7 +31,7 @@ from pymc_sgmcmc.batching import EPOCHS_BETWEEN_SHUFFLES, FIRST_ORDER, Batching
 from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.engine import TransitionBlock, is_jax_mode
 from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
-from pymc_sgmcmc.gradients import SVRG, GradientEstimator
+from pymc_sgmcmc.gradient_estimators import SVRG, GradientEstimator
 from pymc_sgmcmc.linear_algebra import apply
 from pymc_sgmcmc.monitor import STATISTIC, LangevinMonitor, SteinMonitor
 from pymc_sgmcmc.posterior import Posterior

@@ -13,7 +13,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.dynamics.metropolis_adjusted import MetropolisAdjustedLangevin
 from pymc_sgmcmc.engine import is_jax_mode
-from pymc_sgmcmc.gradients import GradientEstimator
+from pymc_sgmcmc.gradient_estimators import GradientEstimator
 from pymc_sgmcmc.linear_algebra import matrix_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize

@@ -25,7 +25,7 @@ from pymc_sgmcmc.dynamics.osgfs import (
     scoring_matrices,
 )
 from pymc_sgmcmc.errors import BatchSizeWarning
-from pymc_sgmcmc.gradients import GradientEstimator, PlainGradient
+from pymc_sgmcmc.gradient_estimators import GradientEstimator, PlainGradient
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep

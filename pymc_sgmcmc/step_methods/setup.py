@@ -23,7 +23,7 @@ from pymc_sgmcmc.checks import as_array, positive_number, whole_number
 from pymc_sgmcmc.dynamics import Dynamics
 from pymc_sgmcmc.engine import is_jax_mode
 from pymc_sgmcmc.errors import BatchSizeWarning
-from pymc_sgmcmc.gradients import (
+from pymc_sgmcmc.gradient_estimators import (
     SVRG,
     ControlVariateGradient,
     GradientEstimator,

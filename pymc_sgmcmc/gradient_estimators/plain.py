@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.gradients.base import GradientEstimator
+from pymc_sgmcmc.gradient_estimators.base import GradientEstimator
 
 
 class PlainGradient(GradientEstimator):

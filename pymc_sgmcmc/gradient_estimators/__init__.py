@@ -4,11 +4,11 @@ An estimator turns a posterior and a minibatch scheme into a symbolic function o
 and an index. All are unbiased for each position; they differ in their variance.
 """
 
-from pymc_sgmcmc.gradients.base import GradientEstimator, Memory
-from pymc_sgmcmc.gradients.control_variate import ControlVariateGradient
-from pymc_sgmcmc.gradients.plain import PlainGradient
-from pymc_sgmcmc.gradients.saga import SAGAGradient
-from pymc_sgmcmc.gradients.svrg import SVRG, SVRGGradient
+from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Memory
+from pymc_sgmcmc.gradient_estimators.control_variate import ControlVariateGradient
+from pymc_sgmcmc.gradient_estimators.plain import PlainGradient
+from pymc_sgmcmc.gradient_estimators.saga import SAGAGradient
+from pymc_sgmcmc.gradient_estimators.svrg import SVRG, SVRGGradient
 
 __all__ = [
     "SVRG",

@@ -12,7 +12,7 @@ from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
 from pymc_sgmcmc.batching import Batching, make_batching
 from pymc_sgmcmc.center_difference import CenterDifference, find_center_difference
 from pymc_sgmcmc.checks import whole_number
-from pymc_sgmcmc.gradients.base import GradientEstimator
+from pymc_sgmcmc.gradient_estimators.base import GradientEstimator
 from pymc_sgmcmc.posterior import Posterior
 
 _OTHER = "other "
@@ -36,7 +36,7 @@ class SVRG:
 
     Examples
     --------
-    >>> from pymc_sgmcmc.gradients import SVRG
+    >>> from pymc_sgmcmc.gradient_estimators import SVRG
     >>> SVRG(refresh=500)
     SVRG(refresh=500)
     """

@@ -12,7 +12,7 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.batching import Batching, make_batching
-from pymc_sgmcmc.gradients.base import GradientEstimator, Memory
+from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Memory
 from pymc_sgmcmc.posterior import Posterior
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
