@@ -16,6 +16,7 @@ import xarray as xr
 
 from pymc_sgmcmc.linear_algebra import Matrix
 from pymc_sgmcmc.low_rank import LowRank
+from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.trace import DIMENSION
 
 if TYPE_CHECKING:
@@ -151,6 +152,8 @@ def _why(setup: Setup, design: Design) -> str:
     thin = "thinning given" if setup.thin is not None else "one draw a relaxation time"
     if setup.thin is None and setup.step_size is not None:
         thin = "every transition recorded"
+    elif setup.thin is None and design.thin == MOST_THINNING:
+        thin = f"one draw in {MOST_THINNING} transitions, the most, though they are dependent"
     kept = setup.estimator.kept_rows
     always = f", {kept} others in every transition" if kept else ""
     return f"{step}; {size} ({batching.batch_size} of {batching.n_rows}{always}); {thin}"

@@ -9,6 +9,9 @@ import numpy as np
 
 from pymc_sgmcmc.checks import as_array
 
+MOST_THINNING = 1000
+"""Bound on the default number of transitions a recorded draw."""
+
 StepSize = float | Callable[[int], float]
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 
+from pymc_sgmcmc import SGLDCV
 from pymc_sgmcmc.adaptation import Seen
 from pymc_sgmcmc.step_size_tuning import LangevinStepSize
 from pymc_sgmcmc.tuning import Center
 from pymc_sgmcmc.tuning.curvature import Curvature, diagonal_curvature
+from tests.models import logistic_model
 
 THIN = 5
 
@@ -151,3 +155,19 @@ def test_nothing_changes_after_tuning(rng):
     state, recorded = tuning.update(state, seen(chain[0], 10 * chain[1], tuning=False))
     assert tuning.step_size_factor(state) == before != 1
     assert recorded == {}
+
+
+def test_a_much_smaller_step_is_said():
+    step = SGLDCV(model=logistic_model(), batch_size=100, thin=10, compile_kwargs={"mode": "CVM"})
+    assert step._shrunken_step(0.5 * step.step_size) is None
+    message = step._shrunken_step(0.1 * step.step_size)
+    assert "0.1 of the computed one" in message
+    assert "`thin=100`" in message
+
+
+def test_too_few_transitions_a_draw_are_said(caplog):
+    with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
+        step = SGLDCV(model=logistic_model(), bias=1e-5, compile_kwargs={"mode": "CVM"})
+    assert "expect few effective draws" in caplog.text
+    assert step.thin == 1000
+    assert "the most, though they are dependent" in step.settings.attributes["why"]

@@ -52,6 +52,9 @@ BLOCK_ELEMENTS = 1_000_000
 """Bound on transitions x elements of the state, and on the integers of their indices, in one
 call: some megabytes of positions, noise and row numbers."""
 
+SHRUNKEN_STEP = 0.3
+"""Part of the computed step size, left by tuning, below which it is worth a warning."""
+
 TUNE_METHODS = ("closed_form", "halving")
 """Names of the ways to a step size."""
 
@@ -227,6 +230,7 @@ class StochasticGradientStep(BlockedStep):
         )
         self.settings = RunSettings.of(setup, design)
         self._watch = design.watch
+        self._tunes = any(isinstance(one, LangevinStepSize) for one in self.adaptations)
         self._declare_stats(design)
         transitions = self.batching.n_rows / self.batch_size * EPOCHS_BETWEEN_SHUFFLES
         self._draws_per_order = max(1, round(transitions / self.thin))
@@ -587,9 +591,23 @@ class StochasticGradientStep(BlockedStep):
     def _warning_after(self, done: int, stats: Mapping[str, Any]) -> SamplerWarning | None:
         """What the dynamics have to say of a chain at the end of its tuning, or of itself."""
         message = None if self._watch is None else self._watch(stats)
+        if message is None and self._tunes and done == self.tune_draws:
+            message = self._shrunken_step(float(stats["step_size"]))
         if message is None:
             return None
         return SamplerWarning(WarningType.BAD_PARAMS, message, "warn", step=done - 1)
+
+    def _shrunken_step(self, step_size: float) -> str | None:
+        """What to say where tuning had to make the step much smaller."""
+        ratio = step_size / step_sizes(self.step_size, 0, 1)[0]
+        if ratio > SHRUNKEN_STEP:
+            return None
+        return (
+            f"Tuning made the step size {ratio:.2g} of the computed one: over the posterior the "
+            "gradients have more noise, or it has more curvature, than around the centre. Draws "
+            f"are that much more dependent. Use `thin={int(np.ceil(self.thin / ratio))}`, or more "
+            "draws; and check priors and parametrisation."
+        )
 
     # --- Failure ----------------------------------------------------------------------------
 

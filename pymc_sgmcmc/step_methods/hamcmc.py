@@ -12,9 +12,9 @@ from pymc_sgmcmc.checks import one_of, or_none, positive_number
 from pymc_sgmcmc.dynamics.hamcmc import QuasiNewtonLangevin
 from pymc_sgmcmc.linear_algebra import matrix_root
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.schedules import StepSize
+from pymc_sgmcmc.schedules import MOST_THINNING, StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.setup import MOST_THINNING, Design, Setup, default_thinning
+from pymc_sgmcmc.step_methods.setup import Design, Setup, default_thinning
 from pymc_sgmcmc.tuning import Center, difference_width
 
 REGULARIZATION = 1e-2

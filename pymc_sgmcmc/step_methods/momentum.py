@@ -11,7 +11,8 @@ from scipy import linalg, optimize
 from pymc_sgmcmc.checks import as_array
 from pymc_sgmcmc.dynamics.underdamped import Underdamped
 from pymc_sgmcmc.linear_algebra import congruent, eigenvalues
-from pymc_sgmcmc.step_methods.setup import MOST_THINNING, Setup
+from pymc_sgmcmc.schedules import MOST_THINNING
+from pymc_sgmcmc.step_methods.setup import Setup
 from pymc_sgmcmc.tuning import DENSE_DIMENSION, VARIANCE_INFLATION, Center
 
 MOST_TIME_STEP = 1.0

@@ -27,9 +27,9 @@ from pymc_sgmcmc.dynamics.osgfs import (
 from pymc_sgmcmc.errors import BatchSizeWarning
 from pymc_sgmcmc.gradient_estimators import GradientEstimator, PlainGradient
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.schedules import StepSize
+from pymc_sgmcmc.schedules import MOST_THINNING, StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.setup import MOST_THINNING, Design, Setup
+from pymc_sgmcmc.step_methods.setup import Design, Setup
 from pymc_sgmcmc.tuning import (
     DENSE_DIMENSION,
     LAPLACE_DRAWS,

@@ -34,7 +34,7 @@ from pymc_sgmcmc.gradient_estimators import (
 from pymc_sgmcmc.linear_algebra import Matrix, apply_to_rows, largest_mean_square, matrix_root
 from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.schedules import StepSize, check_step_size
+from pymc_sgmcmc.schedules import MOST_THINNING, StepSize, check_step_size
 from pymc_sgmcmc.tuning import (
     NOISE_POINTS,
     VARIANCE_INFLATION,
@@ -60,9 +60,6 @@ GRADIENTS = ("plain", "cv", "svrg", "saga")
 
 NEEDS_CENTER = ("cv",)
 """Those of them that need the centre."""
-
-MOST_THINNING = 1000
-"""Bound on the default number of transitions a recorded draw."""
 
 NOISE_WARNING = 1.0
 """Gradient noise, in units of the largest curvature, above which it is worth a warning."""
@@ -202,6 +199,16 @@ class Setup:
             choice.noise,
             choice.curvature,
         )
+        relaxation = 2 / (step_size * choice.curvature)
+        if thin == MOST_THINNING and relaxation > 2 * MOST_THINNING:
+            _log.warning(
+                "%s: a draw should have %.3g transitions to be worth its storage, but has only "
+                "%d: expect few effective draws. A larger `bias`, or less gradient noise (see "
+                "`batch_size`), makes the steps larger",
+                self.name,
+                relaxation,
+                MOST_THINNING,
+            )
         ratio = choice.noise / choice.curvature
         # A computed batch size has weighed the noise of control variates against their cost.
         weighed = self.batch_size_from == "computed" and self.estimator.reduces_variance
