@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pymc.sampling.mcmc as mcmc
 from xarray import DataTree
 
 from pymc_sgmcmc.bias import bias_warnings
+from pymc_sgmcmc.moments import GROUP as MOMENTS_GROUP
+from pymc_sgmcmc.moments import moments_dataset
 from pymc_sgmcmc.run_settings import GROUP, PREFIX, RunSettings, StatisticTypes
 
 _log = logging.getLogger("pymc.sgmcmc")
@@ -35,6 +37,7 @@ def _with_settings(sample_return: Callable[..., Any]) -> Callable[..., Any]:
             return result
         try:
             attach(result, settings)
+            attach_moments(result, kwargs["traces"], settings)
             if kwargs.get("compute_convergence_checks") and not kwargs.get("quiet"):
                 for message in bias_warnings(result):
                     _log.warning(message)
@@ -55,6 +58,21 @@ def settings_of(traces: Any) -> RunSettings | None:
     if len(types) == 1 and isinstance(types[0], StatisticTypes):
         return types[0].settings
     return None
+
+
+def attach_moments(idata: DataTree, traces: Any, settings: RunSettings) -> None:
+    """Write the moments over all transitions into a trace, where all chains ended with them."""
+    found = []
+    for trace in traces:
+        warning = trace.get_sampler_stats("warning", sampler_idx=0)[-1]
+        extra = None if warning is None else warning.extra
+        if not isinstance(extra, Mapping) or "batch_sums" not in extra:
+            return
+        found.append(extra)
+    dataset = moments_dataset(found, settings.labels)
+    if dataset is not None:
+        chains = idata["posterior"].coords["chain"].values
+        idata[MOMENTS_GROUP] = DataTree(dataset.assign_coords(chain=chains))
 
 
 def attach(idata: DataTree, settings: RunSettings) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,6 +33,7 @@ from pymc_sgmcmc.engine import TransitionBlock, is_jax_mode
 from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
 from pymc_sgmcmc.gradient_estimators import SVRG, GradientEstimator
 from pymc_sgmcmc.linear_algebra import apply
+from pymc_sgmcmc.moments import RunningMoments
 from pymc_sgmcmc.monitor import STATISTIC, LangevinMonitor, SteinMonitor
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.run_settings import RunSettings, StatisticTypes
@@ -228,6 +229,11 @@ class StochasticGradientStep(BlockedStep):
             if design.preconditioner is None
             else LangevinMonitor(design.preconditioner),
         )
+        # Last, so that its state is found there.
+        origin = self._initial_position if setup.center is None else setup.center.position
+        self._moments = RunningMoments(origin, design.thin) if self._computes_ahead else None
+        if self._moments is not None:
+            self.adaptations = (*self.adaptations, self._moments)
         self.settings = RunSettings.of(setup, design)
         self._watch = design.watch
         self._tunes = any(isinstance(one, LangevinStepSize) for one in self.adaptations)
@@ -334,6 +340,8 @@ class StochasticGradientStep(BlockedStep):
         }
         if done in (self.tune_draws, self.total_draws):
             stats["warning"] = self._warning_after(done, stats)
+        if done == self.total_draws and self._moments is not None:
+            stats["warning"] = self._with_moments(stats["warning"], draws)
         if not self._computes_ahead:
             # A resumed chain could not compute this draw again: other variables move before
             # the next one, or the memory of the gradients has changed.
@@ -596,6 +604,17 @@ class StochasticGradientStep(BlockedStep):
         if message is None:
             return None
         return SamplerWarning(WarningType.BAD_PARAMS, message, "warn", step=done - 1)
+
+    def _with_moments(self, warning: SamplerWarning | None, draws: _Draws) -> SamplerWarning:
+        """The warning of the last draw, or a silent one, with the moments of the chain.
+
+        It is the only thing that PyMC hands on, from worker processes too, and is not part of the
+        trace.
+        """
+        assert self._moments is not None
+        if warning is None:
+            warning = SamplerWarning(WarningType.BAD_PARAMS, "", "debug")
+        return replace(warning, extra=self._moments.of_chain(draws.adapted_after[-1]))
 
     def _shrunken_step(self, step_size: float) -> str | None:
         """What to say where tuning had to make the step much smaller."""
