@@ -79,11 +79,17 @@ def test_centre_of_columns_on_very_different_scales():
 
 def test_diagonal_curvature_beyond_the_dense_bound(problem, posterior, monkeypatch):
     monkeypatch.setattr(tuning.curvature, "DENSE_DIMENSION", 3)
+    monkeypatch.setattr(tuning.curvature, "LOW_RANK_DIMENSION", 3)
     center = find_center(posterior, np.zeros(4))
     assert center.distance < 0.05
     assert not center.curvature.is_dense
     # Information from squared row gradients: right up to the noise of 200 rows.
-    np.testing.assert_allclose(center.curvature.precision, np.diag(problem.precision), rtol=0.5)
+    found, exact = center.curvature, np.diag(problem.precision)
+    np.testing.assert_allclose(found.precision, exact, rtol=0.5)
+    # The largest eigenvalue relative to it is known, which keeps the step from being too large.
+    scaled = problem.precision / np.sqrt(np.outer(found.precision, found.precision))
+    largest = np.linalg.eigvalsh(scaled)[-1]
+    assert found.relative_to(found.root).max() == pytest.approx(largest, rel=0.2)
 
 
 def test_a_saddle_is_reported():

@@ -149,7 +149,7 @@ def low_rank_curvature(
 
     rng = np.random.default_rng(1950)
     keeps = dimension <= LOW_RANK_DIMENSION
-    count = min(MOST_DIRECTIONS, dimension // 10) if keeps else 1
+    count = max(1, min(MOST_DIRECTIONS, dimension // 10)) if keeps else 1
     operator = LinearOperator((dimension, dimension), matvec=product, dtype=float)
     try:
         values, vectors = eigsh(
@@ -172,12 +172,14 @@ def low_rank_curvature(
         )
         return diagonal_curvature(scale)
     worthwhile = keeps & (values > WORTHWHILE_DIRECTION * rest)
+    if not worthwhile.any():
+        mean = (trace + values.sum()) / dimension
+        remainder = max(1.0, float(values.max(initial=0.0)) / mean)
+        return diagonal_curvature(scale / np.sqrt(mean), remainder)
     # In ascending order: the smallest that is kept bounds those that were not computed.
     left_out = values[:1] if worthwhile.all() else values[~worthwhile]
-    remainder = max(1.0, float(left_out.max(initial=0.0)) / rest)
+    remainder = max(1.0, float(left_out.max()) / rest)
     scale = scale / np.sqrt(rest)
-    if not worthwhile.any():
-        return diagonal_curvature(scale, remainder)
     precision = LowRank(1 / scale, vectors[:, worthwhile], values[worthwhile] / rest - 1, 1 / scale)
     covariance = precision.inverse
     return Curvature(precision, covariance, covariance.root, remainder)
