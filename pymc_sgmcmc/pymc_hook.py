@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pymc.sampling.mcmc as mcmc
@@ -17,7 +18,14 @@ from xarray import DataTree
 from pymc_sgmcmc.bias import bias_warnings
 from pymc_sgmcmc.moments import GROUP as MOMENTS_GROUP
 from pymc_sgmcmc.moments import moments_dataset
-from pymc_sgmcmc.run_settings import GROUP, PREFIX, RunSettings, StatisticTypes
+from pymc_sgmcmc.run_settings import (
+    GROUP,
+    PREFIX,
+    STEP_METHODS,
+    STEP_SIZE_COLUMN,
+    RunSettings,
+    StatisticTypes,
+)
 
 _log = logging.getLogger("pymc.sgmcmc")
 
@@ -50,19 +58,36 @@ def _with_settings(sample_return: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def settings_of(traces: Any) -> RunSettings | None:
-    """Settings of the step method that made the traces, None where it is not the only one."""
+    """Settings of the one step method of this package that made the traces.
+
+    In a compound run they say so, and which column of the statistic ``step_size`` is that of the
+    step method, where others record theirs. None where there is no step method of this package
+    or more than one: their statistics share one name in a trace, and so would their settings.
+    """
     try:
         types = list(next(iter(traces)).sampler_vars)
     except (TypeError, StopIteration, AttributeError):
         return None
-    if len(types) == 1 and isinstance(types[0], StatisticTypes):
-        return types[0].settings
-    return None
+    ours = [one for one in types if isinstance(one, StatisticTypes)]
+    if len(ours) != 1:
+        return None
+    settings: RunSettings = ours[0].settings
+    if len(types) == 1:
+        return settings
+    attributes = {**settings.attributes, STEP_METHODS: len(types)}
+    with_step_size = [one for one in types if "step_size" in one]
+    if len(with_step_size) > 1:
+        attributes[STEP_SIZE_COLUMN] = next(
+            column for column, one in enumerate(with_step_size) if one is ours[0]
+        )
+    return replace(settings, attributes=attributes)
 
 
 def attach_moments(idata: DataTree, traces: Any, settings: RunSettings) -> None:
     """Write the moments over all transitions into a trace, where all chains ended with them."""
     found = []
+    if STEP_METHODS in settings.attributes:
+        return
     for trace in traces:
         warning = trace.get_sampler_stats("warning", sampler_idx=0)[-1]
         extra = None if warning is None else warning.extra

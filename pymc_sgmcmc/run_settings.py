@@ -28,6 +28,16 @@ GROUP = "sgmcmc_settings"
 PREFIX = "sgmcmc_"
 """Begins the names of the attributes of `sample_stats` with the settings."""
 
+STEP_METHODS = "step_methods"
+"""Setting of compound runs alone: the number of their step methods."""
+
+STEP_SIZE_COLUMN = "step_size_column"
+"""Setting of compound runs in which others record a ``step_size`` too: the column of ours."""
+
+GIVEN, COMPUTED, SEARCHED = "given", "computed", "searched"
+"""Where a step size is from: the user, the closed form or what a sampler has in its place, or
+successive halving."""
+
 SCALE, VECTORS, FACTORS = "scale", "vectors", "factors"
 """End the names of the parts of a matrix of low rank plus diagonal."""
 
@@ -64,11 +74,14 @@ class RunSettings:
             "n_rows": setup.posterior.n_rows,
             "kept_rows": setup.estimator.kept_rows,
             "thin": design.thin,
-            "bias": setup.bias,
         }
+        step_size_from = _step_size_from(setup, design)
+        if step_size_from != SEARCHED:
+            # A searched step size has no stated accuracy: it trades bias for mixing.
+            attributes["bias"] = setup.bias
         if isinstance(design.step_size, int | float):
             attributes["step_size"] = float(design.step_size)
-        attributes["step_size_from"] = "given" if setup.step_size is not None else "computed"
+        attributes["step_size_from"] = step_size_from
         if choice is not None:
             attributes["noise"] = choice.noise
             attributes["curvature"] = choice.curvature
@@ -130,17 +143,26 @@ def _statistic_types(types: dict[str, Any], settings: RunSettings) -> StatisticT
     return StatisticTypes(types, settings=settings)
 
 
+def _step_size_from(setup: Setup, design: Design) -> str:
+    if setup.step_size is not None:
+        return GIVEN
+    # Langevin dynamics compute theirs in closed form, unless the search has taken that away.
+    searched = design.preconditioner is not None and design.choice is None
+    return SEARCHED if searched else COMPUTED
+
+
 def _why(setup: Setup, design: Design) -> str:
     """One line: where step size, batch size and thinning are from."""
     batching, choice = setup.estimator.batching, design.choice
-    if setup.step_size is not None:
+    step_size_from = _step_size_from(setup, design)
+    if step_size_from == GIVEN:
         step = "step size given"
     elif choice is not None:
         step = (
             f"step size 4 x {setup.bias:g} / (gradient noise {choice.noise:.2g} + curvature "
             f"{choice.curvature:.2g})"
         )
-    elif design.preconditioner is not None:
+    elif step_size_from == SEARCHED:
         step = "step size by successive halving"
     else:
         step = f"step size computed for a variance error of {setup.bias:g}"

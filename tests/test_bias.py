@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 
 import numpy as np
 import pymc as pm
 import pytest
 import xarray as xr
+from scipy import stats
 
-from pymc_sgmcmc import MALA, OSGFS, SGHMC, SGLD, SGLDCV, SGNHT, bias_report
+from pymc_sgmcmc import (
+    MALA,
+    OSGFS,
+    SGHMC,
+    SGLD,
+    SGLDCV,
+    SGNHT,
+    NonFinitePositionError,
+    bias_report,
+)
 from pymc_sgmcmc.adaptation import Seen
-from pymc_sgmcmc.bias import bias_warnings
+from pymc_sgmcmc.bias import _beyond_doubt, _verdict, bias_warnings
 from pymc_sgmcmc.monitor import LangevinMonitor, SteinMonitor
 from pymc_sgmcmc.run_settings import GROUP
 from pymc_sgmcmc.stein import (
@@ -256,6 +267,11 @@ def test_second_run_at_half_the_step(run):
     errors, standard = report["mean_error"], report["mean_error_se"]
     assert (errors.abs() < 4.5 * standard).all()
     assert (standard < 0.2).all()
+    # Four thousand draws do not tell an error of 0.1 from none in all coordinates.
+    undecided = errors.abs() + 2 * standard > 0.1
+    assert undecided.any()
+    assert (report["verdict"][undecided] == "cannot tell").all()
+    assert "too large to tell it from 0.1. Use about" in report.attrs["verdict"]
 
 
 def test_a_large_given_step_is_reported(caplog):
@@ -293,15 +309,6 @@ def test_report_of_other_samplers(step_class):
         bias_report(idata, model, rerun=True)
 
 
-def test_compound_step():
-    """Stein's identity holds for the variables that the step method moves; no settings."""
-    model = two_variable_model()
-    step = SGLD([model.free_RVs[0]], model=model, batch_size=20, step_size=1e-3, compile_kwargs=CVM)
-    idata = sample(model, step, draws=20, tune=20)
-    assert GROUP not in idata.children
-    assert bias_report(idata).attrs["method"] == "Stein's identity"
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_settings_from_several_processes():
     model = logistic_model()
@@ -323,3 +330,206 @@ def test_bad_traces(run):
         bias_report(short)
     with pytest.raises(ValueError, match=r"`bias` should be in \(0, 1\), but got 2.0"):
         bias_report(idata, bias=2.0)
+
+
+# --- Verdicts -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mean_error", "standard_error", "verdict"),
+    [
+        (0.270, 0.131, "cannot tell"),
+        (0.078, 0.236, "cannot tell"),
+        (-0.078, 0.236, "cannot tell"),
+        (0.02, 0.03, "ok"),
+        (-0.3, 0.05, "mean off"),
+        (np.nan, np.nan, "ok"),
+    ],
+)
+def test_verdict_of_the_mean(mean_error, standard_error, verdict):
+    assert _verdict(0.5, 0.02, (mean_error, standard_error), 1000.0, 1.0) == verdict
+
+
+def test_none_of_many_coordinates_is_off_by_chance(rng):
+    """Errors of just the bound in 100 coordinates: a word on any of them in one run of 40."""
+    dimension, runs, standard_error = 100, 2000, 0.05
+    estimates = 0.1 + standard_error * rng.normal(size=(runs, dimension))
+    bound = _beyond_doubt(dimension)
+    verdicts = [
+        [
+            _verdict(0.5, 0.02, (one, standard_error), 1e3, 1.0, beyond_doubt=(bound, bound))
+            for one in row
+        ]
+        for row in estimates
+    ]
+    share = np.mean(["mean off" in row for row in verdicts])
+    expected = stats.norm.sf(2)
+    assert abs(share - expected) < 4.5 * np.sqrt(expected / runs)
+    assert _beyond_doubt(1) == pytest.approx(2)
+
+
+def exact_run(rng, dimension, draws=4000):
+    """Draws of N(0, I) in a trace without settings, with their gradients."""
+    positions = rng.normal(size=(4, draws // 4, dimension))
+    gradients = -positions + rng.normal(size=positions.shape)
+    dims = ("chain", "draw", "position_dim_0")
+    statistics = xr.Dataset(
+        {
+            "position": (dims, positions),
+            "gradient": (dims, gradients),
+            "step_size": (dims[:2], np.full(positions.shape[:2], 0.1)),
+        }
+    )
+    return xr.DataTree.from_dict({"sample_stats": statistics})
+
+
+def test_none_of_many_variances_is_too_large_by_chance(rng):
+    """Errors of variances by Stein's identity are as uncertain as what they are compared with."""
+    idata = exact_run(rng, 100)
+    report = bias_report(idata, bias=0.002)
+    assert report.attrs["method"] == "Stein's identity"
+    z = (report["variance_error"] - 0.002) / report["variance_error_se"]
+    assert z.max() > 2  # some are beyond two standard errors, as some have to be
+    assert "variance too large" not in set(report["verdict"])
+    idata["sample_stats"].attrs["sgmcmc_bias"] = 0.002
+    assert bias_warnings(idata) == []
+
+
+# --- The second run -------------------------------------------------------------------------
+
+
+def flat_hierarchy() -> pm.Model:
+    """Six centred groups of two rows: by gradient and curvature their mean is far from a mode."""
+    rng = np.random.default_rng(1)
+    group = np.repeat(np.arange(6), 2)
+    y = rng.normal(0, 0.3, size=6)[group] + rng.normal(size=12)
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", 1.0)
+        effect = pm.Normal("effect", 0.0, scale, shape=6)
+        pm.Normal("y", effect[group], 1.0, observed=y)
+    return model
+
+
+def test_second_run_is_silent_and_has_the_center_of_the_first(monkeypatch):
+    """The mean of the nearest Gaussian is no mode, and curvature there is no guide."""
+    model, made = flat_hierarchy(), []
+
+    class Recorded(SGLDCV):
+        def __init__(self, *args, **settings):
+            super().__init__(*args, **settings)
+            made.append((self, settings))
+
+    with model:
+        first = SGLDCV(compile_kwargs=CVM)
+    idata = sample(model, first, draws=20, tune=20)
+    monkeypatch.setattr("pymc_sgmcmc.step_methods.SGLDCV", Recorded)
+    bias_report(idata, model, rerun=True, compile_kwargs=CVM)
+    ((second, settings),) = made
+    assert settings["compile_kwargs"] == CVM
+    np.testing.assert_array_equal(second.center.position, first.center.position)
+    np.testing.assert_allclose(
+        second.center.curvature.covariance, first.center.curvature.covariance, rtol=1e-6, atol=1e-9
+    )
+
+
+def test_bad_settings_of_a_report(run):
+    _, idata = run
+    with pytest.raises(ValueError, match=r"`model` is None .* Pass `model=`"):
+        bias_report(idata, rerun=True)
+    with pytest.raises(TypeError, match="`bias` should be a positive number, but got 'a'"):
+        bias_report(idata, bias="a")
+
+
+# --- Compound steps -------------------------------------------------------------------------
+
+
+def test_compound_step_with_metropolis(caplog, tmp_path):
+    """Settings, check and report are those of the one step method of this package."""
+    model = two_variable_model()
+    ours = SGLDCV(
+        [model["intercept"], model["slope"]], model=model, batch_size=100, step_size=0.8,
+        preconditioner="curvature", thin=4, compile_kwargs=CVM,
+    )  # fmt: skip
+    with model:
+        other = pm.Metropolis([model["sigma"]])
+    with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
+        idata = sample(
+            model, [ours, other], draws=300, quiet=False, compute_convergence_checks=True
+        )
+    assert "too large by more than the stated 0.05" in caplog.text
+    attributes = idata["sample_stats"].attrs
+    assert attributes["sgmcmc_sampler"] == "SGLDCV"
+    assert attributes["sgmcmc_step_methods"] == 2
+    assert idata[GROUP]["precision"].shape == (2, 2)
+    report = bias_report(idata)
+    assert list(report.index) == ["intercept", "slope"]
+    assert report.attrs["method"] == "second moment of the gradients"
+    # (1 + V h/4) / (1 - h/4) - 1 with little noise V.
+    assert report["variance_error"].between(0.2, 0.45).all()
+    with pytest.raises(ValueError, match="but the trace is of 2 step methods"):
+        bias_report(idata, model, rerun=True)
+    idata.to_netcdf(tmp_path / "run.nc")
+    assert bias_report(xr.open_datatree(tmp_path / "run.nc")).equals(report)
+
+
+def test_compound_step_with_another_step_size():
+    """NUTS records a `step_size` as well, here before ours."""
+    model = two_variable_model()
+    settings = {"batch_size": 100, "bias": 0.04, "model": model, "compile_kwargs": CVM}
+    ours = SGLDCV([model["intercept"], model["slope"]], **settings)
+    with model:
+        other = pm.NUTS([model["sigma"]], compile_kwargs=CVM)
+    idata = sample(model, [other, ours], draws=50, tune=20)
+    recorded = idata["sample_stats"]
+    assert recorded.attrs["sgmcmc_step_size_column"] == 1
+    np.testing.assert_array_equal(recorded["step_size"][..., 1], ours.step_size)
+    report = bias_report(idata)
+    assert report.attrs["bias"] == 0.04
+    assert report.attrs["method"] == "second moment of the gradients"
+    assert report["variance_error"].between(0.02, 0.08).all()
+
+
+def test_compound_step_with_two_of_ours():
+    """Their statistics share a name, so there are neither settings nor a report."""
+    model = two_variable_model()
+    settings = {"model": model, "batch_size": 20, "step_size": 1e-4, "compile_kwargs": CVM}
+    steps = [SGLD([model[name]], **settings) for name in ("intercept", "slope")]
+    with model:
+        steps.append(pm.Metropolis([model["sigma"]]))
+    idata = sample(model, steps, draws=20, tune=20)
+    assert GROUP not in idata.children
+    assert "sgmcmc_sampler" not in idata["sample_stats"].attrs
+    with pytest.raises(ValueError, match="those of several step methods of pymc_sgmcmc"):
+        bias_report(idata)
+
+
+# --- A chain that fails ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        (
+            {},
+            r"was computed by this package\. Give a smaller `step_size`, for example {quarter} "
+            r'with `preconditioner="curvature"`, a smaller `bias`, or a `center` .* with NUTS',
+        ),
+        (
+            {"step_size": 0.1, "preconditioner": "curvature"},
+            "Try a smaller `step_size`, for example {quarter}, or leave it out",
+        ),
+    ],
+)
+def test_advice_where_a_chain_fails(monkeypatch, settings, advice):
+    """A step size that was computed is not left out once more; what tuning made of it counts."""
+    monkeypatch.setattr(LangevinMonitor, "step_size_factor", lambda self, state: 0.5)
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=200)
+    with pm.Model() as model:
+        slope = pm.Normal("slope", 0, 10)
+        pm.Poisson("y", pm.math.exp(slope * x), observed=rng.poisson(np.exp(0.5 * x)))
+        step = SGLDCV(batch_size=100, compile_kwargs=CVM, **settings)
+    size = 0.5 * step.step_size
+    message = f"step size {size:.3g}: .*" + advice.format(quarter=re.escape(f"{size / 4:.3g}"))
+    with pytest.raises(NonFinitePositionError, match=message):
+        sample(model, step, draws=5, tune=5, chains=1, initvals={"slope": 300.0})

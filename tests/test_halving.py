@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_sgmcmc import PSGLD, SGHMC, SGLD, SGLDCV
+from pymc_sgmcmc import PSGLD, SGHMC, SGLD, SGLDCV, bias_report
+from pymc_sgmcmc.bias import bias_warnings
 from pymc_sgmcmc.stein import kernel_stein_discrepancy
 from pymc_sgmcmc.tuning.halving import successive_halving
 from tests.models import logistic_model
@@ -94,9 +97,14 @@ def test_search(step_class):
     assert "successive halving" in step.settings.attributes["why"]
 
 
-def test_chain_with_a_searched_step():
-    with logistic_model():
+def test_chain_with_a_searched_step(caplog):
+    with logistic_model(), caplog.at_level(logging.INFO, logger="pymc.sgmcmc"):
         step = SGLDCV(batch_size=100, tune_method="halving", compile_kwargs=CVM)
+        # One line, of the settings that the run has.
+        (record,) = caplog.records
+        assert record.getMessage().startswith(
+            f"SGLDCV by successive halving: step size {step.step_size:.3g}, {step.thin} transitions"
+        )
         idata = pm.sample(
             step=step, draws=500, tune=100, chains=2, cores=1, random_seed=1, progressbar=False,
             quiet=True, compute_convergence_checks=False,
@@ -106,6 +114,15 @@ def test_chain_with_a_searched_step():
     assert ((ratio > 0.8) & (ratio < 1.4)).all()
     # Tuning leaves the step alone: it has another aim than the stated bias.
     assert np.ptp(idata.sample_stats["step_size"].values) == 0
+    # There is no stated accuracy to keep to, and none to be advised.
+    assert "sgmcmc_bias" not in idata.sample_stats.attrs
+    assert bias_warnings(idata) == []
+    report = bias_report(idata, bias=1e-3)
+    assert (report["verdict"] == "variance too large").all()
+    assert "more than the stated 0.001" in report.attrs["verdict"]
+    assert "Use a `step_size` of about" in report.attrs["verdict"]
+    assert 'leave out `tune_method="halving"`' in report.attrs["verdict"]
+    assert "default 0.05" in bias_report(idata).attrs["verdict"]
 
 
 @pytest.mark.parametrize(
@@ -117,6 +134,7 @@ def test_chain_with_a_searched_step():
             "`tune_method` should be one of 'closed_form', 'halving'",
         ),
         (SGLDCV, {"tune_method": "halving", "step_size": 0.1}, "got step_size=0.1 as well"),
+        (SGLDCV, {"tune_method": "halving", "bias": 0.02}, "but got bias=0.02 as well"),
         (SGHMC, {"tune_method": "halving"}, "is for SGLD, .* but got SGHMC"),
         (PSGLD, {"tune_method": "halving"}, "is for SGLD, .* but got PSGLD"),
         (SGLD, {"tune_method": "halving", "gradient": "saga"}, 'but got SGLD with "saga"'),

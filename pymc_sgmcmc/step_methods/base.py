@@ -36,10 +36,15 @@ from pymc_sgmcmc.linear_algebra import apply
 from pymc_sgmcmc.moments import RunningMoments
 from pymc_sgmcmc.monitor import STATISTIC, LangevinMonitor, SteinMonitor
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.run_settings import RunSettings, StatisticTypes
+from pymc_sgmcmc.run_settings import COMPUTED, GIVEN, RunSettings, StatisticTypes
 from pymc_sgmcmc.schedules import StepSize, step_sizes
-from pymc_sgmcmc.step_methods.search import check_searchable, search_step_size
-from pymc_sgmcmc.step_methods.setup import Design, Setup, prepare
+from pymc_sgmcmc.step_methods.search import (
+    before_search,
+    check_search_settings,
+    check_searchable,
+    search_step_size,
+)
+from pymc_sgmcmc.step_methods.setup import Design, Setup, is_curvature, prepare
 from pymc_sgmcmc.step_size_tuning import LangevinStepSize
 
 BLOCK_TRANSITIONS = 10_000
@@ -189,11 +194,8 @@ class StochasticGradientStep(BlockedStep):
         )
         self.bias = setup.bias
         one_of("tune_method", tune_method, TUNE_METHODS)
-        if tune_method == "halving" and step_size is not None:
-            raise ValueError(
-                '`tune_method="halving"` searches a step size, but got step_size='
-                f"{step_size!r} as well. Leave one of them out."
-            )
+        if tune_method == "halving":
+            check_search_settings(step_size, bias)
         self.posterior = setup.posterior
         self.vars = list(setup.posterior.layout.variables)
         self.center = setup.center
@@ -208,7 +210,7 @@ class StochasticGradientStep(BlockedStep):
         self._runs_on_jax = is_jax_mode(compile_kwargs)
         self._process = os.getpid()
 
-        design = self._design(setup)
+        design = self._design(before_search(setup) if tune_method == "halving" else setup)
         if tune_method == "halving":
             check_searchable(setup, design, on_jax=self._runs_on_jax)
         self.block = TransitionBlock(
@@ -634,6 +636,8 @@ class StochasticGradientStep(BlockedStep):
         """Stop the chain: keep the draws so far, say what happened and what to try."""
         transition = bad_transition if bad_transition is not None else 0
         size = step_sizes(self.step_size, transition, 1)[0]
+        for adaptation, state in zip(self.adaptations, self.adapted, strict=True):
+            size = size * adaptation.step_size_factor(state)
         draw = self.draws_done + self.handed_out
         message = (
             f"The chain left the finite numbers at transition {transition} (draw {draw}) with "
@@ -654,9 +658,19 @@ class StochasticGradientStep(BlockedStep):
         return self._not_a_number(point, warning)
 
     def _remedy(self, step_size: float) -> str:
+        """What to try after a chain left the finite numbers with a step size."""
+        smaller = f"smaller `step_size`, for example {step_size / 4:.3g}"
+        step_size_from = self.settings.attributes["step_size_from"]
+        if step_size_from == GIVEN:
+            return f"Try a {smaller}, or leave it out to have it computed"
+        # It was computed from the curvature at the centre, which is no guide to the posterior.
+        if is_curvature(getattr(self, "_preconditioner", "")):
+            # Beside a step size that is given, the default is another one.
+            smaller += ' with `preconditioner="curvature"`'
+        bias = ", a smaller `bias`" if step_size_from == COMPUTED else ""
         return (
-            f"Try a smaller `step_size`, for example {step_size / 4:.3g}, or leave it out to have "
-            "it computed"
+            f"The step size was {step_size_from} by this package. Give a {smaller}{bias}, or a "
+            "`center` where the posterior has its mass, or sample with NUTS"
         )
 
     def _not_a_number(self, point, warning: SamplerWarning | None):

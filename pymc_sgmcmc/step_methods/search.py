@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +13,7 @@ from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.stein import kernel_stein_discrepancy
 from pymc_sgmcmc.step_methods.setup import Design, Setup, default_thinning
 from pymc_sgmcmc.tuning.halving import successive_halving
-
-_log = logging.getLogger("pymc.sgmcmc")
+from pymc_sgmcmc.tuning.step_size import StepSizeChoice
 
 LARGEST_STEP, SMALLEST_STEP, CANDIDATES = 1.0, 1e-4, 9
 """Grid of step sizes, in units of 1 / λ_max(MH), equidistant in the logarithm."""
@@ -24,6 +23,38 @@ FIRST_TRANSITIONS = 500
 
 POINTS = 200
 """Positions whose discrepancy is computed."""
+
+
+class _SearchedSetup(Setup):
+    """Setup of a sampler whose step size is searched."""
+
+    def report(self, choice: StepSizeChoice, step_size: float, thin: int) -> None:
+        """Nothing: the step size in closed form is no setting of the run."""
+
+
+def before_search(setup: Setup) -> Setup:
+    """Setup for a design whose step size `search_step_size` replaces, and reports."""
+    return _SearchedSetup(**{one.name: getattr(setup, one.name) for one in fields(setup)})
+
+
+def check_search_settings(step_size: Any, bias: Any) -> None:
+    """Refuse settings that contradict a search of the step size.
+
+    Raises
+    ------
+    ValueError
+    """
+    if step_size is not None:
+        raise ValueError(
+            '`tune_method="halving"` searches a step size, but got step_size='
+            f"{step_size!r} as well. Leave one of them out."
+        )
+    if bias is not None:
+        raise ValueError(
+            '`tune_method="halving"` searches the step size that trades bias for mixing, without a '
+            f"stated accuracy, but got bias={bias!r} as well. Leave `bias` out, or leave "
+            "`tune_method` out to have the step size computed for it."
+        )
 
 
 def check_searchable(setup: Setup, design: Design, *, on_jax: bool) -> None:
@@ -50,7 +81,7 @@ def check_searchable(setup: Setup, design: Design, *, on_jax: bool) -> None:
 
 
 def search_step_size(block: TransitionBlock, setup: Setup, design: Design) -> Design:
-    """Design with the step size that successive halving finds.
+    """Design with the step size that successive halving finds, which is logged.
 
     The seed is fixed, so that the same model and data give the same step size.
 
@@ -86,7 +117,8 @@ def search_step_size(block: TransitionBlock, setup: Setup, design: Design) -> De
     grid = np.geomspace(LARGEST_STEP, SMALLEST_STEP, CANDIDATES) / choice.curvature
     best = successive_halving(list(grid), run, FIRST_TRANSITIONS)[0]
     thin = setup.thin or default_thinning(best.step_size, choice.curvature)
-    _log.info("%s: step size %.3g by successive halving", setup.name, best.step_size)
+    found = replace(setup, name=f"{setup.name} by successive halving")
+    found.report(choice, best.step_size, thin)
     return replace(design, step_size=best.step_size, thin=thin, choice=None)
 
 

@@ -67,8 +67,8 @@ class Settings:
 
 
 SETTINGS = {
-    "covertype_logistic": Settings(draws=1600, tune=150, target_accept=0.8, straighten=2.5),
-    "covertype_logistic_raw": Settings(draws=1600, tune=150, target_accept=0.8, straighten=2.5),
+    "covertype_logistic": Settings(draws=800, tune=150, target_accept=0.8, metric="pilot"),
+    "covertype_logistic_raw": Settings(draws=800, tune=150, target_accept=0.8, metric="pilot"),
     "covertype_multinomial": Settings(metric="pilot"),
     "epil_poisson": Settings(draws=4000),
     "contraception": Settings(draws=3000, metric="pilot"),
