@@ -11,7 +11,7 @@ import pytest
 from pymc_sgmcmc import CenterWarning, Posterior
 from pymc_sgmcmc.linear_algebra import triangular_root
 from pymc_sgmcmc.tuning import find_center
-from pymc_sgmcmc.tuning.gaussian import fit_gaussian, mismatch
+from pymc_sgmcmc.tuning.gaussian import fit_gaussian, mismatch, steepest_curvature
 
 
 def random_root(rng, dimension):
@@ -109,3 +109,89 @@ def test_center_of_a_hierarchy_is_where_its_mass_is(centred):
     mean, sd = log_scale_moments()
     assert abs(center.position[which] - mean) < 0.5 * sd
     assert 0.6 * sd < center.curvature.standard_deviations[which] < 1.5 * sd
+
+
+def test_search_from_too_wide_a_gaussian():
+    """Products of scale and effects bend upwards over it: the search must not run away."""
+    posterior = Posterior(hierarchy(centred=False))
+
+    def gradient(position):
+        return posterior.log_density_and_gradient(position)[1]
+
+    fitted = fit_gaussian(gradient, posterior.initial_position, np.eye(posterior.dimension))
+    assert fitted.converged
+    which = next(i for i, label in enumerate(posterior.labels) if "scale" in label)
+    mean, sd = log_scale_moments()
+    assert abs(fitted.mean[which] - mean) < 0.5 * sd
+
+
+SHRINKAGE = 0.02
+ROWS, COEFFICIENTS = 304, 8
+
+
+def orthogonal_regression():
+    """Orthogonal predictors, of which two matter, so that coefficients are independent."""
+    rng = np.random.default_rng(30)
+    X = np.linalg.qr(rng.normal(size=(ROWS, COEFFICIENTS)))[0] * np.sqrt(ROWS)
+    y = X[:, 0] * 0.3 - X[:, 1] * 0.2 + 2 * rng.normal(size=ROWS)
+    return X, y
+
+
+def laplace_moments():
+    """Means and sds of the coefficients by quadrature."""
+    X, y = orthogonal_regression()
+    t = np.linspace(-1, 1, 20_001)
+    moments = []
+    for estimate in X.T @ y / ROWS:
+        log_density = -0.5 * ROWS / 4 * (t - estimate) ** 2 - np.abs(t) / SHRINKAGE
+        weights = np.exp(log_density - log_density.max())
+        weights /= weights.sum()
+        mean = weights @ t
+        moments.append((mean, np.sqrt(weights @ (t - mean) ** 2)))
+    return np.array(moments).T
+
+
+def test_center_of_a_posterior_with_kinks():
+    """The mode has coefficients at exactly zero, where differences show the kink alone."""
+    X, y = orthogonal_regression()
+    with pm.Model() as model:
+        slopes = pm.Laplace("slopes", 0, SHRINKAGE, shape=COEFFICIENTS)
+        pm.Normal("y", X @ slopes, 2.0, observed=y)
+    posterior = Posterior(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CenterWarning)
+        center = find_center(posterior, posterior.initial_position)
+    means, sds = laplace_moments()
+    assert np.abs((center.position - means) / sds).max() < 0.3
+    ratios = center.curvature.standard_deviations / sds
+    assert 0.75 < ratios.min() and ratios.max() < 1.25
+
+
+def test_steepest_curvature_of_a_quadratic(rng):
+    A = rng.normal(size=(3, 3))
+    H, R = A @ A.T + np.eye(3), random_root(rng, 3)
+    largest = np.linalg.eigvalsh(R.T @ H @ R)[-1]
+    found = steepest_curvature(lambda x: -H @ x, np.zeros(3), R, rng, 1e-3)
+    assert found == pytest.approx(largest, rel=0.05)
+
+
+def test_center_where_no_gaussian_is_near():
+    """The centre is narrow enough for a stable step, and it is said that it is no guide."""
+    rng = np.random.default_rng(6)
+    X = rng.normal(size=(200, 5))
+    y = X[:, 0] - 0.5 * X[:, 1] + rng.normal(size=200)
+    with pm.Model() as model:
+        overall = pm.HalfCauchy("overall", 0.1)
+        local = pm.HalfCauchy("local", 1.0, shape=5)
+        z = pm.Normal("z", 0, 1, shape=5)
+        pm.Normal("y", X @ (z * local * overall), 1.0, observed=y)
+    posterior = Posterior(model)
+    with pytest.warns(CenterWarning, match="Nor is another Gaussian near it"):
+        center = find_center(posterior, posterior.initial_position)
+
+    def gradient(position):
+        return posterior.log_density_and_gradient(position)[1]
+
+    root = center.curvature.root
+    steepest = steepest_curvature(gradient, center.position, root, rng, 1e-3)
+    assert steepest < 2
