@@ -36,7 +36,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import linalg
+from scipy import linalg, stats
 
 FEWEST_PAIRS = 50
 """Antithetic pairs of points at which gradients are averaged, at least; and at least d."""
@@ -129,18 +129,20 @@ def mismatch(
     root: np.ndarray,
     rng: np.random.Generator,
 ) -> Mismatch:
-    """Mean gradient and curvature over a Gaussian.
+    r"""Mean gradient and curvature over a Gaussian.
 
-    Points are in antithetic pairs along random orthogonal directions: exact for a quadratic
-    log density.
+    Points are in antithetic pairs along random orthogonal directions, at a distance for each set
+    of d directions: exact for a quadratic log density. The curvature between two points counts
+    with the square of their distance, as in :math:`\mathrm{E}_q[-z \nabla^\top]`, which is the
+    mean curvature over the Gaussian (Stein's identity); without it the centre would count too much.
     """
     d = len(mean)
     sets = max(1, int(np.ceil(FEWEST_PAIRS / d)))
-    total, outer, used = np.zeros(d), np.zeros((d, d)), 0
-    for _ in range(sets):
+    radii = stats.chi.ppf((np.arange(sets) + 0.5) / sets, d)
+    total, outer, weight, used = np.zeros(d), np.zeros((d, d)), 0.0, 0
+    for radius in radii:
         directions = np.linalg.qr(rng.standard_normal((d, d)))[0]
-        radii = np.sqrt(rng.chisquare(d, size=d))
-        for direction, radius in zip(directions, radii, strict=True):
+        for direction in directions:
             shift = radius * (root @ direction)
             ahead = root.T @ gradient(mean + shift)
             behind = root.T @ gradient(mean - shift)
@@ -148,11 +150,12 @@ def mismatch(
                 continue
             total += 0.5 * (ahead + behind)
             # -(ahead - behind) / 2 = radius * (mean curvature between the two) @ direction.
-            outer += np.outer(direction, behind - ahead) / (2 * radius)
+            outer += radius * np.outer(direction, behind - ahead) / 2
+            weight += radius**2
             used += 1
     if used < max(2, d * sets / 2):
         return Mismatch(np.full(d, np.inf), np.full((d, d), np.nan), 1.0)
-    precision = d * outer / used
+    precision = d * outer / weight
     lost = 1 - used / (sets * d)
     return Mismatch(total / used, 0.5 * (precision + precision.T), lost)
 
