@@ -175,6 +175,26 @@ def test_center_of_a_posterior_with_kinks():
     assert ratios.max() < 1.1
 
 
+def test_search_that_does_not_settle():
+    """Kinks keep steps at fixed points from getting small; those at fresh points average."""
+    rng = np.random.default_rng(30)
+    X = rng.normal(size=(300, 12))
+    y = 0.6 * X[:, 0] - 0.3 * X[:, 1] + 2 * rng.normal(size=300)
+
+    def gradient(position):
+        return X.T @ (y - X @ position) / 4 - np.sign(position) / SHRINKAGE
+
+    fitted = fit_gaussian(gradient, np.zeros(12), SHRINKAGE * np.eye(12))
+    assert not fitted.converged
+    found = [
+        mismatch(gradient, fitted.mean, fitted.root, np.random.default_rng(seed))
+        for seed in range(20)
+    ]
+    assert np.abs(np.mean([one.gradient for one in found], axis=0)).max() < 0.1
+    scales = np.linalg.eigvalsh(np.mean([one.precision for one in found], axis=0))
+    np.testing.assert_allclose(scales, 1, atol=0.2)
+
+
 def test_steepest_curvature_of_a_quadratic(rng):
     A = rng.normal(size=(3, 3))
     H, R = A @ A.T + np.eye(3), random_root(rng, 3)
