@@ -11,7 +11,7 @@ import pytest
 from pymc_sgmcmc import CenterWarning, Posterior
 from pymc_sgmcmc.linear_algebra import triangular_root
 from pymc_sgmcmc.tuning import find_center
-from pymc_sgmcmc.tuning.gaussian import fit_gaussian, mismatch
+from pymc_sgmcmc.tuning.gaussian import fit_gaussian, mismatch, steepest_curvature
 
 
 def random_root(rng, dimension):
@@ -26,6 +26,12 @@ def test_mismatch_of_a_quadratic_is_exact(rng):
     found = mismatch(lambda x: -H @ (x - m), a, R, rng)
     np.testing.assert_allclose(found.gradient, R.T @ H @ (m - a), rtol=1e-10)
     np.testing.assert_allclose(found.precision, R.T @ H @ R, rtol=1e-8, atol=1e-10)
+
+
+def test_mean_curvature_of_a_kink():
+    """-|t| over N(0, I): the density of a standard normal at zero, twice."""
+    found = mismatch(lambda x: -np.sign(x), np.zeros(2), np.eye(2), np.random.default_rng(1))
+    np.testing.assert_allclose(np.diag(found.precision), np.sqrt(2 / np.pi), rtol=0.1)
 
 
 def test_fit_of_a_gaussian_is_exact(rng):
@@ -109,3 +115,111 @@ def test_center_of_a_hierarchy_is_where_its_mass_is(centred):
     mean, sd = log_scale_moments()
     assert abs(center.position[which] - mean) < 0.5 * sd
     assert 0.6 * sd < center.curvature.standard_deviations[which] < 1.5 * sd
+
+
+def test_search_from_too_wide_a_gaussian():
+    """Products of scale and effects bend upwards over it: the search must not run away."""
+    posterior = Posterior(hierarchy(centred=False))
+
+    def gradient(position):
+        return posterior.log_density_and_gradient(position)[1]
+
+    fitted = fit_gaussian(gradient, posterior.initial_position, np.eye(posterior.dimension))
+    assert fitted.converged
+    found = mismatch(gradient, fitted.mean, fitted.root, np.random.default_rng(1))
+    assert found.shift < 0.3
+    np.testing.assert_allclose(found.scales, 1, atol=0.3)
+
+
+SHRINKAGE = 0.02
+ROWS, COEFFICIENTS = 304, 8
+
+
+def orthogonal_regression():
+    """Orthogonal predictors, of which two matter, so that coefficients are independent."""
+    rng = np.random.default_rng(30)
+    X = np.linalg.qr(rng.normal(size=(ROWS, COEFFICIENTS)))[0] * np.sqrt(ROWS)
+    y = X[:, 0] * 0.3 - X[:, 1] * 0.2 + 2 * rng.normal(size=ROWS)
+    return X, y
+
+
+def laplace_moments():
+    """Means and sds of the coefficients by quadrature."""
+    X, y = orthogonal_regression()
+    t = np.linspace(-1, 1, 20_001)
+    moments = []
+    for estimate in X.T @ y / ROWS:
+        log_density = -0.5 * ROWS / 4 * (t - estimate) ** 2 - np.abs(t) / SHRINKAGE
+        weights = np.exp(log_density - log_density.max())
+        weights /= weights.sum()
+        mean = weights @ t
+        moments.append((mean, np.sqrt(weights @ (t - mean) ** 2)))
+    return np.array(moments).T
+
+
+def test_center_of_a_posterior_with_kinks():
+    """The mode has coefficients at exactly zero, where differences show the kink alone."""
+    X, y = orthogonal_regression()
+    with pm.Model() as model:
+        slopes = pm.Laplace("slopes", 0, SHRINKAGE, shape=COEFFICIENTS)
+        pm.Normal("y", X @ slopes, 2.0, observed=y)
+    posterior = Posterior(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CenterWarning)
+        center = find_center(posterior, posterior.initial_position)
+    means, sds = laplace_moments()
+    assert np.abs((center.position - means) / sds).max() < 0.3
+    ratios = center.curvature.standard_deviations / sds
+    # The Gaussian nearest to a Laplace law has sqrt(pi / 4) times its standard deviation.
+    assert ratios.min() > 0.75
+    assert ratios.max() < 1.1
+
+
+def test_search_that_does_not_settle():
+    """Kinks keep steps at fixed points from getting small; those at fresh points average."""
+    rng = np.random.default_rng(30)
+    X = rng.normal(size=(300, 12))
+    y = 0.6 * X[:, 0] - 0.3 * X[:, 1] + 2 * rng.normal(size=300)
+
+    def gradient(position):
+        return X.T @ (y - X @ position) / 4 - np.sign(position) / SHRINKAGE
+
+    fitted = fit_gaussian(gradient, np.zeros(12), SHRINKAGE * np.eye(12))
+    assert not fitted.converged
+    found = [
+        mismatch(gradient, fitted.mean, fitted.root, np.random.default_rng(seed))
+        for seed in range(20)
+    ]
+    assert np.abs(np.mean([one.gradient for one in found], axis=0)).max() < 0.1
+    scales = np.linalg.eigvalsh(np.mean([one.precision for one in found], axis=0))
+    np.testing.assert_allclose(scales, 1, atol=0.2)
+
+
+def test_steepest_curvature_of_a_quadratic(rng):
+    A = rng.normal(size=(3, 3))
+    H, R = A @ A.T + np.eye(3), random_root(rng, 3)
+    largest = np.linalg.eigvalsh(R.T @ H @ R)[-1]
+    found = steepest_curvature(lambda x: -H @ x, np.zeros(3), R, rng, 1e-3)
+    assert found == pytest.approx(largest, rel=0.05)
+
+
+def test_center_where_no_gaussian_is_near():
+    """The centre is narrow enough for a stable step, and it is said that it is no guide."""
+    rng = np.random.default_rng(6)
+    X = rng.normal(size=(200, 5))
+    y = X[:, 0] - 0.5 * X[:, 1] + rng.normal(size=200)
+    with pm.Model() as model:
+        overall = pm.HalfCauchy("overall", 0.1)
+        local = pm.HalfCauchy("local", 1.0, shape=5)
+        z = pm.Normal("z", 0, 1, shape=5)
+        pm.Normal("y", X @ (z * local * overall), 1.0, observed=y)
+    posterior = Posterior(model)
+    with pytest.warns(CenterWarning, match="Nor is another Gaussian near it"):
+        center = find_center(posterior, posterior.initial_position)
+
+    def gradient(position):
+        return posterior.log_density_and_gradient(position)[1]
+
+    root = center.curvature.root
+    steepest = steepest_curvature(gradient, center.position, root, rng, 1e-3)
+    assert steepest < 2

@@ -88,6 +88,32 @@ def test_far_approximation_is_reported(problem):
         )  # fmt: skip
 
 
+def test_far_diagonal_is_reported(problem):
+    variances = np.diag(np.linalg.inv(problem.precision))
+    with pytest.warns(CenterWarning, match="`init` is far from the posterior"):
+        SGLDCV(
+            model=problem.model(), batch_size=60, compile_kwargs=CVM,
+            init={"mean": problem.mean + 3.0, "covariance": variances},
+        )  # fmt: skip
+    with pytest.warns(CenterWarning, match="Its variances are wrong, or leave strong correlations"):
+        SGLDCV(
+            model=problem.model(), batch_size=60, compile_kwargs=CVM,
+            init={"mean": problem.mean, "covariance": 100 * variances},
+        )  # fmt: skip
+
+
+def test_curvature_that_a_diagonal_leaves_out_bounds_the_step(problem):
+    variances = 1 / np.diag(problem.precision)
+    step = SGLDCV(
+        model=problem.model(), init={"mean": problem.mean, "covariance": variances},
+        compile_kwargs=CVM,
+    )  # fmt: skip
+    largest = np.linalg.eigvalsh(problem.precision * np.sqrt(np.outer(variances, variances)))[-1]
+    assert largest > 1.01
+    curvature = step.center.curvature.relative_to(np.sqrt(variances)).max()
+    assert curvature == pytest.approx(largest, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import linalg, optimize
@@ -13,8 +13,21 @@ from scipy import linalg, optimize
 from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.linear_algebra import apply, apply_transposed, triangular_root
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.tuning.curvature import Curvature, coordinate_scale, curvature_at
-from pymc_sgmcmc.tuning.gaussian import FEWEST_PAIRS, Mismatch, fit_gaussian, mismatch
+from pymc_sgmcmc.tuning.curvature import (
+    DENSE_DIMENSION,
+    Curvature,
+    coordinate_scale,
+    curvature_at,
+    difference_width,
+)
+from pymc_sgmcmc.tuning.gaussian import (
+    FEWEST_PAIRS,
+    HOPELESS_SHIFT,
+    Mismatch,
+    fit_gaussian,
+    mismatch,
+    steepest_curvature,
+)
 from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_OPERATIONS, SUBSAMPLE_ROWS, Subsample
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
@@ -32,11 +45,20 @@ and the mean curvature over it from that at the centre."""
 LARGEST_SHIFT = 0.3
 """Distance of a Gaussian's mean from a better one, in standard deviations, that is small."""
 
+LARGEST_INIT_SHIFT = 1.0
+"""That distance where the Gaussian is a user's."""
+
 LARGEST_LOSS = 0.05
 """Part of a Gaussian outside of the posterior's support that is small."""
 
 MOST_RECENTERINGS = 4
 """Passes over the data for the Gaussian nearest to the posterior, at most."""
+
+MOST_NARROWINGS = 20
+"""Times that a Gaussian that is far from the posterior is made narrower, at most."""
+
+LARGEST_NARROWING = 16.0
+"""Factor by which its variance in a direction is then divided at once, at most."""
 
 DISPERSED_STARTS = 4
 """Searches for other modes, from starts within 2 of the first in each coordinate."""
@@ -131,14 +153,14 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
         warn_of_other_modes(posterior, subsample, center, start, scale)
         return center
     with np.errstate(all="ignore"):
-        better = _nearest_gaussian(posterior, judge, center, start, scale)
-    if better is None:
+        better, near = _nearest_gaussian(posterior, judge, center, start, scale)
+    if not near:
         _repeat(caught)
         if center.distance > FARTHEST_CENTER:
             check_center(posterior, center)
         elif not caught:
             _warn_of_mismatch(found)
-        return center
+        return better
     distance = np.abs((better.position - center.position) / better.curvature.standard_deviations)
     _log.info(
         "The posterior mode is up to %.2g standard deviations from where the posterior has its "
@@ -257,15 +279,21 @@ def _nearest_gaussian(
     mode: Center,
     start: np.ndarray,
     scale: np.ndarray,
-) -> Center | None:
-    """Centre at the mean of the Gaussian nearest to the posterior, None where there is none."""
+) -> tuple[Center, bool]:
+    """Centre at the mean of the Gaussian nearest to the posterior, and whether it is near.
+
+    Where none is near it is the least unlike of those found and that at the mode, narrowed so that
+    a step that is computed from it is stable.
+    """
     pairs = 2 * max(FEWEST_PAIRS, posterior.dimension)
     subsample = Subsample(posterior, pairs * EXPECTED_ITERATIONS, 4 * SUBSAMPLE_OPERATIONS)
     # Where the mode has no curvature, a search that begins there may not leave it.
     begins = [(mode.position, mode.curvature.root), (start, np.diag(scale))]
-    candidates = []
+    near: list[Center] = []
+    far = [(_unlikeness(_mismatch(posterior, judge, mode)), mode)]
     for position, root in begins:
         center: Center | None = None
+        settles = True
         for _ in range(MOST_RECENTERINGS):
             # Rows that are left out move the mean: control variates at the last one.
             gradient = (
@@ -273,21 +301,76 @@ def _nearest_gaussian(
                 if center is None
                 else _gradient_around(posterior, subsample, center)
             )
-            fitted = fit_gaussian(gradient, position, root)
-            if not fitted.converged:
+            fitted = fit_gaussian(gradient, position, root, settles=settles)
+            position, root, settles = fitted.mean, fitted.root, fitted.converged
+            try:
+                center = center_at(posterior, position, _curvature_of(root))
+            except (ValueError, linalg.LinAlgError):  # nothing finite there
+                center = None
                 break
-            position, root = fitted.mean, fitted.root
-            lower = triangular_root(root)
-            inverse = linalg.solve_triangular(lower, np.eye(len(lower)), lower=True)
-            curvature = Curvature(inverse.T @ inverse, lower @ lower.T, lower)
-            center = center_at(posterior, position, curvature)
             if subsample.weight == 1:
                 break
-            if _is_guide(_mismatch(posterior, judge, center), LARGEST_SHIFT / 3):
+            found = _mismatch(posterior, judge, center)
+            if _is_guide(found, LARGEST_SHIFT / 3) or not found.shift <= HOPELESS_SHIFT:
                 break
-        if center is not None and _is_guide(_mismatch(posterior, judge, center)):
-            candidates.append((_evidence(subsample, center), center))
-    return max(candidates, key=lambda one: one[0])[1] if candidates else None
+        if center is None:
+            continue
+        found = _mismatch(posterior, judge, center)
+        if _is_guide(found):
+            near.append(center)
+        else:
+            far.append((_unlikeness(found), center))
+    if near:
+        return max(near, key=lambda one: _evidence(subsample, one)), True
+    return _narrowed(posterior, judge, min(far, key=lambda one: one[0])[1]), False
+
+
+def _unlikeness(found: Mismatch) -> float:
+    """How far a Gaussian is from the posterior: zero where it is right."""
+    worst = max(found.shift, float(np.abs(found.scales - 1).max()))
+    return worst if np.isfinite(worst) else np.inf
+
+
+def _curvature_of(root: np.ndarray) -> Curvature:
+    """Curvature whose inverse has a given root, of any shape.
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+        Where the root is singular or not finite.
+    """
+    if not np.isfinite(root).all():
+        raise linalg.LinAlgError("The root of a covariance is not finite.")
+    lower = triangular_root(root)
+    inverse = linalg.solve_triangular(lower, np.eye(len(lower)), lower=True)
+    if not np.isfinite(inverse).all():
+        raise linalg.LinAlgError("The root of a covariance is singular.")
+    return Curvature(inverse.T @ inverse, lower @ lower.T, lower)
+
+
+def _narrowed(posterior: Posterior, judge: Subsample, center: Center) -> Center:
+    """Gaussian so narrow that nowhere in it the curvature is larger than its own."""
+    for _ in range(MOST_NARROWINGS):
+        found = _mismatch(posterior, judge, center)
+        root = center.curvature.root
+        if np.isfinite(found.scales).all():
+            values, vectors = linalg.eigh(found.precision)
+            values = np.abs(values)
+            if values.max() < MOST_UNLIKE_GAUSSIAN:
+                break
+            root = root @ (vectors * np.clip(values, 1.0, LARGEST_NARROWING) ** -0.5) @ vectors.T
+        else:
+            root = root / 2  # points outside of the support
+        center = replace(center, curvature=_curvature_of(root))
+    root = center.curvature.root
+    steepest = steepest_curvature(
+        _gradient_around(posterior, judge, center),
+        center.position,
+        root,
+        np.random.default_rng(1953),
+        difference_width(posterior),
+    )
+    return replace(center, curvature=_curvature_of(root / np.sqrt(max(1.0, steepest))))
 
 
 def _evidence(subsample: Subsample, center: Center) -> float:
@@ -308,9 +391,10 @@ def _warn_of_mismatch(found: Mismatch) -> None:
         f"the mean gradient is {found.shift:.3g} standard deviations, and the mean curvature is "
         f"{scales[0]:.3g} to {scales[-1]:.3g} times that at the mode. The mode may lie on a "
         "boundary, as that of a group scale near zero does, or there may be none, as with outcomes "
-        "that predictors separate without a proper prior; centre, preconditioner and step size "
-        "are then no guide. Use another parametrisation, or a prior that keeps scales from zero "
-        "and coefficients finite, give `center`, or sample with NUTS.",
+        "that predictors separate without a proper prior. Nor is another Gaussian near it, so "
+        "centre, preconditioner and step size come from one that is narrow enough for a stable "
+        "step, with which chains may not converge. Use another parametrisation, or a prior that "
+        "keeps scales from zero and coefficients finite, give `center`, or sample with NUTS.",
         CenterWarning,
         stacklevel=3,
     )
@@ -319,26 +403,56 @@ def _warn_of_mismatch(found: Mismatch) -> None:
 def center_of(posterior: Posterior, position: np.ndarray, curvature: Curvature) -> Center:
     """Centre at the mean of a Gaussian that a user gave.
 
+    A diagonal says nothing of correlations, so only the directions in which the posterior is
+    narrower than it are held against it, and they bound the step.
+
     Warns
     -----
     CenterWarning
         Where gradients over the Gaussian show that it is far from the posterior.
     """
     center = center_at(posterior, position, curvature)
+    if posterior.dimension > DENSE_DIMENSION:
+        return center
+    evaluations = 2 * max(FEWEST_PAIRS, posterior.dimension)
+    subsample = Subsample(posterior, evaluations)
+    gradient = _gradient_around(posterior, subsample, center)
+    root = curvature.root if curvature.is_dense else np.diag(curvature.root)
+    found = mismatch(gradient, position, root, np.random.default_rng(1735))
+    scales = found.scales
     if curvature.is_dense:
-        evaluations = 2 * max(FEWEST_PAIRS, posterior.dimension)
-        found = _mismatch(posterior, Subsample(posterior, evaluations), center)
-        if not _is_guide(found, largest_shift=1.0):
-            scales = found.scales
-            warnings.warn(
-                "`init` is far from the posterior: over it the mean gradient is "
-                f"{found.shift:.3g} of its standard deviations, and the mean curvature is "
-                f"{scales[0]:.3g} to {scales[-1]:.3g} times that of `init`. Step size and "
-                "preconditioner are then no guide. Leave `init` out to have them computed.",
-                CenterWarning,
-                stacklevel=3,
-            )
+        shift, guide = found.shift, _is_guide(found, LARGEST_INIT_SHIFT)
+    else:
+        shift = _shift_across(found)
+        guide = shift <= LARGEST_INIT_SHIFT and found.lost <= LARGEST_LOSS
+        guide = guide and bool(1 / MOST_UNLIKE_GAUSSIAN < scales[-1] < MOST_UNLIKE_GAUSSIAN)
+        if scales[-1] > 1:
+            center = replace(center, curvature=replace(curvature, remainder=float(scales[-1])))
+    if not guide:
+        remedy = (
+            "Step size and preconditioner are then no guide."
+            if curvature.is_dense
+            else "Its variances are wrong, or leave strong correlations out, with which chains mix "
+            "slowly: give a dense covariance, or more draws."
+        )
+        warnings.warn(
+            "`init` is far from the posterior: over it the mean gradient is "
+            f"{shift:.3g} of its standard deviations, and the mean curvature is "
+            f"{scales[0]:.3g} to {scales[-1]:.3g} times that of `init`. {remedy} "
+            "Leave `init` out to have them computed.",
+            CenterWarning,
+            stacklevel=3,
+        )
     return center
+
+
+def _shift_across(found: Mismatch) -> float:
+    """Largest distance to the better mean, where curvatures differ from one by far."""
+    if not np.isfinite(found.precision).all():
+        return np.inf
+    values, vectors = linalg.eigh(found.precision)
+    step = vectors @ (vectors.T @ found.gradient / np.maximum(values, 1.0))
+    return float(np.abs(step).max())
 
 
 def check_given_center(center: Center) -> None:

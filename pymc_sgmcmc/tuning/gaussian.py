@@ -11,10 +11,23 @@ is the one with the least Kullback-Leibler divergence to the posterior (Opper an
 2009). Its mean is close to that of the posterior, and its precision is the curvature that a
 chain meets on average. Both expectations are computed from gradients at points of q.
 
+A Gaussian that is too wide meets points where the log density bends upwards, steeply where it has
+products or exponentials of parameters. The search takes absolute curvatures in place of those
+(Dauphin et al. 2014): Newton steps would widen the Gaussian further there, and run away. Where
+kinks or heavy tails keep it from settling, steps of decreasing size at fresh points average over
+many more (Robbins and Monro 1951).
+
 References
 ----------
+Y. N. Dauphin, R. Pascanu, C. Gulcehre, K. Cho, S. Ganguli and Y. Bengio (2014). Identifying and
+attacking the saddle point problem in high-dimensional non-convex optimization. *Advances in
+Neural Information Processing Systems* 27.
+
 M. Opper and C. Archambeau (2009). The variational Gaussian approximation revisited. *Neural
 Computation* 21, 786-792.
+
+H. Robbins and S. Monro (1951). A stochastic approximation method. *Annals of Mathematical
+Statistics* 22, 400-407.
 """
 
 from __future__ import annotations
@@ -23,13 +36,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import linalg
+from scipy import linalg, stats
 
 FEWEST_PAIRS = 50
 """Antithetic pairs of points at which gradients are averaged, at least; and at least d."""
 
 MOST_ITERATIONS = 60
-"""Steps after which the search is given up."""
+"""Steps at fixed points, after which steps of decreasing size at fresh ones follow."""
+
+AVERAGING_ITERATIONS = 30
+"""Number of these."""
+
+FIRST_RATES = 4
+"""Of the steps of decreasing size the k-th goes the part 2 / (k + 4) of the way."""
 
 CONVERGED_SHIFT = 0.05
 """Step of the mean, in standard deviations, below which the search ends."""
@@ -38,13 +57,22 @@ CONVERGED_SCALE = 0.1
 """Relative change of the precision in any direction below which it ends."""
 
 LARGEST_STEP = 1.0
-"""Longest step of the mean in each direction, in standard deviations."""
+"""Longest step of the mean, in standard deviations: of any direction, and of any coordinate."""
 
 HOPELESS_SHIFT = 5.0
 """Mean gradient, after a third of the steps, at which the search is given up."""
 
+HOPELESS_ITERATIONS = 5
+"""Steps in succession with such a gradient: heavy tails may bring one alone."""
+
 PRECISION_BOUNDS = (0.25, 4.0)
 """Bounds on the change of the precision in one step."""
+
+STEEPEST_POINTS = 20
+"""Points at which the largest curvature is computed where the mean one is no guide."""
+
+POWER_ITERATIONS = 8
+"""Products with the curvature at each of them."""
 
 
 @dataclass(frozen=True)
@@ -101,18 +129,20 @@ def mismatch(
     root: np.ndarray,
     rng: np.random.Generator,
 ) -> Mismatch:
-    """Mean gradient and curvature over a Gaussian.
+    r"""Mean gradient and curvature over a Gaussian.
 
-    Points are in antithetic pairs along random orthogonal directions: exact for a quadratic
-    log density.
+    Points are in antithetic pairs along random orthogonal directions, at a distance for each set
+    of d directions: exact for a quadratic log density. The curvature between two points counts
+    with the square of their distance, as in :math:`\mathrm{E}_q[-z \nabla^\top]`, which is the
+    mean curvature over the Gaussian (Stein's identity); without it the centre would count too much.
     """
     d = len(mean)
     sets = max(1, int(np.ceil(FEWEST_PAIRS / d)))
-    total, outer, used = np.zeros(d), np.zeros((d, d)), 0
-    for _ in range(sets):
+    radii = stats.chi.ppf((np.arange(sets) + 0.5) / sets, d)
+    total, outer, weight, used = np.zeros(d), np.zeros((d, d)), 0.0, 0
+    for radius in radii:
         directions = np.linalg.qr(rng.standard_normal((d, d)))[0]
-        radii = np.sqrt(rng.chisquare(d, size=d))
-        for direction, radius in zip(directions, radii, strict=True):
+        for direction in directions:
             shift = radius * (root @ direction)
             ahead = root.T @ gradient(mean + shift)
             behind = root.T @ gradient(mean - shift)
@@ -120,22 +150,63 @@ def mismatch(
                 continue
             total += 0.5 * (ahead + behind)
             # -(ahead - behind) / 2 = radius * (mean curvature between the two) @ direction.
-            outer += np.outer(direction, behind - ahead) / (2 * radius)
+            outer += radius * np.outer(direction, behind - ahead) / 2
+            weight += radius**2
             used += 1
     if used < max(2, d * sets / 2):
         return Mismatch(np.full(d, np.inf), np.full((d, d), np.nan), 1.0)
-    precision = d * outer / used
+    precision = d * outer / weight
     lost = 1 - used / (sets * d)
     return Mismatch(total / used, 0.5 * (precision + precision.T), lost)
 
 
+def steepest_curvature(
+    gradient: Callable[[np.ndarray], np.ndarray],
+    mean: np.ndarray,
+    root: np.ndarray,
+    rng: np.random.Generator,
+    width: float,
+) -> float:
+    """Largest curvature at points of a Gaussian, in units in which it is N(0, I).
+
+    By power iteration at each point. Where the mean curvature is no guide, a step that is stable
+    has to be so at the worst of the points.
+
+    Parameters
+    ----------
+    gradient, mean, root, rng
+        As for `mismatch`.
+    width : float
+        Of the differences of gradients, in units of the root.
+    """
+    d = len(mean)
+    steepest = 0.0
+    for _ in range(STEEPEST_POINTS):
+        point = mean + root @ rng.standard_normal(d)
+        direction = rng.standard_normal(d)
+        for _ in range(POWER_ITERATIONS):
+            shift = root @ (width / np.linalg.norm(direction) * direction)
+            direction = root.T @ (gradient(point - shift) - gradient(point + shift)) / (2 * width)
+            length = float(np.linalg.norm(direction))
+            if not (np.isfinite(length) and length > 0):
+                break
+        else:
+            steepest = max(steepest, length)
+    return steepest
+
+
 def fit_gaussian(
-    gradient: Callable[[np.ndarray], np.ndarray], mean: np.ndarray, root: np.ndarray
+    gradient: Callable[[np.ndarray], np.ndarray],
+    mean: np.ndarray,
+    root: np.ndarray,
+    *,
+    settles: bool = True,
 ) -> Gaussian:
     """Search the Gaussian nearest to a density with a given gradient of its logarithm.
 
     The expectations are over the same standardised points in each step, so that the search is
-    that of a fixed point.
+    that of a fixed point. Where it does not settle, steps of decreasing size at fresh points
+    follow: `mismatch` then tells whether what they ended at is near the density.
 
     Parameters
     ----------
@@ -143,22 +214,48 @@ def fit_gaussian(
         Of the log density at a position, shape (d,).
     mean, root : numpy.ndarray, shape (d,) and (d, d)
         Where to begin.
+    settles : bool
+        Whether to try the same points in each step: not where an earlier search did not settle.
     """
-    for iteration in range(MOST_ITERATIONS):
+    far = 0
+    for iteration in range(MOST_ITERATIONS if settles else 0):
         found = mismatch(gradient, mean, root, np.random.default_rng(1747))
         if not np.isfinite(found.shift):
             # Half the width: fewer points where the density vanishes.
             root = root / 2
             continue
-        if iteration >= MOST_ITERATIONS / 3 and found.shift > HOPELESS_SHIFT:
-            break
+        far = far + 1 if found.shift > HOPELESS_SHIFT else 0
+        if iteration >= MOST_ITERATIONS / 3 and far >= HOPELESS_ITERATIONS:
+            return Gaussian(mean, root, False)
         values, vectors = linalg.eigh(found.precision)
         # Half the way: whole steps can go round a skewed posterior for ever.
-        change = np.clip((1 + values) / 2, *PRECISION_BOUNDS)
-        step = vectors @ np.clip(vectors.T @ found.gradient / change, -LARGEST_STEP, LARGEST_STEP)
-        mean = mean + root @ step
-        root = root @ (vectors * change**-0.5) @ vectors.T
+        change = (1 + np.abs(values)) / 2
+        step = _mean_step(vectors, found.gradient, change)
+        mean, root = mean + root @ step, _rescaled(root, vectors, change)
         small = np.abs(step).max() < CONVERGED_SHIFT
         if small and np.abs(values - 1).max() < CONVERGED_SCALE:
             return Gaussian(mean, root, True)
+    rng = np.random.default_rng(1951)
+    for number in range(AVERAGING_ITERATIONS):
+        found = mismatch(gradient, mean, root, rng)
+        if not np.isfinite(found.shift):
+            root = root / 2
+            continue
+        part = 2 / (number + FIRST_RATES)
+        values, vectors = linalg.eigh(found.precision)
+        # With its sign, since the absolute value of an error does not average to zero.
+        change = np.maximum(1 + part * (values - 1), 0.5)
+        step = _mean_step(vectors, part * found.gradient, change)
+        mean, root = mean + root @ step, _rescaled(root, vectors, change)
     return Gaussian(mean, root, False)
+
+
+def _mean_step(vectors: np.ndarray, gradient: np.ndarray, change: np.ndarray) -> np.ndarray:
+    """Step of the mean in units of the root, in no direction and coordinate of it too long."""
+    step = vectors @ np.clip(vectors.T @ gradient / change, -LARGEST_STEP, LARGEST_STEP)
+    return step / max(1.0, float(np.abs(step).max()) / LARGEST_STEP)
+
+
+def _rescaled(root: np.ndarray, vectors: np.ndarray, change: np.ndarray) -> np.ndarray:
+    """Root of a precision that is changed by given factors in given directions."""
+    return root @ (vectors * np.clip(change, *PRECISION_BOUNDS) ** -0.5) @ vectors.T
