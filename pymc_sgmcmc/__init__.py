@@ -36,7 +36,7 @@ from pymc_sgmcmc.step_methods import (
 )
 from pymc_sgmcmc.trace import label_positions
 from pymc_sgmcmc.trace_gradients import gradients
-from pymc_sgmcmc.zero_variance import ZeroVariance, zero_variance
+from pymc_sgmcmc.zero_variance import ZeroVariance, zero_variance, zero_variance_of_moments
 
 __version__ = "0.1.0"
 
@@ -70,4 +70,5 @@ __all__ = [
     "label_positions",
     "stein_calibrate",
     "zero_variance",
+    "zero_variance_of_moments",
 ]

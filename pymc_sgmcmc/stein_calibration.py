@@ -19,6 +19,7 @@ from xarray import DataTree
 
 from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.errors import CalibrationError
+from pymc_sgmcmc.moments import StoredMoments, read_moments
 from pymc_sgmcmc.posterior.position import PositionLayout, layout_from_model
 from pymc_sgmcmc.stored import StoredRun, chunks, every_nth, read_run
 from pymc_sgmcmc.trace_gradients import constrain, gradients
@@ -100,7 +101,11 @@ class Calibration:
 
 
 def stein_calibrate(
-    idata: DataTree, model: pm.Model | None = None, *, method: str = "slope"
+    idata: DataTree,
+    model: pm.Model | None = None,
+    *,
+    method: str = "slope",
+    moments: bool = False,
 ) -> DataTree:
     r"""Draws whose covariance is corrected for the bias of the chain, from its own gradients.
 
@@ -135,6 +140,9 @@ def stein_calibrate(
         second moments as they are, so :math:`\Lambda H M + M H \Lambda = 2M + \tfrac{h}{2} M
         \mathrm{E}[\hat\nabla \hat\nabla^\top] M`. It does not use the pairing of positions and
         gradients, but has the Monte-Carlo error of :math:`\Lambda`, which the slope has not.
+    moments : bool
+        Take :math:`\Lambda` and S from ``idata["sgmcmc_moments"]``, sums over all transitions of
+        the run, in place of the recorded draws; for method="slope".
 
     Returns
     -------
@@ -180,7 +188,7 @@ def stein_calibrate(
         idata = gradients(idata, model)
     run = read_run(idata)
     rebuild = _rebuilder(idata, run, model)
-    found = calibrate(run, method)
+    found = calibrate(run, method, read_moments(idata) if moments else None)
     positions = np.empty(run.positions.shape)
     for chain, part in chunks(*run.positions.shape):
         centred = run.positions[chain, part] - found.center
@@ -188,8 +196,10 @@ def stein_calibrate(
     return _calibrated_trace(idata, run, found, positions, rebuild(positions), method)
 
 
-def calibrate(run: StoredRun, method: str = "slope") -> Calibration:
-    """Find the affine map for the positions of a run.
+def calibrate(
+    run: StoredRun, method: str = "slope", stored: StoredMoments | None = None
+) -> Calibration:
+    """Find the affine map for the positions of a run, from its draws or from stored moments.
 
     Raises
     ------
@@ -209,7 +219,15 @@ def calibrate(run: StoredRun, method: str = "slope") -> Calibration:
             "and its settings, but the trace is of "
             f"{run.settings.get('sampler', 'an unknown step method')}. Use method='slope'."
         )
-    moments = _moments(run, products_of_gradients=method == "second_moment")
+    if stored is None:
+        moments = _moments(run, products_of_gradients=method == "second_moment")
+    elif method == "slope":
+        moments = _moments_of_groups(stored, len(run.positions))
+    else:
+        raise ValueError(
+            "`moments=True` should have method='slope', but got method='second_moment', which "
+            "needs the step sizes of the draws. Leave one of them out."
+        )
     whole = moments.whole()
     covariance = whole.covariance()
     try:
@@ -381,6 +399,33 @@ class _Moments:
         """Minus the slope of the gradients in the position."""
         stein = self.xg / self.count - np.outer(self.x, self.g) / self.count**2
         return -linalg.solve(self.covariance(), stein, assume_a="pos").T
+
+
+def _moments_of_groups(stored: StoredMoments, chains: int) -> _Moments:
+    """Sums over transitions, in about `GROUPS` groups."""
+    available = len(stored.position_position) // chains
+    if not available:
+        raise ValueError(
+            f"The moments of {len(stored.labels)} coordinates should have products of positions "
+            "and gradients, but have none. Leave out `moments=True`."
+        )
+    per_chain = min(max(1, -(-GROUPS // chains)), available)
+    bounds = np.linspace(0, available, per_chain + 1).astype(int)[:-1]
+
+    def grouped(values: np.ndarray) -> np.ndarray:
+        by_chain = values.reshape(chains, available, *values.shape[1:])
+        added = np.add.reduceat(by_chain, bounds, axis=1)
+        return stored.group_length * added.reshape(-1, *values.shape[1:])
+
+    return _Moments(
+        origin=stored.origin,
+        count=grouped(np.ones(chains * available)),
+        x=grouped(stored.group_position),
+        g=grouped(stored.group_gradient),
+        xx=grouped(stored.position_position),
+        xg=grouped(stored.position_gradient),
+        gg=None,
+    )
 
 
 def _moments(run: StoredRun, products_of_gradients: bool) -> _Moments:

@@ -1,6 +1,7 @@
 """Zero-variance control variates: means of smaller Monte-Carlo error from the stored gradients."""
 
 from pymc_sgmcmc.zero_variance.estimate import ControlledMeans, controlled_means
+from pymc_sgmcmc.zero_variance.moments import zero_variance_of_moments
 from pymc_sgmcmc.zero_variance.terms import stein_terms
 from pymc_sgmcmc.zero_variance.trace import ZeroVariance, zero_variance
 
@@ -10,4 +11,5 @@ __all__ = [
     "controlled_means",
     "stein_terms",
     "zero_variance",
+    "zero_variance_of_moments",
 ]

@@ -210,34 +210,64 @@ def controlled_means(
         def fit(rows: np.ndarray) -> np.ndarray:
             return fit_coefficients(h[rows], f[rows], regression)
 
-    everything = np.arange(len(f))
-    a = fit(everything)
-    controlled, rows = f + h @ a, len(f)
     exact = coefficients == "batch_means" and regression == "least_squares"
-    if split or not exact:
-        apart, a_apart = out_of_fold(fit, h, f)
-        mean = (apart if split else controlled).mean(0)
-        spread = apart.std(0, ddof=1)
-    else:
-        mean = controlled.mean(0)
-        spread = controlled.std(0) * np.sqrt(rows / (rows - h.shape[1] - 1))
-    if exact:
-        error = spread * np.sqrt(1 / rows + _leverage(h))
-    else:
-        moved = h.mean(0) @ a_apart
-        error = np.sqrt(spread**2 / rows + (len(moved) - 1) * moved.var(0))
+    mean, error, a = control_batches(f, h, fit, exact=exact, split=split)
     return ControlledMeans(
         mean=mean,
         standard_error=error,
         mean_before=f.mean(0),
-        standard_error_before=f.std(0, ddof=1) / np.sqrt(rows),
+        standard_error_before=f.std(0, ddof=1) / np.sqrt(len(f)),
         coefficients=a,
         whitening=whitening,
         order=order,
-        batches=rows,
+        batches=len(f),
         batch_length=draws // count,
         long_run_gradient=g.var(0, ddof=1) * (draws // count),
     )
+
+
+def control_batches(
+    values: np.ndarray,
+    terms: np.ndarray,
+    fit: Callable[[np.ndarray], np.ndarray],
+    *,
+    exact: bool,
+    split: bool,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mean, its standard error and the coefficients, from means over batches.
+
+    Parameters
+    ----------
+    values, terms : numpy.ndarray, shapes (batches, q) and (batches, p)
+    fit : callable
+        Coefficients from the batches of the given numbers.
+    exact : bool
+        Whether these are least squares over the batches.
+    split : bool
+        Whether coefficients are to come from other batches.
+
+    Returns
+    -------
+    numpy.ndarray, shape (q,)
+    numpy.ndarray, shape (q,)
+    numpy.ndarray, shape (p, q)
+    """
+    rows = len(values)
+    a = fit(np.arange(rows))
+    controlled = values + terms @ a
+    if split or not exact:
+        apart, a_apart = out_of_fold(fit, terms, values)
+        mean = (apart if split else controlled).mean(0)
+        spread = apart.std(0, ddof=1)
+    else:
+        mean = controlled.mean(0)
+        spread = controlled.std(0) * np.sqrt(rows / (rows - terms.shape[1] - 1))
+    if exact:
+        error = spread * np.sqrt(1 / rows + _leverage(terms))
+    else:
+        moved = terms.mean(0) @ a_apart
+        error = np.sqrt(spread**2 / rows + (len(moved) - 1) * moved.var(0))
+    return mean, error, a
 
 
 def batch_means(values: np.ndarray, batches: int) -> np.ndarray:
