@@ -191,7 +191,9 @@ class SGLDCV(SGLD):
 
     **Law.** As for `SGLD`, with a gradient covariance V that is proportional to the squared
     distance from the centre. For a posterior that contracts like :math:`N^{-1/2}` around it,
-    V does not grow relative to the curvature, so the same batch size serves for all N.
+    V does not grow relative to the curvature, so the same batch size serves for all N. Rows that
+    alone would make most of V, as those of a rare level of a factor, are in each transition where
+    the batch size is computed: their differences have no noise.
 
     **Cost.** At most two gradients of n rows a transition, independent of N. The difference of
     the two is taken inside sums and products, so that one matrix product serves both in a
