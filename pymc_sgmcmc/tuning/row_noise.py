@@ -150,6 +150,8 @@ class _Rows:
             name: np.array(shared.get_value()) for name, shared in posterior.others.items()
         }
         self.points_a_row = POINTS_A_ROW if control_variate else 1
+        # Of the gradients of all rows at the centre.
+        self._mean = center.likelihood_gradient / posterior.n_rows
 
     def sizes(self) -> np.ndarray:
         """Mean squared length of each row's gradient in units of the curvature, shape (N,)."""
@@ -178,7 +180,7 @@ class _Rows:
         posterior = self._posterior
         at_center = self._at_center(numbers)
         if not self._control_variate:
-            return at_center - at_center.mean(0)
+            return at_center - self._mean
         count = int(np.clip(len(numbers) // ROWS_A_POINT, 1, len(self._points)))
         parts = np.array_split(np.arange(len(numbers)), count)
         deviations = np.empty_like(at_center)
@@ -190,15 +192,16 @@ class _Rows:
         return deviations
 
     def deviations_at_all(self, numbers: np.ndarray) -> np.ndarray:
-        """Gradients of rows, each at several points, shape (points, rows, d).
+        """Deviations of rows, each at several points, shape (points, rows, d).
 
-        Their mean over rows is no part of them: these rows are far from it.
+        The mean difference to the centre is not known at each point, and is left in: that of
+        these rows is far from it.
         """
         if not len(numbers):
             return np.empty((self.points_a_row, 0, self._posterior.dimension))
         at_center = self._at_center(numbers)
         if not self._control_variate:
-            return at_center[None]
+            return at_center[None] - self._mean
         rows = self._posterior.take(numbers)
         return np.array([self._at(one, rows) - at_center for one in self._points[:POINTS_A_ROW]])
 
