@@ -17,6 +17,7 @@ from pymc_sgmcmc.errors import (
     NonFinitePositionError,
 )
 from pymc_sgmcmc.gradient_estimators import SVRG
+from pymc_sgmcmc.gradient_windows import discard_unconverged, gradient_convergence
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import PolynomialDecay
 from pymc_sgmcmc.stein_calibration import stein_calibrate
@@ -66,6 +67,8 @@ __all__ = [
     "ZeroVariance",
     "__version__",
     "bias_report",
+    "discard_unconverged",
+    "gradient_convergence",
     "gradients",
     "label_positions",
     "stein_calibrate",

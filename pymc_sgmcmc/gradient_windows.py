@@ -98,9 +98,10 @@ def gradient_convergence(
     xarray.Dataset
         Dimensions `chain` and `draw`, where `draw` is the last of each window: ``statistic``,
         ``bound``, ``passed`` and ``converged``, which is true from the first window on that
-        passes. By chain ``unconverged_draws``, those before the first window that passes, all of
-        them where none does, and ``last_half_probability``, that of so large a mean gradient in
-        the last half at stationarity; below 10⁻⁴ the chain counts as not converged throughout.
+        passes. By chain ``unconverged_draws``, those before the end of the first window that
+        passes, none where that is the first of all, all of them where no window passes; and
+        ``last_half_probability``, that of so large a mean gradient in the last half at
+        stationarity; below 10⁻⁴ the chain counts as not converged throughout.
         Attributes: ``window``, ``rule``, ``variance``, ``level``, ``degrees_of_freedom``.
 
     Raises
@@ -128,7 +129,7 @@ def gradient_convergence(
     >>> stats = xr.Dataset({"position": (dims, x), "gradient": (dims, -x)})
     >>> found = gradient_convergence(xr.DataTree.from_dict({"sample_stats": stats}))
     >>> found["unconverged_draws"].values
-    array([ 0, 30])
+    array([ 0, 37])
     """
     one_of("rule", rule, CONVERGENCE_RULES)
     one_of("variance", variance, VARIANCES)
@@ -155,7 +156,10 @@ def gradient_convergence(
     # Not "at least": there is no probability (NaN) where draws are few.
     at_rest = ~(probability < SMALLEST_PROBABILITY)
     converged = np.maximum.accumulate(passed, axis=1) & at_rest[:, None]
-    unconverged = np.where(converged.any(1), converged.argmax(1), draws)
+    first = converged.argmax(1)
+    # The window that ends a way from afar is partly on that way.
+    unconverged = np.where(first > 0, first + length - 1, 0)
+    unconverged = np.where(converged.any(1), unconverged, draws)
     labels = _draw_labels(idata, draws)
     dims = ("chain", "draw")
     return xr.Dataset(
@@ -181,10 +185,10 @@ def gradient_convergence(
 def discard_unconverged(idata: DataTree, **settings: Any) -> DataTree:
     """Trace without the draws before all of its chains have converged.
 
-    All chains are cut alike, at the draw with which the first window of the last chain begins
-    that passes the test of `gradient_convergence`, so that the trace stays rectangular. How many
-    were left out is logged, and kept as the attribute ``sgmcmc_discarded_draws`` of
-    `sample_stats`.
+    Draws before the end of the first window that passes the test of `gradient_convergence` are
+    left out, none where the first window of all passes. All chains are cut alike, as the slowest
+    of them needs, so that the trace stays rectangular. How many were left out is logged, and kept
+    as the attribute ``sgmcmc_discarded_draws`` of `sample_stats`.
 
     Parameters
     ----------
@@ -213,7 +217,7 @@ def discard_unconverged(idata: DataTree, **settings: Any) -> DataTree:
     >>> stats = xr.Dataset({"position": (dims, x), "gradient": (dims, -x)})
     >>> kept = discard_unconverged(xr.DataTree.from_dict({"sample_stats": stats}))
     >>> kept["sample_stats"].sizes["draw"]
-    370
+    363
     """
     found = gradient_convergence(idata, **settings)
     draws = idata["sample_stats"].sizes["draw"]
