@@ -18,6 +18,7 @@ from pymc_sgmcmc.errors import (
 )
 from pymc_sgmcmc.gradient_estimators import SVRG
 from pymc_sgmcmc.gradient_windows import discard_unconverged, gradient_convergence
+from pymc_sgmcmc.kernel_stein import kernel_stein_discrepancy, stein_thin
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import PolynomialDecay
 from pymc_sgmcmc.stein_calibration import stein_calibrate
@@ -70,7 +71,9 @@ __all__ = [
     "discard_unconverged",
     "gradient_convergence",
     "gradients",
+    "kernel_stein_discrepancy",
     "label_positions",
     "stein_calibrate",
+    "stein_thin",
     "zero_variance",
 ]
