@@ -173,7 +173,7 @@ def test_visuals_are_set_and_left_out(trace):
     assert len(named(bare, "vline")) == 1
     assert not named(bare, "line")
     red = plot_bias(trace, backend="none", visuals={"point_estimate": {"color": "red"}})
-    assert named(red, "scatter")[0]["color"] == "red"
+    assert named(red, "scatter")[0]["facecolor"] == "red"
     assert (
         not plot_gradient_trace(trace, backend="matplotlib", visuals={"legend": False})
         .viz["figure"]
