@@ -324,12 +324,13 @@ class _Batches:
         """Share of the means that counts for the variance of one."""
         return (1 - self.correlation) / (1 + self.correlation)
 
-    def near(self, start: int) -> tuple[int, int]:
-        """Range of the batches that overlap with a window or are next to those that do."""
-        count = self.means.shape[1]
-        lowest = (start - self.length - self.first) // self.length
-        highest = -((self.first - start - 2 * self.length) // self.length)
-        return int(np.clip(lowest, 0, count)), int(np.clip(highest, 0, count))
+    def near(self, starts: np.ndarray) -> np.ndarray:
+        """Ranges of batches that overlap with windows or are next to those that do, (n, 2)."""
+        lowest = (starts - self.length - self.first) // self.length
+        highest = -((self.first - starts - 2 * self.length) // self.length)
+        ranges = np.clip(np.stack([lowest, highest], axis=1), 0, self.means.shape[1])
+        ranges[ranges[:, 0] >= ranges[:, 1]] = 0
+        return ranges
 
 
 def _measured(run: StoredRun, length: int, level: float) -> tuple[np.ndarray, np.ndarray, float]:
@@ -350,8 +351,7 @@ def _measured(run: StoredRun, length: int, level: float) -> tuple[np.ndarray, np
     joint = fewest > 2 * d + 2
     total = np.einsum("cbi,cbj->ij", batches.means, batches.means)
     starts = np.arange(run.gradients.shape[1] - length + 1)
-    ranges = np.array([batches.near(start) for start in starts])
-    ranges[ranges[:, 0] >= ranges[:, 1]] = 0
+    ranges = batches.near(starts)
     statistic, bound = (np.empty((chains, len(starts))) for _ in range(2))
     for chain in range(chains):
         means = window_means(run.gradients[chain], length)

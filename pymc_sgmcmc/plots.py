@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 from arviz_base import rcParams
-from arviz_plots import PlotCollection
 from xarray import DataTree
 
 from pymc_sgmcmc.bias import bias_report
 from pymc_sgmcmc.gradient_windows import gradient_convergence, window_means
 from pymc_sgmcmc.stored import read_run
 from pymc_sgmcmc.zero_variance import ZeroVariance, zero_variance
+
+if TYPE_CHECKING:
+    from arviz_plots import PlotCollection
 
 INTERVAL = 1.96
 """Half the width of the intervals, in standard errors: 95 %."""
@@ -312,6 +314,9 @@ class _Drawing:
         visuals: Visuals | None,
         pc_kwargs: dict[str, Any],
     ):
+        # Here, since it imports pyplot, which takes most of a second.
+        from arviz_plots import PlotCollection
+
         name = backend or rcParams["plot.backend"]
         self.backend = import_module(f"arviz_plots.backend.{name}")
         self.visuals = dict(visuals or {})

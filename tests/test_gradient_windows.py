@@ -49,9 +49,9 @@ def gradient(gaussian: Gaussian):
     ids=["one chain", "exact and thinned", "noisy and thinned"],
 )
 def test_level_at_stationarity(variance, step_size, noise, thin, chains, draws):
-    """Chains from their exact law: the share of windows that pass, over 40 traces."""
+    """Chains from their exact law: the share of windows that pass, over 20 traces."""
     gaussian, M = target(noise)
-    x, g = gaussian.chains(40 * chains, draws, step_size, M, seed=7, thin=thin)
+    x, g = gaussian.chains(20 * chains, draws, step_size, M, seed=7, thin=thin)
     shares = []
     for start in range(0, len(x), chains):
         part = slice(start, start + chains)

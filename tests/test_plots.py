@@ -125,7 +125,7 @@ def test_coordinates_of_the_gradient_trace(trace):
     assert collection.viz["plot"]["panel"].values.tolist() == ["statistic", "beta[age]"]
     with pytest.raises(ValueError, match=r"some of intercept, beta\[age\], .*, but got \['age'\]"):
         plot_gradient_trace(trace, coordinates=["age"])
-    many = plot_gradient_trace(trace_of(60, 0.4), backend="matplotlib")
+    many = plot_gradient_trace(trace_of(12, 0.4), backend="matplotlib")
     assert many.viz["plot"].size == 6
 
 
