@@ -17,6 +17,14 @@ from pymc_sgmcmc.errors import (
     NonFinitePositionError,
 )
 from pymc_sgmcmc.gradient_estimators import SVRG
+from pymc_sgmcmc.gradient_windows import discard_unconverged, gradient_convergence
+from pymc_sgmcmc.kernel_stein import kernel_stein_discrepancy, stein_thin
+from pymc_sgmcmc.plots import (
+    plot_bias,
+    plot_ess_bias,
+    plot_gradient_trace,
+    plot_zero_variance,
+)
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import PolynomialDecay
 from pymc_sgmcmc.stein_calibration import stein_calibrate
@@ -66,9 +74,17 @@ __all__ = [
     "ZeroVariance",
     "__version__",
     "bias_report",
+    "discard_unconverged",
+    "gradient_convergence",
     "gradients",
+    "kernel_stein_discrepancy",
     "label_positions",
+    "plot_bias",
+    "plot_ess_bias",
+    "plot_gradient_trace",
+    "plot_zero_variance",
     "stein_calibrate",
+    "stein_thin",
     "zero_variance",
     "zero_variance_of_moments",
 ]

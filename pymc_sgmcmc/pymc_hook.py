@@ -1,7 +1,8 @@
-"""Settings and verdict of a run at the end of `pymc.sample`.
+"""Settings and verdict of a run at the end of `pymc.sample`, and statistics that files can hold.
 
 PyMC 6.4 offers step methods no place for what belongs to the whole run. This wraps the private
-function with which `pymc.sample` ends, for runs with a step method of this package alone.
+function with which `pymc.sample` ends, for runs with a step method of this package: alone, for the
+settings; with others, for the shape of the statistics.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pymc.sampling.mcmc as mcmc
+import xarray as xr
 from xarray import DataTree
 
 from pymc_sgmcmc.bias import bias_warnings
@@ -27,6 +30,9 @@ from pymc_sgmcmc.run_settings import (
     StatisticTypes,
 )
 
+RAGGED = ("position", "gradient")
+"""Statistics with an array for each draw and step method, whose lengths can differ."""
+
 _log = logging.getLogger("pymc.sgmcmc")
 
 
@@ -40,10 +46,14 @@ def _with_settings(sample_return: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(sample_return)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         result = sample_return(*args, **kwargs)
-        settings = settings_of(kwargs.get("traces"))
-        if settings is None or not isinstance(result, DataTree):
+        traces = kwargs.get("traces")
+        if not isinstance(result, DataTree) or not _is_ours(traces):
             return result
+        settings = settings_of(traces)
         try:
+            make_rectangular(result)
+            if settings is None:
+                return result
             attach(result, settings)
             attach_moments(result, kwargs["traces"], settings)
             if kwargs.get("compute_convergence_checks") and not kwargs.get("quiet"):
@@ -100,11 +110,60 @@ def attach_moments(idata: DataTree, traces: Any, settings: RunSettings) -> None:
         idata[MOMENTS_GROUP] = DataTree(dataset.assign_coords(chain=chains))
 
 
+def _is_ours(traces: Any) -> bool:
+    """Whether a step method of this package is among those that made the traces."""
+    try:
+        types = list(next(iter(traces)).sampler_vars)
+    except (TypeError, StopIteration, AttributeError):
+        return False
+    return any(isinstance(one, StatisticTypes) for one in types)
+
+
+def make_rectangular(idata: DataTree) -> None:
+    """Make numbers of `position` and `gradient` of several step methods, in a trace.
+
+    PyMC keeps an array in an array for each draw and step method, which no file can hold. Here
+    they get one dimension for the step methods (``position_dim_0``) and one for the coordinates
+    (``position_dim_1``), which is as long as that of the largest step method needs; what the
+    others lack is NaN.
+    """
+    for group in ("sample_stats", "warmup_sample_stats"):
+        if group not in idata.children:
+            continue
+        for name in RAGGED:
+            values = idata[group].dataset.get(name)
+            if values is not None and values.dtype == object:
+                dims = (*values.dims, f"{name}_dim_{values.ndim - 2}")
+                idata[group][name] = xr.DataArray(_padded(values.values), dims=dims)
+
+
+def _padded(values: np.ndarray) -> np.ndarray:
+    """Numbers from an array of vectors, with NaN after the end of the shorter ones."""
+    vectors = [np.atleast_1d(one) for one in values.ravel()]
+    width = max(len(one) for one in vectors)
+    found = np.full(
+        (len(vectors), width), np.nan, dtype=np.result_type(*{one.dtype for one in vectors})
+    )
+    for row, vector in zip(found, vectors, strict=True):
+        row[: len(vector)] = vector
+    return found.reshape(*values.shape, width)
+
+
 def attach(idata: DataTree, settings: RunSettings) -> None:
-    """Write settings into a trace: attributes of `sample_stats`, and a group of arrays."""
+    """Write settings into a trace: attributes of `sample_stats`, and a group of arrays.
+
+    Attributes are numbers and words, which is what all kinds of trace files hold: a setting that
+    is None is left out, and truth values are 0 or 1.
+    """
+    written = {PREFIX + key: _plain(one) for key, one in settings.attributes.items()}
     for name in ("sample_stats", "warmup_sample_stats"):
         if name in idata.children:
-            idata[name].attrs.update(
-                {PREFIX + key: value for key, value in settings.attributes.items()}
-            )
+            idata[name].attrs.update({k: one for k, one in written.items() if one is not None})
     idata[GROUP] = DataTree(settings.dataset())
+
+
+def _plain(value: Any) -> Any:
+    """A number or a word for what files cannot hold as it is."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return int(value) if isinstance(value, bool) else value

@@ -178,7 +178,8 @@ def kernel_stein_discrepancy(positions: np.ndarray, gradients: np.ndarray) -> fl
     Parameters
     ----------
     positions, gradients : numpy.ndarray, shape (K, d)
-        In coordinates in which the posterior's scales are about 1. Takes memory for K² d numbers.
+        In coordinates in which the posterior's scales are about 1. Takes memory for some K²
+        numbers.
 
     References
     ----------
@@ -191,15 +192,40 @@ def kernel_stein_discrepancy(positions: np.ndarray, gradients: np.ndarray) -> fl
     >>> kernel_stein_discrepancy(x, -x) < kernel_stein_discrepancy(1.5 * x, -1.5 * x)
     True
     """
-    count, dimension = positions.shape
-    difference = positions[:, None] - positions
-    squares = np.einsum("kld,kld->kl", difference, difference)
+    values = stein_kernel(positions, gradients)
+    count = len(values)
+    return float((values.sum() - np.trace(values)) / (count * (count - 1)))
+
+
+def stein_kernel(positions: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+    r"""Matrix of :math:`k_\pi(\theta_k, \theta_l)` of `kernel_stein_discrepancy`.
+
+    Parameters
+    ----------
+    positions, gradients : numpy.ndarray, shape (K, d)
+
+    Returns
+    -------
+    numpy.ndarray, shape (K, K)
+
+    Examples
+    --------
+    On the diagonal it is the squared gradient and the dimension.
+
+    >>> stein_kernel(np.zeros((1, 3)), np.ones((1, 3)))
+    array([[6.]])
+    """
+    dimension = positions.shape[1]
+    # About their mean, so that products differ by more than rounding.
+    x = positions - positions.mean(0)
+    products = x @ x.T
+    lengths = np.diag(products)
+    squares = np.maximum(lengths[:, None] + lengths - 2 * products, 0)
     base = 1 + squares
-    kernel = base**-0.5
     # With k = base^-1/2: the gradient in x is -base^-3/2 (x - y), that in y its opposite.
     slope = base**-1.5
-    along = np.einsum("kld,kd->kl", difference, gradients)
-    along -= np.einsum("kld,ld->kl", difference, gradients)
-    values = gradients @ gradients.T * kernel + slope * along
-    values += dimension * slope - 3 * squares * base**-2.5
-    return float((values.sum() - np.trace(values)) / (count * (count - 1)))
+    crossed = x @ gradients.T
+    own = np.diag(crossed)
+    along = own[:, None] + own - crossed - crossed.T
+    values = gradients @ gradients.T * base**-0.5 + slope * along
+    return values + dimension * slope - 3 * squares * base**-2.5

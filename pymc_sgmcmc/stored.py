@@ -74,8 +74,14 @@ class StoredRun:
         return dense(self.arrays["preconditioner"], self.dimension)
 
 
-def read_run(idata: DataTree) -> StoredRun:
+def read_run(idata: DataTree, *, agreeing_chains: bool = True) -> StoredRun:
     """Positions, gradients and settings of a trace.
+
+    Parameters
+    ----------
+    idata : xarray.DataTree
+    agreeing_chains : bool
+        Refuse chains that are elsewhere than the others.
 
     Raises
     ------
@@ -110,7 +116,8 @@ def read_run(idata: DataTree) -> StoredRun:
     _check_finite(positions, gradients, chains)
     some = every_nth(positions)
     _check_constant(some, labels)
-    _check_chains(some, labels, chains)
+    if agreeing_chains:
+        _check_chains(some, labels, chains)
     arrays = {}
     if GROUP in idata.children:
         arrays = {str(name): np.asarray(one) for name, one in idata[GROUP].data_vars.items()}

@@ -50,7 +50,13 @@ def quick(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/getting_started.md", "docs/how_a_sampler_is_put_together.md"]
+    "name",
+    [
+        "README.md",
+        "docs/getting_started.md",
+        "docs/how_a_sampler_is_put_together.md",
+        "docs/trace_tools.md",
+    ],
 )
 def test_code_runs(name, quick, capsys):
     path = ROOT / name

@@ -1,0 +1,412 @@
+"""Plots of traces in the style of arviz-plots, on any of its backends.
+
+All return a `PlotCollection`, whose figure `show` and `savefig` show and save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+from arviz_base import rcParams
+from xarray import DataTree
+
+from pymc_sgmcmc.bias import bias_report
+from pymc_sgmcmc.gradient_windows import gradient_convergence, window_means
+from pymc_sgmcmc.stored import read_run
+from pymc_sgmcmc.zero_variance import ZeroVariance, zero_variance
+
+if TYPE_CHECKING:
+    from arviz_plots import PlotCollection
+
+INTERVAL = 1.96
+"""Half the width of the intervals, in standard errors: 95 %."""
+
+ROW_HEIGHT = 0.22
+"""Inches for a parameter."""
+
+DOTS_AN_INCH = 100
+"""On backends that know of no inches."""
+
+MOST_TRACES = 5
+"""Coordinates whose gradients are shown where none are asked for."""
+
+MOST_POINTS = 2_000
+"""Windows shown of a chain, evenly spaced."""
+
+Visuals = Mapping[str, Mapping[str, Any] | bool]
+
+
+def plot_bias(
+    idata: DataTree,
+    *,
+    bias: float | None = None,
+    backend: str | None = None,
+    visuals: Visuals | None = None,
+    **pc_kwargs: Any,
+) -> PlotCollection:
+    """Relative variance error of each coordinate, with 95 % intervals, and the stated bias.
+
+    The numbers are those of `bias_report`. Where an interval is to the right of the dashed line,
+    the variance is too large by more than the stated bias.
+
+    Parameters
+    ----------
+    idata : xarray.DataTree
+        As for `bias_report`. Not changed.
+    bias : float, optional
+        Stated relative error of the variance; that of the run where not given.
+    backend : {"matplotlib", "bokeh", "plotly"}, optional
+        That of ``arviz_base.rcParams`` where not given.
+    visuals : mapping of str to mapping or False, optional
+        Settings of ``point_estimate``, ``interval``, ``stated`` and ``zero``, ``labels``,
+        ``ticklabels`` and ``title``, passed to the functions of the backend; False leaves one out.
+    **pc_kwargs
+        Passed to `arviz_plots.PlotCollection`; ``figure_kwargs`` to the figure.
+
+    Returns
+    -------
+    arviz_plots.PlotCollection
+    """
+    report = bias_report(idata, bias=bias)
+    drawing = _Drawing.rows(len(report), 1, backend, visuals, pc_kwargs)
+    drawing.draw("vline", "zero", 0.0, color="gray", alpha=0.5)
+    stated = report.attrs["bias"]
+    dashed = drawing.backend.get_default_aes("linestyle", 2, {})[-1]
+    drawing.draw("vline", "stated", stated, color="C1", linestyle=dashed)
+    rows = np.arange(len(report), 0, -1)
+    error, se = (report[name].to_numpy() for name in ("variance_error", "variance_error_se"))
+    drawing.intervals(error, INTERVAL * se, rows, color="C0")
+    drawing.draw("yticks", "ticklabels", rows, report.index.tolist())
+    drawing.draw("ylim", "limits", (0.3, len(report) + 0.7))
+    drawing.draw("xlabel", "labels", "relative error of the variance")
+    drawing.draw("title", "title", f"Variance error (dashed: stated {stated:.3g})")
+    return drawing.collection
+
+
+def plot_gradient_trace(
+    idata: DataTree,
+    *,
+    coordinates: str | Sequence[str] | None = None,
+    backend: str | None = None,
+    visuals: Visuals | None = None,
+    figure_kwargs: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> PlotCollection:
+    """Convergence statistic along each chain, and the means of windows of stored gradients.
+
+    Above, the statistic of `gradient_convergence` relative to its bound, one line a chain: at
+    stationarity 95 % of the windows are below the line at 1. Below, the means of the windows for
+    some coordinates in standard deviations of the last half, which are about zero at stationarity.
+    Shaded are the draws before the slowest chain has converged, all of them where one never does.
+
+    Parameters
+    ----------
+    idata : xarray.DataTree
+        As for `gradient_convergence`. Not changed.
+    coordinates : str or sequence of str, optional
+        Labels of coordinates of the position to show; the five with the largest means of windows
+        where not given.
+    backend : {"matplotlib", "bokeh", "plotly"}, optional
+        That of ``arviz_base.rcParams`` where not given.
+    visuals : mapping of str to mapping or False, optional
+        Settings of ``statistic``, ``bound``, ``gradient``, ``zero``, ``unconverged``, ``names``,
+        ``labels``, ``title`` and ``legend``; False leaves one out.
+    figure_kwargs : mapping, optional
+        Passed to the figure.
+    **settings
+        Those of `gradient_convergence`.
+
+    Returns
+    -------
+    arviz_plots.PlotCollection
+    """
+    found = gradient_convergence(idata, **settings)
+    run = read_run(idata, agreeing_chains=False)
+    length, draws = found.attrs["window"], found["draw"].values
+    means = np.stack([window_means(one, length) for one in run.gradients])
+    scale = means[:, means.shape[1] // 2 :].std((0, 1))
+    means /= np.where(scale > 0, scale, 1)
+    shown = _shown_coordinates(run.labels, coordinates, np.abs(means).max((0, 1)))
+    names = ["statistic", *(run.labels[number] for number in shown)]
+    pc_kwargs = {"figure_kwargs": dict(figure_kwargs or {})}
+    drawing = _Drawing(names, (9.0, 1.0 + 1.6 * len(names)), backend, visuals, pc_kwargs)
+    every = slice(None, None, max(1, -(-len(draws) // MOST_POINTS)))
+    colors = drawing.backend.get_default_aes("color", len(run.chains), {})
+    cut = int(found["unconverged_draws"].max())
+    for panel, name in enumerate(names):
+        drawing.target = drawing.targets[panel]
+        if cut > 0:
+            # Windows have the labels of their last draws.
+            last = draws[min(max(cut - length, 0), len(draws) - 1)]
+            drawing.draw("vspan", "unconverged", draws[0], last, color="gray", alpha=0.15)
+        if panel == 0:
+            drawing.draw("hline", "bound", 1.0, color="black", alpha=0.6)
+            values = (found["statistic"] / found["bound"]).values
+            drawing.draw("yscale", "scale", "log")
+        else:
+            drawing.draw("hline", "zero", 0.0, color="gray", alpha=0.5)
+            values = means[..., shown[panel - 1]]
+        visual = "gradient" if panel else "statistic"
+        for chain, color in enumerate(colors):
+            drawing.draw(
+                "line", visual, draws[every], values[chain, every], color=color, alpha=0.8, width=1
+            )
+        if panel == 0:
+            drawing.draw("ylabel", "labels", "statistic / bound")
+        else:
+            drawing.draw("title", "names", name, size=9)
+    drawing.draw("xlabel", "labels", f"last draw of a window of {length}")
+    drawing.target = drawing.targets[0]
+    unconverged = found["unconverged_draws"].values
+    drawing.draw("title", "title", _verdict(unconverged, run.gradients.shape[1]))
+    if len(colors) > 1:
+        drawing.legend(colors, [str(chain) for chain in run.chains], "chain")
+    return drawing.collection
+
+
+def plot_zero_variance(
+    idata: DataTree | ZeroVariance,
+    *,
+    backend: str | None = None,
+    visuals: Visuals | None = None,
+    figure_kwargs: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> PlotCollection:
+    """95 % intervals of posterior means without and with zero-variance control variates.
+
+    In units of the standard error without control variates, about the mean without them, so that
+    parameters of all scales are seen together.
+
+    Parameters
+    ----------
+    idata : xarray.DataTree or ZeroVariance
+        A trace, as for `zero_variance`, or what that returned. Not changed.
+    backend : {"matplotlib", "bokeh", "plotly"}, optional
+        That of ``arviz_base.rcParams`` where not given.
+    visuals : mapping of str to mapping or False, optional
+        Settings of ``point_estimate``, ``interval``, ``labels``, ``ticklabels``, ``title`` and
+        ``legend``; False leaves one out.
+    figure_kwargs : mapping, optional
+        Passed to the figure.
+    **settings
+        Those of `zero_variance`, for a trace.
+
+    Returns
+    -------
+    arviz_plots.PlotCollection
+    """
+    if isinstance(idata, ZeroVariance):
+        if settings:
+            raise ValueError(
+                f"{', '.join(f'`{name}`' for name in settings)} are settings of `zero_variance`, "
+                "whose result was given. Pass the trace, or leave them out."
+            )
+        found = idata
+    else:
+        found = zero_variance(idata, **settings)
+    table = found.summary()
+    pc_kwargs = {"figure_kwargs": dict(figure_kwargs or {})}
+    drawing = _Drawing.rows(len(table), 1.5, backend, visuals, pc_kwargs)
+    unit = table["mcse_before"].to_numpy()
+    rows = np.arange(len(table), 0, -1)
+    shift = (table["mean"] - table["mean_before"]).to_numpy() / unit
+    drawing.draw("vline", "zero", 0.0, color="gray", alpha=0.5)
+    drawing.intervals(np.zeros(len(rows)), np.full(len(rows), INTERVAL), rows + 0.17, color="C0")
+    half = INTERVAL * table["mcse"].to_numpy() / unit
+    drawing.intervals(shift, half, rows - 0.17, color="C1")
+    drawing.draw("yticks", "ticklabels", rows, table.index.tolist())
+    drawing.draw("ylim", "limits", (0.3, len(table) + 0.7))
+    drawing.draw("xlabel", "labels", "difference of means, in standard errors without")
+    ratio = float(np.nanmedian(table["variance_ratio"]))
+    drawing.draw("title", "title", f"Posterior means: median variance ratio {ratio:.3g}")
+    drawing.legend(["C0", "C1"], ["without", "with"], "control variates")
+    return drawing.collection
+
+
+def plot_ess_bias(
+    idata: DataTree | Mapping[str, DataTree],
+    *,
+    bias: float | None = None,
+    backend: str | None = None,
+    visuals: Visuals | None = None,
+    **pc_kwargs: Any,
+) -> PlotCollection:
+    """Effective sample size of each coordinate against the relative error of its variance.
+
+    Good runs are to the right and below the dashed line, the stated bias. A smaller step size
+    moves a run down and to the left; a better preconditioner, or less noise of the gradient, moves
+    it down or to the right alone. The most biased coordinate of each run, and that with the fewest
+    effective draws, are named.
+
+    Parameters
+    ----------
+    idata : xarray.DataTree or mapping of str to xarray.DataTree
+        As for `bias_report`; several runs by name. Not changed.
+    bias : float, optional
+        Stated relative error of the variance; that of each run where not given.
+    backend : {"matplotlib", "bokeh", "plotly"}, optional
+        That of ``arviz_base.rcParams`` where not given.
+    visuals : mapping of str to mapping or False, optional
+        Settings of ``point``, ``interval``, ``stated``, ``zero``, ``names``, ``labels``, ``title``
+        and ``legend``; False leaves one out.
+    **pc_kwargs
+        Passed to `arviz_plots.PlotCollection`; ``figure_kwargs`` to the figure.
+
+    Returns
+    -------
+    arviz_plots.PlotCollection
+    """
+    runs = {"": idata} if isinstance(idata, DataTree) else dict(idata)
+    if not runs:
+        raise ValueError("`idata` should be a trace or traces by name, but got no trace.")
+    reports = {name: bias_report(one, bias=bias) for name, one in runs.items()}
+    drawing = _Drawing(["ess_bias"], (7.0, 5.0), backend, visuals, pc_kwargs)
+    colors = drawing.backend.get_default_aes("color", len(reports), {})
+    drawing.draw("hline", "zero", 0.0, color="gray", alpha=0.5)
+    dashed = drawing.backend.get_default_aes("linestyle", 2, {})[-1]
+    stated = {report.attrs["bias"] for report in reports.values()}
+    everything = np.concatenate([report["ess_bulk"] for report in reports.values()])
+    wide = everything.max() > 10 * everything.min()
+    ends = everything.min(), everything.max()
+    middle = np.sqrt(ends[0] * ends[1]) if wide else sum(ends) / 2
+    for color, (name, report) in zip(colors, reports.items(), strict=True):
+        ess, error = report["ess_bulk"].to_numpy(), report["variance_error"].to_numpy()
+        half = INTERVAL * report["variance_error_se"].to_numpy()
+        line = color if len(stated) > 1 else "black"
+        if len(stated) > 1 or name == next(iter(reports)):
+            drawing.draw("hline", "stated", report.attrs["bias"], color=line, linestyle=dashed)
+        for x, y, width in zip(ess, error, half, strict=True):
+            drawing.draw("line", "interval", [x, x], [y - width, y + width], color=color, alpha=0.4)
+        drawing.draw("scatter", "point", ess, error, color=color)
+        # The name of the most biased above its interval, that of the least effective below.
+        named = ((int(np.argmax(error)), 1, "bottom"), (int(np.argmin(ess)), -1, "top"))
+        for number, sign, side in named:
+            drawing.draw(
+                "text", "names", ess[number], error[number] + sign * half[number],
+                report.index[number], color=color, size=8, vertical_align=side,
+                horizontal_align="right" if ess[number] > middle else "left",
+            )  # fmt: skip
+    if wide:
+        drawing.draw("xscale", "scale", "log")
+    drawing.draw("xlabel", "labels", "effective sample size (bulk)")
+    drawing.draw("ylabel", "labels", "relative error of the variance")
+    drawing.draw("title", "title", "Effective sample size and bias (dashed: stated)")
+    if len(reports) > 1:
+        drawing.legend(colors, list(reports), "run")
+    return drawing.collection
+
+
+# --- Parts ----------------------------------------------------------------------------------
+
+
+class _Drawing:
+    """A figure of arviz-plots with panels one below the other, and the backend that draws it."""
+
+    def __init__(
+        self,
+        panels: Sequence[str],
+        size: tuple[float, float],
+        backend: str | None,
+        visuals: Visuals | None,
+        pc_kwargs: dict[str, Any],
+    ):
+        # Here, since it imports pyplot, which takes most of a second.
+        from arviz_plots import PlotCollection
+
+        name = backend or rcParams["plot.backend"]
+        self.backend = import_module(f"arviz_plots.backend.{name}")
+        self.visuals = dict(visuals or {})
+        figure_kwargs = dict(pc_kwargs.pop("figure_kwargs", {}))
+        if "figsize" not in figure_kwargs and name == "matplotlib":
+            figure_kwargs |= {"figsize": size, "figsize_units": "inches"}
+        elif "figsize" not in figure_kwargs:
+            dots = (DOTS_AN_INCH * size[0], DOTS_AN_INCH * size[1])
+            figure_kwargs |= {"figsize": dots, "figsize_units": "dots"}
+        figsize = self.backend.scale_fig_size(
+            figure_kwargs.pop("figsize"), figsize_units=figure_kwargs.pop("figsize_units", None)
+        )
+        if name == "matplotlib":
+            figure_kwargs.setdefault("layout", "constrained")  # room for labels and the legend
+        figure, targets = self.backend.create_plotting_grid(
+            len(panels), rows=len(panels), cols=1, figsize=figsize, figsize_units="dots",
+            squeeze=False, sharex=len(panels) > 1, **figure_kwargs,
+        )  # fmt: skip
+        self.targets = list(targets[:, 0])
+        self.target = self.targets[0]
+        holder = np.empty(len(panels), dtype=object)
+        holder[:] = self.targets
+        plots = xr.DataArray(holder, dims="panel", coords={"panel": list(panels)})
+        figure_holder = np.empty((), dtype=object)
+        figure_holder[()] = figure
+        viz = xr.Dataset({"figure": ((), figure_holder), "plot": plots})
+        self.collection = PlotCollection(
+            xr.Dataset({}), viz_dt=DataTree.from_dict({"/": viz}), backend=name, **pc_kwargs
+        )
+
+    @classmethod
+    def rows(
+        cls,
+        count: int,
+        factor: float,
+        backend: str | None,
+        visuals: Visuals | None,
+        pc_kwargs: dict[str, Any],
+    ) -> _Drawing:
+        """One panel with a row for each parameter."""
+        size = (7.0, 1.5 + ROW_HEIGHT * factor * max(count, 4))
+        return cls(["rows"], size, backend, visuals, pc_kwargs)
+
+    def draw(self, function: str, visual: str, *values: Any, **settings: Any) -> None:
+        """One visual by the backend's function, with the settings of the user over these."""
+        chosen = self.visuals.get(visual, {})
+        if chosen is False:
+            return
+        if chosen is not True:
+            settings = {**settings, **chosen}
+        if function in ("xscale", "yscale"):
+            getattr(self.backend, function)(self.target, *values)
+            return
+        getattr(self.backend, function)(*values, self.target, **settings)
+
+    def intervals(self, center: np.ndarray, half: np.ndarray, rows: np.ndarray, color: str) -> None:
+        for x, width, row in zip(center, half, rows, strict=True):
+            self.draw("line", "interval", [x - width, x + width], [row, row], color=color)
+        self.draw("scatter", "point_estimate", center, rows, color=color)
+
+    def legend(self, colors: Sequence[str], labels: Sequence[str], title: str) -> None:
+        """Names of the colours, beside the panels."""
+        settings = self.visuals.get("legend", {})
+        if settings is False:
+            return
+        module = import_module(f"{self.backend.__name__}.legend")
+        chosen = {} if settings is True else dict(settings)
+        kwargs = [{"color": color} for color in colors]
+        module.legend(self.collection, kwargs, list(labels), title=title, **chosen)
+
+
+def _shown_coordinates(
+    labels: tuple[str, ...], wanted: str | Sequence[str] | None, sizes: np.ndarray
+) -> list[int]:
+    if wanted is None:
+        return sorted(np.argsort(-sizes, kind="stable")[:MOST_TRACES].tolist())
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    unknown = [name for name in names if name not in labels]
+    if unknown or not names:
+        raise ValueError(
+            f"`coordinates` should name some of {', '.join(labels[:10])}"
+            f"{', ...' if len(labels) > 10 else ''}, but got {unknown or 'an empty list'}."
+        )
+    return [labels.index(name) for name in names]
+
+
+def _verdict(unconverged: np.ndarray, draws: int) -> str:
+    never = int((unconverged == draws).sum())
+    if never:
+        return f"{never} of {len(unconverged)} chains did not converge"
+    if unconverged.max() == 0:
+        return "All chains converged from the first draw on"
+    return f"Converged after {int(unconverged.max())} of {draws} draws (shaded)"
