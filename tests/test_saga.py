@@ -312,7 +312,7 @@ def reference(model, step):
     return sample(model, step)
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_processes_give_the_same_draws(model, step, reference, start_method):
     parallel = sample(model, step, cores=2, mp_ctx=start_method)
     np.testing.assert_array_equal(parallel.posterior["beta"], reference.posterior["beta"])

@@ -15,6 +15,7 @@ from pymc_sgmcmc.dynamics.baoab import BAOAB
 from pymc_sgmcmc.dynamics.sghmc import SGHMCEuler
 from pymc_sgmcmc.errors import BatchSizeWarning
 from pymc_sgmcmc.linear_algebra import congruent
+from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.step_methods.momentum import (
     MOST_TIME_STEP,
     NOISE_ESTIMATE_ERROR,
@@ -451,7 +452,7 @@ def test_relaxation_time():
     T = expm(0.05 * np.array([[0.0, 1.0], [-1.0, -0.5]]))
     rate = -np.log(np.abs(np.linalg.eigvals(T)).max())
     assert relaxation_transitions(BAOAB, 0.05, 0.5, 1.0) == np.ceil(1 / rate - 1e-3)
-    assert relaxation_transitions(SGHMCEuler, 1e-9, 2.0, 1.0) == 100
+    assert relaxation_transitions(SGHMCEuler, 1e-9, 2.0, 1.0) == MOST_THINNING
 
 
 # --- Transitions in detail ----------------------------------------------------------------

@@ -404,7 +404,8 @@ def test_chain_frozen_by_a_far_start_says_so():
         }
         for _ in range(100):
             point, (stats,) = step.step(point)
-            if stats["warning"] is not None:
+            # The last draw carries the moments of the chain in a silent one.
+            if stats["warning"] is not None and stats["warning"].level != "debug":
                 messages.append((start, stats["warning"].message))
     assert [start for start, _ in messages] == [30.0, 30.0]
     assert all("thermostat is at" in message for _, message in messages)

@@ -283,7 +283,7 @@ def test_draws_do_not_depend_on_the_length_of_runs(model, step, reference, monke
         np.testing.assert_array_equal(parts.sample_stats[name], reference.sample_stats[name])
 
 
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_processes_give_the_same_draws(model, step, reference, start_method):
     parallel = sample(model, step, cores=2, mp_ctx=start_method)
     np.testing.assert_array_equal(parallel.posterior["beta"], reference.posterior["beta"])
