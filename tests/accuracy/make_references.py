@@ -23,9 +23,9 @@ draws, tune, chains, metric, target_accept, max_treedepth, leapfrogs, divergence
     "default" for PyMC's adaptation of a diagonal
 straighten
     0, or the prior sd of the indicators with which `straightened` changed the coordinates of NUTS
-slope, position_sd_of_draws, position_sd_error
-    with `slope` the sds come from the slope of the full-data gradients at the draws, whose
-    Monte-Carlo error (relative) is far smaller than that of the draws' own sds, and
+slope, position_mean_of_draws, position_mean_error, position_sd_of_draws, position_sd_error
+    with `slope` means and sds come from the slope of the full-data gradients at the draws, whose
+    Monte-Carlo errors (in sds, and relative) are far smaller than those of the draws' own, and
     `position_ess_sd` is the number of draws that would have the same error
 seed, versions
 """
@@ -201,30 +201,35 @@ def summarise(posterior: Posterior, idata: xr.DataTree, free: list[str]) -> dict
 
 
 def by_slope(idata: xr.DataTree, model: pm.Model) -> dict[str, np.ndarray]:
-    """Standard deviations from the slope of the full-data gradients in the position.
+    """Means and standard deviations from the slope of the full-data gradients in the position.
 
-    Stein's identity makes the inverse of minus that slope the covariance, and the sampling errors
-    of the draws cancel in it, on a Gaussian altogether.
+    Stein's identity makes the inverse of minus that slope the covariance, and mean gradients show
+    how far the draws' means are off; the sampling errors cancel, on a Gaussian altogether.
     """
     draws = idata["posterior"].to_dataset()[[variable.name for variable in model.free_RVs]]
     stats = gradients(xr.DataTree.from_dict({"posterior": draws}), model)["sample_stats"]
     position, gradient = stats["position"].values, stats["gradient"].values
 
-    def sds(chosen: list[int]) -> np.ndarray:
+    def moments(chosen: list[int]) -> np.ndarray:
         x, g = (one[chosen].reshape(-1, one.shape[-1]) for one in (position, gradient))
-        x, g = x - x.mean(0), g - g.mean(0)
+        mean, mean_gradient = x.mean(0), g.mean(0)
+        x, g = x - mean, g - mean_gradient
         slope = -linalg.solve(x.T @ x, x.T @ g, assume_a="pos")
-        return np.sqrt(np.diag(linalg.inv((slope + slope.T) / 2)))
+        covariance = linalg.inv((slope + slope.T) / 2)
+        return np.array([mean + covariance @ mean_gradient, np.sqrt(np.diag(covariance))])
 
     chains = range(len(position))
-    apart = np.array([sds([one for one in chains if one != left]) for left in chains])
-    whole = sds(list(chains))
-    error = np.sqrt((len(apart) - 1) * apart.var(0)) / whole
+    apart = np.array([moments([one for one in chains if one != left]) for left in chains])
+    mean, sd = moments(list(chains))
+    errors = np.sqrt((len(apart) - 1) * apart.var(0)) / sd
     return {
-        "position_sd": whole,
+        "position_mean": mean,
+        "position_mean_of_draws": position.mean((0, 1)),
+        "position_mean_error": errors[0],
+        "position_sd": sd,
         "position_sd_of_draws": position.std((0, 1)),
-        "position_sd_error": error,
-        "position_ess_sd": 0.5 / error**2,
+        "position_sd_error": errors[1],
+        "position_ess_sd": 0.5 / errors[1] ** 2,
     }
 
 
