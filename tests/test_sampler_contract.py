@@ -20,8 +20,8 @@ QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": Fals
 every_estimator = pytest.mark.parametrize(
     "gradient",
     [
-        # Those with most state of their own in the default run.
-        pytest.param(name, marks=() if name in ("cv", "saga") else pytest.mark.slow)
+        # That of the most used step methods in the default run; SAGA has a test of its own.
+        pytest.param(name, marks=() if name == "cv" else pytest.mark.slow)
         for name in ESTIMATORS
     ],
 )
@@ -31,6 +31,17 @@ every_sampler = pytest.mark.parametrize(
     ids=lambda sampler: sampler.name,
     scope="module",
 )
+
+
+one_sampler = pytest.mark.parametrize(
+    "sampler",
+    [
+        pytest.param(one, id=one.name, marks=() if number == 0 else pytest.mark.slow)
+        for number, one in enumerate(sampler for sampler in SAMPLERS if sampler.careful)
+    ],
+    scope="module",
+)
+"""All of them, but the first alone in the default run."""
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +151,7 @@ def test_recorded_gradient_is_an_estimate_at_the_recorded_position(sampler, grad
     assert errors.std(0).min() > 0
 
 
-@every_sampler
+@one_sampler
 def test_compound_step(sampler):
     """Some variables by the sampler, the others by NUTS or slices, in any order."""
     model = two_variable_model()
