@@ -21,8 +21,9 @@ from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.errors import CalibrationError
 from pymc_sgmcmc.moments import StoredMoments, read_moments
 from pymc_sgmcmc.posterior.position import PositionLayout, layout_from_model
+from pymc_sgmcmc.posterior.transforms import constrain
 from pymc_sgmcmc.stored import StoredRun, chunks, every_nth, read_run
-from pymc_sgmcmc.trace_gradients import constrain, gradients
+from pymc_sgmcmc.trace_gradients import gradients
 
 GROUP = "stein_calibration"
 """Group of a calibrated trace with what was found and done."""

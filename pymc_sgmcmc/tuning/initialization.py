@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pytensor
 from pymc.model import Model
 from pymc.variational.approximations import Approximation
 from scipy import linalg
@@ -15,6 +14,7 @@ from xarray import DataTree
 from pymc_sgmcmc.checks import as_array
 from pymc_sgmcmc.linear_algebra import matrix_root
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.transforms import unconstrain
 from pymc_sgmcmc.tuning.curvature import DENSE_DIMENSION, Curvature
 
 APPROXIMATION_DRAWS = 2_000
@@ -89,31 +89,9 @@ def _positions(draws: DataTree, model: Model, posterior: Posterior) -> np.ndarra
             "`init` should have draws of all free variables in its `posterior` group, but lacks "
             f"{missing}."
         )
-    arrays = []
-    for variable in model.free_RVs:
-        values = np.asarray(group[variable.name])
-        arrays.append(values.reshape(-1, *values.shape[2:]).astype(variable.dtype))
-    forward = _forward(model)
-    value_names = [model.rvs_to_values[variable].name for variable in model.free_RVs]
-    return np.array(
-        [
-            posterior.layout.ravel(dict(zip(value_names, forward(*one), strict=True)))
-            for one in zip(*arrays, strict=True)
-        ]
-    )
-
-
-def _forward(model: Model) -> Any:
-    """Function from values of the free variables to those of the value variables."""
-    outputs = []
-    for variable in model.free_RVs:
-        transform = model.rvs_to_transforms[variable]
-        outputs.append(
-            variable if transform is None else transform.forward(variable, *variable.owner.inputs)
-        )
-    return pytensor.function(
-        list(model.free_RVs), outputs, mode="FAST_COMPILE", on_unused_input="ignore"
-    )
+    values = {name: np.asarray(group[name]) for name in names}
+    flat = {name: one.reshape(-1, *one.shape[2:]) for name, one in values.items()}
+    return unconstrain(flat, model, posterior.layout)
 
 
 def _covariance(positions: np.ndarray) -> np.ndarray:
