@@ -145,7 +145,9 @@ class _Rows:
     ):
         self._posterior, self._center = posterior, center
         self._control_variate = control_variate
-        self._points = joint_draws or laplace_draws(posterior, center, NOISE_POINTS)
+        self._points: Points = ()
+        if control_variate:
+            self._points = joint_draws or laplace_draws(posterior, center, NOISE_POINTS)
         self._others = {
             name: np.array(shared.get_value()) for name, shared in posterior.others.items()
         }
@@ -158,7 +160,7 @@ class _Rows:
         posterior, root, d = self._posterior, self._center.curvature.root, self._posterior.dimension
         elements = posterior.n_rows * d
         count = int(np.clip(SEARCH_ELEMENTS // elements, *SEARCH_POINTS))
-        points = self._points[:: max(1, len(self._points) // count)][:count]
+        points = self._points[:: max(1, len(self._points) // count)][:count] or (None,)
         if d > SKETCH:
             directions = np.random.default_rng(1984).standard_normal((SKETCH, d))
             sketch = apply_to_rows(root.T, directions).T / np.sqrt(SKETCH)
@@ -166,7 +168,7 @@ class _Rows:
         for chunk in posterior.chunks(d):
             total = 0.0
             at_center = posterior.row_gradients(self._center.position, chunk)
-            for point in points if self._control_variate else (None,):
+            for point in points:
                 gradients = at_center
                 if point is not None:
                     gradients = self._at(point, chunk) - at_center
