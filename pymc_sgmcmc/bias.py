@@ -22,7 +22,6 @@ from pymc_sgmcmc.run_settings import (
     GROUP,
     SEARCHED,
     STEP_METHODS,
-    STEP_SIZE_COLUMN,
     stored_matrix,
 )
 from pymc_sgmcmc.stein import (
@@ -31,7 +30,7 @@ from pymc_sgmcmc.stein import (
     mean_gradient_test,
     stein_variance_error,
 )
-from pymc_sgmcmc.stored import labels_of, settings_of
+from pymc_sgmcmc.stored import labels_of, read_run, settings_of
 from pymc_sgmcmc.tuning import VARIANCE_INFLATION
 
 STANDARD_ERRORS = 2.0
@@ -200,10 +199,10 @@ def bias_report(
         index=pd.Index(labels, name="coordinate"),
     )
     probability = mean_gradient_test(gradients)
-    nothing_stated = bias is None and settings.get("step_size_from") == SEARCHED
-    called = f"{'the default' if nothing_stated else 'the stated'} {stated:.3g}"
+    called = f"the {_called(bias, settings)} {stated:.3g}"
     report.attrs = {
         "bias": stated,
+        "bias_called": _called(bias, settings),
         "method": method,
         "gradient_probability": probability,
         "verdict": _overall(report, stated, called, probability, settings),
@@ -227,9 +226,9 @@ def bias_warnings(idata: DataTree) -> list[str]:
     label = labels_of(idata, len(above))[worst]
     return [
         f"The posterior variance of {int(above.sum())} of {len(above)} coordinates is too large by "
-        f"more than the stated {stated:.3g}: most of all that of {label}, by about "
-        f"{error.value[worst]:.2g} of itself. {_remedy(error.value[worst], stated, settings)} "
-        "`bias_report(idata)` has all of them."
+        f"more than the {_called(None, settings)} {stated:.3g}: most of all that of {label}, by "
+        f"about {error.value[worst]:.2g} of itself. "
+        f"{_remedy(error.value[worst], stated, settings)} `bias_report(idata)` has all of them."
     ]
 
 
@@ -237,35 +236,14 @@ def bias_warnings(idata: DataTree) -> list[str]:
 
 
 def _stored(idata: DataTree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    recorded = idata.children.get("sample_stats")
-    if recorded is None or not {"gradient", "position", "step_size"} <= set(recorded.data_vars):
+    """Positions, gradients and step sizes of the draws."""
+    run = read_run(idata, agreeing_chains=False)
+    if run.step_sizes_of_draws is None:
         raise ValueError(
-            "The trace should have `gradient` and `position` in `sample_stats`, but has not. "
-            "Sample with a step method of pymc_sgmcmc, such as `pm.sample(step=SGLDCV())`."
+            "The trace should have `step_size` in `sample_stats`, but has not. Sample with a step "
+            "method of pymc_sgmcmc, such as `pm.sample(step=SGLDCV())`."
         )
-    positions, gradients = (np.asarray(recorded[name]) for name in ("position", "gradient"))
-    if positions.dtype == object or positions.ndim != 3:
-        raise ValueError(
-            "`gradient` and `position` should be numbers of shape (chain, draw, d), but are "
-            f"{positions.dtype} of shape {positions.shape}, as those of several step methods of "
-            "pymc_sgmcmc are. A report is made for runs with one: give it all the variables that "
-            "these have."
-        )
-    positions, gradients = positions.astype(float), gradients.astype(float)
-    good = np.isfinite(positions).all(-1) & np.isfinite(gradients).all(-1)
-    if not good.all():
-        raise ValueError(
-            f"{int((~good).sum())} of {good.size} draws are not finite. Leave out the chains that "
-            "diverged, or run again with a smaller step size."
-        )
-    if good.shape[1] < 4:
-        raise ValueError(
-            f"A report needs at least 4 draws a chain, but the trace has {good.shape[1]}."
-        )
-    step_sizes = np.asarray(recorded["step_size"], dtype=float)
-    if step_sizes.ndim == 3:  # others of a compound step record theirs beside it
-        step_sizes = step_sizes[..., int(settings_of(idata).get(STEP_SIZE_COLUMN, 0))]
-    return positions, gradients, step_sizes
+    return run.positions.astype(float), run.gradients.astype(float), run.step_sizes_of_draws
 
 
 def _variance_error(
@@ -278,6 +256,12 @@ def _variance_error(
             estimate = langevin_variance_error(gradients, step_sizes, preconditioner, precision)
             return estimate, SECOND_MOMENT
     return stein_variance_error(positions, gradients), STEIN
+
+
+def _called(bias: float | None, settings: dict[str, Any]) -> str:
+    """Whether the step size is for a bias: not where it was given, or searched, or is unknown."""
+    computed = settings.get("step_size_from", GIVEN) not in (GIVEN, SEARCHED)
+    return "stated" if bias is not None or computed else "default"
 
 
 def _array_stat(name: str, values: np.ndarray) -> float:

@@ -22,8 +22,10 @@ from xarray import DataTree
 from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.convergence import CONVERGENCE_RULES
 from pymc_sgmcmc.linear_algebra import matrix_root
+from pymc_sgmcmc.moments import GROUP as MOMENTS
 from pymc_sgmcmc.run_settings import PREFIX
 from pymc_sgmcmc.stored import StoredRun, dense, read_run
+from pymc_sgmcmc.trace import groups_of, is_of_draws
 
 VARIANCES = ("batch_means", "closed_form")
 """Where the variance of the mean of a window is from."""
@@ -39,9 +41,6 @@ FEWEST_WINDOWS = 8
 
 SMALLEST_PROBABILITY = 1e-4
 """Of the mean gradient of a last half, below which a chain has not converged at all."""
-
-MOMENTS = "sgmcmc_moments"
-"""Group with moments over all transitions, which is out of date when draws are left out."""
 
 _log = logging.getLogger("pymc.sgmcmc")
 
@@ -240,17 +239,15 @@ def discard_unconverged(idata: DataTree, **settings: Any) -> DataTree:
         draws,
         ", ".join(map(str, unconverged)),
     )
-    groups = {}
-    for name, node in idata.children.items():
-        if name == MOMENTS and count:
-            continue
-        dataset = node.to_dataset()
-        if not name.startswith("warmup_") and dataset.sizes.get("draw") == draws:
-            dataset = dataset.isel(draw=slice(count, None))
-        groups[name] = dataset
+    groups = groups_of(idata)
+    if count:
+        groups.pop(MOMENTS, None)  # of the draws that are left out as well
+    for name, dataset in groups.items():
+        if is_of_draws(name, dataset, len(unconverged), draws):
+            groups[name] = dataset.isel(draw=slice(count, None))
     discarded = {f"{PREFIX}discarded_draws": count}
     groups["sample_stats"] = groups["sample_stats"].assign_attrs(discarded)
-    return DataTree.from_dict({"/": idata.to_dataset(), **groups}, name=idata.name)
+    return DataTree.from_dict(groups, name=idata.name)
 
 
 # --- Windows --------------------------------------------------------------------------------
@@ -386,7 +383,7 @@ def _last_half_probabilities(batches: _Batches) -> np.ndarray:
             continue
         mean, covariance = own.mean(0), rest.T @ rest / number
         if degrees > 2 * d + 2:
-            squared = effective * mean @ linalg.solve(covariance, mean, assume_a="pos")
+            squared = effective * (_whitened(mean[None], covariance) ** 2).sum()
             free = degrees - d + 1
             found[chain] = stats.f.sf(squared * free / (degrees * d), d, free)
         else:
@@ -400,12 +397,31 @@ def _hotelling(
 ) -> tuple[np.ndarray, float]:
     """Squared lengths in units of an estimated covariance about zero, and their bound."""
     d = means.shape[1]
-    root = linalg.cholesky(covariance, lower=True)
-    whitened = linalg.solve_triangular(root, means.T, lower=True)
+    whitened = _whitened(means, covariance)
     rest = degrees - d + 1
-    return np.einsum("ik,ik->k", whitened, whitened), float(
+    return np.einsum("ki,ki->k", whitened, whitened), float(
         degrees * d / rest * stats.f.ppf(level, d, rest)
     )
+
+
+def _whitened(means: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+    """Rows in coordinates in which the covariance is I; scaled first, since units are the user's.
+
+    Raises
+    ------
+    ValueError
+        Where the covariance is singular.
+    """
+    scale = np.sqrt(np.diag(covariance))
+    try:
+        root = linalg.cholesky(covariance / np.outer(scale, scale), lower=True)
+    except (linalg.LinAlgError, ValueError):  # not positive, not finite
+        raise ValueError(
+            "The gradients should be linearly independent and not constant, but are not: some "
+            "variables are functions of others, or no factor of the density has them. Leave these "
+            'out of the model, or use `rule="elementwise"`.'
+        ) from None
+    return linalg.solve_triangular(root, (means / scale).T, lower=True).T
 
 
 def _bonferroni(
@@ -495,19 +511,31 @@ def _closed_form(idata: DataTree, run: StoredRun, length: int) -> np.ndarray:
         raise ValueError(
             "The closed form is for Langevin dynamics (SGLD, SGLDCV, ULA) with one step size a "
             "chain and with preconditioner and precision in the group `sgmcmc_settings`, but the "
-            f"trace is of {sampler} and lacks {missing or 'none of the matrices'}. Use "
-            '`variance="batch_means"`.'
+            f"trace is of {sampler}"
+            + (f" and has no {' and no '.join(missing)}" if missing else "")
+            + (" and has no constant step sizes" if run.step_sizes is None else "")
+            + '. Use `variance="batch_means"`.'
         )
     assert run.step_sizes is not None
     chains, draws, d = run.gradients.shape
     last = run.gradients[:, draws // 2 :].reshape(-1, d).astype(float)
     second_moment = last.T @ last / len(last)
-    thin = int(run.settings.get("thin", 1)) * _spacing(idata, draws)
+    if run.thin is None:
+        raise ValueError(
+            "The closed form is for evenly spaced draws, but the labels of the draws are "
+            f"{_draw_labels(idata, draws)[:5]}... Select evenly spaced ones, "
+            '`idata.sel(draw=slice(None, None, 10))` does, or use `variance="batch_means"`.'
+        )
     precision = dense(run.arrays["precision"], d)
     statistic = np.empty((chains, draws - length + 1))
     for chain in range(chains):
         covariance = langevin_window_covariance(
-            second_moment, float(run.step_sizes[chain]), run.preconditioner, precision, length, thin
+            second_moment,
+            float(run.step_sizes[chain]),
+            run.preconditioner,
+            precision,
+            length,
+            run.thin,
         )
         try:
             root = linalg.cholesky(covariance, lower=True)
@@ -526,16 +554,3 @@ def _closed_form(idata: DataTree, run: StoredRun, length: int) -> np.ndarray:
 def _draw_labels(idata: DataTree, draws: int) -> np.ndarray:
     found = idata["sample_stats"].coords
     return found["draw"].values if "draw" in found else np.arange(draws)
-
-
-def _spacing(idata: DataTree, draws: int) -> int:
-    """Recorded draws from one draw to the next: more than 1 where some were left out."""
-    labels = _draw_labels(idata, draws)
-    steps = np.unique(np.diff(labels))
-    if len(steps) != 1 or steps[0] < 1:
-        raise ValueError(
-            "The closed form is for evenly spaced draws, but the labels of the draws are "
-            f"{labels[:5]}... Select evenly spaced ones, `idata.sel(draw=slice(None, None, 10))`, "
-            'does, or use `variance="batch_means"`.'
-        )
-    return int(steps[0])

@@ -10,8 +10,10 @@ from scipy import linalg
 from xarray import DataArray, DataTree
 
 from pymc_sgmcmc.checks import whole_number
+from pymc_sgmcmc.moments import GROUP as MOMENTS
 from pymc_sgmcmc.stein import Estimate, stein_kernel
 from pymc_sgmcmc.stored import StoredRun, every_nth, read_run
+from pymc_sgmcmc.trace import groups_of, is_of_draws
 from pymc_sgmcmc.trace_gradients import gradients
 
 MOST_DRAWS = 1_000
@@ -154,14 +156,13 @@ def stein_thin(idata: DataTree, draws: int = 100, model: pm.Model | None = None)
     index = np.asarray(thin(u, g, draws, standardize=False), dtype=int)
     chain, draw = np.divmod(index, len(candidates))
     draw = candidates[draw]
-    groups = {"/": used.to_dataset()}
-    for name, node in used.children.items():
-        dataset = node.to_dataset()
-        if name.startswith("warmup_"):
-            continue
-        if {"chain", "draw"} <= set(dataset.dims):
-            dataset = _chosen(dataset, chain, draw)
-        groups[name] = dataset
+    groups = {
+        name: _chosen(dataset, chain, draw)
+        if is_of_draws(name, dataset, chains, length)
+        else dataset
+        for name, dataset in groups_of(used).items()
+        if not name.startswith(("warmup_", MOMENTS))  # the moments are those of all draws
+    }
     return DataTree.from_dict(groups, name=idata.name)
 
 

@@ -16,6 +16,7 @@ import xarray as xr
 from xarray import DataTree
 
 from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
+from pymc_sgmcmc.stored import check_chains, check_constant, check_sample_dims, check_trace
 from pymc_sgmcmc.trace import DIMENSION
 
 GROUP = "sgmcmc_moments"
@@ -24,13 +25,26 @@ GROUP = "sgmcmc_moments"
 BATCHES = 256
 """Most batches a chain, a power of two."""
 
-PRODUCT_ELEMENTS = 1_000_000
-"""Bound on the products of positions and gradients that are kept a chain: 8 MB. With more
-coordinates several batches share their products, beyond 500 coordinates there are none."""
+FEWEST_BATCHES = 8
+"""Batches a chain from which their spread says whether chains are of one law."""
+
+PRODUCT_ELEMENTS = 4_000_000
+"""Bound on the products of positions and gradients that are kept a chain: 32 MB. With more
+coordinates several batches share their products."""
+
+MOST_COORDINATES = 500
+"""Coordinates beyond which there are no products, as there are no dense matrices."""
+
+
+WAITING = 64
+"""Transitions that are gathered before they are added, each time to a copy of all sums."""
 
 
 class RunningMoments(Adaptation):
     r"""Sums over transitions of z = (θ - origin, ∇̂), and of z zᵀ, by batches.
+
+    The origin is the position of a chain at its first transition after tuning: products of
+    positions far from it would lose the digits of the covariance.
 
     After tuning each transition is counted in the present batch. Where `BATCHES` of them are full
     neighbours are added, and further batches have twice the length: there are always between half
@@ -38,30 +52,29 @@ class RunningMoments(Adaptation):
 
     Parameters
     ----------
-    origin : numpy.ndarray, shape (d,)
-        Near the posterior, the same for all chains.
     thin : int
         Transitions of a batch to begin with.
     """
 
     transitions = 10**9
 
-    def __init__(self, origin: np.ndarray, thin: int):
-        self._origin = np.asarray(origin, dtype=float)
+    def __init__(self, thin: int):
         self._thin = thin
 
     def begin(self, position: np.ndarray) -> AdaptationState:
         """No transitions yet."""
         width = 2 * len(position)
-        groups = BATCHES
-        while groups and groups * width**2 > PRODUCT_ELEMENTS:
+        groups = BATCHES if len(position) <= MOST_COORDINATES else 0
+        while groups * width**2 > PRODUCT_ELEMENTS:
             groups //= 2
         return {
+            "origin": np.array(position, dtype=float),
             "sums": np.zeros((BATCHES, width)),
             "products": np.zeros((groups, width, width)),
             "full": np.asarray(0),
             "length": np.asarray(self._thin),
             "partial": np.asarray(0),
+            "waiting": np.zeros((0, width)),
         }
 
     def load(self, state: AdaptationState) -> None:
@@ -73,49 +86,65 @@ class RunningMoments(Adaptation):
         """Add the transitions after tuning."""
         if seen.tuning:
             return state, {}
-        z = np.concatenate([seen.positions - self._origin, seen.gradients], axis=1, dtype=float)
-        sums, products = state["sums"].copy(), state["products"].copy()
-        full, length, partial = (int(state[name]) for name in ("full", "length", "partial"))
-        start = 0
-        while start < len(z):
-            if full == BATCHES:
-                sums, products = _joined(sums), _joined(products) if len(products) > 1 else products
-                full, length = BATCHES // 2, 2 * length
-            whole = min(BATCHES - full, (len(z) - start) // length) if partial == 0 else 0
-            if whole:
-                some = z[start : start + whole * length].reshape(whole, length, -1)
-                numbers = slice(full, full + whole)
-                sums[numbers] += some.sum(1)
-                _add_products(products, some, full)
-                full, start = full + whole, start + whole * length
-                continue
-            some = z[None, start : start + length - partial]
-            sums[full] += some[0].sum(0)
-            _add_products(products, some, full)
-            start, partial = start + some.shape[1], partial + some.shape[1]
-            if partial == length:
-                full, partial = full + 1, 0
-        return {
-            "sums": sums,
-            "products": products,
-            "full": np.asarray(full),
-            "length": np.asarray(length),
-            "partial": np.asarray(partial),
-        }, {}
+        if not (state["full"] or state["partial"] or len(state["waiting"])):
+            state = {**state, "origin": np.array(seen.positions[0], dtype=float)}
+        at = seen.positions - state["origin"]
+        z = np.concatenate([at, seen.gradients], axis=1, dtype=float)
+        z = np.concatenate([state["waiting"], z])
+        if len(z) < WAITING:
+            return {**state, "waiting": z}, {}
+        return {**state, **_with(state, z), "waiting": z[:0].copy()}, {}
 
     def of_chain(self, state: AdaptationState) -> Mapping[str, np.ndarray]:
         """What is kept of a chain that has ended."""
+        state = {**state, **_with(state, state["waiting"])}
         full, groups = int(state["full"]), len(state["products"])
-        # The last batch is left out where it is not full, and so is the last group.
+        # The last batch is left out where it is not full; the last group has its own number of
+        # transitions.
         batches_a_group = BATCHES // groups if groups else BATCHES
+        each = batches_a_group * int(state["length"])
+        counts = full * int(state["length"]) + int(state["partial"]) - each * np.arange(groups)
+        counts = np.clip(counts[counts > 0], 0, each)
         return {
-            "origin": self._origin,
+            "origin": state["origin"],
             "batch_sums": state["sums"][:full],
-            "group_sums": _added(state["sums"], batches_a_group)[: full // batches_a_group],
-            "group_products": state["products"][: full // batches_a_group],
+            "group_sums": _added(state["sums"], batches_a_group)[: len(counts)],
+            "group_products": state["products"][: len(counts)],
+            "group_counts": counts,
             "length": state["length"],
-            "batches_a_group": np.asarray(batches_a_group),
         }
+
+
+def _with(state: AdaptationState, z: np.ndarray) -> AdaptationState:
+    """Sums with some more transitions, shape (transitions, 2 d)."""
+    sums, products = state["sums"].copy(), state["products"].copy()
+    full, length, partial = (int(state[name]) for name in ("full", "length", "partial"))
+    start = 0
+    while start < len(z):
+        if full == BATCHES:
+            sums, products = _joined(sums), _joined(products)
+            full, length = BATCHES // 2, 2 * length
+        whole = min(BATCHES - full, (len(z) - start) // length) if partial == 0 else 0
+        if whole:
+            some = z[start : start + whole * length].reshape(whole, length, -1)
+            numbers = slice(full, full + whole)
+            sums[numbers] += some.sum(1)
+            _add_products(products, some, full)
+            full, start = full + whole, start + whole * length
+            continue
+        some = z[None, start : start + length - partial]
+        sums[full] += some[0].sum(0)
+        _add_products(products, some, full)
+        start, partial = start + some.shape[1], partial + some.shape[1]
+        if partial == length:
+            full, partial = full + 1, 0
+    return {
+        "sums": sums,
+        "products": products,
+        "full": np.asarray(full),
+        "length": np.asarray(length),
+        "partial": np.asarray(partial),
+    }
 
 
 def _joined(values: np.ndarray) -> np.ndarray:
@@ -150,17 +179,23 @@ def _add_products(products: np.ndarray, some: np.ndarray, first: int) -> None:
 def moments_dataset(
     chains: Sequence[Mapping[str, np.ndarray]], labels: Sequence[str]
 ) -> xr.Dataset | None:
-    """Moments of the chains of a run, None where they have no full batch."""
+    """Moments of the chains of a run, None where they have no full batch.
+
+    ``mean`` and ``covariance`` are those of the position over the transitions of the batches; the
+    others are means over each batch of positions, relative to ``origin``, of gradients, and of
+    their products.
+    """
     batches = min(len(one["batch_sums"]) for one in chains)
     if not batches:
         return None
-    d, length = len(chains[0]["origin"]), int(chains[0]["length"])
+    d, length = len(chains[0]["origin"]), int(chains[0]["length"])  # of all chains
     groups = min(len(one["group_products"]) for one in chains)
     other = f"{DIMENSION}_of_column"
     vector, matrix = (DIMENSION,), (DIMENSION, other)
     sums = np.array([one["batch_sums"][:batches] for one in chains]) / length
     variables: dict[str, tuple[tuple[str, ...], np.ndarray]] = {
-        "origin": (vector, chains[0]["origin"]),
+        # For each chain, so that runs with other origins can be put beside these.
+        "origin": (("chain", *vector), np.array([one["origin"] for one in chains])),
         "batch_position": (("chain", "batch", *vector), sums[..., :d]),
         "batch_gradient": (("chain", "batch", *vector), sums[..., d:]),
     }
@@ -169,10 +204,10 @@ def moments_dataset(
         "batch": list(range(batches)),
         DIMENSION: list(labels),
     }
-    each = length * int(chains[0]["batches_a_group"])
     if groups:
-        products = np.array([one["group_products"][:groups] for one in chains]) / each
-        means = np.array([one["group_sums"][:groups] for one in chains]) / each
+        counts = np.array([one["group_counts"][:groups] for one in chains])[..., None]
+        products = np.array([one["group_products"][:groups] for one in chains]) / counts[..., None]
+        means = np.array([one["group_sums"][:groups] for one in chains]) / counts
         coords |= {"group": list(range(groups)), other: list(labels)}
         variables |= {
             "group_position": (("chain", "group", *vector), means[..., :d]),
@@ -180,9 +215,18 @@ def moments_dataset(
             "group_position_position": (("chain", "group", *matrix), products[..., :d, :d]),
             "group_position_gradient": (("chain", "group", *matrix), products[..., :d, d:]),
             "group_gradient_gradient": (("chain", "group", *matrix), products[..., d:, d:]),
+            "transitions_of_group": (("chain", "group"), counts[..., 0]),
         }
-    attributes = {"transitions_a_batch": length, "transitions_a_group": each}
-    return xr.Dataset(variables, coords=coords, attrs=attributes)
+    origins = np.array([one["origin"] for one in chains])
+    variables["mean"] = (("chain", *vector), origins + sums[..., :d].mean(1))
+    if groups:
+        shares = counts / counts.sum(1, keepdims=True)
+        x = (shares * means[..., :d]).sum(1)
+        xx = (shares[..., None] * products[..., :d, :d]).sum(1)
+        covariance = xx - x[:, :, None] * x[:, None, :]
+        variables["covariance"] = (("chain", *matrix), covariance)
+    variables["transitions_a_batch"] = (("chain",), np.full(len(chains), length))
+    return xr.Dataset(variables, coords=coords)
 
 
 @dataclass(frozen=True)
@@ -192,13 +236,15 @@ class StoredMoments:
     Attributes
     ----------
     origin : numpy.ndarray, shape (d,)
-    batch_position, batch_gradient : numpy.ndarray, shape (batches, d)
-        Means over successive batches of all chains.
-    group_position, group_gradient : numpy.ndarray, shape (groups, d)
-    position_position, position_gradient, gradient_gradient : numpy.ndarray, shape (groups, d, d)
+    batch_position, batch_gradient : numpy.ndarray, shape (chains, batches, d)
+        Means over successive batches.
+    group_position, group_gradient : numpy.ndarray, shape (chains, groups, d)
+    position_position, position_gradient : numpy.ndarray, shape (chains, groups, d, d)
         Means of products over longer batches; no groups for very long positions.
-    batch_length, group_length : int
+    batch_length : int
         Transitions.
+    group_counts : numpy.ndarray, shape (chains, groups)
+        Transitions; those of the last may be fewer than those of the others, which are equal.
     labels : tuple of str
     """
 
@@ -209,9 +255,8 @@ class StoredMoments:
     group_gradient: np.ndarray
     position_position: np.ndarray
     position_gradient: np.ndarray
-    gradient_gradient: np.ndarray
     batch_length: int
-    group_length: int
+    group_counts: np.ndarray
     labels: tuple[str, ...]
 
 
@@ -221,39 +266,77 @@ def read_moments(idata: DataTree) -> StoredMoments:
     Raises
     ------
     ValueError
-        Where the trace has none, or numbers that are not finite.
+        Where the trace has none, or numbers that are not finite, and where chains are elsewhere
+        than the others.
     """
+    check_trace(idata)
     if GROUP not in idata.children:
         raise ValueError(
             f"The trace should have a group `{GROUP}`, but has {sorted(idata.children)}. It is "
-            "written at the end of `pm.sample(step=...)` with one step method of pymc_sgmcmc that "
-            "has all variables. Sample again, or use the stored draws."
+            "written at the end of a `pm.sample(step=...)` that was not interrupted, with one step "
+            "method of pymc_sgmcmc that has all variables, and left out where draws were left out "
+            "or changed. Sample again, or use the stored draws."
         )
     group = idata[GROUP].to_dataset()
-    d = group.sizes[DIMENSION]
+    check_sample_dims(group, GROUP, ("chain",))
+    chains, d = group.sizes["chain"], group.sizes[DIMENSION]
 
-    def flat(name: str) -> np.ndarray:
+    def values(name: str) -> np.ndarray:
+        if name == "transitions_of_group" and name not in group:
+            return np.empty((chains, 0))
         if name not in group:
-            return np.empty((0, d) if name.count("_") == 1 else (0, d, d))
-        values = np.asarray(group[name], dtype=float)
-        return values.reshape(-1, *values.shape[2:])
+            return np.empty((chains, 0, d) if name.count("_") == 1 else (chains, 0, d, d))
+        return np.asarray(group[name].transpose("chain", ...), dtype=float)
 
+    origins = values("origin")
+    x, g = values("group_position"), values("group_gradient")
+    # From the origin of the first chain, where runs with other origins were put together.
+    shift = (origins - origins[0])[:, None]
+    by_shift = np.einsum("...i,...j->...ij", x, np.broadcast_to(shift, x.shape))
+    by_itself = np.einsum("...i,...j->...ij", shift, shift)
     found = StoredMoments(
-        origin=np.asarray(group["origin"], dtype=float),
-        batch_position=flat("batch_position"),
-        batch_gradient=flat("batch_gradient"),
-        group_position=flat("group_position"),
-        group_gradient=flat("group_gradient"),
-        position_position=flat("group_position_position"),
-        position_gradient=flat("group_position_gradient"),
-        gradient_gradient=flat("group_gradient_gradient"),
-        batch_length=int(group.attrs["transitions_a_batch"]),
-        group_length=int(group.attrs["transitions_a_group"]),
+        origin=origins[0],
+        batch_position=values("batch_position") + shift,
+        batch_gradient=values("batch_gradient"),
+        group_position=x + shift,
+        group_gradient=g,
+        position_position=values("group_position_position")
+        + by_shift
+        + by_shift.swapaxes(-1, -2)
+        + by_itself,
+        position_gradient=values("group_position_gradient")
+        + np.einsum("...i,...j->...ij", np.broadcast_to(shift, g.shape), g),
+        batch_length=_same_length(group, "transitions_a_batch"),
+        group_counts=values("transitions_of_group"),
         labels=tuple(str(one) for one in group[DIMENSION].values),
     )
-    if not np.isfinite(found.batch_position + found.batch_gradient).all():
+    numbers = (
+        found.batch_position,
+        found.batch_gradient,
+        found.group_gradient,
+        found.position_position,
+        found.position_gradient,
+    )
+    if not all(np.isfinite(one).all() for one in numbers):
         raise ValueError(
-            f"`{GROUP}` has numbers that are not finite: a chain diverged. Leave it out, "
-            "`idata.sel(chain=[...])`, or sample again with a smaller step size."
+            f"`{GROUP}` has numbers that are not finite: a chain diverged, or runs of different "
+            "lengths were put together. Leave chains out, `idata.sel(chain=[...])`, or sample "
+            "again with a smaller step size."
         )
+    names = group["chain"].values.tolist() if "chain" in group.coords else range(chains)
+    if found.batch_position.shape[1] > 1:
+        check_constant(found.batch_position, found.labels)
+    if found.batch_position.shape[1] >= FEWEST_BATCHES:
+        check_chains(found.batch_position, found.labels, tuple(names))
     return found
+
+
+def _same_length(group: xr.Dataset, name: str) -> int:
+    lengths = np.unique(group[name].values)
+    if len(lengths) != 1:
+        raise ValueError(
+            f"All chains should have batches of the same number of transitions, but `{GROUP}` has "
+            f"{lengths.tolist()}: runs of different lengths were put together. Use the moments of "
+            "each run apart, `idata.sel(chain=[...])`."
+        )
+    return int(lengths[0])

@@ -56,8 +56,9 @@ def _with_settings(sample_return: Callable[..., Any]) -> Callable[..., Any]:
                 return result
             attach(result, settings)
             attach_moments(result, kwargs["traces"], settings)
+            remove_silent_warnings(result)
             if kwargs.get("compute_convergence_checks") and not kwargs.get("quiet"):
-                for message in bias_warnings(result):
+                for message in _warnings(result):
                     _log.warning(message)
         except Exception:  # whatever is wrong with a report, the draws are worth more
             _log.exception("The report of the run failed; the draws are not affected.")
@@ -65,6 +66,13 @@ def _with_settings(sample_return: Callable[..., Any]) -> Callable[..., Any]:
 
     wrapped._pymc_sgmcmc = True  # type: ignore[attr-defined]
     return wrapped
+
+
+def _warnings(idata: DataTree) -> list[str]:
+    try:
+        return bias_warnings(idata)
+    except ValueError as error:  # what the report asks for, such as more draws
+        return [f"The bias of the run is not known. {error}"]
 
 
 def settings_of(traces: Any) -> RunSettings | None:
@@ -108,6 +116,20 @@ def attach_moments(idata: DataTree, traces: Any, settings: RunSettings) -> None:
     if dataset is not None:
         chains = idata["posterior"].coords["chain"].values
         idata[MOMENTS_GROUP] = DataTree(dataset.assign_coords(chain=chains))
+
+
+def remove_silent_warnings(idata: DataTree) -> None:
+    """Take the moments out of the warnings, where `keep_warning_stat` keeps these in a trace."""
+    for name in ("sample_stats", "warmup_sample_stats"):
+        if name not in idata.children or "warning" not in idata[name].data_vars:
+            continue
+        warnings = idata[name].dataset["warning"]
+        values = warnings.values.copy()
+        for index in np.ndindex(values.shape):
+            one: Any = values[index]
+            if getattr(one, "extra", None) is not None and "batch_sums" in one.extra:
+                values[index] = replace(one, extra=None) if one.message else None
+        idata[name]["warning"] = warnings.copy(data=values)
 
 
 def _is_ours(traces: Any) -> bool:

@@ -155,6 +155,8 @@ def mean_gradient_test(gradients: np.ndarray) -> float:
     count, dimension = means.shape
     if count < 4:
         return np.nan
+    scale = means.std(0)  # in units of its own, since those of the user may differ by any factor
+    means = means / np.where(scale > 0, scale, 1)
     centre = means.mean(0)
     if count > 2 * dimension + 2:
         covariance = np.atleast_2d(np.cov(means.T))

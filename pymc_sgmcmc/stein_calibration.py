@@ -15,14 +15,17 @@ import numpy as np
 import pymc as pm
 import xarray as xr
 from scipy import linalg
+from scipy.stats import norm
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.errors import CalibrationError
+from pymc_sgmcmc.moments import GROUP as MOMENTS
 from pymc_sgmcmc.moments import StoredMoments, read_moments
 from pymc_sgmcmc.posterior.position import PositionLayout, layout_from_model
 from pymc_sgmcmc.posterior.transforms import constrain
-from pymc_sgmcmc.stored import StoredRun, chunks, every_nth, read_run
+from pymc_sgmcmc.stored import StoredRun, chunks, every_nth, has_gradients, posterior_of, read_run
+from pymc_sgmcmc.trace import groups_of
 from pymc_sgmcmc.trace_gradients import gradients
 
 GROUP = "stein_calibration"
@@ -33,6 +36,12 @@ METHODS = ("slope", "second_moment")
 
 GROUPS = 40
 """Successive groups of draws, over all chains, for errors by the jackknife."""
+
+DRAWS_BESIDE_MOMENTS = 4
+"""The same where the covariance is that of moments of all transitions."""
+
+FEWEST_GROUPS = 8
+"""Groups below which the jackknife states errors that are too small."""
 
 DRAWS_PER_COORDINATE = 10
 """Draws for each coordinate below which a covariance says little."""
@@ -51,11 +60,23 @@ LARGEST_SHARE = 0.5
 """Stated non-Gaussian error over the correction itself, in log standard deviations, beyond which to
 refuse."""
 
+SINGULAR = 1e-11
+"""Smallest eigenvalue of the correlations of the draws below which they are dependent: sampling
+errors are far above, rounding below."""
+
 SMALL_ERROR = 0.01
 """Error of a standard deviation, relative, that is no reason to refuse."""
 
-DERIVED = ("posterior_predictive", "predictions", "log_likelihood", "log_prior")
+UNCERTAIN = 0.5
+"""Stated non-Gaussian error, in log standard deviations, that may be larger than the correction:
+below it errors that are possible but not certain are stated, and no reason to refuse."""
+
+DERIVED = ("posterior_predictive", "predictions", "log_likelihood", "log_prior", MOMENTS)
 """Groups with functions of the draws, which a calibrated trace does not have."""
+
+
+class FewDrawsError(CalibrationError):
+    """Where more draws, or moments of all transitions, may help."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +164,7 @@ def stein_calibrate(
         gradients, but has the Monte-Carlo error of :math:`\Lambda`, which the slope has not.
     moments : bool
         Take :math:`\Lambda` and S from ``idata["sgmcmc_moments"]``, sums over all transitions of
-        the run, in place of the recorded draws; for method="slope".
+        the run, whichever draws are in the trace now; for method="slope".
 
     Returns
     -------
@@ -184,12 +205,19 @@ def stein_calibrate(
     1.000
     """
     one_of("method", method, METHODS)
-    stats = idata.children.get("sample_stats")
-    if model is not None and (stats is None or "gradient" not in stats.data_vars):
+    if model is not None and not has_gradients(idata):
         idata = gradients(idata, model)
     run = read_run(idata)
     rebuild = _rebuilder(idata, run, model)
-    found = calibrate(run, method, read_moments(idata) if moments else None)
+    stored = read_moments(idata) if moments else None
+    try:
+        found = calibrate(run, method, stored)
+    except FewDrawsError as error:
+        if moments or MOMENTS not in idata.children or method != "slope":
+            raise
+        raise CalibrationError(
+            f"{error} The trace has moments of all transitions, which say more: use `moments=True`."
+        ) from None
     positions = np.empty(run.positions.shape)
     for chain, part in chunks(*run.positions.shape):
         centred = run.positions[chain, part] - found.center
@@ -209,10 +237,12 @@ def calibrate(
     """
     d = run.dimension
     count = run.positions.shape[0] * run.positions.shape[1]
-    if count < DRAWS_PER_COORDINATE * (d + 1):
-        raise ValueError(
-            f"{d} coordinates should have at least {DRAWS_PER_COORDINATE * (d + 1)} draws, but "
-            f"the trace has {count}. Sample again with more `draws`."
+    # With moments the draws say only how far the posterior is from Gaussian.
+    needed = (DRAWS_PER_COORDINATE if stored is None else DRAWS_BESIDE_MOMENTS) * (d + 1)
+    if count < needed:
+        raise FewDrawsError(
+            f"{d} coordinates should have at least {needed} draws, but the trace has {count}. "
+            "Sample again with more `draws`."
         )
     if method == "second_moment" and not run.is_langevin:
         raise ValueError(
@@ -223,7 +253,7 @@ def calibrate(
     if stored is None:
         moments = _moments(run, products_of_gradients=method == "second_moment")
     elif method == "slope":
-        moments = _moments_of_groups(stored, len(run.positions))
+        moments = _moments_of_groups(stored)
     else:
         raise ValueError(
             "`moments=True` should have method='slope', but got method='second_moment', which "
@@ -231,13 +261,14 @@ def calibrate(
         )
     whole = moments.whole()
     covariance = whole.covariance()
-    try:
-        root = linalg.cholesky(covariance, lower=True)
-    except linalg.LinAlgError:
+    scale = np.sqrt(np.diag(covariance))
+    singular = linalg.eigvalsh(covariance / np.outer(scale, scale))[0] < SINGULAR
+    if singular:
         raise CalibrationError(
             f"The covariance of the {count} draws of {d} coordinates is singular. Sample more "
             "draws, and fix variables that are functions of others."
-        ) from None
+        )
+    root = scale[:, None] * linalg.cholesky(covariance / np.outer(scale, scale), lower=True)
 
     def precision(some: _Moments) -> np.ndarray:
         return some.slope() if method == "slope" else _langevin_precision(some, run)
@@ -256,7 +287,9 @@ def calibrate(
     relative = linalg.inv(symmetric)
     correction = _log_sds(root, symmetric) - 0.5 * np.log(np.diag(covariance))
     change, change_error, third = _nonlinearity(run, whole.mean(), root, relative)
+    nonlinear = NONLINEAR_FACTOR * np.sqrt(np.maximum(change**2 - change_error**2, 0))
     _check_gaussian(run, correction, change, change_error, third)
+    _check_certain(run, correction, nonlinear)
     values, vectors = linalg.eigh(symmetric)
     half = (vectors * values**-0.5) @ vectors.T
     # Root half, times the inverse of the root: symmetric in whitened coordinates.
@@ -267,7 +300,7 @@ def calibrate(
         covariance=root @ relative @ root.T,
         sd_ratio=np.exp(correction),
         monte_carlo_error=monte_carlo,
-        nonlinear_error=NONLINEAR_FACTOR * np.sqrt(np.maximum(change**2 - change_error**2, 0)),
+        nonlinear_error=nonlinear,
         asymmetry=asymmetry,
         third_order=third,
         shrinkage=kept,
@@ -399,28 +432,40 @@ class _Moments:
     def slope(self) -> np.ndarray:
         """Minus the slope of the gradients in the position."""
         stein = self.xg / self.count - np.outer(self.x, self.g) / self.count**2
-        return -linalg.solve(self.covariance(), stein, assume_a="pos").T
+        covariance = self.covariance()
+        # In units of the standard deviations: those of the user may differ by any factor.
+        scale = np.sqrt(np.diag(covariance))[:, None]
+        correlation = covariance / scale / scale.T
+        return -(linalg.solve(correlation, stein / scale, assume_a="pos") / scale).T
 
 
-def _moments_of_groups(stored: StoredMoments, chains: int) -> _Moments:
+def _moments_of_groups(stored: StoredMoments) -> _Moments:
     """Sums over transitions, in about `GROUPS` groups."""
-    available = len(stored.position_position) // chains
+    chains, available = stored.position_position.shape[:2]
     if not available:
         raise ValueError(
             f"The moments of {len(stored.labels)} coordinates should have products of positions "
             "and gradients, but have none. Leave out `moments=True`."
         )
+    if available > 1 and 2 * stored.group_counts[0, -1] < stored.group_counts[0, 0]:
+        available -= 1  # a short last group goes with the one before
+    if chains * available < FEWEST_GROUPS:
+        raise ValueError(
+            f"The moments of {len(stored.labels)} coordinates are in {chains * available} groups "
+            f"of transitions over {chains} chains, and should be in {FEWEST_GROUPS} or more for "
+            "the errors to be known. Sample more chains or draws, or leave out `moments=True`."
+        )
     per_chain = min(max(1, -(-GROUPS // chains)), available)
     bounds = np.linspace(0, available, per_chain + 1).astype(int)[:-1]
 
     def grouped(values: np.ndarray) -> np.ndarray:
-        by_chain = values.reshape(chains, available, *values.shape[1:])
-        added = np.add.reduceat(by_chain, bounds, axis=1)
-        return stored.group_length * added.reshape(-1, *values.shape[1:])
+        counts = stored.group_counts.reshape(chains, -1, *[1] * (values.ndim - 2))
+        added = np.add.reduceat(counts * values, bounds, axis=1)
+        return added.reshape(-1, *values.shape[2:])
 
     return _Moments(
         origin=stored.origin,
-        count=grouped(np.ones(chains * available)),
+        count=grouped(np.ones_like(stored.group_counts)),
         x=grouped(stored.group_position),
         g=grouped(stored.group_gradient),
         xx=grouped(stored.position_position),
@@ -495,7 +540,7 @@ def _check_positive(symmetric: np.ndarray, apart: np.ndarray) -> None:
     lowest = vectors[:, 0]
     error = float(_jackknife_error(np.einsum("i,gij,j->g", lowest, apart, lowest)))
     if values[0] <= STANDARD_ERRORS * error:
-        raise CalibrationError(
+        raise FewDrawsError(
             "The slope of minus the gradients in the position should be positive in all "
             f"directions, but its smallest eigenvalue relative to the chains is {values[0]:.2g} "
             f"with a Monte-Carlo error of {error:.2g}. Either the draws are too few to tell, or "
@@ -547,6 +592,10 @@ def _nonlinearity(
         changes.append(0.5 * np.einsum("ij,jk,ik->i", corrected, change, corrected) / variances)
         thirds.append((u[part] ** 2 - 1).T @ r[part] / len(part))
     error = np.std(changes, axis=0, ddof=1) / np.sqrt(len(parts))
+    if len(parts) % 2 == 0:
+        # Larger from longer parts where the draws depend on each other over more than a part.
+        pairs = np.mean(np.reshape(changes, (-1, 2, d)), axis=1)
+        error = np.maximum(error, np.std(pairs, axis=0, ddof=1) / np.sqrt(len(pairs)))
     third = np.mean(thirds, axis=0)
     noise = np.var(thirds, axis=0, ddof=1) / len(parts)
     quadratic = 0.5 * max(0.0, float((third**2 - noise).sum()))
@@ -560,7 +609,9 @@ def _check_gaussian(
     error: np.ndarray,
     third: float,
 ) -> None:
-    certain = NONLINEAR_FACTOR * np.maximum(np.abs(change) - STANDARD_ERRORS * error, 0)
+    # So many standard errors that none of the coordinates is beyond them by chance.
+    beyond = norm.isf(norm.sf(STANDARD_ERRORS) / len(change))
+    certain = NONLINEAR_FACTOR * np.maximum(np.abs(change) - beyond * error, 0)
     excess = certain - np.maximum(LARGEST_SHARE * np.abs(correction), SMALL_ERROR)
     if (excess > 0).any():
         worst = int(np.argmax(excess))
@@ -569,7 +620,20 @@ def _check_gaussian(
             f"deviation of {run.labels[worst]}, {np.expm1(correction[worst]):+.1%}, has an error "
             f"of about {certain[worst]:.1%} from the shape of the posterior (third-order "
             f"identities: the quadratic part of the gradients is {third:.2g} of the linear one). "
-            "The draws are left as they are: sample again with a smaller `bias`."
+            "The draws are left as they are: sample again with a smaller `bias`, or more draws "
+            "where these are few or slow."
+        )
+
+
+def _check_certain(run: StoredRun, correction: np.ndarray, nonlinear: np.ndarray) -> None:
+    excess = nonlinear - np.maximum(np.abs(correction), UNCERTAIN)
+    if (excess > 0).any():
+        worst = int(np.argmax(excess))
+        raise CalibrationError(
+            f"From so few draws it cannot be told whether the correction is right: that of the "
+            f"standard deviation of {run.labels[worst]}, {np.expm1(correction[worst]):+.1%}, has "
+            f"an error of up to {nonlinear[worst]:.1%} from the shape of the posterior. The draws "
+            "are left as they are: sample more of them, or again with a smaller `bias`."
         )
 
 
@@ -584,15 +648,10 @@ def _rebuilder(
     Without a model the variables have to be coordinates of the position, which is found from
     their values.
     """
-    draws = idata["posterior"].to_dataset().transpose("chain", "draw", ...)
+    draws = posterior_of(idata)
     shape = run.positions.shape
     columns = {}
     for name, values in draws.data_vars.items():
-        if values.shape[:2] != shape[:2]:
-            raise ValueError(
-                f"`{name}` has {values.shape[:2]} chains and draws, but the stored positions have "
-                f"{shape[:2]}. Select the same draws in all groups, as `idata.sel` does."
-            )
         found = _columns(np.asarray(values).reshape(*shape[:2], -1), run.positions)
         if found is not None:
             columns[str(name)] = found
@@ -685,15 +744,12 @@ def _calibrated_trace(
     variables: dict[str, np.ndarray],
     method: str,
 ) -> DataTree:
-    draws = idata["posterior"].to_dataset().transpose("chain", "draw", ...)
-    posterior = draws.assign(
-        {
-            name: one.copy(data=variables[str(name)].astype(one.dtype, copy=False))
-            for name, one in draws.data_vars.items()
-        }
-    )
+    posterior = idata["posterior"].to_dataset()
+    for name, values in posterior_of(idata).data_vars.items():
+        data = variables[str(name)].astype(values.dtype, copy=False)
+        posterior[name] = values.copy(data=data).transpose(*posterior[name].dims)
     stats = idata["sample_stats"].to_dataset()
-    dims = stats["position"].dims
+    dims = stats["position"].transpose("chain", "draw", ...).dims
     stats = stats.drop_vars("gradient").assign(position=(dims, positions))
     one, other = dims[-1], f"{dims[-1]}_of_column"
     report = xr.Dataset(
@@ -716,7 +772,7 @@ def _calibrated_trace(
         },
     )
     groups = {
-        name: node.to_dataset() for name, node in idata.children.items() if name not in DERIVED
+        name: one for name, one in groups_of(idata).items() if name.split("/")[0] not in DERIVED
     }
     groups |= {"posterior": posterior, "sample_stats": stats, GROUP: report}
     return DataTree.from_dict(groups, name=idata.name)

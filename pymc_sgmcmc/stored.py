@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import xarray as xr
 from xarray import DataTree
 
-from pymc_sgmcmc.run_settings import GROUP, PREFIX
+from pymc_sgmcmc.run_settings import GROUP, PREFIX, STEP_SIZE_COLUMN
 from pymc_sgmcmc.trace import DIMENSION
 
 CHUNK_ELEMENTS = 250_000
@@ -44,6 +45,11 @@ class StoredRun:
         Preconditioner, centre and precision, where the trace has them.
     step_sizes : numpy.ndarray, shape (chains,), or None
         Where they are constant in each chain. Chains tune apart, so they differ.
+    step_sizes_of_draws : numpy.ndarray, shape (chains, draws), or None
+        Where the trace has them.
+    thin : int or None
+        Transitions from one draw to the next, with draws left out since. None where draws are not
+        evenly spaced.
     """
 
     positions: np.ndarray
@@ -53,6 +59,8 @@ class StoredRun:
     settings: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     step_sizes: np.ndarray | None = None
+    step_sizes_of_draws: np.ndarray | None = None
+    thin: int | None = 1
 
     @property
     def dimension(self) -> int:
@@ -89,6 +97,7 @@ def read_run(idata: DataTree, *, agreeing_chains: bool = True) -> StoredRun:
         Where there are none, where draws are not finite, where chains are elsewhere than the
         others, or where a coordinate does not move.
     """
+    check_trace(idata)
     stats = idata.children.get("sample_stats")
     if stats is None or not {"gradient", "position"} <= set(stats.data_vars):
         raise ValueError(
@@ -97,13 +106,19 @@ def read_run(idata: DataTree, *, agreeing_chains: bool = True) -> StoredRun:
             "`pm.sample(step=SGLDCV())`, or compute the gradients at the draws of any sampler by "
             "`idata = gradients(idata, model)`."
         )
-    positions, gradients = (np.asarray(stats[name]) for name in ("position", "gradient"))
-    if positions.dtype == object or positions.ndim != 3 or positions.shape != gradients.shape:
+    check_sample_dims(stats)
+    positions, gradients = (
+        np.asarray(stats[name].transpose("chain", "draw", ...)) for name in ("position", "gradient")
+    )
+    if not _are_of_one_step(positions, gradients):
         raise ValueError(
-            "`position` and `gradient` should be those of one step method, with the same shape "
-            f"(chain, draw, d), but have shapes {positions.shape} and {gradients.shape}. Sample "
-            "with one step method of pymc_sgmcmc for all variables."
+            "`position` and `gradient` should be numbers of one step method, with the same shape "
+            f"(chain, draw, d), but are {positions.dtype} and {gradients.dtype} of shapes "
+            f"{positions.shape} and {gradients.shape}. Sample with one step method of pymc_sgmcmc "
+            "for all variables, or compute the gradients at the draws: "
+            "`idata = gradients(idata, model)`."
         )
+    check_same_draws(idata, positions.shape)
     if positions.shape[1] < 4:
         raise ValueError(
             f"At least 4 draws a chain are needed, but the trace has {positions.shape[1]}. "
@@ -115,15 +130,114 @@ def read_run(idata: DataTree, *, agreeing_chains: bool = True) -> StoredRun:
     labels = labels_of(idata, positions.shape[-1])
     _check_finite(positions, gradients, chains)
     some = every_nth(positions)
-    _check_constant(some, labels)
+    check_constant(some, labels)
     if agreeing_chains:
-        _check_chains(some, labels, chains)
+        check_chains(some, labels, chains)
     arrays = {}
     if GROUP in idata.children:
         arrays = {str(name): np.asarray(one) for name, one in idata[GROUP].data_vars.items()}
+    settings = settings_of(idata)
+    step_sizes = _step_sizes(stats, settings)
     return StoredRun(
-        positions, gradients, labels, chains, settings_of(idata), arrays, _step_sizes(stats)
+        positions,
+        gradients,
+        labels,
+        chains,
+        settings,
+        arrays,
+        _constant(step_sizes),
+        step_sizes,
+        _transitions_a_draw(stats, settings),
     )
+
+
+def check_trace(idata: Any) -> None:
+    """Refuse what is no trace.
+
+    Raises
+    ------
+    TypeError
+    """
+    if not isinstance(idata, DataTree):
+        raise TypeError(
+            "`idata` should be an xarray.DataTree, as `pm.sample` returns, but is of type "
+            f"{type(idata).__name__}."
+        )
+
+
+def has_gradients(idata: DataTree) -> bool:
+    """Whether a trace has positions and gradients of one step method."""
+    check_trace(idata)
+    stats = idata.children.get("sample_stats")
+    if stats is None or not {"gradient", "position"} <= set(stats.data_vars):
+        return False
+    return _are_of_one_step(stats["position"], stats["gradient"])
+
+
+def _are_of_one_step(positions: Any, gradients: Any) -> bool:
+    number = positions.dtype.kind in "fiu" and gradients.dtype.kind in "fiu"
+    return number and positions.ndim == 3 and positions.shape == gradients.shape
+
+
+def posterior_of(idata: DataTree) -> xr.Dataset:
+    """Group `posterior` of a trace, with chains and draws first.
+
+    Without variables that have no value for each draw.
+
+    Raises
+    ------
+    ValueError
+    """
+    check_trace(idata)
+    if "posterior" not in idata.children:
+        raise ValueError(
+            f"The trace should have a group `posterior`, but has {sorted(idata.children)}. Pass "
+            "the DataTree that `pm.sample` returned."
+        )
+    posterior = idata["posterior"].to_dataset()
+    check_sample_dims(posterior, "posterior")
+    names = [
+        name for name, one in posterior.data_vars.items() if {"chain", "draw"} <= set(one.dims)
+    ]
+    return posterior[names].transpose("chain", "draw", ...)
+
+
+def check_same_draws(idata: DataTree, shape: tuple[int | None, ...]) -> None:
+    """Refuse statistics of other draws than those of the posterior.
+
+    Raises
+    ------
+    ValueError
+    """
+    if "posterior" not in idata.children:
+        return
+    sizes = idata["posterior"].sizes
+    count = (sizes.get("chain"), sizes.get("draw"))
+    if None not in count and count != shape[:2]:
+        raise ValueError(
+            f"The posterior has {count[0]} chains of {count[1]} draws, but `sample_stats` has "
+            f"{shape[0]} chains of {shape[1]}. Select the same draws in all groups, as "
+            "`idata.sel` does."
+        )
+
+
+def check_sample_dims(
+    group: Any, name: str = "sample_stats", dims: tuple[str, ...] = ("chain", "draw")
+) -> None:
+    """Refuse a group of a trace from which a chain or draw was selected with its dimension lost.
+
+    Raises
+    ------
+    ValueError
+    """
+    missing = [one for one in dims if one not in group.dims]
+    if missing:
+        raise ValueError(
+            f"`{name}` should have the dimension{'s' if len(dims) > 1 else ''} "
+            f"{' and '.join(f'`{one}`' for one in dims)}, but has no "
+            f"{' and no '.join(f'`{one}`' for one in missing)}. Select with lists or slices, which "
+            "keep them: `idata.sel(chain=[0])`."
+        )
 
 
 def settings_of(idata: DataTree) -> dict[str, Any]:
@@ -167,12 +281,29 @@ def dense(matrix: np.ndarray, dimension: int) -> np.ndarray:
     return matrix if matrix.ndim == 2 else np.diag(np.broadcast_to(matrix, dimension))
 
 
-def _step_sizes(stats: Any) -> np.ndarray | None:
+def _step_sizes(stats: Any, settings: dict[str, Any]) -> np.ndarray | None:
     if "step_size" not in stats.data_vars:
         return None
-    sizes = np.asarray(stats["step_size"], dtype=float)
-    constant = (np.ptp(sizes, axis=1) <= 1e-6 * sizes.mean(1)).all()
-    return sizes.mean(1) if constant else None
+    sizes = np.asarray(stats["step_size"].transpose("chain", "draw", ...), dtype=float)
+    if sizes.ndim == 3:  # others of a compound step record theirs beside it
+        sizes = sizes[..., int(settings.get(STEP_SIZE_COLUMN, 0))]
+    return sizes
+
+
+def _transitions_a_draw(stats: Any, settings: dict[str, Any]) -> int | None:
+    thin = int(settings.get("thin", 1))
+    if "draw" not in stats.coords or stats.coords["draw"].dtype.kind not in "iu":
+        return thin
+    steps = np.unique(np.diff(stats.coords["draw"].values))
+    return thin * int(steps[0]) if len(steps) == 1 and steps[0] >= 1 else None
+
+
+def _constant(step_sizes: np.ndarray | None) -> np.ndarray | None:
+    """The one step size of each chain, None where there are several."""
+    if step_sizes is None:
+        return None
+    means = step_sizes.mean(1)
+    return means if (np.ptp(step_sizes, axis=1) <= 1e-6 * means).all() else None
 
 
 def _check_finite(positions: np.ndarray, gradients: np.ndarray, chains: tuple[Any, ...]) -> None:
@@ -194,7 +325,13 @@ def _check_finite(positions: np.ndarray, gradients: np.ndarray, chains: tuple[An
         )
 
 
-def _check_constant(some: np.ndarray, labels: tuple[str, ...]) -> None:
+def check_constant(some: np.ndarray, labels: tuple[str, ...]) -> None:
+    """Refuse coordinates that do not move, in draws or batch means of shape (chains, draws, d).
+
+    Raises
+    ------
+    ValueError
+    """
     still = np.ptp(some.reshape(-1, some.shape[-1]), axis=0) == 0
     if still.any():
         named = ", ".join(f"`{labels[number]}`" for number in np.flatnonzero(still)[:5])
@@ -205,8 +342,15 @@ def _check_constant(some: np.ndarray, labels: tuple[str, ...]) -> None:
         )
 
 
-def _check_chains(some: np.ndarray, labels: tuple[str, ...], chains: tuple[Any, ...]) -> None:
-    """Refuse chains that are elsewhere than the others, or spread far more."""
+def check_chains(some: np.ndarray, labels: tuple[str, ...], chains: tuple[Any, ...]) -> None:
+    """Refuse chains that are elsewhere than the others, or spread far more or far less.
+
+    Of draws, or means of batches of them, shape (chains, draws, d).
+
+    Raises
+    ------
+    ValueError
+    """
     if len(some) < 2:
         return
     means, sds = some.mean(1), some.std(1)
@@ -214,15 +358,17 @@ def _check_chains(some: np.ndarray, labels: tuple[str, ...], chains: tuple[Any, 
     scale = sds.min(0) if len(some) == 2 else np.median(sds, axis=0)
     scale = np.where(scale > 0, scale, np.finfo(float).tiny)
     away = np.abs(means - np.median(means, axis=0)) / scale
-    wide = sds / scale
-    bad = ((away > FAR) | (wide > 2 * FAR)).any(1)
+    wide, narrow = sds / scale, scale / np.maximum(sds, np.finfo(float).tiny)
+    bad = ((away > FAR) | (wide > 2 * FAR) | (narrow > 2 * FAR)).any(1)
     if bad.any():
         which = [chains[number] for number in np.flatnonzero(bad)]
-        coordinate = labels[int(np.argmax(np.maximum(away, wide / 2).max(0)))]
+        spread = np.maximum(wide, narrow) / 2
+        coordinate = labels[int(np.argmax(np.maximum(away, spread).max(0)))]
         raise ValueError(
             f"All chains should be of one law, but {_list(which)} "
-            f"{'is' if len(which) == 1 else 'are'} far from the median of the chains, most of all "
-            f"in {coordinate}. " + _leave_out(which, chains)
+            f"{'is' if len(which) == 1 else 'are'} far from the median of the chains, or spread "
+            f"far more or less than these, most of all in {coordinate}. "
+            + _leave_out(which, chains)
         )
 
 

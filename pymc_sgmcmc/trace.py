@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import xarray as xr
 from xarray import DataTree
 
 DIMENSION = "unconstrained_position"
@@ -11,6 +12,28 @@ DIMENSION = "unconstrained_position"
 
 _GROUPS = ("sample_stats", "warmup_sample_stats")
 _UNLABELLED = ("position_dim_0", "gradient_dim_0")
+
+
+OTHER_DRAWS = ("prior", "sample_stats_prior", "warmup_")
+"""Beginnings of the names of groups with draws that are not those of the posterior."""
+
+
+def groups_of(idata: DataTree) -> dict[str, xr.Dataset]:
+    """All groups of a trace by their paths, without "/" in front but that of the root itself.
+
+    `DataTree.from_dict` makes a trace of them, with the attributes of the root and groups in
+    groups, which copies of the children alone would lose.
+    """
+    return {
+        "/" if path == "." else path: node.to_dataset(inherit=False)
+        for path, node in idata.subtree_with_keys
+    }
+
+
+def is_of_draws(path: str, group: xr.Dataset, chains: int, draws: int) -> bool:
+    """Whether a group has values for each chain and draw of the posterior."""
+    sizes = (group.sizes.get("chain"), group.sizes.get("draw"))
+    return sizes == (chains, draws) and not path.startswith(OTHER_DRAWS)
 
 
 def label_positions(idata: DataTree, labels: Sequence[str]) -> DataTree:

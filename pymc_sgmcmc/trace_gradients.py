@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import numpy as np
 import pymc as pm
 import xarray as xr
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant
 from xarray import DataTree
 
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.transforms import unconstrain
-from pymc_sgmcmc.trace import DIMENSION
+from pymc_sgmcmc.run_settings import GROUP as SETTINGS
+from pymc_sgmcmc.stored import check_same_draws, posterior_of
+from pymc_sgmcmc.trace import DIMENSION, groups_of
 
 
 def gradients(idata: DataTree, model: pm.Model | None = None) -> DataTree:
@@ -34,6 +41,11 @@ def gradients(idata: DataTree, model: pm.Model | None = None) -> DataTree:
         (chain, draw, d). The settings of a stochastic gradient run are left out, since they are
         about other gradients.
 
+    Warns
+    -----
+    UserWarning
+        Where the data of the model are not those in the trace.
+
     Raises
     ------
     ValueError
@@ -56,12 +68,18 @@ def gradients(idata: DataTree, model: pm.Model | None = None) -> DataTree:
     array([0., 0.])
     """
     model = pm.modelcontext(model)
+    _check_data(idata, model)
     posterior = Posterior(model)
     positions = _positions(idata, model, posterior)
     found = np.empty_like(positions)
     for index in np.ndindex(positions.shape[:2]):
         found[index] = posterior.log_density_and_gradient(positions[index])[1]
-    stats = idata["sample_stats"].to_dataset() if "sample_stats" in idata.children else xr.Dataset()
+    stats = xr.Dataset()
+    if "sample_stats" in idata.children:
+        stats = idata["sample_stats"].to_dataset()
+        sizes = stats.sizes.get("chain"), stats.sizes.get("draw")
+        if sizes != (None, None):
+            check_same_draws(idata, sizes)
     stats = stats.drop_vars(["position", "gradient"], errors="ignore").drop_dims(
         ["position_dim_0", "gradient_dim_0", DIMENSION], errors="ignore"
     )
@@ -72,22 +90,41 @@ def gradients(idata: DataTree, model: pm.Model | None = None) -> DataTree:
     for dim in dims[:2]:
         if dim in idata["posterior"].coords:
             stats = stats.assign_coords({dim: idata["posterior"].coords[dim].values})
-    groups = {
-        name: node.to_dataset()
-        for name, node in idata.children.items()
-        if name not in ("sample_stats", "sgmcmc_settings")
-    }
-    return DataTree.from_dict({**groups, "sample_stats": stats})
+    groups = groups_of(idata) | {"sample_stats": stats}
+    groups.pop(SETTINGS, None)
+    return DataTree.from_dict(groups, name=idata.name)
+
+
+def _check_data(idata: DataTree, model: pm.Model) -> None:
+    """Warn where the model has other data than the trace says that it was sampled with."""
+    of_model = {one.name: model.rvs_to_values[one] for one in model.observed_RVs}
+    of_model |= {one.name: one for one in model.data_vars}
+    changed = []
+    for group in ("observed_data", "constant_data"):
+        for name, stored in idata[group].data_vars.items() if group in idata.children else ():
+            values = _values(of_model.get(name))
+            if values is not None and not np.array_equal(values, stored.values, equal_nan=True):
+                changed.append(f"`{name}`")
+    if changed:
+        warnings.warn(
+            f"The model has other values of {', '.join(changed)} than the trace: the gradients "
+            "will not be those of the posterior that was sampled. Set the data of the model back, "
+            "or sample again.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _values(variable: Any) -> np.ndarray | None:
+    """Of a constant or shared variable."""
+    if isinstance(variable, SharedVariable):
+        return np.asarray(variable.get_value())
+    return np.asarray(variable.data) if isinstance(variable, Constant) else None
 
 
 def _positions(idata: DataTree, model: pm.Model, posterior: Posterior) -> np.ndarray:
     """Unconstrained positions of the draws, shape (chain, draw, d)."""
-    if "posterior" not in idata.children:
-        raise ValueError(
-            f"The trace should have a group `posterior`, but has {sorted(idata.children)}. Pass "
-            "the DataTree that `pm.sample` returned."
-        )
-    draws = idata["posterior"].to_dataset().transpose("chain", "draw", ...)
+    draws = posterior_of(idata)
     missing = [one.name for one in model.free_RVs if one.name not in draws.data_vars]
     if missing:
         raise ValueError(

@@ -285,7 +285,7 @@ def test_a_large_given_step_is_reported(caplog):
         idata = sample(
             model, step, draws=1000, quiet=False, compute_convergence_checks=True, chains=4
         )
-    assert "too large by more than the stated 0.05" in caplog.text
+    assert "too large by more than the default 0.05" in caplog.text
     assert "Use a `step_size` of about 0.1" in caplog.text
     report = bias_report(idata)
     assert (report["verdict"] == "variance too large").all()
@@ -322,12 +322,19 @@ def test_bad_traces(run):
         bias_report(xr.DataTree.from_dict({"posterior": idata["posterior"].to_dataset()}))
     broken = idata.copy(deep=True)
     broken["sample_stats"]["gradient"].values[0, 3] = np.nan
-    with pytest.raises(ValueError, match="1 of 4000 draws are not finite"):
+    with pytest.raises(ValueError, match="All draws should be finite, but 1 of chain"):
         bias_report(broken)
     short = idata.copy()
     short["sample_stats"] = xr.DataTree(idata["sample_stats"].to_dataset().isel(draw=slice(0, 3)))
-    with pytest.raises(ValueError, match="at least 4 draws"):
+    with pytest.raises(ValueError, match=r"4 chains of 1000 draws, but .* 4 chains of 3"):
         bias_report(short)
+    with pytest.raises(ValueError, match="At least 4 draws a chain are needed"):
+        bias_report(idata.isel(draw=slice(0, 3)))
+    no_sizes = idata.copy()
+    stats = idata["sample_stats"].to_dataset().drop_vars("step_size")
+    no_sizes["sample_stats"] = xr.DataTree(stats)
+    with pytest.raises(ValueError, match="should have `step_size` in `sample_stats`"):
+        bias_report(no_sizes)
     with pytest.raises(ValueError, match=r"`bias` should be in \(0, 1\), but got 2.0"):
         bias_report(idata, bias=2.0)
 
@@ -443,6 +450,15 @@ def test_bad_settings_of_a_report(run):
 # --- Compound steps -------------------------------------------------------------------------
 
 
+def test_a_run_too_short_for_a_report(caplog):
+    model = logistic_model()
+    step = SGLDCV(model=model, compile_kwargs=CVM)
+    with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
+        sample(model, step, draws=3, quiet=False, compute_convergence_checks=True)
+    assert "The bias of the run is not known. At least 4 draws a chain are needed" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
 def test_compound_step_with_metropolis(caplog, tmp_path):
     """Settings, check and report are those of the one step method of this package."""
     model = two_variable_model()
@@ -456,7 +472,7 @@ def test_compound_step_with_metropolis(caplog, tmp_path):
         idata = sample(
             model, [ours, other], draws=300, quiet=False, compute_convergence_checks=True
         )
-    assert "too large by more than the stated 0.05" in caplog.text
+    assert "too large by more than the default 0.05" in caplog.text
     attributes = idata["sample_stats"].attrs
     assert attributes["sgmcmc_sampler"] == "SGLDCV"
     assert attributes["sgmcmc_step_methods"] == 2
@@ -499,7 +515,7 @@ def test_compound_step_with_two_of_ours():
     idata = sample(model, steps, draws=20, tune=20)
     assert GROUP not in idata.children
     assert "sgmcmc_sampler" not in idata["sample_stats"].attrs
-    with pytest.raises(ValueError, match="those of several step methods of pymc_sgmcmc"):
+    with pytest.raises(ValueError, match="should be numbers of one step method"):
         bias_report(idata)
 
 

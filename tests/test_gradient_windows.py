@@ -202,7 +202,10 @@ def test_one_slow_chain_is_refused():
         ({"window": 26}, "between 1 and a quarter"),
         ({"window": 2.5}, "`window` should be a whole number"),
         ({"window": 25}, "there are about 0"),
-        ({"variance": "closed_form"}, "trace is of another sampler and lacks"),
+        (
+            {"variance": "closed_form"},
+            "is of another sampler and has no preconditioner and no precision",
+        ),
     ],
 )
 def test_wrong_settings(settings, message):

@@ -8,9 +8,9 @@ import numpy as np
 import pymc as pm
 import pytest
 import xarray as xr
-from scipy.special import gamma, polygamma
+from scipy.special import expit, gamma, polygamma
 
-from pymc_sgmcmc import SGLDCV, CalibrationError, stein_calibrate
+from pymc_sgmcmc import SGLD, SGLDCV, CalibrationError, stein_calibrate
 from pymc_sgmcmc.stein_calibration import (
     GROUP,
     METHODS,
@@ -191,6 +191,40 @@ def test_rare_events(rare_events, cv, step_size, wide):
     assert mean_shift.max() < 1e-9
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sampler", "step_size", "thin", "least_before"),
+    [(SGLDCV, 1.0, 2, 0.93), (SGLD, 0.3, 10, 0.99)],
+    ids=["SGLDCV", "SGLD"],
+)
+def test_coverage(sampler, step_size, thin, least_before):
+    """Nominal 90 % intervals over 400 data sets whose coefficients are drawn from the prior.
+
+    1600 of them, so that 88-92 % are 2.7 standard errors. Those of the chains are far too wide.
+    """
+    rng = np.random.default_rng(8)
+    N, d, data_sets = 2000, 4, 400
+    X = rng.normal(size=(N, d))
+    with pm.Model():
+        coefficients = pm.Normal("theta", 0, 1, shape=d)
+        y = pm.Data("y", np.zeros(N))
+        pm.Bernoulli("of_y", logit_p=pm.Data("X", X) @ coefficients, observed=y)
+        covered_before, covered = np.zeros(d), np.zeros(d)
+        for number in range(data_sets):
+            true = rng.normal(size=d)
+            pm.set_data({"y": rng.binomial(1, expit(X @ true)).astype(float)})
+            step = sampler(
+                step_size=step_size, preconditioner="curvature", batch_size=50, thin=thin
+            )
+            settings = {"draws": 1500, "tune": 100, "chains": 2, "cores": 1, "random_seed": number}
+            idata = pm.sample(step=step, **settings, **QUIET)
+            for trace, counts in ((idata, covered_before), (stein_calibrate(idata), covered)):
+                low, high = trace["posterior"]["theta"].quantile([0.05, 0.95], ("chain", "draw"))
+                counts += (low.values < true) & (true < high.values)
+    assert (covered_before / data_sets).mean() > least_before
+    assert 0.88 < (covered / data_sets).mean() < 0.92
+
+
 # --- Other posteriors -------------------------------------------------------------------------
 
 
@@ -252,6 +286,56 @@ def test_refused_or_better(name, noise):
     after = np.abs(np.log(deviations(calibrated) / exact))
     assert (after < before + calibrated[GROUP]["sd_error"].values).all()
     assert after.max() < before.max()
+
+
+def test_few_draws_of_a_gaussian_are_not_called_far_from_gaussian():
+    """Of 20 coordinates some are two errors off by chance: none of 20 runs is refused for it."""
+    H = correlated(20, 5)
+    M = np.linalg.inv(H)
+    reasons = []
+    for seed in range(20):
+        x, g = Gaussian(H, 10 * H).chains(4, 500, 0.05, M, seed=seed, thin=10)
+        try:
+            stein_calibrate(as_trace(x, g))
+        except CalibrationError as error:
+            reasons.append(str(error))
+    assert len(reasons) <= 2
+    assert not [reason for reason in reasons if "too far from Gaussian" in reason]
+
+
+def test_a_correction_that_cannot_be_told_is_refused():
+    """Of 12 runs on t with 3 degrees, none is corrected by less than its error beyond 50 %."""
+    refused = 0
+    for seed in range(12):
+        x, g = langevin(
+            lambda x, rng: -4 * x / (3 + x**2),
+            np.zeros((4, 1)),
+            1000,
+            3.0,
+            np.eye(1),
+            seed=seed,
+            burn_in=100,
+            thin=2,
+        )
+        try:
+            report = stein_calibrate(as_trace(x, g))[GROUP]
+        except CalibrationError:
+            refused += 1
+            continue
+        correction = np.abs(np.log(report["sd_ratio"]))
+        assert (report["nonlinear_error"] <= np.maximum(correction, 0.5)).all()
+    assert refused >= 6
+
+
+def test_moments_are_named_where_draws_are_too_few():
+    x, g = Gaussian(np.eye(2), 300 * np.eye(2)).chains(2, 60, 0.01, np.eye(2), seed=2, thin=100)
+    trace = as_trace(x, g)
+    with pytest.raises(CalibrationError, match="the draws are too few to tell") as without:
+        stein_calibrate(trace)
+    assert "moments=True" not in str(without.value)
+    trace["sgmcmc_moments"] = xr.DataTree()
+    with pytest.raises(CalibrationError, match="which say more: use `moments=True`"):
+        stein_calibrate(trace)
 
 
 def test_third_order_identity():

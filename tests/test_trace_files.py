@@ -71,9 +71,9 @@ def test_run_with_steps_of_different_dimension(compound, tmp_path):
 
 def test_gradients_of_two_steps_are_still_refused(compound):
     """They belong to different points: no tool may take them for those of one."""
-    with pytest.raises(ValueError, match="should be those of one step method"):
+    with pytest.raises(ValueError, match="should be numbers of one step method"):
         zero_variance(compound)
-    with pytest.raises(ValueError, match="as those of several step methods"):
+    with pytest.raises(ValueError, match="should be numbers of one step method"):
         bias_report(compound)
 
 

@@ -371,10 +371,19 @@ def test_plain_gradients_of_few_rows_are_named():
     assert any("falls by 1.2 only" in note and "100 of 20000 rows" in note for note in notes)
 
 
+def test_gradients_of_all_rows_have_no_noise_to_name(rng):
+    """The gain is small since terms of order 1 do not fit squares."""
+    x = rng.normal(size=(4, 1000, 1))
+    trace = as_trace(x, -x, sampler="SGHMC", gradient="plain", batch_size=100, n_rows=100)
+    found = zero_variance(trace, func=lambda post: post["theta"] ** 2)
+    assert found.variance_ratio["theta"].item() < 2
+    assert not any("noise of plain gradients" in note for note in found.notes)
+
+
 def test_thinning_and_short_batches_are_named():
     x, g = Gaussian(ONE, ONE).chains(8, 2000, 0.05, ONE, 1, thin=20)
     notes = zero_variance(as_trace(x, g, 0.05, ONE, thin=20)).notes
-    assert any("Every 20th transition" in note for note in notes)
+    assert any("One of 20 transitions" in note for note in notes)
     x, g = Gaussian(ONE, ONE).chains(8, 2000, 0.05, ONE, 1)
     notes = zero_variance(as_trace(x, g, 0.05, ONE), batches=100).notes
     assert any("Batches of 20 draws are short" in note for note in notes)
@@ -509,6 +518,94 @@ def test_nuts():
     assert ((table["mean"] - table["mean_before"]).abs() < 4.5 * table["mcse_before"]).all()
 
 
+def test_draws_that_were_left_out_count_as_thinning():
+    """Every tenth transition, selected or recorded: one prediction, and no false note."""
+    x, g = Gaussian(ONE, 0.1 * ONE).chains(8, 4000, 0.2, ONE, 1)
+    selected = zero_variance(as_trace(x, g, 0.2, ONE).isel(draw=slice(None, None, 10)))
+    recorded = zero_variance(as_trace(x[:, ::10], g[:, ::10], 0.2, ONE, thin=10))
+    xr.testing.assert_allclose(selected.predicted_gain, recorded.predicted_gain)
+    assert selected.notes == recorded.notes
+    assert not any("no injected noise" in note for note in selected.notes)
+    uneven = zero_variance(as_trace(x, g, 0.2, ONE).isel(draw=np.r_[0:100, 200:800]))
+    assert np.isnan(uneven.predicted_gain["theta"].item())
+
+
+def test_little_noise_and_a_small_step_is_no_lack_of_injected_noise():
+    """Batches of 50 draws are half an autocorrelation time: all gradients cancel in them."""
+    x, g = Gaussian(ONE, 0.01 * ONE).chains(4, 1000, 0.02, ONE, 1)
+    found = zero_variance(as_trace(x, g, 0.02, ONE))
+    assert found.variance_ratio["theta"].item() > 100
+    assert not any("no injected noise" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("thin", "coefficients", "removed"),
+    [(1, "batch_means", True), (1, "marginal", False), (10, "batch_means", False)],
+)
+def test_where_order_2_leaves_the_bias_of_second_moments(thin, coefficients, removed):
+    """Variance 1.16 for 1 before. Errors in the variable make the other coefficients too small."""
+    x, g = Gaussian(ONE, ONE).chains(16, 4000, 0.3, ONE, 1, thin=thin)
+    trace = as_trace(x, g, 0.3, ONE, thin=thin, gradient="plain", n_rows=100, batch_size=10)
+    found = zero_variance(
+        trace, order=2, func=lambda post: post["theta"] ** 2, coefficients=coefficients
+    )
+    error = found.mean["theta"].item() - 1
+    if removed:
+        assert abs(error) < 0.02
+    else:
+        assert error > 0.03
+    assert removed != any("The bias of second moments" in note for note in found.notes)
+
+
+def test_short_batches_of_independent_draws_are_long_enough(rng):
+    x = rng.normal(size=(4, 80, 2))
+    assert zero_variance(as_trace(x, -x + 0.1 * rng.normal(size=x.shape))).notes == ()
+
+
+def test_a_mean_gradient_that_is_not_zero_is_noted():
+    """Those of other data, or of chains that have not converged."""
+    x, g = Gaussian(ONE, 0.1 * ONE).chains(4, 2000, 0.2, ONE, 1)
+    assert not any("mean gradient" in n for n in zero_variance(as_trace(x, g, 0.2, ONE)).notes)
+    notes = zero_variance(as_trace(x, g + 0.3, 0.2, ONE)).notes
+    assert any("The mean gradient is not zero" in note for note in notes)
+
+
+def test_slow_chains_are_not_said_to_be_elsewhere():
+    """Batches shorter than the autocorrelation make any mean gradient seem improbable."""
+    for seed in range(10):
+        x, g = Gaussian(np.eye(10), np.zeros((10, 10))).chains(4, 1000, 0.02, np.eye(10), seed)
+        notes = zero_variance(as_trace(x, g, 0.02, np.eye(10))).notes
+        assert not any("mean gradient" in note for note in notes)
+        assert any("Batches of 50 draws are short" in note for note in notes)
+
+
+def test_what_is_constant_but_for_rounding():
+    x, g = Gaussian(ONE, 0.1 * ONE).chains(4, 2000, 0.2, ONE, 1)
+    trace = as_trace(x, g, 0.2, ONE)
+
+    def both(posterior):
+        thirds = (posterior["theta"] + 1 / 3) - posterior["theta"]
+        assert float(thirds.std()) > 0
+        return xr.concat([posterior["theta"], thirds], dim="coordinate")
+
+    table = zero_variance(trace, func=both).summary()
+    for name in ("variance_ratio", "predicted_gain"):
+        assert table[name].notna().tolist() == [True, False]
+
+
+def test_a_function_cannot_change_the_trace(run):
+    _, idata = run
+
+    def in_place(posterior):
+        posterior["slope"] *= 2
+        return posterior
+
+    before = idata["posterior"].to_dataset().copy(deep=True)
+    with pytest.raises(ValueError, match="read-only"):
+        zero_variance(idata, func=in_place)
+    xr.testing.assert_identical(idata["posterior"].to_dataset(), before)
+
+
 # --- Bad input ------------------------------------------------------------------------------
 
 
@@ -530,6 +627,14 @@ def test_bad_input(run):
         zero_variance(idata, func=lambda post: np.ones(3))
     with pytest.raises(ValueError, match=r"`slope` should be finite, but is not in chain 0"):
         zero_variance(idata, func=lambda post: post["slope"].where(post["draw"] > 0))
+    with pytest.raises(ValueError, match="at least one variable"):
+        zero_variance(idata, func=lambda post: post[[]])
+    with pytest.raises(ValueError, match=r"`func` should have at least one element .* shape"):
+        zero_variance(idata, func=lambda post: np.ones((4, 1500, 0)))
+    with pytest.raises(ValueError, match="a sequence of names, but got 5"):
+        zero_variance(idata, var_names=5)
+    named = zero_variance(idata, func=lambda post: {"a": post["slope"].values, "b": post["slope"]})
+    xr.testing.assert_equal(named.mean["a"], named.mean["b"])
     few = idata.sel(draw=slice(0, 6))
     message = r"9 terms of order 2 should have at least 52 batches .* 4 x 7 draws.*use order=1"
     with pytest.raises(ValueError, match=message):
@@ -576,5 +681,5 @@ def test_bad_chains():
     trace["sample_stats"] = xr.DataTree(
         stats.assign(gradient=(("chain", "draw", "other"), g[..., :2]))
     )
-    with pytest.raises(ValueError, match=r"have shapes \(4, 1500, 3\) and \(4, 1500, 2\)"):
+    with pytest.raises(ValueError, match=r"of shapes \(4, 1500, 3\) and \(4, 1500, 2\)"):
         zero_variance(trace)

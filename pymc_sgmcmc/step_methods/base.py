@@ -39,7 +39,6 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.run_settings import COMPUTED, GIVEN, RunSettings, StatisticTypes
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.search import (
-    before_search,
     check_search_settings,
     check_searchable,
     search_step_size,
@@ -210,8 +209,9 @@ class StochasticGradientStep(BlockedStep):
         self._runs_on_jax = is_jax_mode(compile_kwargs)
         self._process = os.getpid()
 
-        design = self._design(before_search(setup) if tune_method == "halving" else setup)
-        if tune_method == "halving":
+        searched = tune_method == "halving"
+        design = self._design(replace(setup, to_be_searched=searched))
+        if searched:
             check_searchable(setup, design, on_jax=self._runs_on_jax)
         self.block = TransitionBlock(
             design.dynamics,
@@ -219,7 +219,7 @@ class StochasticGradientStep(BlockedStep):
             compile_kwargs,
             static_length=max(JAX_BLOCK_TRANSITIONS, design.thin) if self._runs_on_jax else None,
         )
-        if tune_method == "halving":
+        if searched:
             design = search_step_size(self.block, setup, design)
         self.step_size = design.step_size
         self.thin = design.thin
@@ -232,8 +232,7 @@ class StochasticGradientStep(BlockedStep):
             else LangevinMonitor(design.preconditioner),
         )
         # Last, so that its state is found there.
-        origin = self._initial_position if setup.center is None else setup.center.position
-        self._moments = RunningMoments(origin, design.thin) if self._computes_ahead else None
+        self._moments = RunningMoments(design.thin) if self._owns_all else None
         if self._moments is not None:
             self.adaptations = (*self.adaptations, self._moments)
         self.settings = RunSettings.of(setup, design)

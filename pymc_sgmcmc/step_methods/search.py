@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.stein import kernel_stein_discrepancy
 from pymc_sgmcmc.step_methods.setup import Design, Setup, default_thinning
 from pymc_sgmcmc.tuning.halving import successive_halving
-from pymc_sgmcmc.tuning.step_size import StepSizeChoice
 
 LARGEST_STEP, SMALLEST_STEP, CANDIDATES = 1.0, 1e-4, 9
 """Grid of step sizes, in units of 1 / λ_max(MH), equidistant in the logarithm."""
@@ -23,18 +22,6 @@ FIRST_TRANSITIONS = 500
 
 POINTS = 200
 """Positions whose discrepancy is computed."""
-
-
-class _SearchedSetup(Setup):
-    """Setup of a sampler whose step size is searched."""
-
-    def report(self, choice: StepSizeChoice, step_size: float, thin: int) -> None:
-        """Nothing: the step size in closed form is no setting of the run."""
-
-
-def before_search(setup: Setup) -> Setup:
-    """Setup for a design whose step size `search_step_size` replaces, and reports."""
-    return _SearchedSetup(**{one.name: getattr(setup, one.name) for one in fields(setup)})
 
 
 def check_search_settings(step_size: Any, bias: Any) -> None:

@@ -124,6 +124,8 @@ class Setup:
         Gives the `RowNoise`; computed at the first call, which needs the centre.
     batch_size_from : str
         Where the batch size is from: "given", "the model" or "computed".
+    to_be_searched : bool
+        Whether `search_step_size` replaces the step size of a design.
     """
 
     name: str
@@ -136,6 +138,7 @@ class Setup:
     bias: float
     noise: Callable[[], RowNoise]
     batch_size_from: str
+    to_be_searched: bool = False
 
     def shared(self, values: Matrix | float, name: str) -> SharedVariable | LowRank:
         """Shared variable in the floating type of the position, of static shape.
@@ -184,7 +187,12 @@ class Setup:
         return np.concatenate([rows, root.T * np.sqrt(of_curvature)])
 
     def report(self, choice: StepSizeChoice, step_size: float, thin: int) -> None:
-        """Log the settings that were computed, and warn where noise limits them."""
+        """Log the settings that were computed, and warn where noise limits them.
+
+        Nothing where the step size will be searched: that in closed form is no setting then.
+        """
+        if self.to_be_searched:
+            return
         batching = self.estimator.batching
         kept = self.estimator.kept_rows
         _log.info(

@@ -20,6 +20,9 @@ from pymc_sgmcmc.zero_variance.coefficients import (
 )
 from pymc_sgmcmc.zero_variance.terms import count_terms, stein_terms
 
+ROUNDING = 8 * np.finfo(float).eps
+"""Error of a mean relative to it, below which a function is constant but for rounding."""
+
 COEFFICIENTS = ("batch_means", "marginal")
 """What the covariances of the coefficients are taken over."""
 
@@ -105,9 +108,14 @@ class ControlledMeans:
     long_run_gradient: np.ndarray
 
     @property
+    def moving(self) -> np.ndarray:
+        """Which functions are not constant over the draws, shape (q,)."""
+        return self.standard_error_before > ROUNDING * np.abs(self.mean_before)
+
+    @property
     def variance_ratio(self) -> np.ndarray:
         """Variance of the mean without control variates over that with, shape (q,)."""
-        moving = self.standard_error_before > 0
+        moving = self.moving
         after = np.where(moving, self.standard_error, 1.0)
         tiny = np.where(moving, self.standard_error_before, 1.0) * np.finfo(float).eps
         ratio = (self.standard_error_before / np.maximum(after, tiny)) ** 2

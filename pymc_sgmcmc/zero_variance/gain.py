@@ -146,7 +146,7 @@ def predicted_gain(run: StoredRun, values: np.ndarray) -> tuple[np.ndarray, Line
     d = run.dimension
     x = every_nth(run.positions).reshape(-1, d)
     fit = linear_fit(x, every_nth(run.gradients).reshape(-1, d))
-    if not run.is_langevin:
+    if not run.is_langevin or run.thin is None:
         return np.full(values.shape[-1], np.nan), fit
     f = values.reshape(-1, values.shape[-1])
     directions = _slope(x - x.mean(0), f - f.mean(0))
@@ -159,6 +159,6 @@ def predicted_gain(run: StoredRun, values: np.ndarray) -> tuple[np.ndarray, Line
         run.preconditioner,
         run.step_sizes,
         directions[:, moving],
-        int(run.settings.get("thin", 1)),
+        run.thin,
     )
     return gain, fit

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 from scipy import linalg
 from xarray import DataTree
 
-from pymc_sgmcmc.checks import one_of
+from pymc_sgmcmc.checks import one_of, whole_number
 from pymc_sgmcmc.moments import StoredMoments, read_moments
+from pymc_sgmcmc.stein import BATCHES
+from pymc_sgmcmc.zero_variance.advice import short_batches
 from pymc_sgmcmc.zero_variance.coefficients import (
     BATCHES_PER_TERM,
     REGRESSIONS,
@@ -25,13 +29,15 @@ def zero_variance_of_moments(
     *,
     regression: str = "least_squares",
     split: bool = False,
+    batches: int | None = None,
 ) -> pd.DataFrame:
     r"""Means of the position with control variates, over all transitions of a run.
 
     As `zero_variance`, but from the batch means in ``idata["sgmcmc_moments"]``, to which each
-    transition has added, not only the recorded draws: thinning loses nothing, and no draw has to
-    be stored. With batches of transitions the variance of a mean falls by :math:`1 + 1 / \delta`,
-    where :math:`\delta` is the inflation by the gradient noise, whatever the thinning.
+    transition after tuning has added, not only the recorded draws, and also those that were taken
+    out of the trace since: thinning loses nothing, and no draw has to be stored. With batches of
+    transitions the variance of a mean falls by :math:`1 + 1 / \delta`, where :math:`\delta` is the
+    inflation by the gradient noise, whatever the thinning.
 
     Parameters
     ----------
@@ -40,15 +46,15 @@ def zero_variance_of_moments(
     order : {1, 2}
         Of the polynomials. With 2 there are variances too, whose bias it removes on a Gaussian
         posterior.
-    regression, split
-        As in `zero_variance`.
+    regression, split, batches
+        As in `zero_variance`. The batches that the trace has are joined to so many.
 
     Returns
     -------
     pandas.DataFrame
         Rows: coordinates of the unconstrained position, and with `order` 2 their variances,
         ``variance of ...``. Columns ``mean``, ``mcse``, ``mean_before``, ``mcse_before`` and
-        ``variance_ratio``.
+        ``variance_ratio``. ``attrs["notes"]`` says where batches are too short for the errors.
 
     Raises
     ------
@@ -85,19 +91,56 @@ def zero_variance_of_moments(
         )
     one_of("regression", regression, REGRESSIONS)
     moments = read_moments(idata)
-    if order == 1:
-        values, terms = moments.batch_position, moments.batch_gradient
-        labels = list(moments.labels)
-    else:
-        values, terms = _second_order(moments)
-        labels = [*moments.labels, *(f"variance of {one}" for one in moments.labels)]
-    needed = BATCHES_PER_TERM * (terms.shape[1] + 1)
-    if len(values) < (needed if regression == "least_squares" else 2 * BATCHES_PER_TERM):
-        raise ValueError(
-            f"{terms.shape[1]} terms of order {order} should have at least {needed} batches, but "
-            f"the moments have {len(values)}, of {moments.batch_length} transitions. Sample more "
-            'chains, use order=1 or regression="cv", or `zero_variance` on the stored draws.'
-        )
+    settings = (regression, split, batches)
+    found = _controlled(
+        moments.batch_position, moments.batch_gradient, moments.batch_length, 1, *settings
+    )
+    table = pd.DataFrame(found.columns, index=list(moments.labels))
+    # Means by order 1 alone: the terms of order 2, which take the bias of squares, are far from
+    # zero by that bias, and would take more from the means than they give.
+    if order == 2:
+        squares, terms, center = _second_order(moments)
+        length = int(moments.group_counts[0, 0])
+        second = _controlled(squares, terms, length, 2, *settings)
+        # The squares are about the mean of the chains, which is off by what control variates
+        # correct it: E[(x - c)²] is the variance and (mean - c)².
+        off = found.columns["mean"] - center
+        second.columns["mean"] -= off**2
+        second.columns["mcse"] = np.hypot(second.columns["mcse"], 2 * off * found.columns["mcse"])
+        labels = [f"variance of {one}" for one in moments.labels]
+        table = pd.concat([table, pd.DataFrame(second.columns, index=labels)])
+    for name in ("mean", "mean_before"):
+        table.iloc[: len(moments.labels), table.columns.get_loc(name)] += moments.origin
+    table["variance_ratio"] = (table["mcse_before"] / table["mcse"]) ** 2
+    table.index.name = "parameter"
+    table.attrs["notes"] = _short_batches(moments, found.long_run / found.length, found.length)
+    return table
+
+
+@dataclass(frozen=True)
+class _Controlled:
+    """Columns of a table, long-run variances, and transitions of a batch."""
+
+    columns: dict[str, np.ndarray]
+    long_run: np.ndarray
+    length: int
+
+
+def _controlled(
+    values: np.ndarray,
+    terms: np.ndarray,
+    length: int,
+    order: int,
+    regression: str,
+    split: bool,
+    batches: int | None,
+) -> _Controlled:
+    """Means of values with terms, both (chains, batches, ...), of batches of a length."""
+    joined = _joined_batches(values.shape, terms.shape[2], order, length, regression, batches)
+    values, terms = (
+        one[:, one.shape[1] % joined :].reshape(-1, joined, one.shape[2]).mean(1)
+        for one in (values, terms)
+    )
 
     def fit(rows: np.ndarray) -> np.ndarray:
         return fit_coefficients(terms[rows], values[rows], regression)
@@ -105,44 +148,92 @@ def zero_variance_of_moments(
     mean, error, _ = control_batches(
         values, terms, fit, exact=regression == "least_squares", split=split
     )
-    before = values.std(0, ddof=1) / np.sqrt(len(values))
-    shift = np.zeros(values.shape[1])
-    shift[: len(moments.labels)] = moments.origin
-    return pd.DataFrame(
-        {
-            "mean": mean + shift,
-            "mcse": error,
-            "mean_before": values.mean(0) + shift,
-            "mcse_before": before,
-            "variance_ratio": (before / error) ** 2,
-        },
-        index=pd.Index(labels, name="parameter"),
-    )
+    variance = values.var(0, ddof=1)
+    columns = {
+        "mean": mean,
+        "mcse": error,
+        "mean_before": values.mean(0),
+        "mcse_before": np.sqrt(variance / len(values)),
+    }
+    return _Controlled(columns, variance * joined * length, joined * length)
 
 
-def _second_order(moments: StoredMoments) -> tuple[np.ndarray, np.ndarray]:
-    """Positions and their squared deviations, and terms of order 1 and 2, by group.
+def _joined_batches(
+    shape: tuple[int, ...], terms: int, order: int, length: int, regression: str, given: int | None
+) -> int:
+    """How many neighbours of the stored batches, (chains, batches, ...), make one that is used."""
+    chains, available = shape[:2]
+    least_squares = regression == "least_squares"
+    needed = -(-BATCHES_PER_TERM * (terms + 1) // chains) if least_squares else 2
+    wanted = max(BATCHES, needed) if least_squares else BATCHES
+    if given is not None:
+        wanted = whole_number("batches", given, 2, " a chain")
+    if not needed <= wanted <= available and (given is not None or needed > available):
+        raise ValueError(
+            f"{terms} terms of order {order} should have at least {needed * chains} batches, but "
+            f"the moments have {available * chains}, of {length} transitions"
+            + (f", and batches={given} a chain" if given is not None else "")
+            + f". Sample more chains or draws, {'use order=1, ' if order > 1 else ''}use "
+            'regression="cv", or `zero_variance` on the stored draws.'
+        )
+    return max(1, available // wanted)
 
-    Shapes (groups, 2 d) and (groups, d + d (d + 1) / 2), in coordinates whitened by the chains.
+
+def _short_batches(moments: StoredMoments, variance: np.ndarray, length: int) -> list[str]:
+    """Note where batches of so many transitions, with such variances, are not independent."""
+    if not moments.position_position.size:
+        return []
+    x = moments.group_position.mean((0, 1))
+    marginal = np.diag(moments.position_position.mean((0, 1))) - x**2
+    note = short_batches(length, float(np.max(length * variance / marginal)), "transitions")
+    return [] if note is None else [note]
+
+
+def _second_order(moments: StoredMoments) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Squares of positions about a centre, terms of order 1 and 2, and the centre.
+
+    Shapes (chains, groups, d), (chains, groups, d + d (d + 1) / 2) and (d,), the terms in
+    coordinates whitened by the chains. The centre is the mean of all.
     """
-    if not len(moments.position_position):
+    if not moments.position_position.size:
         raise ValueError(
             "Order 2 needs products of positions and gradients, which are not kept of "
             f"{len(moments.labels)} coordinates. Use order=1, or `zero_variance` on stored draws."
         )
-    mean = moments.group_position.mean(0)
-    covariance = moments.position_position.mean(0) - np.outer(mean, mean)
-    root = linalg.cholesky(covariance, lower=True)
+    # The last group may be shorter, and a regression wants equal ones.
+    equal = slice((moments.group_counts == moments.group_counts.max()).all(0).sum())
+    position, gradient, position_position, position_gradient = (
+        one[:, equal]
+        for one in (
+            moments.group_position,
+            moments.group_gradient,
+            moments.position_position,
+            moments.position_gradient,
+        )
+    )
+    mean = position.mean((0, 1))
+    covariance = position_position.mean((0, 1)) - np.outer(mean, mean)
+    scale = np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny))
+    try:
+        root = scale[:, None] * linalg.cholesky(covariance / np.outer(scale, scale), lower=True)
+    except linalg.LinAlgError:
+        raise ValueError(
+            f"The covariance of the {len(mean)} coordinates should be positive definite, but is "
+            "not: there are fewer transitions than coordinates, or variables that are functions "
+            "of others. Sample more draws, fix such variables, or use order=1."
+        ) from None
     # Squares about the mean of all groups, a constant.
-    squares = np.einsum("kii->ki", moments.position_position)
-    squares = squares - 2 * mean * moments.group_position + mean**2
-    gradients = moments.group_gradient @ root
-    stein = moments.position_gradient - mean[:, None] * moments.group_gradient[:, None, :]
-    stein = np.array([linalg.solve_triangular(root, one, lower=True) for one in stein]) @ root
+    squares = np.einsum("ckii->cki", position_position)
+    squares = squares - 2 * mean * position + mean**2
+    gradients = gradient @ root
+    stein = position_gradient - mean[:, None] * gradient[..., None, :]
+    inverse = linalg.solve_triangular(root, np.eye(len(mean)), lower=True)
+    stein = inverse @ stein @ root
     rows, columns = np.tril_indices(len(mean))
     # Q = x_i x_j: the Laplacian is 2 on the diagonal, and the gradient's product x_j g_i + x_i g_j.
-    products = stein[:, rows, columns] + stein[:, columns, rows] + 2.0 * (rows == columns)
+    products = stein[..., rows, columns] + stein[..., columns, rows] + 2.0 * (rows == columns)
     return (
-        np.concatenate([moments.group_position, squares], axis=1),
-        np.concatenate([gradients, products], axis=1),
+        squares,
+        np.concatenate([gradients, products], axis=-1),
+        mean,
     )

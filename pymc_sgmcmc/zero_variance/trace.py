@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import pymc as pm
 import xarray as xr
 from xarray import DataTree
 
-from pymc_sgmcmc.stored import StoredRun, chunks, every_nth, read_run
+from pymc_sgmcmc.stored import StoredRun, chunks, every_nth, has_gradients, posterior_of, read_run
 from pymc_sgmcmc.trace_gradients import gradients
 from pymc_sgmcmc.zero_variance.advice import advice
 from pymc_sgmcmc.zero_variance.estimate import ControlledMeans, controlled_means
@@ -122,7 +122,9 @@ def zero_variance(
     **Law.** Under the posterior each h has mean zero, so the mean is that of f with a smaller
     Monte-Carlo error. A chain with a bias has a law near the posterior: with order 1 its means
     keep their bias, since mean gradients are zero at stationarity. Order 2 removes on a Gaussian
-    posterior the bias of second moments as well.
+    posterior the bias of second moments as well, with coefficients from batch means where every
+    transition was stored; of thinned draws, or with marginal coefficients, part of it stays, and
+    `zero_variance_of_moments` is the tool.
 
     **Gain.** On the mean of a parameter of a near-Gaussian posterior, order 1 removes what the
     injected noise adds to the variance, and leaves what the gradient noise adds: with every
@@ -141,7 +143,9 @@ def zero_variance(
     func : callable, optional
         Functions of the parameters: gets the posterior as an `xarray.Dataset`, returns a
         Dataset, DataArray or array with a value, or an array of values, for each chain and draw.
-        The variables themselves where not given.
+        The variables themselves where not given. Squares should be about a constant, not about
+        the mean of the draws: that is off by its own error, which the controlled mean of squares
+        then has, and the variance is ``mean of squares - mean**2``.
     var_names : str or sequence of str, optional
         Variables of the posterior, or of what `func` returns; all where not given.
     model : pymc.Model, optional
@@ -190,7 +194,7 @@ def zero_variance(
     >>> found.mean["x"].item(), found.mean_before["x"].item()
     (1.000, 1.006)
     """
-    if model is not None and not _has_gradients(idata):
+    if model is not None and not has_gradients(idata):
         idata = gradients(idata, model)
     run = read_run(idata)
     functions = _functions(idata, func, var_names)
@@ -210,7 +214,8 @@ def zero_variance(
         [every_nth(one).reshape(*every_nth(run.positions).shape[:2], -1) for one in arrays], axis=-1
     )
     predicted, fit = predicted_gain(run, some)
-    notes = advice(run, estimate, predicted, fit, some)
+    predicted = np.where(estimate.moving, predicted, np.nan)
+    notes = advice(run, estimate, predicted, fit, some, coefficients)
 
     def shaped(flat: np.ndarray) -> xr.Dataset:
         return _shaped(functions, flat)
@@ -229,26 +234,16 @@ def zero_variance(
     )
 
 
-def _has_gradients(idata: DataTree) -> bool:
-    stats = idata.children.get("sample_stats")
-    return stats is not None and {"gradient", "position"} <= set(stats.data_vars)
-
-
 def _functions(
     idata: DataTree,
     func: Callable[[xr.Dataset], Any] | None,
     var_names: str | Sequence[str] | None,
 ) -> xr.Dataset:
     """What means are wanted of, with chains and draws first."""
-    if "posterior" not in idata.children:
-        raise ValueError(
-            f"The trace should have a group `posterior`, but has {sorted(idata.children)}. Pass "
-            "the DataTree that `pm.sample` returned."
-        )
-    posterior = idata["posterior"].to_dataset()
-    found = posterior if func is None else _as_dataset(func(posterior), posterior)
+    posterior = posterior_of(idata)
+    found = posterior if func is None else _as_dataset(func(_read_only(posterior)), posterior)
     if var_names is not None:
-        names = [var_names] if isinstance(var_names, str) else list(var_names)
+        names = [var_names] if isinstance(var_names, str) else _list(var_names)
         unknown = [name for name in names if name not in found.data_vars]
         if unknown or not names:
             raise ValueError(
@@ -259,10 +254,27 @@ def _functions(
     return found.transpose(*SAMPLE_DIMS, ...)
 
 
+def _read_only(posterior: xr.Dataset) -> xr.Dataset:
+    """The same numbers, which a function cannot change in place."""
+    out = posterior.copy()
+    for name, values in posterior.data_vars.items():
+        view = np.asarray(values).view()
+        view.flags.writeable = False
+        out[name] = values.copy(data=view)
+    return out
+
+
 def _as_dataset(value: Any, posterior: xr.Dataset) -> xr.Dataset:
     count = tuple(posterior.sizes[dim] for dim in SAMPLE_DIMS)
     if isinstance(value, dict):
-        value = xr.Dataset(value)
+        parts = [_as_dataset(one, posterior) for one in value.values()]
+        if any(len(one.data_vars) != 1 for one in parts):
+            raise ValueError(
+                "`func` should return a DataArray or an array for each name, but returned "
+                f"{ {name: type(one).__name__ for name, one in value.items()} }."
+            )
+        named = zip(value, parts, strict=True)
+        value = xr.merge([one.rename({next(iter(one.data_vars)): name}) for name, one in named])
     if isinstance(value, xr.DataArray):
         name = value.name if value.name is not None else "func"
         value = value.rename(None).to_dataset(name=name)
@@ -276,6 +288,10 @@ def _as_dataset(value: Any, posterior: xr.Dataset) -> xr.Dataset:
             )
         dims = SAMPLE_DIMS + tuple(f"func_dim_{axis}" for axis in range(array.ndim - 2))
         value = xr.Dataset({"func": (dims, array)})
+    if not value.data_vars:
+        raise ValueError(
+            "`func` should return a Dataset with at least one variable, but it has none."
+        )
     for name, one in value.data_vars.items():
         if any(one.sizes.get(dim) != posterior.sizes[dim] for dim in SAMPLE_DIMS):
             raise ValueError(
@@ -298,6 +314,11 @@ def _check_functions(functions: xr.Dataset, run: StoredRun) -> None:
             raise ValueError(
                 f"`{name}` has {values.shape[:2]} chains and draws, but the stored gradients have "
                 f"{(chains, draws)}. Select the same draws in all groups, as `idata.sel` does."
+            )
+        if not values.size:
+            raise ValueError(
+                f"`{name}` should have at least one element a draw, but has shape {values.shape}. "
+                "Leave it out by `var_names`."
             )
         array = np.asarray(values)
         low, high = np.inf, -np.inf
@@ -342,6 +363,12 @@ def _element_labels(dataset: xr.Dataset) -> list[str]:
             ]
             labels.append(f"{name}[{', '.join(parts)}]" if parts else str(name))
     return labels
+
+
+def _list(names: Any) -> list[Any]:
+    if not isinstance(names, Iterable):
+        raise ValueError(f"`var_names` should be a name or a sequence of names, but got {names!r}.")
+    return list(names)
 
 
 def _quote(names: Any) -> str:
