@@ -5,6 +5,7 @@ All return a `PlotCollection`, whose figure `show` and `savefig` show and save.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from arviz_base import rcParams
 from xarray import DataTree
 
 from pymc_sgmcmc.bias import bias_report
+from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.gradient_windows import gradient_convergence, window_means
 from pymc_sgmcmc.stored import read_run
 from pymc_sgmcmc.zero_variance import ZeroVariance, zero_variance
@@ -37,6 +39,12 @@ MOST_TRACES = 5
 MOST_POINTS = 2_000
 """Windows shown of a chain, evenly spaced."""
 
+MOST_ROWS = 200
+"""Rows shown of a table: figures of more can neither be read nor be saved by all backends."""
+
+BACKENDS = ("matplotlib", "bokeh", "plotly", "none")
+"""Those of arviz-plots; "none" draws nothing."""
+
 Visuals = Mapping[str, Mapping[str, Any] | bool]
 
 
@@ -44,6 +52,8 @@ def plot_bias(
     idata: DataTree,
     *,
     bias: float | None = None,
+    var_names: str | Sequence[str] | None = None,
+    coords: Mapping[str, Any] | None = None,
     backend: str | None = None,
     visuals: Visuals | None = None,
     **pc_kwargs: Any,
@@ -59,6 +69,12 @@ def plot_bias(
         As for `bias_report`. Not changed.
     bias : float, optional
         Stated relative error of the variance; that of the run where not given.
+    var_names : str or sequence of str, optional
+        Variables, or labels of coordinates of the position: ``"beta"`` has all of ``beta[...]``,
+        ``"sigma"`` that of ``log(sigma)``, ``"~beta"`` all others. All where not given, but at most
+        the 200 with the largest errors.
+    coords : mapping of str to value or sequence, optional
+        Values of dimensions, as in ``{"feature": ["age", "height"]}``.
     backend : {"matplotlib", "bokeh", "plotly"}, optional
         That of ``arviz_base.rcParams`` where not given.
     visuals : mapping of str to mapping or False, optional
@@ -72,9 +88,12 @@ def plot_bias(
     arviz_plots.PlotCollection
     """
     report = bias_report(idata, bias=bias)
-    drawing = _Drawing.rows(len(report), 1, backend, visuals, pc_kwargs)
+    stated, called = report.attrs["bias"], report.attrs["bias_called"]
+    report = report.loc[_shown(report.index, var_names, coords)]
+    report = report.iloc[_first(report["variance_error"], "with the largest errors")]
+    known = ("point_estimate", "interval", "stated", "zero", "labels", "ticklabels", "title")
+    drawing = _Drawing.rows(len(report), 1, backend, visuals, known, pc_kwargs)
     drawing.draw("vline", "zero", 0.0, color="gray", alpha=0.5)
-    stated = report.attrs["bias"]
     dashed = drawing.backend.get_default_aes("linestyle", 2, {})[-1]
     drawing.draw("vline", "stated", stated, color="C1", linestyle=dashed)
     rows = np.arange(len(report), 0, -1)
@@ -83,14 +102,15 @@ def plot_bias(
     drawing.draw("yticks", "ticklabels", rows, report.index.tolist())
     drawing.draw("ylim", "limits", (0.3, len(report) + 0.7))
     drawing.draw("xlabel", "labels", "relative error of the variance")
-    drawing.draw("title", "title", f"Variance error (dashed: stated {stated:.3g})")
+    drawing.draw("title", "title", f"Variance error (dashed: {called} {stated:.3g})")
     return drawing.collection
 
 
 def plot_gradient_trace(
     idata: DataTree,
     *,
-    coordinates: str | Sequence[str] | None = None,
+    var_names: str | Sequence[str] | None = None,
+    coords: Mapping[str, Any] | None = None,
     backend: str | None = None,
     visuals: Visuals | None = None,
     figure_kwargs: Mapping[str, Any] | None = None,
@@ -107,9 +127,11 @@ def plot_gradient_trace(
     ----------
     idata : xarray.DataTree
         As for `gradient_convergence`. Not changed.
-    coordinates : str or sequence of str, optional
-        Labels of coordinates of the position to show; the five with the largest means of windows
-        where not given.
+    var_names : str or sequence of str, optional
+        Variables, or labels of coordinates of the position, as for `plot_bias`; the five with the
+        largest means of windows where neither these nor `coords` are given.
+    coords : mapping of str to value or sequence, optional
+        As for `plot_bias`.
     backend : {"matplotlib", "bokeh", "plotly"}, optional
         That of ``arviz_base.rcParams`` where not given.
     visuals : mapping of str to mapping or False, optional
@@ -130,10 +152,18 @@ def plot_gradient_trace(
     means = np.stack([window_means(one, length) for one in run.gradients])
     scale = means[:, means.shape[1] // 2 :].std((0, 1))
     means /= np.where(scale > 0, scale, 1)
-    shown = _shown_coordinates(run.labels, coordinates, np.abs(means).max((0, 1)))
+    if var_names is None and coords is None:
+        sizes = np.abs(means).max((0, 1))
+        shown = sorted(np.argsort(-sizes, kind="stable")[:MOST_TRACES].tolist())
+    else:
+        shown = [run.labels.index(label) for label in _shown(run.labels, var_names, coords)]
     names = ["statistic", *(run.labels[number] for number in shown)]
     pc_kwargs = {"figure_kwargs": dict(figure_kwargs or {})}
-    drawing = _Drawing(names, (9.0, 1.0 + 1.6 * len(names)), backend, visuals, pc_kwargs)
+    known = (
+        "statistic", "bound", "gradient", "zero", "unconverged", "names", "labels", "title",
+        "legend",
+    )  # fmt: skip
+    drawing = _Drawing(names, (9.0, 1.0 + 1.6 * len(names)), backend, visuals, known, pc_kwargs)
     every = slice(None, None, max(1, -(-len(draws) // MOST_POINTS)))
     colors = drawing.backend.get_default_aes("color", len(run.chains), {})
     cut = int(found["unconverged_draws"].max())
@@ -188,8 +218,8 @@ def plot_zero_variance(
     backend : {"matplotlib", "bokeh", "plotly"}, optional
         That of ``arviz_base.rcParams`` where not given.
     visuals : mapping of str to mapping or False, optional
-        Settings of ``point_estimate``, ``interval``, ``labels``, ``ticklabels``, ``title`` and
-        ``legend``; False leaves one out.
+        Settings of ``point_estimate``, ``interval``, ``zero``, ``labels``, ``ticklabels``,
+        ``title`` and ``legend``; False leaves one out.
     figure_kwargs : mapping, optional
         Passed to the figure.
     **settings
@@ -209,8 +239,12 @@ def plot_zero_variance(
     else:
         found = zero_variance(idata, **settings)
     table = found.summary()
+    table = table[table["variance_ratio"].notna()]  # what is constant has no error
+    ratio = float(np.median(table["variance_ratio"]))
+    table = table.iloc[_first(-np.arange(len(table)), "that are first: choose by `var_names`")]
     pc_kwargs = {"figure_kwargs": dict(figure_kwargs or {})}
-    drawing = _Drawing.rows(len(table), 1.5, backend, visuals, pc_kwargs)
+    known = ("point_estimate", "interval", "zero", "labels", "ticklabels", "title", "legend")
+    drawing = _Drawing.rows(len(table), 1.5, backend, visuals, known, pc_kwargs)
     unit = table["mcse_before"].to_numpy()
     rows = np.arange(len(table), 0, -1)
     shift = (table["mean"] - table["mean_before"]).to_numpy() / unit
@@ -221,8 +255,7 @@ def plot_zero_variance(
     drawing.draw("yticks", "ticklabels", rows, table.index.tolist())
     drawing.draw("ylim", "limits", (0.3, len(table) + 0.7))
     drawing.draw("xlabel", "labels", "difference of means, in standard errors without")
-    ratio = float(np.nanmedian(table["variance_ratio"]))
-    drawing.draw("title", "title", f"Posterior means: median variance ratio {ratio:.3g}")
+    drawing.draw("title", "title", f"Means: variance ratio {ratio:.3g} (median)")
     drawing.legend(["C0", "C1"], ["without", "with"], "control variates")
     return drawing.collection
 
@@ -231,6 +264,8 @@ def plot_ess_bias(
     idata: DataTree | Mapping[str, DataTree],
     *,
     bias: float | None = None,
+    var_names: str | Sequence[str] | None = None,
+    coords: Mapping[str, Any] | None = None,
     backend: str | None = None,
     visuals: Visuals | None = None,
     **pc_kwargs: Any,
@@ -248,6 +283,11 @@ def plot_ess_bias(
         As for `bias_report`; several runs by name. Not changed.
     bias : float, optional
         Stated relative error of the variance; that of each run where not given.
+    var_names : str or sequence of str, optional
+        Variables, or labels of coordinates of the position, as for `plot_bias`; all where not
+        given.
+    coords : mapping of str to value or sequence, optional
+        As for `plot_bias`.
     backend : {"matplotlib", "bokeh", "plotly"}, optional
         That of ``arviz_base.rcParams`` where not given.
     visuals : mapping of str to mapping or False, optional
@@ -260,11 +300,22 @@ def plot_ess_bias(
     -------
     arviz_plots.PlotCollection
     """
+    if not isinstance(idata, DataTree | Mapping):
+        raise TypeError(
+            "`idata` should be a trace or a mapping from names to traces, but is of type "
+            f"{type(idata).__name__}."
+        )
     runs = {"": idata} if isinstance(idata, DataTree) else dict(idata)
     if not runs:
         raise ValueError("`idata` should be a trace or traces by name, but got no trace.")
     reports = {name: bias_report(one, bias=bias) for name, one in runs.items()}
-    drawing = _Drawing(["ess_bias"], (7.0, 5.0), backend, visuals, pc_kwargs)
+    called = " or ".join(sorted({one.attrs["bias_called"] for one in reports.values()}))
+    for name, report in reports.items():
+        attrs = report.attrs
+        reports[name] = report.loc[_shown(report.index, var_names, coords)]
+        reports[name].attrs = attrs
+    known = ("point", "interval", "stated", "zero", "names", "labels", "title", "legend")
+    drawing = _Drawing(["ess_bias"], (7.0, 5.0), backend, visuals, known, pc_kwargs)
     colors = drawing.backend.get_default_aes("color", len(reports), {})
     drawing.draw("hline", "zero", 0.0, color="gray", alpha=0.5)
     dashed = drawing.backend.get_default_aes("linestyle", 2, {})[-1]
@@ -294,7 +345,7 @@ def plot_ess_bias(
         drawing.draw("xscale", "scale", "log")
     drawing.draw("xlabel", "labels", "effective sample size (bulk)")
     drawing.draw("ylabel", "labels", "relative error of the variance")
-    drawing.draw("title", "title", "Effective sample size and bias (dashed: stated)")
+    drawing.draw("title", "title", f"Effective sample size and bias (dashed: {called})")
     if len(reports) > 1:
         drawing.legend(colors, list(reports), "run")
     return drawing.collection
@@ -312,14 +363,22 @@ class _Drawing:
         size: tuple[float, float],
         backend: str | None,
         visuals: Visuals | None,
+        known: tuple[str, ...],
         pc_kwargs: dict[str, Any],
     ):
         # Here, since it imports pyplot, which takes most of a second.
         from arviz_plots import PlotCollection
 
-        name = backend or rcParams["plot.backend"]
-        self.backend = import_module(f"arviz_plots.backend.{name}")
+        name = one_of("backend", backend or rcParams["plot.backend"], BACKENDS)
+        try:
+            self.backend = import_module(f"arviz_plots.backend.{name}")
+        except ImportError:
+            raise ImportError(
+                f'`backend="{name}"` needs more libraries: `pip install "arviz-plots[{name}]"`.'
+            ) from None
         self.visuals = dict(visuals or {})
+        for visual in self.visuals:
+            one_of("visuals", visual, known)
         figure_kwargs = dict(pc_kwargs.pop("figure_kwargs", {}))
         if "figsize" not in figure_kwargs and name == "matplotlib":
             figure_kwargs |= {"figsize": size, "figsize_units": "inches"}
@@ -342,7 +401,15 @@ class _Drawing:
         plots = xr.DataArray(holder, dims="panel", coords={"panel": list(panels)})
         figure_holder = np.empty((), dtype=object)
         figure_holder[()] = figure
-        viz = xr.Dataset({"figure": ((), figure_holder), "plot": plots})
+        rows = plots.copy(data=np.arange(len(panels)))
+        viz = xr.Dataset(
+            {
+                "figure": ((), figure_holder),
+                "plot": plots,
+                "row_index": rows,
+                "col_index": xr.zeros_like(rows),
+            }
+        )
         self.collection = PlotCollection(
             xr.Dataset({}), viz_dt=DataTree.from_dict({"/": viz}), backend=name, **pc_kwargs
         )
@@ -354,11 +421,12 @@ class _Drawing:
         factor: float,
         backend: str | None,
         visuals: Visuals | None,
+        known: tuple[str, ...],
         pc_kwargs: dict[str, Any],
     ) -> _Drawing:
         """One panel with a row for each parameter."""
         size = (7.0, 1.5 + ROW_HEIGHT * factor * max(count, 4))
-        return cls(["rows"], size, backend, visuals, pc_kwargs)
+        return cls(["rows"], size, backend, visuals, known, pc_kwargs)
 
     def draw(self, function: str, visual: str, *values: Any, **settings: Any) -> None:
         """One visual by the backend's function, with the settings of the user over these."""
@@ -384,23 +452,75 @@ class _Drawing:
             return
         module = import_module(f"{self.backend.__name__}.legend")
         chosen = {} if settings is True else dict(settings)
+        if self.backend.__name__.endswith("matplotlib"):
+            chosen.setdefault("loc", "outside right center")  # above it the title may be wide
         kwargs = [{"color": color} for color in colors]
         module.legend(self.collection, kwargs, list(labels), title=title, **chosen)
 
 
-def _shown_coordinates(
-    labels: tuple[str, ...], wanted: str | Sequence[str] | None, sizes: np.ndarray
-) -> list[int]:
-    if wanted is None:
-        return sorted(np.argsort(-sizes, kind="stable")[:MOST_TRACES].tolist())
-    names = [wanted] if isinstance(wanted, str) else list(wanted)
-    unknown = [name for name in names if name not in labels]
-    if unknown or not names:
-        raise ValueError(
-            f"`coordinates` should name some of {', '.join(labels[:10])}"
-            f"{', ...' if len(labels) > 10 else ''}, but got {unknown or 'an empty list'}."
-        )
-    return [labels.index(name) for name in names]
+def _shown(
+    labels: Sequence[str], var_names: str | Sequence[str] | None, coords: Mapping[str, Any] | None
+) -> list[str]:
+    """Labels of the coordinates of some variables, in the order of the names.
+
+    As ArviZ has it: names with "~" in front are left out, `coords` are of the dimensions of
+    whatever variable has them.
+    """
+    found = list(labels)
+    if var_names is not None:
+        names = [var_names] if isinstance(var_names, str) else list(var_names)
+        of_names = {
+            name: [label for label in labels if _is_of(label, name.removeprefix("~"))]
+            for name in names
+        }
+        unknown = [name for name, some in of_names.items() if not some]
+        if unknown or not names:
+            raise ValueError(
+                f"`var_names` should name some of {', '.join(list(labels)[:10])}"
+                f"{', ...' if len(labels) > 10 else ''}, but got {unknown or 'an empty list'}."
+            )
+        some = list(dict.fromkeys(label for part in of_names.values() for label in part))
+        without = all(name.startswith("~") for name in names)
+        found = [label for label in labels if label not in some] if without else some
+    for dim, values in (coords or {}).items():
+        wanted = {f"{dim}={value}" for value in np.atleast_1d(values).tolist()}
+        have = {
+            label: {one for one in _parts(label) if one.startswith(f"{dim}=")} for label in found
+        }
+        if not set().union(*have.values()) & wanted:
+            raise ValueError(
+                f"`coords` should have values of {dim!r} that coordinates such as "
+                f"{', '.join(found[:3])} have, but got {values!r}."
+            )
+        found = [label for label in found if not have[label] or have[label] & wanted]
+    return found
+
+
+def _parts(label: str) -> list[str]:
+    """What is between the brackets: ``feature=age`` of ``beta[feature=age]``."""
+    return label.partition("[")[2].removesuffix("]").split(", ")
+
+
+def _is_of(label: str, name: str) -> bool:
+    """Whether a coordinate is that of a name, or one of those of a variable."""
+    base = label.partition("[")[0]
+    bare = f"{base}[{', '.join(one.partition('=')[2] or one for one in _parts(label))}]"
+    # PyMC appends the name of the transform: sigma_log__. One of them has an underscore itself.
+    transform = base.removeprefix(f"{name}_").removesuffix("__")
+    transformed = base == f"{name}_{transform}__" and (
+        "_" not in transform or transform == "log_exp_m1"
+    )
+    return name in (label, base, bare) or transformed
+
+
+def _first(sizes: Any, which: str) -> list[int]:
+    """Numbers of the rows with the largest sizes, in order, at most `MOST_ROWS`."""
+    if len(sizes) <= MOST_ROWS:
+        return list(range(len(sizes)))
+    warnings.warn(
+        f"{MOST_ROWS} of {len(sizes)} rows are shown, those {which}.", UserWarning, stacklevel=3
+    )
+    return sorted(np.argsort(-np.asarray(sizes), kind="stable")[:MOST_ROWS].tolist())
 
 
 def _verdict(unconverged: np.ndarray, draws: int) -> str:

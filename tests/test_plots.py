@@ -19,6 +19,7 @@ from pymc_sgmcmc import (
     plot_zero_variance,
     zero_variance,
 )
+from pymc_sgmcmc.plots import _shown
 from tests.langevin_chains import Gaussian, as_trace
 
 LABELS = ["intercept", "beta[age]", "beta[height]"]
@@ -121,10 +122,10 @@ def test_gradient_trace_shades_what_is_not_converged(trace):
 
 
 def test_coordinates_of_the_gradient_trace(trace):
-    collection = plot_gradient_trace(trace, coordinates="beta[age]", backend="matplotlib")
+    collection = plot_gradient_trace(trace, var_names="beta[age]", backend="matplotlib")
     assert collection.viz["plot"]["panel"].values.tolist() == ["statistic", "beta[age]"]
     with pytest.raises(ValueError, match=r"some of intercept, beta\[age\], .*, but got \['age'\]"):
-        plot_gradient_trace(trace, coordinates=["age"])
+        plot_gradient_trace(trace, var_names=["age"])
     many = plot_gradient_trace(trace_of(12, 0.4), backend="matplotlib")
     assert many.viz["plot"].size == 6
 
@@ -166,6 +167,97 @@ def test_backend_is_honoured(plot, trace):
     assert collection.backend == "none"
     assert not plt.get_fignums()
     assert visuals(collection)
+
+
+@pytest.mark.parametrize("backend", ["bokeh", "plotly"])
+@pytest.mark.parametrize("plot", PLOTS)
+def test_other_backends(plot, backend, trace, tmp_path):
+    """Optional libraries, which the tests do not ask for."""
+    pytest.importorskip(f"arviz_plots.backend.{backend}", exc_type=ImportError)
+    collection = plot(trace, backend=backend)
+    collection.savefig(tmp_path / "plot.html")
+    assert (tmp_path / "plot.html").stat().st_size > 5_000
+    assert not plt.get_fignums()
+
+
+def test_variables_are_chosen_as_in_arviz(trace):
+    for plot in (plot_bias, plot_ess_bias):
+        collection = plot(trace, var_names=["beta[height]", "intercept"], backend="none")
+        (points,) = named(collection, "scatter")
+        assert len(points["x"]) == 2
+    axes = plot_bias(trace, var_names="beta", backend="matplotlib").viz["plot"].item()
+    assert [one.get_text() for one in axes.get_yticklabels()] == LABELS[1:]
+    with pytest.raises(ValueError, match=r"`var_names` should name some of .*, but got \['age'\]"):
+        plot_bias(trace, var_names="age")
+    renamed = trace.copy()
+    for name in ("sample_stats", "sgmcmc_settings"):
+        labels = ["scale_log__", "scale_of_all", "other_interval__[a]"]
+        dataset = trace[name].to_dataset().assign_coords(unconstrained_position=labels)
+        renamed[name] = xr.DataTree(dataset)
+    axes = plot_bias(renamed, var_names=["other", "scale"], backend="matplotlib").viz["plot"].item()
+    assert [one.get_text() for one in axes.get_yticklabels()] == [
+        "other_interval__[a]",
+        "scale_log__",
+    ]
+
+
+LABELLED = ["sigma_log__", "sigma_b_log__", "b[k=u]", "b[k=v]", "c[k=u, m=1]", "d[0]"]
+
+
+@pytest.mark.parametrize(
+    ("var_names", "coords", "expected"),
+    [
+        ("sigma", None, [0]),
+        (["sigma_b", "b[v]"], None, [1, 3]),
+        ("~b", None, [0, 1, 4, 5]),
+        (["~b", "~sigma"], None, [1, 4, 5]),
+        (None, {"k": "u"}, [0, 1, 2, 4, 5]),
+        ("b", {"k": ["v", "w"]}, [3]),
+        ("c[k=u, m=1]", {"m": 1}, [4]),
+        ("d", None, [5]),
+    ],
+)
+def test_what_is_shown(var_names, coords, expected):
+    assert _shown(LABELLED, var_names, coords) == [LABELLED[number] for number in expected]
+
+
+def test_coords_that_nothing_has(trace):
+    for plot in (plot_bias, plot_ess_bias, plot_gradient_trace):
+        with pytest.raises(ValueError, match=r"`coords` should have values of 'k' .* got 'u'"):
+            plot(trace, coords={"k": "u"})
+
+
+def test_many_rows_and_constant_ones(trace, monkeypatch):
+    monkeypatch.setattr("pymc_sgmcmc.plots.MOST_ROWS", 2)
+    with pytest.warns(UserWarning, match="2 of 3 rows are shown, those with the largest errors"):
+        collection = plot_bias(trace, backend="none")
+    errors = np.sort(bias_report(trace)["variance_error"])[1:]
+    np.testing.assert_allclose(np.sort(named(collection, "scatter")[0]["x"]), errors)
+    half_constant = trace.copy(deep=True)
+    values = half_constant["posterior"]["theta"].values
+    values[..., 0] = 1 / 3
+    collection = plot_zero_variance(half_constant, backend="none")
+    assert [len(one["x"]) for one in named(collection, "scatter")] == [2, 2]
+
+
+def test_what_nobody_stated_is_called_the_default(trace):
+    given = trace.copy()
+    stats = given["sample_stats"].to_dataset().assign_attrs(sgmcmc_step_size_from="given")
+    given["sample_stats"] = xr.DataTree(stats)
+    title = plot_bias(given, backend="matplotlib").viz["plot"].item().get_title()
+    assert "dashed: default 0.05" in title
+    assert "the default 0.05" in bias_report(given).attrs["verdict"]
+    assert "the stated 0.1" in bias_report(given, bias=0.1).attrs["verdict"]
+
+
+@pytest.mark.parametrize("plot", PLOTS)
+def test_wrong_settings(plot, trace):
+    with pytest.raises(ValueError, match="`backend` should be one of"):
+        plot(trace, backend="xx")
+    with pytest.raises(ValueError, match="`visuals` should be one of"):
+        plot(trace, visuals={"nonsense": False})
+    with pytest.raises(TypeError, match=r"`idata` should be .* but is of type list"):
+        plot([trace, trace])
 
 
 def test_visuals_are_set_and_left_out(trace):
