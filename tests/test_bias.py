@@ -261,6 +261,7 @@ def test_settings_are_in_the_trace(run, tmp_path):
     assert read["sample_stats"].attrs["sgmcmc_batch_size"] == attributes["sgmcmc_batch_size"]
 
 
+@pytest.mark.slow
 def test_second_run_at_half_the_step(run):
     model, idata = run
     report = bias_report(idata, model, rerun=True, random_seed=2)

@@ -144,8 +144,13 @@ TARGETS = [
 )
 @pytest.mark.parametrize(
     "sampler",
-    [sampler for sampler in SAMPLERS if sampler.careful],
-    ids=lambda sampler: sampler.name,
+    [
+        pytest.param(
+            sampler, id=sampler.name, marks=SLOW if sampler.name == "HAMCMC (between)" else ()
+        )
+        for sampler in SAMPLERS
+        if sampler.careful
+    ],
 )
 @pytest.mark.filterwarnings("ignore::pymc_sgmcmc.CenterWarning")
 def test_moments(request, sampler, target):
