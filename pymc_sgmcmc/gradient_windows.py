@@ -21,7 +21,7 @@ from xarray import DataTree
 
 from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.convergence import CONVERGENCE_RULES
-from pymc_sgmcmc.linear_algebra import matrix_root
+from pymc_sgmcmc.linear_algebra import covariance_root, matrix_root
 from pymc_sgmcmc.moments import GROUP as MOMENTS
 from pymc_sgmcmc.run_settings import PREFIX
 from pymc_sgmcmc.stored import StoredRun, dense, read_run
@@ -405,23 +405,22 @@ def _hotelling(
 
 
 def _whitened(means: np.ndarray, covariance: np.ndarray) -> np.ndarray:
-    """Rows in coordinates in which the covariance is I; scaled first, since units are the user's.
+    """Rows in coordinates in which the covariance is I.
 
     Raises
     ------
     ValueError
         Where the covariance is singular.
     """
-    scale = np.sqrt(np.diag(covariance))
     try:
-        root = linalg.cholesky(covariance / np.outer(scale, scale), lower=True)
-    except (linalg.LinAlgError, ValueError):  # not positive, not finite
+        root = covariance_root(covariance)
+    except linalg.LinAlgError:
         raise ValueError(
             "The gradients should be linearly independent and not constant, but are not: some "
             "variables are functions of others, or no factor of the density has them. Leave these "
             'out of the model, or use `rule="elementwise"`.'
         ) from None
-    return linalg.solve_triangular(root, (means / scale).T, lower=True).T
+    return linalg.solve_triangular(root, means.T, lower=True).T
 
 
 def _bonferroni(

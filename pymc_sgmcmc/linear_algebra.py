@@ -30,6 +30,23 @@ def apply_to_rows(matrix: Matrix, rows: np.ndarray) -> np.ndarray:
     return rows @ matrix if np.ndim(matrix) == 2 else rows * matrix
 
 
+def covariance_root(covariance: np.ndarray) -> np.ndarray:
+    """Lower Cholesky factor of a dense covariance, by way of the correlations.
+
+    Its coordinates may have any units: the variances may differ by any factor.
+
+    Raises
+    ------
+    scipy.linalg.LinAlgError
+        Where it is not positive definite.
+    """
+    variances = np.diag(covariance)
+    if not (np.isfinite(variances) & (variances > 0)).all():
+        raise linalg.LinAlgError("the variances are not positive numbers")
+    scale = np.sqrt(variances)
+    return scale[:, None] * linalg.cholesky(covariance / np.outer(scale, scale), lower=True)
+
+
 def matrix_root(matrix: Any, name: str = "`preconditioner`") -> Any:
     """Root L of a positive definite matrix, L Lᵀ, of the same kind.
 

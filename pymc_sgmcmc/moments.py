@@ -35,7 +35,6 @@ coordinates several batches share their products."""
 MOST_COORDINATES = 500
 """Coordinates beyond which there are no products, as there are no dense matrices."""
 
-
 WAITING = 64
 """Transitions that are gathered before they are added, each time to a copy of all sums."""
 
@@ -90,7 +89,8 @@ class RunningMoments(Adaptation):
             state = {**state, "origin": np.array(seen.positions[0], dtype=float)}
         at = seen.positions - state["origin"]
         z = np.concatenate([at, seen.gradients], axis=1, dtype=float)
-        z = np.concatenate([state["waiting"], z])
+        if len(state["waiting"]):
+            z = np.concatenate([state["waiting"], z])
         if len(z) < WAITING:
             return {**state, "waiting": z}, {}
         return {**state, **_with(state, z), "waiting": z[:0].copy()}, {}
@@ -193,11 +193,14 @@ def moments_dataset(
     other = f"{DIMENSION}_of_column"
     vector, matrix = (DIMENSION,), (DIMENSION, other)
     sums = np.array([one["batch_sums"][:batches] for one in chains]) / length
+    origins = np.array([one["origin"] for one in chains])
     variables: dict[str, tuple[tuple[str, ...], np.ndarray]] = {
         # For each chain, so that runs with other origins can be put beside these.
-        "origin": (("chain", *vector), np.array([one["origin"] for one in chains])),
+        "origin": (("chain", *vector), origins),
+        "mean": (("chain", *vector), origins + sums[..., :d].mean(1)),
         "batch_position": (("chain", "batch", *vector), sums[..., :d]),
         "batch_gradient": (("chain", "batch", *vector), sums[..., d:]),
+        "transitions_a_batch": (("chain",), np.full(len(chains), length)),
     }
     coords: dict[str, list] = {
         "chain": list(range(len(chains))),
@@ -208,6 +211,9 @@ def moments_dataset(
         counts = np.array([one["group_counts"][:groups] for one in chains])[..., None]
         products = np.array([one["group_products"][:groups] for one in chains]) / counts[..., None]
         means = np.array([one["group_sums"][:groups] for one in chains]) / counts
+        shares = counts / counts.sum(1, keepdims=True)
+        x = (shares * means[..., :d]).sum(1)
+        xx = (shares[..., None] * products[..., :d, :d]).sum(1)
         coords |= {"group": list(range(groups)), other: list(labels)}
         variables |= {
             "group_position": (("chain", "group", *vector), means[..., :d]),
@@ -216,16 +222,8 @@ def moments_dataset(
             "group_position_gradient": (("chain", "group", *matrix), products[..., :d, d:]),
             "group_gradient_gradient": (("chain", "group", *matrix), products[..., d:, d:]),
             "transitions_of_group": (("chain", "group"), counts[..., 0]),
+            "covariance": (("chain", *matrix), xx - x[:, :, None] * x[:, None, :]),
         }
-    origins = np.array([one["origin"] for one in chains])
-    variables["mean"] = (("chain", *vector), origins + sums[..., :d].mean(1))
-    if groups:
-        shares = counts / counts.sum(1, keepdims=True)
-        x = (shares * means[..., :d]).sum(1)
-        xx = (shares[..., None] * products[..., :d, :d]).sum(1)
-        covariance = xx - x[:, :, None] * x[:, None, :]
-        variables["covariance"] = (("chain", *matrix), covariance)
-    variables["transitions_a_batch"] = (("chain",), np.full(len(chains), length))
     return xr.Dataset(variables, coords=coords)
 
 

@@ -20,6 +20,7 @@ from xarray import DataTree
 
 from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.errors import CalibrationError
+from pymc_sgmcmc.linear_algebra import covariance_root
 from pymc_sgmcmc.moments import GROUP as MOMENTS
 from pymc_sgmcmc.moments import StoredMoments, read_moments
 from pymc_sgmcmc.posterior.position import PositionLayout, layout_from_model
@@ -268,7 +269,7 @@ def calibrate(
             f"The covariance of the {count} draws of {d} coordinates is singular. Sample more "
             "draws, and fix variables that are functions of others."
         )
-    root = scale[:, None] * linalg.cholesky(covariance / np.outer(scale, scale), lower=True)
+    root = covariance_root(covariance)
 
     def precision(some: _Moments) -> np.ndarray:
         return some.slope() if method == "slope" else _langevin_precision(some, run)

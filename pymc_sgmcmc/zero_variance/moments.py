@@ -10,6 +10,7 @@ from scipy import linalg
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import one_of, whole_number
+from pymc_sgmcmc.linear_algebra import covariance_root
 from pymc_sgmcmc.moments import StoredMoments, read_moments
 from pymc_sgmcmc.stein import BATCHES
 from pymc_sgmcmc.zero_variance.advice import short_batches
@@ -113,16 +114,16 @@ def zero_variance_of_moments(
         table.iloc[: len(moments.labels), table.columns.get_loc(name)] += moments.origin
     table["variance_ratio"] = (table["mcse_before"] / table["mcse"]) ** 2
     table.index.name = "parameter"
-    table.attrs["notes"] = _short_batches(moments, found.long_run / found.length, found.length)
+    table.attrs["notes"] = _short_batches(moments, found.variance, found.length)
     return table
 
 
 @dataclass(frozen=True)
 class _Controlled:
-    """Columns of a table, long-run variances, and transitions of a batch."""
+    """Columns of a table, variances of the batch means, and transitions of a batch."""
 
     columns: dict[str, np.ndarray]
-    long_run: np.ndarray
+    variance: np.ndarray
     length: int
 
 
@@ -155,7 +156,7 @@ def _controlled(
         "mean_before": values.mean(0),
         "mcse_before": np.sqrt(variance / len(values)),
     }
-    return _Controlled(columns, variance * joined * length, joined * length)
+    return _Controlled(columns, variance, joined * length)
 
 
 def _joined_batches(
@@ -165,10 +166,11 @@ def _joined_batches(
     chains, available = shape[:2]
     least_squares = regression == "least_squares"
     needed = -(-BATCHES_PER_TERM * (terms + 1) // chains) if least_squares else 2
-    wanted = max(BATCHES, needed) if least_squares else BATCHES
-    if given is not None:
+    if given is None:
+        wanted = min(max(BATCHES, needed), available)
+    else:
         wanted = whole_number("batches", given, 2, " a chain")
-    if not needed <= wanted <= available and (given is not None or needed > available):
+    if not needed <= wanted <= available:
         raise ValueError(
             f"{terms} terms of order {order} should have at least {needed * chains} batches, but "
             f"the moments have {available * chains}, of {length} transitions"
@@ -176,7 +178,7 @@ def _joined_batches(
             + f". Sample more chains or draws, {'use order=1, ' if order > 1 else ''}use "
             'regression="cv", or `zero_variance` on the stored draws.'
         )
-    return max(1, available // wanted)
+    return available // wanted
 
 
 def _short_batches(moments: StoredMoments, variance: np.ndarray, length: int) -> list[str]:
@@ -213,9 +215,8 @@ def _second_order(moments: StoredMoments) -> tuple[np.ndarray, np.ndarray, np.nd
     )
     mean = position.mean((0, 1))
     covariance = position_position.mean((0, 1)) - np.outer(mean, mean)
-    scale = np.sqrt(np.maximum(np.diag(covariance), np.finfo(float).tiny))
     try:
-        root = scale[:, None] * linalg.cholesky(covariance / np.outer(scale, scale), lower=True)
+        root = covariance_root(covariance)
     except linalg.LinAlgError:
         raise ValueError(
             f"The covariance of the {len(mean)} coordinates should be positive definite, but is "
