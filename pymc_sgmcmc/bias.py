@@ -26,11 +26,18 @@ from pymc_sgmcmc.run_settings import (
 )
 from pymc_sgmcmc.stein import (
     Estimate,
+    batch_means,
     langevin_variance_error,
     mean_gradient_test,
     stein_variance_error,
 )
-from pymc_sgmcmc.stored import labels_of, read_run, settings_of
+from pymc_sgmcmc.stored import (
+    diverged,
+    labels_of,
+    read_run,
+    remedy_of_divergence,
+    settings_of,
+)
 from pymc_sgmcmc.tuning import VARIANCE_INFLATION
 
 STANDARD_ERRORS = 2.0
@@ -46,6 +53,15 @@ LARGEST_R_HAT = 1.05
 SMALLEST_ESS = 100.0
 SMALLEST_PROBABILITY = 1e-3
 """Bounds beyond which chains count as not converged."""
+
+CHECKED_COORDINATES = 200
+"""Coordinates, the slowest, whose convergence is judged at the end of a run: half a second."""
+
+LARGEST_SQUARED = 1e100
+"""Size of numbers whose squares and their sums do not overflow."""
+
+TOO_WIDE = 1.0
+"""Variance error of a chain that has not converged, beyond which its step is to blame."""
 
 RERUN_SAMPLERS = ("SGLD", "SGLDCV")
 """Step methods that `bias_report` can run again from what a trace holds."""
@@ -156,7 +172,7 @@ def bias_report(
     >>> bool(report.loc["slope", "variance_error"] < 0.06)
     True
     """
-    positions, gradients, step_sizes = _stored(idata)
+    positions, gradients, step_sizes, reasons = _stored(idata)
     labels = labels_of(idata, positions.shape[-1])
     settings = settings_of(idata)
     if bias is not None and positive_number("bias", bias) >= 1:
@@ -171,8 +187,7 @@ def bias_report(
     if rerun:
         second = _rerun(idata, settings, model, random_seed, compile_kwargs)
         mean_error = _half_step_error(positions, second, sd)
-    ess = np.array([_array_stat("ess", positions[..., i]) for i in range(len(sd))])
-    r_hat = np.array([_array_stat("rhat", positions[..., i]) for i in range(len(sd))])
+    ess, r_hat = _convergence(positions)
     verdicts = [
         _verdict(
             error.value[i] / stated,
@@ -184,6 +199,8 @@ def bias_report(
         )
         for i in range(len(sd))
     ]
+    if reasons:
+        verdicts = ["diverged"] * len(sd)
     report = pd.DataFrame(
         {
             "mean": positions.mean((0, 1)),
@@ -205,15 +222,24 @@ def bias_report(
         "bias_called": _called(bias, settings),
         "method": method,
         "gradient_probability": probability,
-        "verdict": _overall(report, stated, called, probability, settings),
+        "verdict": _overall(report, stated, called, probability, settings, reasons),
     }
     return report
 
 
 def bias_warnings(idata: DataTree) -> list[str]:
     """What to say at the end of a run: nothing where the stated accuracy was met, or none was."""
-    positions, gradients, step_sizes = _stored(idata)
+    positions, gradients, step_sizes, reasons = _stored(idata)
     settings = settings_of(idata)
+    if reasons:
+        return [f"{_of_divergence(reasons)} {remedy_of_divergence(settings)}."]
+    labels = labels_of(idata, positions.shape[-1])
+    slow = _slowest(positions)
+    convergence = _of_convergence(
+        *_convergence(positions[..., slow]), tuple(labels[number] for number in slow)
+    )
+    if convergence is not None:
+        return [f"Not converged: {convergence} `bias_report(idata)` has all coordinates."]
     if settings.get("step_size_from") == SEARCHED:
         return []
     error, method = _variance_error(idata, positions, gradients, step_sizes)
@@ -223,11 +249,10 @@ def bias_warnings(idata: DataTree) -> list[str]:
     if not above.any():
         return []
     worst = int(np.argmax(np.where(above, error.value, -np.inf)))
-    label = labels_of(idata, len(above))[worst]
     return [
         f"The posterior variance of {int(above.sum())} of {len(above)} coordinates is too large by "
-        f"more than the {_called(None, settings)} {stated:.3g}: most of all that of {label}, by "
-        f"about {error.value[worst]:.2g} of itself. "
+        f"more than the {_called(None, settings)} {stated:.3g}: most of all that of "
+        f"{labels[worst]}, by about {error.value[worst]:.2g} of itself. "
         f"{_remedy(error.value[worst], stated, settings)} `bias_report(idata)` has all of them."
     ]
 
@@ -235,15 +260,62 @@ def bias_warnings(idata: DataTree) -> list[str]:
 # --- Parts ----------------------------------------------------------------------------------
 
 
-def _stored(idata: DataTree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Positions, gradients and step sizes of the draws."""
-    run = read_run(idata, agreeing_chains=False)
+def _stored(
+    idata: DataTree,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[Any, str]]:
+    """Positions, gradients and step sizes of the draws, and chains that diverged."""
+    run = read_run(idata, agreeing_chains=False, diverged_chains=True)
     if run.step_sizes_of_draws is None:
         raise ValueError(
             "The trace should have `step_size` in `sample_stats`, but has not. Sample with a step "
             "method of pymc_sgmcmc, such as `pm.sample(step=SGLDCV())`."
         )
-    return run.positions.astype(float), run.gradients.astype(float), run.step_sizes_of_draws
+    positions, gradients = run.positions.astype(float), run.gradients.astype(float)
+    reasons = diverged(idata, positions, gradients, run.chains)
+    if reasons:
+        limits = (-LARGEST_SQUARED, LARGEST_SQUARED)
+        positions, gradients = (np.clip(one, *limits) for one in (positions, gradients))
+    return positions, gradients, run.step_sizes_of_draws, reasons
+
+
+def _convergence(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Effective draws and R-hat of each coordinate; of halves where there is one chain."""
+    count = range(positions.shape[-1])
+    halves = positions
+    if len(positions) == 1:
+        half = positions.shape[1] // 2
+        halves = np.concatenate([positions[:, :half], positions[:, -half:]])
+    ess = np.array([_array_stat("ess", positions[..., i]) for i in count])
+    return ess, np.array([_array_stat("rhat", halves[..., i]) for i in count])
+
+
+def _slowest(positions: np.ndarray) -> np.ndarray:
+    """Numbers of the coordinates with the longest autocorrelation times, by batch means.
+
+    R-hat and effective draws take milliseconds a coordinate, and positions may be very long.
+    """
+    if positions.shape[-1] <= CHECKED_COORDINATES:
+        return np.arange(positions.shape[-1])
+    times = batch_means(positions).var(0) / positions.var((0, 1))
+    return np.sort(np.argsort(-times, kind="stable")[:CHECKED_COORDINATES])
+
+
+def _of_convergence(ess: np.ndarray, r_hat: np.ndarray, labels: tuple[str, ...]) -> str | None:
+    """What R-hat and effective draws say against a run, None where they say nothing."""
+    bad = ~((r_hat < LARGEST_R_HAT) & (ess >= SMALLEST_ESS))
+    if not bad.any():
+        return None
+    worst = int(np.argmax(np.where(bad, np.nan_to_num(r_hat, nan=np.inf), -np.inf)))
+    return (
+        f"{int(bad.sum())} of {len(bad)} coordinates have R-hat above {LARGEST_R_HAT} or fewer "
+        f"than {SMALLEST_ESS:g} effective draws, most of all {labels[worst]} with R-hat "
+        f"{r_hat[worst]:.3g} and {ess[worst]:.2g} effective draws."
+    )
+
+
+def _of_divergence(reasons: dict[Any, str]) -> str:
+    chain, reason = next(iter(reasons.items()))
+    return f"Diverged: chain {chain} {reason}."
 
 
 def _variance_error(
@@ -304,17 +376,30 @@ def _verdict(
 
 
 def _overall(
-    report: pd.DataFrame, stated: float, called: str, probability: float, settings: dict[str, Any]
+    report: pd.DataFrame,
+    stated: float,
+    called: str,
+    probability: float,
+    settings: dict[str, Any],
+    reasons: dict[Any, str],
 ) -> str:
     """Verdict of the whole run; `called` is what to call the bound on the variance error."""
+    if reasons:
+        return f"{_of_divergence(reasons)} {remedy_of_divergence(settings)}."
     counts = report["verdict"].value_counts()
-    if counts.get("not converged", 0) or probability < SMALLEST_PROBABILITY:
-        return (
-            f"Not converged: {counts.get('not converged', 0)} coordinates have few effective "
-            f"draws or chains that disagree, mean gradients have probability {probability:.2g}. "
-            "Use more draws, or longer tuning."
-        )
     worst = float(report["variance_error"].max())
+    if counts.get("not converged", 0) or probability < SMALLEST_PROBABILITY:
+        said = _of_convergence(
+            report["ess_bulk"].to_numpy(), report["r_hat"].to_numpy(), tuple(report.index)
+        )
+        said = said or (
+            f"the mean gradient is not zero, as it is at stationarity (probability "
+            f"{probability:.2g})."
+        )
+        remedy = "Use more draws, or longer tuning."
+        if worst > TOO_WIDE:
+            remedy = f"Variances are too large by {worst:.2g}. {_remedy(worst, stated, settings)}"
+        return f"Not converged: {said} {remedy}"
     if counts.get("variance too large", 0):
         return f"Variances are too large by up to {worst:.2g}, more than {called}. " + _remedy(
             worst, stated, settings

@@ -17,12 +17,15 @@ Parquet tables need pyarrow: ``pip install "pymc_sgmcmc[files]"``.
 
 from __future__ import annotations
 
+import csv
 import difflib
 import gzip
 import hashlib
 import importlib
 import io
+import itertools
 import os
+import re
 import tarfile
 import zipfile
 import zlib
@@ -1592,16 +1595,18 @@ def load_table(path: str | os.PathLike[str], outcome: str) -> Dataset:
     Parameters
     ----------
     path : path
-        File whose name ends in ``.csv``, ``.csv.gz`` or ``.parquet``. A CSV file has its column
-        names in the first line.
+        File whose name ends in ``.csv``, ``.csv.gz`` or ``.parquet``. A CSV file is in UTF-8 and
+        has its column names in the first line. Commas, semicolons, tabs or vertical bars
+        separate the columns, whichever gives the first lines equally many.
     outcome : str
         The column to model; all the others are features.
 
     Returns
     -------
     Dataset
-        The columns with the types that pandas gives them. Neither missing values nor columns of
-        text are changed or refused here; ``X`` refuses text.
+        The columns with the types that pandas gives them; numbers with a decimal comma are
+        read as numbers. Neither missing values nor columns of text are changed or refused here;
+        ``X`` refuses text.
 
     Raises
     ------
@@ -1609,7 +1614,9 @@ def load_table(path: str | os.PathLike[str], outcome: str) -> Dataset:
         When there is no such file.
     ValueError
         When the name ends otherwise, the file cannot be read, it has no rows or no feature, a
-        column has no name or the name of another, or there is no column ``outcome``.
+        column has no name or the name of another, rows are longer than the line of names, commas
+        in numbers may be decimal commas or separate thousands, or there is no column
+        ``outcome``.
     ImportError
         When the file is parquet and pyarrow is not installed.
 
@@ -1644,6 +1651,12 @@ def load_table(path: str | os.PathLike[str], outcome: str) -> Dataset:
         )
     try:
         frame = reader(path)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} should be in the encoding UTF-8, but has bytes of another one. Save it again "
+            "as UTF-8 (in a spreadsheet: CSV UTF-8), or where it is Latin-1 convert it by: "
+            "iconv -f LATIN1 -t UTF-8 OLD.csv > NEW.csv"
+        ) from error
     except _UNREADABLE as error:
         raise ValueError(f"{path} could not be read as a {kind} file: {error}") from error
     columns = [str(column) for column in frame.columns]
@@ -1652,6 +1665,8 @@ def load_table(path: str | os.PathLike[str], outcome: str) -> Dataset:
         # Capitals count as different letters for difflib, and are the most common slip.
         close += [c for c in columns if c.lower() == outcome.lower() and c not in close]
         hint = f"Did you mean {' or '.join(map(repr, close))}? " if close else ""
+        if kind == "CSV" and len(columns) == 1:
+            hint = "Separate the columns by commas, the same number in each row. "
         raise ValueError(
             f"{path.name} has no column {outcome!r}. {hint}Its columns are {_shorten(columns)}."
         )
@@ -1670,10 +1685,34 @@ def load_table(path: str | os.PathLike[str], outcome: str) -> Dataset:
     )
 
 
+_SEPARATORS = ",;\t|"
+
+_SAMPLE_BYTES = 2**16
+"""What is read of a CSV file to tell how its columns are separated."""
+
+_SAMPLE_ROWS = 20
+
+_COMMA_NUMBER = re.compile(r"[+-]?\d[\d.]*(,\d+)*([eE][+-]?\d+)?")
+"""A number with commas that are decimal or separate thousands, or with neither."""
+
+_DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?([eE][+-]?\d+)?")
+
+_PERHAPS_THOUSANDS = re.compile(r"[+-]?([1-9]\d{0,2},\d{3}|\d+)")
+
+
 def _read_csv(path: Path) -> pd.DataFrame:
+    separator = _separator(path)
     # pandas renames repeated and nameless columns without a word, and the row numbers that R and
     # pandas write by default would become a feature. So the names are read as plain values first.
-    names = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0]
+    try:
+        # With the line below: where that is longer, pandas takes its first values for names of
+        # rows, and shifts the others.
+        names = pd.read_csv(path, sep=separator, header=None, nrows=2, dtype=str).iloc[0]
+    except pd.errors.ParserError as error:
+        raise ValueError(
+            f"its rows have more values than its first line has names ({error}); write numbers "
+            "with decimal points, or name all columns (row.names=FALSE in R)"
+        ) from error
     if names.isna().any():
         positions = (np.flatnonzero(names.isna()) + 1).tolist()
         raise ValueError(
@@ -1683,7 +1722,61 @@ def _read_csv(path: Path) -> pd.DataFrame:
     repeated = sorted(names[names.duplicated()].dropna().unique())
     if repeated:
         raise ValueError(f"the columns {repeated} are there more than once; rename them")
-    return pd.read_csv(path)
+    # In one piece, because the type of a column that is read in pieces may change between them.
+    frame = pd.read_csv(path, sep=separator, low_memory=False)
+    for position, name in enumerate(frame.columns):
+        numbers = _numbers_with_commas(frame[name])
+        if numbers is not None:
+            frame.isetitem(position, numbers)
+    return frame
+
+
+def _separator(path: Path) -> str:
+    """Character between the columns; a comma where the first lines do not tell."""
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        sample = file.read(_SAMPLE_BYTES)
+    if b"\0" in sample:
+        raise ValueError(
+            "it has bytes of value 0, as in UTF-16 or in a file that is no text; save it as UTF-8"
+        )
+    text = sample.decode("utf-8-sig", errors="replace")
+    if len(sample) == _SAMPLE_BYTES:
+        text = text[: text.rfind("\n") + 1]  # the last line may be cut
+    for separator in _SEPARATORS:
+        try:
+            lines = csv.reader(io.StringIO(text, newline=None), delimiter=separator)
+            lengths = {len(line) for line in itertools.islice(lines, _SAMPLE_ROWS) if line}
+        except csv.Error:
+            continue
+        if len(lengths) == 1 and lengths != {1}:
+            return separator
+    return ","
+
+
+def _numbers_with_commas(column: pd.Series) -> pd.Series | None:
+    """The numbers of a column of text that are written with commas; None where it is none.
+
+    Raises
+    ------
+    ValueError
+        When the commas may separate thousands as well.
+    """
+    if pd.api.types.is_numeric_dtype(column):  # truth values included
+        return None
+    values = [str(value).strip() for value in column.dropna().unique()]
+    if not any("," in value for value in values):
+        return None
+    if not all(_COMMA_NUMBER.fullmatch(value) for value in values):
+        return None  # words
+    unclear = all(map(_PERHAPS_THOUSANDS.fullmatch, values))
+    if unclear or not all(map(_DECIMAL_COMMA.fullmatch, values)):
+        example = next(value for value in values if "," in value)
+        raise ValueError(
+            f"the numbers of the column {column.name!r} have commas, such as {example}, which may "
+            "be decimal commas or separate thousands; write them with decimal points and nothing "
+            "else"
+        )
+    return column.str.strip().str.replace(",", ".").astype(float)
 
 
 def _shorten(names: Sequence[str], limit: int = 20) -> str:

@@ -537,7 +537,7 @@ def _closed_form(idata: DataTree, run: StoredRun, length: int) -> np.ndarray:
             run.thin,
         )
         try:
-            root = linalg.cholesky(covariance, lower=True)
+            root = covariance_root(covariance)
         except linalg.LinAlgError:
             raise ValueError(
                 "The covariance of the mean of a window should be positive, but is not for the "

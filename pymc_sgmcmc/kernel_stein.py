@@ -10,6 +10,7 @@ from scipy import linalg
 from xarray import DataArray, DataTree
 
 from pymc_sgmcmc.checks import whole_number
+from pymc_sgmcmc.linear_algebra import covariance_root
 from pymc_sgmcmc.moments import GROUP as MOMENTS
 from pymc_sgmcmc.stein import Estimate, stein_kernel
 from pymc_sgmcmc.stored import StoredRun, every_nth, read_run
@@ -196,7 +197,7 @@ def _whitened(
         scale = some.std(0)
         return x / scale, g * scale
     try:
-        root = linalg.cholesky(np.atleast_2d(np.cov(some.T)), lower=True)
+        root = covariance_root(np.atleast_2d(np.cov(some.T)))
     except linalg.LinAlgError:
         raise ValueError(
             "The covariance of the draws should be positive definite, but is not: some coordinates "

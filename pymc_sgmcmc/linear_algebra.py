@@ -10,6 +10,10 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 
 from pymc_sgmcmc.low_rank import LowRank
 
+SINGULAR = 1e-11
+"""Smallest eigenvalue of a correlation matrix that counts as positive. Rounding leaves eigenvalues
+of a singular one at up to about 1e-16 d, of either sign as the kernels of the machine have it."""
+
 Matrix = Any
 """A scalar, a diagonal (d,) or a dense matrix (d, d), all arrays, or a `LowRank`. No union, since
 most callers know which of them it is."""
@@ -33,7 +37,9 @@ def apply_to_rows(matrix: Matrix, rows: np.ndarray) -> np.ndarray:
 def covariance_root(covariance: np.ndarray) -> np.ndarray:
     """Lower Cholesky factor of a dense covariance, by way of the correlations.
 
-    Its coordinates may have any units: the variances may differ by any factor.
+    Its coordinates may have any units: the variances may differ by any factor. Whether it is
+    positive definite is judged by the smallest eigenvalue of the correlations, which should be
+    above `SINGULAR`: where a factorisation fails by rounding depends on the machine.
 
     Raises
     ------
@@ -42,9 +48,17 @@ def covariance_root(covariance: np.ndarray) -> np.ndarray:
     """
     variances = np.diag(covariance)
     if not (np.isfinite(variances) & (variances > 0)).all():
-        raise linalg.LinAlgError("the variances are not positive numbers")
+        raise linalg.LinAlgError("its diagonal is not positive and finite")
     scale = np.sqrt(variances)
-    return scale[:, None] * linalg.cholesky(covariance / np.outer(scale, scale), lower=True)
+    correlation = covariance / np.outer(scale, scale)
+    if not np.isfinite(correlation).all():
+        raise linalg.LinAlgError("it has NaN or infinite entries")
+    smallest = linalg.eigvalsh(correlation, subset_by_index=[0, 0])[0]
+    if smallest <= SINGULAR:
+        raise linalg.LinAlgError(
+            f"its smallest eigenvalue, scaled to a diagonal of ones, is {smallest:.3g}"
+        )
+    return scale[:, None] * linalg.cholesky(correlation, lower=True)
 
 
 def matrix_root(matrix: Any, name: str = "`preconditioner`") -> Any:
@@ -71,12 +85,9 @@ def matrix_root(matrix: Any, name: str = "`preconditioner`") -> Any:
     if not np.allclose(matrix, matrix.T, rtol=1e-6, atol=0):
         raise ValueError(f"{name} should be symmetric.")
     try:
-        return linalg.cholesky(matrix, lower=True)
-    except linalg.LinAlgError:
-        smallest = linalg.eigvalsh(matrix)[0]
-        raise ValueError(
-            f"{name} should be positive definite, but its smallest eigenvalue is {smallest:.3g}."
-        ) from None
+        return covariance_root(matrix)
+    except linalg.LinAlgError as error:
+        raise ValueError(f"{name} should be positive definite, but {error}.") from None
 
 
 def triangular_root(root: np.ndarray) -> np.ndarray:

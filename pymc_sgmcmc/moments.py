@@ -22,6 +22,9 @@ from pymc_sgmcmc.trace import DIMENSION
 GROUP = "sgmcmc_moments"
 """Group of a trace with the moments."""
 
+DRAWS = "draws"
+"""Attribute of the group: draws of a chain in the trace when the run ended."""
+
 BATCHES = 256
 """Most batches a chain, a power of two."""
 
@@ -177,40 +180,41 @@ def _add_products(products: np.ndarray, some: np.ndarray, first: int) -> None:
 
 
 def moments_dataset(
-    chains: Sequence[Mapping[str, np.ndarray]], labels: Sequence[str]
+    chains: Sequence[Mapping[str, np.ndarray] | None], labels: Sequence[str]
 ) -> xr.Dataset | None:
-    """Moments of the chains of a run, None where they have no full batch.
+    """Moments of the chains of a run, None where none has a full batch.
 
     ``mean`` and ``covariance`` are those of the position over the transitions of the batches; the
     others are means over each batch of positions, relative to ``origin``, of gradients, and of
-    their products.
+    their products. Chains that did not end, given as None, have NaN.
     """
-    batches = min(len(one["batch_sums"]) for one in chains)
+    ended = [one for one in chains if one is not None]
+    batches = min((len(one["batch_sums"]) for one in ended), default=0)
     if not batches:
         return None
-    d, length = len(chains[0]["origin"]), int(chains[0]["length"])  # of all chains
-    groups = min(len(one["group_products"]) for one in chains)
+    d, length = len(ended[0]["origin"]), int(ended[0]["length"])  # of all chains
+    groups = min(len(one["group_products"]) for one in ended)
     other = f"{DIMENSION}_of_column"
     vector, matrix = (DIMENSION,), (DIMENSION, other)
-    sums = np.array([one["batch_sums"][:batches] for one in chains]) / length
-    origins = np.array([one["origin"] for one in chains])
+    sums = np.array([one["batch_sums"][:batches] for one in ended]) / length
+    origins = np.array([one["origin"] for one in ended])
     variables: dict[str, tuple[tuple[str, ...], np.ndarray]] = {
         # For each chain, so that runs with other origins can be put beside these.
         "origin": (("chain", *vector), origins),
         "mean": (("chain", *vector), origins + sums[..., :d].mean(1)),
         "batch_position": (("chain", "batch", *vector), sums[..., :d]),
         "batch_gradient": (("chain", "batch", *vector), sums[..., d:]),
-        "transitions_a_batch": (("chain",), np.full(len(chains), length)),
+        "transitions_a_batch": (("chain",), np.full(len(ended), length)),
     }
     coords: dict[str, list] = {
-        "chain": list(range(len(chains))),
+        "chain": [number for number, one in enumerate(chains) if one is not None],
         "batch": list(range(batches)),
         DIMENSION: list(labels),
     }
     if groups:
-        counts = np.array([one["group_counts"][:groups] for one in chains])[..., None]
-        products = np.array([one["group_products"][:groups] for one in chains]) / counts[..., None]
-        means = np.array([one["group_sums"][:groups] for one in chains]) / counts
+        counts = np.array([one["group_counts"][:groups] for one in ended])[..., None]
+        products = np.array([one["group_products"][:groups] for one in ended]) / counts[..., None]
+        means = np.array([one["group_sums"][:groups] for one in ended]) / counts
         shares = counts / counts.sum(1, keepdims=True)
         x = (shares * means[..., :d]).sum(1)
         xx = (shares[..., None] * products[..., :d, :d]).sum(1)
@@ -224,7 +228,8 @@ def moments_dataset(
             "transitions_of_group": (("chain", "group"), counts[..., 0]),
             "covariance": (("chain", *matrix), xx - x[:, :, None] * x[:, None, :]),
         }
-    return xr.Dataset(variables, coords=coords)
+    dataset = xr.Dataset(variables, coords=coords)
+    return dataset if len(ended) == len(chains) else dataset.reindex(chain=range(len(chains)))
 
 
 @dataclass(frozen=True)
@@ -264,8 +269,8 @@ def read_moments(idata: DataTree) -> StoredMoments:
     Raises
     ------
     ValueError
-        Where the trace has none, or numbers that are not finite, and where chains are elsewhere
-        than the others.
+        Where the trace has none, numbers that are not finite, other draws than at the end of the
+        run, and where chains are elsewhere than the others.
     """
     check_trace(idata)
     if GROUP not in idata.children:
@@ -277,6 +282,10 @@ def read_moments(idata: DataTree) -> StoredMoments:
         )
     group = idata[GROUP].to_dataset()
     check_sample_dims(group, GROUP, ("chain",))
+    _check_draws(idata, group)
+    # Chains that were interrupted have none.
+    ended = np.asarray(group["transitions_a_batch"]) > 0
+    group = group.isel(chain=np.flatnonzero(ended))
     chains, d = group.sizes["chain"], group.sizes[DIMENSION]
 
     def values(name: str) -> np.ndarray:
@@ -327,6 +336,18 @@ def read_moments(idata: DataTree) -> StoredMoments:
     if found.batch_position.shape[1] >= FEWEST_BATCHES:
         check_chains(found.batch_position, found.labels, tuple(names))
     return found
+
+
+def _check_draws(idata: DataTree, group: xr.Dataset) -> None:
+    """Refuse moments of a run of whose draws some were left out."""
+    stored, names = group.attrs.get(DRAWS), ("sample_stats", "posterior")
+    present = [idata[name].sizes.get("draw") for name in names if name in idata.children]
+    if stored is not None and present and present[0] != stored:
+        raise ValueError(
+            f"`{GROUP}` has the moments of all {stored} draws of a chain, but the trace has "
+            f"{present[0]} of them. Use the whole trace, or the draws that are left: "
+            "`zero_variance(idata, moments=False)`."
+        )
 
 
 def _same_length(group: xr.Dataset, name: str) -> int:

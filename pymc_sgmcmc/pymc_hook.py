@@ -19,8 +19,8 @@ import xarray as xr
 from xarray import DataTree
 
 from pymc_sgmcmc.bias import bias_warnings
+from pymc_sgmcmc.moments import DRAWS, moments_dataset
 from pymc_sgmcmc.moments import GROUP as MOMENTS_GROUP
-from pymc_sgmcmc.moments import moments_dataset
 from pymc_sgmcmc.run_settings import (
     GROUP,
     PREFIX,
@@ -55,7 +55,7 @@ def _with_settings(sample_return: Callable[..., Any]) -> Callable[..., Any]:
             if settings is None:
                 return result
             attach(result, settings)
-            attach_moments(result, kwargs["traces"], settings)
+            attach_moments(result, _chosen(kwargs), settings)
             remove_silent_warnings(result)
             if kwargs.get("compute_convergence_checks") and not kwargs.get("quiet"):
                 for message in _warnings(result):
@@ -102,20 +102,30 @@ def settings_of(traces: Any) -> RunSettings | None:
 
 
 def attach_moments(idata: DataTree, traces: Any, settings: RunSettings) -> None:
-    """Write the moments over all transitions into a trace, where all chains ended with them."""
-    found = []
+    """Write the moments over all transitions into a trace, NaN for chains that did not end."""
     if STEP_METHODS in settings.attributes:
         return
-    for trace in traces:
-        warning = trace.get_sampler_stats("warning", sampler_idx=0)[-1]
-        extra = None if warning is None else warning.extra
-        if not isinstance(extra, Mapping) or "batch_sums" not in extra:
-            return
-        found.append(extra)
-    dataset = moments_dataset(found, settings.labels)
+    dataset = moments_dataset([_moments_of(trace) for trace in traces], settings.labels)
     if dataset is not None:
-        chains = idata["posterior"].coords["chain"].values
-        idata[MOMENTS_GROUP] = DataTree(dataset.assign_coords(chain=chains))
+        posterior = idata["posterior"]
+        dataset = dataset.assign_coords(chain=posterior.coords["chain"].values)
+        idata[MOMENTS_GROUP] = DataTree(dataset.assign_attrs({DRAWS: posterior.sizes["draw"]}))
+
+
+def _chosen(arguments: Mapping[str, Any]) -> list[Any]:
+    """Traces that PyMC makes the chains of its result of, in their order.
+
+    After an interrupt it leaves out short ones.
+    """
+    tune = arguments["tune"] if arguments["discard_tuned_samples"] else 0
+    return sorted(mcmc._choose_chains(arguments["traces"], tune)[0], key=lambda one: one.chain)
+
+
+def _moments_of(trace: Any) -> Mapping[str, np.ndarray] | None:
+    """What the last draw of a chain handed on, None where the chain was interrupted before it."""
+    warnings = trace.get_sampler_stats("warning", sampler_idx=0)
+    extra = getattr(warnings[-1], "extra", None) if len(warnings) else None
+    return extra if isinstance(extra, Mapping) and "batch_sums" in extra else None
 
 
 def remove_silent_warnings(idata: DataTree) -> None:

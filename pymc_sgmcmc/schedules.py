@@ -90,6 +90,13 @@ def step_sizes(step_size: StepSize, first: int, count: int) -> np.ndarray:
     if not callable(step_size):
         return np.full(count, step_size)
     given = [step_size(transition) for transition in range(first, first + count)]
+    shapes = [np.shape(one) for one in given]
+    if any(shapes):
+        bad = next(number for number, shape in enumerate(shapes) if shape)
+        raise ValueError(
+            "`step_size` as a function should give one number for a transition, but gave an array "
+            f"of shape {shapes[bad]} for transition {first + bad}."
+        )
     values = as_array("step_size", given)
     good = np.isfinite(values) & (values > 0)
     if not good.all():

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import linalg, stats
 
-from pymc_sgmcmc.linear_algebra import Matrix, apply_to_rows, congruent, diagonal, matrix_root
+from pymc_sgmcmc.linear_algebra import (
+    SINGULAR,
+    Matrix,
+    apply_to_rows,
+    congruent,
+    diagonal,
+    matrix_root,
+)
 from pymc_sgmcmc.low_rank import LowRank
 
 BATCHES = 20
@@ -159,10 +166,15 @@ def mean_gradient_test(gradients: np.ndarray) -> float:
     means = means / np.where(scale > 0, scale, 1)
     centre = means.mean(0)
     if count > 2 * dimension + 2:
-        covariance = np.atleast_2d(np.cov(means.T))
-        squared = count * centre @ np.linalg.pinv(covariance) @ centre
-        ratio = (count - dimension) / (dimension * (count - 1)) * squared
-        return float(stats.f.sf(ratio, dimension, count - dimension))
+        values, vectors = linalg.eigh(np.atleast_2d(np.cov(means.T)))
+        # Coordinates that are functions of others say nothing of their own.
+        used = values > SINGULAR * max(values[-1], np.finfo(float).tiny)
+        rank = int(used.sum())
+        squared = count * ((vectors.T @ centre)[used] ** 2 / values[used]).sum()
+        if not rank:
+            return np.nan
+        ratio = (count - rank) / (rank * (count - 1)) * squared
+        return float(stats.f.sf(ratio, rank, count - rank))
     t = centre / (means.std(0, ddof=1) / np.sqrt(count))
     return float(min(1.0, dimension * 2 * stats.t.sf(np.abs(t), count - 1).min()))
 

@@ -20,12 +20,20 @@ from xarray import DataTree
 
 from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.errors import CalibrationError
-from pymc_sgmcmc.linear_algebra import covariance_root
+from pymc_sgmcmc.linear_algebra import covariance_root, matrix_root
 from pymc_sgmcmc.moments import GROUP as MOMENTS
 from pymc_sgmcmc.moments import StoredMoments, read_moments
 from pymc_sgmcmc.posterior.position import PositionLayout, layout_from_model
 from pymc_sgmcmc.posterior.transforms import constrain
-from pymc_sgmcmc.stored import StoredRun, chunks, every_nth, has_gradients, posterior_of, read_run
+from pymc_sgmcmc.stored import (
+    StoredRun,
+    chunks,
+    columns_of,
+    every_nth,
+    has_gradients,
+    posterior_of,
+    read_run,
+)
 from pymc_sgmcmc.trace import groups_of
 from pymc_sgmcmc.trace_gradients import gradients
 
@@ -60,10 +68,6 @@ tails, two modes, banana and funnel shapes the true error is up to twice the cha
 LARGEST_SHARE = 0.5
 """Stated non-Gaussian error over the correction itself, in log standard deviations, beyond which to
 refuse."""
-
-SINGULAR = 1e-11
-"""Smallest eigenvalue of the correlations of the draws below which they are dependent: sampling
-errors are far above, rounding below."""
 
 SMALL_ERROR = 0.01
 """Error of a standard deviation, relative, that is no reason to refuse."""
@@ -262,14 +266,13 @@ def calibrate(
         )
     whole = moments.whole()
     covariance = whole.covariance()
-    scale = np.sqrt(np.diag(covariance))
-    singular = linalg.eigvalsh(covariance / np.outer(scale, scale))[0] < SINGULAR
-    if singular:
+    try:
+        root = covariance_root(covariance)
+    except linalg.LinAlgError:
         raise CalibrationError(
             f"The covariance of the {count} draws of {d} coordinates is singular. Sample more "
             "draws, and fix variables that are functions of others."
-        )
-    root = covariance_root(covariance)
+        ) from None
 
     def precision(some: _Moments) -> np.ndarray:
         return some.slope() if method == "slope" else _langevin_precision(some, run)
@@ -364,7 +367,7 @@ def _jackknife_error(apart: np.ndarray) -> np.ndarray:
 def _log_sds(root: np.ndarray, precision: np.ndarray) -> np.ndarray:
     """Log standard deviations for a precision in coordinates whitened by a root."""
     try:
-        half = linalg.solve_triangular(linalg.cholesky(precision, lower=True), root.T, lower=True)
+        half = linalg.solve_triangular(covariance_root(precision), root.T, lower=True)
     except linalg.LinAlgError:
         return np.full(len(root), np.inf)
     return 0.5 * np.log((half**2).sum(0))
@@ -374,7 +377,7 @@ def _shrunk_log_sds(
     moments: _Moments, precision: np.ndarray, kept: tuple[float, float]
 ) -> np.ndarray:
     """Corrected log deviations: what shrinkage takes from the chains has their sampling error."""
-    root = linalg.cholesky(moments.covariance(), lower=True)
+    root = covariance_root(moments.covariance())
     whitened = root.T @ precision @ root
     return _log_sds(root, _shrunk((whitened + whitened.T) / 2, kept))
 
@@ -505,7 +508,7 @@ def _langevin_precision(moments: _Moments, run: StoredRun) -> np.ndarray:
     """H for which the chain's covariance is stationary; symmetric."""
     assert moments.gg is not None
     M, d = run.preconditioner, run.dimension
-    root = linalg.cholesky(M, lower=True)
+    root = matrix_root(M, "The preconditioner in the trace")
     scaled = linalg.solve_triangular(root, moments.covariance(), lower=True)
     scaled = linalg.solve_triangular(root, scaled.T, lower=True)
     right = 2 * np.eye(d) + 0.5 * root.T @ (moments.gg / moments.count) @ root
@@ -653,7 +656,7 @@ def _rebuilder(
     shape = run.positions.shape
     columns = {}
     for name, values in draws.data_vars.items():
-        found = _columns(np.asarray(values).reshape(*shape[:2], -1), run.positions)
+        found = columns_of(np.asarray(values).reshape(*shape[:2], -1), run.positions)
         if found is not None:
             columns[str(name)] = found
     others = [str(name) for name in draws.data_vars if name not in columns]
@@ -688,19 +691,6 @@ def _rebuilder(
         return variables | {name: rebuilt[name].reshape(draws[name].shape) for name in others}
 
     return rebuild
-
-
-def _columns(values: np.ndarray, positions: np.ndarray) -> slice | None:
-    """Successive columns of the positions that are these values."""
-    size = values.shape[-1]
-    first = values[0, :5]
-    for start in range(positions.shape[-1] - size + 1):
-        part = slice(start, start + size)
-        if np.array_equal(first, positions[0, :5, part]) and np.array_equal(
-            every_nth(values), every_nth(positions[..., part])
-        ):
-            return part
-    return None
 
 
 def _layout(model: pm.Model, run: StoredRun) -> PositionLayout:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,9 @@ import numpy as np
 import xarray as xr
 from xarray import DataTree
 
-from pymc_sgmcmc.run_settings import GROUP, PREFIX, STEP_SIZE_COLUMN
+from pymc_sgmcmc.divergence import find_divergence
+from pymc_sgmcmc.low_rank import LowRank
+from pymc_sgmcmc.run_settings import GIVEN, GROUP, PREFIX, STEP_SIZE_COLUMN, stored_matrix
 from pymc_sgmcmc.trace import DIMENSION
 
 CHUNK_ELEMENTS = 250_000
@@ -82,20 +84,24 @@ class StoredRun:
         return dense(self.arrays["preconditioner"], self.dimension)
 
 
-def read_run(idata: DataTree, *, agreeing_chains: bool = True) -> StoredRun:
+def read_run(
+    idata: DataTree, *, agreeing_chains: bool = True, diverged_chains: bool = False
+) -> StoredRun:
     """Positions, gradients and settings of a trace.
 
     Parameters
     ----------
     idata : xarray.DataTree
     agreeing_chains : bool
-        Refuse chains that are elsewhere than the others.
+        Refuse chains that are elsewhere than the others, or made with other settings.
+    diverged_chains : bool
+        Take chains that diverged.
 
     Raises
     ------
     ValueError
-        Where there are none, where draws are not finite, where chains are elsewhere than the
-        others, or where a coordinate does not move.
+        Where there are none, where draws are not finite, where chains diverged or are elsewhere
+        than the others, or where a coordinate does not move.
     """
     check_trace(idata)
     stats = idata.children.get("sample_stats")
@@ -128,7 +134,10 @@ def read_run(idata: DataTree, *, agreeing_chains: bool = True) -> StoredRun:
     if "chain" in stats.coords:
         chains = tuple(stats.coords["chain"].values.tolist())
     labels = labels_of(idata, positions.shape[-1])
+    settings = settings_of(idata)
     _check_finite(positions, gradients, chains)
+    if not diverged_chains:
+        check_divergence(diverged(idata, positions, gradients, chains), chains, settings)
     some = every_nth(positions)
     check_constant(some, labels)
     if agreeing_chains:
@@ -136,7 +145,6 @@ def read_run(idata: DataTree, *, agreeing_chains: bool = True) -> StoredRun:
     arrays = {}
     if GROUP in idata.children:
         arrays = {str(name): np.asarray(one) for name, one in idata[GROUP].data_vars.items()}
-    settings = settings_of(idata)
     step_sizes = _step_sizes(stats, settings)
     return StoredRun(
         positions,
@@ -275,6 +283,25 @@ def every_nth(values: np.ndarray, most: int = SOME_DRAWS) -> np.ndarray:
     return values[:, :: max(1, -(-chains * draws // most))].astype(float)
 
 
+def columns_of(values: np.ndarray, positions: np.ndarray) -> slice | None:
+    """Successive columns of the positions that are these values, None where there are none.
+
+    Parameters
+    ----------
+    values : numpy.ndarray, shape (chains, draws, size)
+    positions : numpy.ndarray, shape (chains, draws, d)
+    """
+    size = values.shape[-1]
+    first = values[0, :5]
+    for start in range(positions.shape[-1] - size + 1):
+        part = slice(start, start + size)
+        if np.array_equal(first, positions[0, :5, part]) and np.array_equal(
+            every_nth(values), every_nth(positions[..., part])
+        ):
+            return part
+    return None
+
+
 def dense(matrix: np.ndarray, dimension: int) -> np.ndarray:
     """Shape (d, d), of a matrix that may be given as a scalar or a diagonal."""
     matrix = np.asarray(matrix, dtype=float)
@@ -304,6 +331,74 @@ def _constant(step_sizes: np.ndarray | None) -> np.ndarray | None:
         return None
     means = step_sizes.mean(1)
     return means if (np.ptp(step_sizes, axis=1) <= 1e-6 * means).all() else None
+
+
+def diverged(
+    idata: DataTree, positions: np.ndarray, gradients: np.ndarray, chains: tuple[Any, ...]
+) -> dict[Any, str]:
+    """Chains that diverged and are finite, each with what shows it."""
+    center, deviations = _center(idata)
+    with np.errstate(all="ignore"):
+        reasons = {
+            chain: find_divergence(x, g, center, deviations)
+            for chain, x, g in zip(chains, every_nth(positions), every_nth(gradients), strict=True)
+        }
+    return {chain: reason for chain, reason in reasons.items() if reason is not None}
+
+
+def _center(idata: DataTree) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Centre of a run and posterior standard deviations there, where the trace has them."""
+    group = idata.children.get(GROUP)
+    if group is None or "center" not in group.data_vars:
+        return None, None
+    precision = stored_matrix(group, "precision")
+    center = np.asarray(group["center"], dtype=float)
+    if precision is None or DIMENSION not in group["center"].dims:
+        return None, None
+    if isinstance(precision, LowRank):
+        return center, np.sqrt(precision.inverse.diagonal())
+    if precision.ndim < 2:
+        return center, np.broadcast_to(precision, center.shape) ** -0.5
+    scale = np.sqrt(np.diag(precision))  # coordinates in units that differ by orders
+    covariance = np.linalg.pinv(precision / np.outer(scale, scale), hermitian=True)
+    return center, np.sqrt(np.diag(covariance)) / scale
+
+
+def check_divergence(
+    reasons: Mapping[Any, str], chains: tuple[Any, ...], settings: Mapping[str, Any]
+) -> None:
+    """Refuse chains that diverged.
+
+    Raises
+    ------
+    ValueError
+    """
+    if not reasons:
+        return
+    chain, reason = next(iter(reasons.items()))
+    others = len(reasons) - 1
+    rest = [one for one in chains if one not in reasons]
+    leave_out = f", or leave it out, `idata.sel(chain={rest})`" if rest else ""
+    raise ValueError(
+        f"Chains should stay where the posterior has its mass, but chain {chain} {reason}"
+        + (f", and {others} other{'s' if others > 1 else ''} diverged as well" if others else "")
+        + f". {remedy_of_divergence(settings)}{leave_out}."
+    )
+
+
+def remedy_of_divergence(settings: Mapping[str, Any]) -> str:
+    """What to do about a chain that diverged, without the full stop."""
+    step_size = settings.get("step_size")
+    too_large = "The step size" + ("" if step_size is None else f" of {step_size:.3g}")
+    too_large += " is too large for the posterior: sample again with a smaller "
+    if step_size is None:
+        return too_large + "one"
+    if settings.get("step_size_from") == GIVEN:
+        return (
+            f"{too_large}`step_size`, such as {step_size / 4:.2g}, or leave it out to have it "
+            "computed"
+        )
+    return f"{too_large}`bias`, or a `step_size` such as {step_size / 4:.2g}"
 
 
 def _check_finite(positions: np.ndarray, gradients: np.ndarray, chains: tuple[Any, ...]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
@@ -51,12 +53,14 @@ from pymc_sgmcmc.demo.report import (
     cost_verdict,
     prepare_folder,
     write_plot,
+    write_summary,
     write_trace,
 )
 from pymc_sgmcmc.tuning import VARIANCE_INFLATION
 
 PROGRAM = "python -m pymc_sgmcmc"
 
+NOT_WRITTEN = 1
 BAD_INPUT = 2
 INTERRUPTED = 130  # as shells have it for a program ended by Ctrl-C
 
@@ -77,8 +81,9 @@ def make_parser() -> argparse.ArgumentParser:
             "RAND HIE, a table inside statsmodels, which needs neither a network nor a file."
         ),
         epilog=(
-            "Exit status: 0 when done, 2 for an input that cannot be used, 130 when interrupted "
-            "before there were draws. Ctrl-C during sampling keeps the draws so far."
+            "Exit status: 0 when done, 1 when a file could not be written where it should be, 2 "
+            "for an input that cannot be used, 130 when interrupted before there were draws. "
+            "Ctrl-C during sampling keeps the draws so far."
         ),
         allow_abbrev=False,
     )
@@ -93,8 +98,8 @@ def make_parser() -> argparse.ArgumentParser:
     source.add_argument(
         "--file",
         metavar="PATH",
-        help="a CSV or parquet file of your own; needs --outcome. Numbers are standardised, text "
-        "becomes indicators, incomplete rows are dropped",
+        help="a CSV (in UTF-8) or parquet file of your own; needs --outcome. Numbers are "
+        "standardised, text becomes indicators, incomplete rows and empty columns are dropped",
     )
     data.add_argument(
         "--outcome", metavar="COLUMN", help="the column of --file to model, with two values"
@@ -179,7 +184,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        Exit status: 0, 2 for bad input, or 130 when interrupted.
+        Exit status: 0, 1 when a file could not be written, 2 for bad input, or 130 when
+        interrupted.
     """
     options = make_parser().parse_args(arguments)
     # Names of columns and values may look like markup.
@@ -188,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         design = make_design(_announce(_load(options), console))
         settings = _settings(options, design)
         folder = prepare_folder(options.output)
-        _run(design, settings, options.rows, folder, console)
+        written = _run(design, settings, options.rows, folder, console)
     except InputError as error:
         # One line, whatever a library put into its message.
         print(f"{PROGRAM}: error: {' '.join(str(error).split())}", file=sys.stderr)
@@ -196,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (InterruptedEarlyError, KeyboardInterrupt):
         print(f"{PROGRAM}: interrupted before there were draws to keep", file=sys.stderr)
         return INTERRUPTED
-    return 0
+    return 0 if written else NOT_WRITTEN
 
 
 # --- Steps --------------------------------------------------------------------------------------
@@ -261,7 +267,8 @@ def _announce(table: Table, console: Console) -> Table:
 
 def _run(
     design: Design, settings: Settings, rows: int | None, folder: Path, console: Console
-) -> None:
+) -> bool:
+    """Fit and report; whether all files were written."""
     sampler = SAMPLER_LABELS[settings.sampler]
     for note in design.notes:
         console.print(f"Note: {note}.", style="yellow")
@@ -286,7 +293,10 @@ def _run(
         reference = laplace(design.X, design.y, PRIOR_SD)
         result = _fit(design, settings, console)
         costs += [result.cost] if result.cost else []
-    _report(design, settings, result, reference, costs, folder / _slug(name), console)
+    comparison = _report(design, settings, result, reference, costs, console)
+    console.print()
+    console.print("Files", style="bold")
+    return _write(design, settings, result, comparison, folder, _slug(name), console)
 
 
 def _fit(design: Design, settings: Settings, console: Console) -> Fit:
@@ -306,9 +316,9 @@ def _report(
     result: Fit,
     reference: Laplace,
     costs: list[Cost],
-    stem: Path,
     console: Console,
-) -> None:
+) -> pd.DataFrame:
+    """Print the comparison with the reference, and what it cost."""
     sampler = SAMPLER_LABELS[settings.sampler]
     if result.interrupted:
         sizes = result.trace["posterior"].sizes
@@ -338,35 +348,63 @@ def _report(
         console.print(cost_verdict(costs))
     else:
         console.print("Not measured: sampling was interrupted.")
-
-    console.print()
-    console.print("Files", style="bold")
-    for line in _write(design, settings, result, comparison, stem):
-        # Not broken into lines: a path is there to be copied.
-        console.print(line, soft_wrap=True)
+    return comparison
 
 
 def _write(
-    design: Design, settings: Settings, result: Fit, comparison: pd.DataFrame, stem: Path
-) -> Iterator[str]:
-    """Write the files; a line to print for each."""
-    trace = write_trace(result.trace, stem.parent, stem.name)
-    if trace is not None:
-        yield f"trace    {trace}"
-    else:
-        yield 'trace    not written: needs h5netcdf and h5py; pip install "pymc_sgmcmc[files]"'
-    summary = stem.with_name(f"{stem.name}-summary.csv")
-    comparison.to_csv(summary)
-    yield f"summary  {summary}"
-    if not _has_matplotlib():
-        yield "plot     not written: needs matplotlib; pip install matplotlib"
-        return
-    plot = stem.with_name(f"{stem.name}.png")
-    sampler = SAMPLER_LABELS[settings.sampler]
-    title = f"{design.name}: {design.outcome_label}"
-    write_plot(comparison, plot, sampler, title)
-    hidden = len(comparison) - MOST_PLOTTED
-    yield f"plot     {plot}" + (f" (without the last {hidden} coefficients)" if hidden > 0 else "")
+    design: Design,
+    settings: Settings,
+    result: Fit,
+    comparison: pd.DataFrame,
+    folder: Path,
+    name: str,
+    console: Console,
+) -> bool:
+    """Write the files and print a line for each; whether all are in the folder."""
+
+    def trace(folder: Path) -> str:
+        path = write_trace(result.trace, folder, name)
+        if path is not None:
+            return str(path)
+        return 'not written: needs h5netcdf and h5py; pip install "pymc_sgmcmc[files]"'
+
+    def summary(folder: Path) -> str:
+        write_summary(comparison, path := folder / f"{name}-summary.csv")
+        return str(path)
+
+    def plot(folder: Path) -> str:
+        if not _has_matplotlib():
+            return "not written: needs matplotlib; pip install matplotlib"
+        sampler, title = SAMPLER_LABELS[settings.sampler], f"{design.name}: {design.outcome_label}"
+        write_plot(comparison, path := folder / f"{name}.png", sampler, title)
+        hidden = len(comparison) - MOST_PLOTTED
+        return str(path) + (f" (without the last {hidden} coefficients)" if hidden > 0 else "")
+
+    @functools.cache
+    def elsewhere() -> Path:
+        return Path(tempfile.mkdtemp(prefix="pymc_sgmcmc_"))
+
+    all_written = True
+    for write in (trace, summary, plot):
+        kind = write.__name__
+        try:
+            line = write(folder)
+        except OSError as error:
+            all_written = False
+            said = (
+                f"{PROGRAM}: error: the {kind} could not be written to the folder "
+                f"{str(folder)!r}: {error.strerror or error}."
+            )
+            try:
+                # The draws should outlive the run.
+                said += f" It is here instead: {write(elsewhere())}"
+            except OSError:
+                said += " Free space there, or give another folder by --output, and run again."
+            print(said, file=sys.stderr)
+        else:
+            # Not broken into lines: a path is there to be copied.
+            console.print(f"{kind:<8} {line}", soft_wrap=True)
+    return all_written
 
 
 # --- Small things ---------------------------------------------------------------------------------

@@ -206,8 +206,9 @@ def make_design(table: Table) -> Design:
 
     Numbers are standardised to mean 0 and standard deviation 1, except columns of 0 and 1,
     which stay as they are; text, categories and truth values become such indicators of each
-    value but the first. Rows with missing values, columns with a single value and columns that
-    the ones before determine are left out, each with a note.
+    value but the first. Columns without any value, rows with missing values in others, columns
+    with a single value and columns that the ones before determine are left out, each with a
+    note.
 
     Parameters
     ----------
@@ -234,8 +235,23 @@ def make_design(table: Table) -> Design:
     "cured = 'yes' (0 stands for 'no')"
     """
     notes = list(table.notes)
-    complete = ~(table.features.isna().any(axis=1) | table.outcome.isna())
     features, outcome = table.features, table.outcome
+    if outcome.isna().all():
+        raise InputError(
+            f"The outcome {str(outcome.name)!r} is missing in every row. Choose another column."
+        )
+    empty = features.isna().all(axis=0)
+    if empty.all():
+        raise InputError(
+            "The outcome is the only column with values, so there is nothing to explain it by. "
+            "Add a column with at least two values."
+        )
+    if empty.any():
+        notes.append(
+            f"dropped {_listed([*map(str, features.columns[empty])])}: no value in any row"
+        )
+        features = features.loc[:, ~empty]
+    complete = ~(features.isna().any(axis=1) | outcome.isna())
     if not complete.all():
         holes = [*_names_with_missing(features), *_names_with_missing(outcome.to_frame())]
         dropped = int((~complete).sum())

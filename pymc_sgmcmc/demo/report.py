@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import math
+import os
+import tempfile
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -268,17 +273,49 @@ def write_trace(trace: DataTree, folder: Path, name: str) -> Path | None:
     -------
     Path or None
         The file: netCDF, or else Zarr; None where no package for either is installed.
+
+    Raises
+    ------
+    OSError
+        When it cannot be written. What was there before is then left as it was.
     """
     ending = trace_format()
     if ending is None:
         return None
     path = folder / f"{name}{ending}"
     if ending == ".nc":
-        trace.to_netcdf(path, engine="h5netcdf")
+        # Made in memory: HDF5 ends the process when it cannot write to a file.
+        contents = trace.to_netcdf(engine="h5netcdf")
+        _replace(path, lambda file: file.write_bytes(contents))
     else:
         # Consolidated metadata are an extension that zarr warns of.
-        trace.to_zarr(path, mode="w", consolidated=False)
+        _replace(path, lambda store: trace.to_zarr(store, mode="w", consolidated=False))
     return path
+
+
+def write_summary(comparison: pd.DataFrame, path: Path) -> None:
+    """Write a comparison as CSV.
+
+    Raises
+    ------
+    OSError
+        As `write_trace`.
+    """
+    contents = comparison.to_csv().encode()
+    _replace(path, lambda file: file.write_bytes(contents))
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file or a folder under another name first, so that no part of one is ever left."""
+    if path.exists() and not os.access(path, os.W_OK):
+        # Else put in its place, which asks only for a folder that can be written to.
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".pymc_sgmcmc_") as scratch:
+        written = Path(scratch) / path.name
+        write(written)
+        if written.is_dir() and path.is_dir():
+            os.replace(path, Path(scratch) / "before")
+        os.replace(written, path)
 
 
 def write_plot(comparison: pd.DataFrame, path: Path, sampler: str, title: str) -> None:
@@ -293,6 +330,11 @@ def write_plot(comparison: pd.DataFrame, path: Path, sampler: str, title: str) -
     sampler : str
         What to call the sampler.
     title : str
+
+    Raises
+    ------
+    OSError
+        As `write_trace`.
     """
     # Without pyplot: no window, no backend to choose, nothing to close.
     figure_module = importlib.import_module("matplotlib.figure")
@@ -334,4 +376,6 @@ def write_plot(comparison: pd.DataFrame, path: Path, sampler: str, title: str) -
         frameon=False,
         fontsize="small",
     )
-    figure.savefig(path)
+    contents = io.BytesIO()
+    figure.savefig(contents, format="png")
+    _replace(path, lambda file: file.write_bytes(contents.getbuffer()))

@@ -53,13 +53,13 @@ class RecipeDynamics(Dynamics):
         z' &= z + \tfrac{h}{2} \left\{ [D + Q] \hat\nabla \log p(z) + \Gamma \right\}
               + N\!\left(0,\; h D - \tfrac{h^2}{4} (D + Q) \hat V (D + Q)^\top \right)
 
-    (Ma et al., eq. 3 and 4 for the differential equation and Γ, eq. 9 for the step), with z the
-    position and the auxiliaries, and :math:`\log p(z) = \log \pi(\theta) + \sum \log N(r;
-    \text{mean}, \text{variance})`. The time step is h / 2, so that D = M with Q = 0 is `Langevin`
-    with preconditioner M. For D positive semi-definite and Q skew-symmetric the equation leaves
-    p invariant; the Euler step does up to terms of order h, and gradient noise adds its own, less
-    what the estimate :math:`\hat V` of its covariance removes. (In print the step has
-    :math:`-\Gamma` with the sign of the gradient of -log p; Γ is added, as in the equation.)
+    (Ma, Chen and Fox 2015, section 2), with z the position and the auxiliaries, and
+    :math:`\log p(z) = \log \pi(\theta) + \sum \log N(r; \text{mean}, \text{variance})`. The time
+    step is h / 2, so that D = M with Q = 0 is `Langevin` with preconditioner M. For D positive
+    semi-definite and Q skew-symmetric the equation leaves p invariant; the Euler step does up to
+    terms of order h, and gradient noise adds its own, less what the estimate :math:`\hat V` of its
+    covariance removes. (In print the step has :math:`-\Gamma` with the sign of the gradient of
+    -log p; Γ is added, as in the equation.)
 
     Attributes
     ----------

@@ -25,8 +25,8 @@ class RiemannianLangevin(Dynamics):
 
     with scores S, scaled so that :math:`S^\top S` estimates the Fisher information of all rows.
     The recipe of Ma, Chen and Fox (2015) with D = M and Q = 0, which leaves the posterior
-    invariant up to terms of order h. The drift that Patterson and Teh print (eq. 9, after
-    Girolami and Calderhead) has :math:`-2 M (\partial_j G) M + M \operatorname{tr}(M \partial_j G)`
+    invariant up to terms of order h. The drift that Patterson and Teh print (after Girolami
+    and Calderhead) has :math:`-2 M (\partial_j G) M + M \operatorname{tr}(M \partial_j G)`
     in place of :math:`-M (\partial_j G) M`. The two agree where :math:`\partial_j G_{kl}` is
     symmetric in all its indices, as in one dimension or for one linear predictor; elsewhere the
     printed drift leaves another law invariant (Xifara et al. 2014).

@@ -22,7 +22,7 @@ class ControlVariateGradient(GradientEstimator):
                                             - \nabla \log p(x_j \mid \hat\theta)]
 
     with the same rows S in both sums (Baker et al. 2019, eq. 4). Unbiased for any centre; the
-    variance falls with the square of the distance to it.
+    variance is zero there and grows with the square of the distance from it.
 
     Where the posterior has other variables, which other step methods move, the differences
     are taken between their present values and those that the centre was computed with, so the

@@ -24,6 +24,7 @@ from pytensor.graph.replace import clone_replace
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.posterior.bad_rows import code_error, first_bad_row
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior.position import PositionLayout
 from pymc_sgmcmc.posterior.rows import SeparatedModel, Term, reference_terms
@@ -185,6 +186,8 @@ def _check(model: Model, setting: _Setting) -> bool:
             evaluate = setting.values_and_gradients(density, rows)
             (together,) = evaluate(*setting.take(some))
             apart = np.sum([evaluate(*setting.take(part))[0] for part in parts], axis=0)
+        except IndexError as error:
+            raise _bad_code(separated, evaluate, setting.take, some, error) from None
         except Exception as error:
             raise _not_separable(
                 term, setting, f"evaluating it on some of the rows failed ({_first_line(error)})"
@@ -195,7 +198,11 @@ def _check(model: Model, setting: _Setting) -> bool:
             )
         conclusive &= bool(np.isfinite(together).all())
         if setting.compare_rows:
-            (all_rows,) = evaluate(*setting.take(of_model))
+            try:
+                (all_rows,) = evaluate(*setting.take(of_model))
+            except IndexError as error:
+                numbers = np.arange(n_rows)[of_model]
+                raise _bad_code(separated, evaluate, setting.take, numbers, error) from None
             of_rows.append((term, scale * all_rows))
 
     drawn = [leaf.placeholder(batch_size) for leaf in separated.leaves]
@@ -263,6 +270,26 @@ def _not_separable(term: Term, setting: _Setting, reason: str) -> ModelError:
         f"The log likelihood of `{term.name}` is not a sum over the {separated.n_rows} rows of "
         f"{names}: {reason}. {advice}"
     )
+
+
+def _bad_code(
+    separated: SeparatedModel,
+    evaluate: Callable[..., list[np.ndarray]],
+    take: Callable[[np.ndarray], list[np.ndarray]],
+    numbers: np.ndarray,
+    error: IndexError,
+) -> ModelError:
+    """Error for the first of some rows whose index is out of range."""
+
+    def fails(rows: slice) -> bool:
+        try:
+            evaluate(*take(numbers[rows]))
+        except IndexError:
+            return True
+        return False
+
+    row = numbers[first_bad_row(fails, 0, len(numbers))]
+    return code_error(separated.leaves, int(row), error)
 
 
 def _first_line(error: Exception) -> str:

@@ -124,7 +124,7 @@ def layout_from_model(
     ----------
     model : pymc.Model
     variables : sequence of variables or None
-        Random or value variables in any order; all free variables where None.
+        Random or value variables, or their names, in any order; all free variables where None.
     initial_point : mapping
         Values of all value variables; gives the shapes.
 
@@ -135,7 +135,7 @@ def layout_from_model(
     """
     if not model.value_vars:
         raise ModelError("The model has no free random variables, so there is nothing to sample.")
-    chosen = model.value_vars if variables is None else _value_variables(model, variables)
+    chosen = model.value_vars if variables is None else value_variables(model, variables)
     # A step method ravels in model order (`DictToArrayBijection` sees the point of the model),
     # so any other order here would silently swap variables.
     ordered = tuple(value for value in model.value_vars if value in set(chosen))
@@ -163,14 +163,26 @@ def layout_from_model(
     return PositionLayout(ordered, shapes, labels, dtypes.pop())
 
 
-def _value_variables(model: Model, variables: Variable | Sequence) -> list[TensorVariable]:
-    # A tensor is not a sequence of variables, though it can be iterated over.
-    chosen = [variables] if isinstance(variables, Variable) else list(variables)
+def value_variables(model: Model, variables: Variable | str | Sequence) -> list[TensorVariable]:
+    """Value variables of free variables of a model, given themselves, as these, or by name.
+
+    Raises
+    ------
+    ModelError
+        Where there are none, or some are no free variables of the model.
+    """
+    # A tensor is not a sequence of variables, though it can be iterated over, nor is a name.
+    chosen = [variables] if isinstance(variables, Variable | str) else list(variables)
     if not chosen:
         raise ModelError(
             "`vars` is empty. Leave it out to sample all free variables, or name some of "
             f"{_quote([variable.name for variable in model.free_RVs])}."
         )
+    named = {variable.name: variable for variable in (*model.value_vars, *model.free_RVs)}
+    chosen = [
+        named.get(variable, variable) if isinstance(variable, str) else variable
+        for variable in chosen
+    ]
     values = [model.rvs_to_values.get(variable, variable) for variable in chosen]
     unknown = [
         str(getattr(variable, "name", variable))

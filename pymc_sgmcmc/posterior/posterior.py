@@ -20,6 +20,7 @@ from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sgmcmc.posterior.bad_rows import code_error, first_bad_row, support_error
 from pymc_sgmcmc.posterior.check import check_separation
 from pymc_sgmcmc.posterior.compiled import (
     PYTHON_MODE,
@@ -152,8 +153,66 @@ class Posterior:
         """Names of the data arrays."""
         return tuple(leaf.name for leaf in self._separated.leaves)
 
+    def check_rows(self) -> None:
+        """Evaluate all rows once at the initial point, with indices checked.
+
+        The transitions do neither: beyond the end of an array Numba reads whatever is there, and a
+        row outside of the support of its distribution has no gradient.
+
+        Raises
+        ------
+        ModelError
+            Where an index is out of range, or the density of some rows, but not of all, is not
+            finite.
+        """
+        start = 0
+        for chunk in self.chunks():
+            stop = start + len(chunk[0])
+            try:
+                good = self._is_finite(chunk)
+            except IndexError as error:
+                row = first_bad_row(self._fails, start, stop)
+                raise code_error(self._separated.leaves, row, error) from None
+            if not good:
+                self._check_support(start, stop)
+            start = stop
+
+    def _is_finite(self, rows: Sequence[np.ndarray]) -> bool:
+        with np.errstate(all="ignore"):
+            value, gradient = self.log_likelihood_and_gradient(self.initial_position, rows)
+        return bool(np.isfinite(value) and np.isfinite(gradient).all())
+
+    def _fails(self, rows: slice) -> bool:
+        try:
+            self._is_finite(self.take(rows))
+        except IndexError:
+            return True
+        return False
+
+    def _check_support(self, start: int, stop: int) -> None:
+        """Refuse a range of rows of which some are not finite; where all are, it is not the rows.
+
+        Raises
+        ------
+        ModelError
+        """
+        row = first_bad_row(lambda rows: not self._is_finite(self.take(rows)), start, stop)
+        others = (row - 1, row + 1, 0, self.n_rows - 1, self.n_rows // 2)
+        others = [one for one in others if 0 <= one < self.n_rows and one != row]
+        if any(self._is_finite(self.take(slice(one, one + 1))) for one in others):
+            value, _ = self.log_likelihood_and_gradient(
+                self.initial_position, self.take(slice(row, row + 1))
+            )
+            raise support_error(self._separated.leaves, row, value)
+
     def changed_data(self) -> str | None:
-        """Name of a `pymc.Data` variable whose values are no longer those taken, if any."""
+        """Name of a shared variable of the model whose values are no longer those taken, if any.
+
+        That is, of its `pymc.Data`, rows or not, and of the lengths of its dimensions.
+        """
+        for original, taken in self._separated.copied:
+            if not np.array_equal(original.get_value(borrow=True), taken, equal_nan=True):
+                return original.name
         for leaf in self._separated.leaves:
             for source in leaf.sources():
                 now = source.get_value(borrow=True)

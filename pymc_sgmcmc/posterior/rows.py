@@ -119,6 +119,8 @@ class SeparatedModel:
         A length in the graph that equals the number of rows is taken for that number only in
         expressions of the data, not in those of parameters alone. (With minibatches of 10,
         ``pt.zeros(10)`` can be either.)
+    copied : tuple of (shared variable, numpy.ndarray)
+        Shared variables of the model that are no rows, with the values that were taken of them.
     """
 
     full_terms: tuple[Term, ...]
@@ -129,6 +131,7 @@ class SeparatedModel:
     lengths: tuple[Variable, ...] = ()
     row_numbers: tuple[Variable, ...] = ()
     only_beside_rows: bool = False
+    copied: tuple[tuple[SharedVariable, np.ndarray], ...] = ()
 
     def row_log_densities(
         self, rows: Sequence[TensorVariable], length: TensorVariable
@@ -263,24 +266,33 @@ def _own_shared(separated: SeparatedModel) -> SeparatedModel:
     # What stands for rows stays as it is, to be found again.
     rows = {variable for leaf in separated.leaves for variable in leaf.variables}
     rows.update(separated.lengths)
-    return replace(
-        separated,
-        full_terms=_on_copies(separated.full_terms, set()),
-        row_terms=_on_copies(separated.row_terms, rows),
-    )
+    full_terms, copied = _on_copies(separated.full_terms, set())
+    row_terms, of_rows = _on_copies(separated.row_terms, rows)
+    # Lengths of dimensions that run over the rows are those of the rows.
+    return replace(separated, full_terms=full_terms, row_terms=row_terms, copied=copied + of_rows)
 
 
-def _on_copies(terms: Sequence[Term], kept: set[Variable]) -> tuple[Term, ...]:
+def _on_copies(
+    terms: Sequence[Term], kept: set[Variable]
+) -> tuple[tuple[Term, ...], tuple[tuple[SharedVariable, np.ndarray], ...]]:
+    """Terms on copies of their shared variables, and these with the values taken."""
     graphs = [term.log_density for term in terms]
-    copies: dict[Variable, Variable] = {
-        variable: pytensor.shared(variable.get_value(), variable.name, shape=variable.type.shape)
+    taken = {
+        variable: variable.get_value()
         for variable in ancestors(graphs, blockers=kept)
         if isinstance(variable, SharedVariable) and isinstance(variable.type, TensorType)
+        # In the terms of rows their own variables stay.
+        if variable not in kept
+    }
+    copies: dict[Variable, Variable] = {
+        variable: pytensor.shared(value, variable.name, shape=variable.type.shape)
+        for variable, value in taken.items()
     }
     copies.update((variable, variable) for variable in kept)
-    return tuple(
+    on_copies = tuple(
         Term(term.name, graph) for term, graph in zip(terms, rebuild(graphs, copies), strict=True)
     )
+    return on_copies, tuple(taken.items())
 
 
 # --- The terms of the log density ---------------------------------------------------------

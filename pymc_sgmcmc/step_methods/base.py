@@ -172,6 +172,10 @@ class StochasticGradientStep(BlockedStep):
                 f"`{type(self).__name__}` takes no argument `{next(iter(unknown))}`. Its arguments "
                 "are listed in its docstring."
             )
+        one_of("tune_method", tune_method, TUNE_METHODS)
+        if tune_method == "halving":
+            check_search_settings(step_size, bias)
+        generator = _generator(rng)
         setup = prepare(
             type(self).__name__,
             modelcontext(model),
@@ -188,13 +192,11 @@ class StochasticGradientStep(BlockedStep):
             needs_center=self._needs_center(step_size),
             low_rank=self._takes_low_rank,
             keeps_rows=self._keeps_rows,
+            preconditioner=getattr(self, "_preconditioner", "identity"),
             bias=bias,
             init=init,
         )
         self.bias = setup.bias
-        one_of("tune_method", tune_method, TUNE_METHODS)
-        if tune_method == "halving":
-            check_search_settings(step_size, bias)
         self.posterior = setup.posterior
         self.vars = list(setup.posterior.layout.variables)
         self.center = setup.center
@@ -241,7 +243,7 @@ class StochasticGradientStep(BlockedStep):
         self._declare_stats(design)
         transitions = self.batching.n_rows / self.batch_size * EPOCHS_BETWEEN_SHUFFLES
         self._draws_per_order = max(1, round(transitions / self.thin))
-        self.setup_chain(get_random_generator(rng), 0, 0)
+        self.setup_chain(generator, 0, 0)
         self.tune = True
 
     # --- What a sampler says of itself ---------------------------------------------------
@@ -700,6 +702,16 @@ def _tuning(design: Design, setup: Setup) -> tuple[Adaptation, ...]:
     return (
         LangevinStepSize(design.preconditioner, design.thin, computed, setup.bias, setup.center),
     )
+
+
+def _generator(rng: Any) -> np.random.Generator:
+    try:
+        return get_random_generator(rng)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"`rng` should be a seed, a whole number that is not negative, or a generator of "
+            f"NumPy, but got {rng!r}."
+        ) from error
 
 
 def _copy(rng: np.random.Generator) -> np.random.Generator:

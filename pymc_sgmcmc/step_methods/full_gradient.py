@@ -14,7 +14,6 @@ from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.dynamics.metropolis_adjusted import MetropolisAdjustedLangevin
 from pymc_sgmcmc.engine import is_jax_mode
 from pymc_sgmcmc.gradient_estimators import GradientEstimator
-from pymc_sgmcmc.linear_algebra import matrix_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
@@ -24,7 +23,6 @@ from pymc_sgmcmc.step_methods.setup import (
     default_preconditioner,
     default_thinning,
     is_curvature,
-    preconditioner_matrix,
 )
 from pymc_sgmcmc.step_methods.sgld import SGLD
 
@@ -257,8 +255,7 @@ class MALA(StochasticGradientStep):
     def _design(self, setup: Setup) -> Design:
         posterior, estimator = setup.posterior, setup.estimator
         assert isinstance(estimator, FullGradient)
-        matrix = preconditioner_matrix(self._preconditioner, setup.center, posterior.dimension)
-        root = matrix_root(matrix)
+        matrix, root = setup.preconditioner(self._preconditioner)
         step_size, thin = setup.step_size, setup.thin
         if step_size is None:
             assert setup.center is not None

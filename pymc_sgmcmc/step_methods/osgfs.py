@@ -106,9 +106,9 @@ class OSGFS(StochasticGradientStep):
     0.4 to 5 times the curvature, which at k = 0.5 makes the covariance wrong by 20 %; so the
     curvature of the centre is used where there is one.
 
-    **Convergence.** The mean of each window of 1/k gradients is compared with its
-    variance at stationarity. The first window that passes sets ``converged``, and C is
-    computed anew. See `pymc_sgmcmc.convergence`.
+    **Convergence.** The mean of each window of gradients, 50 of them by default where k is at
+    least 0.02, is compared with its variance at stationarity. The first window that passes sets
+    ``converged``, and C is computed anew. See `pymc_sgmcmc.convergence`.
 
     **Departures from the paper.** Its algorithm cites (7), whose covariance is too large by
     1/(1 - k/4); (8) is used. The chain is stable for k in (0, 4), not (0, 1). V has the
@@ -154,8 +154,8 @@ class OSGFS(StochasticGradientStep):
     b : float, optional
         Of the elementwise rule, in (0, 2]; default 1.
     window : int, optional
-        Gradients in a window, :math:`n_w`. Default: 1/k, as the paper
-        suggests, between 50 and 10 000.
+        Gradients in a window, :math:`n_w`. Default: 1/k, as the paper suggests, with k of the
+        slowest direction, but at least 50 (so 50 for each k from 0.02 on) and at most 10 000.
     thin : int, optional
         Transitions a recorded draw. Default: one relaxation time of the fastest direction.
 

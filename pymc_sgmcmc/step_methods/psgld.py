@@ -36,10 +36,14 @@ class PSGLD(StochasticGradientStep):
 
     with :math:`\bar g = \hat\nabla / N` the gradient a row. Li, Chen, Carlson and Carin (2016),
     algorithm 1. While tuning, v follows the gradients of all transitions, and M follows v every
-    hundred transitions. **After tuning, M is frozen.** The paper goes on adapting and leaves out
-    the term :math:`\Gamma_i = \sum_j \partial_j M_{ij}` that a preconditioner which moves with the
-    position needs, a bias that does not vanish with the step size; a frozen M needs no such term.
-    Without tuning draws, M is that of the start.
+    hundred transitions. Without tuning draws, M is that of the start.
+
+    **Departures from the paper.** There :math:`\bar g` is the mean over the minibatch of the
+    rows' gradients of the log likelihood; here it is the estimate that moves the chain, with the
+    prior's gradient in it, divided by N. And **after tuning, M is frozen**: the paper goes on
+    adapting and leaves out the term :math:`\Gamma_i = \sum_j \partial_j M_{ij}` that a
+    preconditioner which moves with the position needs, a bias that does not vanish with the step
+    size; a frozen M needs no such term.
 
     **Law.** After tuning, that of `SGLD` with the fixed preconditioner M: on a Gaussian
     posterior the right mean, and a covariance too large by about

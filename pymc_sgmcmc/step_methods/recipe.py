@@ -83,9 +83,9 @@ class Recipe(StochasticGradientStep):
 
     Notes
     -----
-    O El hanchi's print of the covariance that the gradient noise adds lacks the transpose. In
-    Ma et al. (eq. 9) and lecture notes after them, the step subtracts :math:`\Gamma`; it must be
-    added.
+    El hanchi (2018, eq. 5) prints the covariance that the gradient noise adds without the
+    transpose. In the step that Ma et al. print (section 2), and in lecture notes after them,
+    :math:`\Gamma` is subtracted; it must be added.
 
     References
     ----------

@@ -14,12 +14,11 @@ import pytensor
 from pymc.initial_point import make_initial_point_fn
 from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Variable
 
 from pymc_sgmcmc.adaptation import Adaptation
-from pymc_sgmcmc.batching import check_batch_size, make_batching
+from pymc_sgmcmc.batching import SCHEMES, check_batch_size, make_batching
 from pymc_sgmcmc.center_difference import find_center_difference
-from pymc_sgmcmc.checks import as_array, positive_number, whole_number
+from pymc_sgmcmc.checks import as_array, one_of, positive_number, whole_number
 from pymc_sgmcmc.dynamics import Dynamics
 from pymc_sgmcmc.engine import is_jax_mode
 from pymc_sgmcmc.errors import BatchSizeWarning
@@ -34,9 +33,11 @@ from pymc_sgmcmc.gradient_estimators import (
 from pymc_sgmcmc.linear_algebra import Matrix, apply_to_rows, largest_mean_square, matrix_root
 from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.position import value_variables
 from pymc_sgmcmc.schedules import MOST_THINNING, StepSize, check_step_size
 from pymc_sgmcmc.tuning import (
     NOISE_POINTS,
+    SEARCHES,
     VARIANCE_INFLATION,
     Center,
     RowNoise,
@@ -54,6 +55,9 @@ from pymc_sgmcmc.tuning import (
 )
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
+
+PRECONDITIONERS = ("curvature", "identity")
+"""Names of preconditioners."""
 
 GRADIENTS = ("plain", "cv", "svrg", "saga")
 """Names of the gradient estimators."""
@@ -153,6 +157,14 @@ class Setup:
         values = np.asarray(values, dtype=self.posterior.dtype)
         static = {"shape": values.shape} if values.ndim else {}
         return pytensor.shared(values, name, **static)
+
+    def preconditioner(self, setting: str | np.ndarray | LowRank) -> tuple[Matrix, Matrix]:
+        """Preconditioner M and a root L with M = L Lᵀ: scalar, diagonal, dense or low rank."""
+        if is_curvature(setting):
+            assert self.center is not None
+            return self.center.curvature.covariance, self.center.curvature.root
+        matrix = np.asarray(1.0) if isinstance(setting, str) else setting
+        return matrix, matrix_root(matrix)
 
     def choose_step_size(self, root: Matrix) -> StepSizeChoice:
         """Step size of Langevin dynamics in closed form for a preconditioner M = L Lᵀ."""
@@ -263,6 +275,7 @@ def prepare(
     needs_center: bool,
     low_rank: bool,
     keeps_rows: bool,
+    preconditioner: str | np.ndarray | LowRank,
     bias: float | None,
     init: Any,
 ) -> Setup:
@@ -273,6 +286,15 @@ def prepare(
     `keeps_rows` that it has no formula of its own for the noise of a minibatch.
     """
     bias = check_bias(bias, step_size)
+    check_center_setting(center)
+    check_rows_setting(rows)
+    if batching is not None:
+        one_of("batching", batching, tuple(SCHEMES))
+    if initial_point is not None and not isinstance(initial_point, Mapping):
+        raise TypeError(
+            "`initial_point` should be a mapping from the names of value variables to values, but "
+            f"got {initial_point!r}."
+        )
     if compile_kwargs is not None and not isinstance(compile_kwargs, Mapping):
         raise TypeError(
             "`compile_kwargs` should be a mapping such as {'mode': 'CVM'}, but got "
@@ -298,6 +320,8 @@ def prepare(
         batch_size = gradient.batching.batch_size
     else:
         posterior = Posterior(model, vars, rows=rows, initial_point=initial_point)
+    check_preconditioner(preconditioner, posterior.dimension)
+    posterior.check_rows()
     batch_size_from = "given"
     if batch_size is None and posterior.model_batch_size is not None:
         batch_size, batch_size_from = posterior.model_batch_size, "the model"
@@ -375,6 +399,37 @@ def prepare(
     )
 
 
+def check_center_setting(center: Any) -> None:
+    """Refuse what is neither the name of a search nor a point.
+
+    Raises
+    ------
+    TypeError, ValueError
+    """
+    if center is None or isinstance(center, Mapping):
+        return
+    if isinstance(center, str):
+        one_of("center", center, SEARCHES, ", or a point")
+        return
+    as_array("center", center)
+
+
+def check_rows_setting(rows: Any) -> None:
+    """Refuse what is no name and no sequence of names.
+
+    Raises
+    ------
+    TypeError
+    """
+    names = [rows] if isinstance(rows, str) or rows is None else rows
+    if isinstance(names, Sequence) and all(one is None or isinstance(one, str) for one in names):
+        return
+    raise TypeError(
+        "`rows` should be the name, or a list of names, of observed variables, `pm.Data` variables "
+        f"or a dimension, but got {rows!r}."
+    )
+
+
 def check_bias(bias: float | None, step_size: StepSize | None) -> float:
     """Return the relative variance error that a user states, or the default.
 
@@ -427,12 +482,23 @@ def default_thinning(step_size: float, curvature: float) -> int:
 
 
 def default_preconditioner(
-    preconditioner: str | float | np.ndarray | None, step_size: StepSize | None
-) -> str | float | np.ndarray:
-    """The curvature where the step size is computed with it, otherwise none."""
+    preconditioner: str | float | np.ndarray | LowRank | None, step_size: StepSize | None
+) -> str | np.ndarray | LowRank:
+    """The curvature where the step size is computed with it, otherwise none.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where it is neither a name nor numbers.
+    """
     if preconditioner is None:
         return "curvature" if step_size is None else "identity"
-    return preconditioner
+    if isinstance(preconditioner, LowRank):
+        return preconditioner
+    if isinstance(preconditioner, str):
+        or_else = ", a positive number, a vector or a positive definite matrix"
+        return one_of("preconditioner", preconditioner, PRECONDITIONERS, or_else)
+    return as_array("preconditioner", preconditioner)
 
 
 def is_curvature(preconditioner: str | float | np.ndarray) -> bool:
@@ -440,28 +506,24 @@ def is_curvature(preconditioner: str | float | np.ndarray) -> bool:
     return isinstance(preconditioner, str) and preconditioner == "curvature"
 
 
-def preconditioner_matrix(
-    preconditioner: str | float | Matrix, center: Center | None, dimension: int
-) -> Matrix:
-    """Preconditioner M from a name, a number or an array: scalar, diagonal, dense or low rank."""
-    if isinstance(preconditioner, LowRank) and len(preconditioner) == dimension:
-        return preconditioner
+def check_preconditioner(preconditioner: str | np.ndarray | LowRank, dimension: int) -> None:
+    """Refuse one that is not positive definite or does not belong to so many coordinates.
+
+    Raises
+    ------
+    ValueError
+    """
     if isinstance(preconditioner, str):
-        if preconditioner == "identity":
-            return np.asarray(1.0)
-        if preconditioner == "curvature" and center is not None:
-            return center.curvature.covariance
-        raise ValueError(
-            "`preconditioner` should be 'curvature', 'identity', a positive number, a vector or "
-            f"a positive definite matrix, but got {preconditioner!r}."
-        )
-    matrix = as_array("preconditioner", preconditioner)
-    if matrix.shape not in ((), (dimension,), (dimension, dimension)):
+        return
+    shape = (len(preconditioner),) * 2
+    if not isinstance(preconditioner, LowRank):
+        shape = preconditioner.shape
+    if shape not in ((), (dimension,), (dimension, dimension)):
         raise ValueError(
             f"`preconditioner` should be a number or have shape ({dimension},) or "
-            f"({dimension}, {dimension}), but has shape {matrix.shape}."
+            f"({dimension}, {dimension}), but has shape {shape}."
         )
-    return matrix
+    matrix_root(preconditioner)
 
 
 def _estimator(
@@ -538,9 +600,7 @@ def _check_estimator(
             f"`gradient` was made for the posterior of another model: {foreign} are no value "
             "variables of this one. Make it with `Posterior(model)` of the model that is sampled."
         )
-    # A tensor is not a sequence of variables, though it can be iterated over.
-    wanted = [vars] if isinstance(vars, Variable) else vars
-    chosen = of_model if wanted is None else {model.rvs_to_values.get(one, one) for one in wanted}
+    chosen = of_model if vars is None else set(value_variables(model, vars))
     if set(has) != chosen:
         raise ValueError(
             f"`gradient` was made for the variables {sorted(one.name for one in has)}, but the "

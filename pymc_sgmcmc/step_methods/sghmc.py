@@ -11,7 +11,6 @@ from pymc_sgmcmc.checks import one_of, or_none, positive_number, whole_number
 from pymc_sgmcmc.dynamics.baoab import BAOAB
 from pymc_sgmcmc.dynamics.sghmc import SGHMCEuler
 from pymc_sgmcmc.dynamics.underdamped import Underdamped
-from pymc_sgmcmc.linear_algebra import matrix_root
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.momentum import (
@@ -33,7 +32,6 @@ from pymc_sgmcmc.step_methods.setup import (
     Setup,
     default_preconditioner,
     is_curvature,
-    preconditioner_matrix,
 )
 
 INTEGRATORS: dict[str, type[Underdamped]] = {"baoab": BAOAB, "euler": SGHMCEuler}
@@ -188,10 +186,7 @@ class SGHMC(StochasticGradientStep):
 
     def _design(self, setup: Setup) -> Design:
         integrator = INTEGRATORS[self._integrator]
-        matrix = preconditioner_matrix(
-            self._preconditioner, setup.center, setup.posterior.dimension
-        )
-        root = matrix_root(matrix)
+        matrix, root = setup.preconditioner(self._preconditioner)
         friction = self._friction
         if friction is None:
             assert setup.center is not None

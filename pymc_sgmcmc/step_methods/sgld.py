@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from pymc_sgmcmc.dynamics import Langevin
-from pymc_sgmcmc.linear_algebra import matrix_root
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.setup import (
@@ -17,7 +16,6 @@ from pymc_sgmcmc.step_methods.setup import (
     default_preconditioner,
     default_thinning,
     is_curvature,
-    preconditioner_matrix,
 )
 
 
@@ -160,10 +158,7 @@ class SGLD(StochasticGradientStep):
         return step_size is None or is_curvature(self._preconditioner)
 
     def _design(self, setup: Setup) -> Design:
-        matrix = preconditioner_matrix(
-            self._preconditioner, setup.center, setup.posterior.dimension
-        )
-        root = matrix_root(matrix)
+        matrix, root = setup.preconditioner(self._preconditioner)
         step_size, thin, choice = setup.step_size, setup.thin, None
         if step_size is None:
             choice = setup.choose_step_size(root)

@@ -10,7 +10,6 @@ import numpy as np
 from pymc_sgmcmc.checks import or_none, positive_number
 from pymc_sgmcmc.dynamics.baoab import BAOAB
 from pymc_sgmcmc.dynamics.sgnht import NoseHoover
-from pymc_sgmcmc.linear_algebra import matrix_root
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.momentum import (
@@ -27,7 +26,6 @@ from pymc_sgmcmc.step_methods.setup import (
     Setup,
     default_preconditioner,
     is_curvature,
-    preconditioner_matrix,
 )
 
 THERMOSTATS = ("scalar", "diagonal")
@@ -51,9 +49,9 @@ class SGNHT(StochasticGradientStep):
     .. math:: dr = L^\top \hat\nabla\, dt - \xi r\, dt + \sqrt{2 A}\, dW, \qquad
               d\xi = \frac{1}{\mu} \left(\frac{r^\top r}{d} - 1\right) dt
 
-    Ding et al. (2014), eq. 7, integrated by the BADODAB splitting (Leimkuhler and Shang 2016)
-    with one gradient a transition, see `pymc_sgmcmc.dynamics.sgnht.NoseHoover`; the paper's
-    Euler step overflows at steps at which this one is accurate.
+    Ding et al. (2014), integrated by the BADODAB splitting (Leimkuhler and Shang 2016) with one
+    gradient a transition, see `pymc_sgmcmc.dynamics.sgnht.NoseHoover`; the paper's Euler step
+    overflows at steps at which this one is accurate.
 
     **Law.** With the gradient of all rows and for small steps :math:`\pi(\theta)\, N(r; 0, I)\,
     N(\xi; A, 1/(\mu d))`. Gradient noise of covariance V with :math:`L^\top V L = w I` moves the
@@ -163,10 +161,8 @@ class SGNHT(StochasticGradientStep):
 
     def _design(self, setup: Setup) -> Design:
         diagonal = self._thermostat == "diagonal"
-        matrix = preconditioner_matrix(
-            self._preconditioner, setup.center, setup.posterior.dimension
-        )
-        root, noise = matrix_root(matrix), None
+        _, root = setup.preconditioner(self._preconditioner)
+        noise = None
         if setup.center is not None:
             noise = noise_directions(rows_noise(setup), root)
             if diagonal and root.ndim == 2:

@@ -6,6 +6,7 @@ Everything here is deterministic for a given model and data: rows are sampled wi
 from pymc_sgmcmc.tuning.batch_size import choose_batch_size, least_cost
 from pymc_sgmcmc.tuning.center import (
     LAPLACE_DRAWS,
+    SEARCHES,
     Center,
     center_at,
     center_of,
@@ -33,6 +34,7 @@ __all__ = [
     "DENSE_DIMENSION",
     "LAPLACE_DRAWS",
     "NOISE_POINTS",
+    "SEARCHES",
     "VARIANCE_INFLATION",
     "Center",
     "Curvature",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import linalg, optimize
 
+from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.linear_algebra import apply, apply_transposed, triangular_root
 from pymc_sgmcmc.posterior import Posterior
@@ -31,6 +32,9 @@ from pymc_sgmcmc.tuning.gaussian import (
 from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_OPERATIONS, SUBSAMPLE_ROWS, Subsample
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
+
+SEARCHES = ("lbfgs", "sgd")
+"""Names of the searches for the mode."""
 
 CENTER_TOLERANCE = 1e-2
 """Distance to the mode, in posterior standard deviations, at which the search ends."""
@@ -77,6 +81,11 @@ EVIDENCE_DRAWS = 50
 
 LAPLACE_DRAWS = 8
 """Points around the centre at which the noise of a control variate is averaged over all rows."""
+
+
+SMALLEST_CONDITIONAL = 1e-12
+"""Standard deviation of a coordinate given those before it, over that of its own, from which the
+root of a covariance is not singular: rounding leaves some 1e-16 d."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +142,7 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
     CenterWarning
         Where neither is a guide to the posterior.
     """
-    if method not in ("lbfgs", "sgd"):
-        raise ValueError(f"`center` should be 'lbfgs', 'sgd', or a point, but got {method!r}.")
+    one_of("center", method, SEARCHES, ", or a point")
     subsample = Subsample(posterior)
     large = Subsample(posterior, evaluations=2 * posterior.dimension)
     scale = coordinate_scale(posterior, subsample, start)
@@ -342,9 +350,10 @@ def _curvature_of(root: np.ndarray) -> Curvature:
     if not np.isfinite(root).all():
         raise linalg.LinAlgError("The root of a covariance is not finite.")
     lower = triangular_root(root)
-    inverse = linalg.solve_triangular(lower, np.eye(len(lower)), lower=True)
-    if not np.isfinite(inverse).all():
+    deviations = np.sqrt((lower**2).sum(1))
+    if not (np.abs(np.diag(lower)) > SMALLEST_CONDITIONAL * deviations).all():
         raise linalg.LinAlgError("The root of a covariance is singular.")
+    inverse = linalg.solve_triangular(lower, np.eye(len(lower)), lower=True)
     return Curvature(inverse.T @ inverse, lower @ lower.T, lower)
 
 

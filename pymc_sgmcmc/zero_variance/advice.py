@@ -60,13 +60,8 @@ def advice(
     # mean seems to be off.
     unknown = short is not None or measured > SMALL_GAIN
     notes = [None if unknown else _injected_noise(run, estimate, fit)]
-    probability = np.nan if short else mean_gradient_test(every_nth(run.gradients))
-    if probability < IMPROBABLE:
-        notes.append(
-            "The mean gradient is not zero, as it is at stationarity (probability "
-            f"{probability:.1g}): the chains have not converged, see `gradient_convergence`, or "
-            "the gradients are those of other data or another model. Do not trust the means."
-        )
+    if not short:
+        notes += advice_of_chain(run)
     thin = run.thin or 1
     stored = _gain_of_positions(run, fit, run.thin)
     every = stored if thin == 1 else _gain_of_positions(run, fit, 1)
@@ -82,7 +77,7 @@ def advice(
     if thin > 1 and every > SMALL_GAIN * stored:
         notes.append(
             f"One of {thin} transitions was stored: the predicted gain is {stored:.2g}, and "
-            f"{every:.2g} with all of them (`thin=1`, or `zero_variance_of_moments`)."
+            f"{every:.2g} with all of them (`thin=1`)."
         )
     notes.append(_bias_of_squares(run, estimate, fit, coefficients))
     if measured < LOSS:
@@ -93,6 +88,18 @@ def advice(
             + ("Use order=1, or sample more draws." if estimate.order > 1 else "Sample more draws.")
         )
     return [note for note in [*notes, short] if note is not None]
+
+
+def advice_of_chain(run: StoredRun) -> list[str]:
+    """Note where the mean gradient is not zero."""
+    probability = mean_gradient_test(every_nth(run.gradients))
+    if not probability < IMPROBABLE:
+        return []
+    return [
+        "The mean gradient is not zero, as it is at stationarity (probability "
+        f"{probability:.1g}): the chains have not converged, see `gradient_convergence`, or "
+        "the gradients are those of other data or another model. Do not trust the means."
+    ]
 
 
 def _short_batches(estimate: ControlledMeans, values: np.ndarray) -> str | None:

@@ -9,6 +9,7 @@ import numpy as np
 from scipy import linalg
 
 from pymc_sgmcmc.checks import one_of, whole_number
+from pymc_sgmcmc.linear_algebra import covariance_root
 from pymc_sgmcmc.stein import BATCHES
 from pymc_sgmcmc.stored import chunks, every_nth
 from pymc_sgmcmc.zero_variance.coefficients import (
@@ -54,7 +55,7 @@ class Whitening:
         center = some.mean(0)
         scaled = (some - center) / scale
         try:
-            root = linalg.cholesky(scaled.T @ scaled / len(scaled), lower=True)
+            root = covariance_root(scaled.T @ scaled / len(scaled))
         except linalg.LinAlgError:
             raise ValueError(
                 f"The {len(scale)} coordinates of the {len(some)} draws should not be linearly "

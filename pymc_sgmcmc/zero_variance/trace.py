@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,27 @@ import pymc as pm
 import xarray as xr
 from xarray import DataTree
 
-from pymc_sgmcmc.stored import StoredRun, chunks, every_nth, has_gradients, posterior_of, read_run
+from pymc_sgmcmc.moments import GROUP as MOMENTS
+from pymc_sgmcmc.moments import read_moments
+from pymc_sgmcmc.stored import (
+    StoredRun,
+    chunks,
+    columns_of,
+    every_nth,
+    has_gradients,
+    posterior_of,
+    read_run,
+)
 from pymc_sgmcmc.trace_gradients import gradients
-from pymc_sgmcmc.zero_variance.advice import advice
+from pymc_sgmcmc.zero_variance.advice import advice, advice_of_chain
 from pymc_sgmcmc.zero_variance.estimate import ControlledMeans, controlled_means
 from pymc_sgmcmc.zero_variance.gain import predicted_gain
+from pymc_sgmcmc.zero_variance.moments import zero_variance_of_moments
 
 SAMPLE_DIMS = ("chain", "draw")
+
+ESTIMATES = ("mean", "mcse", "mean_before", "mcse_before", "variance_ratio")
+"""Columns of the table of `zero_variance_of_moments`."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +53,10 @@ class ZeroVariance:
         gradient noise, :math:`1 + 1 / \delta` where every transition was stored. Of a normal
         posterior: curvature that varies over it leaves more than the noise does. NaN for other
         than Langevin dynamics.
+    over_transitions : xarray.Dataset
+        Whether the means are over all transitions of the run, by its moments, or over the draws.
     notes : tuple of str
-        Why control variates help little, where they do.
+        Which means are over all transitions, and why control variates help little, where they do.
     estimate : ControlledMeans
         The arrays behind all that.
     """
@@ -51,6 +67,7 @@ class ZeroVariance:
     mcse_before: xr.Dataset
     variance_ratio: xr.Dataset
     predicted_gain: xr.Dataset
+    over_transitions: xr.Dataset
     notes: tuple[str, ...]
     estimate: ControlledMeans
     _functions: xr.Dataset
@@ -62,12 +79,10 @@ class ZeroVariance:
         Returns
         -------
         pandas.DataFrame
-            Columns ``mean``, ``mcse``, ``mean_before``, ``mcse_before``, ``variance_ratio`` and
-            ``predicted_gain``. ``attrs["notes"]`` has the notes.
+            Columns ``mean``, ``mcse``, ``mean_before``, ``mcse_before``, ``variance_ratio``,
+            ``predicted_gain`` and ``over_transitions``. ``attrs["notes"]`` has the notes.
         """
-        columns = (
-            "mean", "mcse", "mean_before", "mcse_before", "variance_ratio", "predicted_gain"
-        )  # fmt: skip
+        columns = (*ESTIMATES, "predicted_gain", "over_transitions")
         table = pd.DataFrame(
             {name: _flat(getattr(self, name)) for name in columns},
             index=pd.Index(_element_labels(self.mean), name="parameter"),
@@ -109,6 +124,7 @@ def zero_variance(
     regression: str = "least_squares",
     split: bool = False,
     batches: int | None = None,
+    moments: bool = True,
 ) -> ZeroVariance:
     r"""Posterior means with zero-variance control variates, from the stored gradients.
 
@@ -125,6 +141,11 @@ def zero_variance(
     posterior the bias of second moments as well, with coefficients from batch means where every
     transition was stored; of thinned draws, or with marginal coefficients, part of it stays, and
     `zero_variance_of_moments` is the tool.
+
+    **Draws or transitions.** A draw is one of several transitions, and the run keeps moments of
+    all of them (``idata["sgmcmc_moments"]``). Where a function is a coordinate of the position its
+    mean comes from these by `zero_variance_of_moments`, with the whole gain; that of another
+    function, such as a transformed variable, comes from the draws. `over_transitions` says which.
 
     **Gain.** On the mean of a parameter of a near-Gaussian posterior, order 1 removes what the
     injected noise adds to the variance, and leaves what the gradient noise adds: with every
@@ -161,6 +182,9 @@ def zero_variance(
         coefficients and means share no draws.
     batches : int, optional
         Batches a chain; 20, or five a term over all chains, where not given.
+    moments : bool
+        Use the moments of all transitions where they serve: coefficients from batch means, up to
+        order 2 (means take those of order 1), and a trace with all draws of the run.
 
     Returns
     -------
@@ -215,23 +239,87 @@ def zero_variance(
     )
     predicted, fit = predicted_gain(run, some)
     predicted = np.where(estimate.moving, predicted, np.nan)
-    notes = advice(run, estimate, predicted, fit, some, coefficients)
+    found = {
+        "mean": estimate.mean,
+        "mcse": estimate.standard_error,
+        "mean_before": estimate.mean_before,
+        "mcse_before": estimate.standard_error_before,
+        "variance_ratio": estimate.variance_ratio,
+    }
+    over = np.zeros(len(estimate.mean), dtype=bool)
+    notes: list[str] = []
+    if moments and coefficients == "batch_means" and order <= 2 and run.thin != 1:
+        coordinates, numbers = _coordinates(functions, run)
+        columns = None
+        if coordinates.any():
+            columns, notes = _moments_of(idata, run, regression, split, batches)
+        if columns is not None:
+            over = coordinates
+            found = {
+                name: _replaced(values, over, np.asarray(columns[name])[numbers])
+                for name, values in found.items()
+            }
+            of_all, _ = predicted_gain(replace(run, thin=1), some[..., over])
+            predicted = _replaced(predicted, over, of_all)
+    if over.all():
+        notes += advice_of_chain(run)
+    else:
+        notes += advice(run, estimate, predicted, fit, some, coefficients)
 
     def shaped(flat: np.ndarray) -> xr.Dataset:
         return _shaped(functions, flat)
 
     return ZeroVariance(
-        mean=shaped(estimate.mean),
-        mcse=shaped(estimate.standard_error),
-        mean_before=shaped(estimate.mean_before),
-        mcse_before=shaped(estimate.standard_error_before),
-        variance_ratio=shaped(estimate.variance_ratio),
+        **{name: shaped(values) for name, values in found.items()},
         predicted_gain=shaped(predicted),
+        over_transitions=shaped(over),
         notes=tuple(notes),
         estimate=estimate,
         _functions=functions,
         _run=run,
     )
+
+
+def _moments_of(
+    idata: DataTree, run: StoredRun, regression: str, split: bool, batches: int | None
+) -> tuple[pd.DataFrame | None, list[str]]:
+    """Controlled means of the position over all transitions, if there are any, and notes."""
+    if MOMENTS not in idata.children:
+        return None, []
+    try:
+        table = zero_variance_of_moments(
+            idata, 1, regression=regression, split=split, batches=batches
+        )
+    except ValueError as error:
+        return None, [f"The means are over the draws alone. {error}"]
+    chains = read_moments(idata).batch_position.shape[0]
+    if chains != len(run.chains):
+        return None, [
+            f"The means are over the draws alone: {len(run.chains) - chains} of {len(run.chains)} "
+            "chains were interrupted, and have no moments of all transitions."
+        ]
+    return table, [
+        "Means of coordinates of the position are over all transitions, not only over the draws.",
+        *table.attrs["notes"],
+    ]
+
+
+def _coordinates(functions: xr.Dataset, run: StoredRun) -> tuple[np.ndarray, np.ndarray]:
+    """Which elements of the functions are coordinates of the position, and which coordinates."""
+    over, numbers = [], []
+    for values in functions.data_vars.values():
+        flat = np.asarray(values).reshape(*run.positions.shape[:2], -1)
+        columns = columns_of(flat, run.positions)
+        over.append(np.full(flat.shape[-1], columns is not None))
+        if columns is not None:
+            numbers.append(np.arange(columns.start, columns.stop))
+    return np.concatenate(over), np.concatenate([np.empty(0, dtype=int), *numbers])
+
+
+def _replaced(values: np.ndarray, where: np.ndarray, others: np.ndarray) -> np.ndarray:
+    values = values.copy()
+    values[where] = others
+    return values
 
 
 def _functions(

@@ -122,7 +122,7 @@ def test_discrete_variables_are_refused():
 def test_unknown_variables_are_refused(model):
     with pm.Model():
         stranger = pm.Normal("stranger")
-    for wrong, name in ((stranger, "stranger"), (model["y"], "y"), ("beta", "beta")):
+    for wrong, name in ((stranger, "stranger"), (model["y"], "y"), ("gamma", "gamma")):
         match = f"`vars` should be free variables of the model, but got `{name}`.*`plain`, `beta`"
         with pytest.raises(ModelError, match=match):
             layout_of(model, [model["plain"], wrong])

@@ -1,0 +1,64 @@
+"""Find the row at which a log density cannot be evaluated, and say what is wrong with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.posterior.rows import RowLeaf
+
+
+def first_bad_row(is_bad: Callable[[slice], bool], start: int, stop: int) -> int:
+    """Number of the first bad row of a range that has one, by halving it.
+
+    Examples
+    --------
+    >>> first_bad_row(lambda rows: rows.start <= 6 < rows.stop, 0, 100)
+    6
+    """
+    while stop - start > 1:
+        middle = (start + stop) // 2
+        if is_bad(slice(start, middle)):
+            stop = middle
+        else:
+            start = middle
+    return start
+
+
+def code_error(leaves: Sequence[RowLeaf], row: int, error: IndexError) -> ModelError:
+    """Error for a row with an index beyond the array that it is an index of."""
+    message = str(error).splitlines()[0] if str(error) else "index out of bounds"
+    found = re.search(r"index (-?\d+) is out of bounds for axis \d+ with size (\d+)", message)
+    codes = {leaf.name: leaf.values[row] for leaf in leaves if leaf.values.dtype.kind in "iu"}
+    if found is None:
+        listed = ", ".join(f"`{name}` = {_shown(value)}" for name, value in codes.items())
+        return ModelError(
+            f"Row {row} of the data has an index that is out of range: {listed} ({message}). "
+            "Correct the codes, or give the indexed variable more elements."
+        )
+    code, size = int(found[1]), int(found[2])
+    names = [name for name, value in codes.items() if code in np.atleast_1d(value)]
+    name = names[0] if names else next(iter(codes), "the index")
+    return ModelError(
+        f"`{name}` should index an array of {size} elements, by codes from 0 to {size - 1}, but "
+        f"row {row} has the code {code}. Correct the codes, or give the indexed variable more "
+        "elements."
+    )
+
+
+def support_error(leaves: Sequence[RowLeaf], row: int, value: float) -> ModelError:
+    """Error for a row whose log density is not finite where that of other rows is."""
+    listed = ", ".join(f"`{leaf.name}` = {_shown(leaf.values[row])}" for leaf in leaves)
+    what = "is zero" if value == -np.inf else "or its gradient is not finite"
+    return ModelError(
+        f"The density of row {row} {what} at the initial point, where that of other rows is "
+        f"finite: {listed}. Correct or drop such rows, choose a distribution whose support has "
+        "them, or give the parameters another `initval`."
+    )
+
+
+def _shown(value: np.ndarray) -> str:
+    return np.array2string(np.asarray(value), precision=6, threshold=6, edgeitems=3)
