@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
+import errno
 import importlib.util
 import io
 import re
 import runpy
+import subprocess
 import sys
+import textwrap
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -113,6 +118,25 @@ def test_outcome_without_two_values(values):
         code_outcome(pd.Series(values, name="y"))
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_separators_and_decimal_commas(tmp_path, separator):
+    path = tmp_path / "trial.csv"
+    rows = [
+        ("größe", "dose", "ward", "y"),
+        ("1,5", "0,125", "a, b", "0"),
+        ("-2", "1,250", "c", "1"),
+        ("3,25e2", "", "c", "1"),
+    ]
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file, delimiter=separator).writerows(rows)
+    table = data.load_file(path, "y")
+    assert list(table.features) == ["größe", "dose", "ward"]
+    np.testing.assert_array_equal(table.features["größe"], [1.5, -2, 325])
+    np.testing.assert_array_equal(table.features["dose"], [0.125, 1.25, np.nan])
+    assert table.features["ward"].tolist() == ["a, b", "c", "c"]
+    assert table.outcome.tolist() == [0, 1, 1]
+
+
 def test_outcome_of_lists():
     with pytest.raises(InputError, match="'y' should be numbers, text or truth values"):
         code_outcome(pd.Series([[1], [2]], name="y"))
@@ -165,6 +189,25 @@ def test_incomplete_rows_are_dropped_and_counted():
     assert "dropped 3 of 6 rows, which have missing values (in dose, ward, y)" in design.notes
 
 
+def test_columns_without_any_value_are_dropped_and_not_the_rows():
+    design = make_design(
+        make_table(
+            dose=[1.0, 2.0, np.nan, 4.0, 5.0, 6.0], notes=[None] * 6, spare=np.full(6, np.nan)
+        )
+    )
+    assert design.feature_names == ("intercept", "dose")
+    assert design.n_rows == 5
+    assert design.notes == (
+        "dropped notes, spare: no value in any row",
+        "dropped 1 of 6 rows, which have missing values (in dose)",
+    )
+
+
+def test_outcome_without_any_value():
+    with pytest.raises(InputError, match="'y' is missing in every row"):
+        make_design(make_table(outcome=[None] * 3, x=[1, 2, 3]))
+
+
 def test_constant_and_collinear_columns_are_dropped_with_a_note(rng):
     a, b = rng.normal(size=(2, 50))
     design = make_design(
@@ -197,7 +240,11 @@ def test_constant_and_collinear_columns_are_dropped_with_a_note(rng):
         ({"x": [np.inf, *range(24)]}, "'x' has 1 infinite values"),
         ({"x": np.arange(25) * 1j}, "'x' has complex numbers"),
         ({"x": [[1]] * 25}, "'x' has the type object"),
-        ({"x": np.full(25, np.nan)}, "Every row has a missing value .in x."),
+        ({"x": np.full(25, np.nan)}, "The outcome is the only column with values"),
+        (
+            {"a": [np.nan, *range(24)], "b": [1, *[np.nan] * 24]},
+            r"Every row has a missing value \(in a, b\)",
+        ),
         ({"x": np.ones(25)}, "No column differs between rows"),
         ({"a=b": range(25), "a": ["a", "b", "a", "b", "a"] * 5}, "a=b stands for two"),
         ({"intercept": range(25)}, "intercept stands for two"),
@@ -409,6 +456,38 @@ def test_trace_files(tmp_path, rng, monkeypatch):
     assert report.write_trace(trace, tmp_path, "trace") is None
 
 
+def failing_write(path, *arguments):
+    path.touch()
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_failed_write_leaves_what_was_there(tmp_path, rng, comparison, monkeypatch):
+    trace = laplace_trace(Laplace(np.zeros(2), np.ones(2), False), rng, ["a", "b"], draws=5)
+    for ending in ("trace.nc", "summary.csv", "plot.png"):
+        (tmp_path / ending).write_text("before")
+    monkeypatch.setattr(Path, "write_bytes", failing_write)
+    with pytest.raises(OSError, match="No space"):
+        report.write_trace(trace, tmp_path, "trace")
+    with pytest.raises(OSError, match="No space"):
+        report.write_summary(comparison, tmp_path / "summary.csv")
+    with pytest.raises(OSError, match="No space"):
+        report.write_plot(comparison, tmp_path / "plot.png", "SGLD-CV", "title")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
+        ("trace.nc", "summary.csv", "plot.png"), "before"
+    )
+
+
+def test_read_only_file_is_not_replaced(tmp_path, comparison, monkeypatch):
+    path = tmp_path / "summary.csv"
+    path.write_text("before")
+    path.chmod(0o400)
+    # The superuser may write to any file.
+    monkeypatch.setattr(report.os, "access", lambda path, mode: False)
+    with pytest.raises(PermissionError, match=r"summary\.csv"):
+        report.write_summary(comparison, path)
+    assert path.read_text() == "before"
+
+
 def test_plot_is_as_tall_as_it_has_coefficients(tmp_path, comparison):
     few = tmp_path / "few.png"
     report.write_plot(comparison, few, "SGLD-CV", "title")
@@ -431,6 +510,13 @@ BAD_FILES = {
     "good.csv": "x,y\n1,0\n2,1\n3,1\n",
     "levels.csv": "x,y\n" + "".join(f"v{n},{n % 2}\n" for n in range(30)),
     "empty.csv": "",
+    "latin-1.csv": "größe;y\n1;0\n2;1\n".encode("latin-1"),
+    "latin-1-below.csv": b"x,y\n" + b"a,0\nb,1\n" * 50_000 + b"\xe9,1\n",
+    "utf-16.csv": "x,y\n1,0\n2,1\n".encode("utf-16-le"),
+    "thousands.csv": "x;y\n1,234;0\n2,345;1\n",
+    "both.csv": "x;y\n1.234,5;0\n2.345,5;1\n",
+    "decimal-commas.csv": "x,y\n1,5,0\n2,5,1\n",
+    "ragged.csv": "x;y\n1;0\n2\n",
 }
 
 
@@ -446,6 +532,16 @@ BAD_FILES = {
         (["--file", "three.csv", "--outcome", "y"], "'y' should have two distinct values"),
         (["--file", "levels.csv", "--outcome", "y"], "'x' has 30 different values"),
         (["--file", "empty.csv", "--outcome", "y"], "could not be read"),
+        (["--file", "latin-1.csv", "--outcome", "y"], "should be in the encoding UTF-8.*iconv"),
+        (["--file", "latin-1-below.csv", "--outcome", "y"], "should be in the encoding UTF-8"),
+        (["--file", "utf-16.csv", "--outcome", "y"], "bytes of value 0.* save it as UTF-8"),
+        (["--file", "thousands.csv", "--outcome", "y"], "'x' have commas, such as 1,234"),
+        (["--file", "both.csv", "--outcome", "y"], "'x' have commas, such as 1.234,5"),
+        (
+            ["--file", "decimal-commas.csv", "--outcome", "y"],
+            "more values than .*2 fields in line 2, saw 3.*points",
+        ),
+        (["--file", "ragged.csv", "--outcome", "y"], "no column 'y'. Separate the columns by"),
         (["--data", "nosuch"], "should be one of randhie"),
         (["--data", "skin"], "PYMC_SGMCMC_DATA should be an existing folder"),
         (["--file", "good.csv", "--outcome", "y", "--batch-size", "4"], "number of rows, 3, but"),
@@ -468,7 +564,7 @@ def test_bad_input_is_one_line_and_status_2(arguments, message, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYMC_SGMCMC_DATA", str(tmp_path / "absent"))
     for name, content in BAD_FILES.items():
-        (tmp_path / name).write_text(content)
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     status = run(arguments)
     error = capsys.readouterr().err
     assert status == 2
@@ -602,3 +698,75 @@ def test_interrupt_keeps_the_draws_of_one_chain_after_the_other(tmp_path, monkey
     arguments = ["--data", "fair", "--draws", "60", "--tune", "5", "--chains", "3", "--output"]
     assert main([*QUICK, *arguments, str(tmp_path)]) == 0
     assert "going on with 1 of 3 chains and 60 of 60 draws" in capsys.readouterr().out
+
+
+@pytest.fixture
+def sampled(rng, monkeypatch):
+    """Results of sampling without the sampling."""
+
+    def quick_fit(design, settings):
+        trace = laplace_trace(laplace(design.X, design.y, 2.5), rng, design.feature_names, 2, 60)
+        return fit.Fit(trace=trace, interrupted=True, batch_size=10, cost=None, warnings=())
+
+    monkeypatch.setattr(cli, "fit", quick_fit)
+
+
+def test_failed_write_is_one_line_and_the_draws_go_elsewhere(
+    sampled, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(cli.tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / "output"
+    (folder / "fair-sgld-cv.nc").mkdir(parents=True)
+    assert main(["--data", "fair", "--output", str(folder)]) == cli.NOT_WRITTEN == 1
+    printed, error = capsys.readouterr()
+    assert error.count("\n") == 1
+    said = re.search(r"error: the trace could not be .*: Is a directory.* instead: (.*)\n", error)
+    with xr.open_datatree(said[1], engine="h5netcdf") as trace:
+        assert trace["posterior"]["beta"].shape == (2, 60, 9)
+    for ending in ("-summary.csv", ".png"):
+        assert (folder / f"fair-sgld-cv{ending}").is_file()
+        assert f"fair-sgld-cv{ending}" in printed
+    assert "trace " not in printed
+
+
+def test_failed_writes_have_a_line_each(sampled, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Path, "write_bytes", failing_write)
+    assert main(["--data", "fair", "--output", str(tmp_path)]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    for kind, line in zip(("trace", "summary", "plot"), lines, strict=True):
+        assert line.startswith(f"python -m pymc_sgmcmc: error: the {kind} could not be written to")
+        assert line.endswith(
+            "No space left on device. Free space there, or give another folder by "
+            "--output, and run again."
+        )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits on files of POSIX")
+def test_trace_too_large_for_the_disk_does_not_end_the_process(tmp_path):
+    """HDF5 writing to a file ends it with a segmentation fault, at the latest when it exits."""
+    script = """
+        import resource, signal, sys
+        from pathlib import Path
+
+        import numpy as np
+        from xarray import DataTree, Dataset
+
+        from pymc_sgmcmc.demo.report import write_trace
+
+        posterior = Dataset({"beta": (["chain", "draw"], np.ones((2, 50_000)))})
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+        try:
+            write_trace(DataTree.from_dict({"posterior": posterior}), Path(sys.argv[1]), "trace")
+        except OSError as error:
+            print(error.strerror)
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "File too large\n", "")
+    assert not list(tmp_path.iterdir())

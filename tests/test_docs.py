@@ -13,7 +13,12 @@ import pytensor
 import pytest
 
 import pymc_sgmcmc
-from pymc_sgmcmc import datasets
+from pymc_sgmcmc import Posterior, datasets, step_methods
+from pymc_sgmcmc.batching import SCHEMES
+from pymc_sgmcmc.step_methods import base, setup
+from pymc_sgmcmc.step_methods.base import StochasticGradientStep
+from pymc_sgmcmc.step_methods.setup import GRADIENTS
+from tests.models import logistic_model
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -69,6 +74,52 @@ def test_code_runs(name, quick, capsys):
         # Empty lines first, so that a traceback shows the line of the page.
         code = compile("\n" * (line - 1) + block, str(path), "exec", dont_inherit=True)
         exec(code, names)
+
+
+@pytest.mark.filterwarnings("ignore::pymc_sgmcmc.BatchSizeWarning")
+def test_table_of_what_goes_together(monkeypatch):
+    """Made anew from the step methods, which refuse before they compile."""
+    page = (DOCS / "samplers.md").read_text(encoding="utf-8")
+    heading, _, *lines = (
+        page.partition("## Which go together\n\n")[2].partition("\n\n")[0].split("\n")
+    )
+    columns = re.findall(r'"(\w+)"', heading)
+    assert columns == [*GRADIENTS, *SCHEMES]
+
+    model = logistic_model()
+    posterior = Posterior(model)
+    monkeypatch.setattr(setup, "Posterior", lambda *arguments, **settings: posterior)
+    monkeypatch.setattr(base, "TransitionBlock", lambda *arguments, **settings: None)
+    monkeypatch.setattr(base, "search_step_size", lambda block, setup, design: design)
+
+    def takes(step_class, settings, column):
+        chosen = {"gradient" if column in GRADIENTS else "batching": column}
+        if step_class is step_methods.Recipe:
+            settings = {**settings, "D": lambda theta: 1.0}
+        if step_class not in (step_methods.ULA, step_methods.MALA):
+            chosen["batch_size"] = 50
+        try:
+            step_class(model=model, **settings, **chosen)
+        except (TypeError, ValueError):
+            return "no"
+        return "yes"
+
+    labels = [line.split(" | ")[0].removeprefix("| ") for line in lines]
+    every = {name: getattr(step_methods, name) for name in step_methods.__all__}
+    every = {name: one for name, one in every.items() if issubclass(one, StochasticGradientStep)}
+    others = [one for name, one in every.items() if f"`{name}`" not in labels[-1]]
+    made = []
+    for label in labels:
+        calls = re.findall(r"`(\w+)(?:\((.*?)\))?`", label)
+        if "JAX" in label:
+            cases = [(one, {"compile_kwargs": {"mode": "JAX"}}) for one in others]
+        elif calls:
+            cases = [(every[name], eval(f"dict({settings})")) for name, settings in calls]
+        else:
+            cases = [(one, {}) for one in others]
+        cells = [{takes(*case, column) for case in cases} for column in columns]
+        made.append(f"| {label} | {' | '.join('/'.join(sorted(cell)) for cell in cells)} |")
+    assert made == lines
 
 
 @pytest.mark.parametrize("module", [pymc_sgmcmc, datasets], ids=lambda module: module.__name__)

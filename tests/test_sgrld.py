@@ -155,7 +155,7 @@ def test_without_gamma_they_do_not(dimension, monkeypatch):
 
 @pytest.mark.slow
 def test_the_printed_drift_does_not_in_two_dimensions(monkeypatch):
-    """Patterson and Teh, eq. 9: -2 M (∂_j G) M + M tr(M ∂_j G) in place of -M (∂_j G) M."""
+    """As Patterson and Teh print it: -2 M (∂_j G) M + M tr(M ∂_j G) in place of -M (∂_j G) M."""
     correct = riemannian.metric_divergence
 
     def printed(S, M, position):

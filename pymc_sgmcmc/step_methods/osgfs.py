@@ -162,7 +162,7 @@ class OSGFS(StochasticGradientStep):
     Raises
     ------
     ModelError
-        Where the model's rows cannot be told apart, or `batch_size` is missing.
+        Where the model's rows cannot be told apart.
     ValueError, TypeError
         For invalid settings; each message says what was given and what should be.
 

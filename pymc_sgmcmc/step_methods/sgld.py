@@ -98,7 +98,7 @@ class SGLD(StochasticGradientStep):
     Raises
     ------
     ModelError
-        Where the model's rows cannot be told apart, or `batch_size` is missing.
+        Where the model's rows cannot be told apart.
     ValueError, TypeError
         For invalid settings; each message says what was given and what should be.
 
