@@ -214,7 +214,7 @@ def test_center_where_no_gaussian_is_near():
         z = pm.Normal("z", 0, 1, shape=5)
         pm.Normal("y", X @ (z * local * overall), 1.0, observed=y)
     posterior = Posterior(model)
-    with pytest.warns(CenterWarning, match="Nor is another Gaussian near it"):
+    with pytest.warns(CenterWarning, match="No Gaussian was found near the posterior"):
         center = find_center(posterior, posterior.initial_position)
 
     def gradient(position):

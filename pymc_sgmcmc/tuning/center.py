@@ -20,13 +20,18 @@ from pymc_sgmcmc.tuning.curvature import (
     coordinate_scale,
     curvature_at,
     difference_width,
+    prior_precision_diagonal,
+    row_information,
 )
 from pymc_sgmcmc.tuning.gaussian import (
     FEWEST_PAIRS,
     HOPELESS_SHIFT,
+    PAIRS_ALONG_COORDINATES,
     Mismatch,
+    MismatchAlongCoordinates,
     fit_gaussian,
     mismatch,
+    mismatch_along_coordinates,
     steepest_curvature,
 )
 from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_OPERATIONS, SUBSAMPLE_ROWS, Subsample
@@ -54,6 +59,15 @@ LARGEST_INIT_SHIFT = 1.0
 
 LARGEST_LOSS = 0.05
 """Part of a Gaussian outside of the posterior's support that is small."""
+
+FLAT = 1e-6
+"""Mean curvature, relative to that at the centre, below which a direction is flat."""
+
+COLLAPSED_PRIOR = 1e8
+"""Curvature of the log prior over that at the start, of coordinates that have no room left."""
+
+COLLAPSED_SHARE = 1e4
+"""Curvature of the log prior there over what the rows say."""
 
 MOST_RECENTERINGS = 4
 """Passes over the data for the Gaussian nearest to the posterior, at most."""
@@ -149,25 +163,33 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always", CenterWarning)
         center = _find_mode(posterior, subsample, large, start, scale, method)
-    caught = [one for one in record if issubclass(one.category, CenterWarning)]
+    flat = any(issubclass(one.category, CenterWarning) for one in record)
+    collapsed = collapsed_coordinates(posterior, subsample, center, start)
     if not center.curvature.is_dense:
-        _repeat(caught)
-        check_center(posterior, center)
+        judge = Subsample(posterior, evaluations=2 * PAIRS_ALONG_COORDINATES)
+        along = _mismatch_along(posterior, judge, center)
+        if (
+            _is_guide(along)
+            and not flat
+            and not len(collapsed)
+            and center.distance <= FARTHEST_CENTER
+        ):
+            warn_of_other_modes(posterior, subsample, center, start, scale)
+        else:
+            _warn_of_no_guide(posterior, along, center, collapsed, flat, at_mode=True)
         return center
     # Control variates at the centre leave so little noise that fewer rows serve as well.
     judge = Subsample(posterior, evaluations=8 * max(FEWEST_PAIRS, posterior.dimension))
     found = _mismatch(posterior, judge, center)
-    if _is_guide(found) and not caught:
+    if _is_guide(found) and not flat and not len(collapsed):
         warn_of_other_modes(posterior, subsample, center, start, scale)
         return center
     with np.errstate(all="ignore"):
-        better, near = _nearest_gaussian(posterior, judge, center, start, scale)
+        better, near = _nearest_gaussian(posterior, judge, center, start, scale, subsample)
     if not near:
-        _repeat(caught)
-        if center.distance > FARTHEST_CENTER:
-            check_center(posterior, center)
-        elif not caught:
-            _warn_of_mismatch(found)
+        found = _mismatch(posterior, judge, better)
+        at_mode = better.position is center.position
+        _warn_of_no_guide(posterior, found, better, collapsed, flat, at_mode=at_mode)
         return better
     distance = np.abs((better.position - center.position) / better.curvature.standard_deviations)
     _log.info(
@@ -246,11 +268,6 @@ def warn_of_other_modes(
             return
 
 
-def _repeat(caught: list[warnings.WarningMessage]) -> None:
-    for one in caught:
-        warnings.warn(one.message, stacklevel=3)
-
-
 # --- The Gaussian nearest to the posterior ---------------------------------------------------
 
 
@@ -273,7 +290,36 @@ def _mismatch(posterior: Posterior, subsample: Subsample, center: Center) -> Mis
     return mismatch(gradient, center.position, center.curvature.root, rng)
 
 
-def _is_guide(found: Mismatch, largest_shift: float = LARGEST_SHIFT) -> bool:
+def _mismatch_along(
+    posterior: Posterior, subsample: Subsample, center: Center
+) -> MismatchAlongCoordinates:
+    gradient = _gradient_around(posterior, subsample, center)
+    root, rng = center.curvature.root, np.random.default_rng(1735)
+    with np.errstate(all="ignore"):
+        return mismatch_along_coordinates(gradient, center.position, root, rng)
+
+
+def collapsed_coordinates(
+    posterior: Posterior, subsample: Subsample, center: Center, start: np.ndarray
+) -> np.ndarray:
+    """Coordinates to which the prior leaves no room at a centre, but did at the start, worst first.
+
+    The density of group effects with a scale of their own has no bound where scale and effects
+    are zero: a search may go there without end, and finds a Gaussian of no width, at which all
+    gradients are small. Nothing in the rows asks for it.
+    """
+    prior = np.abs(prior_precision_diagonal(posterior, center.position))
+    before = np.abs(prior_precision_diagonal(posterior, start))
+    information = row_information(posterior, subsample, center.position)
+    with np.errstate(all="ignore"):
+        narrower = (prior > COLLAPSED_PRIOR * before) & (prior > COLLAPSED_SHARE * information)
+    found = np.flatnonzero(narrower & (before > 0))
+    return found[np.argsort(-prior[found], kind="stable")]
+
+
+def _is_guide(
+    found: Mismatch | MismatchAlongCoordinates, largest_shift: float = LARGEST_SHIFT
+) -> bool:
     """Whether a Gaussian is near the posterior."""
     if not (found.shift <= largest_shift and found.lost <= LARGEST_LOSS):
         return False
@@ -287,18 +333,24 @@ def _nearest_gaussian(
     mode: Center,
     start: np.ndarray,
     scale: np.ndarray,
+    subsample_of_mode: Subsample,
 ) -> tuple[Center, bool]:
     """Centre at the mean of the Gaussian nearest to the posterior, and whether it is near.
 
     Where none is near it is the least unlike of those found and that at the mode, narrowed so that
-    a step that is computed from it is stable.
+    a step that is computed from it is stable. One of no width is near nothing.
     """
+
+    def unlikeness(found: Mismatch, center: Center) -> tuple[bool, float]:
+        collapsed = collapsed_coordinates(posterior, subsample_of_mode, center, start)
+        return bool(len(collapsed)), _unlikeness(found)
+
     pairs = 2 * max(FEWEST_PAIRS, posterior.dimension)
     subsample = Subsample(posterior, pairs * EXPECTED_ITERATIONS, 4 * SUBSAMPLE_OPERATIONS)
     # Where the mode has no curvature, a search that begins there may not leave it.
     begins = [(mode.position, mode.curvature.root), (start, np.diag(scale))]
     near: list[Center] = []
-    far = [(_unlikeness(_mismatch(posterior, judge, mode)), mode)]
+    far = [(unlikeness(_mismatch(posterior, judge, mode), mode), mode)]
     for position, root in begins:
         center: Center | None = None
         settles = True
@@ -324,10 +376,11 @@ def _nearest_gaussian(
         if center is None:
             continue
         found = _mismatch(posterior, judge, center)
-        if _is_guide(found):
+        how_far = unlikeness(found, center)
+        if _is_guide(found) and not how_far[0]:
             near.append(center)
         else:
-            far.append((_unlikeness(found), center))
+            far.append((how_far, center))
     if near:
         return max(near, key=lambda one: _evidence(subsample, one)), True
     return _narrowed(posterior, judge, min(far, key=lambda one: one[0])[1]), False
@@ -393,17 +446,65 @@ def _evidence(subsample: Subsample, center: Center) -> float:
     return float(np.mean(values) + np.log(np.abs(np.diag(root))).sum())
 
 
-def _warn_of_mismatch(found: Mismatch) -> None:
+def _warn_of_no_guide(
+    posterior: Posterior,
+    found: Mismatch | MismatchAlongCoordinates,
+    center: Center,
+    collapsed: np.ndarray,
+    flat: bool,
+    *,
+    at_mode: bool,
+) -> None:
+    """Warn of the centre that is used, where the posterior is far from the Gaussian around it.
+
+    Parameters
+    ----------
+    posterior
+    found
+        The mismatch at this centre.
+    center : Center
+    collapsed : numpy.ndarray of int
+        Coordinates to which the prior leaves no room at the mode, or where its search ended.
+    flat : bool
+        Whether the log posterior is flat or bends upwards there.
+    at_mode : bool
+        Whether the centre is there as well.
+
+    Warns
+    -----
+    CenterWarning
+    """
+    worst = posterior.labels[int(np.argmax(np.nan_to_num(np.abs(found.gradient), nan=np.inf)))]
     scales = found.scales
+    if len(collapsed):
+        cause = (
+            "The search for the mode ran to a scale of zero, where the density of group effects "
+            f"such as {posterior.labels[collapsed[0]]} has no bound: write them non-centred, as scale * z "
+            "with z ~ Normal(0, 1)."
+        )
+    elif scales[0] < FLAT or (at_mode and flat):
+        cause = (
+            "The log posterior is flat or bends upwards in some direction there: priors may be "
+            "improper, or predictors tell outcomes apart without a proper prior."
+        )
+    elif at_mode and center.distance > FARTHEST_CENTER:
+        cause = (
+            f"The search for the mode ended {center.distance:.3g} posterior standard deviations "
+            "away from it: the log density may have no mode, jump, or be badly scaled, see "
+            "`model.debug()`."
+        )
+    else:
+        cause = (
+            "The mode may lie on a boundary, as that of a group scale near zero does, or far from "
+            "the mass, as that of many group effects with their scale does, or there may be none, "
+            "as with outcomes that predictors separate without a proper prior."
+        )
     warnings.warn(
-        "The posterior is far from the Gaussian with the curvature at its mode: over that Gaussian "
-        f"the mean gradient is {found.shift:.3g} standard deviations, and the mean curvature is "
-        f"{scales[0]:.3g} to {scales[-1]:.3g} times that at the mode. The mode may lie on a "
-        "boundary, as that of a group scale near zero does, or there may be none, as with outcomes "
-        "that predictors separate without a proper prior. Nor is another Gaussian near it, so "
-        "centre, preconditioner and step size come from one that is narrow enough for a stable "
-        "step, with which chains may not converge. Use another parametrisation, or a prior that "
-        "keeps scales from zero and coefficients finite, give `center`, or sample with NUTS.",
+        "No Gaussian was found near the posterior, so chains may not converge, and their draws may "
+        f"be wrong: over the one used the mean gradient is {found.shift:.3g} standard deviations, "
+        f"most of all in {worst}, and the mean curvature {scales[0]:.3g} to {scales[-1]:.3g} times "
+        f"its own. {cause} Integrate group effects out, use other priors or another "
+        "parametrisation, give `center`, or sample with NUTS.",
         CenterWarning,
         stacklevel=3,
     )
@@ -477,53 +578,6 @@ def check_given_center(center: Center) -> None:
             "mode, judged by gradient and curvature there. Control variates bring little noise "
             "only near the mode, and preconditioner and step size come from the curvature at "
             "the centre. Leave `center` out to have the mode searched.",
-            CenterWarning,
-            stacklevel=2,
-        )
-
-
-def check_center(posterior: Posterior, center: Center) -> None:
-    """Warn where a centre is no mode, or no guide to the posterior around it.
-
-    On the surface of the ellipsoid that holds a Gaussian in d dimensions, at distance
-    sqrt(d) in its own units, the log density is lower by d / 2 than at its mode.
-
-    Warns
-    -----
-    CenterWarning
-        Where the gradient at the centre is large, or the log density falls by much more or
-        much less than d / 2: at a mode on a boundary, say, where a variance goes to zero.
-    """
-    if center.distance > FARTHEST_CENTER:
-        warnings.warn(
-            f"The search for the posterior mode ended {center.distance:.3g} posterior standard "
-            "deviations away from it, judged by the gradient there. The log density may have no "
-            "mode, jump, or be badly scaled: check the model with `model.debug()`, give `center`, "
-            "or sample with NUTS.",
-            CenterWarning,
-            stacklevel=2,
-        )
-        return
-    rng = np.random.default_rng(1735)
-    top, _ = posterior.log_density_and_gradient(center.position)
-    ratios = []
-    for _ in range(2):
-        direction = rng.standard_normal(posterior.dimension)
-        direction *= np.sqrt(posterior.dimension) / np.linalg.norm(direction)
-        shift = apply(center.curvature.root, direction)
-        for sign in (1.0, -1.0):
-            value, _ = posterior.log_density_and_gradient(center.position + sign * shift)
-            ratios.append((top - value) / (posterior.dimension / 2))
-    lowest, middle = np.min(ratios), np.median(ratios)
-    bounds = (1 / MOST_UNLIKE_GAUSSIAN, MOST_UNLIKE_GAUSSIAN)
-    if not (bounds[0] < middle < bounds[1] and lowest > 0):
-        warnings.warn(
-            "The posterior around its mode is far from the Gaussian with the curvature there: one "
-            f"standard deviation away the log density falls by {middle:.3g} times what it should. "
-            "The mode may lie on a boundary, as that of a group scale near zero does; the centre, "
-            "the preconditioner and the step size are then no guide. Use a non-centred "
-            "parametrisation or a prior that keeps scales from zero, give `center`, or sample "
-            "with NUTS.",
             CenterWarning,
             stacklevel=2,
         )

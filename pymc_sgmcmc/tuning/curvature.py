@@ -218,11 +218,7 @@ def coordinate_scale(
     posterior: Posterior, subsample: Subsample, position: np.ndarray
 ) -> np.ndarray:
     """Rough scale of each coordinate from the size of single rows' gradients."""
-    count = len(subsample.rows[0])
-    numbers = np.unique(np.linspace(0, count - 1, 200).astype(int))
-    gradients = subsample.single_row_gradients(position, numbers)
-    information = posterior.n_rows * np.mean(gradients**2, axis=0)
-    information = np.where(np.isfinite(information), information, 0.0)
+    information = row_information(posterior, subsample, position)
     information += np.abs(prior_precision_diagonal(posterior, position))
     positive = information > 0
     if not positive.any():
@@ -230,6 +226,15 @@ def coordinate_scale(
     # A coordinate that no sampled row informs gets the scale of the least informed one.
     information[~positive] = information[positive].min()
     return 1.0 / np.sqrt(information)
+
+
+def row_information(posterior: Posterior, subsample: Subsample, position: np.ndarray) -> np.ndarray:
+    """Rough curvature of the log likelihood in each coordinate, from single rows' gradients."""
+    count = len(subsample.rows[0])
+    numbers = np.unique(np.linspace(0, count - 1, 200).astype(int))
+    gradients = subsample.single_row_gradients(position, numbers)
+    information = posterior.n_rows * np.mean(gradients**2, axis=0)
+    return np.where(np.isfinite(information), information, 0.0)
 
 
 def prior_precision(

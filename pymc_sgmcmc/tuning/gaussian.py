@@ -38,6 +38,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import linalg, stats
 
+from pymc_sgmcmc.linear_algebra import Matrix, apply, apply_transposed
+
 FEWEST_PAIRS = 50
 """Antithetic pairs of points at which gradients are averaged, at least; and at least d."""
 
@@ -67,6 +69,12 @@ HOPELESS_ITERATIONS = 5
 
 PRECISION_BOUNDS = (0.25, 4.0)
 """Bounds on the change of the precision in one step."""
+
+PAIRS_ALONG_COORDINATES = 32
+"""Antithetic pairs of points for positions too long for matrices."""
+
+BEYOND_DOUBT = 5.0
+"""Standard errors beyond which, among thousands of coordinates, none is by chance."""
 
 STEEPEST_POINTS = 20
 """Points at which the largest curvature is computed where the mean one is no guide."""
@@ -121,6 +129,98 @@ class Mismatch:
         if not np.isfinite(self.precision).all():
             return np.full(len(self.precision), np.nan)
         return linalg.eigvalsh(self.precision)
+
+
+@dataclass(frozen=True)
+class MismatchAlongCoordinates:
+    """How a Gaussian differs from a posterior along each coordinate, where it is N(0, I).
+
+    Attributes
+    ----------
+    gradient, gradient_error : numpy.ndarray, shape (d,)
+        Mean gradient of the log posterior, and its standard error.
+    precision, precision_error : numpy.ndarray, shape (d,)
+        Diagonal of the mean curvature, and its standard error.
+    lost : float
+        As in `Mismatch`.
+    """
+
+    gradient: np.ndarray
+    gradient_error: np.ndarray
+    precision: np.ndarray
+    precision_error: np.ndarray
+    lost: float = 0.0
+
+    @property
+    def shift(self) -> float:
+        """Largest distance to the better mean in standard deviations, beyond doubt."""
+        return float((np.abs(self.gradient) - BEYOND_DOUBT * self.gradient_error).max())
+
+    @property
+    def scales(self) -> np.ndarray:
+        """Smallest and largest relative precision of a coordinate, beyond doubt."""
+        error = BEYOND_DOUBT * self.precision_error
+        return np.array([(self.precision + error).min(), (self.precision - error).max()])
+
+
+def mismatch_along_coordinates(
+    gradient: Callable[[np.ndarray], np.ndarray],
+    mean: np.ndarray,
+    root: Matrix,
+    rng: np.random.Generator,
+) -> MismatchAlongCoordinates:
+    r"""Mean gradient and curvature over a Gaussian, for positions too long for matrices.
+
+    With antithetic pairs :math:`m \pm L z`: the mean gradient of each pair is zero for a quadratic
+    log density, and of the difference the i-th element times :math:`z_i` has the curvature along
+    the i-th coordinate for its mean (Bekas, Kokiopoulou and Saad 2007).
+
+    Parameters
+    ----------
+    gradient : callable
+        Of the log density at a position, shape (d,).
+    mean : numpy.ndarray, shape (d,)
+    root : numpy.ndarray, shape (d,), or LowRank
+    rng
+
+    Examples
+    --------
+    >>> scale = np.array([0.1, 3.0])
+    >>> found = mismatch_along_coordinates(
+    ...     lambda x: -x / scale**2, np.zeros(2), scale, np.random.default_rng(1)
+    ... )
+    >>> found.gradient, found.precision
+    (array([0., 0.]), array([1., 1.]))
+
+    References
+    ----------
+    C. Bekas, E. Kokiopoulou and Y. Saad (2007). An estimator for the diagonal of a matrix. *Applied
+    Numerical Mathematics* 57, 1214-1229.
+    """
+    means, products, squares = [], [], []
+    for _ in range(PAIRS_ALONG_COORDINATES):
+        z = rng.standard_normal(len(mean))
+        shift = apply(root, z)
+        ahead = apply_transposed(root, gradient(mean + shift))
+        behind = apply_transposed(root, gradient(mean - shift))
+        if np.isfinite(ahead).all() and np.isfinite(behind).all():
+            means.append((ahead + behind) / 2)
+            products.append(z * (behind - ahead) / 2)
+            squares.append(z**2)
+    lost = 1 - len(means) / PAIRS_ALONG_COORDINATES
+    if len(means) < PAIRS_ALONG_COORDINATES / 2:
+        inf, zero = np.full(len(mean), np.inf), np.zeros(len(mean))
+        return MismatchAlongCoordinates(inf, zero, inf, zero, lost)
+    precision = np.sum(products, axis=0) / np.sum(squares, axis=0)
+    residuals = np.array(products) - precision * np.array(squares)
+    number = np.sqrt(len(means))
+    return MismatchAlongCoordinates(
+        np.mean(means, axis=0),
+        np.std(means, axis=0, ddof=1) / number,
+        precision,
+        residuals.std(0, ddof=1) / number / np.mean(squares, axis=0),
+        lost,
+    )
 
 
 def mismatch(
