@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,9 +13,6 @@ from scipy import stats
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import positive_number
-from pymc_sgmcmc.errors import CenterWarning
-from pymc_sgmcmc.linear_algebra import Matrix
-from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.run_settings import (
     GIVEN,
     GROUP,
@@ -492,6 +488,12 @@ def _check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model | No
             f"{name or 'an unknown step method'}. Sample again with half the step size, and "
             "compare."
         )
+    if settings.get("estimator_from") == GIVEN:
+        raise ValueError(
+            "`rerun=True` can repeat runs whose `gradient` is a name or `SVRG`, but that of the "
+            "trace was an estimator made by hand. Sample again with half the step size, and "
+            "compare."
+        )
     try:
         return pm.modelcontext(model)
     except TypeError:
@@ -510,23 +512,19 @@ def _rerun(
     compile_kwargs: Mapping[str, Any] | None,
 ) -> np.ndarray:
     """Positions of a run at half the step size."""
-    from pymc_sgmcmc import step_methods
+    # Step methods record what this module reads, so they are imported where they are made.
+    from pymc_sgmcmc.step_methods.repeat import repeated_step
 
     assert model is not None
-    arrays, recorded = idata[GROUP], idata["sample_stats"]
-    with model, warnings.catch_warnings():
-        # What there is to say of the centre was said when the first run was made with it.
-        warnings.simplefilter("ignore", CenterWarning)
-        step = getattr(step_methods, settings["sampler"])(
-            step_size=float(np.asarray(recorded["step_size"])[:, -1].mean()) / 2,
-            preconditioner=stored_matrix(arrays, "preconditioner"),
-            gradient=settings["gradient"],
-            batching=settings["batching"],
-            batch_size=int(settings["batch_size"]),
-            thin=2 * int(settings["thin"]),
-            compile_kwargs=None if compile_kwargs is None else dict(compile_kwargs),
-            **_stored_center(arrays),
-        )
+    recorded = idata["sample_stats"]
+    step = repeated_step(
+        model,
+        settings,
+        idata[GROUP],
+        step_size=float(np.asarray(recorded["step_size"])[:, -1].mean()) / 2,
+        thin=2 * int(settings["thin"]),
+        compile_kwargs=compile_kwargs,
+    )
     with model:
         second = pm.sample(
             step=step,
@@ -539,31 +537,6 @@ def _rerun(
             quiet=True,
         )
     return np.asarray(second["sample_stats"]["position"], dtype=float)
-
-
-def _stored_center(arrays: Any) -> dict[str, Any]:
-    """Settings that give a step method the centre of a trace, with the curvature it had there.
-
-    The curvature is not computed anew: where the centre is the mean of the nearest Gaussian, that
-    at the point itself is no guide to where chains should begin.
-    """
-    if "center" not in arrays.data_vars:
-        return {}
-    position = np.asarray(arrays["center"], dtype=float)
-    precision = stored_matrix(arrays, "precision")
-    if precision is None or isinstance(precision, LowRank):
-        # In so many dimensions the centre is a mode, and the curvature there is what it was.
-        return {"center": position}
-    return {"init": {"mean": position, "covariance": _inverse(precision)}}
-
-
-def _inverse(precision: Matrix) -> Matrix:
-    if precision.ndim < 2:
-        return 1 / precision
-    scale = np.diag(precision) ** -0.5  # coordinates in units that differ by orders
-    both = np.outer(scale, scale)
-    inverse = np.linalg.inv(precision * both)
-    return 0.5 * (inverse + inverse.T) * both
 
 
 def _half_step_error(first: np.ndarray, second: np.ndarray, sd: np.ndarray) -> Estimate:

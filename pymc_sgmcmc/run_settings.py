@@ -7,6 +7,7 @@ and `pymc_sgmcmc.pymc_hook` reads it when the run has ended.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
+from pymc_sgmcmc.gradient_estimators import SVRGGradient
 from pymc_sgmcmc.linear_algebra import Matrix
 from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.schedules import MOST_THINNING
@@ -37,6 +39,9 @@ STEP_SIZE_COLUMN = "step_size_column"
 GIVEN, COMPUTED, SEARCHED = "given", "computed", "searched"
 """Where a step size is from: the user, the closed form or what a sampler has in its place, or
 successive halving."""
+
+KEPT_ROWS = "kept_rows"
+"""Array of the settings: numbers of the rows that each transition takes."""
 
 SCALE, VECTORS, FACTORS = "scale", "vectors", "factors"
 """End the names of the parts of a matrix of low rank plus diagonal."""
@@ -74,7 +79,12 @@ class RunSettings:
             "n_rows": setup.posterior.n_rows,
             "kept_rows": setup.estimator.kept_rows,
             "thin": design.thin,
+            # As names of variables and dimensions may be: files hold no lists of words.
+            "rows": json.dumps(setup.rows),
+            "estimator_from": GIVEN if setup.by_hand else COMPUTED,
         }
+        if isinstance(setup.estimator, SVRGGradient):
+            attributes["refresh"] = setup.estimator.refresh
         step_size_from = _step_size_from(setup, design)
         if step_size_from != SEARCHED:
             # A searched step size has no stated accuracy: it trades bias for mixing.
@@ -86,7 +96,7 @@ class RunSettings:
             attributes["noise"] = choice.noise
             attributes["curvature"] = choice.curvature
         attributes["why"] = _why(setup, design)
-        arrays = {}
+        arrays = {KEPT_ROWS: setup.estimator.kept} if setup.estimator.kept_rows else {}
         matrices = {"preconditioner": design.preconditioner}
         if setup.center is not None:
             arrays["center"] = np.asarray(setup.center.position, dtype=np.float64)
@@ -106,13 +116,20 @@ class RunSettings:
         variables = {}
         for name, values in self.arrays.items():
             dims: tuple[str, ...] = (DIMENSION, other)[: values.ndim]
-            if name.endswith((VECTORS, FACTORS)):
+            if name == KEPT_ROWS:
+                dims = ("kept_row",)
+            elif name.endswith((VECTORS, FACTORS)):
                 dims = (DIMENSION, name.split("_")[0] + "_direction")[-values.ndim :]
             variables[name] = (dims, values)
         used = {one for names, _ in variables.values() for one in names}
         labels = list(self.labels)
         coords = {one: labels for one in (DIMENSION, other) if one in used}
         return xr.Dataset(variables, coords=coords)
+
+
+def stored_rows(settings: Mapping[str, Any]) -> str | list[str] | None:
+    """The argument `rows` of a run, None where the trace has none."""
+    return json.loads(settings.get("rows", "null"))
 
 
 def stored_matrix(group: Any, name: str) -> Matrix | None:

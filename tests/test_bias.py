@@ -31,6 +31,7 @@ from pymc_sgmcmc.stein import (
     mean_gradient_test,
     stein_variance_error,
 )
+from pymc_sgmcmc.step_methods.repeat import STEP_METHODS
 from pymc_sgmcmc.tuning import choose_batch_size
 from tests.exact_law import exact_noise_operator, fixed_point
 from tests.linear_gaussian import LinearGaussian
@@ -430,7 +431,7 @@ def test_second_run_is_silent_and_has_the_center_of_the_first(monkeypatch):
     with model:
         first = SGLDCV(compile_kwargs=CVM)
     idata = sample(model, first, draws=20, tune=20)
-    monkeypatch.setattr("pymc_sgmcmc.step_methods.SGLDCV", Recorded)
+    monkeypatch.setitem(STEP_METHODS, "SGLDCV", Recorded)
     bias_report(idata, model, rerun=True, compile_kwargs=CVM)
     ((second, settings),) = made
     assert settings["compile_kwargs"] == CVM

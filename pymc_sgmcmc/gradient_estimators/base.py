@@ -76,8 +76,8 @@ class GradientEstimator(ABC):
         Whether the noise vanishes as the posterior contracts, as with control variates.
     adaptations : tuple of Adaptation
         What the estimator changes between blocks of transitions.
-    kept_rows : int
-        Rows that each estimate takes, beside a minibatch of the others.
+    kept : numpy.ndarray of int
+        Numbers of the rows that each estimate takes, beside a minibatch of the others.
     memory : Memory or None
         What each transition changes; None where the estimate is a function of position and
         index alone, which allows to compute many draws ahead.
@@ -87,13 +87,18 @@ class GradientEstimator(ABC):
     reduces_variance: bool = False
     adaptations: tuple[Adaptation, ...] = ()
     memory: Memory | None = None
-    kept_rows: int = 0
+    kept: np.ndarray = np.empty(0, dtype=np.int64)
 
     def __init__(self, posterior: Posterior, batching: Batching):
         self.posterior = posterior
         self.batching = batching
         scale = np.asarray(batching.n_rows / batching.batch_size, dtype=posterior.dtype)
         self._scale = pt.constant(scale) if batching.static else pytensor.shared(scale, "N_over_n")
+
+    @property
+    def kept_rows(self) -> int:
+        """Number of the rows that each estimate takes."""
+        return len(self.kept)
 
     @abstractmethod
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:

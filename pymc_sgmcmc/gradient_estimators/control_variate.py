@@ -55,7 +55,8 @@ class ControlVariateGradient(GradientEstimator):
     ):
         super().__init__(posterior, batching)
         self._difference = difference
-        self.kept_rows = 0 if kept is None else len(kept)
+        if kept is not None:
+            self.kept = np.asarray(kept)
         self._kept_data = [
             pytensor.shared(
                 np.ascontiguousarray(values[kept]),

@@ -128,6 +128,10 @@ class Setup:
         Gives the `RowNoise`; computed at the first call, which needs the centre.
     batch_size_from : str
         Where the batch size is from: "given", "the model" or "computed".
+    rows : str, list of str or None
+        As given.
+    by_hand : bool
+        Whether the estimator was given, and not its name.
     to_be_searched : bool
         Whether `search_step_size` replaces the step size of a design.
     """
@@ -142,6 +146,8 @@ class Setup:
     bias: float
     noise: Callable[[], RowNoise]
     batch_size_from: str
+    rows: str | list[str] | None = None
+    by_hand: bool = False
     to_be_searched: bool = False
 
     def shared(self, values: Matrix | float, name: str) -> SharedVariable | LowRank:
@@ -375,7 +381,7 @@ def prepare(
             assert found is not None
             batch_size = _cheapest_batch_size(posterior, found, noise(), gradient)
             batch_size_from = "computed"
-        estimator = _estimator(
+        estimator = make_estimator(
             gradient,
             posterior,
             found,
@@ -396,6 +402,8 @@ def prepare(
         bias,
         noise,
         batch_size_from,
+        rows if rows is None or isinstance(rows, str) else list(rows),
+        isinstance(gradient, GradientEstimator),
     )
 
 
@@ -515,9 +523,8 @@ def check_preconditioner(preconditioner: str | np.ndarray | LowRank, dimension: 
     """
     if isinstance(preconditioner, str):
         return
-    shape = (len(preconditioner),) * 2
-    if not isinstance(preconditioner, LowRank):
-        shape = preconditioner.shape
+    low_rank = isinstance(preconditioner, LowRank)
+    shape = (len(preconditioner),) * 2 if low_rank else np.shape(preconditioner)
     if shape not in ((), (dimension,), (dimension, dimension)):
         raise ValueError(
             f"`preconditioner` should be a number or have shape ({dimension},) or "
@@ -526,7 +533,7 @@ def check_preconditioner(preconditioner: str | np.ndarray | LowRank, dimension: 
     matrix_root(preconditioner)
 
 
-def _estimator(
+def make_estimator(
     gradient: str | SVRG,
     posterior: Posterior,
     center: Center | None,

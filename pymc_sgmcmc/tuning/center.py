@@ -78,8 +78,9 @@ MOST_NARROWINGS = 20
 LARGEST_NARROWING = 16.0
 """Factor by which its variance in a direction is then divided at once, at most."""
 
-DISPERSED_STARTS = 4
-"""Searches for other modes, from starts within 2 of the first in each coordinate."""
+DISPERSED_PAIRS = 3
+"""Pairs of searches for other modes, from starts within 2 of the first in each coordinate. Those of
+a pair are on opposite sides of it: where modes are exchangeable, they end at different ones."""
 
 FARTHEST_MODE = 5.0
 """Distance, in standard deviations, at which two searches ended at different modes."""
@@ -168,12 +169,9 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
     if not center.curvature.is_dense:
         judge = Subsample(posterior, evaluations=2 * PAIRS_ALONG_COORDINATES)
         along = _mismatch_along(posterior, judge, center)
-        if (
-            _is_guide(along)
-            and not flat
-            and not len(collapsed)
-            and center.distance <= FARTHEST_CENTER
-        ):
+        # In so many coordinates the mean of some is rightly a standard deviation or two away.
+        guide = _is_guide(along, FARTHEST_CENTER) and center.distance <= FARTHEST_CENTER
+        if guide and not flat and not len(collapsed):
             warn_of_other_modes(posterior, subsample, center, start, scale)
         else:
             _warn_of_no_guide(posterior, along, center, collapsed, flat, at_mode=True)
@@ -197,6 +195,7 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
         "mass: the centre and the curvature are those of the Gaussian nearest to it",
         distance.max(),
     )
+    warn_of_other_modes(posterior, subsample, better, start, scale, at_mode=False)
     return better
 
 
@@ -231,8 +230,13 @@ def warn_of_other_modes(
     center: Center,
     start: np.ndarray,
     scale: np.ndarray,
+    *,
+    at_mode: bool = True,
 ) -> None:
     """Warn where searches from dispersed starts end at another mode that may hold mass.
+
+    With `at_mode` false the centre is that of a Gaussian that is near the posterior. Where it has
+    no mode nearby, modes say nothing of the mass, and nothing is said.
 
     Warns
     -----
@@ -244,9 +248,12 @@ def warn_of_other_modes(
         # On the same rows as the others, which move the mode by some standard deviations.
         first = _minimize(subsample.log_density_and_gradient, center.position, scale, 0.1)
         top, _ = subsample.log_density_and_gradient(first)
-        far = max(FARTHEST_MODE, 2 * float(np.max(np.abs(first - center.position) / sds)))
-        for _ in range(DISPERSED_STARTS):
-            begin = start + rng.uniform(-2, 2, size=len(start))
+        moved = float(np.max(np.abs(first - center.position) / sds))
+        if not at_mode and moved > FARTHEST_MODE:
+            return
+        far = max(FARTHEST_MODE, 2 * moved)
+        shifts = rng.uniform(-2, 2, size=(DISPERSED_PAIRS, len(start)))
+        for begin in (start + sign * shift for shift in shifts for sign in (1, -1)):
             try:
                 end = _minimize(subsample.log_density_and_gradient, begin, scale, 0.1)
             except ValueError:
@@ -296,7 +303,9 @@ def _mismatch_along(
     gradient = _gradient_around(posterior, subsample, center)
     root, rng = center.curvature.root, np.random.default_rng(1735)
     with np.errstate(all="ignore"):
-        return mismatch_along_coordinates(gradient, center.position, root, rng)
+        return mismatch_along_coordinates(
+            gradient, center.position, root, rng, difference_width(posterior)
+        )
 
 
 def collapsed_coordinates(
@@ -479,8 +488,8 @@ def _warn_of_no_guide(
     if len(collapsed):
         cause = (
             "The search for the mode ran to a scale of zero, where the density of group effects "
-            f"such as {posterior.labels[collapsed[0]]} has no bound: write them non-centred, as scale * z "
-            "with z ~ Normal(0, 1)."
+            f"such as {posterior.labels[collapsed[0]]} has no bound: write them non-centred, as "
+            "scale * z with z ~ Normal(0, 1)."
         )
     elif scales[0] < FLAT or (at_mode and flat):
         cause = (

@@ -133,14 +133,15 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class MismatchAlongCoordinates:
-    """How a Gaussian differs from a posterior along each coordinate, where it is N(0, I).
+    """How a Gaussian differs from a posterior along each coordinate.
 
     Attributes
     ----------
     gradient, gradient_error : numpy.ndarray, shape (d,)
-        Mean gradient of the log posterior, and its standard error.
+        Mean gradient of the log posterior, in standard deviations given the other coordinates, and
+        its standard error.
     precision, precision_error : numpy.ndarray, shape (d,)
-        Diagonal of the mean curvature, and its standard error.
+        Diagonal of the mean curvature relative to that at the mean, and its standard error.
     lost : float
         As in `Mismatch`.
     """
@@ -168,12 +169,14 @@ def mismatch_along_coordinates(
     mean: np.ndarray,
     root: Matrix,
     rng: np.random.Generator,
+    width: float,
 ) -> MismatchAlongCoordinates:
     r"""Mean gradient and curvature over a Gaussian, for positions too long for matrices.
 
     With antithetic pairs :math:`m \pm L z`: the mean gradient of each pair is zero for a quadratic
     log density, and of the difference the i-th element times :math:`z_i` has the curvature along
-    the i-th coordinate for its mean (Bekas, Kokiopoulou and Saad 2007).
+    the i-th coordinate for its mean (Bekas, Kokiopoulou and Saad 2007). The curvature at the mean
+    is from the same directions, so that their ratio is one for a quadratic, however rough L is.
 
     Parameters
     ----------
@@ -182,45 +185,61 @@ def mismatch_along_coordinates(
     mean : numpy.ndarray, shape (d,)
     root : numpy.ndarray, shape (d,), or LowRank
     rng
+    width : float
+        Of the differences of gradients at the mean, in units of the root.
 
     Examples
     --------
-    >>> scale = np.array([0.1, 3.0])
     >>> found = mismatch_along_coordinates(
-    ...     lambda x: -x / scale**2, np.zeros(2), scale, np.random.default_rng(1)
+    ...     lambda x: -x / [0.01, 9.0], np.zeros(2), np.ones(2), np.random.default_rng(1), 1e-3
     ... )
-    >>> found.gradient, found.precision
-    (array([0., 0.]), array([1., 1.]))
+    >>> found.shift, found.scales
+    (0.0, array([1., 1.]))
 
     References
     ----------
     C. Bekas, E. Kokiopoulou and Y. Saad (2007). An estimator for the diagonal of a matrix. *Applied
     Numerical Mathematics* 57, 1214-1229.
     """
-    means, products, squares = [], [], []
+    means, products, at_mean, squares = [], [], [], []
     for _ in range(PAIRS_ALONG_COORDINATES):
         z = rng.standard_normal(len(mean))
         shift = apply(root, z)
-        ahead = apply_transposed(root, gradient(mean + shift))
-        behind = apply_transposed(root, gradient(mean - shift))
-        if np.isfinite(ahead).all() and np.isfinite(behind).all():
+        ahead, behind, near_ahead, near_behind = (
+            apply_transposed(root, gradient(mean + size * shift))
+            for size in (1.0, -1.0, width, -width)
+        )
+        if np.isfinite(ahead + behind + near_ahead + near_behind).all():
             means.append((ahead + behind) / 2)
             products.append(z * (behind - ahead) / 2)
+            at_mean.append(z * (near_behind - near_ahead) / (2 * width))
             squares.append(z**2)
-    lost = 1 - len(means) / PAIRS_ALONG_COORDINATES
-    if len(means) < PAIRS_ALONG_COORDINATES / 2:
-        inf, zero = np.full(len(mean), np.inf), np.zeros(len(mean))
-        return MismatchAlongCoordinates(inf, zero, inf, zero, lost)
-    precision = np.sum(products, axis=0) / np.sum(squares, axis=0)
-    residuals = np.array(products) - precision * np.array(squares)
-    number = np.sqrt(len(means))
+    number, d = len(means), len(mean)
+    lost = 1 - number / PAIRS_ALONG_COORDINATES
+    if number < PAIRS_ALONG_COORDINATES / 2:
+        unknown, zero = np.full(d, np.inf), np.zeros(d)
+        return MismatchAlongCoordinates(unknown, zero, unknown, zero, lost)
+    total = np.sum(squares, axis=0)
+    curvature = np.sum(at_mean, axis=0) / total
+    error = _error_of_ratio(np.array(at_mean), curvature, np.array(squares))
+    # Directions that are correlated leave the curvature uncertain: it is at least its own error.
+    curvature = np.maximum(curvature, error)
+    change = np.array(products) - np.array(at_mean)
+    mean_change = change.sum(0) / total
+    deviation = np.sqrt(np.maximum(curvature, np.finfo(float).tiny))
     return MismatchAlongCoordinates(
-        np.mean(means, axis=0),
-        np.std(means, axis=0, ddof=1) / number,
-        precision,
-        residuals.std(0, ddof=1) / number / np.mean(squares, axis=0),
+        np.mean(means, axis=0) / deviation,
+        np.std(means, axis=0, ddof=1) / np.sqrt(number) / deviation,
+        1 + mean_change / deviation**2,
+        _error_of_ratio(change, mean_change, np.array(squares)) / deviation**2,
         lost,
     )
+
+
+def _error_of_ratio(values: np.ndarray, ratio: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Standard error of the sum of values over that of weights, along the first axis."""
+    residuals = values - ratio * weights
+    return residuals.std(0, ddof=1) / np.sqrt(len(values)) / weights.mean(0)
 
 
 def mismatch(

@@ -1,0 +1,24 @@
+"""Bad inputs and planted faults end in a clear message, or in draws of the full-data posterior."""
+
+from __future__ import annotations
+
+import pytest
+
+import tests.hostile.catalogue  # noqa: F401  # fills the catalogue
+from tests.hostile.case import CASES, Case, judge
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(one, id=name, marks=[pytest.mark.slow] if one.slow else [])
+        for name, one in CASES.items()
+    ],
+)
+def test_no_wrong_answer_without_a_word(case: Case):
+    verdict = judge(case)
+    assert verdict.good, f"{verdict.word}: {verdict.text}"
+
+
+def test_catalogue_is_large():
+    assert len(CASES) >= 160
