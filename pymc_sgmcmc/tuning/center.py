@@ -88,6 +88,9 @@ FARTHEST_MODE = 5.0
 NEGLIGIBLE_MODE = 20.0
 """Difference of log densities beyond which the lower mode holds nearly no mass."""
 
+LEAST_VALLEY = 1.0
+"""Log density half-way below that at both ends, from which these are two modes."""
+
 EXPECTED_ITERATIONS = 20
 """Steps of the search for that Gaussian for which its rows are reckoned."""
 
@@ -263,6 +266,9 @@ def warn_of_other_modes(
             ended = np.max(np.abs(scale * gradient)) < 1
             if not (ended and distance > far and value > top - NEGLIGIBLE_MODE):
                 continue
+            between, _ = subsample.log_density_and_gradient((first + end) / 2)
+            if not between < min(value, top) - LEAST_VALLEY:
+                continue  # of one mode, from which a search ended early
             warnings.warn(
                 "The posterior has more than one mode: a search from another start ended "
                 f"{distance:.3g} standard deviations from the centre, where the log density is "
