@@ -153,7 +153,7 @@ def scalar_bound(noise: np.ndarray) -> float:
 
 
 def weak_prior_bound(noise_ratio: float) -> float:
-    r"""Bound (13) of El hanchi (2018), :math:`k \le 4n / (N + n)`: sufficient.
+    r"""Bound (13) of El hanchi (2018), :math:`k \le 4n / (N + n)`: sufficient where H = NC + G.
 
     Parameters
     ----------

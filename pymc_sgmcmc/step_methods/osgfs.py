@@ -32,9 +32,8 @@ from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.setup import Design, Setup
 from pymc_sgmcmc.tuning import (
     DENSE_DIMENSION,
-    LAPLACE_DRAWS,
     Center,
-    laplace_draws,
+    laplace_pairs,
     prior_precision,
 )
 
@@ -51,6 +50,12 @@ STARTS = ("center", "model")
 
 START_ROWS = 10_000
 """Rows for the first gradient covariance of a chain, and for that after convergence."""
+
+START_POINTS = (100, 400)
+"""Bounds on the points around the centre over which V is averaged before a chain begins,"""
+
+START_ELEMENTS = 50_000_000
+"""and rows times coordinates, at all of them together, up to which there are more."""
 
 FEWEST_ROWS = 500
 """Rows for a later one, at least; and at least 20 for each dimension."""
@@ -69,6 +74,9 @@ SHORTEST_WINDOW, LONGEST_WINDOW = 50, 10_000
 
 CURVATURE_ERROR = 0.35
 """Relative error of the curvature, over the posterior, that the default bound on k supposes."""
+
+BOUND_TOLERANCE = 0.05
+"""Relative excess over the bound on k that the error of V from 10 000 rows explains."""
 
 SMALL_K = 0.02
 """k below which the chain is worth a warning: autocorrelation times of over 200 transitions."""
@@ -129,8 +137,10 @@ class OSGFS(StochasticGradientStep):
         "matrix" (default): in each direction in which H and V are both diagonal the largest k
         for which Σ is positive semidefinite, :math:`k_j = \min(c, 4 / (1 + v_j))`.
         "scalar": the same k in all, :math:`\min(c, 4 / (1 + \max_j v_j))`, D = (k/2) H⁻¹.
-        The paper's sufficient bounds: "weak_prior", its (13), 4 / (1 + cN/n); "strong_prior",
-        its (15); "paper", its (16), the larger of the two. A number is taken as it is.
+        The paper's bounds: "weak_prior", its (13), 4 / (1 + cN/n); "strong_prior", its (15);
+        "paper", its (16), the larger of the two. (15) is sufficient for Σ to be positive
+        semidefinite; (13), and so (16), only where H = NC + G, which holds where the likelihood is
+        well specified. Elsewhere the chain may be too wide. A number is taken as it is.
     max_k : float, optional
         Bound on k, in (0, 2]; c in (16), where the paper takes 0.1. Default: :math:`4x / (1 + x)`
         with x = `bias` / 0.35: 0.5 for the default bias of 5 %, which a curvature that is wrong by
@@ -169,8 +179,8 @@ class OSGFS(StochasticGradientStep):
     Warns
     -----
     BatchSizeWarning
-        Where k is below 0.02, or a given k is above its bound, so that Σ is not positive
-        semidefinite and the chain too wide.
+        Where k is below 0.02, or where k, given or by one of the paper's bounds, is above the
+        exact one, so that Σ is not positive semidefinite and the chain too wide.
 
     Notes
     -----
@@ -315,12 +325,20 @@ class OSGFS(StochasticGradientStep):
         return "Try a smaller `k` or `max_k`"
 
     def _warn_of_k(self, matrices: ScoringMatrices, setup: Setup) -> None:
-        smallest, bound = 2 * matrices.fractions.min(), scalar_bound(matrices.noise)
-        if not isinstance(self._k, str) and self._k > 1.05 * bound:
+        fractions, noise = matrices.fractions, matrices.noise
+        smallest, bound = 2 * fractions.min(), scalar_bound(noise)
+        # Σ is positive semidefinite where in each direction d (1 + v) is at most 2.
+        excess = float((fractions * (1 + noise)).max() / 2)
+        if excess > 1 + BOUND_TOLERANCE:
+            where_from = ""
+            if isinstance(self._k, str):
+                where_from = (
+                    f" by `k={self._k!r}`, which supposes a curvature of N C and the prior,"
+                )
             warnings.warn(
-                f"k = {self._k:.3g} is above {bound:.3g}, beyond which the gradient has more noise "
-                "than the chain should: it will be too wide. Use a smaller `k`, a larger "
-                '`batch_size`, or `k="matrix"`.',
+                f"k = {2 * fractions.max():.3g}{where_from} is above {bound:.3g}, beyond which "
+                "the gradient has more noise than the chain should: it will be too wide. Use "
+                '`k="matrix"`, a smaller number, or a larger `batch_size`.',
                 BatchSizeWarning,
                 stacklevel=4,
             )
@@ -632,20 +650,23 @@ class ScoringAdaptation(Adaptation):
     ) -> tuple[np.ndarray | None, float]:
         """V to begin with, averaged over the Laplace approximation, and its weight in updates.
 
-        None where that of the plain gradient serves.
+        None where that of the plain gradient serves. With control variates V is about quadratic in
+        the distance from the centre: K random points would leave an error of sqrt(2 / K) of it.
         """
         if self._center is None or self._kind == "rows" or not self._reduces_variance:
             return None, 0.0
-        points = (joint_draws or laplace_draws(self._posterior, self._center))[:LAPLACE_DRAWS]
+        dimension = self._posterior.dimension
+        rows = min(max(FEWEST_ROWS, ROWS_TO_TRUST * dimension), self._posterior.n_rows)
+        count = int(np.clip(START_ELEMENTS // (rows * dimension), *START_POINTS))
+        points = joint_draws[:count] if joint_draws else None
+        points = points or laplace_pairs(self._posterior, self._center, count)
         present, kind = self._others(), self._kind
         self._kind = "differences"
         total = np.zeros((self._posterior.dimension,) * 2)
         for number, point in enumerate(points):
             self._posterior.set_others({**present, **point})
             position = self._posterior.layout.ravel(point)
-            _, noise, _ = self._measure(
-                position, np.empty(0, dtype=np.int64), self._start_rows, number
-            )
+            _, noise, _ = self._measure(position, np.empty(0, dtype=np.int64), rows, number)
             assert noise is not None
             total += noise
         self._posterior.set_others(present)

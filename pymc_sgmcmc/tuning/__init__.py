@@ -5,7 +5,6 @@ Everything here is deterministic for a given model and data: rows are sampled wi
 
 from pymc_sgmcmc.tuning.batch_size import choose_batch_size, least_cost
 from pymc_sgmcmc.tuning.center import (
-    LAPLACE_DRAWS,
     SEARCHES,
     Center,
     center_at,
@@ -13,6 +12,7 @@ from pymc_sgmcmc.tuning.center import (
     check_given_center,
     find_center,
     laplace_draws,
+    laplace_pairs,
 )
 from pymc_sgmcmc.tuning.curvature import (
     DENSE_DIMENSION,
@@ -31,7 +31,6 @@ from pymc_sgmcmc.tuning.step_size import (
 
 __all__ = [
     "DENSE_DIMENSION",
-    "LAPLACE_DRAWS",
     "NOISE_POINTS",
     "SEARCHES",
     "VARIANCE_INFLATION",
@@ -49,6 +48,7 @@ __all__ = [
     "find_center",
     "initial_gaussian",
     "laplace_draws",
+    "laplace_pairs",
     "least_cost",
     "prior_precision",
     "row_noise",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import linalg, optimize
+from scipy import linalg, optimize, stats
 
 from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.errors import CenterWarning
@@ -96,10 +96,6 @@ EXPECTED_ITERATIONS = 20
 
 EVIDENCE_DRAWS = 50
 """Points at which the log density is averaged to choose between two Gaussians."""
-
-LAPLACE_DRAWS = 8
-"""Points around the centre at which the noise of a control variate is averaged over all rows."""
-
 
 SMALLEST_CONDITIONAL = 1e-12
 """Standard deviation of a coordinate given those before it, over that of its own, from which the
@@ -620,9 +616,7 @@ def center_at(
     return Center(np.asarray(position, float), gradient, gradient - prior_gradient, curvature)
 
 
-def laplace_draws(
-    posterior: Posterior, center: Center, count: int = LAPLACE_DRAWS
-) -> list[dict[str, np.ndarray]]:
+def laplace_draws(posterior: Posterior, center: Center, count: int) -> list[dict[str, np.ndarray]]:
     """Points drawn from the Gaussian approximation of a posterior at a centre."""
     rng = np.random.default_rng(2014)
     return [
@@ -631,6 +625,26 @@ def laplace_draws(
         )
         for _ in range(count)
     ]
+
+
+def laplace_pairs(posterior: Posterior, center: Center, count: int) -> list[dict[str, np.ndarray]]:
+    """Points of the Gaussian approximation in pairs on opposite sides, along orthogonal directions.
+
+    Means over all directions of functions that are quadratic around the centre are exact. The
+    squared distances have the mean of those of draws, d, and about their spread.
+    """
+    d = posterior.dimension
+    rng = np.random.default_rng(2014)
+    sets = -(-count // (2 * d))
+    radii = stats.chi.ppf((np.arange(sets) + 0.5) / sets, d)
+    radii *= np.sqrt(d / np.mean(radii**2))
+    points = []
+    for radius in radii:
+        directions = np.linalg.qr(rng.standard_normal((d, d)))[0][: (count + 1) // 2]
+        for direction in directions:
+            shift = apply(center.curvature.root, radius * direction)
+            points += [center.position + shift, center.position - shift]
+    return [posterior.layout.unravel(point) for point in points]
 
 
 def _minimize(log_density_and_gradient, start, scale, tolerance: float) -> np.ndarray:
