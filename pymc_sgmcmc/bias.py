@@ -13,6 +13,7 @@ from scipy import stats
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import positive_number
+from pymc_sgmcmc.posterior.position import layout_from_model
 from pymc_sgmcmc.run_settings import (
     GIVEN,
     GROUP,
@@ -34,6 +35,7 @@ from pymc_sgmcmc.stored import (
     remedy_of_divergence,
     settings_of,
 )
+from pymc_sgmcmc.trace_gradients import changed_data
 from pymc_sgmcmc.tuning import VARIANCE_INFLATION
 
 STANDARD_ERRORS = 2.0
@@ -55,6 +57,9 @@ CHECKED_COORDINATES = 200
 
 LARGEST_SQUARED = 1e100
 """Size of numbers whose squares and their sums do not overflow."""
+
+UNUSABLE = ("Diverged", "Not converged")
+"""Begin the verdicts of runs that say little of the posterior."""
 
 TOO_WIDE = 1.0
 """Variance error of a chain that has not converged, beyond which its step is to blame."""
@@ -234,11 +239,17 @@ def bias_warnings(idata: DataTree) -> list[str]:
     convergence = _of_convergence(
         *_convergence(positions[..., slow]), tuple(labels[number] for number in slow)
     )
+    error, method = _variance_error(idata, positions, gradients, step_sizes)
+    if convergence is None:
+        probability = mean_gradient_test(gradients)
+        if probability < SMALLEST_PROBABILITY:
+            convergence = _of_mean_gradient(probability)
     if convergence is not None:
-        return [f"Not converged: {convergence} `bias_report(idata)` has all coordinates."]
+        stated = float(settings.get("bias", VARIANCE_INFLATION))
+        remedy = _remedy_of_convergence(float(error.value.max()), stated, settings)
+        return [f"Not converged: {convergence} {remedy} `bias_report(idata)` has all coordinates."]
     if settings.get("step_size_from") == SEARCHED:
         return []
-    error, method = _variance_error(idata, positions, gradients, step_sizes)
     stated = float(settings.get("bias", VARIANCE_INFLATION))
     excess = error.value - _beyond_doubt(len(error.value), method) * error.standard_error
     above = excess > stated
@@ -304,9 +315,22 @@ def _of_convergence(ess: np.ndarray, r_hat: np.ndarray, labels: tuple[str, ...])
     worst = int(np.argmax(np.where(bad, np.nan_to_num(r_hat, nan=np.inf), -np.inf)))
     return (
         f"{int(bad.sum())} of {len(bad)} coordinates have R-hat above {LARGEST_R_HAT} or fewer "
-        f"than {SMALLEST_ESS:g} effective draws, most of all {labels[worst]} with R-hat "
+        f"than {SMALLEST_ESS:g} effective draws, most of all `{labels[worst]}` with R-hat "
         f"{r_hat[worst]:.3g} and {ess[worst]:.2g} effective draws."
     )
+
+
+def _of_mean_gradient(probability: float) -> str:
+    return (
+        f"the mean gradient is not zero, as it is at stationarity (probability {probability:.2g})."
+    )
+
+
+def _remedy_of_convergence(error: float, stated: float, settings: dict[str, Any]) -> str:
+    """What to do about a run that has not converged, with this largest variance error."""
+    if error > TOO_WIDE:
+        return f"Variances are too large by {error:.2g}. {_remedy(error, stated, settings)}"
+    return "Use more draws, or longer tuning."
 
 
 def _of_divergence(reasons: dict[Any, str]) -> str:
@@ -388,13 +412,8 @@ def _overall(
         said = _of_convergence(
             report["ess_bulk"].to_numpy(), report["r_hat"].to_numpy(), tuple(report.index)
         )
-        said = said or (
-            f"the mean gradient is not zero, as it is at stationarity (probability "
-            f"{probability:.2g})."
-        )
-        remedy = "Use more draws, or longer tuning."
-        if worst > TOO_WIDE:
-            remedy = f"Variances are too large by {worst:.2g}. {_remedy(worst, stated, settings)}"
+        said = said or _of_mean_gradient(probability)
+        remedy = _remedy_of_convergence(worst, stated, settings)
         return f"Not converged: {said} {remedy}"
     if counts.get("variance too large", 0):
         return f"Variances are too large by up to {worst:.2g}, more than {called}. " + _remedy(
@@ -495,13 +514,29 @@ def _check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model | No
             "compare."
         )
     try:
-        return pm.modelcontext(model)
+        found = pm.modelcontext(model)
     except TypeError:
         raise ValueError(
             "`rerun=True` samples again, which needs the model of the run, but `model` is None and "
             "there is none on the context stack. Pass `model=`, or call `bias_report` inside of "
             "`with model:`."
         ) from None
+    labels = layout_from_model(found, None, found.initial_point()).labels
+    stored = labels_of(idata, len(labels))
+    changed = changed_data(idata, found)
+    if labels != stored or changed:
+        what = (
+            f"other values of {', '.join(changed)}"
+            if changed
+            else (
+                f"the coordinates {', '.join(labels[:5])}, but the run had {', '.join(stored[:5])}"
+            )
+        )
+        raise ValueError(
+            f"`model` should be the one that was sampled, but has {what}. Pass that model, with "
+            "its data set back, or sample again."
+        )
+    return found
 
 
 def _rerun(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,8 +49,10 @@ def positive_number(
     return float(value)
 
 
-def as_array(name: str, value: Any) -> np.ndarray:
+def as_array(name: str, value: Any, wanted: str = "a number or an array of numbers") -> np.ndarray:
     """Return an array of numbers that a user gave as a setting.
+
+    Truth values, text and complex numbers are none, though NumPy would make some of them.
 
     Raises
     ------
@@ -57,11 +60,12 @@ def as_array(name: str, value: Any) -> np.ndarray:
         Where the value is none.
     """
     try:
-        return np.asarray(value, dtype=float)
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"`{name}` should be a number or an array of numbers, but got {value!r}."
-        ) from None
+        array = np.asarray(value)
+    except ValueError:  # of rows of several lengths
+        array = None
+    if array is None or array.dtype.kind not in "iuf":
+        raise TypeError(f"`{name}` should be {wanted}, but got {value!r}.")
+    return array.astype(float)
 
 
 def whole_number(name: str, value: Any, least: int, of: str = "") -> int:
@@ -78,6 +82,19 @@ def whole_number(name: str, value: Any, least: int, of: str = "") -> int:
             f"`{name}` should be a whole number{of}, at least {least}, but got {value!r}."
         )
     return int(value)
+
+
+def accepts(function: Callable[..., Any], count: int) -> bool:
+    """Whether a function can be called with so many arguments, as far as it says so."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # one of C code, without a signature
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
 
 
 def or_none[T](

@@ -65,15 +65,35 @@ def find_divergence(
         away = float((np.median(np.abs(x - center), axis=0) / standard_deviations).max())
         if away > LARGEST_DISTANCE:
             return f"is {away:.2g} posterior standard deviations away from the centre"
-    first, last = (_spread(x[part]) for part in _end_quarters(len(x)))
-    growth = float((last / np.where(first > 0, first, np.inf)).max())
-    if growth > LARGEST_GROWTH:
-        return f"grows: its spread in the last quarter is {growth:.1g} times that in the first"
+    growth = find_growth(x)
+    if growth is not None:
+        return growth
     excess = float(stein_variance_error(x[None], g[None]).value.max())
     if excess > LARGEST_EXCESS:
         return (
             f"is too wide for its gradients: by these its variance is {excess:.2g} times too large"
         )
+    return None
+
+
+def find_growth(positions: np.ndarray) -> str | None:
+    """What shows that a chain grows, from its draws or means of batches of them, (draws, d).
+
+    Returns
+    -------
+    str or None
+        Ends a sentence that begins with the chain.
+    """
+    x = np.asarray(positions, dtype=float)
+    size = float(np.abs(x).max())
+    if not size < LARGEST_POSITION:
+        return f"reaches {size:.2g}, where squares overflow"
+    if len(x) < 8:
+        return None
+    first, last = (_spread(x[part]) for part in _end_quarters(len(x)))
+    growth = float((last / np.where(first > 0, first, np.inf)).max())
+    if growth > LARGEST_GROWTH:
+        return f"grows: its spread in the last quarter is {growth:.1g} times that in the first"
     return None
 
 

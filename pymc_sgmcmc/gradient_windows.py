@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import xarray as xr
 from scipy import linalg, stats
 from xarray import DataTree
 
-from pymc_sgmcmc.checks import one_of
+from pymc_sgmcmc.checks import one_of, positive_number
 from pymc_sgmcmc.convergence import CONVERGENCE_RULES
 from pymc_sgmcmc.linear_algebra import covariance_root, matrix_root
 from pymc_sgmcmc.moments import GROUP as MOMENTS
@@ -132,10 +133,9 @@ def gradient_convergence(
     """
     one_of("rule", rule, CONVERGENCE_RULES)
     one_of("variance", variance, VARIANCES)
-    if not 0 < level < 1:
+    if positive_number("level", level) >= 1:
         raise ValueError(f"`level` should be in (0, 1), but got {level!r}.")
-    if not b > 0:
-        raise ValueError(f"`b` should be positive, but got {b!r}.")
+    positive_number("b", b)
     run = read_run(idata, agreeing_chains=False)
     draws = run.positions.shape[1]
     length = _window_length(run, window)
@@ -218,6 +218,13 @@ def discard_unconverged(idata: DataTree, **settings: Any) -> DataTree:
     >>> kept["sample_stats"].sizes["draw"]
     363
     """
+    known = [name for name in signature(gradient_convergence).parameters if name != "idata"]
+    unknown = [name for name in settings if name not in known]
+    if unknown:
+        raise TypeError(
+            f"`{unknown[0]}` is no setting of `gradient_convergence`, whose settings are "
+            f"{', '.join(f'`{name}`' for name in known)}."
+        )
     found = gradient_convergence(idata, **settings)
     draws = idata["sample_stats"].sizes["draw"]
     unconverged = found["unconverged_draws"].values
@@ -341,9 +348,9 @@ def _measured(run: StoredRun, length: int, level: float) -> tuple[np.ndarray, np
         raise ValueError(
             f"At least {FEWEST_WINDOWS} independent windows in the last half of the chains should "
             f"tell the variance of their means, but there are about {max(0, fewest):.0f}, of "
-            f"{length} draws each: the chains are slow, or still on their way in their last half. "
-            "Sample more draws, or, where they are fast, pass a shorter `window`; for Langevin "
-            'dynamics there is `variance="closed_form"`.'
+            f"{length} draws each: the chains are slow, or still on their way in their last half, "
+            "or `gradient` is that of other data. Sample more draws, or, where they are fast, pass "
+            'a shorter `window`; for Langevin dynamics there is `variance="closed_form"`.'
         )
     joint = fewest > 2 * d + 2
     total = np.einsum("cbi,cbj->ij", batches.means, batches.means)

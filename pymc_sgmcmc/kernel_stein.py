@@ -10,10 +10,17 @@ from scipy import linalg
 from xarray import DataArray, DataTree
 
 from pymc_sgmcmc.checks import whole_number
-from pymc_sgmcmc.linear_algebra import covariance_root
 from pymc_sgmcmc.moments import GROUP as MOMENTS
 from pymc_sgmcmc.stein import Estimate, stein_kernel
-from pymc_sgmcmc.stored import StoredRun, every_nth, read_run
+from pymc_sgmcmc.stored import (
+    StoredRun,
+    check_mean_gradient,
+    check_posterior,
+    every_nth,
+    posterior_of,
+    read_run,
+    root_of_draws,
+)
 from pymc_sgmcmc.trace import groups_of, is_of_draws
 from pymc_sgmcmc.trace_gradients import gradients
 
@@ -146,6 +153,9 @@ def stein_thin(idata: DataTree, draws: int = 100, model: pm.Model | None = None)
             f"minibatches of {batch} of {rows} rows, by whose noise it would choose. Pass "
             "`model=`, or compute them by `gradients(idata, model)`."
         )
+    check_mean_gradient(run)
+    if "posterior" in used.children:
+        check_posterior(posterior_of(used), run)
     chains, length, _ = run.positions.shape
     if draws > chains * length:
         raise ValueError(
@@ -196,13 +206,7 @@ def _whitened(
     if len(some) < DRAWS_A_COORDINATE * d:
         scale = some.std(0)
         return x / scale, g * scale
-    try:
-        root = covariance_root(np.atleast_2d(np.cov(some.T)))
-    except linalg.LinAlgError:
-        raise ValueError(
-            "The covariance of the draws should be positive definite, but is not: some coordinates "
-            "are functions of others. Sample again with more draws, or without these coordinates."
-        ) from None
+    root = root_of_draws(np.atleast_2d(np.cov(some.T)), run.labels, len(some))
     return linalg.solve_triangular(root, x.T, lower=True).T, g @ root
 
 

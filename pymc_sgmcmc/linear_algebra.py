@@ -61,6 +61,22 @@ def covariance_root(covariance: np.ndarray) -> np.ndarray:
     return scale[:, None] * linalg.cholesky(correlation, lower=True)
 
 
+def dependent_coordinates(covariance: np.ndarray) -> np.ndarray:
+    """Numbers of the coordinates that make a covariance singular, of those with positive variance.
+
+    Examples
+    --------
+    >>> dependent_coordinates(np.array([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0], [2.0, 0.0, 4.0]]))
+    array([0, 2])
+    """
+    variances = np.diag(covariance)
+    moving = np.flatnonzero(np.isfinite(variances) & (variances > 0))
+    scale = np.sqrt(variances[moving])
+    correlation = covariance[np.ix_(moving, moving)] / np.outer(scale, scale)
+    weights = np.abs(linalg.eigh(correlation, subset_by_index=[0, 0])[1][:, 0])
+    return moving[weights > 0.1 * weights.max()]
+
+
 def matrix_root(matrix: Any, name: str = "`preconditioner`") -> Any:
     """Root L of a positive definite matrix, L Lᵀ, of the same kind.
 

@@ -16,7 +16,15 @@ import xarray as xr
 from xarray import DataTree
 
 from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
-from pymc_sgmcmc.stored import check_chains, check_constant, check_sample_dims, check_trace
+from pymc_sgmcmc.divergence import find_growth
+from pymc_sgmcmc.stored import (
+    check_chains,
+    check_constant,
+    check_divergence,
+    check_sample_dims,
+    check_trace,
+    settings_of,
+)
 from pymc_sgmcmc.trace import DIMENSION
 
 GROUP = "sgmcmc_moments"
@@ -331,6 +339,10 @@ def read_moments(idata: DataTree) -> StoredMoments:
             "again with a smaller step size."
         )
     names = group["chain"].values.tolist() if "chain" in group.coords else range(chains)
+    with np.errstate(all="ignore"):
+        growths = map(find_growth, found.batch_position)
+        reasons = {name: one for name, one in zip(names, growths, strict=True) if one is not None}
+    check_divergence(reasons, tuple(names), settings_of(idata))
     if found.batch_position.shape[1] > 1:
         check_constant(found.batch_position, found.labels)
     if found.batch_position.shape[1] >= FEWEST_BATCHES:

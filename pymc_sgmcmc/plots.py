@@ -11,11 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 from arviz_base import rcParams
 from xarray import DataTree
 
-from pymc_sgmcmc.bias import bias_report
+from pymc_sgmcmc.bias import UNUSABLE, bias_report
 from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.gradient_windows import gradient_convergence, window_means
 from pymc_sgmcmc.stored import read_run
@@ -87,7 +88,7 @@ def plot_bias(
     -------
     arviz_plots.PlotCollection
     """
-    report = bias_report(idata, bias=bias)
+    report = _report(idata, bias)
     stated, called = report.attrs["bias"], report.attrs["bias_called"]
     report = report.loc[_shown(report.index, var_names, coords)]
     report = report.iloc[_first(report["variance_error"], "with the largest errors")]
@@ -104,6 +105,20 @@ def plot_bias(
     drawing.draw("xlabel", "labels", "relative error of the variance")
     drawing.draw("title", "title", f"Variance error (dashed: {called} {stated:.3g})")
     return drawing.collection
+
+
+def _report(idata: DataTree, bias: float | None) -> pd.DataFrame:
+    """Bias report, with a warning where the run says little of the posterior.
+
+    Warns
+    -----
+    UserWarning
+    """
+    report = bias_report(idata, bias=bias)
+    verdict = report.attrs["verdict"]
+    if verdict.startswith(UNUSABLE):
+        warnings.warn(verdict, UserWarning, stacklevel=3)
+    return report
 
 
 def plot_gradient_trace(
@@ -308,7 +323,7 @@ def plot_ess_bias(
     runs = {"": idata} if isinstance(idata, DataTree) else dict(idata)
     if not runs:
         raise ValueError("`idata` should be a trace or traces by name, but got no trace.")
-    reports = {name: bias_report(one, bias=bias) for name, one in runs.items()}
+    reports = {name: _report(one, bias) for name, one in runs.items()}
     called = " or ".join(sorted({one.attrs["bias_called"] for one in reports.values()}))
     for name, report in reports.items():
         attrs = report.attrs
@@ -468,6 +483,10 @@ def _shown(
     """
     found = list(labels)
     if var_names is not None:
+        if not isinstance(var_names, str | Sequence):
+            raise TypeError(
+                f"`var_names` should be a name or a sequence of names, but got {var_names!r}."
+            )
         names = [var_names] if isinstance(var_names, str) else list(var_names)
         of_names = {
             name: [label for label in labels if _is_of(label, name.removeprefix("~"))]

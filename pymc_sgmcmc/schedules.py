@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pymc_sgmcmc.checks import as_array
+from pymc_sgmcmc.checks import accepts, positive_number
 
 MOST_THINNING = 1000
 """Bound on the default number of transitions a recorded draw."""
@@ -43,12 +43,9 @@ class PolynomialDecay:
     gamma: float = 0.55
 
     def __post_init__(self):
-        for name in ("a", "b"):
-            value = getattr(self, name)
-            if not (np.isfinite(value) and value > 0):
-                raise ValueError(f"`{name}` should be positive and finite, but got {value}.")
-        if not 0 < self.gamma <= 1:
-            raise ValueError(f"`gamma` should be in (0, 1], but got {self.gamma}.")
+        positive_number("a", self.a)
+        positive_number("b", self.b)
+        positive_number("gamma", self.gamma, most=1.0)
 
     def __call__(self, transition: int) -> float:
         """Step size of a transition, counted from 0."""
@@ -64,6 +61,11 @@ def check_step_size(step_size: StepSize) -> StepSize:
         Where it is neither a positive finite number nor a function that gives one.
     """
     if callable(step_size):
+        if isinstance(step_size, type) or not accepts(step_size, 1):
+            raise TypeError(
+                "`step_size` as a function should take the number of the transition and give a "
+                f"number, such as `lambda t: 0.1 / (1 + t)`, but got {step_size!r}."
+            )
         step_sizes(step_size, 0, 1)
         return step_size
     if isinstance(step_size, bool) or not isinstance(step_size, int | float | np.number):
@@ -84,25 +86,25 @@ def step_sizes(step_size: StepSize, first: int, count: int) -> np.ndarray:
 
     Raises
     ------
-    ValueError
-        Where a schedule gives a value that is not positive and finite.
+    TypeError, ValueError
+        Where a schedule gives anything but a number that is positive and finite.
     """
     if not callable(step_size):
         return np.full(count, step_size)
     given = [step_size(transition) for transition in range(first, first + count)]
-    shapes = [np.shape(one) for one in given]
-    if any(shapes):
-        bad = next(number for number, shape in enumerate(shapes) if shape)
-        raise ValueError(
-            "`step_size` as a function should give one number for a transition, but gave an array "
-            f"of shape {shapes[bad]} for transition {first + bad}."
-        )
-    values = as_array("step_size", given)
+    for transition, one in enumerate(map(np.asarray, given), start=first):
+        if one.ndim or one.dtype.kind not in "iuf":
+            what = f"an array of shape {one.shape}" if one.ndim else repr(given[transition - first])
+            raise TypeError(
+                "`step_size` as a function should give one number for each transition, but gave "
+                f"{what} for transition {transition}."
+            )
+    values = np.array(given, dtype=float)
     good = np.isfinite(values) & (values > 0)
     if not good.all():
         bad = int(np.argmin(good))
         raise ValueError(
-            f"The step size schedule gave {values[bad]} for transition {first + bad}, but step "
-            "sizes should be positive and finite."
+            "`step_size` as a function should give positive finite numbers, but gave "
+            f"{values[bad]} for transition {first + bad}."
         )
     return values

@@ -27,12 +27,14 @@ from pymc_sgmcmc.posterior.position import PositionLayout, layout_from_model
 from pymc_sgmcmc.posterior.transforms import constrain
 from pymc_sgmcmc.stored import (
     StoredRun,
+    check_mean_gradient,
     chunks,
     columns_of,
     every_nth,
     has_gradients,
     posterior_of,
     read_run,
+    root_of_draws,
 )
 from pymc_sgmcmc.trace import groups_of
 from pymc_sgmcmc.trace_gradients import gradients
@@ -213,6 +215,7 @@ def stein_calibrate(
     if model is not None and not has_gradients(idata):
         idata = gradients(idata, model)
     run = read_run(idata)
+    check_mean_gradient(run)
     rebuild = _rebuilder(idata, run, model)
     stored = read_moments(idata) if moments else None
     try:
@@ -267,12 +270,9 @@ def calibrate(
     whole = moments.whole()
     covariance = whole.covariance()
     try:
-        root = covariance_root(covariance)
-    except linalg.LinAlgError:
-        raise CalibrationError(
-            f"The covariance of the {count} draws of {d} coordinates is singular. Sample more "
-            "draws, and fix variables that are functions of others."
-        ) from None
+        root = root_of_draws(covariance, run.labels, count)
+    except ValueError as error:
+        raise CalibrationError(str(error)) from None
 
     def precision(some: _Moments) -> np.ndarray:
         return some.slope() if method == "slope" else _langevin_precision(some, run)

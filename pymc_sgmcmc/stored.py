@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import xarray as xr
+from scipy import linalg
 from xarray import DataTree
 
 from pymc_sgmcmc.divergence import find_divergence
+from pymc_sgmcmc.linear_algebra import covariance_root, dependent_coordinates
 from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.run_settings import GIVEN, GROUP, PREFIX, STEP_SIZE_COLUMN, stored_matrix
+from pymc_sgmcmc.stein import mean_gradient_test, stein_variance_error
 from pymc_sgmcmc.trace import DIMENSION
 
 CHUNK_ELEMENTS = 250_000
@@ -24,6 +27,18 @@ SOME_DRAWS = 50_000
 FAR = 5.0
 """Distance of a chain's mean from those of the others, in standard deviations of a draw, beyond
 which it counts as elsewhere: means of converged chains are within a fraction of one."""
+
+LARGEST_STEP_RATIO = 10.0
+"""Step size of a chain over that of another, up to which they are of one run."""
+
+SURELY_NOT_ZERO = 1e-6
+"""Probability of a mean gradient below which no correction is made."""
+
+LEAST_CORRELATION = 0.3
+"""Correlation of a variable with the coordinate of its name, if they are of the same draws."""
+
+CERTAIN = 5.0
+"""Standard errors by which gradients should be known to have the wrong sign."""
 
 LANGEVIN = ("SGLD", "SGLDCV", "ULA")
 """Step methods of Langevin dynamics with a fixed preconditioner, which their traces hold."""
@@ -140,8 +155,14 @@ def read_run(
         check_divergence(diverged(idata, positions, gradients, chains), chains, settings)
     some = every_nth(positions)
     check_constant(some, labels)
+    check_constant(every_nth(gradients), labels, "gradient")
+    _check_same_chains(positions, chains)
+    if not diverged_chains:
+        _check_still(some, labels, chains)
     if agreeing_chains:
         check_chains(some, labels, chains)
+        _check_step_sizes(_step_sizes(stats, settings), chains)
+    _check_sign(some, every_nth(gradients), labels)
     arrays = {}
     if GROUP in idata.children:
         arrays = {str(name): np.asarray(one) for name, one in idata[GROUP].data_vars.items()}
@@ -207,7 +228,7 @@ def posterior_of(idata: DataTree) -> xr.Dataset:
     names = [
         name for name, one in posterior.data_vars.items() if {"chain", "draw"} <= set(one.dims)
     ]
-    return posterior[names].transpose("chain", "draw", ...)
+    return posterior[names].transpose("chain", "draw", ..., missing_dims="ignore")
 
 
 def check_same_draws(idata: DataTree, shape: tuple[int | None, ...]) -> None:
@@ -250,7 +271,7 @@ def check_sample_dims(
 
 def settings_of(idata: DataTree) -> dict[str, Any]:
     """Settings of a run by name, from the attributes of `sample_stats`."""
-    attributes = idata["sample_stats"].attrs
+    attributes = idata["sample_stats"].attrs if "sample_stats" in idata.children else {}
     return {
         str(name)[len(PREFIX) :]: value
         for name, value in attributes.items()
@@ -281,6 +302,31 @@ def every_nth(values: np.ndarray, most: int = SOME_DRAWS) -> np.ndarray:
     """At most so many draws, evenly spaced over each chain, in double precision."""
     chains, draws = values.shape[:2]
     return values[:, :: max(1, -(-chains * draws // most))].astype(float)
+
+
+def root_of_draws(covariance: np.ndarray, labels: tuple[str, ...], count: int) -> np.ndarray:
+    """Lower Cholesky factor of the covariance of some draws.
+
+    Raises
+    ------
+    ValueError
+        Where coordinates are functions of others.
+    """
+    try:
+        return covariance_root(covariance)
+    except linalg.LinAlgError:
+        names = [f"`{labels[number]}`" for number in dependent_coordinates(covariance)]
+        raise ValueError(
+            f"The {len(labels)} coordinates of {count} draws should not be linearly dependent, but "
+            f"{_some(names)} are. Sample more draws than there are coordinates, and fix variables "
+            "that are functions of others."
+        ) from None
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    """Names for a message, not too many."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def columns_of(values: np.ndarray, positions: np.ndarray) -> slice | None:
@@ -420,7 +466,7 @@ def _check_finite(positions: np.ndarray, gradients: np.ndarray, chains: tuple[An
         )
 
 
-def check_constant(some: np.ndarray, labels: tuple[str, ...]) -> None:
+def check_constant(some: np.ndarray, labels: tuple[str, ...], of: str = "position") -> None:
     """Refuse coordinates that do not move, in draws or batch means of shape (chains, draws, d).
 
     Raises
@@ -429,12 +475,139 @@ def check_constant(some: np.ndarray, labels: tuple[str, ...]) -> None:
     """
     still = np.ptp(some.reshape(-1, some.shape[-1]), axis=0) == 0
     if still.any():
-        named = ", ".join(f"`{labels[number]}`" for number in np.flatnonzero(still)[:5])
+        named = _some([f"`{labels[number]}`" for number in np.flatnonzero(still)])
+        if of == "gradient":
+            raise ValueError(
+                f"All elements of `gradient` should vary, but those of {named} are constant over "
+                "the draws: no factor of the density has them, or they are not gradients. Leave "
+                "such variables out of the model, or compute the gradients: "
+                "`idata = gradients(idata, model)`."
+            )
         raise ValueError(
             f"All coordinates should move, but {int(still.sum())} of {len(still)} are constant "
             f"over the draws: {named}. Fix them in the model (`pm.Data` or a number in place of "
             "the variable), and sample again."
         )
+
+
+def _check_still(some: np.ndarray, labels: tuple[str, ...], chains: tuple[Any, ...]) -> None:
+    """Refuse chains in which a coordinate does not move."""
+    still = np.ptp(some, axis=1) == 0
+    if still.any():
+        bad = np.flatnonzero(still.any(1))
+        number = int(np.argmax(still[bad[0]]))
+        raise ValueError(
+            f"All coordinates should move in all chains, but `{labels[number]}` is constant in "
+            f"{_list([chains[one] for one in bad])}, which is far from a draw of the posterior. "
+            + _leave_out([chains[one] for one in bad], chains)
+        )
+
+
+def _check_same_chains(positions: np.ndarray, chains: tuple[Any, ...]) -> None:
+    """Refuse one chain twice: it counts its draws double."""
+    firsts: dict[bytes, int] = {}
+    for number, chain in enumerate(positions):
+        # Of some draws first, since most chains differ there.
+        other = firsts.setdefault(np.ascontiguousarray(chain[:4]).tobytes(), number)
+        if other != number and np.array_equal(chain, positions[other]):
+            raise ValueError(
+                f"All chains should have draws of their own, but chains {chains[other]} and "
+                f"{chains[number]} are the same. Leave one out, "
+                f"`idata.sel(chain={[one for one in chains if one != chains[number]]})`."
+            )
+
+
+def _check_step_sizes(sizes: np.ndarray | None, chains: tuple[Any, ...]) -> None:
+    """Refuse chains of runs with other settings. Those of one run tune apart, by little."""
+    if sizes is None:
+        return
+    means = sizes.mean(1)
+    if means.max() > LARGEST_STEP_RATIO * means.min():
+        large, small = int(np.argmax(means)), int(np.argmin(means))
+        raise ValueError(
+            f"All chains should be of one run, but the `step_size` of chain {chains[large]} is "
+            f"{means[large]:.3g} and that of chain {chains[small]} is {means[small]:.3g}: runs of "
+            "different settings were put together, or tuning failed. Use the chains of each "
+            f"apart, such as `idata.sel(chain=[{chains[small]}])`."
+        )
+
+
+def _check_sign(some: np.ndarray, gradients: np.ndarray, labels: tuple[str, ...]) -> None:
+    r"""Refuse gradients that point away from where the draws are.
+
+    By Stein's identity :math:`-\mathrm{Cov}(\theta_i, \hat\nabla_i)` is one for draws of the
+    posterior, more for chains that are too wide and less for those that have moved little.
+    """
+    found = stein_variance_error(some, gradients)
+    covariances = 1 + found.value + CERTAIN * np.nan_to_num(found.standard_error, nan=np.inf)
+    bad = covariances < -0.25
+    if bad.any():
+        named = _some([f"`{labels[number]}`" for number in np.flatnonzero(bad)])
+        raise ValueError(
+            "`gradient` should be that of plus the log posterior at `position`, which points to "
+            f"where the draws are, but points away from there in {named}: its sign is wrong, or it "
+            "is of another model. Compute the gradients: `idata = gradients(idata, model)`."
+        )
+
+
+def check_mean_gradient(run: StoredRun) -> None:
+    """Refuse gradients whose mean is beyond doubt not zero, as it is at stationarity.
+
+    Raises
+    ------
+    ValueError
+    """
+    probability = mean_gradient_test(every_nth(run.gradients))
+    if probability < SURELY_NOT_ZERO:
+        raise ValueError(
+            "The mean of `gradient` should be zero, as it is at stationarity, but is not "
+            f"(probability {probability:.1g}): the chains have not converged, or the gradients are "
+            "those of other data or another model. Sample more draws, see `gradient_convergence`, "
+            "or compute the gradients: `idata = gradients(idata, model)`."
+        )
+
+
+def check_posterior(posterior: xr.Dataset, run: StoredRun) -> None:
+    """Refuse variables that are not finite, or of other draws than the positions.
+
+    A variable that has the name of a coordinate is the coordinate itself, or perhaps what a user
+    made of it, so that the two are correlated.
+
+    Raises
+    ------
+    ValueError
+    """
+    number = {label: column for column, label in enumerate(run.labels)}
+    for name, values in posterior.data_vars.items():
+        array = np.asarray(values)
+        if array.dtype.kind not in "fiub":
+            continue
+        if not np.isfinite(array).all():
+            raise ValueError(
+                f"`{name}` should be finite, but has NaN or infinite values in the group "
+                "`posterior`. Leave it out by `var_names`, or leave out the draws in which it is "
+                "not."
+            )
+        columns = [column for label, column in number.items() if label.split("[")[0] == name]
+        flat = array.reshape(*array.shape[:2], -1)
+        if (
+            not columns
+            or len(columns) != flat.shape[2]
+            or flat.shape[:2] != run.positions.shape[:2]
+        ):
+            continue
+        ours, theirs = (
+            every_nth(one).reshape(-1, len(columns)) for one in (run.positions[..., columns], flat)
+        )
+        ours, theirs = ours - ours.mean(0), theirs - theirs.mean(0)
+        scale = np.sqrt((ours**2).mean(0) * (theirs**2).mean(0))
+        products = (ours * theirs).mean(0)
+        if (np.abs(products) < LEAST_CORRELATION * scale).any():
+            raise ValueError(
+                f"`{name}` should have the draws of `position`, but those in the group `posterior` "
+                "are others. Select the same draws in all groups, as `idata.sel` does, or compute "
+                "positions and gradients: `idata = gradients(idata, model)`."
+            )
 
 
 def check_chains(some: np.ndarray, labels: tuple[str, ...], chains: tuple[Any, ...]) -> None:

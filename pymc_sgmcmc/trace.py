@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import xarray as xr
 from xarray import DataTree
@@ -72,13 +72,26 @@ def label_positions(idata: DataTree, labels: Sequence[str]) -> DataTree:
     >>> labelled["sample_stats"]["gradient"].sel(unconstrained_position="intercept").shape
     (1, 5)
     """
+    if not isinstance(idata, DataTree):
+        raise TypeError(
+            "`idata` should be an xarray.DataTree, as `pm.sample` returns, but is of type "
+            f"{type(idata).__name__}."
+        )
     groups = [name for name in _GROUPS if name in idata.children]
     if not any("gradient" in idata[name] for name in groups):
         raise ValueError(
             "The trace should have `gradient` in `sample_stats`, but has none. Sample with a step "
             "method of pymc_sgmcmc, such as `pm.sample(step=SGLDCV())`."
         )
+    if isinstance(labels, str) or not isinstance(labels, Iterable):
+        raise TypeError(f"`labels` should be a sequence of names, but got {labels!r}.")
     labels = [str(label) for label in labels]
+    twice = sorted({label for label in labels if labels.count(label) > 1})
+    if twice:
+        raise ValueError(
+            f"`labels` should differ, but `{twice[0]}` is there {labels.count(twice[0])} times. "
+            "Pass `step.posterior.labels` of the step that sampled."
+        )
     labelled = idata.copy()
     for name in groups:
         dataset = idata[name].to_dataset()

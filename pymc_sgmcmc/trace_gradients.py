@@ -15,7 +15,8 @@ from xarray import DataTree
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.transforms import unconstrain
 from pymc_sgmcmc.run_settings import GROUP as SETTINGS
-from pymc_sgmcmc.stored import check_same_draws, posterior_of
+from pymc_sgmcmc.run_settings import stored_rows
+from pymc_sgmcmc.stored import check_same_draws, check_trace, posterior_of, settings_of
 from pymc_sgmcmc.trace import DIMENSION, groups_of
 
 
@@ -67,13 +68,23 @@ def gradients(idata: DataTree, model: pm.Model | None = None) -> DataTree:
     >>> found["sample_stats"]["gradient"].values.ravel().round(6) + 0.0
     array([0., 0.])
     """
-    model = pm.modelcontext(model)
+    check_trace(idata)
+    model = _model(model)
     _check_data(idata, model)
-    posterior = Posterior(model)
+    posterior = Posterior(model, rows=_rows(idata))
     positions = _positions(idata, model, posterior)
     found = np.empty_like(positions)
     for index in np.ndindex(positions.shape[:2]):
-        found[index] = posterior.log_density_and_gradient(positions[index])[1]
+        with np.errstate(all="ignore"):
+            found[index] = posterior.log_density_and_gradient(positions[index])[1]
+        if not np.isfinite(found[index]).all():
+            chain, draw = index
+            bad = posterior.labels[int(np.argmin(np.isfinite(found[index])))]
+            raise ValueError(
+                f"All gradients should be finite, but that in `{bad}` is not at draw {draw} of "
+                f"chain {chain}: the draw is outside of the support of the model, or the model is "
+                "not the one that was sampled. Leave such draws out, or pass that model."
+            )
     stats = xr.Dataset()
     if "sample_stats" in idata.children:
         stats = idata["sample_stats"].to_dataset()
@@ -95,8 +106,8 @@ def gradients(idata: DataTree, model: pm.Model | None = None) -> DataTree:
     return DataTree.from_dict(groups, name=idata.name)
 
 
-def _check_data(idata: DataTree, model: pm.Model) -> None:
-    """Warn where the model has other data than the trace says that it was sampled with."""
+def changed_data(idata: DataTree, model: pm.Model) -> list[str]:
+    """Names of data whose values in the model are not those that the trace was sampled with."""
     of_model = {one.name: model.rvs_to_values[one] for one in model.observed_RVs}
     of_model |= {one.name: one for one in model.data_vars}
     changed = []
@@ -105,6 +116,12 @@ def _check_data(idata: DataTree, model: pm.Model) -> None:
             values = _values(of_model.get(name))
             if values is not None and not np.array_equal(values, stored.values, equal_nan=True):
                 changed.append(f"`{name}`")
+    return changed
+
+
+def _check_data(idata: DataTree, model: pm.Model) -> None:
+    """Warn where the model has other data than the trace says that it was sampled with."""
+    changed = changed_data(idata, model)
     if changed:
         warnings.warn(
             f"The model has other values of {', '.join(changed)} than the trace: the gradients "
@@ -115,11 +132,28 @@ def _check_data(idata: DataTree, model: pm.Model) -> None:
         )
 
 
+def _model(model: pm.Model | None) -> pm.Model:
+    if model is not None and not isinstance(model, pm.Model):
+        raise TypeError(f"`model` should be a pymc.Model, but is of type {type(model).__name__}.")
+    try:
+        return pm.modelcontext(model)
+    except TypeError:
+        raise TypeError(
+            "`model` should be that of the trace, but is None, and there is none on the context "
+            "stack. Pass `model=`, or call `gradients` inside of `with model:`."
+        ) from None
+
+
 def _values(variable: Any) -> np.ndarray | None:
     """Of a constant or shared variable."""
     if isinstance(variable, SharedVariable):
         return np.asarray(variable.get_value())
     return np.asarray(variable.data) if isinstance(variable, Constant) else None
+
+
+def _rows(idata: DataTree) -> str | list[str] | None:
+    """Which data run over the rows, where a run with this package was told."""
+    return stored_rows(settings_of(idata)) if "sample_stats" in idata.children else None
 
 
 def _positions(idata: DataTree, model: pm.Model, posterior: Posterior) -> np.ndarray:
@@ -134,5 +168,17 @@ def _positions(idata: DataTree, model: pm.Model, posterior: Posterior) -> np.nda
         )
     values = {one.name: np.asarray(draws[one.name]) for one in model.free_RVs}
     count = (draws.sizes["chain"], draws.sizes["draw"])
+    shapes = model.eval_rv_shapes()
+    for name, one in values.items():
+        if one.shape[2:] != tuple(shapes[name]):
+            raise ValueError(
+                f"`{name}` should have draws of shape {tuple(shapes[name])}, as in the model, but "
+                f"has {one.shape[2:]}. Pass the model that was sampled."
+            )
+        if not np.isfinite(one).all():
+            raise ValueError(
+                f"All draws should be finite, but `{name}` has NaN or infinite ones. Leave them "
+                "out, `idata.sel(draw=...)`, or sample again."
+            )
     flat = {name: one.reshape(-1, *one.shape[2:]) for name, one in values.items()}
     return unconstrain(flat, model, posterior.layout).reshape(*count, -1)

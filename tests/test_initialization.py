@@ -135,6 +135,18 @@ def test_curvature_that_a_diagonal_leaves_out_bounds_the_step(problem):
             "both say where the centre is",
         ),
         ({"init": xr.DataTree()}, ValueError, "draws of all free variables .* lacks"),
+        (
+            {"init": {"mean": ["a", "b", "c"], "covariance": np.eye(3)}},
+            TypeError,
+            r"`init\['mean'\]` should be .* numbers",
+        ),
+        (
+            {"init": xr.DataTree.from_dict({"posterior": xr.Dataset(
+                {"beta": (("chain", "draw", "k"), np.ones((1, 9, 4)))}
+            )})},
+            ValueError,
+            r"draws of `beta` of shape \(3,\) each, .* they have shape \(4,\)",
+        ),
     ],
 )
 def test_bad_approximations(settings, error, message):

@@ -306,7 +306,7 @@ def test_too_few_groups_for_an_error(rng):
 
 def test_fewer_transitions_than_coordinates(rng):
     chain = run(RunningMoments(1), *rng.normal(size=(2, 40, 60)), [])
-    with pytest.raises(ValueError, match="there are fewer transitions than coordinates"):
+    with pytest.raises(ValueError, match="Sample more draws than there are coordinates"):
         zero_variance_of_moments(trace([chain]), order=2, regression="ridge")
 
 

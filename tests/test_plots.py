@@ -148,7 +148,8 @@ def test_zero_variance_of_a_trace_and_of_a_result(trace):
 
 def test_several_runs(trace):
     runs = {"small step": trace_of(3, 0.1), "large step": trace}
-    collection = plot_ess_bias(runs, backend="matplotlib")
+    with pytest.warns(UserWarning, match=r"Not converged: .* `beta\[age\]` with R-hat"):
+        collection = plot_ess_bias(runs, backend="matplotlib")
     axes = collection.viz["plot"].item()
     for points, run in zip(axes.collections, runs.values(), strict=True):
         report = bias_report(run)

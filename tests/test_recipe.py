@@ -360,8 +360,25 @@ def test_default_step_size(settings):
 
 
 def test_no_step_size_where_no_noise_reaches_the_position():
-    settings = {**SGHMC_SETTINGS, "Q": lambda theta, r: 0}
-    refuse(ValueError, "No step size gives the process", step_size=None, **settings)
+    """A coordinate apart from the others, whose momentum has no friction."""
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=2)
+        pm.Normal("y", beta[np.arange(40) % 2], 1.0, observed=np.arange(40.0))
+    settings = {**SGHMC_SETTINGS, "D": lambda theta, r: [[0, 0], [0, np.array([1.0, 0.0])]]}
+    refuse(ValueError, "No step size gives the process", model=model, step_size=None, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"D": lambda theta: np.array([1e-3, 1.0, 0.0])}, r"leave `beta\[2\]` where it is"),
+        ({"D": lambda theta: pt.outer(theta, theta) * np.diag([1.0, 1, 0])}, r"`beta\[2\]` where"),
+        ({"D": lambda theta: np.ones((3, 3))}, r"a combination of `beta\[0\]`, `beta\[1\]`"),
+        ({**SGHMC_SETTINGS, "Q": lambda theta, r: 0}, r"leave `beta\[0\]`, `beta\[1\]`"),
+    ],
+)
+def test_a_position_that_nothing_moves(settings, names):
+    refuse(ValueError, names, **settings)
 
 
 def test_no_step_size_for_a_long_state():
@@ -449,6 +466,13 @@ def test_invalid_settings(settings, message):
         ({"D": 1.0}, "`D` should be a function .* but got 1.0"),
         ({"D": lambda theta: 1.0, "Q": 1.0}, "`Q` should be a function"),
         ({"D": lambda theta, r: 1.0, "auxiliaries": [3]}, "names or `GaussianAuxiliary` objects"),
+        ({"D": lambda theta, r: 1.0, "auxiliaries": 3}, "`auxiliaries` should be a list .* got 3"),
+        ({"D": lambda theta, r: 1.0}, r"`D` should take one argument .* \(the position\)"),
+        (
+            {**SGHMC_SETTINGS, "Q": lambda theta: 0},
+            r"`Q` should take one .* \(the position, \w+\), but got <function",
+        ),
+        ({"D": lambda theta: "one"}, r"`D` block \(0, 0\) should be a number, .* but got 'one'"),
     ],
 )
 def test_settings_of_the_wrong_type(settings, message):
@@ -458,9 +482,10 @@ def test_settings_of_the_wrong_type(settings, message):
 def test_a_singular_dense_diffusion_is_allowed():
     """Rank one: Cholesky has no root, the eigenvalues have."""
     D = np.outer([1.0, 2.0, -1.0], [1.0, 2.0, -1.0]) / 10
+    Q = np.cross(np.eye(3), [1.0, 2.0, -1.0])  # what has no noise is moved all the same
     step = Recipe(
-        model=logistic_model(), D=lambda theta: D, batch_size=400, step_size=0.1,
-        compile_kwargs=CVM,
+        model=logistic_model(), D=lambda theta: D, Q=lambda theta: Q, batch_size=400,
+        step_size=0.1, compile_kwargs=CVM,
     )  # fmt: skip
     np.testing.assert_allclose(diffusion(step.block, np.zeros(3)), D, atol=1e-8)
 

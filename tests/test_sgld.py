@@ -112,8 +112,14 @@ def test_bad_batch_size(model, batch_size, error, message):
         (np.nan, ValueError, "positive and finite, but got nan"),
         (np.inf, ValueError, "positive and finite, but got inf"),
         ("small", TypeError, "positive number, a function .* but got 'small'"),
-        (lambda t: np.nan, ValueError, "schedule gave nan for transition 0"),
-        (lambda t: -1.0, ValueError, "schedule gave -1.0 for transition 0"),
+        (lambda: 1e-3, TypeError, "`step_size`.* take the number of the transition"),
+        (lambda t, h: 1e-3, TypeError, "`step_size`.* take the number of the transition"),
+        (dict, TypeError, "`step_size`.* take the number of the transition .* <class 'dict'>"),
+        (lambda t: None, TypeError, "`step_size`.* one number .* but gave None for transition 0"),
+        (lambda t: "0.1", TypeError, "`step_size`.* one number .* but gave '0.1' for transition 0"),
+        (lambda t: np.ones(3), TypeError, r"`step_size`.* an array of shape \(3,\)"),
+        (lambda t: np.nan, ValueError, "`step_size`.* gave nan for transition 0"),
+        (lambda t: -1.0, ValueError, "`step_size`.* gave -1.0 for transition 0"),
     ],
 )
 def test_bad_step_size(model, step_size, error, message):
@@ -127,7 +133,7 @@ def test_a_schedule_that_fails_later(model):
         step_size=lambda t: 1e-3 if t < 7 else np.nan,
         compile_kwargs=CVM,
     )
-    with model, pytest.raises(ValueError, match="schedule gave nan for transition 7"):
+    with model, pytest.raises(ValueError, match="`step_size`.* gave nan for transition 7"):
         pm.sample(step=step, draws=20, tune=0, chains=1, progressbar=False, quiet=True)
 
 
@@ -137,10 +143,11 @@ def test_a_schedule_that_fails_later(model):
         ({"a": 0.0}, "`a` should be positive"),
         ({"a": 1.0, "b": np.inf}, "`b` should be positive and finite"),
         ({"a": 1.0, "gamma": 1.5}, r"`gamma` should be in \(0, 1\]"),
+        ({"a": "1"}, "`a` should be a positive number, but got '1'"),
     ],
 )
 def test_bad_decay(arguments, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         PolynomialDecay(**arguments)
 
 
@@ -158,6 +165,20 @@ def test_bad_center(model, center, message):
     refuse(ValueError, message, model, center=center)
 
 
+def test_a_centre_that_is_no_numbers(model):
+    refuse(TypeError, r"`center\['beta'\]` should be .* got 'zero'", model, center={"beta": "zero"})
+    refuse(TypeError, "`center` should be the name .* but got True", model, center=True)
+
+
+def test_a_centre_out_of_sight_of_the_posterior():
+    """The curvature there is nothing but rounding errors."""
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=2)
+        pm.Normal("y", beta[np.arange(40) % 2], 1.0, observed=np.arange(40.0))
+    with pytest.warns(CenterWarning, match="flat or bends"):
+        refuse(ValueError, "`center` is more than 1,000,000", model, center=[1e9, -1e9])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -169,10 +190,55 @@ def test_bad_center(model, center, message):
         ({"compile_kwargs": {"mode": "XYZ"}}, "a mode of PyTensor, .* but got 'XYZ'"),
         ({"thin": 0}, "at least 1, but got 0"),
         ({"thin": 2.5}, "at least 1, but got 2.5"),
+        ({"thin": 10**12}, r"`thin` should be at most \d+ here.* but got 1000000000000"),
+        ({"vars": []}, "`vars` is empty"),
+        ({"vars": 3}, "`vars` should be .* but got `3`"),
     ],
 )
 def test_bad_settings(model, settings, message):
     refuse(ValueError, message, model, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"preconditioner": True}, "`preconditioner` should be .* but got True"),
+        ({"preconditioner": 1 + 1j}, r"`preconditioner` should be .* but got \(1\+1j\)"),
+        ({"compile_kwargs": {"modes": "CVM"}}, "`compile_kwargs` should .* 'mode', .* has 'modes'"),
+        ({"compile_kwargs": {"updates": []}}, "`compile_kwargs` .* has 'updates'"),
+        ({"initial_point": {"beta": ["a", "b", "c"]}}, r"`initial_point\['beta'\]` should be"),
+    ],
+)
+def test_settings_of_the_wrong_type(model, settings, message):
+    refuse(TypeError, message, model, **settings)
+
+
+@pytest.mark.parametrize("wrong", [3, 0, "line"])
+def test_a_model_that_is_none(wrong):
+    refuse(TypeError, f"`model` should be a PyMC model, but got {wrong!r}", wrong)
+
+
+def test_no_model():
+    refuse(TypeError, "`model` should be a PyMC model, but got None", None)
+
+
+def test_no_free_variables():
+    with pm.Model() as model:
+        pm.Normal("y", 0, 1, observed=np.zeros(9))
+    refuse(ModelError, "no free random variables", model)
+
+
+def test_a_posterior_that_nothing_determines():
+    """Two equal columns under a flat prior."""
+    x = np.linspace(-1, 1, 400)
+    with pm.Model() as model:
+        beta = pm.Flat("beta", shape=2)
+        pm.Normal("y", np.column_stack([x, x]) @ beta, 1.0, observed=x)
+    with pytest.warns(CenterWarning):
+        refuse(
+            ModelError, r"is flat, .* of `beta\[0\]`, `beta\[1\]`: .* proper priors", model,
+            step_size=None, batch_size=None,
+        )  # fmt: skip
 
 
 def test_array_that_is_none(model):

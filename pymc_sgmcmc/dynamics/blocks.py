@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.gradient import pushforward
+from pytensor.graph.basic import Variable
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorVariable
@@ -34,6 +35,8 @@ def as_blocks(value: Any, sizes: Sequence[int], name: str, dtype: str) -> Blocks
 
     Raises
     ------
+    TypeError
+        Where a block is no number and no tensor.
     ValueError
         Where blocks and parts do not fit.
     """
@@ -56,7 +59,7 @@ def as_blocks(value: Any, sizes: Sequence[int], name: str, dtype: str) -> Blocks
         parts = [
             slice(int(stop) - size, int(stop)) for stop, size in zip(stops, sizes, strict=True)
         ]
-        value = _checked(pt.as_tensor(value), (total, total), name, "", dtype)
+        value = _checked(value, (total, total), name, "", dtype)
         if value.ndim == 1:
             places = {(i, i): (value[part], (sizes[i],) * 2) for i, part in enumerate(parts)}
         else:
@@ -66,15 +69,23 @@ def as_blocks(value: Any, sizes: Sequence[int], name: str, dtype: str) -> Blocks
                 for j in range(count)
             }
     return {
-        place: _checked(pt.as_tensor(block), shape, name, f" block {place}", dtype)
+        place: _checked(block, shape, name, f" block {place}", dtype)
         for place, (block, shape) in places.items()
         if not _is_zero(block)
     }
 
 
 def _checked(
-    block: TensorVariable, shape: tuple[int, int], name: str, where: str, dtype: str
+    block: Any, shape: tuple[int, int], name: str, where: str, dtype: str
 ) -> TensorVariable:
+    # A list may have tensors in it.
+    known = isinstance(block, Variable | list | tuple)
+    if not known and np.asarray(block).dtype.kind not in "biuf":
+        raise TypeError(
+            f"`{name}`{where} should be a number, a vector or a matrix, or a tensor of PyTensor, "
+            f"but got {block!r}."
+        )
+    block = pt.as_tensor(block)
     wanted: tuple[int, ...] = shape if block.ndim == 2 else shape[: block.ndim]
     fits = block.ndim <= 2 and all(
         found is None or found == length

@@ -172,6 +172,14 @@ def leaf_value(variable: Variable) -> np.ndarray | None:
     return None
 
 
+def shape_of(variable: Variable) -> list[int]:
+    """Shape of a variable, evaluated where it is not known from the graph."""
+    return [
+        int(value_of(pt.shape(variable)[axis])) if length is None else int(length)
+        for axis, length in enumerate(variable.type.shape)
+    ]
+
+
 def value_of(variable: Variable) -> np.ndarray:
     """Value of a graph without inputs."""
     value = leaf_value(variable)

@@ -17,7 +17,14 @@ from pymc.model import Model
 from pytensor.graph.basic import Variable
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sgmcmc.checks import as_array
 from pymc_sgmcmc.errors import ModelError
+
+NOTHING_FREE = (
+    "The model has no free random variables, so there is nothing to sample. Give its parameters "
+    "priors, as in `pm.Normal(...)`."
+)
+"""Error for a model without free variables."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +105,10 @@ def complete_point(
 
     Raises
     ------
+    TypeError
+        For values that are no numbers.
     ModelError
-        For values of unknown variables, or of another shape than the default.
+        For values of unknown variables, of another shape than the default, or not finite.
     """
     for name, value in given.items():
         if name not in default:
@@ -111,6 +120,12 @@ def complete_point(
             raise ModelError(
                 f"`initial_point` for `{name}` should have shape {np.shape(default[name])}, but "
                 f"has shape {np.shape(value)}."
+            )
+        discrete = np.asarray(default[name]).dtype.kind != "f"
+        if not (discrete or np.isfinite(as_array(f"initial_point['{name}']", value)).all()):
+            raise ModelError(
+                f"`initial_point` for `{name}` should be finite, but has NaN or infinite entries. "
+                "Give other values, or leave it out to begin at the initial point of the model."
             )
     return {**default, **given}
 
@@ -134,7 +149,7 @@ def layout_from_model(
         Where a chosen variable is discrete, or floating types are mixed.
     """
     if not model.value_vars:
-        raise ModelError("The model has no free random variables, so there is nothing to sample.")
+        raise ModelError(NOTHING_FREE)
     chosen = model.value_vars if variables is None else value_variables(model, variables)
     # A step method ravels in model order (`DictToArrayBijection` sees the point of the model),
     # so any other order here would silently swap variables.
@@ -172,7 +187,8 @@ def value_variables(model: Model, variables: Variable | str | Sequence) -> list[
         Where there are none, or some are no free variables of the model.
     """
     # A tensor is not a sequence of variables, though it can be iterated over, nor is a name.
-    chosen = [variables] if isinstance(variables, Variable | str) else list(variables)
+    several = isinstance(variables, Iterable) and not isinstance(variables, Variable | str)
+    chosen = list(variables) if several else [variables]
     if not chosen:
         raise ModelError(
             "`vars` is empty. Leave it out to sample all free variables, or name some of "

@@ -36,6 +36,10 @@ CHUNK_ELEMENTS = 2_000_000
 """Array elements of data handled at a time in passes over all rows (about 16 MB)."""
 
 
+LOOKED_AT = 100
+"""Rows, evenly spaced, of which copies are kept to see whether data were changed in place."""
+
+
 class Posterior:
     r"""The log posterior of a PyMC model as a prior part plus a sum over N rows of data.
 
@@ -94,6 +98,7 @@ class Posterior:
         check: bool = True,
     ):
         model = modelcontext(model)
+        self._model, self._names = model, _names_of(model)
         with without_blas_warning():
             initial_point = complete_point(model.initial_point(), initial_point or {})
         self.layout: PositionLayout = layout_from_model(model, variables, initial_point)
@@ -115,6 +120,8 @@ class Posterior:
             self._separated = check_separation(
                 model, self._separated, self.layout, self._other_values, self.initial_position
             )
+        self._looked_at = np.linspace(0, self.n_rows - 1, min(self.n_rows, LOOKED_AT)).astype(int)
+        self._some_rows = [leaf.values[self._looked_at] for leaf in self._separated.leaves]
 
     # --- What there is -------------------------------------------------------------------
 
@@ -208,12 +215,15 @@ class Posterior:
     def changed_data(self) -> str | None:
         """Name of a shared variable of the model whose values are no longer those taken, if any.
 
-        That is, of its `pymc.Data`, rows or not, and of the lengths of its dimensions.
+        That is, of its `pymc.Data`, rows or not, and of the lengths of its dimensions. Of rows that
+        were changed in place, without `pymc.set_data`, some are looked at.
         """
         for original, taken in self._separated.copied:
             if not np.array_equal(original.get_value(borrow=True), taken, equal_nan=True):
                 return original.name
-        for leaf in self._separated.leaves:
+        for leaf, rows in zip(self._separated.leaves, self._some_rows, strict=True):
+            if not np.array_equal(leaf.values[self._looked_at], rows, equal_nan=True):
+                return leaf.name
             for source in leaf.sources():
                 now = source.get_value(borrow=True)
                 # Setting a shared variable gives it another array, so one look is enough.
@@ -222,6 +232,10 @@ class Posterior:
                 ):
                     return source.name
         return None
+
+    def changed_model(self) -> str | None:
+        """Name of a variable or potential that the model has now and had not, or the reverse."""
+        return next(iter(self._names ^ _names_of(self._model)), None)
 
     @property
     def row_elements(self) -> int:
@@ -449,6 +463,11 @@ class Posterior:
         function = compile_quietly(inputs, outputs, PYTHON_MODE if quick else _setup_mode())
         function.trust_input = True
         return function
+
+
+def _names_of(model: Model) -> frozenset[str]:
+    """Names of what makes up the log density of a model."""
+    return frozenset(one.name for one in (*model.basic_RVs, *model.potentials))
 
 
 def _setup_mode() -> Mode | str:

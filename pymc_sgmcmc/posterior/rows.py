@@ -23,12 +23,16 @@ from pymc.data import MinibatchOp
 from pymc.logprob.basic import transformed_conditional_logp
 from pymc.model import Model
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
+from pytensor.compile.builders import infer_shape
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
+from pytensor.sparse.type import SparseTensorType
 from pytensor.tensor import TensorVariable
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import TensorType
 
 from pymc_sgmcmc.errors import ModelError
@@ -36,10 +40,14 @@ from pymc_sgmcmc.posterior.graphs import (
     Length,
     leaf_value,
     rebuild,
+    shape_of,
     simplify_for_gradients,
     value_of,
 )
 from pymc_sgmcmc.posterior.position import PositionLayout
+
+RANDOM_IN_LOGP = "Random variables detected in the logp graph"
+"""Beginning of PyMC's error for random numbers in a log density."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +229,11 @@ def separate_rows(model: Model, rows: str | Sequence[str] | None = None) -> Sepa
         )
     _refuse_labelled(model)
     _refuse_imputed(model)
+    for variable in model.observed_RVs:
+        _check_parameters(model, variable)
     terms = _model_terms(model)
+    for term in terms.values():
+        _refuse_unsupported(term)
     nodes = _minibatch_nodes([term.log_density for term in terms.values()])
     if not nodes:
         return _own_shared(_separate_ordinary_model(model, terms, rows))
@@ -255,6 +267,106 @@ def _refuse_imputed(model: Model) -> None:
                 "then have different numbers of rows. Drop the rows with missing values, or "
                 "impute them beforehand."
             )
+
+
+def _check_parameters(model: Model, variable: TensorVariable) -> None:
+    """Refuse an observed variable that its parameters do not fit: a likelihood has one term a row.
+
+    PyTensor fails only where it knows the lengths beforehand, and then in its own words.
+
+    Raises
+    ------
+    ModelError
+    """
+    node = _without_scaling(variable).owner
+    if node is None or not isinstance(node.op, RandomVariable):
+        return
+    shape = tuple(shape_of(model.rvs_to_values[variable]))
+    batch = shape[: len(shape) - node.op.ndim_supp]
+    for parameter, ndim in zip(node.op.dist_params(node), node.op.ndims_params, strict=True):
+        lengths = _known_shape(parameter)
+        lengths = lengths[: len(lengths) - ndim]
+        pairs = [
+            (of_data if length is None else length, of_data)
+            for length, of_data in zip(lengths[::-1], batch[::-1], strict=False)
+        ]
+        if all(length in (1, of_data) for length, of_data in pairs):
+            continue
+        # PyTensor adds axes of length one in front, which a user did not write.
+        written = lengths[next(n for n, length in enumerate(lengths) if length != 1) :]
+        listed = f"({', '.join(map(str, written))}{',' if len(written) == 1 else ''})"
+        message = f"The observed variable `{variable.name}` has shape {shape}, but the parameters "
+        message += f"of its distribution have shape {listed}"
+        if all(1 in pair or pair[0] == pair[1] for pair in pairs):
+            product = " × ".join(str(max(pair)) for pair in reversed(pairs))
+            raise ModelError(
+                f"{message}, which broadcast to {product} elements. Give one shape to both: the "
+                f"outcomes as `y[:, 0]` where `{variable.name}` is a single column."
+            )
+        sources = {
+            f"{f'`{leaf.name}`' if leaf.name else 'an array'} of shape {values.shape}"
+            for leaf in ancestors([parameter], blockers=model.basic_RVs)
+            if (values := leaf_value(leaf)) is not None and set(values.shape) & set(lengths) - {1}
+        }
+        source = f", from {' and '.join(sorted(sources))}" if sources else ""
+        raise ModelError(f"{message}{source}. Give predictors and outcomes the same rows.")
+
+
+def _known_shape(variable: TensorVariable) -> list[int | None]:
+    """Shape of a variable, None where it depends on random variables."""
+    shape: list[int | None] = list(variable.type.shape)
+    if None not in shape:
+        return shape
+    (lengths,) = infer_shape([variable], [], [])
+    for axis, length in enumerate(lengths):
+        random = any(isinstance(one.type, RandomType) for one in ancestors([length]))
+        if shape[axis] is None and not random:
+            shape[axis] = int(value_of(length))
+    return shape
+
+
+def _refuse_unsupported(term: Term) -> None:
+    """Refuse what no gradient of rows goes through, by the name of the data.
+
+    Raises
+    ------
+    ModelError
+    """
+    graph = [term.log_density]
+    drawn = {output for node in _minibatch_nodes(graph) for output in node.outputs}
+    # From the data on, which have a name.
+    for variable in reversed(list(ancestors(graph, blockers=drawn))):
+        if isinstance(variable.type, SparseTensorType):
+            raise ModelError(
+                f"{_named(variable, term)} is a sparse matrix, which is not supported. For one-hot "
+                "columns index by group instead, as in `effect[codes]` with the number of the "
+                "group in each row; otherwise pass it dense, as `X.toarray()`."
+            )
+        if isinstance(variable.type, TensorType) and variable.dtype.startswith("complex"):
+            raise ModelError(
+                f"{_named(variable, term)} has complex numbers, which are not supported. Give "
+                "their real and imaginary parts as columns of their own."
+            )
+        if isinstance(variable.type, RandomType) and variable not in drawn:
+            raise _random(term.name)
+
+
+def _named(variable: Variable, term: Term) -> str:
+    """What to call data in a log density, or what was made of them there."""
+    if variable.owner is not None:
+        return f"The log density of `{term.name}`"
+    if variable.name:
+        return f"`{variable.name}`"
+    shape = np.shape(variable.data) if isinstance(variable, Constant) else variable.type.shape
+    return f"An array of shape {shape} in the log density of `{term.name}`"
+
+
+def _random(name: str) -> ModelError:
+    return ModelError(
+        f"The log density of `{name}` depends on random numbers that are no variable of the model, "
+        "such as those of `pt.random` or of a `pm.Simulator`. Make them a free variable with a "
+        "prior, or draw them once with NumPy; sample a simulator with `pm.sample_smc`."
+    )
 
 
 def _own_shared(separated: SeparatedModel) -> SeparatedModel:
@@ -304,16 +416,27 @@ def _model_terms(model: Model) -> dict[str, Term]:
     # `total_size` wraps the variable in a node that multiplies its log density by N / n.
     # Asking for the density of the variable inside gives the plain sum over rows.
     inner = {variable: _without_scaling(variable) for variable in random_variables}
-    log_densities = transformed_conditional_logp(
-        rvs=list(inner.values()),
-        rvs_to_values={
-            inner[variable]: model.rvs_to_values[variable] for variable in random_variables
-        },
-        rvs_to_transforms={
-            inner[variable]: model.rvs_to_transforms[variable] for variable in random_variables
-        },
-        jacobian=True,
-    )
+    values = {inner[variable]: model.rvs_to_values[variable] for variable in random_variables}
+    transforms = {
+        inner[variable]: model.rvs_to_transforms[variable] for variable in random_variables
+    }
+
+    def log_densities_of(variables: list[TensorVariable]) -> list[Variable]:
+        return transformed_conditional_logp(
+            rvs=variables, rvs_to_values=values, rvs_to_transforms=transforms, jacobian=True
+        )
+
+    try:
+        log_densities = log_densities_of(list(inner.values()))
+    except ValueError as error:
+        if not str(error).startswith(RANDOM_IN_LOGP):
+            raise
+        for variable in random_variables:
+            try:
+                log_densities_of([inner[variable]])
+            except ValueError:
+                raise _random(variable.name) from None
+        raise
     names = [variable.name for variable in random_variables]
     if model.potentials:
         log_densities = [*log_densities, *model.replace_rvs_by_values(list(model.potentials))]
@@ -481,7 +604,7 @@ def _separate_minibatch_model(model: Model, terms: dict[str, Term], nodes: list)
         )
     for variable in model.observed_RVs:
         drawn = bool(used[variable.name])
-        lengths = _shape(model.rvs_to_values[variable])
+        lengths = shape_of(model.rvs_to_values[variable])
         _check_total_size(variable, [n_rows, *lengths[1:]] if drawn else lengths, drawn)
     return SeparatedModel(
         tuple(terms[name] for name, needed in used.items() if not needed),
@@ -541,18 +664,19 @@ def _separate_ordinary_model(
 ) -> SeparatedModel:
     observed = {variable.name: variable for variable in model.observed_RVs}
     for variable in observed.values():
-        _check_total_size(variable, _shape(model.rvs_to_values[variable]), drawn=False)
+        _check_total_size(variable, shape_of(model.rvs_to_values[variable]), drawn=False)
     lengths = _row_lengths(model, rows)
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"`{name}` has {length}" for name, length in lengths.items())
         raise ModelError(
             f"The data have different numbers of rows ({listed}), so one set of rows cannot "
             "drive them all. Name those to subsample, for example "
-            f'`rows=["{next(iter(lengths))}"]`; the others are then evaluated in full.'
+            f'`rows=["{max(lengths, key=lambda name: lengths[name])}"]`; the others are then '
+            "evaluated in full."
         )
     n_rows = next(iter(lengths.values()))
     if n_rows < 2:
-        raise ModelError(f"The data have {n_rows} row, so there is nothing to subsample.")
+        raise _too_few_rows(model, next(iter(lengths)))
 
     named_data = lengths.keys() - observed.keys()
     # Where data variables are named, the others have no rows; but `rows=["X", "y"]` means the
@@ -591,14 +715,30 @@ def _separate_ordinary_model(
     )
 
 
+def _too_few_rows(model: Model, name: str) -> ModelError:
+    """Error for data that have fewer than two rows."""
+    shape = tuple(shape_of(model.rvs_to_values.get(model[name], model[name])))
+    advice = (
+        "Transpose the data, so that the rows come first."
+        if max(shape) > 1
+        else "Give all of the data, or sample the model with NUTS: `pm.sample()`."
+    )
+    return ModelError(
+        f"`{name}` has shape {shape}, so that its first axis has {shape[0]} "
+        f"{'row' if shape[0] == 1 else 'rows'}, but at least 2 are needed to subsample. {advice}"
+    )
+
+
 def _row_lengths(model: Model, rows: str | Sequence[str] | None) -> dict[str, int]:
     """Numbers of rows of the observed variables to subsample, and of data variables named."""
     observed = {
         variable.name: shape[0]
         for variable in model.observed_RVs
-        if (shape := _shape(model.rvs_to_values[variable]))
+        if (shape := shape_of(model.rvs_to_values[variable]))
     }
-    data = {variable.name: shape[0] for variable in model.data_vars if (shape := _shape(variable))}
+    data = {
+        variable.name: shape[0] for variable in model.data_vars if (shape := shape_of(variable))
+    }
     if rows is None:
         if observed:
             return observed
@@ -686,10 +826,3 @@ def _merge(leaves: Iterable[RowLeaf]) -> tuple[RowLeaf, ...]:
         else:
             merged.append(leaf)
     return tuple(merged)
-
-
-def _shape(variable: Variable) -> list[int]:
-    return [
-        int(value_of(pt.shape(variable)[axis])) if length is None else int(length)
-        for axis, length in enumerate(variable.type.shape)
-    ]

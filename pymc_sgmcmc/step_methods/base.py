@@ -36,6 +36,7 @@ from pymc_sgmcmc.linear_algebra import apply
 from pymc_sgmcmc.moments import RunningMoments
 from pymc_sgmcmc.monitor import STATISTIC, LangevinMonitor, SteinMonitor
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.position import NOTHING_FREE, value_variables
 from pymc_sgmcmc.run_settings import COMPUTED, GIVEN, RunSettings, StatisticTypes
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.search import (
@@ -56,6 +57,9 @@ that the progress bar moves and an interrupt is heard."""
 BLOCK_ELEMENTS = 1_000_000
 """Bound on transitions x elements of the state, and on the integers of their indices, in one
 call: some megabytes of positions, noise and row numbers."""
+
+DRAW_ELEMENTS = 250_000_000
+"""Bound on those of one draw, which has no boundary within: 2 GB for each array of them."""
 
 SHRUNKEN_STEP = 0.3
 """Part of the computed step size, left by tuning, below which it is worth a warning."""
@@ -146,6 +150,28 @@ class StochasticGradientStep(BlockedStep):
     pending: np.ndarray | None
     _draws: _Draws | None
 
+    def __new__(cls, *args: Any, **kwargs: Any):
+        """Check what PyMC reads before `__init__` does, which has its own words for it.
+
+        Raises
+        ------
+        TypeError, ModelError
+        """
+        model = kwargs.get("model")
+        if model is None:
+            model = Model.get_context(error_if_none=False)
+        if not isinstance(model, Model):
+            raise TypeError(
+                f"`model` should be a PyMC model, but got {model!r}. Pass one, or make the step "
+                f"method inside `with model:`, as in `pm.sample(step={cls.__name__}())` there."
+            )
+        variables = args[0] if args else kwargs.get("vars")
+        if variables is not None:
+            value_variables(model, variables)
+        elif not model.value_vars:
+            raise ModelError(NOTHING_FREE)
+        return super().__new__(cls, *args, **kwargs)
+
     def __init__(
         self,
         vars: Sequence | None = None,
@@ -215,6 +241,8 @@ class StochasticGradientStep(BlockedStep):
         design = self._design(replace(setup, to_be_searched=searched))
         if searched:
             check_searchable(setup, design, on_jax=self._runs_on_jax)
+        if thin is not None:
+            self._check_thin(thin, design)
         self.block = TransitionBlock(
             design.dynamics,
             setup.estimator,
@@ -245,6 +273,23 @@ class StochasticGradientStep(BlockedStep):
         self._draws_per_order = max(1, round(transitions / self.thin))
         self.setup_chain(generator, 0, 0)
         self.tune = True
+
+    def _check_thin(self, thin: int, design: Design) -> None:
+        """Refuse more transitions a draw than memory has room for: they are computed in one call.
+
+        Raises
+        ------
+        ValueError
+        """
+        dimension = self.posterior.dimension
+        auxiliaries = design.dynamics.auxiliaries(dimension)
+        elements = dimension + sum(int(np.prod(one.shape)) for one in auxiliaries)
+        most = max(1, DRAW_ELEMENTS // max(elements, self.batching.index_size))
+        if thin > most:
+            raise ValueError(
+                f"`thin` should be at most {most} here, since the transitions of a draw are all in "
+                f"memory at once, but got {thin}. Record more draws in its place."
+            )
 
     # --- What a sampler says of itself ---------------------------------------------------
 
@@ -291,6 +336,12 @@ class StochasticGradientStep(BlockedStep):
             raise RuntimeError(
                 "This process was forked from one that uses JAX, which can hang. Pass "
                 '`mp_ctx="forkserver"` or `mp_ctx="spawn"` to `pm.sample`, or `cores=1`.'
+            )
+        changed = self.posterior.changed_model()
+        if changed is not None:
+            raise ModelError(
+                f"The model has not the variables that it had when the step method was made: "
+                f"`{changed}` was added or taken away. Make a new step method."
             )
         changed = self.posterior.changed_data()
         if changed is not None:

@@ -9,14 +9,15 @@ import numpy as np
 import pytensor.tensor as pt
 from scipy import linalg
 
+from pymc_sgmcmc.checks import accepts
 from pymc_sgmcmc.dynamics.recipe import GaussianAuxiliary, RecipeDynamics
-from pymc_sgmcmc.linear_algebra import apply
+from pymc_sgmcmc.linear_algebra import SINGULAR, apply, dependent_coordinates
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.momentum import check_noise
-from pymc_sgmcmc.step_methods.setup import Design, Setup, default_thinning
+from pymc_sgmcmc.step_methods.setup import FEW_LABELS, Design, Setup, default_thinning
 from pymc_sgmcmc.tuning import Center
 
 CHECKED_POINTS = 5
@@ -24,6 +25,9 @@ CHECKED_POINTS = 5
 
 LARGEST_LINEAR_STATE = 400
 """Length of the state up to which a step size is computed."""
+
+SINGLE_SINGULAR = 1e-6
+"""What counts as zero, beside `SINGULAR`, for eigenvalues of matrices in single precision."""
 
 
 class Recipe(StochasticGradientStep):
@@ -75,11 +79,12 @@ class Recipe(StochasticGradientStep):
     Raises
     ------
     TypeError
-        Where D or Q is not callable.
+        Where D or Q is no function of the parts of the state.
     ValueError
         Where blocks do not fit; where, at random states, D is not symmetric or not positive
-        semi-definite, or Q not skew-symmetric; where `gradient_noise` leaves too little noise;
-        where no step size can be computed; otherwise as `SGLD`.
+        semi-definite, Q not skew-symmetric, or some of the position is not moved by either; where
+        `gradient_noise` leaves too little noise; where no step size can be computed; otherwise as
+        `SGLD`.
 
     Notes
     -----
@@ -154,6 +159,13 @@ class Recipe(StochasticGradientStep):
         self._diffusion = D
         self._curl = Q or (lambda *parts: None)
         self._gaussians = _check_auxiliaries(auxiliaries)
+        for name, matrix in (("D", D), ("Q", Q)):
+            if matrix is not None and not accepts(matrix, 1 + len(self._gaussians)):
+                parts = ", ".join(["the position", *(one.name for one in self._gaussians)])
+                raise TypeError(
+                    f"`{name}` should take one argument for each part of the state ({parts}), but "
+                    f"got {matrix!r}. Name other parts in `auxiliaries`."
+                )
         if isinstance(gradient_noise, str) and gradient_noise != "center":
             raise ValueError(
                 f"`gradient_noise` should be 'center' or an array, but got {gradient_noise!r}."
@@ -175,6 +187,7 @@ class Recipe(StochasticGradientStep):
         values = _Matrices(dynamics, setup.posterior)
         states = _random_states(setup.posterior, setup.center, self._gaussians)
         smallest, largest = check_matrices(values, states)
+        _check_moved(values, states, setup.posterior.labels)
         step_size, thin = setup.step_size, setup.thin
         if step_size is None:
             linear = _linearised(setup, values, self._gaussians, noise)
@@ -204,6 +217,11 @@ def _check_auxiliaries(
 ) -> tuple[GaussianAuxiliary, ...]:
     if isinstance(auxiliaries, str | GaussianAuxiliary):
         auxiliaries = [auxiliaries]
+    if not isinstance(auxiliaries, Sequence):
+        raise TypeError(
+            "`auxiliaries` should be a list of names or `GaussianAuxiliary` objects, but got "
+            f"{auxiliaries!r}."
+        )
     gaussians = []
     for one in auxiliaries:
         one = GaussianAuxiliary(one) if isinstance(one, str) else one
@@ -348,6 +366,36 @@ def check_matrices(
             )
         smallest, largest = min(smallest, eigenvalues[0]), max(largest, eigenvalues[-1])
     return smallest, largest
+
+
+def _check_moved(
+    values: _Matrices, states: Sequence[Sequence[np.ndarray]], labels: Sequence[str]
+) -> None:
+    """Refuse D and Q that leave a direction of the position where it is, in every state.
+
+    Raises
+    ------
+    ValueError
+    """
+    d = len(labels)
+    moves = np.hstack([D[:d] + Q[:d] for D, Q, _ in (values(state) for state in states)])
+    sizes = np.linalg.norm(moves, axis=1)
+    still = np.flatnonzero(sizes == 0)
+    if not len(still):
+        moves /= sizes[:, None]
+        # Eigenvalues of products of rows of length one, as of correlations.
+        if linalg.eigvalsh(moves @ moves.T, subset_by_index=[0, 0])[0] > (
+            SINGULAR if values.dtype == "float64" else SINGLE_SINGULAR
+        ):
+            return
+        still = dependent_coordinates(moves @ moves.T)
+    names = ", ".join(f"`{labels[number]}`" for number in still[:FEW_LABELS])
+    combination = "a combination of " if sizes.all() else ""
+    raise ValueError(
+        f"`D` and `Q` leave {combination}{names} where it is: it has neither noise nor a coupling "
+        "to the rest of the state, so that draws are not of the posterior. Give it a positive "
+        "diffusion in `D`, or couple it to a momentum in `Q`."
+    )
 
 
 def _check_injected(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ import pytensor
 from pymc.initial_point import make_initial_point_fn
 from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
+from scipy import linalg
 
 from pymc_sgmcmc.adaptation import Adaptation
 from pymc_sgmcmc.batching import SCHEMES, check_batch_size, make_batching
@@ -21,7 +23,7 @@ from pymc_sgmcmc.center_difference import find_center_difference
 from pymc_sgmcmc.checks import as_array, one_of, positive_number, whole_number
 from pymc_sgmcmc.dynamics import Dynamics
 from pymc_sgmcmc.engine import is_jax_mode
-from pymc_sgmcmc.errors import BatchSizeWarning
+from pymc_sgmcmc.errors import BatchSizeWarning, ModelError
 from pymc_sgmcmc.gradient_estimators import (
     SVRG,
     ControlVariateGradient,
@@ -30,9 +32,17 @@ from pymc_sgmcmc.gradient_estimators import (
     SAGAGradient,
     SVRGGradient,
 )
-from pymc_sgmcmc.linear_algebra import Matrix, apply_to_rows, largest_mean_square, matrix_root
+from pymc_sgmcmc.linear_algebra import (
+    Matrix,
+    apply_to_rows,
+    covariance_root,
+    dependent_coordinates,
+    largest_mean_square,
+    matrix_root,
+)
 from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.graphs import shape_of
 from pymc_sgmcmc.posterior.position import value_variables
 from pymc_sgmcmc.schedules import MOST_THINNING, StepSize, check_step_size
 from pymc_sgmcmc.tuning import (
@@ -40,6 +50,7 @@ from pymc_sgmcmc.tuning import (
     SEARCHES,
     VARIANCE_INFLATION,
     Center,
+    Curvature,
     RowNoise,
     StepSizeChoice,
     center_at,
@@ -70,6 +81,19 @@ NOISE_WARNING = 1.0
 
 IMPLAUSIBLE_NOISE = 1e4
 """Gradient noise, in units of curvature, that points at the model and not at the minibatch."""
+
+CENTERS = "the name of a search, an array of numbers or a mapping from names to such arrays"
+"""What a centre may be, for messages."""
+
+FARTHEST_GIVEN_CENTER = 1e6
+"""Distance of a given centre from the mode, in posterior standard deviations, at which the relative
+rounding errors of its curvature, some 1e-16 times the square, are no longer small."""
+
+COMPILED_WITH = ("inputs", "outputs", "updates", "on_unused_input")
+"""Arguments of `pytensor.function` that are the step method's own."""
+
+FEW_LABELS = 5
+"""Coordinates named in a message, at most."""
 
 
 @dataclass(frozen=True)
@@ -301,11 +325,7 @@ def prepare(
             "`initial_point` should be a mapping from the names of value variables to values, but "
             f"got {initial_point!r}."
         )
-    if compile_kwargs is not None and not isinstance(compile_kwargs, Mapping):
-        raise TypeError(
-            "`compile_kwargs` should be a mapping such as {'mode': 'CVM'}, but got "
-            f"{compile_kwargs!r}."
-        )
+    check_compile_kwargs(compile_kwargs)
     if not isinstance(gradient, GradientEstimator | SVRG) and gradient not in GRADIENTS:
         names = ", ".join(map(repr, GRADIENTS))
         raise ValueError(
@@ -350,6 +370,8 @@ def prepare(
         found, others = _center_from(init, model, posterior, center)
     elif needs_center or center is not None or gradient in NEEDS_CENTER:
         found, others, joint_draws = _center(model, posterior, center, rows, initial_point)
+    if found is not None:
+        check_determined(found.curvature, posterior)
     if found is not None and not low_rank:
         found = replace(found, curvature=found.curvature.without_directions())
 
@@ -419,7 +441,55 @@ def check_center_setting(center: Any) -> None:
     if isinstance(center, str):
         one_of("center", center, SEARCHES, ", or a point")
         return
-    as_array("center", center)
+    as_array("center", center, CENTERS)
+
+
+def check_compile_kwargs(compile_kwargs: Any) -> None:
+    """Refuse what `pytensor.function` does not take, or gets from the step method itself.
+
+    Raises
+    ------
+    TypeError
+    """
+    taken = [
+        name
+        for name in inspect.signature(pytensor.function).parameters
+        if name not in COMPILED_WITH
+    ]
+    if compile_kwargs is None:
+        return
+    if not isinstance(compile_kwargs, Mapping):
+        raise TypeError(
+            "`compile_kwargs` should be a mapping such as {'mode': 'CVM'}, but got "
+            f"{compile_kwargs!r}."
+        )
+    unknown = [key for key in compile_kwargs if key not in taken]
+    if unknown:
+        raise TypeError(
+            f"`compile_kwargs` should have some of the keys {', '.join(map(repr, taken))}, which "
+            f"`pytensor.function` takes, but has {unknown[0]!r}."
+        )
+
+
+def check_determined(curvature: Curvature, posterior: Posterior) -> None:
+    """Refuse a posterior that is so flat in a direction that its covariance is singular.
+
+    Raises
+    ------
+    ModelError
+    """
+    if not curvature.is_dense:
+        return
+    try:
+        covariance_root(curvature.covariance)
+    except linalg.LinAlgError:
+        numbers = dependent_coordinates(curvature.covariance)[:FEW_LABELS]
+        names = ", ".join(f"`{posterior.labels[number]}`" for number in numbers)
+        raise ModelError(
+            f"The posterior is flat, or nearly so, in some combination of {names}: neither data "
+            "nor priors determine it, and it may be improper. Give these variables proper priors, "
+            "or leave out predictors that are combinations of others."
+        ) from None
 
 
 def check_rows_setting(rows: Any) -> None:
@@ -506,7 +576,9 @@ def default_preconditioner(
     if isinstance(preconditioner, str):
         or_else = ", a positive number, a vector or a positive definite matrix"
         return one_of("preconditioner", preconditioner, PRECONDITIONERS, or_else)
-    return as_array("preconditioner", preconditioner)
+    return as_array(
+        "preconditioner", preconditioner, "a name, a positive number, a vector or a matrix"
+    )
 
 
 def is_curvature(preconditioner: str | float | np.ndarray) -> bool:
@@ -647,6 +719,12 @@ def _center(
         position = posterior.layout.ravel(point)
         others = {name: np.array(shared.get_value()) for name, shared in posterior.others.items()}
         found = center_at(posterior, position)
+        if not found.distance <= FARTHEST_GIVEN_CENTER:
+            raise ValueError(
+                f"`center` is more than {FARTHEST_GIVEN_CENTER:,.0f} posterior standard deviations "
+                "away from the mode, where rounding hides the curvature of the log posterior. "
+                "Leave it out to have the mode searched, or give a point near the mode."
+            )
         check_given_center(found)
         return found, others, None
 
@@ -688,7 +766,7 @@ def _center_point(
 ) -> dict[str, np.ndarray]:
     """Values of the value variables for a centre given by the user."""
     if not isinstance(center, Mapping):
-        position = np.asarray(center, dtype=float)
+        position = as_array("center", center, CENTERS)
         if position.shape != (posterior.dimension,):
             raise ValueError(
                 f"`center` should be a mapping from names to values or an array of shape "
@@ -714,17 +792,18 @@ def _center_point(
     shapes = dict(zip(posterior.layout.names, posterior.layout.shapes, strict=True))
     for name, value_name in wanted.items():
         variable = model.named_vars[name]
-        value = np.asarray(center[given[value_name]], dtype=float)
+        value = as_array(f"center['{given[value_name]}']", center[given[value_name]])
         transformed = given[value_name] != name
-        expected = (
-            shapes[value_name]
-            if transformed
-            else tuple(int(length) for length in variable.shape.eval(mode="FAST_COMPILE"))
-        )
+        expected = shapes[value_name] if transformed else tuple(shape_of(variable))
         if value.shape != expected:
             raise ValueError(
                 f"`center` for `{given[value_name]}` should have shape {expected}, but has "
                 f"shape {value.shape}."
+            )
+        if not np.isfinite(value).all():
+            raise ValueError(
+                f"`center` for `{given[value_name]}` should be finite, but has NaN or infinite "
+                "entries."
             )
         values[given[value_name]] = value
     point = make_initial_point_fn(

@@ -14,6 +14,7 @@ from xarray import DataTree
 from pymc_sgmcmc.checks import as_array
 from pymc_sgmcmc.linear_algebra import matrix_root
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.graphs import shape_of
 from pymc_sgmcmc.posterior.transforms import unconstrain
 from pymc_sgmcmc.tuning.curvature import DENSE_DIMENSION, Curvature
 
@@ -67,8 +68,8 @@ def _from_mapping(init: Mapping[str, Any], dimension: int) -> tuple[np.ndarray, 
         raise ValueError(
             f"`init` should have the keys 'mean' and 'covariance', but has {sorted(init)}."
         )
-    mean = as_array("init", init["mean"])
-    covariance = as_array("init", init["covariance"])
+    mean = as_array("init['mean']", init["mean"])
+    covariance = as_array("init['covariance']", init["covariance"])
     shapes = ((dimension,), (dimension, dimension))
     if mean.shape != (dimension,) or covariance.shape not in shapes:
         raise ValueError(
@@ -89,7 +90,17 @@ def _positions(draws: DataTree, model: Model, posterior: Posterior) -> np.ndarra
             "`init` should have draws of all free variables in its `posterior` group, but lacks "
             f"{missing}."
         )
-    values = {name: np.asarray(group[name]) for name in names}
+    values = {}
+    for variable in model.free_RVs:
+        draws_of = np.asarray(group[variable.name])
+        shape, wanted = draws_of.shape[2:], tuple(shape_of(variable))
+        if draws_of.ndim < 2 or shape != wanted:
+            raise ValueError(
+                f"`init` should have draws of `{variable.name}` of shape {wanted} each, after the "
+                f"dimensions of chains and draws, but they have shape {shape}. Give those of a "
+                "fit to this model."
+            )
+        values[variable.name] = draws_of
     flat = {name: one.reshape(-1, *one.shape[2:]) for name, one in values.items()}
     return unconstrain(flat, model, posterior.layout)
 

@@ -9,9 +9,8 @@ import numpy as np
 from scipy import linalg
 
 from pymc_sgmcmc.checks import one_of, whole_number
-from pymc_sgmcmc.linear_algebra import covariance_root
 from pymc_sgmcmc.stein import BATCHES
-from pymc_sgmcmc.stored import chunks, every_nth
+from pymc_sgmcmc.stored import chunks, every_nth, root_of_draws
 from pymc_sgmcmc.zero_variance.coefficients import (
     BATCHES_PER_TERM,
     REGRESSIONS,
@@ -47,21 +46,15 @@ class Whitening:
     root: np.ndarray
 
     @classmethod
-    def of(cls, positions: np.ndarray) -> Whitening:
+    def of(cls, positions: np.ndarray, labels: tuple[str, ...] = ()) -> Whitening:
         """From the mean and covariance of (some) draws of shape (chains, draws, d)."""
         some = every_nth(positions)
         some = some.reshape(-1, some.shape[-1])
         scale = some.std(0)
         center = some.mean(0)
         scaled = (some - center) / scale
-        try:
-            root = covariance_root(scaled.T @ scaled / len(scaled))
-        except linalg.LinAlgError:
-            raise ValueError(
-                f"The {len(scale)} coordinates of the {len(some)} draws should not be linearly "
-                "dependent, but are. Sample more draws than there are coordinates, and fix "
-                "variables that are functions of others."
-            ) from None
+        labels = labels or tuple(f"coordinate {number}" for number in range(len(scale)))
+        root = root_of_draws(scaled.T @ scaled / len(scaled), labels, len(some))
         return cls(center, scale[:, None] * root)
 
     def positions(self, values: np.ndarray) -> np.ndarray:
@@ -138,6 +131,7 @@ def controlled_means(
     regression: str = "least_squares",
     split: bool = False,
     batches: int | None = None,
+    labels: tuple[str, ...] = (),
 ) -> ControlledMeans:
     r"""Means of functions over chains, with polynomial control variates.
 
@@ -162,6 +156,8 @@ def controlled_means(
         used for both.
     batches : int, optional
         Batches a chain; 20, or as many as the regression needs, where not given.
+    labels : tuple of str
+        Of the coordinates, for messages.
 
     Returns
     -------
@@ -201,7 +197,7 @@ def controlled_means(
     chains, draws, d = positions.shape
     p = count_terms(d, order)
     count = _batches(chains, draws, p, order, coefficients, regression, batches)
-    whitening = Whitening.of(positions)
+    whitening = Whitening.of(positions, labels)
     f = np.concatenate(
         [batch_means(one, count).reshape(chains * count, -1) for one in values], axis=1
     )

@@ -10,9 +10,9 @@ from scipy import linalg
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import one_of, whole_number
-from pymc_sgmcmc.linear_algebra import covariance_root
 from pymc_sgmcmc.moments import StoredMoments, read_moments
 from pymc_sgmcmc.stein import BATCHES
+from pymc_sgmcmc.stored import root_of_draws
 from pymc_sgmcmc.zero_variance.advice import short_batches
 from pymc_sgmcmc.zero_variance.coefficients import (
     BATCHES_PER_TERM,
@@ -215,14 +215,7 @@ def _second_order(moments: StoredMoments) -> tuple[np.ndarray, np.ndarray, np.nd
     )
     mean = position.mean((0, 1))
     covariance = position_position.mean((0, 1)) - np.outer(mean, mean)
-    try:
-        root = covariance_root(covariance)
-    except linalg.LinAlgError:
-        raise ValueError(
-            f"The covariance of the {len(mean)} coordinates should be positive definite, but is "
-            "not: there are fewer transitions than coordinates, or variables that are functions "
-            "of others. Sample more draws, fix such variables, or use order=1."
-        ) from None
+    root = root_of_draws(covariance, moments.labels, int(moments.group_counts.sum()))
     # Squares about the mean of all groups, a constant.
     squares = np.einsum("ckii->cki", position_position)
     squares = squares - 2 * mean * position + mean**2

@@ -16,6 +16,7 @@ from pymc_sgmcmc.moments import GROUP as MOMENTS
 from pymc_sgmcmc.moments import read_moments
 from pymc_sgmcmc.stored import (
     StoredRun,
+    check_posterior,
     chunks,
     columns_of,
     every_nth,
@@ -222,6 +223,7 @@ def zero_variance(
         idata = gradients(idata, model)
     run = read_run(idata)
     functions = _functions(idata, func, var_names)
+    check_posterior(functions if func is None else posterior_of(idata), run)
     _check_functions(functions, run)
     arrays = [np.asarray(values) for values in functions.data_vars.values()]
     estimate = controlled_means(
@@ -233,6 +235,7 @@ def zero_variance(
         regression=regression,
         split=split,
         batches=batches,
+        labels=run.labels,
     )
     some = np.concatenate(
         [every_nth(one).reshape(*every_nth(run.positions).shape[:2], -1) for one in arrays], axis=-1
@@ -329,6 +332,11 @@ def _functions(
 ) -> xr.Dataset:
     """What means are wanted of, with chains and draws first."""
     posterior = posterior_of(idata)
+    if func is not None and not callable(func):
+        raise TypeError(
+            f"`func` should be a function of the posterior, but got {func!r}. Name variables by "
+            "`var_names`."
+        )
     found = posterior if func is None else _as_dataset(func(_read_only(posterior)), posterior)
     if var_names is not None:
         names = [var_names] if isinstance(var_names, str) else _list(var_names)
@@ -412,13 +420,12 @@ def _check_functions(functions: xr.Dataset, run: StoredRun) -> None:
         low, high = np.inf, -np.inf
         for chain, part in chunks(chains, draws, int(np.prod(array.shape[2:]))):
             piece = array[chain, part]
-            low, high = min(low, float(piece.min())), max(high, float(piece.max()))
-            # A NaN is in no order with anything.
-            if not np.isfinite(low + high):
+            if not np.isfinite(piece).all():
                 raise ValueError(
                     f"`{name}` should be finite, but is not in chain {run.chains[chain]}. Leave it "
                     "out by `var_names`, or leave out the draws in which it is not."
                 )
+            low, high = min(low, float(piece.min())), max(high, float(piece.max()))
         if low == high:
             raise ValueError(
                 f"`{name}` is constant over the draws, {low:g}: there is no Monte-Carlo error to "

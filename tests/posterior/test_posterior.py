@@ -600,6 +600,9 @@ def test_initial_point():
         Posterior(model, initial_point={"sigma": 1.0})
     with pytest.raises(ModelError, match=r"`beta` should have shape \(3,\), but has shape \(2,\)"):
         Posterior(model, initial_point={"beta": np.zeros(2)})
+    for wrong in (np.nan, np.inf):
+        with pytest.raises(ModelError, match="`initial_point` for `beta` should be finite"):
+            Posterior(model, initial_point={"beta": np.array([0.0, wrong, 0.0])})
 
 
 # --- The user's model -------------------------------------------------------------------------

@@ -171,7 +171,24 @@ def test_labelled_tensors():
 
 
 def test_one_row():
-    refused(lambda: pm.Normal("y", pm.Normal("b"), 1.0, observed=Y[:1]), "have 1 row")
+    refused(
+        lambda: pm.Normal("y", pm.Normal("b"), 1.0, observed=Y[:1]),
+        r"`y` has shape \(1,\), .* 1 row, but at least 2 .*NUTS",
+    )
+
+
+def test_no_rows():
+    refused(
+        lambda: pm.Normal("y", pm.Normal("b"), 1.0, observed=Y[:0]),
+        r"`y` has shape \(0,\), .* 0 rows, but at least 2 .*NUTS",
+    )
+
+
+def test_rows_on_the_second_axis():
+    refused(
+        lambda: pm.Normal("y", pm.Normal("b") * x, 1.0, observed=Y[None]),
+        r"`y` has shape \(1, 37\), .* 1 row, .*Transpose the data",
+    )
 
 
 def test_nothing_free():
@@ -188,6 +205,72 @@ def test_observed_variables_of_different_lengths():
         pm.Normal("z", b, 1.0, observed=Y[:9])
 
     refused(write, r"`y` has 37, `z` has 9.*`rows=\[\"y\"\]`; the others .* in full")
+
+
+def test_the_longest_of_the_observed_variables_is_proposed():
+    def write():
+        b = pm.Normal("b")
+        pm.Normal("z", b, 1.0, observed=Y[:9])
+        pm.Normal("y", b * x, 1.0, observed=Y)
+
+    refused(write, r"`z` has 9, `y` has 37.*`rows=\[\"y\"\]`; the others")
+
+
+@pytest.mark.parametrize("container", [lambda name, values: values, pm.Data])
+def test_predictors_of_another_length(container):
+    def write():
+        design = container("X", np.ones((N_ROWS - 1, 2)))
+        beta = pm.Normal("beta", shape=2)
+        pm.Normal("y", pm.math.dot(design, beta), 1.0, observed=container("outcome", Y))
+
+    named = "`X`" if container is pm.Data else "an array"
+    refused(
+        write,
+        rf"`y` has shape \(37,\), but .* shape \(36,\), from {named} of shape \(36, 2\)\.",
+    )
+
+
+def test_outcomes_that_are_a_column():
+    refused(
+        lambda: pm.Normal("y", pm.Normal("b") * x, 1.0, observed=Y[:, None]),
+        r"`y` has shape \(37, 1\), .* shape \(37,\), which broadcast to 37 × 37 .*`y\[:, 0\]`",
+    )
+
+
+# --- Data and graphs that are not supported ---------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_sparse_matrices(shared):
+    design = sparse.csr_matrix(np.ones((N_ROWS, 2)))
+
+    def write():
+        columns = pytensor.shared(design, "X") if shared else design
+        beta = pm.Normal("beta", shape=(2, 1))
+        pm.Normal("y", structured_dot(columns, beta)[:, 0], 1.0, observed=Y)
+
+    named = "`X`" if shared else r"An array of shape \(37, 2\)"
+    refused(write, rf"{named}.* is a sparse matrix, .*`effect\[codes\]`.*`X\.toarray\(\)`")
+
+
+def test_complex_numbers():
+    refused(
+        lambda: pm.Normal("y", pm.Normal("b") * pm.Data("X", x + 1j), 1.0, observed=Y),
+        "`X` has complex numbers, .* columns of their own",
+    )
+
+
+def test_random_numbers_that_are_no_variables():
+    def in_the_likelihood():
+        pm.Normal("y", pm.Normal("b") * x + pt.random.normal(size=N_ROWS), 1.0, observed=Y)
+
+    def in_a_potential():
+        b = pm.Normal("b")
+        pm.Normal("y", b * x, 1.0, observed=Y)
+        pm.Potential("penalty", b * pt.random.normal())
+
+    refused(in_the_likelihood, "log density of `y` depends on random numbers that are no variable")
+    refused(in_a_potential, "log density of `penalty` depends on random numbers")
 
 
 def test_minibatches_of_different_lengths():
