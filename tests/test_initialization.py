@@ -141,9 +141,15 @@ def test_curvature_that_a_diagonal_leaves_out_bounds_the_step(problem):
             r"`init\['mean'\]` should be .* numbers",
         ),
         (
-            {"init": xr.DataTree.from_dict({"posterior": xr.Dataset(
-                {"beta": (("chain", "draw", "k"), np.ones((1, 9, 4)))}
-            )})},
+            {
+                "init": xr.DataTree.from_dict(
+                    {
+                        "posterior": xr.Dataset(
+                            {"beta": (("chain", "draw", "k"), np.ones((1, 9, 4)))}
+                        )
+                    }
+                )
+            },
             ValueError,
             r"draws of `beta` of shape \(3,\) each, .* they have shape \(4,\)",
         ),

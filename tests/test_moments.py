@@ -7,7 +7,13 @@ import pymc as pm
 import pytest
 import xarray as xr
 
-from pymc_sgmcmc import SGLD, SGLDCV, stein_calibrate, zero_variance_of_moments
+from pymc_sgmcmc import (
+    SGLD,
+    SGLDCV,
+    stein_calibrate,
+    zero_variance,
+    zero_variance_of_moments,
+)
 from pymc_sgmcmc.adaptation import Seen
 from pymc_sgmcmc.moments import BATCHES, GROUP, RunningMoments, moments_dataset, read_moments
 from tests.langevin_chains import Gaussian, as_trace
@@ -369,3 +375,99 @@ def test_warnings_that_are_kept_have_no_moments():
         )
     assert GROUP in idata.children
     assert all(one is None for one in idata["sample_stats"]["warning"].values.ravel())
+
+
+# --- One function for means, and what is left of a run ---------------------------------------
+
+
+@pytest.fixture(scope="module")
+def thinned_run():
+    """Default settings: some ten transitions a draw. One variable is transformed."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=3000)
+    with pm.Model() as model:
+        slope = pm.Normal("slope", 0, 10)
+        scale = pm.HalfNormal("scale", 3)
+        pm.Normal("y", slope * x, scale, observed=2 * x + rng.normal(size=3000))
+        step = SGLDCV(compile_kwargs=CVM)
+        idata = pm.sample(
+            step=step, draws=1000, tune=200, chains=2, cores=1, random_seed=1, **QUIET
+        )
+    return model, idata
+
+
+def test_means_are_over_all_transitions_where_these_serve(thinned_run):
+    _, idata = thinned_run
+    assert idata["sample_stats"].attrs["sgmcmc_thin"] > 5
+    found = zero_variance(idata)
+    assert bool(found.over_transitions["slope"])
+    assert not bool(found.over_transitions["scale"])
+    table = zero_variance_of_moments(idata)
+    assert found.mean["slope"].item() == table.loc["slope", "mean"]
+    assert found.mcse["slope"].item() == table.loc["slope", "mcse"]
+    draws = zero_variance(idata, moments=False)
+    assert not draws.over_transitions["slope"]
+    assert found.mean["scale"] == draws.mean["scale"]
+    # The door that users take has the gain of the other one.
+    assert found.variance_ratio["slope"] > 4 * draws.variance_ratio["slope"]
+    assert found.variance_ratio["slope"] == pytest.approx(
+        found.predicted_gain["slope"].item(), rel=0.5
+    )
+    assert any("over all transitions" in note for note in found.notes)
+    assert found.summary()["over_transitions"].tolist() == [True, False]
+    # A function that returns a coordinate is one as well.
+    same = zero_variance(idata, func=lambda post: post["slope"])
+    assert same.mean["slope"] == found.mean["slope"]
+
+
+@pytest.mark.parametrize("selected", [slice(500, None), slice(None, None, 5)])
+def test_moments_are_not_those_of_selected_draws(thinned_run, selected):
+    _, idata = thinned_run
+    part = idata.isel(draw=selected)
+    with pytest.raises(ValueError, match=r"moments of all 1000 draws of a chain, but .* has \d+"):
+        zero_variance_of_moments(part)
+    found = zero_variance(part)
+    assert not bool(found.over_transitions["slope"])
+    assert any("over the draws alone" in note for note in found.notes)
+    # Chains may be selected: each has its own.
+    one = zero_variance(idata.isel(chain=[0]))
+    assert bool(one.over_transitions["slope"])
+
+
+def test_moments_of_the_chains_that_ended():
+    """Of three chains the last is interrupted late, and PyMC cuts all to its length."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=500)
+
+    def interrupt(trace, draw):
+        if draw.chain == 2 and draw.draw_idx == 350:
+            raise KeyboardInterrupt
+
+    with pm.Model():
+        slope = pm.Normal("slope", 0, 10)
+        pm.Normal("y", slope * x, 1.0, observed=2 * x + rng.normal(size=500))
+        step = SGLDCV(compile_kwargs=CVM)
+        idata = pm.sample(
+            step=step,
+            draws=300,
+            tune=100,
+            chains=3,
+            cores=1,
+            random_seed=1,
+            callback=interrupt,
+            **QUIET,
+        )
+    kept = idata["posterior"].sizes
+    assert dict(kept) == {"chain": 3, "draw": 251}
+    moments = idata[GROUP].to_dataset()
+    np.testing.assert_array_equal(
+        moments["batch_position"].isnull().all(("batch", "unconstrained_position")),
+        [False, False, True],
+    )
+    assert read_moments(idata).batch_position.shape[0] == 2
+    assert zero_variance_of_moments(idata).loc["slope", "mcse"] > 0
+    found = zero_variance(idata)
+    assert not bool(found.over_transitions["slope"])
+    assert any("1 of 3 chains were interrupted" in note for note in found.notes)
+    ended = zero_variance(idata.isel(chain=[0, 1]))
+    assert bool(ended.over_transitions["slope"])

@@ -371,10 +371,13 @@ def test_no_step_size_where_no_noise_reaches_the_position():
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
-        ({"D": lambda theta: np.array([1e-3, 1.0, 0.0])}, r"leave `beta\[2\]` where it is"),
-        ({"D": lambda theta: pt.outer(theta, theta) * np.diag([1.0, 1, 0])}, r"`beta\[2\]` where"),
-        ({"D": lambda theta: np.ones((3, 3))}, r"a combination of `beta\[0\]`, `beta\[1\]`"),
-        ({**SGHMC_SETTINGS, "Q": lambda theta, r: 0}, r"leave `beta\[0\]`, `beta\[1\]`"),
+        ({"D": lambda theta: np.array([1e-3, 1.0, 0.0])}, r"do not move `beta\[feature=height\]`:"),
+        (
+            {"D": lambda theta: pt.outer(theta, theta) * np.diag([1.0, 1, 0])},
+            r"move `beta\[feature=height\]`:",
+        ),
+        ({"D": lambda theta: np.ones((3, 3))}, "do not move a combination of `beta"),
+        ({**SGHMC_SETTINGS, "Q": lambda theta, r: 0}, r"move `beta\[feature=intercept\]`, `beta"),
     ],
 )
 def test_a_position_that_nothing_moves(settings, names):

@@ -133,7 +133,7 @@ def test_a_schedule_that_fails_later(model):
         step_size=lambda t: 1e-3 if t < 7 else np.nan,
         compile_kwargs=CVM,
     )
-    with model, pytest.raises(ValueError, match="`step_size`.* gave nan for transition 7"):
+    with model, pytest.raises(ValueError, match=r"`step_size`.* gave nan for transition 7"):
         pm.sample(step=step, draws=20, tune=0, chains=1, progressbar=False, quiet=True)
 
 
@@ -242,7 +242,7 @@ def test_a_posterior_that_nothing_determines():
 
 
 def test_array_that_is_none(model):
-    refuse(TypeError, "number or an array of numbers", model, preconditioner=[[1.0], [1.0, 2.0]])
+    refuse(TypeError, "`preconditioner` should be a", model, preconditioner=[[1.0], [1.0, 2.0]])
 
 
 def test_unknown_argument(model):

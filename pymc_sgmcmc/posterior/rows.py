@@ -309,7 +309,9 @@ def _check_parameters(model: Model, variable: TensorVariable) -> None:
             if (values := leaf_value(leaf)) is not None and set(values.shape) & set(lengths) - {1}
         }
         source = f", from {' and '.join(sorted(sources))}" if sources else ""
-        raise ModelError(f"{message}{source}. Give predictors and outcomes the same rows.")
+        drawn = _minibatch_nodes([model.rvs_to_values[variable]])
+        advice = ", all of them in one `pm.Minibatch` call" if drawn else ""
+        raise ModelError(f"{message}{source}. Give predictors and outcomes the same rows{advice}.")
 
 
 def _known_shape(variable: TensorVariable) -> list[int | None]:
@@ -364,8 +366,9 @@ def _named(variable: Variable, term: Term) -> str:
 def _random(name: str) -> ModelError:
     return ModelError(
         f"The log density of `{name}` depends on random numbers that are no variable of the model, "
-        "such as those of `pt.random` or of a `pm.Simulator`. Make them a free variable with a "
-        "prior, or draw them once with NumPy; sample a simulator with `pm.sample_smc`."
+        "such as those of a `.dist()`, of `pt.random` or of a `pm.Simulator`. Make them a free "
+        "variable with a prior, or draw them once with NumPy; sample a simulator with "
+        "`pm.sample_smc`."
     )
 
 

@@ -392,9 +392,9 @@ def _check_moved(
     names = ", ".join(f"`{labels[number]}`" for number in still[:FEW_LABELS])
     combination = "a combination of " if sizes.all() else ""
     raise ValueError(
-        f"`D` and `Q` leave {combination}{names} where it is: it has neither noise nor a coupling "
-        "to the rest of the state, so that draws are not of the posterior. Give it a positive "
-        "diffusion in `D`, or couple it to a momentum in `Q`."
+        f"`D` and `Q` do not move {combination}{names}: without noise or a coupling to the rest of "
+        "the state, draws are not of the posterior. Give a positive diffusion in `D`, or a "
+        "coupling to a momentum in `Q`."
     )
 
 

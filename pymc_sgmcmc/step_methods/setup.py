@@ -581,7 +581,7 @@ def default_preconditioner(
     )
 
 
-def is_curvature(preconditioner: str | float | np.ndarray) -> bool:
+def is_curvature(preconditioner: str | float | np.ndarray | LowRank) -> bool:
     """Whether a preconditioner is the inverse curvature at the centre."""
     return isinstance(preconditioner, str) and preconditioner == "curvature"
 
@@ -595,8 +595,11 @@ def check_preconditioner(preconditioner: str | np.ndarray | LowRank, dimension: 
     """
     if isinstance(preconditioner, str):
         return
-    low_rank = isinstance(preconditioner, LowRank)
-    shape = (len(preconditioner),) * 2 if low_rank else np.shape(preconditioner)
+    shape = (
+        (len(preconditioner),) * 2
+        if isinstance(preconditioner, LowRank)
+        else np.shape(preconditioner)
+    )
     if shape not in ((), (dimension,), (dimension, dimension)):
         raise ValueError(
             f"`preconditioner` should be a number or have shape ({dimension},) or "

@@ -57,6 +57,10 @@ LARGEST_SHIFT = 0.3
 LARGEST_INIT_SHIFT = 1.0
 """That distance where the Gaussian is a user's."""
 
+LARGEST_SPREAD = 5.0
+"""Standard deviation of the log density over a Gaussian, less its own, that is small: one of 200
+group effects and their scale has about one."""
+
 LARGEST_LOSS = 0.05
 """Part of a Gaussian outside of the posterior's support that is small."""
 
@@ -360,7 +364,7 @@ def _nearest_gaussian(
     subsample = Subsample(posterior, pairs * EXPECTED_ITERATIONS, 4 * SUBSAMPLE_OPERATIONS)
     # Where the mode has no curvature, a search that begins there may not leave it.
     begins = [(mode.position, mode.curvature.root), (start, np.diag(scale))]
-    near: list[Center] = []
+    near: list[tuple[float, Center]] = []
     far = [(unlikeness(_mismatch(posterior, judge, mode), mode), mode)]
     for position, root in begins:
         center: Center | None = None
@@ -388,12 +392,13 @@ def _nearest_gaussian(
             continue
         found = _mismatch(posterior, judge, center)
         how_far = unlikeness(found, center)
-        if _is_guide(found) and not how_far[0]:
-            near.append(center)
+        evidence, spread = _evidence(subsample, center)
+        if _is_guide(found) and not how_far[0] and spread <= LARGEST_SPREAD:
+            near.append((evidence, center))
         else:
             far.append((how_far, center))
     if near:
-        return max(near, key=lambda one: _evidence(subsample, one)), True
+        return max(near, key=lambda one: one[0])[1], True
     return _narrowed(posterior, judge, min(far, key=lambda one: one[0])[1]), False
 
 
@@ -446,15 +451,20 @@ def _narrowed(posterior: Posterior, judge: Subsample, center: Center) -> Center:
     return replace(center, curvature=_curvature_of(root / np.sqrt(max(1.0, steepest))))
 
 
-def _evidence(subsample: Subsample, center: Center) -> float:
-    """Bound on the log evidence that a Gaussian gives, but for a constant (Jordan et al. 1999)."""
+def _evidence(subsample: Subsample, center: Center) -> tuple[float, float]:
+    """What a Gaussian says of the log evidence, but for a constant, and how unsure it is.
+
+    The mean over its draws of the log density less its own is a bound (Jordan et al. 1999). Their
+    standard deviation is zero where the posterior is this Gaussian.
+    """
     rng = np.random.default_rng(1748)
     root = center.curvature.root
-    values = [
-        subsample.log_density_and_gradient(center.position + root @ draw)[0]
-        for draw in rng.standard_normal((EVIDENCE_DRAWS, len(root)))
+    draws = rng.standard_normal((EVIDENCE_DRAWS, len(root)))
+    log_weights = 0.5 * (draws**2).sum(1) + [
+        subsample.log_density_and_gradient(center.position + root @ draw)[0] for draw in draws
     ]
-    return float(np.mean(values) + np.log(np.abs(np.diag(root))).sum())
+    bound = np.mean(log_weights - 0.5 * (draws**2).sum(1)) + np.log(np.abs(np.diag(root))).sum()
+    return float(bound), float(log_weights.std())
 
 
 def _warn_of_no_guide(

@@ -128,7 +128,7 @@ def test_unknown_variables_are_refused(model):
             layout_of(model, [model["plain"], wrong])
     with pytest.raises(ModelError, match="`vars` is empty"):
         layout_of(model, [])
-    with pytest.raises(ModelError, match="`vars` should be .* but got `3`"):
+    with pytest.raises(ModelError, match=r"`vars` should be .* but got `3`"):
         layout_of(model, 3)
 
 

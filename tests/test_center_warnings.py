@@ -1,0 +1,155 @@
+"""A default run whose centre is no guide to the posterior says so before it samples."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import numpy as np
+import pymc as pm
+import pytest
+from scipy import stats
+
+from pymc_sgmcmc import SGLDCV
+from pymc_sgmcmc.errors import CenterWarning
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.tuning import find_center
+from pymc_sgmcmc.tuning.gaussian import mismatch_along_coordinates
+
+CVM = {"mode": "CVM"}
+NO_GUIDE = "No Gaussian was found near the posterior"
+
+
+def grouped_logistic(groups, rows_a_group=10):
+    """Random intercepts, not centred, with a scale of their own."""
+    rng = np.random.default_rng(1)
+    group = np.repeat(np.arange(groups), rows_a_group)
+    X = np.column_stack([np.ones(len(group)), rng.normal(size=(len(group), 2))])
+    eta = X @ [-0.5, 1.0, 0.5] + 1.2 * rng.normal(size=groups)[group]
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 2, shape=3)
+        log_scale = pm.Normal("log_scale", 0, 1)
+        z = pm.Normal("z", shape=groups)
+        pm.Bernoulli(
+            "y",
+            logit_p=X @ beta + pm.math.exp(log_scale) * z[group],
+            observed=rng.random(len(group)) < stats.logistic.cdf(eta),
+        )
+    return model
+
+
+def counts_in_centred_groups(groups=50):
+    """The density has no bound where the scale of the groups is zero."""
+    rng = np.random.default_rng(2)
+    group = np.repeat(np.arange(groups), 4)
+    with pm.Model() as model:
+        intercept = pm.Normal("intercept", 0, 5)
+        scale = pm.HalfNormal("scale", 1)
+        effect = pm.Normal("effect", 0, scale, shape=groups)
+        counts = rng.poisson(np.exp(0.5 + 1.5 * rng.normal(size=groups)[group]))
+        pm.Poisson("y", pm.math.exp(intercept + effect[group]), observed=counts)
+    return model
+
+
+def exchangeable_components():
+    """The search begins half-way between the two modes."""
+    rng = np.random.default_rng(0)
+    y = np.where(rng.random(400) < 0.5, -0.7, 0.7) + rng.normal(size=400)
+    with pm.Model() as model:
+        means = pm.Normal("means", 0, 5, shape=2)
+        pm.NormalMixture("y", np.array([0.5, 0.5]), means, 1.0, observed=y)
+    return model
+
+
+def exchangeable_components_in_a_long_position():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(2000, 510))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=510)
+        means = pm.Normal("means", 0, 5, shape=2)
+        pm.Normal("y", X @ beta, 1, observed=X[:, 0] + rng.normal(size=2000))
+        observed = np.where(rng.random(2000) < 0.4, -2, 2) + rng.normal(size=2000)
+        pm.NormalMixture("k", np.array([0.4, 0.6]), means, 1.0, observed=observed)
+    return model
+
+
+def known_variances(groups=1000):
+    """Exactly Gaussian, with curvatures that differ between coordinates."""
+    rng = np.random.default_rng(3)
+    group = rng.integers(groups, size=5 * groups)
+    with pm.Model() as model:
+        effect = pm.Normal("effect", 0, 1, shape=groups)
+        pm.Normal("y", effect[group], 1.0, observed=rng.normal(size=5 * groups))
+    return model
+
+
+def many_predictors():
+    """Of so many coordinates the mean of some is standard deviations from the mode."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(6000, 520))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=520)
+        y = rng.random(6000) < stats.logistic.cdf(X[:, 0])
+        pm.Bernoulli("y", logit_p=X @ beta, observed=y)
+    return model
+
+
+def search(model):
+    posterior = Posterior(model)
+    return find_center(posterior, posterior.initial_position)
+
+
+@pytest.mark.parametrize(
+    ("make_model", "message"),
+    [
+        (lambda: grouped_logistic(520), f"{NO_GUIDE}.*most of all in log_scale.*far from the mass"),
+        (
+            counts_in_centred_groups,
+            r"ran to a scale of zero, .* such as effect\[\d+\] has no bound",
+        ),
+        (exchangeable_components, "more than one mode"),
+        (exchangeable_components_in_a_long_position, "more than one mode"),
+    ],
+    ids=["groups", "centred groups", "modes", "modes in a long position"],
+)
+def test_a_centre_that_is_no_guide(make_model, message):
+    with pytest.warns(CenterWarning, match=message) as record:
+        center = search(make_model())
+    assert len(record) == 1  # of the centre that is used, not of one that was abandoned
+    assert np.isfinite(center.position).all()
+    # No runaway: of the last version 1e-15, and -34 for the log of the scale.
+    assert center.curvature.standard_deviations.min() > 1e-5
+    assert np.abs(center.position).max() < 20
+
+
+@pytest.mark.parametrize(
+    "make_model", [lambda: grouped_logistic(60), known_variances, many_predictors]
+)
+def test_a_centre_that_is_a_guide(make_model):
+    """Nothing is said; groups that are few have a Gaussian near their posterior."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        search(make_model())
+
+
+@pytest.mark.slow
+def test_two_thousand_groups_are_warned_of_and_not_converged(caplog):
+    """Intercept -0.12 and log scale 4.02 where the posterior has -0.48 and 0.13."""
+    with grouped_logistic(2000), caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
+        with pytest.warns(CenterWarning, match=NO_GUIDE):
+            step = SGLDCV(compile_kwargs=CVM)
+        pm.sample(step=step, draws=200, tune=200, chains=2, cores=1, random_seed=1)
+    assert any(one.message.startswith("Not converged") for one in caplog.records)
+
+
+def test_mismatch_of_a_skewed_coordinate():
+    """log π = x - exp(x) in each coordinate: E[-H] = exp(1/2) times that at the mode."""
+    scale = np.ones(2000)
+    found = mismatch_along_coordinates(
+        lambda x: 1 - np.exp(x), np.zeros(2000), scale, np.random.default_rng(1), 1e-3
+    )
+    assert found.precision.mean() == pytest.approx(np.exp(0.5), rel=0.05)
+    assert found.gradient.mean() == pytest.approx(1 - np.exp(0.5), rel=0.02)
+    # None of two thousand coordinates is beyond doubt by chance.
+    assert found.shift < np.exp(0.5) - 1
+    assert found.scales[1] < 2 * np.exp(0.5)
