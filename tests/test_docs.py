@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import doctest
 import importlib.util
+import io
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pymc as pm
@@ -52,6 +56,29 @@ def quick(monkeypatch):
     monkeypatch.setattr(pm, "sample", quiet_sample)
     with pytensor.config.change_flags(mode="FAST_COMPILE", cxx=""):
         yield
+
+
+class WordsOnly(doctest.OutputChecker):
+    """Compares outputs without their numbers, which rounding changes."""
+
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        want, got = (re.sub(r"\d+(\.\d+)?(e[+-]\d+)?", "#", one) for one in (want, got))
+        return super().check_output(want, got, optionflags)
+
+
+def test_messages_are_those_of_the_page():
+    """Each message of the page on what is checked is printed by the code above it."""
+    path = DOCS / "what_is_checked.md"
+    text = path.read_text(encoding="utf-8").replace("```pycon", "").replace("```", "")
+    page = doctest.DocTestParser().get_doctest(text, {}, path.name, str(path), 0)
+    runner = doctest.DocTestRunner(
+        WordsOnly(), verbose=False, optionflags=doctest.NORMALIZE_WHITESPACE
+    )
+    report = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(report):
+        runner.run(page, out=report.write)
+    assert not runner.failures, report.getvalue()
+    assert runner.tries > 40
 
 
 @pytest.mark.parametrize(
