@@ -1,0 +1,80 @@
+"""Rows that cannot be evaluated are found before sampling, and named."""
+
+from __future__ import annotations
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_sgmcmc import SGLD, SGLDCV
+from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.posterior import Posterior, check
+
+N, GROUPS = 400, 20
+
+
+def grouped(codes, *, named=True, minibatch=False):
+    rng = np.random.default_rng(1)
+    y = rng.normal(size=len(codes))
+    with pm.Model() as model:
+        effect = pm.Normal("effect", 0, 1, shape=GROUPS)
+        if minibatch:
+            some, observed = pm.Minibatch(codes, y, batch_size=50)
+            pm.Normal("y", effect[some], 1.0, observed=observed, total_size=len(codes))
+        else:
+            group = pm.Data("group", codes) if named else codes
+            pm.Normal("y", effect[group], 1.0, observed=y)
+    return model
+
+
+def codes_with(code, row):
+    codes = np.random.default_rng(2).integers(GROUPS, size=N)
+    codes[row] = code
+    return codes
+
+
+@pytest.mark.parametrize("settings", [{}, {"step_size": 1e-3, "batch_size": 20}])
+@pytest.mark.parametrize("compared", [True, False], ids=["small data", "large data"])
+@pytest.mark.parametrize(("code", "row"), [(GROUPS, 0), (23, 333), (-21, N - 1)])
+def test_a_code_out_of_range(monkeypatch, settings, compared, code, row):
+    """Whatever the settings, and whether or not the data are few enough to be compared."""
+    if not compared:
+        monkeypatch.setattr(check, "FULL_CHECK_ELEMENTS", 0)
+    message = rf"`group` should index an array of 20 .* but row {row} has the code {code}\."
+    with pytest.raises(ModelError, match=message):
+        SGLD(model=grouped(codes_with(code, row)), gradient="plain", **settings)
+
+
+def test_a_code_without_a_name_and_in_a_minibatch():
+    with pytest.raises(ModelError, match=r"`array of shape \(400,\) in y` should index .* row 7"):
+        SGLDCV(model=grouped(codes_with(99, 7), named=False))
+    with pytest.raises(ModelError, match=r"should index an array of 20 .* row 7 has the code 99"):
+        SGLDCV(model=grouped(codes_with(99, 7), minibatch=True))
+
+
+def test_codes_in_range_are_fine():
+    Posterior(grouped(codes_with(GROUPS - 1, 3))).check_rows()
+
+
+@pytest.mark.parametrize(
+    ("family", "bad"),
+    [
+        (lambda mu, y: pm.Poisson("y", pm.math.exp(mu), observed=y), -1),
+        (lambda mu, y: pm.Bernoulli("y", logit_p=mu, observed=y), 2),
+        (lambda mu, y: pm.Gamma("y", 2.0, pm.math.exp(mu), observed=y.astype(float)), -1),
+    ],
+)
+def test_a_value_outside_of_the_support(family, bad):
+    y = np.ones(N, dtype=int)
+    y[123] = bad
+    with pm.Model() as model:
+        family(pm.Normal("mu"), y)
+    with pytest.raises(ModelError, match=rf"density of row 123 is zero .* `y` = {bad}"):
+        SGLD(model=model, step_size=1e-3, batch_size=20)
+
+
+def test_an_initial_point_outside_of_the_support_is_not_blamed_on_a_row():
+    with pm.Model() as model:
+        mu = pm.Normal("mu", initval=-1.0)
+        pm.Normal("y", 0.0, mu, observed=np.ones(N))
+    Posterior(model).check_rows()  # all rows alike: PyMC says what is wrong with the start
