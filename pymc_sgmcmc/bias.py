@@ -58,6 +58,9 @@ CHECKED_COORDINATES = 200
 LARGEST_SQUARED = 1e100
 """Size of numbers whose squares and their sums do not overflow."""
 
+SMALLEST_BIAS = 0.001
+"""Accuracy below which it is not a smaller step that a run needs."""
+
 UNUSABLE = ("Diverged", "Not converged")
 """Begin the verdicts of runs that say little of the posterior."""
 
@@ -463,12 +466,15 @@ def _remedy(error: float, stated: float, settings: dict[str, Any]) -> str:
         )
     if settings.get("step_size_from") == SEARCHED:
         return _remedy_of_search(0.9 * factor * settings["step_size"])
-    if settings.get("gradient") == "plain":
+    smaller = 0.9 * factor * stated
+    if smaller < SMALLEST_BIAS:
         return (
-            f"Use `bias={max(0.001, 0.9 * factor * stated):.2g}`, a larger `batch_size`, or "
-            '`gradient="cv"`.'
+            "The computed step is no guide: the posterior may be improper, or far from the "
+            "Gaussian around the centre. Check the priors, give `center`, or sample with NUTS."
         )
-    return f"Use more tuning draws, or `bias={max(0.001, 0.9 * factor * stated):.2g}`."
+    if settings.get("gradient") == "plain":
+        return f'Use `bias={smaller:.2g}`, a larger `batch_size`, or `gradient="cv"`.'
+    return f"Use more tuning draws, or `bias={smaller:.2g}`."
 
 
 def _remedy_of_search(step_size: float) -> str:

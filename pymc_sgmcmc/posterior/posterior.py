@@ -204,8 +204,7 @@ class Posterior:
         ModelError
         """
         row = first_bad_row(lambda rows: not self._is_finite(self.take(rows)), start, stop)
-        others = (row - 1, row + 1, 0, self.n_rows - 1, self.n_rows // 2)
-        others = [one for one in others if 0 <= one < self.n_rows and one != row]
+        others = {row - 1, row + 1, 0, self.n_rows - 1, self.n_rows // 2} - {-1, row, self.n_rows}
         if any(self._is_finite(self.take(slice(one, one + 1))) for one in others):
             value, _ = self.log_likelihood_and_gradient(
                 self.initial_position, self.take(slice(row, row + 1))

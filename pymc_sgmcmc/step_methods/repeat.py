@@ -48,6 +48,7 @@ def repeated_step(
     step_size, thin
     compile_kwargs : mapping, optional
     """
+    kwargs = None if compile_kwargs is None else dict(compile_kwargs)
     posterior = Posterior(model, rows=stored_rows(settings))
     center = _center(posterior, arrays)
     gradient: str | SVRG = settings["gradient"]
@@ -63,7 +64,7 @@ def repeated_step(
         settings["batching"],
         int(settings["batch_size"]),
         kept=kept,
-        static=is_jax_mode(compile_kwargs),
+        static=is_jax_mode(kwargs),
     )
     with model, warnings.catch_warnings():
         # What there is to say of the centre was said when the first run was made with it.
@@ -73,7 +74,7 @@ def repeated_step(
             preconditioner=stored_matrix(arrays, "preconditioner"),
             gradient=estimator,
             thin=thin,
-            compile_kwargs=None if compile_kwargs is None else dict(compile_kwargs),
+            compile_kwargs=kwargs,
             **_of_center(center),
         )
 

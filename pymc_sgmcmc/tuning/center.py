@@ -64,6 +64,9 @@ group effects and their scale has about one."""
 LARGEST_LOSS = 0.05
 """Part of a Gaussian outside of the posterior's support that is small."""
 
+ABSURD_DISTANCE = 1e4
+"""Standard deviations beyond which a message gives no number."""
+
 FLAT = 1e-6
 """Mean curvature, relative to that at the centre, below which a direction is flat."""
 
@@ -467,6 +470,11 @@ def _evidence(subsample: Subsample, center: Center) -> tuple[float, float]:
     return float(bound), float(log_weights.std())
 
 
+def _shown(distance: float) -> str:
+    """A distance for a message: of so many standard deviations the number says nothing."""
+    return f"{distance:.3g}" if distance < ABSURD_DISTANCE else f"more than {ABSURD_DISTANCE:g}"
+
+
 def _warn_of_no_guide(
     posterior: Posterior,
     found: Mismatch | MismatchAlongCoordinates,
@@ -510,9 +518,9 @@ def _warn_of_no_guide(
         )
     elif at_mode and center.distance > FARTHEST_CENTER:
         cause = (
-            f"The search for the mode ended {center.distance:.3g} posterior standard deviations "
-            "away from it: the log density may have no mode, jump, or be badly scaled, see "
-            "`model.debug()`."
+            f"The search for the mode ended {_shown(center.distance)} posterior standard "
+            "deviations away from it: the log density may have no mode, jump, or be badly scaled, "
+            "see `model.debug()`."
         )
     else:
         cause = (
@@ -522,9 +530,9 @@ def _warn_of_no_guide(
         )
     warnings.warn(
         "No Gaussian was found near the posterior, so chains may not converge, and their draws may "
-        f"be wrong: over the one used the mean gradient is {found.shift:.3g} standard deviations, "
-        f"most of all in {worst}, and the mean curvature {scales[0]:.3g} to {scales[-1]:.3g} times "
-        f"its own. {cause} Integrate group effects out, use other priors or another "
+        f"be wrong: over the one used the mean gradient is {_shown(found.shift)} standard "
+        f"deviations, most of all in {worst}, and the mean curvature {scales[0]:.3g} to "
+        f"{scales[-1]:.3g} times its own. {cause} Integrate group effects out, use other priors or another "
         "parametrisation, give `center`, or sample with NUTS.",
         CenterWarning,
         stacklevel=3,
@@ -595,7 +603,7 @@ def check_given_center(center: Center) -> None:
     """
     if center.distance > FARTHEST_CENTER:
         warnings.warn(
-            f"`center` is {center.distance:.3g} posterior standard deviations away from the "
+            f"`center` is {_shown(center.distance)} posterior standard deviations away from the "
             "mode, judged by gradient and curvature there. Control variates bring little noise "
             "only near the mode, and preconditioner and step size come from the curvature at "
             "the centre. Leave `center` out to have the mode searched.",
