@@ -532,8 +532,8 @@ def _warn_of_no_guide(
         "No Gaussian was found near the posterior, so chains may not converge, and their draws may "
         f"be wrong: over the one used the mean gradient is {_shown(found.shift)} standard "
         f"deviations, most of all in {worst}, and the mean curvature {scales[0]:.3g} to "
-        f"{scales[-1]:.3g} times its own. {cause} Integrate group effects out, use other priors or another "
-        "parametrisation, give `center`, or sample with NUTS.",
+        f"{scales[-1]:.3g} times its own. {cause} Integrate group effects out, use other priors or "
+        "another parametrisation, give `center`, or sample with NUTS.",
         CenterWarning,
         stacklevel=3,
     )
