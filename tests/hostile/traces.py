@@ -627,7 +627,7 @@ misuse("gradient_convergence_window_zero", gradient_convergence, "window", windo
 misuse("gradient_convergence_window_too_long", gradient_convergence, "window", window=DRAWS)
 misuse("gradient_convergence_bound", gradient_convergence, "`b`", rule="elementwise", b=-1)
 misuse("gradient_convergence_bound_as_text", gradient_convergence, "`b`", rule="elementwise", b="1")
-misuse("discard_unconverged_setting", discard_unconverged, "argument", windows=10)
+misuse("discard_unconverged_setting", discard_unconverged, "`windows`", windows=10)
 misuse("plot_bias_unknown_variable", plot_bias, "var_names", var_names=["gamma"], backend="none")
 misuse("plot_bias_backend", plot_bias, "backend", backend="matplotlip")
 misuse("plot_bias_coords", plot_bias, "coords", coords={"feature": ["age"]}, backend="none")
