@@ -9,6 +9,9 @@ import pymc as pm
 import pytest
 
 from pymc_sgmcmc import SGLD, SGLDCV, BatchSizeWarning, CenterWarning, ModelError, PolynomialDecay
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.step_methods.setup import check_determined
+from pymc_sgmcmc.tuning import Curvature
 from tests.models import logistic_data, logistic_model, two_variable_model
 
 CVM = {"mode": "CVM"}
@@ -234,11 +237,26 @@ def test_a_posterior_that_nothing_determines():
     with pm.Model() as model:
         beta = pm.Flat("beta", shape=2)
         pm.Normal("y", np.column_stack([x, x]) @ beta, 1.0, observed=x)
-    with pytest.warns(CenterWarning):
-        refuse(
-            ModelError, r"is flat, .* of `beta\[0\]`, `beta\[1\]`: .* proper priors", model,
-            step_size=None, batch_size=None,
-        )  # fmt: skip
+    with pytest.warns(
+        CenterWarning, match=r"No Gaussian .* flat or bends .* priors may be improper"
+    ):
+        step = SGLDCV(model=model, compile_kwargs=CVM)
+    # At the mode, not at a point of the flat direction where a search happened to end.
+    np.testing.assert_allclose(step.center.position, 0.5, atol=1e-3)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6])
+def test_a_posterior_whose_covariance_is_singular(scale):
+    """By more than the stated tolerance, whatever the machine rounds to."""
+    covariance = scale * np.array([[1.0, 1.0 - 1e-13], [1.0 - 1e-13, 1.0]])
+    curvature = Curvature(np.eye(2), covariance, np.eye(2))
+    with pm.Model() as flat:
+        beta = pm.Flat("beta", shape=2)
+        pm.Normal("y", beta[0] + beta[1], 1.0, observed=np.zeros(9))
+    with pytest.raises(
+        ModelError, match=r"is flat, .* of `beta\[0\]`, `beta\[1\]`: .* proper priors"
+    ):
+        check_determined(curvature, Posterior(flat))
 
 
 def test_array_that_is_none(model):

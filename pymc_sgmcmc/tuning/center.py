@@ -67,6 +67,10 @@ LARGEST_LOSS = 0.05
 ABSURD_DISTANCE = 1e4
 """Standard deviations beyond which a message gives no number."""
 
+FLAT_CURVATURE = 1e-7
+"""Smallest over largest curvature, of coordinates scaled to one, of a direction that is flat: the
+floor that `dense_curvature` puts under it is 1e-8."""
+
 FLAT = 1e-6
 """Mean curvature, relative to that at the centre, below which a direction is flat."""
 
@@ -191,6 +195,9 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
     with np.errstate(all="ignore"):
         better, near = _nearest_gaussian(posterior, judge, center, start, scale, subsample)
     if not near:
+        if flat and _has_flat_direction(center.curvature):
+            # Along it other searches end wherever rounding leaves them.
+            better = center
         found = _mismatch(posterior, judge, better)
         at_mode = better.position is center.position
         _warn_of_no_guide(posterior, found, better, collapsed, flat, at_mode=at_mode)
@@ -203,6 +210,13 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
     )
     warn_of_other_modes(posterior, subsample, better, start, scale, at_mode=False)
     return better
+
+
+def _has_flat_direction(curvature: Curvature) -> bool:
+    """Whether a curvature is at the floor of `dense_curvature` in some direction."""
+    scale = np.diag(curvature.precision) ** -0.5
+    values = linalg.eigvalsh(curvature.precision * np.outer(scale, scale))
+    return bool(values[0] < FLAT_CURVATURE * values[-1])
 
 
 def _find_mode(
