@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 # Before anything imports PyTensor. Numba's disk cache has no lock, so each worker has a cache of
-# its own; one thread each, since there is a worker a core.
+# its own; one thread each, since there is a worker a core. What PyMC compiles for itself, and the
+# transitions where a test names no backend, are compiled in C: with empty caches Numba takes
+# several times as long. `PYTENSOR_FLAGS=mode=NUMBA` runs everything as users compile it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+flags = [flag for flag in os.environ.get("PYTENSOR_FLAGS", "").split(",") if "=" in flag]
+given = dict(flag.split("=", 1) for flag in flags)
+if "mode" not in given and shutil.which("g++"):
+    flags.append("mode=CVM")
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-    flags = os.environ.get("PYTENSOR_FLAGS", "")
-    given = dict(flag.split("=", 1) for flag in flags.split(",") if "=" in flag)
     base = Path(given.get("base_compiledir", Path.home() / ".pytensor"))
-    os.environ["PYTENSOR_FLAGS"] = ",".join(
-        filter(None, [flags, f"base_compiledir={base / worker}"])
-    )
+    if base.name != worker:  # the flags of the workers' parent
+        flags.append(f"base_compiledir={base / worker}")
+os.environ["PYTENSOR_FLAGS"] = ",".join(flags)
 
-import numpy as np
-import pytest
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
 
 
 @pytest.fixture
