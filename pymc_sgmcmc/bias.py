@@ -17,6 +17,9 @@ from pymc_sgmcmc.posterior.position import layout_from_model
 from pymc_sgmcmc.run_settings import (
     GIVEN,
     GROUP,
+    LARGEST_MEAN_ERROR,
+    MEAN_ERROR,
+    MEAN_ERROR_OF,
     SEARCHED,
     STEP_METHODS,
     stored_matrix,
@@ -40,9 +43,6 @@ from pymc_sgmcmc.tuning import VARIANCE_INFLATION
 
 STANDARD_ERRORS = 2.0
 """Monte-Carlo standard errors by which an error has to exceed the stated one."""
-
-LARGEST_MEAN_ERROR = 0.1
-"""Error of a mean, in posterior standard deviations, that is worth a word."""
 
 ENOUGH_MEAN_ERROR = 0.025
 """Standard error of such an error that is small enough to tell it from none."""
@@ -430,9 +430,21 @@ def _overall(
     if counts.get("cannot tell", 0):
         return _what_cannot_be_told(report, stated, called)
     return f"Variance errors of at most {worst:.2g} are within {called}." + (
-        ""
+        _predicted_mean_error(settings)
         if report["mean_error"].isna().all()
         else f" Errors of the means are below {LARGEST_MEAN_ERROR:g} standard deviations."
+    )
+
+
+def _predicted_mean_error(settings: dict[str, Any]) -> str:
+    """What the centre says of the errors of means, which the gradients of a run do not show."""
+    error = float(settings.get(MEAN_ERROR, 0.0))
+    if error <= LARGEST_MEAN_ERROR:
+        return ""
+    return (
+        f" Errors of means are not seen in gradients: that of `{settings[MEAN_ERROR_OF]}` may be "
+        f"up to about {error:.1g} standard deviations. Use `rerun=True` to see them, or a smaller "
+        "`bias`."
     )
 
 

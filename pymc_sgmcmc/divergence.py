@@ -19,8 +19,11 @@ LARGEST_EXCESS = 1e4
 chain at stationarity whose step is just stable has some hundreds."""
 
 LARGEST_DISTANCE = 1e4
-"""Median distance from the centre, in its standard deviations. Where the centre is the mode of a
-hierarchical posterior, chains may rightly be tens of them away."""
+"""Median distance from the centre, in its standard deviations, of a chain that is too wide as well.
+Where the centre is no guide, chains of the right width may rightly be far away."""
+
+FEWEST_DRAWS = 80
+"""Draws below which the spread of a quarter says nothing: by chance it may be a hundredth."""
 
 LARGEST_GROWTH = 100.0
 """Spread of a coordinate in the last quarter of a chain over that in the first."""
@@ -61,10 +64,6 @@ def find_divergence(
     size = float(max(np.abs(x).max(), np.abs(g).max()))
     if not size < LARGEST_POSITION:
         return f"reaches {size:.2g}, where squares overflow"
-    if center is not None and standard_deviations is not None:
-        away = float((np.median(np.abs(x - center), axis=0) / standard_deviations).max())
-        if away > LARGEST_DISTANCE:
-            return f"is {away:.2g} posterior standard deviations away from the centre"
     growth = find_growth(x)
     if growth is not None:
         return growth
@@ -73,6 +72,10 @@ def find_divergence(
         return (
             f"is too wide for its gradients: by these its variance is {excess:.2g} times too large"
         )
+    if center is not None and standard_deviations is not None and excess > 1:
+        away = float((np.median(np.abs(x - center), axis=0) / standard_deviations).max())
+        if away > LARGEST_DISTANCE:
+            return f"is {away:.2g} posterior standard deviations away from the centre"
     return None
 
 
@@ -88,7 +91,7 @@ def find_growth(positions: np.ndarray) -> str | None:
     size = float(np.abs(x).max())
     if not size < LARGEST_POSITION:
         return f"reaches {size:.2g}, where squares overflow"
-    if len(x) < 8:
+    if len(x) < FEWEST_DRAWS:
         return None
     first, last = (_spread(x[part]) for part in _end_quarters(len(x)))
     growth = float((last / np.where(first > 0, first, np.inf)).max())

@@ -351,14 +351,18 @@ def read_moments(idata: DataTree) -> StoredMoments:
 
 
 def _check_draws(idata: DataTree, group: xr.Dataset) -> None:
-    """Refuse moments of a run of whose draws some were left out."""
+    """Refuse moments of a run of whose draws some were left out, or taken twice."""
     stored, names = group.attrs.get(DRAWS), ("sample_stats", "posterior")
-    present = [idata[name].sizes.get("draw") for name in names if name in idata.children]
-    if stored is not None and present and present[0] != stored:
+    present = [idata[name].dataset for name in names if name in idata.children]
+    if stored is None or not present or "draw" not in present[0].sizes:
+        return
+    draws = present[0].sizes["draw"]
+    labels = present[0].coords["draw"].values if "draw" in present[0].coords else np.arange(draws)
+    if draws != stored or not (np.diff(labels) == 1).all():
         raise ValueError(
             f"`{GROUP}` has the moments of all {stored} draws of a chain, but the trace has "
-            f"{present[0]} of them. Use the whole trace, or the draws that are left: "
-            "`zero_variance(idata, moments=False)`."
+            f"{len(np.unique(labels))} of them, or has them in another order. Use the whole trace, "
+            "or the draws that are left: `zero_variance(idata, moments=False)`."
         )
 
 

@@ -40,6 +40,12 @@ GIVEN, COMPUTED, SEARCHED = "given", "computed", "searched"
 """Where a step size is from: the user, the closed form or what a sampler has in its place, or
 successive halving."""
 
+MEAN_ERROR, MEAN_ERROR_OF = "mean_error", "mean_error_of"
+"""Settings: largest predicted error of a mean, in posterior standard deviations, and of what."""
+
+LARGEST_MEAN_ERROR = 0.1
+"""Error of a mean, in posterior standard deviations, that is worth a word."""
+
 KEPT_ROWS = "kept_rows"
 """Array of the settings: numbers of the rows that each transition takes."""
 
@@ -95,6 +101,11 @@ class RunSettings:
         if choice is not None:
             attributes["noise"] = choice.noise
             attributes["curvature"] = choice.curvature
+            bend = None if setup.center is None else setup.center.bend
+            if bend is not None:
+                worst = int(np.argmax(np.abs(bend)))
+                attributes[MEAN_ERROR] = float(setup.bias * np.abs(bend[worst]))
+                attributes[MEAN_ERROR_OF] = str(setup.posterior.labels[worst])
         attributes["why"] = _why(setup, design)
         arrays = {KEPT_ROWS: setup.estimator.kept} if setup.estimator.kept_rows else {}
         matrices = {"preconditioner": design.preconditioner}

@@ -153,3 +153,29 @@ def test_mismatch_of_a_skewed_coordinate():
     # None of two thousand coordinates is beyond doubt by chance.
     assert found.shift < np.exp(0.5) - 1
     assert found.scales[1] < 2 * np.exp(0.5)
+
+
+# --- Errors of means that a stated bias brings -----------------------------------------------
+
+
+@pytest.mark.parametrize(("d", "n_rows"), [(20, 1000), (150, 600), (520, 4000)])
+def test_predicted_error_of_a_mean(d, n_rows, caplog):
+    r"""Of the log scale of a regression: coefficients too wide by δ add δ d to 2 N squares.
+
+    Its standard deviation is 1 / sqrt(2 N), so that its mean is off by δ d / sqrt(2 N) of these.
+    """
+    rng = np.random.default_rng(11)
+    X = rng.normal(size=(n_rows, d))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 10, shape=d)
+        scale = pm.HalfNormal("scale", 5)
+        pm.Normal("y", X @ beta, scale, observed=X[:, 0] + rng.normal(size=n_rows))
+    with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
+        step = SGLDCV(model=model, bias=0.05, compile_kwargs=CVM)  # and no CenterWarning
+    found = step.settings.attributes
+    assert found["mean_error_of"] == "scale_log__"
+    expected = 0.05 * d / np.sqrt(2 * n_rows)
+    # The posterior has N - d degrees of freedom, and the curvature is that of one point.
+    assert found["mean_error"] == pytest.approx(expected, rel=0.15)
+    told = "the mean of `scale_log__` is off by up to about" in caplog.text
+    assert told == (found["mean_error"] > 0.1)

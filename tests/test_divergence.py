@@ -66,9 +66,19 @@ def test_heavy_tails_are_no_growth(seed):
 
 def test_distance_from_the_centre(rng):
     x = 1e5 + rng.normal(size=(100, 2))
-    assert find_divergence(x, -x + 1e5) is None
-    message = find_divergence(x, -x + 1e5, np.zeros(2), np.ones(2))
+    gradient = 1e5 - x
+    assert find_divergence(x, gradient) is None
+    # Of the right width it may be at a mode that was not found.
+    assert find_divergence(x, gradient, np.zeros(2), np.ones(2)) is None
+    message = find_divergence(x, 5 * gradient, np.zeros(2), np.ones(2))
     assert message == "is 1e+05 posterior standard deviations away from the centre"
+
+
+@pytest.mark.parametrize("draws", [8, 12, 30, 79])
+def test_short_chains_have_not_grown_by_chance(rng, draws):
+    for _ in range(20):
+        x = rng.normal(size=(draws, 200))
+        assert find_divergence(x, -x) is None
 
 
 def regression():

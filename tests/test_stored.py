@@ -150,9 +150,7 @@ def test_gradients_of_other_draws():
 def test_a_chain_that_does_not_move(trace):
     positions = trace["sample_stats"]["position"].values.copy()
     positions[1, :, 0] = positions[1, 0, 0]
-    with pytest.raises(
-        ValueError, match=r"`theta\[0\]` is constant in chain 1"
-    ):
+    with pytest.raises(ValueError, match=r"`theta\[0\]` is constant in chain 1"):
         zero_variance(changed(trace, position=positions))
 
 

@@ -44,6 +44,7 @@ from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.graphs import shape_of
 from pymc_sgmcmc.posterior.position import value_variables
+from pymc_sgmcmc.run_settings import LARGEST_MEAN_ERROR
 from pymc_sgmcmc.schedules import MOST_THINNING, StepSize, check_step_size
 from pymc_sgmcmc.tuning import (
     NOISE_POINTS,
@@ -249,6 +250,20 @@ class Setup:
             choice.noise,
             choice.curvature,
         )
+        bend = None if self.center is None else self.center.bend
+        if bend is not None and self.bias * np.abs(bend).max() > LARGEST_MEAN_ERROR:
+            worst = int(np.argmax(np.abs(bend)))
+            error = self.bias * float(np.abs(bend[worst]))
+            _log.warning(
+                "%s: with variances too large by %.2g the mean of `%s` is off by up to about %.1g "
+                "posterior standard deviations, since the posterior is skewed there. Use "
+                "`bias=%.1g` where that matters",
+                self.name,
+                self.bias,
+                self.posterior.labels[worst],
+                error,
+                self.bias * LARGEST_MEAN_ERROR / error,
+            )
         relaxation = 2 / (step_size * choice.curvature)
         if thin == MOST_THINNING and relaxation > 2 * MOST_THINNING:
             _log.warning(

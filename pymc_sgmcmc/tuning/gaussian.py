@@ -142,6 +142,8 @@ class MismatchAlongCoordinates:
         its standard error.
     precision, precision_error : numpy.ndarray, shape (d,)
         Diagonal of the mean curvature relative to that at the mean, and its standard error.
+    curvature : numpy.ndarray, shape (d,)
+        That at the mean, in units in which the Gaussian is N(0, I).
     lost : float
         As in `Mismatch`.
     """
@@ -150,7 +152,17 @@ class MismatchAlongCoordinates:
     gradient_error: np.ndarray
     precision: np.ndarray
     precision_error: np.ndarray
+    curvature: np.ndarray
     lost: float = 0.0
+
+    @property
+    def newton(self) -> np.ndarray:
+        """Step to the better mean, in units in which the Gaussian is N(0, I)."""
+        return self.gradient / np.sqrt(self.curvature)
+
+    def newton_of(self, gradient: np.ndarray) -> np.ndarray:
+        """The same for another gradient, in these units."""
+        return gradient / self.curvature
 
     @property
     def shift(self) -> float:
@@ -218,7 +230,7 @@ def mismatch_along_coordinates(
     lost = 1 - number / PAIRS_ALONG_COORDINATES
     if number < PAIRS_ALONG_COORDINATES / 2:
         unknown, zero = np.full(d, np.inf), np.zeros(d)
-        return MismatchAlongCoordinates(unknown, zero, unknown, zero, lost)
+        return MismatchAlongCoordinates(unknown, zero, unknown, zero, np.ones(d), lost)
     total = np.sum(squares, axis=0)
     curvature = np.sum(at_mean, axis=0) / total
     error = _error_of_ratio(np.array(at_mean), curvature, np.array(squares))
@@ -232,6 +244,7 @@ def mismatch_along_coordinates(
         np.std(means, axis=0, ddof=1) / np.sqrt(number) / deviation,
         1 + mean_change / deviation**2,
         _error_of_ratio(change, mean_change, np.array(squares)) / deviation**2,
+        deviation**2,
         lost,
     )
 

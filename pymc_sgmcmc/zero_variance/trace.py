@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -192,6 +193,11 @@ def zero_variance(
     ZeroVariance
         With ``summary()``, a table, and ``draws()``.
 
+    Warns
+    -----
+    UserWarning
+        Where the mean gradient is beyond doubt not zero, as with gradients of other data.
+
     Raises
     ------
     ValueError
@@ -251,9 +257,9 @@ def zero_variance(
     }
     over = np.zeros(len(estimate.mean), dtype=bool)
     notes: list[str] = []
+    columns: pd.DataFrame | None = None
     if moments and coefficients == "batch_means" and order <= 2 and run.thin != 1:
         coordinates, numbers = _coordinates(functions, run)
-        columns = None
         if coordinates.any():
             columns, notes = _moments_of(idata, run, regression, split, batches)
         if columns is not None:
@@ -265,9 +271,15 @@ def zero_variance(
             of_all, _ = predicted_gain(replace(run, thin=1), some[..., over])
             predicted = _replaced(predicted, over, of_all)
     if over.all():
-        notes += advice_of_chain(run)
+        # In short batches any mean seems improbable.
+        assert columns is not None
+        notes += [] if columns.attrs["notes"] else advice_of_chain(run)
     else:
         notes += advice(run, estimate, predicted, fit, some, coefficients)
+
+    for note in advice_of_chain(run):
+        if note in notes:
+            warnings.warn(note, UserWarning, stacklevel=2)
 
     def shaped(flat: np.ndarray) -> xr.Dataset:
         return _shaped(functions, flat)
@@ -298,8 +310,8 @@ def _moments_of(
     chains = read_moments(idata).batch_position.shape[0]
     if chains != len(run.chains):
         return None, [
-            f"The means are over the draws alone: {len(run.chains) - chains} of {len(run.chains)} "
-            "chains were interrupted, and have no moments of all transitions."
+            f"The means are over the draws alone: {chains} chains have moments of all transitions, "
+            f"and the trace has {len(run.chains)}. Chains that were interrupted have none."
         ]
     return table, [
         "Means of coordinates of the position are over all transitions, not only over the draws.",
@@ -347,6 +359,11 @@ def _functions(
                 f"{_quote(unknown) or 'an empty list'}."
             )
         found = found[names]
+    if not found.data_vars:
+        raise ValueError(
+            "The group `posterior` should have variables with a value for each chain and draw, but "
+            "has none. Pass the DataTree that `pm.sample` returned."
+        )
     return found.transpose(*SAMPLE_DIMS, ...)
 
 
