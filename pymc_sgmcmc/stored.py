@@ -605,8 +605,9 @@ def check_posterior(posterior: xr.Dataset, run: StoredRun) -> None:
         if (np.abs(products) < LEAST_CORRELATION * scale).any():
             raise ValueError(
                 f"`{name}` should have the draws of `position`, but those in the group `posterior` "
-                "are others. Select the same draws in all groups, as `idata.sel` does, or compute "
-                "positions and gradients: `idata = gradients(idata, model)`."
+                "are others, or its elements are in another order. Select the same draws in all "
+                "groups, as `idata.sel` does, or compute positions and gradients: "
+                "`idata = gradients(idata, model)`."
             )
 
 

@@ -156,6 +156,24 @@ def _rows(idata: DataTree) -> str | list[str] | None:
     return stored_rows(settings_of(idata)) if "sample_stats" in idata.children else None
 
 
+def _check_order(draws: xr.Dataset, model: pm.Model) -> None:
+    """Refuse variables whose elements are in another order than in the model."""
+    for variable in model.free_RVs:
+        values = draws[variable.name]
+        for dim in model.named_vars_to_dims.get(variable.name) or ():
+            labels = model.coords.get(dim)
+            if labels is None or dim not in values.coords or values.sizes[dim] != len(labels):
+                continue
+            theirs = [str(one) for one in values.coords[dim].values]
+            if theirs != [str(one) for one in labels]:
+                raise ValueError(
+                    f"`{variable.name}` should have its elements in the order of the model, but "
+                    f"`{dim}` is {', '.join(theirs[:5])} in the trace and "
+                    f"{', '.join(map(str, labels[:5]))} in the model. Put it back by "
+                    f'`idata.sel({dim}=list(model.coords["{dim}"]))`.'
+                )
+
+
 def _positions(idata: DataTree, model: pm.Model, posterior: Posterior) -> np.ndarray:
     """Unconstrained positions of the draws, shape (chain, draw, d)."""
     draws = posterior_of(idata)
@@ -168,6 +186,7 @@ def _positions(idata: DataTree, model: pm.Model, posterior: Posterior) -> np.nda
         )
     values = {one.name: np.asarray(draws[one.name]) for one in model.free_RVs}
     count = (draws.sizes["chain"], draws.sizes["draw"])
+    _check_order(draws, model)
     shapes = model.eval_rv_shapes()
     for name, one in values.items():
         if one.shape[2:] != tuple(shapes[name]):

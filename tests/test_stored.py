@@ -275,3 +275,20 @@ def test_gradients_keep_what_else_there_is():
 def test_moments_say_where_they_are_left_out(trace):
     with pytest.raises(ValueError, match="left out where draws were left out or changed"):
         zero_variance_of_moments(stein_calibrate(trace))
+
+
+def test_gradients_of_elements_in_another_order():
+    """Labels say which is which; by position the gradients would be those of other elements."""
+    with pm.Model(coords={"feature": ["b", "a"]}) as model:
+        pm.Normal("theta", [0.0, 5.0], dims="feature")
+        pm.Normal("y", 0, 1, observed=np.zeros(3))
+    x = np.random.default_rng(1).normal([0.0, 5.0], size=(2, 50, 2))
+    draws = xr.Dataset({"theta": (("chain", "draw", "feature"), x)}, coords={"feature": ["b", "a"]})
+    tree = xr.DataTree.from_dict({"posterior": draws})
+    expected = gradients(tree, model)["sample_stats"]["gradient"].values
+    np.testing.assert_allclose(expected, [0.0, 5.0] - x)
+    turned = xr.DataTree.from_dict({"posterior": draws.sortby("feature")})
+    with pytest.raises(ValueError, match=r"`theta` .* `feature` is a, b in the trace and b, a in"):
+        gradients(turned, model)
+    back = turned.sel(feature=list(model.coords["feature"]))
+    np.testing.assert_allclose(gradients(back, model)["sample_stats"]["gradient"], expected)
