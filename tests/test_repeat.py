@@ -18,7 +18,10 @@ from tests.models import logistic_model
 CVM = {"mode": "CVM"}
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 
-OF_THE_STEP_SIZE = {"step_size", "step_size_from", "thin", "bias", "noise", "curvature", "why"}
+OF_THE_STEP_SIZE = {
+    "step_size", "step_size_from", "thin", "bias", "noise", "curvature", "why", "mean_error",
+    "mean_error_of",
+}  # fmt: skip
 """Settings that are about the step size, and those that say where settings are from."""
 
 
