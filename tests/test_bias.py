@@ -490,6 +490,7 @@ def test_compound_step_with_metropolis(caplog, tmp_path):
     assert bias_report(xr.open_datatree(tmp_path / "run.nc")).equals(report)
 
 
+@pytest.mark.slow
 def test_compound_step_with_another_step_size():
     """NUTS records a `step_size` as well, here before ours."""
     model = two_variable_model()

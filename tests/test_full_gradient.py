@@ -100,7 +100,9 @@ def log_proposal(posterior, there, here, h, M):
     return stats.multivariate_normal(mean, h * M).logpdf(there)
 
 
-@pytest.mark.parametrize("kind", ["scalar", "diagonal", "dense"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("scalar", marks=pytest.mark.slow), "diagonal", "dense"]
+)
 def test_acceptance_probability_and_decision(kind):
     """Against the ratio of densities, written out, for a posterior that is not Gaussian."""
     matrix = {

@@ -223,7 +223,7 @@ def state_with(earlier, position, pairs):
     return np.concatenate([position, earlier.ravel(), s.ravel(), y.ravel(), [0.0]])
 
 
-@pytest.mark.parametrize("memory", [2, 3, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("memory", [2, *(pytest.param(m, marks=pytest.mark.slow) for m in (3, 5))])
 def test_compiled_transition_is_that_of_dense_bfgs(problem, rng, memory):
     """Slope I - h/2 H_t B_S from the position M ago, and noise of covariance h H_t."""
     d, h = problem.dimension, 0.4

@@ -297,7 +297,10 @@ def invariance(name):
     return largest_residual(step.block, nodes, weights, degree=3, generator_of=generator_of)
 
 
-@pytest.mark.parametrize("name", ["sgld", "sgrhmc", "dense sgrhmc", "thermostat"])
+@pytest.mark.parametrize(
+    "name",
+    ["sgld", "sgrhmc", pytest.param("dense sgrhmc", marks=pytest.mark.slow), "thermostat"],
+)
 def test_small_steps_leave_the_posterior_invariant(name):
     assert invariance(name) < 1e-8
 

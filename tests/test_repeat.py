@@ -89,6 +89,7 @@ def test_every_setting_but_the_step_size(case):
     assert second.thin == 3
 
 
+@pytest.mark.slow
 def test_report_of_a_run_with_rows_in_each_transition():
     """Without them the second run is forty times as wide, and condemns the first."""
     model = rare_column()

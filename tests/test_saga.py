@@ -390,6 +390,7 @@ def test_a_point_moved_by_others_is_followed(model, step):
     assert np.all(after["beta"] > 50)
 
 
+@pytest.mark.slow
 def test_float32():
     with pytensor.config.change_flags(floatX="float32"):
         model = logistic_model()

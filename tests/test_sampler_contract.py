@@ -25,10 +25,16 @@ every_estimator = pytest.mark.parametrize(
         for name in ESTIMATORS
     ],
 )
+VARIANTS = ("HAMCMC (between)", "SGHMC (Euler)")
+"""Samplers whose contract is that of another one of the list: left out of the default run."""
+
 every_sampler = pytest.mark.parametrize(
     "sampler",
-    [sampler for sampler in SAMPLERS if sampler.careful],
-    ids=lambda sampler: sampler.name,
+    [
+        pytest.param(one, id=one.name, marks=pytest.mark.slow if one.name in VARIANTS else ())
+        for one in SAMPLERS
+        if one.careful
+    ],
     scope="module",
 )
 

@@ -7,11 +7,20 @@ import pytest
 import tests.hostile.catalogue  # noqa: F401  # fills the catalogue
 from tests.hostile.case import CASES, Case, judge
 
+QUICK = ("settings.", "traces.", "cli.")
+"""Subjects of the default run: those of the others compile a function each, and models, rows and
+changes of them have tests of their own."""
+
+
+def is_slow(case: Case) -> bool:
+    """Whether a case is left out of the default run."""
+    return case.slow or not case.name.startswith(QUICK)
+
 
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(one, id=name, marks=[pytest.mark.slow] if one.slow else [])
+        pytest.param(one, id=name, marks=[pytest.mark.slow] if is_slow(one) else [])
         for name, one in CASES.items()
     ],
 )
