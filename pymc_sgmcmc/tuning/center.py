@@ -533,7 +533,10 @@ def _evidence(subsample: Subsample, center: Center) -> tuple[float, float]:
     rng = np.random.default_rng(1748)
     root = center.curvature.root
     draws = rng.standard_normal((EVIDENCE_DRAWS, len(root)))
-    log_weights = 0.5 * (draws**2).sum(1) + [
+    # The mode of a subsample is standard deviations from that of all rows.
+    balance = root.T @ (center.gradient - subsample.gradient(center.position))
+    log_weights = 0.5 * (draws**2).sum(1) + draws @ balance
+    log_weights += [
         subsample.log_density_and_gradient(center.position + root @ draw)[0] for draw in draws
     ]
     bound = np.mean(log_weights - 0.5 * (draws**2).sum(1)) + np.log(np.abs(np.diag(root))).sum()
