@@ -13,6 +13,7 @@ from scipy import stats
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import positive_number
+from pymc_sgmcmc.divergence import LARGEST_POSITION
 from pymc_sgmcmc.posterior.position import layout_from_model
 from pymc_sgmcmc.run_settings import (
     GIVEN,
@@ -54,9 +55,6 @@ SMALLEST_PROBABILITY = 1e-3
 
 CHECKED_COORDINATES = 200
 """Coordinates, the slowest, whose convergence is judged at the end of a run: half a second."""
-
-LARGEST_SQUARED = 1e100
-"""Size of numbers whose squares and their sums do not overflow."""
 
 SMALLEST_BIAS = 0.001
 """Accuracy below which it is not a smaller step that a run needs."""
@@ -283,7 +281,7 @@ def _stored(
     positions, gradients = run.positions.astype(float), run.gradients.astype(float)
     reasons = diverged(idata, positions, gradients, run.chains)
     if reasons:
-        limits = (-LARGEST_SQUARED, LARGEST_SQUARED)
+        limits = (-LARGEST_POSITION, LARGEST_POSITION)
         positions, gradients = (np.clip(one, *limits) for one in (positions, gradients))
     return positions, gradients, run.step_sizes_of_draws, reasons
 

@@ -101,11 +101,9 @@ class RunSettings:
         if choice is not None:
             attributes["noise"] = choice.noise
             attributes["curvature"] = choice.curvature
-            bend = None if setup.center is None else setup.center.bend
-            if bend is not None:
-                worst = int(np.argmax(np.abs(bend)))
-                attributes[MEAN_ERROR] = float(setup.bias * np.abs(bend[worst]))
-                attributes[MEAN_ERROR_OF] = str(setup.posterior.labels[worst])
+            mean_error = setup.mean_error()
+            if mean_error is not None:
+                attributes[MEAN_ERROR_OF], attributes[MEAN_ERROR] = mean_error
         attributes["why"] = _why(setup, design)
         arrays = {KEPT_ROWS: setup.estimator.kept} if setup.estimator.kept_rows else {}
         matrices = {"preconditioner": design.preconditioner}

@@ -153,16 +153,16 @@ def read_run(
     _check_finite(positions, gradients, chains)
     if not diverged_chains:
         check_divergence(diverged(idata, positions, gradients, chains), chains, settings)
-    some = every_nth(positions)
+    some, some_gradients = every_nth(positions), every_nth(gradients)
     check_constant(some, labels)
-    check_constant(every_nth(gradients), labels, "gradient")
+    check_constant(some_gradients, labels, "gradient")
     _check_same_chains(positions, chains)
     if not diverged_chains:
         _check_still(some, labels, chains)
     if agreeing_chains:
         check_chains(some, labels, chains)
         _check_step_sizes(_step_sizes(stats, settings), chains)
-    _check_sign(some, every_nth(gradients), labels)
+    _check_sign(some, some_gradients, labels)
     arrays = {}
     if GROUP in idata.children:
         arrays = {str(name): np.asarray(one) for name, one in idata[GROUP].data_vars.items()}

@@ -28,6 +28,19 @@ def first_bad_row(is_bad: Callable[[slice], bool], start: int, stop: int) -> int
     return start
 
 
+def first_row_out_of_range(evaluate: Callable[[slice], object], start: int, stop: int) -> int:
+    """Number of the first row of a range that has one at whose index an evaluation fails."""
+
+    def fails(rows: slice) -> bool:
+        try:
+            evaluate(rows)
+        except IndexError:
+            return True
+        return False
+
+    return first_bad_row(fails, start, stop)
+
+
 def code_error(leaves: Sequence[RowLeaf], row: int, error: IndexError) -> ModelError:
     """Error for a row with an index beyond the array that it is an index of."""
     message = str(error).splitlines()[0] if str(error) else "index out of bounds"

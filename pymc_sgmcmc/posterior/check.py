@@ -24,7 +24,7 @@ from pytensor.graph.replace import clone_replace
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.posterior.bad_rows import code_error, first_bad_row
+from pymc_sgmcmc.posterior.bad_rows import code_error, first_row_out_of_range
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior.position import PositionLayout
 from pymc_sgmcmc.posterior.rows import SeparatedModel, Term, reference_terms
@@ -280,16 +280,8 @@ def _bad_code(
     error: IndexError,
 ) -> ModelError:
     """Error for the first of some rows whose index is out of range."""
-
-    def fails(rows: slice) -> bool:
-        try:
-            evaluate(*take(numbers[rows]))
-        except IndexError:
-            return True
-        return False
-
-    row = numbers[first_bad_row(fails, 0, len(numbers))]
-    return code_error(separated.leaves, int(row), error)
+    number = first_row_out_of_range(lambda rows: evaluate(*take(numbers[rows])), 0, len(numbers))
+    return code_error(separated.leaves, int(numbers[number]), error)
 
 
 def _first_line(error: Exception) -> str:

@@ -20,7 +20,12 @@ from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.posterior.bad_rows import code_error, first_bad_row, support_error
+from pymc_sgmcmc.posterior.bad_rows import (
+    code_error,
+    first_bad_row,
+    first_row_out_of_range,
+    support_error,
+)
 from pymc_sgmcmc.posterior.check import check_separation
 from pymc_sgmcmc.posterior.compiled import (
     PYTHON_MODE,
@@ -178,7 +183,9 @@ class Posterior:
             try:
                 good = self._is_finite(chunk)
             except IndexError as error:
-                row = first_bad_row(self._fails, start, stop)
+                row = first_row_out_of_range(
+                    lambda rows: self._is_finite(self.take(rows)), start, stop
+                )
                 raise code_error(self._separated.leaves, row, error) from None
             if not good:
                 self._check_support(start, stop)
@@ -188,13 +195,6 @@ class Posterior:
         with np.errstate(all="ignore"):
             value, gradient = self.log_likelihood_and_gradient(self.initial_position, rows)
         return bool(np.isfinite(value) and np.isfinite(gradient).all())
-
-    def _fails(self, rows: slice) -> bool:
-        try:
-            self._is_finite(self.take(rows))
-        except IndexError:
-            return True
-        return False
 
     def _check_support(self, start: int, stop: int) -> None:
         """Refuse a range of rows of which some are not finite; where all are, it is not the rows.

@@ -229,6 +229,17 @@ class Setup:
         root = matrix_root(curvature.precision)
         return np.concatenate([rows, root.T * np.sqrt(of_curvature)])
 
+    def mean_error(self) -> tuple[str, float] | None:
+        """Label and size of the largest error of a mean that the stated bias brings, if known.
+
+        In posterior standard deviations, to first order, see `Center`.
+        """
+        if self.center is None or self.center.bend is None:
+            return None
+        errors = self.bias * np.abs(self.center.bend)
+        worst = int(np.argmax(errors))
+        return str(self.posterior.labels[worst]), float(errors[worst])
+
     def report(self, choice: StepSizeChoice, step_size: float, thin: int) -> None:
         """Log the settings that were computed, and warn where noise limits them.
 
@@ -250,17 +261,15 @@ class Setup:
             choice.noise,
             choice.curvature,
         )
-        bend = None if self.center is None else self.center.bend
-        if bend is not None and self.bias * np.abs(bend).max() > LARGEST_MEAN_ERROR:
-            worst = int(np.argmax(np.abs(bend)))
-            error = self.bias * float(np.abs(bend[worst]))
+        label, error = self.mean_error() or ("", 0.0)
+        if error > LARGEST_MEAN_ERROR:
             _log.warning(
                 "%s: with variances too large by %.2g the mean of `%s` is off by up to about %.1g "
                 "posterior standard deviations, since the posterior is skewed there. Use "
                 "`bias=%.1g` where that matters",
                 self.name,
                 self.bias,
-                self.posterior.labels[worst],
+                label,
                 error,
                 self.bias * LARGEST_MEAN_ERROR / error,
             )
