@@ -67,6 +67,8 @@ class TransitionBlock:
     ):
         self.dtype = estimator.posterior.dtype
         self.dimension = estimator.posterior.dimension
+        self.row_elements = estimator.posterior.row_elements
+        self.batching = estimator.batching
         self.dynamics = dynamics
         self.lag = dynamics.lag
         self.noise_size = dynamics.noise_size(self.dimension)

@@ -305,8 +305,8 @@ def test_other_variables_that_move_change_the_density():
     after, _ = step.step(moved)
     assert after["slope"] == moved["slope"]
     density, gradient = step.posterior.log_density_and_gradient(np.array([after["slope"]]))
-    assert step.auxiliaries[0] == pytest.approx(density)
-    assert step.auxiliaries[1] == pytest.approx(gradient)
+    assert step.chain.snapshot.auxiliaries[0] == pytest.approx(density)
+    assert step.chain.snapshot.auxiliaries[1] == pytest.approx(gradient)
 
 
 @pytest.mark.parametrize("step_class", [ULA, MALA])

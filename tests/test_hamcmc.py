@@ -11,9 +11,8 @@ import pymc as pm
 import pytensor
 import pytest
 
-from pymc_sgmcmc import BatchSizeWarning, NonFinitePositionError, Posterior
+from pymc_sgmcmc import BatchSizeWarning, NonFinitePositionError, Posterior, chain
 from pymc_sgmcmc.dynamics.hamcmc import preconditioned_move
-from pymc_sgmcmc.step_methods import base
 from pymc_sgmcmc.step_methods.hamcmc import HAMCMC, steepest_curvature
 from pymc_sgmcmc.tuning import Center, Curvature
 from tests.exact_law import (
@@ -465,7 +464,7 @@ def assert_same_draws(found, expected, **tolerances):
 @pytest.mark.parametrize("length", [2, 4, 12])
 def test_draws_do_not_depend_on_the_length_of_runs(model, step, reference, monkeypatch, length):
     """Not even where a run is shorter than the lag of M passes."""
-    monkeypatch.setattr(base, "BLOCK_TRANSITIONS", length)
+    monkeypatch.setattr(chain, "BLOCK_TRANSITIONS", length)
     assert_same_draws(sample(model, step), reference)
 
 
@@ -613,8 +612,8 @@ def test_a_point_moved_by_others_is_followed(model, step):
     for _ in range(3):
         point, _ = step.step(point)
     point = {"beta": point["beta"] + 100.0}
-    step.step(point)
-    earlier, displacements, _, start = step.auxiliaries
+    step.chain.move(point["beta"])
+    earlier, displacements, _, start = step.chain.snapshot.auxiliaries
     np.testing.assert_array_equal(earlier, np.repeat(point["beta"][None], 2, axis=0))
     assert not displacements.any()
     assert start == 3

@@ -10,6 +10,7 @@ import pymc as pm
 import pytest
 from scipy import stats
 
+from pymc_sgmcmc import chain
 from pymc_sgmcmc.adaptation import Seen
 from pymc_sgmcmc.convergence import (
     chi_square_bound,
@@ -27,7 +28,6 @@ from pymc_sgmcmc.dynamics.osgfs import (
 )
 from pymc_sgmcmc.errors import BatchSizeWarning
 from pymc_sgmcmc.gradient_estimators import PlainGradient
-from pymc_sgmcmc.step_methods import base
 from pymc_sgmcmc.step_methods.osgfs import OSGFS, row_covariance
 from tests.exact_law import compiled_law, exact_noise_operator, fixed_point, noise_operator
 from tests.linear_gaussian import LinearGaussian
@@ -424,7 +424,7 @@ def test_noise_of_other_estimators_is_learned_from_the_transitions():
         other.scoring.begin(problem.mean)["noise"], plain.scoring.begin(problem.mean)["noise"]
     )
     sample(other, 8000)
-    state = other._draws.adapted_after[0]
+    state = other.chain.snapshot.adapted[0]
     exact = noise_operator(problem, other.batching)(np.linalg.inv(problem.precision))
     root = np.linalg.cholesky(exact)
     ratio = np.linalg.solve(root, np.linalg.solve(root, state["noise_covariance"]).T)
@@ -665,7 +665,7 @@ def test_draws_do_not_depend_on_the_length_of_runs(problem, monkeypatch, kind):
     start = {"beta": problem.mean + 3.0}
     results = []
     for length in (10_000, 12, 3):
-        monkeypatch.setattr(base, "BLOCK_TRANSITIONS", length)
+        monkeypatch.setattr(chain, "BLOCK_TRANSITIONS", length)
         step.setup_chain(np.random.default_rng(5), 20, 60)
         results.append(walk(step, start, 80))
     for _, draws, recorded in results[1:]:
@@ -756,12 +756,20 @@ def test_beside_nuts():
     assert float(idata.posterior["slope"].mean()) == pytest.approx(2, abs=0.2)
 
 
-def test_centre_for_gradients_only(problem):
+def test_centre_for_gradients_only(problem, monkeypatch):
     """With `start="model"` chains of control variates begin at the model's initial point."""
     step = make_step(problem, gradient="cv", start="model", thin=1)
     step.setup_chain(np.random.default_rng(1), 0, 1)
-    step._follow(step._initial_position)
-    np.testing.assert_array_equal(step.position, np.zeros(3))
+    begin, positions = step.chain.begin, []
+
+    def recorded(rng, position, **settings):
+        positions.append(position)
+        assert settings["root"] is None
+        begin(rng, position, **settings)
+
+    monkeypatch.setattr(step.chain, "begin", recorded)
+    step.step({"beta": np.zeros(3)})
+    np.testing.assert_array_equal(positions, [np.zeros(3)])
 
 
 # --- Settings -----------------------------------------------------------------------------

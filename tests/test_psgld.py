@@ -38,7 +38,7 @@ def run(step, tune, draws, seed=3):
 
 def test_second_moment_is_that_of_the_recursion(problem):
     step = make(problem, step_size=1e-3, decay=0.9)
-    rmsprop = step.adaptations[0]
+    rmsprop = step.chain.adaptations[0]
     state = rmsprop.begin(np.zeros(3))
     gradients = np.random.default_rng(0).normal(size=(7, 3)) * 50
     expected = state["second_moment"]
@@ -128,7 +128,7 @@ def test_condition_number_falls_to_its_root(rng):
 
 def test_curvature_is_sgld_with_the_inverse_curvature(problem):
     step = make(problem, preconditioner="curvature")
-    assert not any(isinstance(one, RMSprop) for one in step.adaptations)
+    assert not any(isinstance(one, RMSprop) for one in step.chain.adaptations)
     np.testing.assert_allclose(
         step.block.dynamics.preconditioner.get_value(), np.linalg.inv(problem.precision), rtol=1e-6
     )

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
+from copy import deepcopy
 
 import numpy as np
 import pymc as pm
 import pytensor
 import pytest
 
-from pymc_sgmcmc import SGLD, Posterior
+from pymc_sgmcmc import SGLD, Posterior, chain
 from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.dynamics import Langevin
 from pymc_sgmcmc.engine import TransitionBlock
 from pymc_sgmcmc.gradient_estimators import SAGAGradient, saga
-from pymc_sgmcmc.step_methods import base
 from tests.exact_law import AffineTransition, all_indices, stationary_law
 from tests.linear_gaussian import LinearGaussian
 from tests.models import logistic_model, two_variable_model
@@ -192,7 +192,7 @@ def test_the_table_starts_with_the_gradients_at_the_first_position(model):
     step = saga_step(model, step_size=1e-300)
     step.setup_chain(np.random.default_rng(4), 0, 100)
     step.step({"beta": np.array([0.1, 0.2, 0.3])})
-    table, total = step.memory
+    table, total = step.chain.state.memory
     posterior = Posterior(model)
     expected = posterior.row_gradients(np.array([0.1, 0.2, 0.3]), posterior.data)
     np.testing.assert_allclose(table, expected, rtol=1e-12)
@@ -203,34 +203,31 @@ def test_the_table_starts_with_the_gradients_at_the_first_position(model):
 def test_rows_seen_are_updated_and_no_others(model, batching):
     """Against a plain NumPy chain, new orders of the rows and the last passes included."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "EPOCHS_BETWEEN_SHUFFLES", 0.5)
+        patch.setattr(chain, "EPOCHS_BETWEEN_SHUFFLES", 0.5)
         step = saga_step(model, thin=3, batching=batching, batch_size=150)
     posterior, h = step.posterior, 1e-3
-    step.setup_chain(np.random.default_rng(4), 0, 100)
     position = np.array([0.1, 0.2, 0.3])
-    point = {"beta": position}
+    step.chain.begin(np.random.default_rng(4), position)
     table = posterior.row_gradients(position, posterior.data)
     for draw in range(8):
-        rng, noise_rng = base._copy(step.rng), base._copy(step.noise_rng)
-        pending = step.pending
-        if pending is None:
-            # The generators of a chain that has not begun.
-            pending = step.batching.draw(rng, 1)
+        state = step.chain.state
+        rng, noise_rng = deepcopy(state.rng), deepcopy(state.noise_rng)
+        pending = step.batching.draw(rng, 1) if draw == 0 else state.pending
         indices = np.concatenate([pending, step.batching.draw(rng, 3)])
         noise = noise_rng.standard_normal((3, 3))
-        point, stats = step.step(point)
+        drawn = step.chain.advance(1)
         for transition in range(4):
             rows = step.batching.selected(indices[transition])
             new = posterior.row_gradients(position, posterior.take(rows))
             gradient = posterior.log_prior_and_gradient(position)[1] + table.sum(0)
             gradient = gradient + 400 / 150 * (new - table[rows]).sum(0)
             if transition == 3:
-                np.testing.assert_allclose(stats[0]["gradient"], gradient, rtol=1e-9)
+                np.testing.assert_allclose(drawn.gradients[0], gradient, rtol=1e-9)
                 break
             table[rows] = new
             position = position + h / 2 * gradient + np.sqrt(h) * noise[transition]
-        np.testing.assert_allclose(point["beta"], position, rtol=1e-10, err_msg=str(draw))
-        stored, total = step.memory
+        np.testing.assert_allclose(drawn.positions[0], position, rtol=1e-10, err_msg=str(draw))
+        stored, total = step.chain.state.memory
         np.testing.assert_allclose(stored, table, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(total, stored.sum(0), rtol=0, atol=1e-11)
     assert batching == "replace" or step.batching._order != 0
@@ -256,7 +253,7 @@ def test_all_rows_leave_the_gradients_of_the_present_position(model):
         at = point["beta"]
         point, _ = step.step(point)
         expected = posterior.row_gradients(at, posterior.data)
-        np.testing.assert_allclose(step.memory[0], expected, rtol=1e-12)
+        np.testing.assert_allclose(step.chain.state.memory[0], expected, rtol=1e-12)
 
 
 def test_order_of_the_rows_of_the_data_changes_nothing(problem):
@@ -357,7 +354,7 @@ def test_one_block_is_the_same_as_several(model):
 
 @pytest.mark.parametrize("used", [0, 1, 5, 10, 13])
 def test_a_state_resumes_where_it_was_read(model, used, monkeypatch):
-    monkeypatch.setattr(base, "EPOCHS_BETWEEN_SHUFFLES", 1)
+    monkeypatch.setattr(chain, "EPOCHS_BETWEEN_SHUFFLES", 1)
     step = saga_step(model, thin=3)
 
     def walk(stepper, point, count):
@@ -398,7 +395,7 @@ def test_float32():
         idata = sample(model, step)
     assert idata.posterior["beta"].dtype == np.float32
     assert np.isfinite(idata.posterior["beta"]).all()
-    table, total = step.memory
+    table, total = step.chain.state.memory
     assert table.dtype == np.float32
     # In double precision, so that no rounding gathers.
     np.testing.assert_allclose(total, table.sum(0, dtype=float), rtol=0, atol=1e-9)

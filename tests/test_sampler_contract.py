@@ -11,7 +11,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_sgmcmc.step_methods import base
+from pymc_sgmcmc import chain
 from tests.models import logistic_model, two_variable_model
 from tests.test_samplers import CVM, ESTIMATORS, SAMPLERS
 
@@ -103,7 +103,7 @@ def test_seeds_processes_and_runs(sampler, steps, model, monkeypatch):
     assert not np.array_equal(sample(model, step, seed=4).posterior["beta"], beta)
     assert_same(sample(model, step), expected)
     assert_same(sample(model, step, cores=2, mp_ctx="fork"), expected)
-    monkeypatch.setattr(base, "BLOCK_TRANSITIONS", 12)
+    monkeypatch.setattr(chain, "BLOCK_TRANSITIONS", 12)
     assert_same(sample(model, step), expected)
 
 

@@ -255,7 +255,7 @@ def test_law_with_minibatches(sampler, gradient, prior_sd, batching, n_rows, bat
 
 def with_reference_at(step, position):
     """Make a position the start of a chain, for all that its adaptations and gradients refer to."""
-    for adaptation in step.adaptations:
+    for adaptation in step.chain.adaptations:
         adaptation.load(adaptation.begin(np.asarray(position)))
     if step.block.memory is not None:
         step.block.memory.begin(np.asarray(position))

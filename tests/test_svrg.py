@@ -7,11 +7,10 @@ import pymc as pm
 import pytensor
 import pytest
 
-from pymc_sgmcmc import SGLD, Posterior
+from pymc_sgmcmc import SGLD, Posterior, chain
 from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.center_difference import find_center_difference
 from pymc_sgmcmc.gradient_estimators import SVRG, PlainGradient, SAGAGradient, SVRGGradient
-from pymc_sgmcmc.step_methods import base
 from tests.exact_law import all_indices, run_one
 from tests.linear_gaussian import LinearGaussian
 from tests.models import logistic_data, logistic_model, two_variable_model
@@ -55,7 +54,7 @@ def joint_transition(problem, rows, step_size):
 def compiled_transition(step, problem, index, step_size):
     """The same, read off the compiled block with the reference loaded."""
     d = problem.dimension
-    reference = step.adaptations[0]
+    reference = step.chain.adaptations[0]
 
     def run(deviation, noise):
         reference.load(reference.begin(problem.mean + deviation[d:]))
@@ -202,22 +201,21 @@ def walk(step, point, draws):
     for _ in range(draws):
         point, _ = step.step(point)
         points.append(point)
-        states.append(step.adapted[0]["position"])
+        states.append(step.chain.snapshot.adapted[0]["position"])
     return points, states
 
 
 def test_the_reference_is_the_position_at_the_last_refresh(model, monkeypatch):
-    monkeypatch.setattr(base, "BLOCK_TRANSITIONS", 2)
+    monkeypatch.setattr(chain, "BLOCK_TRANSITIONS", 2)
     step = svrg_step(model, thin=2, gradient=SVRG(refresh=6))
     step.setup_chain(np.random.default_rng(1), 0, 20)
     start = model.initial_point()
     points, references = walk(step, start, 12)
     for draw, reference in enumerate(references):
-        # The state is that at the start of the block, which here is one draw.
-        at = draw // 3 * 3
+        at = (draw + 1) // 3 * 3
         expected = start["beta"] if at == 0 else points[at - 1]["beta"]
         np.testing.assert_array_equal(reference, expected)
-    state = step.adapted[0]
+    state = step.chain.snapshot.adapted[0]
     posterior = Posterior(model)
     full = posterior.gradient(state["position"])
     prior = posterior.log_prior_and_gradient(state["position"])[1]
@@ -225,8 +223,8 @@ def test_the_reference_is_the_position_at_the_last_refresh(model, monkeypatch):
 
 
 def test_one_epoch_is_the_default(model):
-    assert svrg_step(model).adaptations[0].transitions == 20
-    assert svrg_step(model, gradient=SVRG(refresh=7)).adaptations[0].transitions == 7
+    assert svrg_step(model).chain.adaptations[0].transitions == 20
+    assert svrg_step(model, gradient=SVRG(refresh=7)).chain.adaptations[0].transitions == 7
 
 
 def test_all_rows_are_the_full_gradient(model):
@@ -277,7 +275,7 @@ def reference(model, step):
 
 
 def test_draws_do_not_depend_on_the_length_of_runs(model, step, reference, monkeypatch):
-    monkeypatch.setattr(base, "BLOCK_TRANSITIONS", 3)
+    monkeypatch.setattr(chain, "BLOCK_TRANSITIONS", 3)
     parts = sample(model, step)
     for name in ("gradient", "position"):
         np.testing.assert_array_equal(parts.sample_stats[name], reference.sample_stats[name])

@@ -222,7 +222,7 @@ def fit(design: Design, settings: Settings) -> Fit:
     batch_size = resolve_batch_size(settings.batch_size, design.n_rows)
     mode = resolve_mode(settings.mode)
     started = time.perf_counter()
-    with build_model(design) as model:
+    with build_model(design):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", BatchSizeWarning)
             step = SAMPLERS[settings.sampler](batch_size=batch_size, compile_kwargs={"mode": mode})
@@ -241,7 +241,7 @@ def fit(design: Design, settings: Settings) -> Fit:
             sampling=float(trace["posterior"].attrs["sampling_time"]),
             draws=settings.chains * (settings.tune + settings.draws),
             thin=step.thin,
-            transition=_time_transition(step, model, settings),
+            transition=_time_transition(step, settings),
         )
     return Fit(
         trace=trace,
@@ -315,7 +315,7 @@ def _time_full_gradient(step: StochasticGradientStep) -> float:
     return min(times)
 
 
-def _time_transition(step: StochasticGradientStep, model: pm.Model, settings: Settings) -> float:
+def _time_transition(step: StochasticGradientStep, settings: Settings) -> float:
     """Seconds a transition, in a chain of its own.
 
     That leaves out the start of processes, the progress bar and the recording of draws, which
@@ -324,10 +324,9 @@ def _time_transition(step: StochasticGradientStep, model: pm.Model, settings: Se
     draws = max(1, min(settings.draws, math.ceil(TIMED_TRANSITIONS / step.thin)))
     times = []
     for _ in range(REPETITIONS):
-        point = model.initial_point()
-        step.setup_chain(np.random.default_rng(settings.seed), 0, draws)
+        assert step.center is not None
+        step.chain.begin(np.random.default_rng(settings.seed), step.center.position)
         started = time.perf_counter()
-        for _ in range(draws):
-            point, _ = step.step(point)
+        step.chain.advance(draws)
         times.append(time.perf_counter() - started)
     return min(times) / (draws * step.thin)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -39,10 +39,13 @@ class Dynamics(ABC):
     lag : int
         Transitions between the one that makes a position and the one that evaluates the
         gradient there: 1 where each transition starts from the last position.
+    depends_on_others : bool
+        Whether the auxiliaries belong to the values of variables outside of the position.
     """
 
     stats: tuple[str, ...] = ()
     lag: int = 1
+    depends_on_others: ClassVar[bool] = False
 
     def auxiliaries(self, dimension: int) -> Sequence[Auxiliary]:
         """Parts of the state beside a position of length d."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytensor.tensor as pt
@@ -49,6 +49,7 @@ class MetropolisAdjustedLangevin(Dynamics):
     evaluate: Callable[[np.ndarray], tuple[float, np.ndarray]]
 
     stats: tuple[str, ...] = ("accepted", "acceptance_rate")
+    depends_on_others: ClassVar[bool] = True
 
     def auxiliaries(self, dimension: int) -> Sequence[Auxiliary]:
         """Log density and gradient at the position."""

@@ -1,8 +1,8 @@
-"""The contract between PyMC and a chain of compiled transitions.
+"""The contract between PyMC and a chain.
 
-`StochasticGradientStep` keeps everything that PyMC asks of a step method: chains, seeds,
-state, statistics and progress. It knows no formula; subclasses hand it a compiled block of
-transitions.
+`StochasticGradientStep` keeps everything that PyMC asks of a step method: model, seeds, state,
+statistics and progress. It knows no formula: subclasses say what dynamics they have, and a `Chain`
+makes the draws.
 """
 
 from __future__ import annotations
@@ -16,23 +16,18 @@ import numpy as np
 from pymc.model import Model, modelcontext
 from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.compound import BlockedStep, Competence, StepMethodState
-from pymc.step_methods.state import WithSamplingState, dataclass_state
-from pymc.util import (
-    RandomGeneratorState,
-    get_random_generator,
-    get_state_from_generator,
-    random_generator_from_state,
-)
+from pymc.step_methods.state import dataclass_state
+from pymc.util import RandomGeneratorState, get_random_generator
 from rich.progress import TextColumn
 from rich.table import Column
 
-from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
-from pymc_sgmcmc.batching import EPOCHS_BETWEEN_SHUFFLES, FIRST_ORDER, Batching
+from pymc_sgmcmc.adaptation import Adaptation
+from pymc_sgmcmc.batching import Batching
+from pymc_sgmcmc.chain import Chain, ChainState, Draws, missing_value
 from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.engine import TransitionBlock, is_jax_mode
 from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
 from pymc_sgmcmc.gradient_estimators import SVRG, GradientEstimator
-from pymc_sgmcmc.linear_algebra import apply
 from pymc_sgmcmc.moments import RunningMoments
 from pymc_sgmcmc.monitor import STATISTIC, LangevinMonitor, SteinMonitor
 from pymc_sgmcmc.posterior import Posterior
@@ -47,19 +42,9 @@ from pymc_sgmcmc.step_methods.search import (
 from pymc_sgmcmc.step_methods.setup import Design, Setup, is_curvature, prepare
 from pymc_sgmcmc.step_size_tuning import LangevinStepSize
 
-BLOCK_TRANSITIONS = 10_000
-"""Most transitions computed in one call."""
-
-BLOCK_OPERATIONS = 2e8
-"""Bound on transitions x rows x elements of a row in one call: some tenths of a second, so
-that the progress bar moves and an interrupt is heard."""
-
-BLOCK_ELEMENTS = 1_000_000
-"""Bound on transitions x elements of the state, and on the integers of their indices, in one
-call: some megabytes of positions, noise and row numbers."""
-
 DRAW_ELEMENTS = 250_000_000
-"""Bound on those of one draw, which has no boundary within: 2 GB for each array of them."""
+"""Bound on transitions x elements of the state in one draw, which are computed in one call: 2 GB
+for each array of them."""
 
 SHRUNKEN_STEP = 0.3
 """Part of the computed step size, left by tuning, below which it is worth a warning."""
@@ -75,22 +60,16 @@ JAX_BLOCK_TRANSITIONS = 256
 class StochasticGradientState(StepMethodState):
     """What resumes a chain exactly where it was read.
 
-    Draws computed ahead are not stored: the state is that of the start of their block, and
-    `handed_out` says how many of them were used. A resumed chain computes the block again.
+    Draws computed ahead are not stored: the state of the chain is that of the start of their run,
+    and `handed_out` says how many of them were used. A resumed chain computes the run again.
     """
 
-    noise_rng: RandomGeneratorState
+    chain_state: dict[str, Any] | None
+    rng: RandomGeneratorState
     tune: bool
-    position: np.ndarray | None
-    auxiliaries: tuple[np.ndarray, ...]
-    memory: tuple[np.ndarray, ...]
-    adapted: tuple[dict[str, np.ndarray], ...]
-    pending: np.ndarray | None
-    draws_done: int
     handed_out: int
     tune_draws: int
     total_draws: int
-    order_entropy: int
     failed: bool
     thin: int = field(metadata={"frozen": True})
     batch_size: int = field(metadata={"frozen": True})
@@ -98,18 +77,15 @@ class StochasticGradientState(StepMethodState):
 
 
 @dataclass(frozen=True)
-class _Draws:
-    """Recorded draws of one block, and the transition at which it left the finite numbers."""
+class _Run:
+    """Draws computed ahead, and where the chain stood before them."""
 
-    positions: np.ndarray
-    gradients: np.ndarray
-    stats: dict[str, np.ndarray]
-    rng_after: np.random.Generator
-    noise_rng_after: np.random.Generator
-    pending_after: np.ndarray
-    state_after: tuple[np.ndarray, ...]
-    adapted_after: tuple[AdaptationState, ...]
-    bad_transition: int | None
+    before: ChainState
+    draws: Draws
+
+    @property
+    def failed(self) -> bool:
+        return self.draws.bad_transition is not None
 
 
 class StochasticGradientStep(BlockedStep):
@@ -139,16 +115,10 @@ class StochasticGradientStep(BlockedStep):
     """Whether some rows may be in each minibatch, by which V is that of the others alone."""
     posterior: Posterior
     batching: Batching
-    block: TransitionBlock
-    thin: int
-    # State of the chain, see `StochasticGradientState`.
+    chain: Chain
     rng: np.random.Generator
-    noise_rng: np.random.Generator
-    position: np.ndarray | None
-    auxiliaries: tuple[np.ndarray, ...]
-    adapted: tuple[AdaptationState, ...]
-    pending: np.ndarray | None
-    _draws: _Draws | None
+    handed_out: int
+    _run: _Run | None
 
     def __new__(cls, *args: Any, **kwargs: Any):
         """Check what PyMC reads before `__init__` does, which has its own words for it.
@@ -231,8 +201,6 @@ class StochasticGradientStep(BlockedStep):
         self.batch_size = self.batching.batch_size
         self.blocked = blocked
         self._owns_all = not setup.posterior.others
-        self._start = None if setup.center is None else setup.center.position
-        self._start_root = None if setup.center is None else setup.center.curvature.root
         self._initial_position = setup.posterior.initial_position
         self._runs_on_jax = is_jax_mode(compile_kwargs)
         self._process = os.getpid()
@@ -243,36 +211,52 @@ class StochasticGradientStep(BlockedStep):
             check_searchable(setup, design, on_jax=self._runs_on_jax)
         if thin is not None:
             self._check_thin(thin, design)
-        self.block = TransitionBlock(
+        block = TransitionBlock(
             design.dynamics,
             setup.estimator,
             compile_kwargs,
             static_length=max(JAX_BLOCK_TRANSITIONS, design.thin) if self._runs_on_jax else None,
         )
         if searched:
-            design = search_step_size(self.block, setup, design)
-        self.step_size = design.step_size
-        self.thin = design.thin
-        self.adaptations: tuple[Adaptation, ...] = (
-            *setup.estimator.adaptations,
-            *design.adaptations,
-            *_tuning(design, setup),
-            SteinMonitor()
-            if design.preconditioner is None
-            else LangevinMonitor(design.preconditioner),
-        )
+            design = search_step_size(block, setup, design)
+        self._starts_around = setup.center if design.begins_at_center else None
         # Last, so that its state is found there.
         self._moments = RunningMoments(design.thin) if self._owns_all else None
-        if self._moments is not None:
-            self.adaptations = (*self.adaptations, self._moments)
+        self.chain = Chain(
+            block,
+            step_size=design.step_size,
+            thin=design.thin,
+            adaptations=[
+                *setup.estimator.adaptations,
+                *design.adaptations,
+                *_tuning(design, setup),
+                SteinMonitor()
+                if design.preconditioner is None
+                else LangevinMonitor(design.preconditioner),
+                *([] if self._moments is None else [self._moments]),
+            ],
+        )
         self.settings = RunSettings.of(setup, design)
-        self._watch = design.watch
-        self._tunes = any(isinstance(one, LangevinStepSize) for one in self.adaptations)
-        self._declare_stats(design)
-        transitions = self.batching.n_rows / self.batch_size * EPOCHS_BETWEEN_SHUFFLES
-        self._draws_per_order = max(1, round(transitions / self.thin))
+        self._watch, self._remedy = design.watch, design.remedy
+        self._tunes = any(isinstance(one, LangevinStepSize) for one in self.chain.adaptations)
+        self._declare_stats()
         self.setup_chain(generator, 0, 0)
         self.tune = True
+
+    @property
+    def step_size(self) -> StepSize:
+        """Step size before tuning."""
+        return self.chain.step_size
+
+    @property
+    def thin(self) -> int:
+        """Transitions a recorded draw."""
+        return self.chain.thin
+
+    @property
+    def block(self) -> TransitionBlock:
+        """The compiled transitions."""
+        return self.chain.block
 
     def _check_thin(self, thin: int, design: Design) -> None:
         """Refuse more transitions a draw than memory has room for: they are computed in one call.
@@ -301,16 +285,16 @@ class StochasticGradientStep(BlockedStep):
         """Dynamics and their settings; called once, with everything known of the posterior."""
         raise NotImplementedError
 
-    def _declare_stats(self, design: Design) -> None:
-        self._stat_names = tuple(design.dynamics.stats)
+    def _declare_stats(self) -> None:
+        names = self.block.dynamics.stats
         adapted = {
             name: dtype
-            for adaptation in self.adaptations
+            for adaptation in self.chain.adaptations
             for name, dtype in adaptation.stats.items()
         }
         self.stats_dtypes_shapes = {
             **type(self).stats_dtypes_shapes,
-            **{name: (np.float64, []) for name in self._stat_names},
+            **{name: (np.float64, []) for name in names},
             **{name: (dtype, []) for name, dtype in adapted.items()},
         }
         if self._owns_all:
@@ -324,8 +308,8 @@ class StochasticGradientStep(BlockedStep):
             )
         ]
         self._missing_stats = {
-            **dict.fromkeys(("step_size", "gradient_norm", *self._stat_names), np.nan),
-            **{name: np.zeros((), dtype)[()] for name, dtype in adapted.items()},
+            **dict.fromkeys(("step_size", "gradient_norm", *names), np.nan),
+            **{name: missing_value(dtype) for name, dtype in adapted.items()},
         }
 
     # --- What PyMC calls --------------------------------------------------------------------
@@ -350,67 +334,53 @@ class StochasticGradientStep(BlockedStep):
                 "own copy of them, its centre and its step size. Make a new step method."
             )
         super().setup_chain(rng, tune, draws)
-        self.noise_rng = self.rng.spawn(1)[0]
-        self.order_entropy = int(self.rng.integers(1, 2**31))
         self.tune = tune > 0
         self.tune_draws = int(tune)
         self.total_draws = int(tune) + int(draws)
-        self.position = None
-        self.auxiliaries = ()
-        self.adapted = ()
-        self.pending = None
-        self.draws_done = 0
         self.handed_out = 0
         self.failed = False
-        self._draws = None
+        self._begun = False
+        self._run = None
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list]:
         """Advance the chain by one recorded draw, that is, by `thin` transitions."""
         if self.failed:
             return self._not_a_number(point, warning=None)
         self.posterior.set_others(point)
-        incoming = self.posterior.layout.ravel(point)
-        self._follow(incoming)
-        draws = self._draws
-        if draws is not None and self._used_up(draws) and draws.bad_transition is None:
-            self._finish_block()
-            draws = None
-        if draws is None:
-            draws = self._draws = self._compute_draws(self._run_length())
-            if self._used_up(draws) and draws.bad_transition is None:
-                # Resumed just where a run of draws had ended, which never crosses a boundary.
-                self._finish_block()
-                draws = self._draws = self._compute_draws(self._run_length())
-        if self._used_up(draws):
-            return self._fail(point, draws.bad_transition)
+        self._follow(self.posterior.layout.ravel(point))
+        run = self._run = self._run or self._next_run()
+        if self.handed_out == len(run.draws):
+            return self._fail(point, run)
         number = self.handed_out
         self.handed_out += 1
-        done = self.draws_done + self.handed_out
+        done = run.before.draws + self.handed_out
         stats = {
-            "gradient": draws.gradients[number],
-            "position": draws.positions[number],
-            **{name: values[number] for name, values in draws.stats.items()},
+            "gradient": run.draws.gradients[number],
+            "position": run.draws.positions[number],
+            **{name: values[number] for name, values in run.draws.stats.items()},
             "warning": None,
         }
         if done in (self.tune_draws, self.total_draws):
             stats["warning"] = self._warning_after(done, stats)
         if done == self.total_draws and self._moments is not None:
-            stats["warning"] = self._with_moments(stats["warning"], draws)
-        if not self._computes_ahead:
-            # A resumed chain could not compute this draw again: other variables move before
-            # the next one, or the memory of the gradients has changed.
-            self._finish_block()
-        return {**point, **self.posterior.layout.unravel(draws.positions[number])}, [stats]
+            stats["warning"] = self._with_moments(stats["warning"])
+        if self.handed_out == len(run.draws) and not run.failed:
+            self._run, self.handed_out = None, 0
+        return {**point, **self.posterior.layout.unravel(run.draws.positions[number])}, [stats]
 
     @property
-    def sampling_state(self) -> StochasticGradientState:
-        """State of the chain, enough to go on exactly where it stands."""
-        return WithSamplingState.sampling_state.fget(self)
+    def chain_state(self) -> dict[str, Any] | None:
+        """State of the chain at the start of the run that is handed out, None before a start."""
+        if not self._begun:
+            return None
+        return vars(self.chain.state if self._run is None else self._run.before)
 
-    @sampling_state.setter
-    def sampling_state(self, state: StochasticGradientState) -> None:
-        WithSamplingState.sampling_state.fset(self, state)
-        self._draws = None
+    @chain_state.setter
+    def chain_state(self, state: Mapping[str, Any] | None) -> None:
+        self._begun = state is not None
+        self._run = None
+        if state is not None:
+            self.chain.state = ChainState(**state)
 
     @staticmethod
     def competence(var, has_grad):
@@ -444,211 +414,50 @@ class StochasticGradientStep(BlockedStep):
     @property
     def _computes_ahead(self) -> bool:
         """Whether a run of draws may be computed in one call, and some of it once more."""
-        return self._owns_all and self.block.memory is None
-
-    @property
-    def memory(self) -> tuple[np.ndarray, ...]:
-        """What the gradient estimator remembers, which it holds itself while the chain runs."""
-        if self.block.memory is None or self.position is None:
-            return ()
-        return self.block.memory.read()
-
-    @memory.setter
-    def memory(self, values: tuple[np.ndarray, ...]) -> None:
-        if values:
-            assert self.block.memory is not None
-            self.block.memory.write(values)
+        return self._owns_all and self.chain.can_repeat
 
     def _follow(self, incoming: np.ndarray) -> None:
         """Make sure that the chain goes on from the point that PyMC hands in."""
-        if self.position is None:
-            if not np.isfinite(incoming).all():
-                names = [
-                    label
-                    for label, value in zip(self.posterior.labels, incoming, strict=True)
-                    if not np.isfinite(value)
-                ]
-                raise ValueError(
-                    f"The initial values of {names[:5]} are not finite. Give others as `initvals` "
-                    "to `pm.sample`, or none, to start near the posterior mode."
-                )
-            self.position = self._first_position(incoming)
-            self.auxiliaries = tuple(
-                values.astype(self.posterior.dtype)
-                for values in self.block.dynamics.initial_auxiliaries(self.position, self.noise_rng)
-            )
-            self.adapted = tuple(adaptation.begin(self.position) for adaptation in self.adaptations)
-            if self.block.memory is not None:
-                self.block.memory.begin(self.position)
-            return
-        if not self._computes_ahead:
-            self._move_to(incoming)
-            return
-        expected = (
-            self._draws.positions[self.handed_out - 1]
-            if self._draws is not None and self.handed_out > 0
-            else None
-        )
-        if expected is not None and not np.array_equal(incoming, expected):
+        if not self._begun:
+            self._begin(incoming)
+        elif self._run is None:
+            if not self.handed_out:  # otherwise resumed within a run, which is computed again
+                self.chain.move(incoming, others_moved=not self._owns_all)
+        elif self.handed_out and not np.array_equal(
+            incoming, self._run.draws.positions[self.handed_out - 1]
+        ):
             # Another step method moved the same variables: what was computed ahead is void.
-            self._finish_block()
-            self._move_to(incoming)
+            self.chain.state = self._run.before
+            self.chain.advance(self.handed_out)
+            self._run, self.handed_out = None, 0
+            self.chain.move(incoming)
 
-    def _move_to(self, incoming: np.ndarray) -> None:
-        """Go on from a position that another step method may have changed."""
-        assert self.position is not None
-        if np.array_equal(incoming, self.position):
-            return
-        self.position = incoming
-        self.auxiliaries = tuple(
-            values.astype(self.posterior.dtype)
-            for values in self.block.dynamics.auxiliaries_after_move(
-                incoming, self.auxiliaries, self.noise_rng
+    def _begin(self, incoming: np.ndarray) -> None:
+        """Begin a chain around the centre, unless the user gave initial values of their own."""
+        if not np.isfinite(incoming).all():
+            names = [
+                label
+                for label, value in zip(self.posterior.labels, incoming, strict=True)
+                if not np.isfinite(value)
+            ]
+            raise ValueError(
+                f"The initial values of {names[:5]} are not finite. Give others as `initvals` "
+                "to `pm.sample`, or none, to start near the posterior mode."
             )
-        )
+        position, root = incoming, None
+        around = self._starts_around
+        if around is not None and np.array_equal(incoming, self._initial_position):
+            position, root = around.position, around.curvature.root
+        self.chain.begin(self.rng, position, root=root, tune=self.tune_draws)
+        self._begun = True
 
-    def _first_position(self, incoming: np.ndarray) -> np.ndarray:
-        """Centre plus Laplace noise, unless the user gave initial values of their own."""
-        user_chose = not np.array_equal(incoming, self._initial_position)
-        if self._start is None or self._start_root is None or user_chose:
-            return incoming
-        noise = self.noise_rng.standard_normal(self.posterior.dimension)
-        return (self._start + apply(self._start_root, noise)).astype(self.posterior.dtype)
-
-    def _used_up(self, draws: _Draws) -> bool:
-        return self.handed_out >= len(draws.positions)
-
-    def _run_length(self) -> int:
-        """Draws to compute in the next call."""
-        if not self._computes_ahead:
-            return 1
-        done, thin = self.draws_done, self.thin
-        boundary = self.tune_draws if done < self.tune_draws else self.total_draws
-        periods = [self._draws_per_order, *map(self._draws_between, self.adaptations)]
-        until_change = min(period - done % period for period in periods)
-        elements = self.batch_size * max(1, self.posterior.row_elements)
-        transitions = min(
-            JAX_BLOCK_TRANSITIONS if self._runs_on_jax else BLOCK_TRANSITIONS,
-            BLOCK_OPERATIONS / elements,
-            BLOCK_ELEMENTS / max(self.block.state_elements, self.batching.index_size),
-        )
-        return max(1, self.handed_out, min(int(transitions // thin), boundary - done, until_change))
-
-    def _draws_between(self, adaptation: Adaptation) -> int:
-        """Draws between two boundaries of an adaptation."""
-        return max(1, round(adaptation.transitions / self.thin))
-
-    def _compute_draws(self, count: int) -> _Draws:
-        """Run the chain from the start of the present block for some draws."""
-        assert self.position is not None
-        self.batching.set_order(self._order())
-        if self.block.memory is not None and self.draws_done % self._draws_per_order == 0:
-            self.block.memory.settle()
-        for adaptation, state in zip(self.adaptations, self.adapted, strict=True):
-            adaptation.load(state)
-        transitions = count * self.thin
-        rng, noise_rng = _copy(self.rng), _copy(self.noise_rng)
-        if self.pending is None:
-            self.pending = self.batching.draw(rng, self.block.lag)
-            self.rng = _copy(rng)
-        indices = np.concatenate([self.pending, self.batching.draw(rng, transitions)])
-        dtype = np.dtype(self.posterior.dtype)
-        noise = noise_rng.standard_normal((transitions, self.block.noise_size), dtype=dtype)
-        sizes = step_sizes(self.step_size, self.draws_done * self.thin, transitions)
-        for adaptation, state in zip(self.adaptations, self.adapted, strict=True):
-            sizes = sizes * adaptation.step_size_factor(state)
-        ran = self.block((self.position, *self.auxiliaries), indices, noise, sizes)
-
-        recorded = slice(self.thin - 1, None, self.thin)
-        bad_transition = None
-        with np.errstate(over="ignore", invalid="ignore"):
-            # Squares: a gradient whose norm overflows is as lost as an infinite one.
-            gradient_norms = np.sqrt(np.einsum("bd,bd->b", ran.gradients, ran.gradients))
-            finite = np.isfinite(
-                gradient_norms + np.einsum("bd,bd->b", ran.positions, ran.positions)
-            )
-        good_draws = count
-        if not finite.all():
-            first = int(np.argmin(finite))
-            bad_transition = self.draws_done * self.thin + first
-            good_draws = first // self.thin
-        stats = {
-            "step_size": sizes[recorded],
-            "gradient_norm": gradient_norms[recorded],
-            **{
-                name: values[recorded].copy()
-                for name, values in zip(self._stat_names, ran.stats, strict=True)
-            },
-        }
-        adapted_after = self.adapted
-        if self.adaptations and bad_transition is None:
-            adapted_after, adapted_stats = self._adapt(
-                ran.positions, ran.gradients, indices[-1], sizes
-            )
-            stats |= adapted_stats
-        elif self.adaptations:
-            missing = {
-                name: self._missing_stats[name] for a in self.adaptations for name in a.stats
-            }
-            stats |= {name: np.full(count, value) for name, value in missing.items()}
-        return _Draws(
-            # Copies, so that the transitions between draws can be freed.
-            ran.positions[recorded][:good_draws].copy(),
-            ran.gradients[recorded][:good_draws].copy(),
-            stats,
-            rng,
-            noise_rng,
-            indices[-self.block.lag :],
-            tuple(np.array(part[-1]) for part in (ran.positions, *ran.auxiliaries)),
-            adapted_after,
-            bad_transition,
-        )
-
-    def _adapt(
-        self,
-        positions: np.ndarray,
-        gradients: np.ndarray,
-        next_index: np.ndarray,
-        sizes: np.ndarray,
-    ) -> tuple[tuple[AdaptationState, ...], dict[str, np.ndarray]]:
-        """State of the adaptations after some draws, and what they record of them."""
-        states: list[AdaptationState] = []
-        stats: dict[str, np.ndarray] = {}
-        draws = len(sizes) // self.thin
-        for adaptation, state in zip(self.adaptations, self.adapted, strict=True):
-            seen = Seen(
-                positions,
-                gradients,
-                self.batching.selected(next_index),
-                tuning=self.draws_done < self.tune_draws,
-                at_boundary=(self.draws_done + draws) % self._draws_between(adaptation) == 0,
-                thin=self.thin,
-                step_sizes=sizes,
-            )
-            state, recorded = adaptation.update(state, seen)
-            states.append(state)
-            stats |= recorded
-        return tuple(states), stats
-
-    def _finish_block(self) -> None:
-        """Make the last draw handed out the start of the next block."""
-        draws, used = self._draws, self.handed_out
-        if draws is not None and used:
-            if used < len(draws.positions):
-                draws = self._compute_draws(used)
-            self.rng, self.noise_rng = draws.rng_after, draws.noise_rng_after
-            self.pending = draws.pending_after
-            self.position, *auxiliaries = draws.state_after
-            self.auxiliaries = tuple(auxiliaries)
-            self.adapted = draws.adapted_after
-            self.draws_done += used
-        self.handed_out = 0
-        self._draws = None
-
-    def _order(self) -> int:
-        """Seed of the order of the rows at the present draw."""
-        shuffles = self.draws_done // self._draws_per_order
-        return FIRST_ORDER if shuffles == 0 else self.order_entropy + shuffles
+    def _next_run(self) -> _Run:
+        """Draws computed ahead: one, where the next may depend on what else has changed."""
+        before = self.chain.snapshot
+        left = self.total_draws - before.draws
+        count = min(self.chain.run_length(), left) if self._computes_ahead else 1
+        # A resumed chain has handed out some of them already.
+        return _Run(before, self.chain.advance(max(1, self.handed_out, count)))
 
     def _warning_after(self, done: int, stats: Mapping[str, Any]) -> SamplerWarning | None:
         """What the dynamics have to say of a chain at the end of its tuning, or of itself."""
@@ -659,7 +468,7 @@ class StochasticGradientStep(BlockedStep):
             return None
         return SamplerWarning(WarningType.BAD_PARAMS, message, "warn", step=done - 1)
 
-    def _with_moments(self, warning: SamplerWarning | None, draws: _Draws) -> SamplerWarning:
+    def _with_moments(self, warning: SamplerWarning | None) -> SamplerWarning:
         """The warning of the last draw, or a silent one, with the moments of the chain.
 
         It is the only thing that PyMC hands on, from worker processes too, and is not part of the
@@ -668,7 +477,7 @@ class StochasticGradientStep(BlockedStep):
         assert self._moments is not None
         if warning is None:
             warning = SamplerWarning(WarningType.BAD_PARAMS, "", "debug")
-        return replace(warning, extra=self._moments.of_chain(draws.adapted_after[-1]))
+        return replace(warning, extra=self._moments.of_chain(self.chain.snapshot.adapted[-1]))
 
     def _shrunken_step(self, step_size: float) -> str | None:
         """What to say where tuning had to make the step much smaller."""
@@ -684,18 +493,17 @@ class StochasticGradientStep(BlockedStep):
 
     # --- Failure ----------------------------------------------------------------------------
 
-    def _fail(self, point, bad_transition: int | None):
+    def _fail(self, point, run: _Run):
         """Stop the chain: keep the draws so far, say what happened and what to try."""
-        transition = bad_transition if bad_transition is not None else 0
-        size = step_sizes(self.step_size, transition, 1)[0]
-        for adaptation, state in zip(self.adaptations, self.adapted, strict=True):
-            size = size * adaptation.step_size_factor(state)
-        draw = self.draws_done + self.handed_out
+        transition = run.draws.bad_transition
+        assert transition is not None
+        size = self.chain.present_step_size(transition)
+        draw = run.before.draws + self.handed_out
         message = (
             f"The chain left the finite numbers at transition {transition} (draw {draw}) with "
             f"step size {size:.3g}: the step is too large for the curvature of the posterior. "
-            f"{self._remedy(size)}; a larger `batch_size`, an informative prior, and initial "
-            "values nearer to the posterior also help."
+            f"{self._remedy or self._remedy_of(size)}; a larger `batch_size`, an informative "
+            "prior, and initial values nearer to the posterior also help."
         )
         if draw < self.tune_draws or not self._owns_all:
             raise NonFinitePositionError(message)
@@ -709,7 +517,7 @@ class StochasticGradientStep(BlockedStep):
         )
         return self._not_a_number(point, warning)
 
-    def _remedy(self, step_size: float) -> str:
+    def _remedy_of(self, step_size: float) -> str:
         """What to try after a chain left the finite numbers with a step size."""
         smaller = f"smaller `step_size`, for example {step_size / 4:.3g}"
         step_size_from = self.settings.attributes["step_size_from"]
@@ -763,7 +571,3 @@ def _generator(rng: Any) -> np.random.Generator:
             f"`rng` should be a seed, a whole number that is not negative, or a generator of "
             f"NumPy, but got {rng!r}."
         ) from error
-
-
-def _copy(rng: np.random.Generator) -> np.random.Generator:
-    return random_generator_from_state(get_state_from_generator(rng))

@@ -274,16 +274,6 @@ class MALA(StochasticGradientStep):
         )
         return Design(dynamics, step_size, thin or 1)
 
-    def _follow(self, incoming: np.ndarray) -> None:
-        super()._follow(incoming)
-        assert self.position is not None
-        if not self._owns_all:
-            # The other variables have moved, and with them the density of this one.
-            self.auxiliaries = tuple(
-                np.asarray(values, dtype=self.posterior.dtype)
-                for values in self.block.dynamics.initial_auxiliaries(self.position, self.noise_rng)
-            )
-
 
 def optimal_mala_step(curvatures: np.ndarray) -> float:
     r"""Step of MALA for a Gaussian with eigenvalues :math:`\lambda` of MH, in closed form.

@@ -282,9 +282,8 @@ class OSGFS(StochasticGradientStep):
                 f"`OSGFS` keeps {dimension} × {dimension} matrices; it is meant for at most "
                 f"{DENSE_DIMENSION} unconstrained parameters. Use `SGLD` or `SGLDCV`."
             )
-        if self._start_at == "model":
-            # A centre that only the gradient or the curvature needs is not where chains begin.
-            self._start = None
+        # A centre that only the gradient or the curvature needs is not where chains begin.
+        at_center = self._start_at == "center"
         drift = setup.shared(np.eye(dimension), "drift")
         root = setup.shared(np.eye(dimension), "noise_root")
         adaptation = ScoringAdaptation(
@@ -293,7 +292,7 @@ class OSGFS(StochasticGradientStep):
             drift,
             root,
             center=setup.center,
-            at_center=self._start is not None,
+            at_center=at_center,
             known_center=self._named_gradient,
             joint_draws=setup.joint_draws,
             k=self._k,
@@ -319,10 +318,14 @@ class OSGFS(StochasticGradientStep):
         )
         self._warn_of_k(matrices, setup)
         self.scoring = adaptation
-        return Design(FisherScoring(drift, root), 1.0, thin, (adaptation,))
-
-    def _remedy(self, step_size: float) -> str:
-        return "Try a smaller `k` or `max_k`"
+        return Design(
+            FisherScoring(drift, root),
+            1.0,
+            thin,
+            (adaptation,),
+            begins_at_center=at_center,
+            remedy="Try a smaller `k` or `max_k`",
+        )
 
     def _warn_of_k(self, matrices: ScoringMatrices, setup: Setup) -> None:
         fractions, noise = matrices.fractions, matrices.noise

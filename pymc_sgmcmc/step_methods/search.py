@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pymc_sgmcmc.chain import Chain
 from pymc_sgmcmc.engine import TransitionBlock
 from pymc_sgmcmc.linear_algebra import Matrix, apply, apply_to_rows
 from pymc_sgmcmc.low_rank import LowRank
@@ -80,26 +81,22 @@ def search_step_size(block: TransitionBlock, setup: Setup, design: Design) -> De
     center, choice = setup.center, design.choice
     assert center is not None
     assert choice is not None
-    batching, dtype = setup.estimator.batching, np.dtype(setup.posterior.dtype)
     # In coordinates in which the centre's Gaussian is N(0, I).
     root = center.curvature.root
     inverse = _inverse(root)
-    begin = center.position + apply(root, np.random.default_rng(7).standard_normal(len(root)))
+    shift = apply(root, np.random.default_rng(7).standard_normal(setup.posterior.dimension))
 
-    def run(step_size: float, state: np.ndarray | None, transitions: int):
-        rng = np.random.default_rng([2021, transitions])
-        position = begin.astype(dtype) if state is None else state
-        indices = batching.draw(rng, transitions + block.lag)
-        noise = rng.standard_normal((transitions, block.noise_size), dtype=dtype)
-        with np.errstate(all="ignore"):
-            ran = block((position,), indices, noise, np.full(transitions, step_size))
-        kept = slice(None, None, max(1, transitions // POINTS))
-        positions, gradients = ran.positions[kept], ran.gradients[kept]
-        if not (np.isfinite(positions).all() and np.isfinite(gradients).all()):
-            return None, np.inf
-        white = apply_to_rows(inverse.T, positions - center.position)
-        scores = apply_to_rows(root, gradients)
-        return ran.positions[-1].copy(), kernel_stein_discrepancy(white, scores)
+    def run(step_size: float, chain: Chain | None, transitions: int) -> tuple[Chain, float]:
+        if chain is None:
+            chain = Chain(block, step_size=step_size)
+            chain.begin(np.random.default_rng(2021), center.position + shift)
+        draws = chain.advance(transitions)
+        if draws.bad_transition is not None:
+            return chain, np.inf
+        some = slice(None, None, max(1, len(draws) // POINTS))
+        white = apply_to_rows(inverse.T, draws.positions[some] - center.position)
+        scores = apply_to_rows(root, draws.gradients[some])
+        return chain, kernel_stein_discrepancy(white, scores)
 
     grid = np.geomspace(LARGEST_STEP, SMALLEST_STEP, CANDIDATES) / choice.curvature
     best = successive_halving(list(grid), run, FIRST_TRANSITIONS)[0]

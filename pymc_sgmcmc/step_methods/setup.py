@@ -116,6 +116,10 @@ class Design:
     watch : callable, optional
         What is wrong with a chain, or None, judged by the statistics of a draw: asked at the end
         of tuning and of the chain.
+    begins_at_center : bool
+        Whether chains begin around the centre, where there is one.
+    remedy : str, optional
+        What to try after a chain left the finite numbers, where that is not a smaller step size.
     """
 
     dynamics: Dynamics
@@ -125,6 +129,8 @@ class Design:
     preconditioner: Matrix | None = None
     choice: StepSizeChoice | None = None
     watch: Callable[[Mapping[str, Any]], str | None] | None = None
+    begins_at_center: bool = True
+    remedy: str | None = None
 
 
 @dataclass(frozen=True)

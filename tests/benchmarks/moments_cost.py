@@ -55,11 +55,11 @@ def measure(settings: argparse.Namespace, gradient: str, thin: int) -> dict[str,
         step_size=step_size(problem, settings.batch),
         thin=thin,
     )
-    *others, moments = step.adaptations
+    *others, moments = step.chain.adaptations
     draws = settings.transitions // thin
 
     def chain(with_moments: bool) -> None:
-        step.adaptations = (*others, moments) if with_moments else tuple(others)
+        step.chain.adaptations = (*others, moments) if with_moments else tuple(others)
         step._moments = moments if with_moments else None
         step.setup_chain(np.random.default_rng(1), 0, draws)
         point = {"coefficients": problem.mode.astype(settings.dtype)}

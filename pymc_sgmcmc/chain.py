@@ -1,0 +1,398 @@
+"""One chain of compiled transitions: where it stands, and how it goes on.
+
+A chain knows neither PyMC nor where its draws go. All randomness comes from its own two generators,
+so that its draws depend on nothing but its state: not on how many of them one call computes, and
+not on the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
+from pymc_sgmcmc.batching import EPOCHS_BETWEEN_SHUFFLES, FIRST_ORDER
+from pymc_sgmcmc.checks import whole_number
+from pymc_sgmcmc.engine import TransitionBlock, Transitions
+from pymc_sgmcmc.linear_algebra import Matrix, apply
+from pymc_sgmcmc.schedules import StepSize, step_sizes
+
+BLOCK_TRANSITIONS = 10_000
+"""Most transitions computed in one call."""
+
+BLOCK_OPERATIONS = 2e8
+"""Bound on transitions x rows x elements of a row in one call: some tenths of a second, so
+that the progress bar moves and an interrupt is heard."""
+
+BLOCK_ELEMENTS = 1_000_000
+"""Bound on transitions x elements of the state, and on the integers of their indices, in one
+call: some megabytes of positions, noise and row numbers."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Some recorded draws of a chain.
+
+    Attributes
+    ----------
+    positions : numpy.ndarray, shape (draws, d)
+    gradients : numpy.ndarray, shape (draws, d)
+        Estimates at these positions, which make the next transition.
+    stats : dict of str to numpy.ndarray, shape (draws, ...)
+    bad_transition : int or None
+        Number of the transition after which position or gradient were not finite. The draws are
+        those before it.
+    """
+
+    positions: np.ndarray
+    gradients: np.ndarray
+    stats: dict[str, np.ndarray]
+    bad_transition: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+@dataclass(frozen=True)
+class ChainState:
+    """Where a chain stands between two draws: enough to go on exactly there.
+
+    Attributes
+    ----------
+    position : numpy.ndarray, shape (d,)
+    auxiliaries : tuple of numpy.ndarray
+        The rest of the state of the dynamics.
+    adapted : tuple of mappings
+        States of the adaptations.
+    memory : tuple of numpy.ndarray
+        What the gradient estimator remembers; filled by `Chain.state` alone.
+    pending : numpy.ndarray or None
+        Indices drawn already, of the gradients at the present positions.
+    rng, noise_rng : numpy.random.Generator
+        Of minibatches and of noise, as they stand; copied before they are drawn from.
+    order_entropy : int
+        Seeds the random orders of the rows.
+    tune : int
+        Draws during which the adaptations tune.
+    draws : int
+        Draws since the chain began.
+    """
+
+    position: np.ndarray
+    auxiliaries: tuple[np.ndarray, ...]
+    adapted: tuple[AdaptationState, ...]
+    memory: tuple[np.ndarray, ...]
+    pending: np.ndarray | None
+    rng: np.random.Generator
+    noise_rng: np.random.Generator
+    order_entropy: int
+    tune: int
+    draws: int = 0
+
+
+class Chain:
+    """A Markov chain from a compiled block of transitions.
+
+    Parameters
+    ----------
+    block : TransitionBlock
+    step_size : float or callable
+        A number, or a function of the number of the transition.
+    thin : int
+        Transitions a recorded draw.
+    adaptations : sequence of Adaptation
+        What changes between runs of draws.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm
+    >>> from pymc_sgmcmc import SGLD
+    >>> with pm.Model():
+    ...     mean = pm.Normal("mean")
+    ...     _ = pm.Normal("y", mean, 1.0, observed=np.arange(10.0))
+    ...     step = SGLD(batch_size=5, step_size=0.01, compile_kwargs={"mode": "FAST_COMPILE"})
+    >>> chain = step.chain
+    >>> chain.begin(np.random.default_rng(1), np.zeros(1))
+    >>> draws = chain.advance(100)
+    >>> draws.positions.shape, draws.gradients.shape, chain.state.draws
+    ((100, 1), (100, 1), 100)
+    """
+
+    def __init__(
+        self,
+        block: TransitionBlock,
+        *,
+        step_size: StepSize,
+        thin: int = 1,
+        adaptations: Sequence[Adaptation] = (),
+    ):
+        self.block = block
+        self.step_size = step_size
+        self.thin = thin
+        self.adaptations = tuple(adaptations)
+        epochs = block.batching.n_rows / block.batching.batch_size * EPOCHS_BETWEEN_SHUFFLES
+        self.draws_per_order = max(1, round(epochs / thin))
+        self._state: ChainState | None = None
+
+    # --- Where it stands --------------------------------------------------------------------
+
+    def begin(
+        self,
+        rng: np.random.Generator,
+        position: np.ndarray,
+        *,
+        root: Matrix | None = None,
+        tune: int = 0,
+    ) -> None:
+        """Begin at a position.
+
+        Parameters
+        ----------
+        rng : numpy.random.Generator
+            From which those of the chain are made; drawn from.
+        position : numpy.ndarray, shape (d,)
+        root : numpy.ndarray, scalar, (d,) or (d, d), or LowRank, optional
+            L, to begin at a draw from N(position, L Lᵀ) instead.
+        tune : int
+            Draws during which the adaptations tune.
+        """
+        (noise_rng,) = rng.spawn(1)
+        order_entropy = int(rng.integers(1, 2**31))
+        dtype = self.block.dtype
+        if root is not None:
+            position = position + apply(root, noise_rng.standard_normal(len(position)))
+        position = np.array(position, dtype=dtype)
+        auxiliaries = self.block.dynamics.initial_auxiliaries(position, noise_rng)
+        if self.block.memory is not None:
+            self.block.memory.begin(position)
+        self._state = ChainState(
+            position,
+            tuple(values.astype(dtype) for values in auxiliaries),
+            tuple(adaptation.begin(position) for adaptation in self.adaptations),
+            (),
+            None,
+            deepcopy(rng),
+            noise_rng,
+            order_entropy,
+            tune,
+        )
+
+    @property
+    def state(self) -> ChainState:
+        """Where the chain stands; set it to go on from there.
+
+        Raises
+        ------
+        RuntimeError
+            Where the chain has not begun.
+        """
+        state = self._begun()
+        if self.block.memory is not None:
+            state = replace(state, memory=self.block.memory.read())
+        return state
+
+    @state.setter
+    def state(self, state: ChainState) -> None:
+        if self.block.memory is not None and state.memory:
+            self.block.memory.write(state.memory)
+        self._state = replace(state, memory=())
+
+    @property
+    def snapshot(self) -> ChainState:
+        """The state without what the gradient estimator remembers, which may be large."""
+        return self._begun()
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether draws can be computed again from a snapshot."""
+        return self.block.memory is None
+
+    def move(self, position: np.ndarray, *, others_moved: bool = False) -> None:
+        """Go on from a position that something else may have changed.
+
+        Parameters
+        ----------
+        position : numpy.ndarray, shape (d,)
+        others_moved : bool
+            Whether variables outside of the position may have changed too.
+        """
+        state = self._begun()
+        dynamics = self.block.dynamics
+        moved = not np.array_equal(position, state.position)
+        if not moved and not (others_moved and dynamics.depends_on_others):
+            return
+        noise_rng = deepcopy(state.noise_rng)
+        auxiliaries = dynamics.auxiliaries_after_move(position, state.auxiliaries, noise_rng)
+        dtype = self.block.dtype
+        self._state = replace(
+            state,
+            position=np.array(position, dtype=dtype),
+            auxiliaries=tuple(values.astype(dtype) for values in auxiliaries),
+            noise_rng=noise_rng,
+        )
+
+    def _begun(self) -> ChainState:
+        if self._state is None:
+            raise RuntimeError("The chain has not begun. Call `begin` first.")
+        return self._state
+
+    # --- How it goes on ---------------------------------------------------------------------
+
+    def advance(self, draws: int) -> Draws:
+        """Go on for some draws.
+
+        Where position or gradient leave the finite numbers the chain stays where the last of its
+        runs of draws began, and the draws are fewer.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Where `draws` is no whole number, at least 1.
+        """
+        parts: list[Draws] = []
+        left = whole_number("draws", draws, 1)
+        while left > 0:
+            part = self._run(min(left, self.run_length()))
+            parts.append(part)
+            left -= len(part)
+            if part.bad_transition is not None:
+                break
+        if len(parts) == 1:
+            return parts[0]
+        return Draws(
+            np.concatenate([part.positions for part in parts]),
+            np.concatenate([part.gradients for part in parts]),
+            {name: np.concatenate([part.stats[name] for part in parts]) for name in parts[0].stats},
+            parts[-1].bad_transition,
+        )
+
+    def run_length(self) -> int:
+        """Draws that one call may compute: until something changes, or memory or time are full."""
+        state = self._begun()
+        block, done = self.block, state.draws
+        periods = [self.draws_per_order, *map(self._draws_between, self.adaptations)]
+        until_change = min(period - done % period for period in periods)
+        if done < state.tune:
+            until_change = min(until_change, state.tune - done)
+        elements = block.batching.batch_size * max(1, block.row_elements)
+        transitions = min(
+            BLOCK_TRANSITIONS if block.static_length is None else block.static_length,
+            BLOCK_OPERATIONS / elements,
+            BLOCK_ELEMENTS / max(block.state_elements, block.batching.index_size),
+        )
+        return max(1, min(int(transitions // self.thin), until_change))
+
+    def present_step_size(self, transition: int | None = None) -> float:
+        """Step size of the next transition, or of another one, as adaptations have it now."""
+        state = self._begun()
+        number = state.draws * self.thin if transition is None else transition
+        size = step_sizes(self.step_size, number, 1)
+        return float(self._adapted_step_sizes(size, state)[0])
+
+    def _adapted_step_sizes(self, sizes: np.ndarray, state: ChainState) -> np.ndarray:
+        for adaptation, adapted in zip(self.adaptations, state.adapted, strict=True):
+            sizes = sizes * adaptation.step_size_factor(adapted)
+        return sizes
+
+    def _draws_between(self, adaptation: Adaptation) -> int:
+        """Draws between two boundaries of an adaptation."""
+        return max(1, round(adaptation.transitions / self.thin))
+
+    def _order(self, state: ChainState) -> int:
+        """Seed of the order of the rows at the present draw."""
+        shuffles = state.draws // self.draws_per_order
+        return FIRST_ORDER if shuffles == 0 else state.order_entropy + shuffles
+
+    def _run(self, count: int) -> Draws:
+        """Some draws in one call, and the state after them."""
+        state = self._begun()
+        block, batching, thin = self.block, self.block.batching, self.thin
+        batching.set_order(self._order(state))
+        if block.memory is not None and state.draws % self.draws_per_order == 0:
+            block.memory.settle()
+        for adaptation, adapted in zip(self.adaptations, state.adapted, strict=True):
+            adaptation.load(adapted)
+
+        transitions = count * thin
+        rng, noise_rng = deepcopy(state.rng), deepcopy(state.noise_rng)
+        pending = batching.draw(rng, block.lag) if state.pending is None else state.pending
+        indices = np.concatenate([pending, batching.draw(rng, transitions)])
+        dtype = np.dtype(block.dtype)
+        noise = noise_rng.standard_normal((transitions, block.noise_size), dtype=dtype)
+        sizes = step_sizes(self.step_size, state.draws * thin, transitions)
+        sizes = self._adapted_step_sizes(sizes, state)
+        ran = block((state.position, *state.auxiliaries), indices, noise, sizes)
+
+        recorded = slice(thin - 1, None, thin)
+        with np.errstate(over="ignore", invalid="ignore"):
+            # Squares: a gradient whose norm overflows is as lost as an infinite one.
+            norms = np.sqrt(np.einsum("bd,bd->b", ran.gradients, ran.gradients))
+            finite = np.isfinite(norms + np.einsum("bd,bd->b", ran.positions, ran.positions))
+        stats = {
+            "step_size": sizes[recorded],
+            "gradient_norm": norms[recorded],
+            **{
+                name: values[recorded].copy()
+                for name, values in zip(block.dynamics.stats, ran.stats, strict=True)
+            },
+        }
+        bad_transition, good = None, count
+        if not finite.all():
+            first = int(np.argmin(finite))
+            bad_transition, good = state.draws * thin + first, first // thin
+            for adaptation in self.adaptations:
+                stats |= {
+                    name: np.full(count, missing_value(dtype))
+                    for name, dtype in adaptation.stats.items()
+                }
+        else:
+            states, adapted_stats = self._adapt(state, ran, indices[-1], sizes)
+            stats |= adapted_stats
+            self._state = replace(
+                state,
+                position=np.array(ran.positions[-1]),
+                auxiliaries=tuple(np.array(part[-1]) for part in ran.auxiliaries),
+                adapted=states,
+                pending=indices[-block.lag :],
+                rng=rng,
+                noise_rng=noise_rng,
+                draws=state.draws + count,
+            )
+        return Draws(
+            # Copies, so that the transitions between draws can be freed.
+            ran.positions[recorded][:good].copy(),
+            ran.gradients[recorded][:good].copy(),
+            {name: values[:good] for name, values in stats.items()},
+            bad_transition,
+        )
+
+    def _adapt(
+        self, state: ChainState, ran: Transitions, next_index: np.ndarray, sizes: np.ndarray
+    ) -> tuple[tuple[AdaptationState, ...], dict[str, np.ndarray]]:
+        """States of the adaptations after some transitions, and what they record of them."""
+        states: list[AdaptationState] = []
+        stats: dict[str, np.ndarray] = {}
+        done = state.draws + len(sizes) // self.thin
+        for adaptation, adapted in zip(self.adaptations, state.adapted, strict=True):
+            seen = Seen(
+                ran.positions,
+                ran.gradients,
+                self.block.batching.selected(next_index),
+                tuning=state.draws < state.tune,
+                at_boundary=done % self._draws_between(adaptation) == 0,
+                thin=self.thin,
+                step_sizes=sizes,
+            )
+            adapted, recorded = adaptation.update(adapted, seen)
+            states.append(adapted)
+            stats |= recorded
+        return tuple(states), stats
+
+
+def missing_value(dtype: np.dtype | type) -> Any:
+    """What stands for a statistic of a draw that was not made: zero, or false."""
+    return np.zeros((), dtype)[()]
