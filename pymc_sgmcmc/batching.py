@@ -336,6 +336,52 @@ class WithReplacement(Batching):
         """Nothing: there is no order."""
 
 
+class AllRows(Batching):
+    """All rows in their own order, every time, and no copy of them."""
+
+    name = "all"
+    without_replacement = True
+
+    @property
+    def variance_factor(self) -> float:
+        """c = 0: the gradient has no noise."""
+        return 0.0
+
+    @property
+    def index_size(self) -> int:
+        """One number, which says nothing."""
+        return 1
+
+    def index_variable(self, name: str) -> TensorVariable:
+        """A number for each transition, shape (transitions,)."""
+        return pt.lvector(name)
+
+    def rows(self, index: TensorVariable) -> list[TensorVariable]:
+        """All rows, whatever the index."""
+        return list(self._shared)
+
+    def stored_rows(self, table: TensorVariable, index: TensorVariable) -> TensorVariable:
+        """The whole table."""
+        return table
+
+    def with_stored_rows(
+        self, table: TensorVariable, index: TensorVariable, rows: TensorVariable
+    ) -> TensorVariable:
+        """The rows in its place."""
+        return rows
+
+    def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
+        """Zeros: nothing is drawn."""
+        return np.zeros(minibatches, dtype=np.int64)
+
+    def selected(self, index: np.ndarray) -> np.ndarray:
+        """Numbers of all rows."""
+        return np.arange(self.n_rows)
+
+    def set_order(self, seed: int) -> None:
+        """Nothing: there is no order."""
+
+
 SCHEMES: dict[str, type[Batching]] = {
     scheme.name: scheme for scheme in (ShuffledWindows, WithReplacement)
 }

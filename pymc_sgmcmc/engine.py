@@ -6,7 +6,8 @@ random generator, so its values depend on nothing else, on any backend and in an
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor
@@ -52,7 +53,7 @@ class TransitionBlock:
     ----------
     dynamics : Dynamics
     estimator : GradientEstimator
-    compile_kwargs : dict, optional
+    compile_kwargs : mapping, optional
         Passed to `pytensor.function`.
     static_length : int, optional
         Fixed number of transitions B, as JAX needs it; shorter blocks are padded.
@@ -62,7 +63,7 @@ class TransitionBlock:
         self,
         dynamics: Dynamics,
         estimator: GradientEstimator,
-        compile_kwargs: dict | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
         static_length: int | None = None,
     ):
         self.dtype = estimator.posterior.dtype
@@ -228,7 +229,7 @@ def in_place_mode(mode: Mode | str | None) -> Mode:
     )
 
 
-def is_jax_mode(compile_kwargs: dict | None) -> bool:
+def is_jax_mode(compile_kwargs: Mapping[str, Any] | None) -> bool:
     """Whether functions compiled with these arguments run on JAX.
 
     Raises

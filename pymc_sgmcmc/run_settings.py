@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from pymc_sgmcmc.gradient_estimators import SVRGGradient
+from pymc_sgmcmc.gradient_estimators import GradientEstimator, SVRGGradient
 from pymc_sgmcmc.linear_algebra import Matrix
 from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.schedules import MOST_THINNING
@@ -75,7 +75,9 @@ class RunSettings:
     @classmethod
     def of(cls, setup: Setup, design: Design) -> RunSettings:
         """Settings of a step method from what it was made of."""
-        batching, choice = setup.estimator.batching, design.choice
+        batching, choice = setup.estimator.batching, design.closed_form
+        rows = setup.settings.rows
+        by_hand = isinstance(setup.settings.gradient, GradientEstimator)
         attributes: dict[str, Any] = {
             "sampler": setup.name,
             "gradient": setup.estimator.name,
@@ -84,10 +86,10 @@ class RunSettings:
             "batch_size_from": setup.batch_size_from,
             "n_rows": setup.posterior.n_rows,
             "kept_rows": setup.estimator.kept_rows,
-            "thin": design.thin,
+            "thin": design.pace.thin,
             # As names of variables and dimensions may be: files hold no lists of words.
-            "rows": json.dumps(setup.rows),
-            "estimator_from": GIVEN if setup.by_hand else COMPUTED,
+            "rows": json.dumps(rows if rows is None or isinstance(rows, str) else list(rows)),
+            "estimator_from": GIVEN if by_hand else COMPUTED,
         }
         if isinstance(setup.estimator, SVRGGradient):
             attributes["refresh"] = setup.estimator.refresh
@@ -95,8 +97,8 @@ class RunSettings:
         if step_size_from != SEARCHED:
             # A searched step size has no stated accuracy: it trades bias for mixing.
             attributes["bias"] = setup.bias
-        if isinstance(design.step_size, int | float):
-            attributes["step_size"] = float(design.step_size)
+        if isinstance(design.pace.step_size, int | float):
+            attributes["step_size"] = float(design.pace.step_size)
         attributes["step_size_from"] = step_size_from
         if choice is not None:
             attributes["noise"] = choice.noise
@@ -107,9 +109,9 @@ class RunSettings:
         attributes["why"] = _why(setup, design)
         arrays = {KEPT_ROWS: setup.estimator.kept} if setup.estimator.kept_rows else {}
         matrices = {"preconditioner": design.preconditioner}
-        if setup.center is not None:
-            arrays["center"] = np.asarray(setup.center.position, dtype=np.float64)
-            matrices["precision"] = setup.center.curvature.precision
+        if setup.known_center is not None:
+            arrays["center"] = np.asarray(setup.known_center.position, dtype=np.float64)
+            matrices["precision"] = setup.known_center.curvature.precision
         for name, matrix in matrices.items():
             if isinstance(matrix, LowRank):
                 arrays[f"{name}_{SCALE}"] = matrix.left
@@ -170,16 +172,16 @@ def _statistic_types(types: dict[str, Any], settings: RunSettings) -> StatisticT
 
 
 def _step_size_from(setup: Setup, design: Design) -> str:
-    if setup.step_size is not None:
+    if setup.settings.step_size is not None:
         return GIVEN
     # Langevin dynamics compute theirs in closed form, unless the search has taken that away.
-    searched = design.preconditioner is not None and design.choice is None
+    searched = design.preconditioner is not None and design.pace.choice is None
     return SEARCHED if searched else COMPUTED
 
 
 def _why(setup: Setup, design: Design) -> str:
     """One line: where step size, batch size and thinning are from."""
-    batching, choice = setup.estimator.batching, design.choice
+    batching, choice = setup.estimator.batching, design.closed_form
     step_size_from = _step_size_from(setup, design)
     if step_size_from == GIVEN:
         step = "step size given"
@@ -197,10 +199,10 @@ def _why(setup: Setup, design: Design) -> str:
         "the model": "batch size of pm.Minibatch",
         "computed": "batch size at which an effective draw costs least",
     }[setup.batch_size_from]
-    thin = "thinning given" if setup.thin is not None else "one draw a relaxation time"
-    if setup.thin is None and setup.step_size is not None:
+    thin = "thinning given" if setup.settings.thin is not None else "one draw a relaxation time"
+    if setup.settings.thin is None and setup.settings.step_size is not None:
         thin = "every transition recorded"
-    elif setup.thin is None and design.thin == MOST_THINNING:
+    elif setup.settings.thin is None and design.pace.thin == MOST_THINNING:
         thin = f"one draw in {MOST_THINNING} transitions, the most, though they are dependent"
     kept = setup.estimator.kept_rows
     always = f", {kept} others in every transition" if kept else ""

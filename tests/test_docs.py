@@ -11,6 +11,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pymc as pm
 import pytensor
@@ -21,7 +22,7 @@ from pymc_sgmcmc import Posterior, datasets, step_methods
 from pymc_sgmcmc.batching import SCHEMES
 from pymc_sgmcmc.step_methods import base, setup
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.setup import GRADIENTS
+from pymc_sgmcmc.step_methods.settings import GRADIENTS
 from tests.models import logistic_model
 
 ROOT = Path(__file__).parents[1]
@@ -103,6 +104,11 @@ def test_code_runs(name, quick, capsys):
         exec(code, names)
 
 
+def uncompiled(dynamics, estimator, *arguments, **settings):
+    """In place of a block of transitions."""
+    return SimpleNamespace(dynamics=dynamics, batching=estimator.batching, memory=None)
+
+
 @pytest.mark.filterwarnings("ignore::pymc_sgmcmc.BatchSizeWarning")
 def test_table_of_what_goes_together(monkeypatch):
     """Made anew from the step methods, which refuse before they compile."""
@@ -116,7 +122,7 @@ def test_table_of_what_goes_together(monkeypatch):
     model = logistic_model()
     posterior = Posterior(model)
     monkeypatch.setattr(setup, "Posterior", lambda *arguments, **settings: posterior)
-    monkeypatch.setattr(base, "TransitionBlock", lambda *arguments, **settings: None)
+    monkeypatch.setattr(base, "TransitionBlock", uncompiled)
     monkeypatch.setattr(base, "search_step_size", lambda block, setup, design: design)
 
     def takes(step_class, settings, column):

@@ -10,7 +10,7 @@ import pytest
 
 from pymc_sgmcmc import SGLD, SGLDCV, BatchSizeWarning, CenterWarning, ModelError, PolynomialDecay
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.step_methods.setup import check_determined
+from pymc_sgmcmc.step_methods.center import check_determined
 from pymc_sgmcmc.tuning import Curvature
 from tests.models import logistic_data, logistic_model, two_variable_model
 

@@ -8,38 +8,36 @@ makes the draws.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from abc import ABCMeta
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from inspect import Parameter, signature
 from typing import Any, ClassVar
 
 import numpy as np
-from pymc.model import Model, modelcontext
+from pymc.model import Model
 from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc.step_methods.compound import BlockedStep, Competence, StepMethodState
 from pymc.step_methods.state import dataclass_state
-from pymc.util import RandomGeneratorState, get_random_generator
+from pymc.util import RandomGeneratorState
 from rich.progress import TextColumn
 from rich.table import Column
 
 from pymc_sgmcmc.adaptation import Adaptation
 from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.chain import Chain, ChainState, Draws, missing_value
-from pymc_sgmcmc.checks import one_of
-from pymc_sgmcmc.engine import TransitionBlock, is_jax_mode
+from pymc_sgmcmc.engine import TransitionBlock
 from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
-from pymc_sgmcmc.gradient_estimators import SVRG, GradientEstimator
+from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.moments import RunningMoments
 from pymc_sgmcmc.monitor import STATISTIC, LangevinMonitor, SteinMonitor
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import NOTHING_FREE, value_variables
 from pymc_sgmcmc.run_settings import COMPUTED, GIVEN, RunSettings, StatisticTypes
 from pymc_sgmcmc.schedules import StepSize, step_sizes
-from pymc_sgmcmc.step_methods.search import (
-    check_search_settings,
-    check_searchable,
-    search_step_size,
-)
-from pymc_sgmcmc.step_methods.setup import Design, Setup, is_curvature, prepare
+from pymc_sgmcmc.step_methods.search import check_searchable, search_step_size
+from pymc_sgmcmc.step_methods.settings import Settings, is_curvature
+from pymc_sgmcmc.step_methods.setup import Design, Setup
 from pymc_sgmcmc.step_size_tuning import LangevinStepSize
 
 DRAW_ELEMENTS = 250_000_000
@@ -48,9 +46,6 @@ for each array of them."""
 
 SHRUNKEN_STEP = 0.3
 """Part of the computed step size, left by tuning, below which it is worth a warning."""
-
-TUNE_METHODS = ("closed_form", "halving")
-"""Names of the ways to a step size."""
 
 JAX_BLOCK_TRANSITIONS = 256
 """Transitions a call on JAX, which compiles anew for each length."""
@@ -88,14 +83,22 @@ class _Run:
         return self.draws.bad_transition is not None
 
 
-class StochasticGradientStep(BlockedStep):
+class _StepMethodType(ABCMeta):
+    """Type of the step methods, which says what to write where a class is passed as `step`."""
+
+    def __str__(cls) -> str:
+        """What PyMC prints of a class that it was given in place of a step method."""
+        return f"the class {cls.__name__} (write `{cls.__name__}()`)"
+
+
+class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
     """Base of the step methods: runs of draws from compiled blocks of transitions.
 
     Where the step method owns all variables of the model, a run of draws is computed in one
     call and handed out one by one. Its results do not depend on how long the runs are.
 
     A subclass keeps its own settings in `__init__`, passes the common ones on, and turns a
-    `Setup` into a `Design` in `_design`. The common parameters are described in `SGLD`.
+    `Setup` into a `Design` in `_design`.
     """
 
     default_blocked = True
@@ -113,6 +116,11 @@ class StochasticGradientStep(BlockedStep):
     """Whether the dynamics take a curvature of low rank plus diagonal."""
     _keeps_rows: ClassVar[bool] = True
     """Whether some rows may be in each minibatch, by which V is that of the others alone."""
+    _takes_all_rows: ClassVar[bool] = False
+    """Whether the gradient is that of all rows."""
+    _refused: ClassVar[Mapping[str, str]] = {}
+    """Settings that other step methods have and this one has not, and why."""
+    _preconditioner: str | np.ndarray | LowRank = "identity"
     posterior: Posterior
     batching: Batching
     chain: Chain
@@ -127,6 +135,16 @@ class StochasticGradientStep(BlockedStep):
         ------
         TypeError, ModelError
         """
+        parameters = signature(cls.__init__).parameters
+        takes_any = any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
+        for argument in kwargs:
+            if argument in cls._refused:
+                raise TypeError(f"`{cls.__name__}` {cls._refused[argument]}")
+            if argument not in parameters and not takes_any:
+                raise TypeError(
+                    f"`{cls.__name__}` takes no argument `{argument}`. Its arguments are listed in "
+                    "its docstring."
+                )
         model = kwargs.get("model")
         if model is None:
             model = Model.get_context(error_if_none=False)
@@ -142,92 +160,52 @@ class StochasticGradientStep(BlockedStep):
             raise ModelError(NOTHING_FREE)
         return super().__new__(cls, *args, **kwargs)
 
-    def __init__(
-        self,
-        vars: Sequence | None = None,
-        *,
-        batch_size: int | None = None,
-        rows: str | Sequence[str] | None = None,
-        step_size: StepSize | None = None,
-        gradient: str | SVRG | GradientEstimator = "plain",
-        center: str | Mapping[str, Any] | np.ndarray | None = None,
-        thin: int | None = None,
-        batching: str | None = None,
-        model: Model | None = None,
-        initial_point: Mapping[str, np.ndarray] | None = None,
-        compile_kwargs: dict | None = None,
-        blocked: bool = True,
-        rng: Any = None,
-        bias: float | None = None,
-        init: Any = None,
-        tune_method: str = "closed_form",
-        **unknown: Any,
-    ):
-        if unknown:
-            raise TypeError(
-                f"`{type(self).__name__}` takes no argument `{next(iter(unknown))}`. Its arguments "
-                "are listed in its docstring."
-            )
-        one_of("tune_method", tune_method, TUNE_METHODS)
-        if tune_method == "halving":
-            check_search_settings(step_size, bias)
-        generator = _generator(rng)
-        setup = prepare(
+    def __init__(self, settings: Settings):
+        setup = Setup(
             type(self).__name__,
-            modelcontext(model),
-            vars,
-            batch_size=batch_size,
-            rows=rows,
-            step_size=step_size,
-            gradient=gradient,
-            center=center,
-            thin=thin,
-            batching=batching,
-            initial_point=initial_point,
-            compile_kwargs=compile_kwargs,
-            needs_center=self._needs_center(step_size),
-            low_rank=self._takes_low_rank,
+            settings,
+            preconditioner=self._preconditioner,
+            takes_low_rank=self._takes_low_rank,
             keeps_rows=self._keeps_rows,
-            preconditioner=getattr(self, "_preconditioner", "identity"),
-            bias=bias,
-            init=init,
+            takes_all_rows=self._takes_all_rows,
         )
+        estimator = setup.estimator
         self.bias = setup.bias
         self.posterior = setup.posterior
         self.vars = list(setup.posterior.layout.variables)
-        self.center = setup.center
-        self.batching = setup.estimator.batching
+        self.batching = estimator.batching
         self.batching_name = self.batching.name
         self.batch_size = self.batching.batch_size
-        self.blocked = blocked
+        self.blocked = settings.blocked
         self._owns_all = not setup.posterior.others
         self._initial_position = setup.posterior.initial_position
-        self._runs_on_jax = is_jax_mode(compile_kwargs)
+        self._runs_on_jax = settings.on_jax
         self._process = os.getpid()
 
-        searched = tune_method == "halving"
-        design = self._design(replace(setup, to_be_searched=searched))
-        if searched:
-            check_searchable(setup, design, on_jax=self._runs_on_jax)
-        if thin is not None:
-            self._check_thin(thin, design)
+        design = self._design(setup)
+        self.center = setup.known_center
+        if settings.searches:
+            check_searchable(setup, design)
+        if settings.thin is not None:
+            self._check_thin(settings.thin, design)
+        thin = design.pace.thin
         block = TransitionBlock(
             design.dynamics,
-            setup.estimator,
-            compile_kwargs,
-            static_length=max(JAX_BLOCK_TRANSITIONS, design.thin) if self._runs_on_jax else None,
+            estimator,
+            settings.compile_kwargs,
+            static_length=max(JAX_BLOCK_TRANSITIONS, thin) if self._runs_on_jax else None,
         )
-        if searched:
+        if settings.searches:
             design = search_step_size(block, setup, design)
-        self._starts_around = setup.center if design.begins_at_center else None
+        self._starts_around = self.center if design.begins_at_center else None
         # Last, so that its state is found there.
-        self._moments = RunningMoments(design.thin) if self._owns_all else None
+        self._moments = RunningMoments(design.pace.thin) if self._owns_all else None
         self.chain = Chain(
             block,
-            step_size=design.step_size,
-            thin=design.thin,
+            step_size=design.pace.step_size,
+            thin=design.pace.thin,
             adaptations=[
-                *setup.estimator.adaptations,
+                *estimator.adaptations,
                 *design.adaptations,
                 *_tuning(design, setup),
                 SteinMonitor()
@@ -240,7 +218,7 @@ class StochasticGradientStep(BlockedStep):
         self._watch, self._remedy = design.watch, design.remedy
         self._tunes = any(isinstance(one, LangevinStepSize) for one in self.chain.adaptations)
         self._declare_stats()
-        self.setup_chain(generator, 0, 0)
+        self.setup_chain(settings.generator(), 0, 0)
         self.tune = True
 
     @property
@@ -276,10 +254,6 @@ class StochasticGradientStep(BlockedStep):
             )
 
     # --- What a sampler says of itself ---------------------------------------------------
-
-    def _needs_center(self, step_size: StepSize | None) -> bool:
-        """Whether the settings of the sampler, gradients apart, need the centre."""
-        return step_size is None
 
     def _design(self, setup: Setup) -> Design:
         """Dynamics and their settings; called once, with everything known of the posterior."""
@@ -524,7 +498,7 @@ class StochasticGradientStep(BlockedStep):
         if step_size_from == GIVEN:
             return f"Try a {smaller}, or leave it out to have it computed"
         # It was computed from the curvature at the centre, which is no guide to the posterior.
-        if is_curvature(getattr(self, "_preconditioner", "")):
+        if is_curvature(self._preconditioner):
             # Beside a step size that is given, the default is another one.
             smaller += ' with `preconditioner="curvature"`'
         bias = ", a smaller `bias`" if step_size_from == COMPUTED else ""
@@ -553,21 +527,11 @@ class StochasticGradientStep(BlockedStep):
 
 def _tuning(design: Design, setup: Setup) -> tuple[Adaptation, ...]:
     """What sets a step size in closed form anew: one that was searched has another aim."""
-    computed = design.step_size if setup.step_size is None else None
-    known = setup.center is not None and design.preconditioner is not None
-    if design.choice is None or not known or not isinstance(computed, float):
+    pace = design.pace
+    if design.closed_form is None or not isinstance(pace.step_size, float):
         return ()
-    assert setup.center is not None
     return (
-        LangevinStepSize(design.preconditioner, design.thin, computed, setup.bias, setup.center),
+        LangevinStepSize(
+            design.preconditioner, pace.thin, pace.step_size, setup.bias, setup.center
+        ),
     )
-
-
-def _generator(rng: Any) -> np.random.Generator:
-    try:
-        return get_random_generator(rng)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"`rng` should be a seed, a whole number that is not negative, or a generator of "
-            f"NumPy, but got {rng!r}."
-        ) from error

@@ -6,108 +6,36 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pytensor.tensor as pt
-from pymc.model import Model, modelcontext
-from pytensor.tensor.variable import TensorVariable
+from pymc.model import Model
 
-from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.dynamics.metropolis_adjusted import MetropolisAdjustedLangevin
-from pymc_sgmcmc.engine import is_jax_mode
-from pymc_sgmcmc.gradient_estimators import GradientEstimator
-from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.gradient_estimators import FullGradient
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.setup import (
-    Design,
-    Setup,
+from pymc_sgmcmc.step_methods.documentation import documented
+from pymc_sgmcmc.step_methods.settings import (
+    CenterSetting,
+    Preconditioner,
+    Settings,
+    arguments_of,
     default_preconditioner,
-    default_thinning,
-    is_curvature,
 )
+from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
 from pymc_sgmcmc.step_methods.sgld import SGLD
 
 OPTIMAL_MALA_SCALE = 1.65
 """Step of MALA for an acceptance rate of 0.574 (Roberts and Rosenthal 1998), a coordinate."""
 
 
-class AllRows(Batching):
-    """All rows in their own order, every time, and no copy of them."""
-
-    name = "all"
-    without_replacement = True
-
-    @property
-    def variance_factor(self) -> float:
-        """c = 0: the gradient has no noise."""
-        return 0.0
-
-    @property
-    def index_size(self) -> int:
-        """One number, which says nothing."""
-        return 1
-
-    def index_variable(self, name: str) -> TensorVariable:
-        """A number for each transition, shape (transitions,)."""
-        return pt.lvector(name)
-
-    def rows(self, index: TensorVariable) -> list[TensorVariable]:
-        """All rows, whatever the index."""
-        return list(self._shared)
-
-    def stored_rows(self, table: TensorVariable, index: TensorVariable) -> TensorVariable:
-        """The whole table."""
-        return table
-
-    def with_stored_rows(
-        self, table: TensorVariable, index: TensorVariable, rows: TensorVariable
-    ) -> TensorVariable:
-        """The rows in its place."""
-        return rows
-
-    def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
-        """Zeros: nothing is drawn."""
-        return np.zeros(minibatches, dtype=np.int64)
-
-    def selected(self, index: np.ndarray) -> np.ndarray:
-        """Numbers of all rows."""
-        return np.arange(self.n_rows)
-
-    def set_order(self, seed: int) -> None:
-        """Nothing: there is no order."""
+OF_MINIBATCHES = {
+    name: f"uses the gradient of all rows, so it takes no `{name}`. Leave it out, or use `SGLD` "
+    "for minibatches."
+    for name in ("batch_size", "batching", "gradient")
+}
+"""Settings that the gradient of all rows has no use for."""
 
 
-class FullGradient(GradientEstimator):
-    r"""The gradient of the log posterior itself.
-
-    .. math:: \nabla(\theta) = \nabla \log p(\theta) + \sum_{i=1}^N \nabla \log p(x_i \mid \theta)
-
-    Parameters
-    ----------
-    posterior : Posterior
-    static : bool
-        As for `Batching`.
-    """
-
-    name = "full"
-    reduces_variance = True
-
-    def __init__(self, posterior: Posterior, *, static: bool = False):
-        super().__init__(posterior, AllRows(posterior.data, posterior.n_rows, static=static))
-
-    def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
-        """Gradient, shape (d,)."""
-        return self.posterior.prior_gradient(position) + self.posterior.rows_gradient(
-            position, self.batching.rows(index), self.batching.length
-        )
-
-    def log_density(self, position: TensorVariable) -> TensorVariable:
-        """Symbolic log posterior on the same rows."""
-        rows = self.batching.rows(pt.constant(0))
-        return self.posterior.prior_log_density(position) + self.posterior.rows_log_density(
-            position, rows, self.batching.length
-        )
-
-
+@documented
 class ULA(SGLD):
     r"""The unadjusted Langevin algorithm: `SGLD` with the gradient of all rows.
 
@@ -124,8 +52,6 @@ class ULA(SGLD):
 
     Parameters
     ----------
-    vars : sequence of variables, optional
-        As for `SGLD`, like all parameters not listed here.
     step_size : float or callable, optional
         h. Where not given, :math:`4\delta / \lambda_{\max}(MH)` for a variance inflation
         :math:`\delta` of 5 %.
@@ -159,10 +85,31 @@ class ULA(SGLD):
 
     name = "ula"
 
-    def __init__(self, vars: Sequence | None = None, **settings: Any):
-        super().__init__(vars, **_with_full_gradient(type(self).__name__, vars, settings))
+    _takes_all_rows = True
+    _refused = OF_MINIBATCHES
+
+    def __init__(
+        self,
+        vars: Sequence | None = None,
+        *,
+        preconditioner: Preconditioner = None,
+        step_size: StepSize | None = None,
+        bias: float | None = None,
+        rows: str | Sequence[str] | None = None,
+        center: CenterSetting = None,
+        init: Any = None,
+        thin: int | None = None,
+        tune_method: str = "closed_form",
+        model: Model | None = None,
+        initial_point: Mapping[str, np.ndarray] | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        blocked: bool = True,
+        rng: Any = None,
+    ):
+        super().__init__(**arguments_of(locals()))
 
 
+@documented
 class MALA(StochasticGradientStep):
     r"""The Metropolis-adjusted Langevin algorithm, with the gradient of all rows.
 
@@ -185,8 +132,6 @@ class MALA(StochasticGradientStep):
 
     Parameters
     ----------
-    vars : sequence of variables, optional
-        As for `SGLD`, like all parameters not listed here.
     step_size : float or callable, optional
         h. Where not given, :math:`h = 1.65^2 \left(\sum_i \lambda_i^3\right)^{-1/3}` with
         :math:`\lambda_i` the eigenvalues of MH: for M the inverse curvature
@@ -234,36 +179,41 @@ class MALA(StochasticGradientStep):
     """
 
     name = "mala"
+    _takes_all_rows = True
+    _refused = OF_MINIBATCHES | {"bias": "has no bias, and so takes no `bias`."}
 
     def __init__(
         self,
         vars: Sequence | None = None,
         *,
-        preconditioner: str | float | np.ndarray | None = None,
+        preconditioner: Preconditioner = None,
         step_size: StepSize | None = None,
-        **common: Any,
+        rows: str | Sequence[str] | None = None,
+        center: CenterSetting = None,
+        init: Any = None,
+        thin: int | None = None,
+        tune_method: str = "closed_form",
+        model: Model | None = None,
+        initial_point: Mapping[str, np.ndarray] | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        blocked: bool = True,
+        rng: Any = None,
     ):
-        if "bias" in common:
-            raise TypeError("`MALA` has no bias, and so takes no `bias`.")
         self._preconditioner = default_preconditioner(preconditioner, step_size)
-        common = _with_full_gradient(type(self).__name__, vars, common)
-        super().__init__(vars, step_size=step_size, **common)
-
-    def _needs_center(self, step_size: StepSize | None) -> bool:
-        return step_size is None or is_curvature(self._preconditioner)
+        not_taken = {"bias": None, "gradient": "plain", "batch_size": None, "batching": None}
+        super().__init__(Settings.of(locals(), **not_taken))
 
     def _design(self, setup: Setup) -> Design:
         posterior, estimator = setup.posterior, setup.estimator
         assert isinstance(estimator, FullGradient)
         matrix, root = setup.preconditioner(self._preconditioner)
-        step_size, thin = setup.step_size, setup.thin
-        if step_size is None:
-            assert setup.center is not None
-            curvature = setup.center.curvature
-            step_size = optimal_mala_step(curvature.relative_to(root))
+
+        def optimal() -> Pace:
+            step_size = optimal_mala_step(setup.center.curvature.relative_to(root))
             choice = setup.choose_step_size(root)
-            thin = thin or default_thinning(step_size, choice.curvature)
-            setup.report(choice, step_size, thin)
+            return Pace(step_size, default_thinning(step_size, choice.curvature), choice)
+
+        pace = setup.pace(optimal)
         # Compiles the function that begins a chain here, and not in each process.
         posterior.log_density_and_gradient(posterior.initial_position)
         dynamics = MetropolisAdjustedLangevin(
@@ -272,7 +222,7 @@ class MALA(StochasticGradientStep):
             estimator.log_density,
             posterior.log_density_and_gradient,
         )
-        return Design(dynamics, step_size, thin or 1)
+        return Design(dynamics, pace)
 
 
 def optimal_mala_step(curvatures: np.ndarray) -> float:
@@ -284,22 +234,3 @@ def optimal_mala_step(curvatures: np.ndarray) -> float:
     dimension (Roberts and Rosenthal 1998, theorems 1 and 3).
     """
     return float(OPTIMAL_MALA_SCALE**2 / np.cbrt(np.sum(curvatures**3)))
-
-
-def _with_full_gradient(
-    step_name: str, vars: Sequence | None, settings: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Settings of a step method with the gradient of all rows put in."""
-    given = [name for name in ("batch_size", "batching", "gradient") if name in settings]
-    if given:
-        raise TypeError(
-            f"`{step_name}` uses the gradient of all rows, so it takes no `{given[0]}`. Leave it "
-            "out, or use `SGLD` for minibatches."
-        )
-    model: Model = modelcontext(settings.get("model"))
-    settings = dict(settings)
-    posterior = Posterior(
-        model, vars, rows=settings.pop("rows", None), initial_point=settings.get("initial_point")
-    )
-    static = is_jax_mode(settings.get("compile_kwargs"))
-    return {**settings, "gradient": FullGradient(posterior, static=static)}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from pymc.model import Model
 from scipy.sparse import linalg as sparse_linalg
 
 from pymc_sgmcmc.checks import one_of, or_none, positive_number
@@ -14,7 +15,9 @@ from pymc_sgmcmc.linear_algebra import matrix_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import MOST_THINNING, StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.setup import Design, Setup, default_thinning
+from pymc_sgmcmc.step_methods.documentation import documented
+from pymc_sgmcmc.step_methods.settings import CenterSetting, Gradient, Settings
+from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
 from pymc_sgmcmc.tuning import Center, difference_width
 
 REGULARIZATION = 1e-2
@@ -27,6 +30,7 @@ CURVATURE_ROWS = 10_000
 """Most rows from whose gradients the largest curvature is computed in high dimension."""
 
 
+@documented
 class HAMCMC(StochasticGradientStep):
     r"""Hessian approximated MCMC: Langevin dynamics with limited-memory BFGS.
 
@@ -69,8 +73,6 @@ class HAMCMC(StochasticGradientStep):
 
     Parameters
     ----------
-    vars : sequence of variables, optional
-        Continuous free variables, in any order; all of the model where not given.
     memory : int
         M, at least 2: the number of chains that take turns, one more than that of the pairs.
     pairs : {"own", "between"}
@@ -96,9 +98,6 @@ class HAMCMC(StochasticGradientStep):
         the M chains in turn, M times as many for the same work, but autocorrelations, and with
         them the effective sample size of ArviZ, are those of the M chains interleaved: wrong
         for M > 2. Take ``draws[k::M]`` as chains of their own.
-    **common
-        The other parameters of `SGLD`: `batch_size`, `rows`, `gradient`, `center`, `batching`,
-        `model`, `initial_point`, `compile_kwargs`, `blocked` and `rng`.
 
     Raises
     ------
@@ -156,7 +155,20 @@ class HAMCMC(StochasticGradientStep):
         regularization: float | None = None,
         curvature_threshold: float | None = None,
         step_size: StepSize | None = None,
-        **common: Any,
+        bias: float | None = None,
+        gradient: Gradient = "plain",
+        batch_size: int | None = None,
+        batching: str | None = None,
+        rows: str | Sequence[str] | None = None,
+        center: CenterSetting = None,
+        init: Any = None,
+        thin: int | None = None,
+        tune_method: str = "closed_form",
+        model: Model | None = None,
+        initial_point: Mapping[str, np.ndarray] | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        blocked: bool = True,
+        rng: Any = None,
     ):
         self._pairs = one_of("pairs", pairs, PAIRS)
         self._memory = _check_memory(memory, self._pairs)
@@ -165,43 +177,34 @@ class HAMCMC(StochasticGradientStep):
         self._curvature_threshold = or_none(
             positive_number, "curvature_threshold", curvature_threshold
         )
-        super().__init__(vars, step_size=step_size, **common)
-
-    def _needs_center(self, step_size: StepSize | None) -> bool:
-        return any(
-            setting is None
-            for setting in (
-                step_size,
-                self._initial_scale,
-                self._regularization,
-                self._curvature_threshold,
-            )
-        )
+        super().__init__(Settings.of(locals()))
 
     def _design(self, setup: Setup) -> Design:
         memory = self._memory
-        if setup.thin is not None and setup.thin % memory and setup.posterior.others:
+        thin = setup.settings.thin
+        if thin is not None and thin % memory and setup.posterior.others:
             raise ValueError(
                 f"`thin` should be a multiple of `memory` = {memory} where other step methods have "
-                f"variables of their own, but got {setup.thin}: the chains that take turns would "
+                f"variables of their own, but got {thin}: the chains that take turns would "
                 "not all have seen the other variables move."
             )
         largest = np.nan
-        if self._needs_center(setup.step_size):
-            assert setup.center is not None
+        scales = (self._initial_scale, self._regularization, self._curvature_threshold)
+        if None in scales or setup.settings.step_size is None:
             largest = steepest_curvature(setup.posterior, setup.center)
         regularization = _given_or(self._regularization, REGULARIZATION * largest)
         threshold = _given_or(self._curvature_threshold, REGULARIZATION * largest)
         scale = _given_or(self._initial_scale, 1.0 / (largest + regularization))
-        step_size, thin = setup.step_size, setup.thin
-        if step_size is None:
-            assert setup.center is not None
+
+        def computed() -> Pace:
             choice = setup.choose_step_size(_regularized_root(setup.center, regularization))
             # Beyond the default γ, H_t can exceed the preconditioner of the closed form.
             step_size = choice.step_size / max(1.0, scale * (largest + regularization))
             relaxation = default_thinning(choice.step_size, choice.curvature)
-            thin = thin or memory * max(1, min(relaxation, MOST_THINNING // memory))
-            setup.report(choice, step_size, thin)
+            turns = max(1, min(relaxation, MOST_THINNING // memory))
+            return Pace(step_size, memory * turns, choice)
+
+        pace = setup.pace(computed, thin=memory)
         dynamics = QuasiNewtonLangevin(
             memory,
             setup.shared(scale, "initial_scale"),
@@ -209,7 +212,7 @@ class HAMCMC(StochasticGradientStep):
             setup.shared(threshold, "curvature_threshold"),
             between_chains=self._pairs == "between",
         )
-        return Design(dynamics, step_size, thin or memory)
+        return Design(dynamics, pace)
 
 
 def steepest_curvature(posterior: Posterior, center: Center) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
 
 from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
@@ -27,9 +28,11 @@ from pymc_sgmcmc.dynamics.osgfs import (
 from pymc_sgmcmc.errors import BatchSizeWarning
 from pymc_sgmcmc.gradient_estimators import GradientEstimator, PlainGradient
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.schedules import MOST_THINNING, StepSize
+from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.setup import Design, Setup
+from pymc_sgmcmc.step_methods.documentation import documented
+from pymc_sgmcmc.step_methods.settings import CenterSetting, Gradient, Settings
+from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 from pymc_sgmcmc.tuning import (
     DENSE_DIMENSION,
     Center,
@@ -82,6 +85,7 @@ SMALL_K = 0.02
 """k below which the chain is worth a warning: autocorrelation times of over 200 transitions."""
 
 
+@documented
 class OSGFS(StochasticGradientStep):
     r"""Optimized stochastic gradient Fisher scoring.
 
@@ -129,8 +133,6 @@ class OSGFS(StochasticGradientStep):
 
     Parameters
     ----------
-    vars : sequence of variables, optional
-        As for `SGLD`, like all parameters not listed here.
     k : {"matrix", "scalar", "weak_prior", "strong_prior", "paper"} or float, optional
         Twice the part of the way to the mode that one transition goes, k in (0, 4); at k = 2
         draws from a Gaussian are independent.
@@ -219,6 +221,9 @@ class OSGFS(StochasticGradientStep):
 
     name = "osgfs"
     _keeps_rows = False
+    _refused: ClassVar = {
+        "step_size": "computes its steps and has no `step_size`. Set `k` or `max_k`.",
+    }
 
     def __init__(
         self,
@@ -233,22 +238,28 @@ class OSGFS(StochasticGradientStep):
         convergence_rule: str = "chi2",
         b: float | None = None,
         window: int | None = None,
-        gradient: str | GradientEstimator = "plain",
-        step_size: None = None,
-        **common: Any,
+        bias: float | None = None,
+        gradient: Gradient = "plain",
+        batch_size: int | None = None,
+        batching: str | None = None,
+        rows: str | Sequence[str] | None = None,
+        center: CenterSetting = None,
+        init: Any = None,
+        thin: int | None = None,
+        tune_method: str = "closed_form",
+        model: Model | None = None,
+        initial_point: Mapping[str, np.ndarray] | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        blocked: bool = True,
+        rng: Any = None,
     ):
-        if step_size is not None:
-            raise ValueError(
-                f"`OSGFS` computes its steps and has no `step_size`, but got {step_size!r}. Set "
-                "`k` or `max_k`."
-            )
         self._k = _check_k(k)
         self._max_k = or_none(positive_number, "max_k", max_k, most=2.0)
-        if common.get("bias") is not None and (max_k is not None or not isinstance(k, str)):
+        if bias is not None and (max_k is not None or not isinstance(k, str)):
             given = f"max_k={max_k!r}" if max_k is not None else f"k={k!r}"
             raise ValueError(
                 "`bias` is the accuracy from which the largest k is computed, but got both "
-                f"bias={common['bias']!r} and {given}. Leave one of them out."
+                f"bias={bias!r} and {given}. Leave one of them out."
             )
         self._curvature = curvature and one_of("curvature", curvature, CURVATURES)
         self._start_at = one_of("start", start, STARTS)
@@ -269,10 +280,7 @@ class OSGFS(StochasticGradientStep):
                 f"`k={k!r}` supposes the noise of the plain gradient, but got "
                 f'`gradient={gradient!r}`. Use "matrix", "scalar" or "strong_prior".'
             )
-        super().__init__(vars, gradient=gradient, **common)
-
-    def _needs_center(self, step_size: StepSize | None) -> bool:
-        return self._start_at == "center" or self._curvature == "center"
+        super().__init__(Settings.of(locals(), step_size=None))
 
     def _design(self, setup: Setup) -> Design:
         posterior, batching = setup.posterior, setup.estimator.batching
@@ -284,6 +292,8 @@ class OSGFS(StochasticGradientStep):
             )
         # A centre that only the gradient or the curvature needs is not where chains begin.
         at_center = self._start_at == "center"
+        computes = at_center or self._curvature == "center"
+        center = setup.center if computes else setup.known_center
         drift = setup.shared(np.eye(dimension), "drift")
         root = setup.shared(np.eye(dimension), "noise_root")
         adaptation = ScoringAdaptation(
@@ -291,7 +301,7 @@ class OSGFS(StochasticGradientStep):
             setup.estimator,
             drift,
             root,
-            center=setup.center,
+            center=center,
             at_center=at_center,
             known_center=self._named_gradient,
             joint_draws=setup.joint_draws,
@@ -306,7 +316,7 @@ class OSGFS(StochasticGradientStep):
         )
         matrices = _matrices(adaptation.begin(posterior.initial_position))
         largest, smallest = 2 * matrices.fractions.max(), 2 * matrices.fractions.min()
-        thin = setup.thin or int(np.clip(np.ceil(2 / largest), 1, MOST_THINNING))
+        thin = setup.settings.thin or int(np.clip(np.ceil(2 / largest), 1, MOST_THINNING))
         _log.info(
             "%s: k between %.3g and %.3g, %d transitions a draw, %d of %d rows a minibatch",
             setup.name,
@@ -320,8 +330,7 @@ class OSGFS(StochasticGradientStep):
         self.scoring = adaptation
         return Design(
             FisherScoring(drift, root),
-            1.0,
-            thin,
+            Pace(1.0, thin),
             (adaptation,),
             begins_at_center=at_center,
             remedy="Try a smaller `k` or `max_k`",
@@ -726,7 +735,7 @@ def _shrunk(covariance: np.ndarray, rows: float) -> np.ndarray:
 
 def _default_curvature(setup: Setup) -> str:
     """The centre's where it is known and does not change with other variables."""
-    return "fisher" if setup.center is None or setup.posterior.others else "center"
+    return "fisher" if setup.known_center is None or setup.posterior.others else "center"
 
 
 def _mix(old: np.ndarray, new: np.ndarray, weight: float) -> np.ndarray:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from pymc.model import Model
 
 from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
 from pymc_sgmcmc.checks import one_of, positive_number
@@ -14,7 +16,9 @@ from pymc_sgmcmc.linear_algebra import largest_mean_square
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.setup import Design, Setup, default_thinning
+from pymc_sgmcmc.step_methods.documentation import documented
+from pymc_sgmcmc.step_methods.settings import CenterSetting, Gradient, Settings
+from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 
 TRANSITIONS_BETWEEN_UPDATES = 100
 """Transitions that share one preconditioner while it is adapted."""
@@ -26,6 +30,7 @@ ROWS_AT_START = 1_000
 """Rows whose gradients give the second moment that a chain begins with."""
 
 
+@documented
 class PSGLD(StochasticGradientStep):
     r"""Stochastic gradient Langevin dynamics with an RMSprop preconditioner.
 
@@ -57,8 +62,6 @@ class PSGLD(StochasticGradientStep):
 
     Parameters
     ----------
-    vars : sequence of variables, optional
-        As for `SGLD`, like all parameters not listed here.
     preconditioner : {"rmsprop", "curvature"}
         RMSprop, or the inverse curvature at the centre, frozen from the start.
     decay : float
@@ -107,7 +110,20 @@ class PSGLD(StochasticGradientStep):
         decay: float = 0.99,
         regularization: float = 1e-5,
         step_size: StepSize | None = None,
-        **common: Any,
+        bias: float | None = None,
+        gradient: Gradient = "plain",
+        batch_size: int | None = None,
+        batching: str | None = None,
+        rows: str | Sequence[str] | None = None,
+        center: CenterSetting = None,
+        init: Any = None,
+        thin: int | None = None,
+        tune_method: str = "closed_form",
+        model: Model | None = None,
+        initial_point: Mapping[str, np.ndarray] | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        blocked: bool = True,
+        rng: Any = None,
     ):
         self._preconditioner = one_of(
             "preconditioner", preconditioner, PRECONDITIONERS, " (`SGLD` takes a matrix)"
@@ -116,50 +132,39 @@ class PSGLD(StochasticGradientStep):
         if decay >= 1:
             raise ValueError(f"`decay` should be between 0 and 1, but got {decay!r}.")
         self._regularization = positive_number("regularization", regularization)
-        super().__init__(vars, step_size=step_size, **common)
-
-    def _needs_center(self, step_size: StepSize | None) -> bool:
-        return step_size is None or self._preconditioner == "curvature"
+        super().__init__(Settings.of(locals()))
 
     def _design(self, setup: Setup) -> Design:
-        if self._preconditioner == "curvature":
-            assert setup.center is not None
-            curvature = setup.center.curvature
-            matrix, root = curvature.covariance, curvature.root
-        else:
-            matrix = root = np.ones(setup.posterior.dimension)
+        rmsprop = self._preconditioner == "rmsprop"
+        matrix = root = np.ones(setup.posterior.dimension)
+        if not rmsprop:
+            matrix, root = setup.preconditioner("curvature")
         dynamics = Langevin(
             setup.shared(matrix, "preconditioner"), setup.shared(root, "preconditioner_root")
         )
-        step_size, thin, choice = setup.step_size, setup.thin, None
-        if step_size is None:
-            assert setup.center is not None
-            scales = setup.center.curvature.root
-            if self._preconditioner == "rmsprop":
-                # For the log: a diagonal M at its best, which RMSprop may come near.
-                scales = setup.center.curvature.standard_deviations
-            choice = setup.choose_step_size(scales)
-            thin = thin or default_thinning(choice.step_size, choice.curvature)
-            step_size = choice.step_size
-            if self._preconditioner == "rmsprop":
-                step_size = 4 * setup.bias
-            setup.report(choice, step_size, thin)
-        if self._preconditioner == "curvature":
-            return Design(dynamics, step_size, thin or 1, preconditioner=matrix, choice=choice)
+        if not rmsprop:
+            pace = setup.pace(lambda: setup.closed_form(root))
+            return Design(dynamics, pace, preconditioner=matrix)
+
+        def scaled() -> Pace:
+            # Thinning of a diagonal M at its best, which RMSprop may come near.
+            best = setup.closed_form(setup.center.curvature.standard_deviations)
+            return replace(best, step_size=4 * setup.bias)
+
+        pace = setup.pace(scaled)
         adaptation = RMSprop(
             setup.posterior,
             dynamics,
             decay=self._decay,
             regularization=self._regularization,
             batch_size=setup.estimator.batching.batch_size,
-            size_of=_diagonal_size(setup) if setup.step_size is None else None,
+            size_of=_diagonal_size(setup) if pace.choice is not None else None,
         )
-        return Design(dynamics, step_size, thin or 1, (adaptation,))
+        return Design(dynamics, pace, (adaptation,))
 
 
 def _diagonal_size(setup: Setup) -> Callable[[np.ndarray], float]:
     """λ_max(MV) + λ_max(MH) as a function of a diagonal M."""
-    assert setup.center is not None
     curvature = setup.center.curvature
     deviations = setup.gradient_deviations()
     if len(deviations) > len(curvature.precision):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
+from pymc.model import Model
 from scipy import linalg
 
 from pymc_sgmcmc.checks import accepts
@@ -16,8 +17,11 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
+from pymc_sgmcmc.step_methods.center import FEW_LABELS
+from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.momentum import check_noise
-from pymc_sgmcmc.step_methods.setup import FEW_LABELS, Design, Setup, default_thinning
+from pymc_sgmcmc.step_methods.settings import CenterSetting, Gradient, Settings
+from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
 from pymc_sgmcmc.tuning import Center
 
 CHECKED_POINTS = 5
@@ -30,6 +34,7 @@ SINGLE_SINGULAR = 1e-6
 """What counts as zero, beside `SINGULAR`, for eigenvalues of matrices in single precision."""
 
 
+@documented
 class Recipe(StochasticGradientStep):
     r"""A sampler of your own, from a diffusion matrix D and a curl matrix Q.
 
@@ -56,8 +61,6 @@ class Recipe(StochasticGradientStep):
 
     Parameters
     ----------
-    vars : sequence of variables, optional
-        As for `SGLD`, like all parameters not listed here.
     D : callable
         The diffusion matrix: a function of the symbolic position and auxiliaries, in the order
         of `auxiliaries`. It gives rows of blocks, one for each pair of parts of the state: 0
@@ -148,7 +151,20 @@ class Recipe(StochasticGradientStep):
         auxiliaries: Sequence[str | GaussianAuxiliary] = (),
         gradient_noise: str | np.ndarray | None = None,
         step_size: StepSize | None = None,
-        **common: Any,
+        bias: float | None = None,
+        gradient: Gradient = "plain",
+        batch_size: int | None = None,
+        batching: str | None = None,
+        rows: str | Sequence[str] | None = None,
+        center: CenterSetting = None,
+        init: Any = None,
+        thin: int | None = None,
+        tune_method: str = "closed_form",
+        model: Model | None = None,
+        initial_point: Mapping[str, np.ndarray] | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        blocked: bool = True,
+        rng: Any = None,
     ):
         for name, matrix in (("D", D), ("Q", Q)):
             if not (callable(matrix) or (name == "Q" and matrix is None)):
@@ -171,10 +187,7 @@ class Recipe(StochasticGradientStep):
                 f"`gradient_noise` should be 'center' or an array, but got {gradient_noise!r}."
             )
         self._gradient_noise = gradient_noise
-        super().__init__(vars, step_size=step_size, **common)
-
-    def _needs_center(self, step_size: StepSize | None) -> bool:
-        return step_size is None or isinstance(self._gradient_noise, str)
+        super().__init__(Settings.of(locals()))
 
     def _design(self, setup: Setup) -> Design:
         noise = _gradient_noise(setup, self._gradient_noise)
@@ -185,19 +198,20 @@ class Recipe(StochasticGradientStep):
             None if noise is None else setup.shared(noise, "gradient_noise"),
         )
         values = _Matrices(dynamics, setup.posterior)
-        states = _random_states(setup.posterior, setup.center, self._gaussians)
+        center = setup.center if setup.settings.step_size is None else setup.known_center
+        states = _random_states(setup.posterior, center, self._gaussians)
         smallest, largest = check_matrices(values, states)
         _check_moved(values, states, setup.posterior.labels)
-        step_size, thin = setup.step_size, setup.thin
-        if step_size is None:
+
+        def computed() -> Pace:
             linear = _linearised(setup, values, self._gaussians, noise)
             step_size = largest_step(linear, setup.bias)
-            thin = thin or default_thinning(step_size, linear.rate)
-            assert setup.center is not None
-            setup.report(setup.choose_step_size(setup.center.curvature.root), step_size, thin)
+            choice = setup.choose_step_size(setup.center.curvature.root)
+            return Pace(step_size, default_thinning(step_size, linear.rate), choice)
+
+        pace = setup.pace(computed)
         if noise is not None:
-            first = step_size if not callable(step_size) else float(step_sizes(step_size, 0, 1)[0])
-            _check_injected(values, states, first)
+            _check_injected(values, states, float(step_sizes(pace.step_size, 0, 1)[0]))
         dynamics = RecipeDynamics(
             dynamics.diffusion,
             dynamics.curl,
@@ -206,7 +220,7 @@ class Recipe(StochasticGradientStep):
             # Cholesky's root does not exist there.
             singular=smallest < 1e-6 * largest or noise is not None,
         )
-        return Design(dynamics, step_size, thin or 1)
+        return Design(dynamics, pace)
 
 
 # --- Settings -------------------------------------------------------------------------------
@@ -494,7 +508,6 @@ def _linearised(
     gaussians: Sequence[GaussianAuxiliary],
     subtracted: np.ndarray | None,
 ) -> LinearProcess:
-    assert setup.center is not None
     d, total = setup.posterior.dimension, sum(values.sizes)
     if total > LARGEST_LINEAR_STATE:
         raise ValueError(

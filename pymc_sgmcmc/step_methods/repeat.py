@@ -16,7 +16,8 @@ from pymc_sgmcmc.linear_algebra import Matrix, covariance_root
 from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.run_settings import KEPT_ROWS, stored_matrix, stored_rows
-from pymc_sgmcmc.step_methods.setup import NEEDS_CENTER, make_estimator
+from pymc_sgmcmc.step_methods.center import JointCenter
+from pymc_sgmcmc.step_methods.estimators import make_estimator
 from pymc_sgmcmc.step_methods.sgld import SGLD, SGLDCV
 from pymc_sgmcmc.tuning import Center, Curvature, center_at
 
@@ -54,13 +55,11 @@ def repeated_step(
     gradient: str | SVRG = settings["gradient"]
     if gradient == "svrg":
         gradient = SVRG(int(settings["refresh"]))
-    assert center is not None or gradient not in NEEDS_CENTER
     kept = np.asarray(arrays[KEPT_ROWS]) if KEPT_ROWS in arrays.data_vars else None
     estimator = make_estimator(
         gradient,
         posterior,
-        center,
-        {},
+        None if center is None else JointCenter(center, {}),
         settings["batching"],
         int(settings["batch_size"]),
         kept=kept,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from pymc_sgmcmc.engine import TransitionBlock
 from pymc_sgmcmc.linear_algebra import Matrix, apply, apply_to_rows
 from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.stein import kernel_stein_discrepancy
-from pymc_sgmcmc.step_methods.setup import Design, Setup, default_thinning
+from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
 from pymc_sgmcmc.tuning.halving import successive_halving
 
 LARGEST_STEP, SMALLEST_STEP, CANDIDATES = 1.0, 1e-4, 9
@@ -25,27 +24,7 @@ POINTS = 200
 """Positions whose discrepancy is computed."""
 
 
-def check_search_settings(step_size: Any, bias: Any) -> None:
-    """Refuse settings that contradict a search of the step size.
-
-    Raises
-    ------
-    ValueError
-    """
-    if step_size is not None:
-        raise ValueError(
-            '`tune_method="halving"` searches a step size, but got step_size='
-            f"{step_size!r} as well. Leave one of them out."
-        )
-    if bias is not None:
-        raise ValueError(
-            '`tune_method="halving"` searches the step size that trades bias for mixing, without a '
-            f"stated accuracy, but got bias={bias!r} as well. Leave `bias` out, or leave "
-            "`tune_method` out to have the step size computed for it."
-        )
-
-
-def check_searchable(setup: Setup, design: Design, *, on_jax: bool) -> None:
+def check_searchable(setup: Setup, design: Design) -> None:
     """Make sure that short chains can be run for a search.
 
     Raises
@@ -54,14 +33,17 @@ def check_searchable(setup: Setup, design: Design, *, on_jax: bool) -> None:
         For other dynamics than Langevin's with a fixed preconditioner, estimators with a memory,
         and JAX.
     """
-    fixed = design.preconditioner is not None and design.choice is not None
-    if not fixed or setup.estimator.memory is not None or setup.estimator.adaptations:
+    if (
+        design.closed_form is None
+        or setup.estimator.memory is not None
+        or setup.estimator.adaptations
+    ):
         raise ValueError(
             '`tune_method="halving"` is for SGLD, SGLDCV and PSGLD(preconditioner="curvature") '
             f"with plain gradients or control variates at the centre, but got {setup.name} with "
             f'"{setup.estimator.name}".'
         )
-    if on_jax:
+    if setup.settings.on_jax:
         raise ValueError(
             '`tune_method="halving"` runs chains of many lengths, for each of which JAX would '
             'compile anew. Use `compile_kwargs={"mode": "NUMBA"}`.'
@@ -78,9 +60,8 @@ def search_step_size(block: TransitionBlock, setup: Setup, design: Design) -> De
     ValueError
         Where all chains diverged.
     """
-    center, choice = setup.center, design.choice
-    assert center is not None
-    assert choice is not None
+    center, choice = setup.center, design.closed_form
+    assert choice is not None  # checked before
     # In coordinates in which the centre's Gaussian is N(0, I).
     root = center.curvature.root
     inverse = _inverse(root)
@@ -100,10 +81,9 @@ def search_step_size(block: TransitionBlock, setup: Setup, design: Design) -> De
 
     grid = np.geomspace(LARGEST_STEP, SMALLEST_STEP, CANDIDATES) / choice.curvature
     best = successive_halving(list(grid), run, FIRST_TRANSITIONS)[0]
-    thin = setup.thin or default_thinning(best.step_size, choice.curvature)
-    found = replace(setup, name=f"{setup.name} by successive halving")
-    found.report(choice, best.step_size, thin)
-    return replace(design, step_size=best.step_size, thin=thin, choice=None)
+    thin = setup.settings.thin or default_thinning(best.step_size, choice.curvature)
+    setup.report(Pace(best.step_size, thin, choice), by=" by successive halving")
+    return replace(design, pace=Pace(best.step_size, thin))
 
 
 def _inverse(root: Matrix) -> Matrix:

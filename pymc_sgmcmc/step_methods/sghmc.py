@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from pymc.model import Model
 
 from pymc_sgmcmc.checks import one_of, or_none, positive_number, whole_number
 from pymc_sgmcmc.dynamics.baoab import BAOAB
@@ -13,6 +14,7 @@ from pymc_sgmcmc.dynamics.sghmc import SGHMCEuler
 from pymc_sgmcmc.dynamics.underdamped import Underdamped
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
+from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.momentum import (
     NOISE_ESTIMATE_ERROR,
     GradientNoise,
@@ -27,16 +29,19 @@ from pymc_sgmcmc.step_methods.momentum import (
     rows_noise_error,
     solve_step_size,
 )
-from pymc_sgmcmc.step_methods.setup import (
-    Design,
-    Setup,
+from pymc_sgmcmc.step_methods.settings import (
+    CenterSetting,
+    Gradient,
+    Preconditioner,
+    Settings,
     default_preconditioner,
-    is_curvature,
 )
+from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 
 INTEGRATORS: dict[str, type[Underdamped]] = {"baoab": BAOAB, "euler": SGHMCEuler}
 
 
+@documented
 class SGHMC(StochasticGradientStep):
     r"""Stochastic gradient Hamiltonian Monte Carlo: underdamped Langevin dynamics.
 
@@ -80,8 +85,6 @@ class SGHMC(StochasticGradientStep):
 
     Parameters
     ----------
-    vars : sequence of variables, optional
-        As for `SGLD`, like all parameters not listed here.
     integrator : {"baoab", "euler"}
         BAOAB is the better one at any step; Euler is that of the paper.
     friction : float, optional
@@ -157,11 +160,24 @@ class SGHMC(StochasticGradientStep):
         *,
         integrator: str = "baoab",
         friction: float | None = None,
-        preconditioner: str | float | np.ndarray | None = None,
+        preconditioner: Preconditioner = None,
         noise_estimate: str | float | np.ndarray | None = "rows",
         resample_momentum: int | str | None = None,
         step_size: StepSize | None = None,
-        **common: Any,
+        bias: float | None = None,
+        gradient: Gradient = "plain",
+        batch_size: int | None = None,
+        batching: str | None = None,
+        rows: str | Sequence[str] | None = None,
+        center: CenterSetting = None,
+        init: Any = None,
+        thin: int | None = None,
+        tune_method: str = "closed_form",
+        model: Model | None = None,
+        initial_point: Mapping[str, np.ndarray] | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        blocked: bool = True,
+        rng: Any = None,
     ):
         if integrator not in INTEGRATORS:
             raise ValueError(
@@ -174,36 +190,29 @@ class SGHMC(StochasticGradientStep):
         self._preconditioner = default_preconditioner(preconditioner, step_size)
         self._noise_estimate = _check_noise_estimate(noise_estimate)
         self._resample_momentum = _check_resample_momentum(resample_momentum)
-        super().__init__(vars, step_size=step_size, **common)
-
-    def _needs_center(self, step_size: StepSize | None) -> bool:
-        return (
-            step_size is None
-            or self._friction is None
-            or isinstance(self._noise_estimate, str)
-            or is_curvature(self._preconditioner)
-        )
+        super().__init__(Settings.of(locals()))
 
     def _design(self, setup: Setup) -> Design:
         integrator = INTEGRATORS[self._integrator]
         matrix, root = setup.preconditioner(self._preconditioner)
         friction = self._friction
         if friction is None:
-            assert setup.center is not None
             friction = critical_friction(curvature_range(setup.center, root)[0])
         noise, error = self._noise(setup, root)
-        step_size, thin = setup.step_size, setup.thin
-        if step_size is None:
-            assert setup.center is not None
+
+        def computed() -> Pace:
             smallest, largest = curvature_range(setup.center, root)
             choice = setup.choose_step_size(root)
             variance = choice.noise if noise is None else noise.largest
             step_size = solve_step_size(
                 integrator, friction, variance, largest, lambda _: error, setup.bias
             )
-            thin = thin or relaxation_transitions(integrator, step_size, friction, smallest)
-            setup.report(choice, step_size, thin)
-        first_step = float(step_sizes(step_size, 0, 1)[0])
+            thin = relaxation_transitions(integrator, step_size, friction, smallest)
+            return Pace(step_size, thin, choice)
+
+        pace = setup.pace(computed)
+        center = setup.known_center
+        first_step = float(step_sizes(pace.step_size, 0, 1)[0])
         if integrator is SGHMCEuler and friction * first_step > 1:
             raise ValueError(
                 "With `integrator='euler'`, `friction` times `step_size` is α of Chen et al. and "
@@ -213,8 +222,8 @@ class SGHMC(StochasticGradientStep):
         shared = setup.shared
         correction = {}
         if noise is not None:
-            curvatures = directional_curvature(setup.center, noise.root)
-            steepest = 0.0 if setup.center is None else curvature_range(setup.center, root)[1]
+            curvatures = directional_curvature(center, noise.root)
+            steepest = 0.0 if center is None else curvature_range(center, root)[1]
             check_correction(
                 integrator, first_step, friction, noise.variances, curvatures, steepest
             )
@@ -222,10 +231,9 @@ class SGHMC(StochasticGradientStep):
                 "noise": shared(noise.variances, "gradient_noise"),
                 "noise_curvature": shared(curvatures, "noise_curvature"),
             }
-        thin = thin or 1
         every = self._resample_momentum
         if isinstance(every, str):
-            every = thin
+            every = pace.thin
         self.friction = friction
         dynamics = integrator(
             preconditioner=shared(matrix, "preconditioner"),
@@ -235,7 +243,7 @@ class SGHMC(StochasticGradientStep):
             resample_every=None if every is None else shared(every, "resample_every"),
             **correction,
         )
-        return Design(dynamics, step_size, thin)
+        return Design(dynamics, pace)
 
     def _noise(self, setup: Setup, root: np.ndarray) -> tuple[GradientNoise | None, float]:
         """Noise to correct for, and the relative error to expect of its estimate."""

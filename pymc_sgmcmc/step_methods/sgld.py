@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from pymc.model import Model
 
 from pymc_sgmcmc.dynamics import Langevin
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.setup import (
-    Design,
-    Setup,
+from pymc_sgmcmc.step_methods.documentation import documented
+from pymc_sgmcmc.step_methods.settings import (
+    CenterSetting,
+    Gradient,
+    Preconditioner,
+    Settings,
+    arguments_of,
     default_preconditioner,
-    default_thinning,
-    is_curvature,
 )
+from pymc_sgmcmc.step_methods.setup import Design, Setup
 
 
+@documented
 class SGLD(StochasticGradientStep):
     r"""Stochastic gradient Langevin dynamics.
 
@@ -34,66 +39,6 @@ class SGLD(StochasticGradientStep):
     prefer `SGLDCV` on large data.
 
     **Cost.** One gradient of n rows a transition, independent of N.
-
-    Parameters
-    ----------
-    vars : sequence of variables, optional
-        Continuous free variables, in any order; all of the model where not given.
-    batch_size : int, optional
-        Rows n a minibatch; for a model with `pymc.Minibatch` it replaces the model's own. Default
-        for an ordinary model: the one at which an effective draw costs least, see
-        `pymc_sgmcmc.tuning.choose_batch_size`.
-    rows : str or sequence of str, optional
-        Names of observed variables, `pymc.Data` variables or a dimension that run over the
-        rows, for ordinary models in which this is ambiguous.
-    step_size : float or callable, optional
-        h, or a function of the transition number (from 0) such as `PolynomialDecay`. Where
-        not given, the closed form :math:`h = 4\delta / (\lambda_{\max}(MV) +
-        \lambda_{\max}(MH))` for the variance inflation :math:`\delta` stated as `bias`, set anew
-        while tuning from the gradients that the chain has met.
-    preconditioner : {"curvature", "identity"}, float, (d,) or (d, d) array, optional
-        M, symmetric positive definite, fixed. "curvature" is the inverse curvature at the
-        centre: dense up to d = 500, a diagonal with up to 50 directions up to d = 20 000, and
-        diagonal beyond. Default: "curvature" where the step size is computed, "identity" where
-        it is given.
-    gradient : {"plain", "cv", "svrg", "saga"}, SVRG or GradientEstimator
-        Estimator of the gradient: the scaled minibatch gradient; that of Baker et al. with
-        control variates at the centre; the same at an earlier position of the chain (`SVRG`
-        sets how often it is refreshed); or with a stored gradient for each row. An estimator
-        made by hand brings its own posterior and minibatch scheme.
-    center : {"lbfgs", "sgd"}, mapping or (d,) array, optional
-        How to find the point near the mode at which curvature, control variates and the
-        start of the chains lie: by L-BFGS on gradients of all rows (default), by one pass of
-        stochastic Newton steps, or the point itself: values of all variables by name, or the
-        unconstrained position. Not computed where nothing needs it.
-    thin : int, optional
-        Transitions a recorded draw. Default: one relaxation time, at most 1000, where the
-        step size is computed, and 1 where it is given.
-    batching : {"shuffle", "replace"}
-        Windows of rows in random order (without replacement; the default), or independent rows
-        with replacement (the default of ``gradient="saga"``, see `SAGAGradient`).
-    model : pymc.Model, optional
-    initial_point : mapping, optional
-        Values of all value variables, as PyMC passes them.
-    compile_kwargs : dict, optional
-        For the transitions, passed to `pytensor.function`: ``{"mode": "NUMBA"}`` (the
-        default), ``"CVM"`` or ``"JAX"``.
-    tune_method : {"closed_form", "halving"}
-        Where `step_size` is not given: the closed form, or, where that does not apply, successive
-        halving of a grid of step sizes by the kernel Stein discrepancy of short chains (Coullon,
-        South and Nemeth 2021), which trades bias for mixing on its own.
-    init : mapping, xarray.DataTree or pymc Approximation, optional
-        An approximation of the posterior to take the centre and the curvature from, in place of a
-        search: draws of all free variables, as Pathfinder in `pymc_extras` or a short run of NUTS
-        return them; what `pymc.fit` returns; or ``{"mean": (d,), "covariance": (d, d)}`` of the
-        unconstrained position.
-    bias : float, optional
-        Relative error of the posterior variance that you accept, in (0, 1), instead of a
-        `step_size`; 0.05 where neither is given. `bias_report` says what became of it.
-    blocked : bool
-        Sample the variables together; the only choice that makes sense here.
-    rng : optional
-        Seed or generator for use outside `pymc.sample`.
 
     Raises
     ------
@@ -147,30 +92,36 @@ class SGLD(StochasticGradientStep):
         self,
         vars: Sequence | None = None,
         *,
-        preconditioner: str | float | np.ndarray | None = None,
+        preconditioner: Preconditioner = None,
         step_size: StepSize | None = None,
-        **common: Any,
+        bias: float | None = None,
+        gradient: Gradient = "plain",
+        batch_size: int | None = None,
+        batching: str | None = None,
+        rows: str | Sequence[str] | None = None,
+        center: CenterSetting = None,
+        init: Any = None,
+        thin: int | None = None,
+        tune_method: str = "closed_form",
+        model: Model | None = None,
+        initial_point: Mapping[str, np.ndarray] | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        blocked: bool = True,
+        rng: Any = None,
     ):
         self._preconditioner = default_preconditioner(preconditioner, step_size)
-        super().__init__(vars, step_size=step_size, **common)
-
-    def _needs_center(self, step_size: StepSize | None) -> bool:
-        return step_size is None or is_curvature(self._preconditioner)
+        super().__init__(Settings.of(locals()))
 
     def _design(self, setup: Setup) -> Design:
         matrix, root = setup.preconditioner(self._preconditioner)
-        step_size, thin, choice = setup.step_size, setup.thin, None
-        if step_size is None:
-            choice = setup.choose_step_size(root)
-            step_size = choice.step_size
-            thin = thin or default_thinning(choice.step_size, choice.curvature)
-            setup.report(choice, step_size, thin)
+        pace = setup.pace(lambda: setup.closed_form(root))
         dynamics = Langevin(
             setup.shared(matrix, "preconditioner"), setup.shared(root, "preconditioner_root")
         )
-        return Design(dynamics, step_size, thin or 1, preconditioner=matrix, choice=choice)
+        return Design(dynamics, pace, preconditioner=matrix)
 
 
+@documented
 class SGLDCV(SGLD):
     r"""Stochastic gradient Langevin dynamics with control variates.
 
@@ -182,7 +133,7 @@ class SGLDCV(SGLD):
                                             - \nabla \log p(x_j \mid \hat\theta)]
 
     with the same rows S in both terms (Baker et al. 2019, algorithm 1). The same as `SGLD`
-    with ``gradient="cv"``; see there for all parameters.
+    with ``gradient="cv"``.
 
     **Law.** As for `SGLD`, with a gradient covariance V that is proportional to the squared
     distance from the centre. For a posterior that contracts like :math:`N^{-1/2}` around it,
@@ -218,5 +169,25 @@ class SGLDCV(SGLD):
 
     name = "sgldcv"
 
-    def __init__(self, vars: Sequence | None = None, *, gradient: str = "cv", **kwargs: Any):
-        super().__init__(vars, gradient=gradient, **kwargs)
+    def __init__(
+        self,
+        vars: Sequence | None = None,
+        *,
+        preconditioner: Preconditioner = None,
+        step_size: StepSize | None = None,
+        bias: float | None = None,
+        gradient: Gradient = "cv",
+        batch_size: int | None = None,
+        batching: str | None = None,
+        rows: str | Sequence[str] | None = None,
+        center: CenterSetting = None,
+        init: Any = None,
+        thin: int | None = None,
+        tune_method: str = "closed_form",
+        model: Model | None = None,
+        initial_point: Mapping[str, np.ndarray] | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        blocked: bool = True,
+        rng: Any = None,
+    ):
+        super().__init__(**arguments_of(locals()))

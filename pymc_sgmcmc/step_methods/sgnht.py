@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from pymc.model import Model
 
 from pymc_sgmcmc.checks import or_none, positive_number
 from pymc_sgmcmc.dynamics.baoab import BAOAB
 from pymc_sgmcmc.dynamics.sgnht import NoseHoover
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
+from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.momentum import (
     NOISE_ESTIMATE_ERROR,
     critical_friction,
@@ -21,12 +23,14 @@ from pymc_sgmcmc.step_methods.momentum import (
     rows_noise,
     solve_step_size,
 )
-from pymc_sgmcmc.step_methods.setup import (
-    Design,
-    Setup,
+from pymc_sgmcmc.step_methods.settings import (
+    CenterSetting,
+    Gradient,
+    Preconditioner,
+    Settings,
     default_preconditioner,
-    is_curvature,
 )
+from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 
 THERMOSTATS = ("scalar", "diagonal")
 
@@ -40,6 +44,7 @@ With fewer, ξ would often be negative, and in one dimension at a step of half t
 variance of a Gaussian would be wrong by 5 %."""
 
 
+@documented
 class SGNHT(StochasticGradientStep):
     r"""Stochastic gradient Nosé-Hoover thermostat.
 
@@ -69,8 +74,6 @@ class SGNHT(StochasticGradientStep):
 
     Parameters
     ----------
-    vars : sequence of variables, optional
-        As for `SGLD`, like all parameters not listed here.
     friction : float, optional
         A, which is ξ for a gradient without noise, in units of 1 / time. Where not given, critical
         damping of the slowest direction at the centre, :math:`2 \sqrt{\lambda_{\min}(MH)}`.
@@ -139,9 +142,22 @@ class SGNHT(StochasticGradientStep):
         friction: float | None = None,
         thermostat: str = "scalar",
         thermostat_mass: float | None = None,
-        preconditioner: str | float | np.ndarray | None = None,
+        preconditioner: Preconditioner = None,
         step_size: StepSize | None = None,
-        **common: Any,
+        bias: float | None = None,
+        gradient: Gradient = "plain",
+        batch_size: int | None = None,
+        batching: str | None = None,
+        rows: str | Sequence[str] | None = None,
+        center: CenterSetting = None,
+        init: Any = None,
+        thin: int | None = None,
+        tune_method: str = "closed_form",
+        model: Model | None = None,
+        initial_point: Mapping[str, np.ndarray] | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        blocked: bool = True,
+        rng: Any = None,
     ):
         if thermostat not in THERMOSTATS:
             names = " or ".join(map(repr, THERMOSTATS))
@@ -154,27 +170,24 @@ class SGNHT(StochasticGradientStep):
             positive_number, "thermostat_mass", thermostat_mass, unit=" (in units of time²)"
         )
         self._preconditioner = default_preconditioner(preconditioner, step_size)
-        super().__init__(vars, step_size=step_size, **common)
-
-    def _needs_center(self, step_size: StepSize | None) -> bool:
-        return step_size is None or self._friction is None or is_curvature(self._preconditioner)
+        super().__init__(Settings.of(locals()))
 
     def _design(self, setup: Setup) -> Design:
         diagonal = self._thermostat == "diagonal"
         _, root = setup.preconditioner(self._preconditioner)
+        computes = setup.settings.step_size is None or self._friction is None
+        center = setup.center if computes else setup.known_center
         noise = None
-        if setup.center is not None:
+        if center is not None:
             noise = noise_directions(rows_noise(setup), root)
             if diagonal and root.ndim == 2:
                 root = noise.root
         friction = self._friction
         if friction is None:
-            assert setup.center is not None
             friction = critical_friction(curvature_range(setup.center, root)[0])
-        step_size, thin = setup.step_size, setup.thin
-        if step_size is None:
-            assert setup.center is not None
-            assert noise is not None
+
+        def computed() -> Pace:
+            assert noise is not None  # known where there is a centre
             smallest, largest = curvature_range(setup.center, root)
             unequal = 0.0 if diagonal else np.abs(noise.variances - noise.variances.mean()).max()
             share = max(NOISE_ESTIMATE_ERROR, unequal / max(noise.largest, np.finfo(float).tiny))
@@ -186,16 +199,18 @@ class SGNHT(StochasticGradientStep):
                 lambda step: max(share, step**2 * largest),
                 setup.bias,
             )
-            thin = thin or relaxation_transitions(BAOAB, step_size, friction, smallest)
-            setup.report(setup.choose_step_size(root), step_size, thin)
+            thin = relaxation_transitions(BAOAB, step_size, friction, smallest)
+            return Pace(step_size, thin, setup.choose_step_size(root))
+
+        pace = setup.pace(computed)
         degrees = 1 if diagonal else setup.posterior.dimension
         mass = self._thermostat_mass or 4 / friction**2 * max(1, FEWEST_DEGREES / degrees)
         self.friction, self.thermostat_mass = friction, mass
         noise_size = 0.0
-        if noise is not None and setup.center is not None:
+        if noise is not None and center is not None:
             noise_size = float(np.mean(noise.variances))
-            largest = curvature_range(setup.center, root)[1]
-            check_heat(float(step_sizes(step_size, 0, 1)[0]), friction, noise_size, largest)
+            largest = curvature_range(center, root)[1]
+            check_heat(float(step_sizes(pace.step_size, 0, 1)[0]), friction, noise_size, largest)
         dynamics = NoseHoover(
             root=setup.shared(root, "preconditioner_root"),
             friction=setup.shared(friction, "friction"),
@@ -207,7 +222,7 @@ class SGNHT(StochasticGradientStep):
             expected = friction + stats["step_size"] * noise_size
             return _frozen(stats["thermostat"], expected)
 
-        return Design(dynamics, step_size, thin or 1, watch=watch)
+        return Design(dynamics, pace, watch=watch)
 
 
 def check_heat(step_size: float, friction: float, noise: float, curvature: float) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytensor
+from pymc.model import Model
 from scipy import linalg
 
 from pymc_sgmcmc.checks import or_none, whole_number
@@ -14,7 +15,9 @@ from pymc_sgmcmc.dynamics.riemannian import RiemannianLangevin
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.setup import Design, Setup, default_thinning
+from pymc_sgmcmc.step_methods.documentation import documented
+from pymc_sgmcmc.step_methods.settings import CenterSetting, Gradient, Settings
+from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 from pymc_sgmcmc.tuning import prior_precision
 
 LARGEST_DIMENSION = 50
@@ -24,6 +27,7 @@ LEAST_METRIC_ROWS = 200
 """Rows of the metric where nothing else is asked for, or ten a dimension if that is more."""
 
 
+@documented
 class SGRLD(StochasticGradientStep):
     r"""Stochastic gradient Riemannian Langevin dynamics with a Fisher metric.
 
@@ -53,8 +57,6 @@ class SGRLD(StochasticGradientStep):
 
     Parameters
     ----------
-    vars : sequence of variables, optional
-        As for `SGLD`, like all parameters not listed here.
     metric_rows : int, optional
         R. Where not given 200, or 10 d if that is more, and at most N.
     step_size : float or callable, optional
@@ -97,10 +99,23 @@ class SGRLD(StochasticGradientStep):
         *,
         metric_rows: int | None = None,
         step_size: StepSize | None = None,
-        **common: Any,
+        bias: float | None = None,
+        gradient: Gradient = "plain",
+        batch_size: int | None = None,
+        batching: str | None = None,
+        rows: str | Sequence[str] | None = None,
+        center: CenterSetting = None,
+        init: Any = None,
+        thin: int | None = None,
+        tune_method: str = "closed_form",
+        model: Model | None = None,
+        initial_point: Mapping[str, np.ndarray] | None = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        blocked: bool = True,
+        rng: Any = None,
     ):
         self._metric_rows = or_none(whole_number, "metric_rows", metric_rows, 1, " of rows")
-        super().__init__(vars, step_size=step_size, **common)
+        super().__init__(Settings.of(locals()))
 
     def _design(self, setup: Setup) -> Design:
         posterior = setup.posterior
@@ -110,19 +125,19 @@ class SGRLD(StochasticGradientStep):
                 f"position has {posterior.dimension}. Use `PSGLD`, whose preconditioner is "
                 "diagonal."
             )
-        reference = posterior.initial_position if setup.center is None else setup.center.position
+        center = setup.center if setup.settings.step_size is None else setup.known_center
+        reference = posterior.initial_position if center is None else center.position
         rows = posterior.take(_choose_rows(self._metric_rows, posterior))
         weight = np.sqrt(posterior.n_rows / len(rows[0]))
         scores = weight * posterior.row_gradients(reference, rows)
         information = scores.T @ scores
         prior = _positive_prior_precision(posterior, reference, information)
-        step_size, thin = setup.step_size, setup.thin
-        if step_size is None:
+
+        def computed() -> Pace:
             root = linalg.cholesky(linalg.inv(information + prior), lower=True)
-            choice = setup.choose_step_size(root)
-            step_size = choice.step_size
-            thin = thin or default_thinning(step_size, choice.curvature)
-            setup.report(choice, step_size, thin)
+            return setup.closed_form(root)
+
+        pace = setup.pace(computed)
         shared = [
             pytensor.shared(values, f"metric_{number}", shape=values.shape)
             for number, values in enumerate(rows)
@@ -132,7 +147,7 @@ class SGRLD(StochasticGradientStep):
             lambda position: scale * posterior.single_row_gradients(position, shared),
             setup.shared(prior, "prior_precision"),
         )
-        return Design(dynamics, step_size, thin or 1)
+        return Design(dynamics, pace)
 
 
 def _choose_rows(count: int | None, posterior: Posterior) -> np.ndarray:

@@ -1,0 +1,199 @@
+"""The centre that a user asked for: searched, given, or from an approximation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pymc.initial_point import make_initial_point_fn
+from pymc.model import Model
+from scipy import linalg
+
+from pymc_sgmcmc.checks import as_array
+from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.linear_algebra import covariance_root, dependent_coordinates
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.graphs import shape_of
+from pymc_sgmcmc.step_methods.settings import CENTERS, Settings
+from pymc_sgmcmc.tuning import (
+    NOISE_POINTS,
+    Center,
+    Curvature,
+    center_at,
+    center_of,
+    check_given_center,
+    find_center,
+    initial_gaussian,
+    laplace_draws,
+)
+
+FARTHEST_GIVEN_CENTER = 1e6
+"""Distance of a given centre from the mode, in posterior standard deviations, at which the relative
+rounding errors of its curvature, some 1e-16 times the square, are no longer small."""
+
+FEW_LABELS = 5
+"""Coordinates named in a message, at most."""
+
+
+@dataclass(frozen=True)
+class JointCenter:
+    """A centre of the position, and what belongs to it outside.
+
+    Attributes
+    ----------
+    center : Center
+    others : mapping of str to numpy.ndarray
+        Values there of the variables that the position has not.
+    joint_draws : list of mappings or None
+        Points of the Gaussian approximation of all continuous variables of the model, where the
+        position has only some of them.
+    """
+
+    center: Center
+    others: Mapping[str, np.ndarray]
+    joint_draws: list[dict[str, np.ndarray]] | None = None
+
+
+def center_asked_for(settings: Settings, posterior: Posterior) -> JointCenter:
+    """Centre by the settings `center` and `init`.
+
+    Raises
+    ------
+    ModelError
+        Where the posterior is flat in some direction.
+    TypeError, ValueError
+        Where what is given is no centre of this posterior.
+    """
+    if settings.init is not None:
+        found = _center_from(settings, posterior)
+    elif settings.center is None or isinstance(settings.center, str):
+        found = _searched(settings, posterior)
+    else:
+        found = _given(settings, posterior)
+    check_determined(found.center.curvature, posterior)
+    return found
+
+
+def _searched(settings: Settings, posterior: Posterior) -> JointCenter:
+    """Mode of the posterior, or what `find_center` takes in its place."""
+    model = settings.model
+    method = settings.center if isinstance(settings.center, str) else "lbfgs"
+    moved = [value for value in model.value_vars if value.dtype.startswith("float")]
+    joint_draws = None
+    if posterior.others and len(moved) > len(posterior.layout.variables):
+        # Other continuous variables start wherever they are, but the mode that matters for
+        # the control variate is the joint one.
+        joint = Posterior(
+            model, moved, rows=settings.rows, initial_point=settings.initial_point, check=False
+        )
+        joint_center = find_center(joint, joint.initial_position, method)
+        point = joint.layout.unravel(joint_center.position)
+        joint_draws = laplace_draws(joint, joint_center, NOISE_POINTS)
+        posterior.set_others({**model.initial_point(), **point})
+        center = center_at(posterior, posterior.layout.ravel(point))
+    else:
+        center = find_center(posterior, posterior.initial_position, method)
+    return JointCenter(center, _values_of_others(posterior), joint_draws)
+
+
+def _given(settings: Settings, posterior: Posterior) -> JointCenter:
+    point = _center_point(settings.model, posterior, settings.center)
+    posterior.set_others({**settings.model.initial_point(), **point})
+    center = center_at(posterior, posterior.layout.ravel(point))
+    if not center.distance <= FARTHEST_GIVEN_CENTER:
+        raise ValueError(
+            f"`center` is more than {FARTHEST_GIVEN_CENTER:,.0f} posterior standard deviations "
+            "away from the mode, where rounding hides the curvature of the log posterior. "
+            "Leave it out to have the mode searched, or give a point near the mode."
+        )
+    check_given_center(center)
+    return JointCenter(center, _values_of_others(posterior))
+
+
+def _values_of_others(posterior: Posterior) -> dict[str, np.ndarray]:
+    return {name: np.array(shared.get_value()) for name, shared in posterior.others.items()}
+
+
+def _center_from(settings: Settings, posterior: Posterior) -> JointCenter:
+    """Centre from an approximation that the user has."""
+    if settings.center is not None:
+        raise ValueError("`init` and `center` both say where the centre is. Leave one of them out.")
+    if posterior.others:
+        raise ValueError(
+            "`init` is for a step method that has all variables of the model, but others move "
+            f"{sorted(posterior.others)}. Leave it out, or give `center`."
+        )
+    position, curvature = initial_gaussian(settings.init, settings.model, posterior)
+    return JointCenter(center_of(posterior, position, curvature), {})
+
+
+def _center_point(model: Model, posterior: Posterior, center: Any) -> dict[str, np.ndarray]:
+    """Values of the value variables for a centre given by the user."""
+    if not isinstance(center, Mapping):
+        position = as_array("center", center, CENTERS)
+        if position.shape != (posterior.dimension,):
+            raise ValueError(
+                f"`center` should be a mapping from names to values or an array of shape "
+                f"({posterior.dimension},), but has shape {position.shape}."
+            )
+        if not np.isfinite(position).all():
+            raise ValueError("`center` should be finite, but has NaN or infinite entries.")
+        return posterior.layout.unravel(position)
+
+    wanted = {model.values_to_rvs[value].name: value.name for value in posterior.layout.variables}
+    given = {wanted.get(name, name): name for name in center}
+    unknown = [name for value_name, name in given.items() if value_name not in wanted.values()]
+    missing = [name for name, value_name in wanted.items() if value_name not in given]
+    if unknown or missing:
+        raise ValueError(
+            f"`center` should give values of {sorted(wanted)}, but "
+            + (f"has the unknown names {sorted(unknown)}" if unknown else "")
+            + (" and " if unknown and missing else "")
+            + (f"lacks {sorted(missing)}" if missing else "")
+            + "."
+        )
+    values = {}
+    shapes = dict(zip(posterior.layout.names, posterior.layout.shapes, strict=True))
+    for name, value_name in wanted.items():
+        variable = model.named_vars[name]
+        value = as_array(f"center['{given[value_name]}']", center[given[value_name]])
+        transformed = given[value_name] != name
+        expected = shapes[value_name] if transformed else tuple(shape_of(variable))
+        if value.shape != expected:
+            raise ValueError(
+                f"`center` for `{given[value_name]}` should have shape {expected}, but has "
+                f"shape {value.shape}."
+            )
+        if not np.isfinite(value).all():
+            raise ValueError(
+                f"`center` for `{given[value_name]}` should be finite, but has NaN or infinite "
+                "entries."
+            )
+        values[given[value_name]] = value
+    point = make_initial_point_fn(
+        model=model, overrides=values, return_transformed=True, jitter_rvs=set()
+    )(0)
+    return {name: point[name] for name in posterior.layout.names}
+
+
+def check_determined(curvature: Curvature, posterior: Posterior) -> None:
+    """Refuse a posterior that is so flat in a direction that its covariance is singular.
+
+    Raises
+    ------
+    ModelError
+    """
+    if not curvature.is_dense:
+        return
+    try:
+        covariance_root(curvature.covariance)
+    except linalg.LinAlgError:
+        numbers = dependent_coordinates(curvature.covariance)[:FEW_LABELS]
+        names = ", ".join(f"`{posterior.labels[number]}`" for number in numbers)
+        raise ModelError(
+            f"The posterior is flat, or nearly so, in some combination of {names}: neither data "
+            "nor priors determine it, and it may be improper. Give these variables proper priors, "
+            "or leave out predictors that are combinations of others."
+        ) from None

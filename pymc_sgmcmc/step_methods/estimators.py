@@ -1,0 +1,116 @@
+"""Gradient estimators by name, with their minibatch schemes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pymc_sgmcmc.batching import make_batching
+from pymc_sgmcmc.center_difference import find_center_difference
+from pymc_sgmcmc.gradient_estimators import (
+    SVRG,
+    ControlVariateGradient,
+    GradientEstimator,
+    PlainGradient,
+    SAGAGradient,
+    SVRGGradient,
+)
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.position import value_variables
+from pymc_sgmcmc.step_methods.center import JointCenter
+from pymc_sgmcmc.step_methods.settings import Settings
+
+
+def make_estimator(
+    gradient: str | SVRG,
+    posterior: Posterior,
+    joint_center: JointCenter | None,
+    batching: str | None,
+    batch_size: int,
+    *,
+    kept: np.ndarray | None,
+    static: bool,
+) -> GradientEstimator:
+    """Gradient estimator with its minibatch scheme; control variates need the centre.
+
+    Raises
+    ------
+    ValueError
+        Where the estimator does not run on JAX, or there is no centre.
+    """
+    if gradient == "saga":
+        if static:
+            raise ValueError(
+                '`gradient="saga"` does not run on JAX, which would copy the stored gradients of '
+                'all rows at each call. Use `compile_kwargs={"mode": "NUMBA"}`, or '
+                '`gradient="svrg"`.'
+            )
+        return SAGAGradient.make(posterior, batch_size, batching=batching)
+    batching = batching or "shuffle"
+    if gradient == "plain":
+        scheme = make_batching(batching, posterior.data, batch_size, static=static)
+        return PlainGradient(posterior, scheme)
+    if gradient == "svrg":
+        gradient = SVRG()
+    if isinstance(gradient, SVRG):
+        return SVRGGradient.make(
+            posterior, batch_size, batching=batching, refresh=gradient.refresh, static=static
+        )
+    if joint_center is None:
+        raise ValueError(f'`gradient="{gradient}"` needs a centre.')
+    center = joint_center.center
+    difference = find_center_difference(posterior, center.position, joint_center.others)
+    scheme = make_batching(
+        batching,
+        difference.data,
+        batch_size,
+        derived=difference.columns,
+        static=static,
+        excluded=kept,
+    )
+    return ControlVariateGradient(posterior, scheme, difference, center.likelihood_gradient, kept)
+
+
+def check_estimator(estimator: GradientEstimator, settings: Settings) -> None:
+    """Refuse an estimator that was made for something else than the step method.
+
+    Raises
+    ------
+    ValueError
+    """
+    names = ("batch_size", "rows", "batching")
+    given = {name: getattr(settings, name) for name in names}
+    twice = [f"`{name}`" for name, value in given.items() if value is not None]
+    if twice:
+        raise ValueError(
+            f"`gradient` is a {type(estimator).__name__}, which has its own posterior and "
+            f"minibatch scheme, but {' and '.join(twice)} {'is' if len(twice) == 1 else 'are'} "
+            "given as well. Leave that out, or make the estimator with it."
+        )
+    has = estimator.posterior.layout.variables
+    model, static = settings.model, settings.on_jax
+    of_model = set(model.value_vars)
+    foreign = [value.name for value in has if value not in of_model]
+    if foreign:
+        raise ValueError(
+            f"`gradient` was made for the posterior of another model: {foreign} are no value "
+            "variables of this one. Make it with `Posterior(model)` of the model that is sampled."
+        )
+    chosen = of_model
+    if settings.vars is not None:
+        chosen = set(value_variables(model, settings.vars))
+    if set(has) != chosen:
+        raise ValueError(
+            f"`gradient` was made for the variables {sorted(one.name for one in has)}, but the "
+            f"step method is to move {sorted(str(one.name) for one in chosen)}. Give the same "
+            "variables to `Posterior` and, as `vars`, to the step method."
+        )
+    if static and not estimator.batching.static:
+        raise ValueError(
+            "On JAX all shapes must be known, but the minibatch scheme of `gradient` was made "
+            "without. Make it with `static=True`."
+        )
+    if static and estimator.memory is not None:
+        raise ValueError(
+            f"{type(estimator).__name__} does not run on JAX, which would copy its memory at each "
+            'call. Use `compile_kwargs={"mode": "NUMBA"}`.'
+        )

@@ -1,0 +1,290 @@
+"""The settings that all step methods have in common, as a user gave them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import pytensor
+from pymc.model import Model, modelcontext
+from pymc.util import get_random_generator
+
+from pymc_sgmcmc.batching import SCHEMES, check_batch_size
+from pymc_sgmcmc.checks import as_array, one_of, positive_number, whole_number
+from pymc_sgmcmc.engine import is_jax_mode
+from pymc_sgmcmc.gradient_estimators import SVRG, GradientEstimator
+from pymc_sgmcmc.linear_algebra import matrix_root
+from pymc_sgmcmc.low_rank import LowRank
+from pymc_sgmcmc.schedules import StepSize, check_step_size
+from pymc_sgmcmc.tuning import SEARCHES, VARIANCE_INFLATION
+
+PRECONDITIONERS = ("curvature", "identity")
+"""Names of preconditioners."""
+
+GRADIENTS = ("plain", "cv", "svrg", "saga")
+"""Names of the gradient estimators."""
+
+TUNE_METHODS = ("closed_form", "halving")
+"""Names of the ways to a step size."""
+
+CENTERS = "the name of a search, an array of numbers or a mapping from names to such arrays"
+"""What a centre may be, for messages."""
+
+COMPILED_WITH = ("inputs", "outputs", "updates", "on_unused_input")
+"""Arguments of `pytensor.function` that are the step method's own."""
+
+Gradient = str | SVRG | GradientEstimator
+Preconditioner = str | float | np.ndarray | LowRank | None
+CenterSetting = str | Mapping[str, Any] | np.ndarray | None
+
+
+def arguments_of(initializer: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of an `__init__` by name, from its ``locals()`` before it has any others."""
+    return {name: initializer[name] for name in initializer if name not in ("self", "__class__")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Common settings of a step method, checked as far as they can be without a posterior.
+
+    Their meaning is that of the parameters of `SGLD`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where a setting is not what it should be, or contradicts another one.
+    """
+
+    vars: Sequence | None
+    step_size: StepSize | None
+    bias: float | None
+    gradient: Gradient
+    batch_size: int | None
+    batching: str | None
+    rows: str | Sequence[str] | None
+    center: CenterSetting
+    init: Any
+    thin: int | None
+    tune_method: str
+    model: Model
+    initial_point: Mapping[str, np.ndarray] | None
+    compile_kwargs: Mapping[str, Any] | None
+    blocked: bool
+    rng: Any
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any], **changed: Any) -> Settings:
+        """Settings from the arguments of an `__init__`, its ``locals()``, that has all of them."""
+        given = {**arguments, **changed}
+        return cls(**{field.name: given[field.name] for field in fields(cls)})
+
+    def __post_init__(self):
+        object.__setattr__(self, "model", modelcontext(self.model))
+        one_of("tune_method", self.tune_method, TUNE_METHODS)
+        if self.searches:
+            _check_search(self.step_size, self.bias)
+        _check_generator(self.rng)
+        _check_bias(self.bias, self.step_size)
+        _check_center(self.center)
+        _check_rows(self.rows)
+        if self.batching is not None:
+            one_of("batching", self.batching, tuple(SCHEMES))
+        if self.initial_point is not None and not isinstance(self.initial_point, Mapping):
+            raise TypeError(
+                "`initial_point` should be a mapping from the names of value variables to values, "
+                f"but got {self.initial_point!r}."
+            )
+        _check_compile_kwargs(self.compile_kwargs)
+        if not isinstance(self.gradient, GradientEstimator | SVRG) and (
+            self.gradient not in GRADIENTS
+        ):
+            names = ", ".join(map(repr, GRADIENTS))
+            raise ValueError(
+                f"`gradient` should be one of {names}, or SVRG or a GradientEstimator, but got "
+                f"{self.gradient!r}."
+            )
+        if self.step_size is not None:
+            object.__setattr__(self, "step_size", check_step_size(self.step_size))
+        if self.thin is not None:
+            thin = whole_number("thin", self.thin, 1, " of transitions a draw")
+            object.__setattr__(self, "thin", thin)
+        if self.batch_size is not None:
+            check_batch_size(self.batch_size)
+        is_jax_mode(self.compile_kwargs)
+
+    @property
+    def stated_bias(self) -> float:
+        """Relative error of the variance to compute for."""
+        return VARIANCE_INFLATION if self.bias is None else float(self.bias)
+
+    @property
+    def searches(self) -> bool:
+        """Whether the step size is searched by short chains."""
+        return self.tune_method == "halving"
+
+    @property
+    def on_jax(self) -> bool:
+        """Whether the transitions run on JAX."""
+        return is_jax_mode(self.compile_kwargs)
+
+    def generator(self) -> np.random.Generator:
+        """Random generator for use outside of `pymc.sample`."""
+        return get_random_generator(self.rng)
+
+
+def _check_search(step_size: StepSize | None, bias: float | None) -> None:
+    """Refuse settings that contradict a search of the step size."""
+    if step_size is not None:
+        raise ValueError(
+            '`tune_method="halving"` searches a step size, but got step_size='
+            f"{step_size!r} as well. Leave one of them out."
+        )
+    if bias is not None:
+        raise ValueError(
+            '`tune_method="halving"` searches the step size that trades bias for mixing, without a '
+            f"stated accuracy, but got bias={bias!r} as well. Leave `bias` out, or leave "
+            "`tune_method` out to have the step size computed for it."
+        )
+
+
+def _check_generator(rng: Any) -> None:
+    try:
+        get_random_generator(rng, copy=False)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"`rng` should be a seed, a whole number that is not negative, or a generator of "
+            f"NumPy, but got {rng!r}."
+        ) from error
+
+
+def _check_bias(bias: float | None, step_size: StepSize | None) -> None:
+    """Check the relative variance error that a user states.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where it is no number in (0, 1), or given beside a step size.
+    """
+    if bias is None:
+        return
+    bias = positive_number("bias", bias)
+    if bias >= 1:
+        raise ValueError(
+            "`bias` is the relative error of the posterior variance that you accept, a number in "
+            f"(0, 1) such as 0.05, but got {bias!r}."
+        )
+    if step_size is not None:
+        raise ValueError(
+            f"`bias` is the accuracy from which the step size is computed, but got both "
+            f"bias={bias!r} and step_size={step_size!r}. Leave one of them out."
+        )
+
+
+def _check_center(center: Any) -> None:
+    """Refuse what is neither the name of a search nor a point.
+
+    Raises
+    ------
+    TypeError, ValueError
+    """
+    if center is None or isinstance(center, Mapping):
+        return
+    if isinstance(center, str):
+        one_of("center", center, SEARCHES, ", or a point")
+        return
+    as_array("center", center, CENTERS)
+
+
+def _check_rows(rows: Any) -> None:
+    """Refuse what is no name and no sequence of names.
+
+    Raises
+    ------
+    TypeError
+    """
+    names = [rows] if isinstance(rows, str) or rows is None else rows
+    if isinstance(names, Sequence) and all(one is None or isinstance(one, str) for one in names):
+        return
+    raise TypeError(
+        "`rows` should be the name, or a list of names, of observed variables, `pm.Data` variables "
+        f"or a dimension, but got {rows!r}."
+    )
+
+
+def _check_compile_kwargs(compile_kwargs: Any) -> None:
+    """Refuse what `pytensor.function` does not take, or gets from the step method itself.
+
+    Raises
+    ------
+    TypeError
+    """
+    taken = [
+        name
+        for name in inspect.signature(pytensor.function).parameters
+        if name not in COMPILED_WITH
+    ]
+    if compile_kwargs is None:
+        return
+    if not isinstance(compile_kwargs, Mapping):
+        raise TypeError(
+            "`compile_kwargs` should be a mapping such as {'mode': 'CVM'}, but got "
+            f"{compile_kwargs!r}."
+        )
+    unknown = [key for key in compile_kwargs if key not in taken]
+    if unknown:
+        raise TypeError(
+            f"`compile_kwargs` should have some of the keys {', '.join(map(repr, taken))}, which "
+            f"`pytensor.function` takes, but has {unknown[0]!r}."
+        )
+
+
+def default_preconditioner(
+    preconditioner: Preconditioner, step_size: StepSize | None
+) -> str | np.ndarray | LowRank:
+    """The curvature where the step size is computed with it, otherwise none.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where it is neither a name nor numbers.
+    """
+    if preconditioner is None:
+        return "curvature" if step_size is None else "identity"
+    if isinstance(preconditioner, LowRank):
+        return preconditioner
+    if isinstance(preconditioner, str):
+        or_else = ", a positive number, a vector or a positive definite matrix"
+        return one_of("preconditioner", preconditioner, PRECONDITIONERS, or_else)
+    return as_array(
+        "preconditioner", preconditioner, "a name, a positive number, a vector or a matrix"
+    )
+
+
+def is_curvature(preconditioner: str | float | np.ndarray | LowRank) -> bool:
+    """Whether a preconditioner is the inverse curvature at the centre."""
+    return isinstance(preconditioner, str) and preconditioner == "curvature"
+
+
+def check_preconditioner(preconditioner: str | np.ndarray | LowRank, dimension: int) -> None:
+    """Refuse one that is not positive definite or does not belong to so many coordinates.
+
+    Raises
+    ------
+    ValueError
+    """
+    if isinstance(preconditioner, str):
+        return
+    shape = (
+        (len(preconditioner),) * 2
+        if isinstance(preconditioner, LowRank)
+        else np.shape(preconditioner)
+    )
+    if shape not in ((), (dimension,), (dimension, dimension)):
+        raise ValueError(
+            f"`preconditioner` should be a number or have shape ({dimension},) or "
+            f"({dimension}, {dimension}), but has shape {shape}."
+        )
+    matrix_root(preconditioner)
