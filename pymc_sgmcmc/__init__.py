@@ -7,8 +7,6 @@ Write a PyMC model, pass one of the step methods to `pymc.sample`, and get an Ar
 >>> from pymc_sgmcmc import SGLDCV
 """
 
-from pymc_sgmcmc import pymc_hook
-from pymc_sgmcmc.bias import bias_report
 from pymc_sgmcmc.errors import (
     BatchSizeWarning,
     CalibrationError,
@@ -17,17 +15,9 @@ from pymc_sgmcmc.errors import (
     NonFinitePositionError,
 )
 from pymc_sgmcmc.gradient_estimators import SVRG
-from pymc_sgmcmc.gradient_windows import discard_unconverged, gradient_convergence
-from pymc_sgmcmc.kernel_stein import kernel_stein_discrepancy, stein_thin
-from pymc_sgmcmc.plots import (
-    plot_bias,
-    plot_ess_bias,
-    plot_gradient_trace,
-    plot_zero_variance,
-)
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.record import label_positions
 from pymc_sgmcmc.schedules import PolynomialDecay
-from pymc_sgmcmc.stein_calibration import stein_calibrate
 from pymc_sgmcmc.step_methods import (
     HAMCMC,
     MALA,
@@ -42,13 +32,28 @@ from pymc_sgmcmc.step_methods import (
     GaussianAuxiliary,
     Recipe,
 )
-from pymc_sgmcmc.trace import label_positions
-from pymc_sgmcmc.trace_gradients import gradients
-from pymc_sgmcmc.zero_variance import ZeroVariance, zero_variance, zero_variance_of_moments
+from pymc_sgmcmc.step_methods.pymc_hook import reports
+from pymc_sgmcmc.trace_tools.bias import bias_report, bias_warnings
+from pymc_sgmcmc.trace_tools.calibration import stein_calibrate
+from pymc_sgmcmc.trace_tools.convergence import discard_unconverged, gradient_convergence
+from pymc_sgmcmc.trace_tools.gradients import gradients
+from pymc_sgmcmc.trace_tools.kernel_stein import kernel_stein_discrepancy, stein_thin
+from pymc_sgmcmc.trace_tools.plots import (
+    plot_bias,
+    plot_ess_bias,
+    plot_gradient_trace,
+    plot_zero_variance,
+)
+from pymc_sgmcmc.trace_tools.zero_variance import (
+    ZeroVariance,
+    zero_variance,
+    zero_variance_of_moments,
+)
 
 __version__ = "0.1.0"
 
-pymc_hook.install()
+# What a run logs when it has ended.
+reports.append(bias_warnings)
 
 __all__ = [
     "HAMCMC",

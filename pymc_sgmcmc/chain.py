@@ -18,7 +18,7 @@ from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
 from pymc_sgmcmc.batching import EPOCHS_BETWEEN_SHUFFLES, FIRST_ORDER
 from pymc_sgmcmc.checks import whole_number
 from pymc_sgmcmc.engine import TransitionBlock, Transitions
-from pymc_sgmcmc.linear_algebra import Matrix, apply
+from pymc_sgmcmc.matrices import Matrix, apply
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 
 BLOCK_TRANSITIONS = 10_000

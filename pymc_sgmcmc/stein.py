@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import linalg, stats
 
-from pymc_sgmcmc.linear_algebra import (
+from pymc_sgmcmc.matrices import (
     SINGULAR,
+    LowRank,
     Matrix,
     apply_to_rows,
     congruent,
     diagonal,
     matrix_root,
 )
-from pymc_sgmcmc.low_rank import LowRank
 
 BATCHES = 20
 """Batches a chain from whose means Monte-Carlo errors are computed."""

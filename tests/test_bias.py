@@ -23,15 +23,15 @@ from pymc_sgmcmc import (
     bias_report,
 )
 from pymc_sgmcmc.adaptation import Seen
-from pymc_sgmcmc.bias import _beyond_doubt, _verdict, bias_warnings
-from pymc_sgmcmc.monitor import LangevinMonitor, SteinMonitor
-from pymc_sgmcmc.run_settings import GROUP
+from pymc_sgmcmc.adaptation.monitor import LangevinMonitor, SteinMonitor
+from pymc_sgmcmc.record import SETTINGS
 from pymc_sgmcmc.stein import (
     langevin_variance_error,
     mean_gradient_test,
     stein_variance_error,
 )
 from pymc_sgmcmc.step_methods.repeat import STEP_METHODS
+from pymc_sgmcmc.trace_tools.bias import _beyond_doubt, _verdict, bias_warnings
 from pymc_sgmcmc.tuning import choose_batch_size
 from tests.exact_law import exact_noise_operator, fixed_point
 from tests.linear_gaussian import LinearGaussian
@@ -144,7 +144,7 @@ def test_batch_size_of_control_variates_does_not_grow_with_the_data():
 def test_nothing_has_to_be_given(step_class):
     step = step_class(model=logistic_model(), compile_kwargs=CVM)
     assert 1 <= step.batch_size <= 400
-    assert step.settings.attributes["batch_size_from"] == "computed"
+    assert step.run_settings.attributes["batch_size_from"] == "computed"
     assert step.bias == 0.05
 
 
@@ -255,7 +255,7 @@ def test_settings_are_in_the_trace(run, tmp_path):
     attributes = idata["sample_stats"].attrs
     assert attributes["sgmcmc_sampler"] == "SGLDCV"
     assert "4 x 0.05 / (gradient noise" in attributes["sgmcmc_why"]
-    assert idata[GROUP]["preconditioner"].shape == (3, 3)
+    assert idata[SETTINGS]["preconditioner"].shape == (3, 3)
     idata.to_netcdf(tmp_path / "run.nc")
     read = xr.open_datatree(tmp_path / "run.nc")
     assert bias_report(read).equals(bias_report(idata))
@@ -478,7 +478,7 @@ def test_compound_step_with_metropolis(caplog, tmp_path):
     attributes = idata["sample_stats"].attrs
     assert attributes["sgmcmc_sampler"] == "SGLDCV"
     assert attributes["sgmcmc_step_methods"] == 2
-    assert idata[GROUP]["precision"].shape == (2, 2)
+    assert idata[SETTINGS]["precision"].shape == (2, 2)
     report = bias_report(idata)
     assert list(report.index) == ["intercept", "slope"]
     assert report.attrs["method"] == "second moment of the gradients"
@@ -516,7 +516,7 @@ def test_compound_step_with_two_of_ours():
     with model:
         steps.append(pm.Metropolis([model["sigma"]]))
     idata = sample(model, steps, draws=20, tune=20)
-    assert GROUP not in idata.children
+    assert SETTINGS not in idata.children
     assert "sgmcmc_sampler" not in idata["sample_stats"].attrs
     with pytest.raises(ValueError, match="should be numbers of one step method"):
         bias_report(idata)

@@ -172,7 +172,7 @@ def test_predicted_error_of_a_mean(d, n_rows, caplog):
         pm.Normal("y", X @ beta, scale, observed=X[:, 0] + rng.normal(size=n_rows))
     with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
         step = SGLDCV(model=model, bias=0.05, compile_kwargs=CVM)  # and no CenterWarning
-    found = step.settings.attributes
+    found = step.run_settings.attributes
     assert found["mean_error_of"] == "scale_log__"
     expected = 0.05 * d / np.sqrt(2 * n_rows)
     # The posterior has N - d degrees of freedom, and the curvature is that of one point.

@@ -18,7 +18,7 @@ from pymc_sgmcmc import (
     zero_variance,
     zero_variance_of_moments,
 )
-from pymc_sgmcmc.divergence import LARGEST_EXCESS, find_divergence
+from pymc_sgmcmc.trace_tools.divergence import LARGEST_EXCESS, find_divergence
 from tests.langevin_chains import as_trace
 
 CVM = {"mode": "CVM"}

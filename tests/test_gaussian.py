@@ -9,7 +9,7 @@ import pymc as pm
 import pytest
 
 from pymc_sgmcmc import CenterWarning, Posterior
-from pymc_sgmcmc.linear_algebra import triangular_root
+from pymc_sgmcmc.matrices import triangular_root
 from pymc_sgmcmc.tuning import find_center
 from pymc_sgmcmc.tuning.gaussian import fit_gaussian, mismatch, steepest_curvature
 

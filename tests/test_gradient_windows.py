@@ -9,8 +9,8 @@ import pytest
 import xarray as xr
 
 from pymc_sgmcmc import discard_unconverged, gradient_convergence
-from pymc_sgmcmc.convergence import window_mean_variance
-from pymc_sgmcmc.gradient_windows import langevin_window_covariance, window_means
+from pymc_sgmcmc.adaptation.convergence import window_mean_variance
+from pymc_sgmcmc.trace_tools.convergence import langevin_window_covariance, window_means
 from tests.langevin_chains import Gaussian, as_trace, langevin
 
 DIMENSION = 3

@@ -11,13 +11,13 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_sgmcmc.batching import make_batching
-from pymc_sgmcmc.center_difference import find_center_difference
 from pymc_sgmcmc.gradient_estimators import (
     ControlVariateGradient,
     PlainGradient,
     SAGAGradient,
     SVRGGradient,
 )
+from pymc_sgmcmc.gradient_estimators.center_difference import find_center_difference
 from pymc_sgmcmc.posterior import Posterior
 from tests.linear_gaussian import LinearGaussian, all_subsets
 from tests.models import logistic_model
@@ -44,7 +44,7 @@ def estimate_function(posterior, scheme, estimator_name):
     center = np.array([0.3, -0.2, 0.5])
     if estimator_name == "svrg":
         estimator = SVRGGradient.make(posterior, BATCH_SIZE, batching=scheme)
-        (reference,) = estimator.adaptations
+        reference = estimator.reference
         reference.load(reference.begin(center))
         batching = estimator.batching
     elif estimator_name == "saga":

@@ -9,8 +9,8 @@ import pymc as pm
 import pytest
 
 from pymc_sgmcmc import PSGLD, SGHMC, SGLD, SGLDCV, bias_report
-from pymc_sgmcmc.bias import bias_warnings
 from pymc_sgmcmc.stein import kernel_stein_discrepancy
+from pymc_sgmcmc.trace_tools.bias import bias_warnings
 from pymc_sgmcmc.tuning.halving import successive_halving
 from tests.models import logistic_model
 
@@ -94,7 +94,7 @@ def test_search(step_class):
     again = step_class(model=logistic_model(), **settings)
     assert step.step_size == again.step_size
     assert 1e-3 < step.step_size <= 1.0
-    assert "successive halving" in step.settings.attributes["why"]
+    assert "successive halving" in step.run_settings.attributes["why"]
 
 
 def test_chain_with_a_searched_step(caplog):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from pymc_sgmcmc.linear_algebra import (
+from pymc_sgmcmc.matrices import (
     SINGULAR,
     covariance_root,
     dependent_coordinates,
@@ -24,7 +24,7 @@ CORES = ("Haswell", "SkylakeX", "Zen")
 COUNT_ACCEPTED = """
 import numpy as np
 from scipy import linalg
-from pymc_sgmcmc.linear_algebra import covariance_root
+from pymc_sgmcmc.matrices import covariance_root
 
 accepted = plainly = 0
 for seed in range(100):

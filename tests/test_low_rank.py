@@ -10,14 +10,14 @@ import pytest
 
 from pymc_sgmcmc import SGHMC, SGLDCV, bias_report
 from pymc_sgmcmc.dynamics.base import apply_matrix, apply_matrix_to_rows
-from pymc_sgmcmc.linear_algebra import (
+from pymc_sgmcmc.matrices import (
+    LowRank,
     apply_to_rows,
     congruent,
     diagonal,
     largest_eigenvalue,
     matrix_root,
 )
-from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.tuning import curvature
 from pymc_sgmcmc.tuning.curvature import low_rank_curvature
 

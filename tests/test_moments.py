@@ -15,7 +15,9 @@ from pymc_sgmcmc import (
     zero_variance_of_moments,
 )
 from pymc_sgmcmc.adaptation import Seen
-from pymc_sgmcmc.moments import BATCHES, GROUP, RunningMoments, moments_dataset, read_moments
+from pymc_sgmcmc.adaptation.moments import BATCHES, RunningMoments
+from pymc_sgmcmc.record import MOMENTS, moments_dataset
+from pymc_sgmcmc.trace_tools.moments import read_moments
 from tests.langevin_chains import Gaussian, as_trace
 from tests.models import logistic_model
 
@@ -42,14 +44,14 @@ def run(moments, positions, gradients, pieces):
 def trace(chains):
     """A trace with the moments of some chains."""
     dataset = moments_dataset(chains, [f"x[{i}]" for i in range(len(chains[0]["origin"]))])
-    return xr.DataTree.from_dict({GROUP: dataset})
+    return xr.DataTree.from_dict({MOMENTS: dataset})
 
 
 @pytest.mark.parametrize("elements", [10**6, 10**3])
 @pytest.mark.parametrize("count", [100, 256, 700, 5000])
 def test_sums_are_those_of_the_transitions(rng, monkeypatch, elements, count):
     """Also where batches were joined, pieces end within them, and batches share products."""
-    monkeypatch.setattr("pymc_sgmcmc.moments.PRODUCT_ELEMENTS", elements)
+    monkeypatch.setattr("pymc_sgmcmc.adaptation.moments.PRODUCT_ELEMENTS", elements)
     positions, gradients = rng.normal(size=(2, count, D))
     kept = run(RunningMoments(1), positions, gradients, [7, 1, 300, 33, 1000])
     stored = trace([kept])
@@ -68,10 +70,10 @@ def test_sums_are_those_of_the_transitions(rng, monkeypatch, elements, count):
     )
     groups = found.position_position.shape[1]
     counted = positions[: length * batches]
-    np.testing.assert_allclose(stored[GROUP]["mean"][0], counted.mean(0))
+    np.testing.assert_allclose(stored[MOMENTS]["mean"][0], counted.mean(0))
     if groups:
         covariance = np.cov(positions.T, bias=True)
-        np.testing.assert_allclose(stored[GROUP]["covariance"][0], covariance, atol=1e-12)
+        np.testing.assert_allclose(stored[MOMENTS]["covariance"][0], covariance, atol=1e-12)
     group_length = int(found.group_counts.max())
     assert found.group_counts.sum() == count
     complete = count // group_length
@@ -83,7 +85,7 @@ def test_sums_are_those_of_the_transitions(rng, monkeypatch, elements, count):
     ):
         products = np.einsum("ki,kj->kij", left, right)
         expected = means(products, group_length, complete)
-        some = stored[GROUP][f"group_{name}"][0]
+        some = stored[MOMENTS][f"group_{name}"][0]
         np.testing.assert_allclose(some[:complete], expected, atol=1e-12)
         if complete < groups:
             last = products[complete * group_length :].mean(0)
@@ -172,10 +174,10 @@ def test_runs_with_other_origins_side_by_side(rng):
     positions, gradients = 1e6 + rng.normal(size=(2, 4, 3000, D))
     chains = [run(RunningMoments(1), *both, []) for both in zip(positions, gradients, strict=True)]
     together = trace(chains)
-    assert np.ptp(together[GROUP]["origin"].values, axis=0).min() > 0
+    assert np.ptp(together[MOMENTS]["origin"].values, axis=0).min() > 0
     runs = [trace(chains[:2]), trace(chains[2:])]
-    concatenated = xr.concat([one[GROUP].to_dataset() for one in runs], dim="chain")
-    stored = read_moments(xr.DataTree.from_dict({GROUP: concatenated}))
+    concatenated = xr.concat([one[MOMENTS].to_dataset() for one in runs], dim="chain")
+    stored = read_moments(xr.DataTree.from_dict({MOMENTS: concatenated}))
     length = int(stored.group_counts.max())
     batches = 3000 // length
     at = positions[:, : batches * length] - stored.origin
@@ -189,12 +191,12 @@ def test_runs_with_other_origins_side_by_side(rng):
         np.testing.assert_allclose(found[:, :batches], products, rtol=1e-8, atol=1e-6)
     longer = run(RunningMoments(1), *rng.normal(size=(2, 8000, D)), [])
     with_longer = xr.concat(
-        [together[GROUP].to_dataset(), trace([longer])[GROUP].to_dataset()],
+        [together[MOMENTS].to_dataset(), trace([longer])[MOMENTS].to_dataset()],
         dim="chain",
         join="outer",
     )
     with pytest.raises(ValueError, match="runs of different lengths were put together"):
-        zero_variance_of_moments(xr.DataTree.from_dict({GROUP: with_longer}))
+        zero_variance_of_moments(xr.DataTree.from_dict({MOMENTS: with_longer}))
     with pytest.raises(ValueError, match="should have the dimension `chain`, but has no `chain`"):
         zero_variance_of_moments(together.sel(chain=0))
 
@@ -220,7 +222,7 @@ def thinned():
 def test_moments_of_a_run(thinned, tmp_path):
     """From worker processes, over all transitions, in a file and back."""
     _, idata = thinned
-    group = idata[GROUP]
+    group = idata[MOMENTS]
     total = int(group["transitions_a_batch"][0]) * group.sizes["batch"]
     assert 0.98 * 20_000 < total <= 20_000
     assert "warning" not in idata["sample_stats"]
@@ -230,7 +232,7 @@ def test_moments_of_a_run(thinned, tmp_path):
     assert (np.abs(mean.values - stats) < 0.1 * sd).all()
     idata.to_netcdf(tmp_path / "run.nc")
     xr.testing.assert_identical(
-        xr.open_datatree(tmp_path / "run.nc")[GROUP].to_dataset().load(), group.to_dataset()
+        xr.open_datatree(tmp_path / "run.nc")[MOMENTS].to_dataset().load(), group.to_dataset()
     )
 
 
@@ -239,7 +241,7 @@ def test_moments_of_gradients_with_a_memory():
     with logistic_model():
         step = SGLD(gradient="saga", batch_size=20, thin=1, compile_kwargs=CVM)
         idata = pm.sample(step=step, draws=600, tune=100, chains=1, random_seed=3, **QUIET)
-    group, stats = idata[GROUP], idata["sample_stats"]
+    group, stats = idata[MOMENTS], idata["sample_stats"]
     length, batches = int(group["transitions_a_batch"][0]), group.sizes["batch"]
     assert length * batches == 600
     positions = stats["position"].values.reshape(batches, length, -1) - group["origin"].values
@@ -253,7 +255,7 @@ def test_control_variates_of_all_transitions(thinned):
     """A gain that the recorded draws, every twentieth transition, do not have."""
     _, idata = thinned
     table = zero_variance_of_moments(idata)
-    assert list(table.index) == list(idata[GROUP]["unconstrained_position"].values)
+    assert list(table.index) == list(idata[MOMENTS]["unconstrained_position"].values)
     assert (table["variance_ratio"] > 4).all()
     assert (table["mcse"] < table["mcse_before"]).all()
     with pytest.raises(ValueError, match="of 80 transitions, and batches=1000 a chain"):
@@ -272,7 +274,7 @@ def test_calibration_with_all_transitions(thinned):
     of_draws = stein_calibrate(idata)["stein_calibration"]
     of_all = calibrated["stein_calibration"]
     assert float(of_all["monte_carlo_error"].mean()) < float(of_draws["monte_carlo_error"].mean())
-    xr.testing.assert_identical(idata[GROUP].to_dataset(), before[GROUP].to_dataset())
+    xr.testing.assert_identical(idata[MOMENTS].to_dataset(), before[MOMENTS].to_dataset())
     with pytest.raises(ValueError, match="`moments=True` should have method='slope'"):
         stein_calibrate(idata, moments=True, method="second_moment")
 
@@ -280,7 +282,7 @@ def test_calibration_with_all_transitions(thinned):
 def test_what_has_no_moments(thinned, rng):
     _, idata = thinned
     without = xr.DataTree.from_dict(
-        {name: node.to_dataset() for name, node in idata.children.items() if name != GROUP}
+        {name: node.to_dataset() for name, node in idata.children.items() if name != MOMENTS}
     )
     with pytest.raises(ValueError, match="should have a group `sgmcmc_moments`"):
         zero_variance_of_moments(without)
@@ -297,15 +299,15 @@ def test_many_coordinates_have_products_of_all_transitions(rng, dimension):
     count = 1100
     values = rng.normal(size=(2, count, dimension))
     stored = trace([run(RunningMoments(4), *values, [64, 64])])
-    assert stored[GROUP]["transitions_of_group"].sum() == count
+    assert stored[MOMENTS]["transitions_of_group"].sum() == count
     covariance = np.cov(values[0].T, bias=True)
-    np.testing.assert_allclose(stored[GROUP]["covariance"][0], covariance, atol=1e-10)
+    np.testing.assert_allclose(stored[MOMENTS]["covariance"][0], covariance, atol=1e-10)
 
 
 def test_too_few_groups_for_an_error(rng):
     values = rng.normal(size=(2, 1, 5000, 400))
     idata = as_trace(values[0], -values[0])
-    idata[GROUP] = trace([run(RunningMoments(1), values[0, 0], -values[0, 0], [])])[GROUP]
+    idata[MOMENTS] = trace([run(RunningMoments(1), values[0, 0], -values[0, 0], [])])[MOMENTS]
     with pytest.raises(ValueError, match="400 coordinates are in 2 groups of transitions over 1"):
         stein_calibrate(idata, moments=True)
 
@@ -351,7 +353,7 @@ def test_few_draws_of_many_transitions(rng):
     x, g = Gaussian(H, H).chains(4, 10_000, h, np.linalg.inv(H), seed=1)
     idata = as_trace(x[:, ::1000], g[:, ::1000])
     chains = [run(RunningMoments(400), *both, []) for both in zip(x, g, strict=True)]
-    idata[GROUP] = trace(chains)[GROUP]
+    idata[MOMENTS] = trace(chains)[MOMENTS]
     with pytest.raises(ValueError, match=r"at least 50 draws, but the trace has 40.*moments=True"):
         stein_calibrate(idata)
     report = stein_calibrate(idata, moments=True)["stein_calibration"]
@@ -373,7 +375,7 @@ def test_warnings_that_are_kept_have_no_moments():
         idata = pm.sample(
             step=step, draws=60, tune=40, chains=2, random_seed=1, keep_warning_stat=True, **QUIET
         )
-    assert GROUP in idata.children
+    assert MOMENTS in idata.children
     assert all(one is None for one in idata["sample_stats"]["warning"].values.ravel())
 
 
@@ -463,7 +465,7 @@ def test_moments_of_the_chains_that_ended():
         )
     kept = idata["posterior"].sizes
     assert dict(kept) == {"chain": 3, "draw": 251}
-    moments = idata[GROUP].to_dataset()
+    moments = idata[MOMENTS].to_dataset()
     np.testing.assert_array_equal(
         moments["batch_position"].isnull().all(("batch", "unconstrained_position")),
         [False, False, True],

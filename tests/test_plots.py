@@ -19,7 +19,7 @@ from pymc_sgmcmc import (
     plot_zero_variance,
     zero_variance,
 )
-from pymc_sgmcmc.plots import _shown
+from pymc_sgmcmc.trace_tools.plots import _shown
 from tests.langevin_chains import Gaussian, as_trace
 
 LABELS = ["intercept", "beta[age]", "beta[height]"]
@@ -229,7 +229,7 @@ def test_coords_that_nothing_has(trace):
 
 
 def test_many_rows_and_constant_ones(trace, monkeypatch):
-    monkeypatch.setattr("pymc_sgmcmc.plots.MOST_ROWS", 2)
+    monkeypatch.setattr("pymc_sgmcmc.trace_tools.plots.MOST_ROWS", 2)
     with pytest.warns(UserWarning, match="2 of 3 rows are shown, those with the largest errors"):
         collection = plot_bias(trace, backend="none")
     errors = np.sort(bias_report(trace)["variance_error"])[1:]

@@ -10,9 +10,9 @@ from pymc_sgmcmc import SGLD, SGLDCV, SVRG, bias_report
 from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.gradient_estimators import PlainGradient
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.run_settings import GROUP
+from pymc_sgmcmc.record import SETTINGS
 from pymc_sgmcmc.step_methods.repeat import repeated_step
-from pymc_sgmcmc.stored import settings_of
+from pymc_sgmcmc.trace_tools.reader import settings_of
 from tests.models import logistic_model
 
 CVM = {"mode": "CVM"}
@@ -67,7 +67,7 @@ def test_every_setting_but_the_step_size(case):
     with model:
         first = step_class(compile_kwargs=CVM, **settings)
         idata = pm.sample(step=first, draws=4, tune=2, chains=1, random_seed=1, **QUIET)
-    arrays = idata[GROUP].to_dataset() if GROUP in idata.children else None
+    arrays = idata[SETTINGS].to_dataset() if SETTINGS in idata.children else None
     second = repeated_step(
         model, settings_of(idata), arrays, step_size=1e-4, thin=3, compile_kwargs=CVM
     )

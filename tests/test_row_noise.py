@@ -81,9 +81,9 @@ def test_rows_that_are_kept_make_draws_cheaper():
     step = SGLDCV(model=model, compile_kwargs=CVM)
     with pytest.warns(BatchSizeWarning, match="non-zero or extreme in only a few rows"):
         given = SGLDCV(model=model, batch_size=step.batch_size, compile_kwargs=CVM)
-    assert step.settings.attributes["kept_rows"] >= 6
+    assert step.run_settings.attributes["kept_rows"] >= 6
     assert given.settings.attributes["kept_rows"] == 0
-    assert "others in every transition" in step.settings.attributes["why"]
+    assert "others in every transition" in step.run_settings.attributes["why"]
     assert given.step_size < 0.1 * step.step_size
 
 
@@ -94,7 +94,7 @@ def test_law_with_kept_rows(step_class, mode):
     settings = {} if step_class is SGLDCV else {"gradient": "cv"}
     with model:
         step = step_class(compile_kwargs={"mode": mode}, **settings)
-        assert step.settings.attributes["kept_rows"] >= 6
+        assert step.run_settings.attributes["kept_rows"] >= 6
         idata = pm.sample(
             step=step, draws=1000, tune=300, chains=2, cores=1, random_seed=1, **QUIET
         )
@@ -110,6 +110,6 @@ def test_law_with_kept_rows(step_class, mode):
 def test_samplers_with_a_noise_of_their_own_keep_none():
     model, *_ = regression(n_rows=3000, rare=6)
     step = OSGFS(model=model, gradient="cv", batch_size=100, compile_kwargs=CVM)
-    assert step.settings.attributes["kept_rows"] == 0
+    assert step.run_settings.attributes["kept_rows"] == 0
     plain = SGLD(model=model, batch_size=3000, compile_kwargs=CVM)
     assert plain.settings.attributes["kept_rows"] == 0

@@ -14,7 +14,7 @@ from scipy.special import digamma, polygamma
 from pymc_sgmcmc.dynamics.baoab import BAOAB
 from pymc_sgmcmc.dynamics.sghmc import SGHMCEuler
 from pymc_sgmcmc.errors import BatchSizeWarning
-from pymc_sgmcmc.linear_algebra import congruent
+from pymc_sgmcmc.matrices import congruent
 from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.step_methods.momentum import (
     MOST_TIME_STEP,

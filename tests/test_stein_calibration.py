@@ -11,14 +11,14 @@ import xarray as xr
 from scipy.special import expit, gamma, polygamma
 
 from pymc_sgmcmc import SGLD, SGLDCV, CalibrationError, stein_calibrate
-from pymc_sgmcmc.stein_calibration import (
+from pymc_sgmcmc.trace_tools.calibration import (
     GROUP,
     METHODS,
     _langevin_precision,
     _moments,
     shrink,
 )
-from pymc_sgmcmc.stored import read_run
+from pymc_sgmcmc.trace_tools.reader import read_run
 from tests.langevin_chains import Gaussian, Logistic, as_trace, langevin
 from tests.models import two_variable_model
 

@@ -9,7 +9,7 @@ import pytest
 
 from pymc_sgmcmc import SGLDCV
 from pymc_sgmcmc.adaptation import Seen
-from pymc_sgmcmc.step_size_tuning import LangevinStepSize
+from pymc_sgmcmc.adaptation.step_size import LangevinStepSize
 from pymc_sgmcmc.tuning import Center
 from pymc_sgmcmc.tuning.curvature import Curvature, diagonal_curvature
 from tests.models import logistic_model
@@ -106,7 +106,7 @@ def test_curvature_that_is_larger_than_at_the_centre(rng):
 
 
 def test_only_coordinates_in_high_dimension(rng, monkeypatch):
-    monkeypatch.setattr("pymc_sgmcmc.step_size_tuning.DENSE_DIMENSION", 2)
+    monkeypatch.setattr("pymc_sgmcmc.adaptation.step_size.DENSE_DIMENSION", 2)
     center = center_with(np.ones(3))
     positions = rng.standard_normal((5000 * THIN, 3))
     assert factor(center, positions, -0.1 * positions) == 1.0
@@ -170,4 +170,4 @@ def test_too_few_transitions_a_draw_are_said(caplog):
         step = SGLDCV(model=logistic_model(), bias=1e-5, compile_kwargs={"mode": "CVM"})
     assert "expect few effective draws" in caplog.text
     assert step.thin == 1000
-    assert "the most, though they are dependent" in step.settings.attributes["why"]
+    assert "the most, though they are dependent" in step.run_settings.attributes["why"]

@@ -19,7 +19,7 @@ from pymc_sgmcmc import (
     zero_variance,
     zero_variance_of_moments,
 )
-from pymc_sgmcmc.stored import read_run
+from pymc_sgmcmc.trace_tools.reader import read_run
 from tests.langevin_chains import Gaussian, as_trace
 
 CVM = {"mode": "CVM"}

@@ -9,8 +9,8 @@ import pytest
 
 from pymc_sgmcmc import SGLD, Posterior, chain
 from pymc_sgmcmc.batching import make_batching
-from pymc_sgmcmc.center_difference import find_center_difference
 from pymc_sgmcmc.gradient_estimators import SVRG, PlainGradient, SAGAGradient, SVRGGradient
+from pymc_sgmcmc.gradient_estimators.center_difference import find_center_difference
 from tests.exact_law import all_indices, run_one
 from tests.linear_gaussian import LinearGaussian
 from tests.models import logistic_data, logistic_model, two_variable_model
@@ -248,7 +248,7 @@ def test_order_of_the_rows_of_the_data_changes_nothing():
             beta = pm.Normal("beta", 0, 2, shape=3)
             pm.Bernoulli("y", logit_p=X[order] @ beta, observed=y[order])
         estimator = SVRGGradient.make(Posterior(model), 5, batching="replace")
-        (reference,) = estimator.adaptations
+        reference = estimator.reference
         reference.load(reference.begin(np.array([0.1, 0.2, 0.3])))
         position = pytensor.tensor.dvector("position")
         index = pytensor.tensor.lvector("index")
@@ -361,7 +361,7 @@ def test_the_reference_keeps_the_values_of_other_variables():
     posterior = Posterior(model, [model["slope"], model["intercept"]])
     estimator = SVRGGradient.make(posterior, 3)
     point = model.initial_point()
-    (reference,) = estimator.adaptations
+    reference = estimator.reference
     posterior.set_others({**point, "sigma_log__": np.array(0.7)})
     state = reference.begin(np.array([0.5, 1.5]))
     posterior.set_others({**point, "sigma_log__": np.array(-0.4)})

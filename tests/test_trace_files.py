@@ -8,8 +8,8 @@ import pytest
 import xarray as xr
 
 from pymc_sgmcmc import OSGFS, SGLD, bias_report, stein_calibrate, zero_variance
-from pymc_sgmcmc.pymc_hook import attach, make_rectangular
-from pymc_sgmcmc.run_settings import GROUP, RunSettings, stored_matrix
+from pymc_sgmcmc.record import SETTINGS as SETTINGS_GROUP
+from pymc_sgmcmc.record import RunSettings, attach, make_rectangular, stored_matrix
 from tests.langevin_chains import Gaussian, as_trace
 from tests.models import logistic_model, two_variable_model
 
@@ -51,7 +51,7 @@ def test_run_with_one_step_method(tmp_path):
     """Flags, settings and their arrays."""
     with logistic_model():
         idata = pm.sample(step=OSGFS(compile_kwargs=CVM), **SETTINGS)
-    assert GROUP in idata.children
+    assert SETTINGS_GROUP in idata.children
     check_round_trip(idata, tmp_path)
 
 
@@ -102,7 +102,7 @@ def test_settings_that_files_cannot_hold(tmp_path, rng):
     assert "sgmcmc_bias" not in written
     assert written["sgmcmc_exact"] == 1
     check_round_trip(idata, tmp_path)
-    assert stored_matrix(idata[GROUP], "precision").diagonal().shape == (4,)
+    assert stored_matrix(idata[SETTINGS_GROUP], "precision").diagonal().shape == (4,)
 
 
 def test_calibrated_trace(tmp_path):

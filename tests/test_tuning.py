@@ -11,7 +11,7 @@ import pytest
 from pymc_sgmcmc import tuning
 from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.errors import CenterWarning
-from pymc_sgmcmc.linear_algebra import matrix_root
+from pymc_sgmcmc.matrices import matrix_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning import (
     center_at,

@@ -11,10 +11,10 @@ import pytest
 import xarray as xr
 
 from pymc_sgmcmc import SGLDCV, gradients, zero_variance
-from pymc_sgmcmc.zero_variance.coefficients import REGRESSIONS, fit_coefficients
-from pymc_sgmcmc.zero_variance.estimate import controlled_means
-from pymc_sgmcmc.zero_variance.gain import langevin_gain
-from pymc_sgmcmc.zero_variance.terms import count_terms, monomials, stein_terms
+from pymc_sgmcmc.trace_tools.zero_variance.coefficients import REGRESSIONS, fit_coefficients
+from pymc_sgmcmc.trace_tools.zero_variance.estimate import controlled_means
+from pymc_sgmcmc.trace_tools.zero_variance.gain import langevin_gain
+from pymc_sgmcmc.trace_tools.zero_variance.terms import count_terms, monomials, stein_terms
 from tests.langevin_chains import Gaussian, Logistic, as_trace
 from tests.models import two_variable_model
 
@@ -340,7 +340,7 @@ def test_pieces_change_nothing(monkeypatch):
         for order in (1, 2)
         for coefficients in ("batch_means", "marginal")
     ]
-    monkeypatch.setattr("pymc_sgmcmc.stored.CHUNK_ELEMENTS", 100)
+    monkeypatch.setattr("pymc_sgmcmc.trace_tools.reader.CHUNK_ELEMENTS", 100)
     pieces = [
         controlled_means([x], x, g, order, coefficients=coefficients)
         for order in (1, 2)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pymc_sgmcmc.low_rank import LowRank
+from pymc_sgmcmc.matrices import LowRank
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 import numpy as np
 import pytensor
@@ -10,7 +11,6 @@ import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.adaptation import Adaptation
 from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.posterior import Posterior
 
@@ -66,6 +66,26 @@ class Memory(ABC):
         """
 
 
+class Reference(ABC):
+    """What an estimator refers to, made anew from the position of the chain from time to time.
+
+    Attributes
+    ----------
+    refresh : int
+        Transitions between two references, rounded to whole draws.
+    """
+
+    refresh: int
+
+    @abstractmethod
+    def at(self, position: np.ndarray) -> dict[str, np.ndarray]:
+        """Arrays of the reference that belong to a position."""
+
+    @abstractmethod
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Set the shared variables of the estimator."""
+
+
 class GradientEstimator(ABC):
     r"""Symbolic estimate of the gradient of the log posterior.
 
@@ -74,8 +94,8 @@ class GradientEstimator(ABC):
     name : str
     reduces_variance : bool
         Whether the noise vanishes as the posterior contracts, as with control variates.
-    adaptations : tuple of Adaptation
-        What the estimator changes between blocks of transitions.
+    reference : Reference or None
+        What it refers to that follows the chain from time to time.
     kept : numpy.ndarray of int
         Numbers of the rows that each estimate takes, beside a minibatch of the others.
     memory : Memory or None
@@ -85,7 +105,7 @@ class GradientEstimator(ABC):
 
     name: str
     reduces_variance: bool = False
-    adaptations: tuple[Adaptation, ...] = ()
+    reference: Reference | None = None
     memory: Memory | None = None
     kept: np.ndarray = np.empty(0, dtype=np.int64)
 

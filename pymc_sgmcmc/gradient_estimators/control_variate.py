@@ -8,8 +8,8 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.batching import Batching
-from pymc_sgmcmc.center_difference import CenterDifference
 from pymc_sgmcmc.gradient_estimators.base import GradientEstimator
+from pymc_sgmcmc.gradient_estimators.center_difference import CenterDifference
 from pymc_sgmcmc.posterior import Posterior
 
 

@@ -2,17 +2,21 @@ r"""Control variates at a reference that follows the chain: SVRG (Dubey et al. 2
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pytensor
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
 from pymc_sgmcmc.batching import Batching, make_batching
-from pymc_sgmcmc.center_difference import CenterDifference, find_center_difference
 from pymc_sgmcmc.checks import whole_number
-from pymc_sgmcmc.gradient_estimators.base import GradientEstimator
+from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Reference
+from pymc_sgmcmc.gradient_estimators.center_difference import (
+    CenterDifference,
+    find_center_difference,
+)
 from pymc_sgmcmc.posterior import Posterior
 
 _OTHER = "other "
@@ -132,9 +136,10 @@ class SVRGGradient(GradientEstimator):
             shape=(posterior.dimension,),
         )
         self.refresh = SVRG(refresh).refresh or max(1, round(batching.n_rows / batching.batch_size))
-        self.adaptations = (_Reference(posterior, difference, self._likelihood_gradient, self),)
-        reference = self.adaptations[0]
-        reference.load(reference.begin(posterior.initial_position))
+        self.reference = GradientReference(
+            posterior, difference, self._likelihood_gradient, self.refresh
+        )
+        self.reference.load(self.reference.at(posterior.initial_position))
 
     @classmethod
     def make(
@@ -168,16 +173,30 @@ class SVRGGradient(GradientEstimator):
         return 2.0, 0.0
 
 
-class _Reference(Adaptation):
-    """The reference position, other variables there, and the likelihood's gradient there."""
+class GradientReference(Reference):
+    """A position, other variables there, and the likelihood's gradient there.
 
-    def __init__(self, posterior, difference, likelihood_gradient, estimator):
-        self.transitions = estimator.refresh
+    Parameters
+    ----------
+    posterior : Posterior
+    difference : CenterDifference
+    likelihood_gradient : SharedVariable, shape (d,)
+    refresh : int
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior,
+        difference: CenterDifference,
+        likelihood_gradient: SharedVariable,
+        refresh: int,
+    ):
+        self.refresh = refresh
         self._posterior = posterior
         self._difference = difference
         self._likelihood_gradient = likelihood_gradient
 
-    def begin(self, position: np.ndarray) -> AdaptationState:
+    def at(self, position: np.ndarray) -> dict[str, np.ndarray]:
         """Reference at a position and the present values of the other variables."""
         posterior = self._posterior
         position = np.array(position, dtype=posterior.dtype)
@@ -191,22 +210,16 @@ class _Reference(Adaptation):
             **others,
         }
 
-    def load(self, state: AdaptationState) -> None:
+    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Set the shared variables of the estimator."""
         self._difference.move_center(
-            state["position"],
+            arrays["position"],
             {
                 name.removeprefix(_OTHER): value
-                for name, value in state.items()
+                for name, value in arrays.items()
                 if name.startswith(_OTHER)
             },
         )
         self._likelihood_gradient.set_value(
-            np.asarray(state["likelihood_gradient"], dtype=self._posterior.dtype)
+            np.asarray(arrays["likelihood_gradient"], dtype=self._posterior.dtype)
         )
-
-    def update(
-        self, state: AdaptationState, seen: Seen
-    ) -> tuple[AdaptationState, dict[str, np.ndarray]]:
-        """The last position becomes the reference at a boundary."""
-        return (self.begin(seen.positions[-1]) if seen.at_boundary else state), {}

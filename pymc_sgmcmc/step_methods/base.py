@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from abc import ABCMeta
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from typing import Any, ClassVar
 
@@ -24,21 +24,24 @@ from rich.progress import TextColumn
 from rich.table import Column
 
 from pymc_sgmcmc.adaptation import Adaptation
+from pymc_sgmcmc.adaptation.moments import RunningMoments
+from pymc_sgmcmc.adaptation.monitor import STATISTIC, LangevinMonitor, SteinMonitor
+from pymc_sgmcmc.adaptation.reference import RefreshedReference
+from pymc_sgmcmc.adaptation.step_size import LangevinStepSize
 from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.chain import Chain, ChainState, Draws, missing_value
 from pymc_sgmcmc.engine import TransitionBlock
 from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
-from pymc_sgmcmc.low_rank import LowRank
-from pymc_sgmcmc.moments import RunningMoments
-from pymc_sgmcmc.monitor import STATISTIC, LangevinMonitor, SteinMonitor
+from pymc_sgmcmc.matrices import LowRank
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import NOTHING_FREE, value_variables
-from pymc_sgmcmc.run_settings import COMPUTED, GIVEN, RunSettings, StatisticTypes
+from pymc_sgmcmc.record import COMPUTED, GIVEN, RECORD, RunRecord
 from pymc_sgmcmc.schedules import StepSize, step_sizes
+from pymc_sgmcmc.step_methods.pymc_hook import install
+from pymc_sgmcmc.step_methods.run_settings import run_settings
 from pymc_sgmcmc.step_methods.search import check_searchable, search_step_size
 from pymc_sgmcmc.step_methods.settings import Settings, is_curvature
 from pymc_sgmcmc.step_methods.setup import Design, Setup
-from pymc_sgmcmc.step_size_tuning import LangevinStepSize
 
 DRAW_ELEMENTS = 250_000_000
 """Bound on transitions x elements of the state in one draw, which are computed in one call: 2 GB
@@ -108,6 +111,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         "step_size": (np.float64, []),
         "gradient_norm": (np.float64, []),
         "warning": (SamplerWarning, None),
+        RECORD: (object, []),
     }
     _state_class = StochasticGradientState
 
@@ -161,6 +165,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         return super().__new__(cls, *args, **kwargs)
 
     def __init__(self, settings: Settings):
+        install()
         setup = Setup(
             type(self).__name__,
             settings,
@@ -205,7 +210,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             step_size=design.pace.step_size,
             thin=design.pace.thin,
             adaptations=[
-                *estimator.adaptations,
+                *([] if estimator.reference is None else [RefreshedReference(estimator.reference)]),
                 *design.adaptations,
                 *_tuning(design, setup),
                 SteinMonitor()
@@ -214,7 +219,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
                 *([] if self._moments is None else [self._moments]),
             ],
         )
-        self.settings = RunSettings.of(setup, design)
+        self.run_settings = run_settings(setup, design)
         self._watch, self._remedy = design.watch, design.remedy
         self._tunes = any(isinstance(one, LangevinStepSize) for one in self.chain.adaptations)
         self._declare_stats()
@@ -275,12 +280,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             # Plain arrays in place of objects: they take a third of the memory.
             vector = np.dtype((self.posterior.dtype, (self.posterior.dimension,)))
             self.stats_dtypes_shapes |= {"gradient": (vector, []), "position": (vector, [])}
-        self.stats_dtypes = [
-            StatisticTypes(
-                {name: dtype for name, (dtype, _) in self.stats_dtypes_shapes.items()},
-                settings=self.settings,
-            )
-        ]
+        self.stats_dtypes = [{name: dtype for name, (dtype, _) in self.stats_dtypes_shapes.items()}]
         self._missing_stats = {
             **dict.fromkeys(("step_size", "gradient_norm", *names), np.nan),
             **{name: missing_value(dtype) for name, dtype in adapted.items()},
@@ -333,11 +333,10 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             "position": run.draws.positions[number],
             **{name: values[number] for name, values in run.draws.stats.items()},
             "warning": None,
+            RECORD: self._record_after(done),
         }
         if done in (self.tune_draws, self.total_draws):
             stats["warning"] = self._warning_after(done, stats)
-        if done == self.total_draws and self._moments is not None:
-            stats["warning"] = self._with_moments(stats["warning"])
         if self.handed_out == len(run.draws) and not run.failed:
             self._run, self.handed_out = None, 0
         return {**point, **self.posterior.layout.unravel(run.draws.positions[number])}, [stats]
@@ -442,16 +441,13 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             return None
         return SamplerWarning(WarningType.BAD_PARAMS, message, "warn", step=done - 1)
 
-    def _with_moments(self, warning: SamplerWarning | None) -> SamplerWarning:
-        """The warning of the last draw, or a silent one, with the moments of the chain.
-
-        It is the only thing that PyMC hands on, from worker processes too, and is not part of the
-        trace.
-        """
-        assert self._moments is not None
-        if warning is None:
-            warning = SamplerWarning(WarningType.BAD_PARAMS, "", "debug")
-        return replace(warning, extra=self._moments.of_chain(self.chain.snapshot.adapted[-1]))
+    def _record_after(self, done: int) -> RunRecord | None:
+        """What a draw carries of its run: the first the settings, the last the moments."""
+        settings = self.run_settings if done == self.tune_draws + 1 else None
+        moments = None
+        if done == self.total_draws and self._moments is not None:
+            moments = self._moments.of_chain(self.chain.snapshot.adapted[-1])
+        return None if settings is moments is None else RunRecord(settings, moments)
 
     def _shrunken_step(self, step_size: float) -> str | None:
         """What to say where tuning had to make the step much smaller."""
@@ -494,7 +490,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
     def _remedy_of(self, step_size: float) -> str:
         """What to try after a chain left the finite numbers with a step size."""
         smaller = f"smaller `step_size`, for example {step_size / 4:.3g}"
-        step_size_from = self.settings.attributes["step_size_from"]
+        step_size_from = self.run_settings.attributes["step_size_from"]
         if step_size_from == GIVEN:
             return f"Try a {smaller}, or leave it out to have it computed"
         # It was computed from the curvature at the centre, which is no guide to the posterior.
@@ -514,6 +510,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             "position": missing,
             **self._missing_stats,
             "warning": warning,
+            RECORD: None,
         }
         return {**point, **self.posterior.layout.unravel(missing)}, [stats]
 

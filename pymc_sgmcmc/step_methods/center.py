@@ -13,7 +13,7 @@ from scipy import linalg
 
 from pymc_sgmcmc.checks import as_array
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.linear_algebra import covariance_root, dependent_coordinates
+from pymc_sgmcmc.matrices import covariance_root, dependent_coordinates
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.graphs import shape_of
 from pymc_sgmcmc.step_methods.settings import CENTERS, Settings

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from pymc_sgmcmc.batching import make_batching
-from pymc_sgmcmc.center_difference import find_center_difference
 from pymc_sgmcmc.gradient_estimators import (
     SVRG,
     ControlVariateGradient,
@@ -14,6 +13,7 @@ from pymc_sgmcmc.gradient_estimators import (
     SAGAGradient,
     SVRGGradient,
 )
+from pymc_sgmcmc.gradient_estimators.center_difference import find_center_difference
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import value_variables
 from pymc_sgmcmc.step_methods.center import JointCenter

@@ -11,7 +11,7 @@ from scipy.sparse import linalg as sparse_linalg
 
 from pymc_sgmcmc.checks import one_of, or_none, positive_number
 from pymc_sgmcmc.dynamics.hamcmc import QuasiNewtonLangevin
-from pymc_sgmcmc.linear_algebra import matrix_root
+from pymc_sgmcmc.matrices import matrix_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import MOST_THINNING, StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep

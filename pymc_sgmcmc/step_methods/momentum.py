@@ -10,7 +10,7 @@ from scipy import linalg, optimize
 
 from pymc_sgmcmc.checks import as_array
 from pymc_sgmcmc.dynamics.underdamped import Underdamped
-from pymc_sgmcmc.linear_algebra import congruent, eigenvalues
+from pymc_sgmcmc.matrices import congruent, eigenvalues
 from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.step_methods.setup import Setup
 from pymc_sgmcmc.tuning import DENSE_DIMENSION, VARIANCE_INFLATION, Center

@@ -9,25 +9,23 @@ from typing import Any, ClassVar
 
 import numpy as np
 from pymc.model import Model
-from pytensor.compile.sharedvalue import SharedVariable
 
-from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
-from pymc_sgmcmc.checks import one_of, or_none, positive_number, whole_number
-from pymc_sgmcmc.convergence import (
-    CONVERGENCE_RULES,
-    chi_square_bound,
-    elementwise_statistic,
-    window_mean_variance,
+from pymc_sgmcmc.adaptation.convergence import CONVERGENCE_RULES
+from pymc_sgmcmc.adaptation.fisher_scoring import FisherScoringAdaptation, state_matrices
+from pymc_sgmcmc.adaptation.gradient_noise import (
+    ControlVariateNoise,
+    NoiseModel,
+    PlainNoise,
+    ResidualNoise,
 )
+from pymc_sgmcmc.checks import one_of, or_none, positive_number, whole_number
 from pymc_sgmcmc.dynamics.osgfs import (
     FisherScoring,
     ScoringMatrices,
     scalar_bound,
-    scoring_matrices,
 )
 from pymc_sgmcmc.errors import BatchSizeWarning
-from pymc_sgmcmc.gradient_estimators import GradientEstimator, PlainGradient
-from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.gradient_estimators import PlainGradient
 from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
@@ -36,8 +34,6 @@ from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 from pymc_sgmcmc.tuning import (
     DENSE_DIMENSION,
     Center,
-    laplace_pairs,
-    prior_precision,
 )
 
 _log = logging.getLogger("pymc.sgmcmc")
@@ -50,30 +46,6 @@ CURVATURES = ("fisher", "center")
 
 STARTS = ("center", "model")
 """Where the chain and its matrices begin."""
-
-START_ROWS = 10_000
-"""Rows for the first gradient covariance of a chain, and for that after convergence."""
-
-START_POINTS = (100, 400)
-"""Bounds on the points around the centre over which V is averaged before a chain begins,"""
-
-START_ELEMENTS = 50_000_000
-"""and rows times coordinates, at all of them together, up to which there are more."""
-
-FEWEST_ROWS = 500
-"""Rows for a later one, at least; and at least 20 for each dimension."""
-
-ROWS_TO_TRUST = 10
-"""Rows a dimension from which a covariance of gradients is taken as it is."""
-
-MEMORY = 10
-"""Updates over which the covariance is averaged before convergence."""
-
-FEWEST_TRANSITIONS = 1000
-"""Transitions between two updates, at least."""
-
-SHORTEST_WINDOW, LONGEST_WINDOW = 50, 10_000
-"""Bounds on the default number of gradients in a window of the convergence statistic."""
 
 CURVATURE_ERROR = 0.35
 """Relative error of the curvature, over the posterior, that the default bound on k supposes."""
@@ -120,7 +92,7 @@ class OSGFS(StochasticGradientStep):
 
     **Convergence.** The mean of each window of gradients, 50 of them by default where k is at
     least 0.02, is compared with its variance at stationarity. The first window that passes sets
-    ``converged``, and C is computed anew. See `pymc_sgmcmc.convergence`.
+    ``converged``, and C is computed anew. See `pymc_sgmcmc.adaptation.convergence`.
 
     **Departures from the paper.** Its algorithm cites (7), whose covariance is too large by
     1/(1 - k/4); (8) is used. The chain is stable for k in (0, 4), not (0, 1). V has the
@@ -273,7 +245,6 @@ class OSGFS(StochasticGradientStep):
                 f"{convergence_rule!r}."
             )
         self._b = positive_number("b", 1.0 if b is None else b, most=2.0)
-        self._named_gradient = isinstance(gradient, str)
         plain = gradient == "plain" or isinstance(gradient, PlainGradient)
         if self._k in ("weak_prior", "paper") and not plain:
             raise ValueError(
@@ -296,25 +267,24 @@ class OSGFS(StochasticGradientStep):
         center = setup.center if computes else setup.known_center
         drift = setup.shared(np.eye(dimension), "drift")
         root = setup.shared(np.eye(dimension), "noise_root")
-        adaptation = ScoringAdaptation(
+        curvature = self._curvature or _default_curvature(setup)
+        adaptation = FisherScoringAdaptation(
             posterior,
-            setup.estimator,
+            batching,
             drift,
             root,
-            center=center,
-            at_center=at_center,
-            known_center=self._named_gradient,
-            joint_draws=setup.joint_draws,
+            self._noise_model(setup, center),
+            precision=setup.center.curvature.precision if curvature == "center" else None,
+            start=center.position if at_center and center is not None else None,
             k=self._k,
             max_k=largest_k(setup.bias) if self._max_k is None else self._max_k,
-            curvature=self._curvature or _default_curvature(setup),
             covariance_rows=self._covariance_rows,
             update_every=self._update_every,
             rule=self._rule,
             b=self._b,
             window=self._window,
         )
-        matrices = _matrices(adaptation.begin(posterior.initial_position))
+        matrices = state_matrices(adaptation.begin(posterior.initial_position))
         largest, smallest = 2 * matrices.fractions.max(), 2 * matrices.fractions.min()
         thin = setup.settings.thin or int(np.clip(np.ceil(2 / largest), 1, MOST_THINNING))
         _log.info(
@@ -335,6 +305,22 @@ class OSGFS(StochasticGradientStep):
             begins_at_center=at_center,
             remedy="Try a smaller `k` or `max_k`",
         )
+
+    def _noise_model(self, setup: Setup, center: Center | None) -> NoiseModel:
+        """How V of the estimator is learned."""
+        posterior, estimator = setup.posterior, setup.estimator
+        batching = estimator.batching
+        # V = (N²/n) c C.
+        part = batching.variance_factor * posterior.n_rows / batching.batch_size
+        scale = posterior.n_rows * part
+        if estimator.name == "plain":
+            return PlainNoise(scale)
+        if center is None or not estimator.reduces_variance:
+            return ResidualNoise(PlainNoise(scale))
+        around_center = ControlVariateNoise(posterior, center, scale, setup.joint_draws)
+        # A control variate that was given has a centre of its own.
+        known = estimator.name == "cv" and isinstance(setup.settings.gradient, str)
+        return around_center if known else ResidualNoise(around_center)
 
     def _warn_of_k(self, matrices: ScoringMatrices, setup: Setup) -> None:
         fractions, noise = matrices.fractions, matrices.noise
@@ -372,378 +358,9 @@ def largest_k(bias: float) -> float:
     return min(2.0, 4 * relative / (1 + relative))
 
 
-class ScoringAdaptation(Adaptation):
-    """Keeps the covariance of the gradient, D and Σ of a chain, and tests its convergence.
-
-    Parameters
-    ----------
-    posterior, estimator
-    drift, root : SharedVariable, shape (d, d)
-        D and S of the compiled transitions.
-    center : Center or None
-    at_center : bool
-        Whether a chain begins with the matrices of the centre, or with those of its position.
-    known_center : bool
-        Whether the centre is that of the gradient's control variate.
-    joint_draws : list of mappings or None
-        As in `Setup`.
-    k, max_k, curvature, covariance_rows, update_every, rule, b, window
-        As in `OSGFS`.
-    """
-
-    def __init__(
-        self,
-        posterior: Posterior,
-        estimator: GradientEstimator,
-        drift: SharedVariable,
-        root: SharedVariable,
-        *,
-        center: Center | None,
-        at_center: bool,
-        known_center: bool,
-        joint_draws: Sequence[Mapping[str, np.ndarray]] | None,
-        k: str | float,
-        max_k: float,
-        curvature: str,
-        covariance_rows: int | None,
-        update_every: int | None,
-        rule: str,
-        b: float,
-        window: int | None,
-    ):
-        batching = estimator.batching
-        dimension, n_rows = posterior.dimension, posterior.n_rows
-        self.stats = {"converged": bool, "convergence_statistic": np.float64, "k": np.float64}
-        self._posterior, self._drift, self._root = posterior, drift, root
-        self._k, self._max_k, self._rule, self._b, self._window = k, max_k, rule, b, window
-        self._reduces_variance = estimator.reduces_variance
-        self._without_replacement = batching.without_replacement
-        # V = (N²/n) c C and, for the paper's bounds, V = (cN/n) NC.
-        self._noise_ratio = batching.variance_factor * n_rows / batching.batch_size
-        self._noise_scale = n_rows * self._noise_ratio
-        self._center = center
-        self._center_of_others = self._others()
-        if estimator.name == "plain":
-            self._kind = "rows"
-        elif estimator.name == "cv" and known_center and center is not None:
-            self._kind = "differences"
-        else:
-            self._kind = "residuals"
-        self._precision = None
-        if curvature == "center":
-            assert center is not None
-            self._precision = center.curvature.precision
-        fewest = max(20 * dimension, FEWEST_ROWS)
-        rows = covariance_rows or int(np.clip(batching.batch_size, fewest, max(fewest, START_ROWS)))
-        self._rows = min(rows, n_rows)
-        self._start_rows = min(max(self._rows, START_ROWS), n_rows)
-        # An update costs r (3·4d + d²) operations for C and about 30 d³ for W, a transition
-        # about 4nd: this many transitions cost ten times as much.
-        operations = self._rows * (12 + dimension) + 30 * dimension**2
-        amortised = 10 * operations / (4 * batching.batch_size)
-        self.transitions = update_every or int(
-            np.clip(amortised, FEWEST_TRANSITIONS, 10 * FEWEST_TRANSITIONS)
-        )
-        self._start_noise = self._noise_at_center(joint_draws)
-        self._at_start = self._start(center.position) if at_center and center is not None else None
-
-    # --- What the base class asks for --------------------------------------------------------
-
-    def begin(self, position: np.ndarray) -> AdaptationState:
-        """State with the matrices of the centre, or of the rows at the first position."""
-        return self._start(position) if self._at_start is None else self._at_start
-
-    def load(self, state: AdaptationState) -> None:
-        """Set D and S."""
-        matrices = _matrices(state)
-        self._drift.set_value(matrices.drift.astype(self._posterior.dtype))
-        self._root.set_value(matrices.root.astype(self._posterior.dtype))
-
-    def update(
-        self, state: AdaptationState, seen: Seen
-    ) -> tuple[AdaptationState, dict[str, np.ndarray]]:
-        """Add to the window of gradients; at a boundary, compute C and the matrices anew."""
-        k = 2 * state["fractions"].min()
-        state, converged, statistics = self._follow_windows(state, seen.gradients)
-        if self._kind == "residuals":
-            state = {
-                **state,
-                "recent_positions": np.concatenate([state["recent_positions"], seen.positions]),
-                "recent_gradients": np.concatenate([state["recent_gradients"], seen.gradients]),
-            }
-        if seen.at_boundary:
-            state = self._learn(state, seen)
-        last = slice(seen.thin - 1, None, seen.thin)
-        recorded = converged[last]
-        return state, {
-            "converged": recorded,
-            "convergence_statistic": statistics[last],
-            "k": np.full(len(recorded), k),
-        }
-
-    # --- Convergence -------------------------------------------------------------------------
-
-    def _follow_windows(
-        self, state: AdaptationState, gradients: np.ndarray
-    ) -> tuple[AdaptationState, np.ndarray, np.ndarray]:
-        """State after some gradients; the flag and the last statistic after each of them."""
-        total, count = state["window_sum"], int(state["window_count"])
-        length = int(state["window_length"])
-        flag, statistic = bool(state["converged"]), float(state["statistic"])
-        flags = np.empty(len(gradients), dtype=bool)
-        statistics = np.empty(len(gradients))
-        start = 0
-        while start < len(gradients):
-            end = min(start + max(1, length - count), len(gradients))
-            # One after the other: the sum must not depend on where a run of draws ends.
-            total = np.cumsum(np.vstack([total, gradients[start:end]]), axis=0)[-1]
-            count += end - start
-            flags[start : end - 1], statistics[start : end - 1] = flag, statistic
-            if count >= length:
-                statistic = self._statistic(state, total / count, count)
-                flag = flag or statistic <= 1
-                total, count = np.zeros_like(total), 0
-            flags[end - 1], statistics[end - 1] = flag, statistic
-            start = end
-        followed = {
-            **state,
-            "window_sum": total,
-            "window_count": np.asarray(count),
-            "converged": np.asarray(flag),
-            "statistic": np.asarray(statistic),
-        }
-        return followed, flags, statistics
-
-    def _statistic(self, state: AdaptationState, mean: np.ndarray, count: int) -> float:
-        """Statistic of a window relative to its bound."""
-        if self._rule == "elementwise":
-            return elementwise_statistic(mean, state["gradient_variances"], count) / self._b
-        variance = state["window_variance"]
-        if count != state["window_length"]:
-            variance = window_mean_variance(state["noise"], state["fractions"], count)
-        coordinates = state["basis"].T @ mean
-        return float(np.sum(coordinates**2 / variance)) / chi_square_bound(len(mean))
-
-    # --- Covariance of the gradient ----------------------------------------------------------
-
-    def _start(self, position: np.ndarray) -> AdaptationState:
-        """State of a chain whose matrices are from rows at a position."""
-        dimension = self._posterior.dimension
-        state: AdaptationState = {
-            "updates": np.asarray(0),
-            "converged": np.asarray(False),
-            "reset": np.asarray(False),
-            "statistic": np.asarray(np.inf),
-            "window_sum": np.zeros(dimension),
-            "window_count": np.asarray(0),
-            "recent_positions": np.empty((0, dimension)),
-            "recent_gradients": np.empty((0, dimension)),
-        }
-        return self._restart(state, position, np.empty(0, dtype=np.int64), self._start_rows)
-
-    def _restart(
-        self, state: AdaptationState, position: np.ndarray, next_rows: np.ndarray, count: int
-    ) -> AdaptationState:
-        """State with averages that begin at a position."""
-        covariance, _, used = self._measure(position, next_rows, count, int(state["updates"]))
-        noise, noise_weight = self._start_noise
-        if noise is None:
-            noise = self._noise_scale * _shrunk(covariance, used)
-        state = {
-            **state,
-            "row_covariance": covariance,
-            "prior_precision": self._prior_precision(position, covariance),
-            "rows": np.asarray(float(used)),
-            "noise_covariance": noise,
-            "noise_weight": np.asarray(float(noise_weight)),
-        }
-        return self._choose(state)
-
-    def _learn(self, state: AdaptationState, seen: Seen) -> AdaptationState:
-        """State after an update at a boundary."""
-        position = np.asarray(seen.positions[-1], dtype=float)
-        state = {**state, "updates": state["updates"] + 1}
-        if state["converged"] and not state["reset"]:
-            # What C is from so far may lie far from the posterior.
-            state = {**state, "reset": np.asarray(True)}
-            state = self._restart(state, position, seen.next_rows, self._start_rows)
-            if self._kind != "residuals":
-                return state
-        # The last MEMORY updates before convergence, all of them afterwards.
-        least = 0.0 if state["converged"] else 1 / MEMORY
-        if self._kind == "rows" or self._precision is None:
-            covariance, noise, used = self._measure(
-                position, seen.next_rows, self._rows, int(state["updates"])
-            )
-            rows = float(state["rows"])
-            weight = max(used / (rows + used), least)
-            prior_precision = self._prior_precision(position, covariance)
-            state = {
-                **state,
-                "row_covariance": _mix(state["row_covariance"], covariance, weight),
-                "prior_precision": _mix(state["prior_precision"], prior_precision, weight),
-                "rows": np.asarray(used / weight),
-            }
-        else:
-            _, noise, _ = self._measure(position, seen.next_rows, self._rows, int(state["updates"]))
-        if self._kind == "residuals":
-            noise = self._residual_noise(state)
-            state = {
-                **state,
-                "recent_positions": np.empty((0, len(position))),
-                "recent_gradients": np.empty((0, len(position))),
-            }
-        if noise is not None:
-            weight = max(1 / (float(state["noise_weight"]) + 1), least)
-            state = {
-                **state,
-                "noise_covariance": _mix(state["noise_covariance"], noise, weight),
-                "noise_weight": np.asarray(1 / weight),
-            }
-        return self._choose(state)
-
-    def _choose(self, state: AdaptationState) -> AdaptationState:
-        """State with the matrices, and the window, that its averages ask for."""
-        covariance = _shrunk(state["row_covariance"], float(state["rows"]))
-        precision = self._precision
-        if precision is None:
-            precision = self._posterior.n_rows * covariance + state["prior_precision"]
-        noise = state["noise_covariance"]
-        if self._kind == "rows":
-            noise = self._noise_scale * covariance
-        matrices = scoring_matrices(precision, noise, self._k, self._max_k, self._noise_ratio)
-        smallest = 2 * matrices.fractions.min()
-        length = self._window or int(
-            np.clip(np.ceil(1 / smallest), SHORTEST_WINDOW, LONGEST_WINDOW)
-        )
-        return {
-            **state,
-            "basis": matrices.basis,
-            "noise": matrices.noise,
-            "fractions": matrices.fractions,
-            "gradient_variances": matrices.gradient_variances,
-            "window_length": np.asarray(length),
-            "window_variance": window_mean_variance(matrices.noise, matrices.fractions, length),
-        }
-
-    def _measure(
-        self, position: np.ndarray, next_rows: np.ndarray, count: int, updates: int
-    ) -> tuple[np.ndarray, np.ndarray | None, int]:
-        """C, for control variates also V, from some rows at a position; how many rows."""
-        if count >= self._posterior.n_rows:
-            numbers = np.arange(self._posterior.n_rows)
-            distinct = True
-        elif count <= len(next_rows):
-            numbers, distinct = next_rows[:count], self._without_replacement
-        else:
-            rng = np.random.default_rng([1959, updates, *next_rows[:4]])
-            numbers = rng.choice(self._posterior.n_rows, size=count, replace=False)
-            distinct = True
-        rows = self._posterior.take(numbers)
-        gradients = self._posterior.row_gradients(position, rows)
-        covariance = row_covariance(gradients, self._posterior.n_rows, distinct=distinct)
-        if self._kind != "differences":
-            return covariance, None, len(numbers)
-        differences = gradients - self._gradients_at_center(rows)
-        noise = row_covariance(differences, self._posterior.n_rows, distinct=distinct)
-        return covariance, self._noise_scale * _shrunk(noise, len(numbers)), len(numbers)
-
-    def _gradients_at_center(self, rows: Sequence[np.ndarray]) -> np.ndarray:
-        """Gradients of single rows at the centre, other variables at theirs."""
-        assert self._center is not None
-        present = self._others()
-        self._posterior.set_others(self._center_of_others)
-        gradients = self._posterior.row_gradients(self._center.position, rows)
-        self._posterior.set_others(present)
-        return gradients
-
-    def _noise_at_center(
-        self, joint_draws: Sequence[Mapping[str, np.ndarray]] | None
-    ) -> tuple[np.ndarray | None, float]:
-        """V to begin with, averaged over the Laplace approximation, and its weight in updates.
-
-        None where that of the plain gradient serves. With control variates V is about quadratic in
-        the distance from the centre: K random points would leave an error of sqrt(2 / K) of it.
-        """
-        if self._center is None or self._kind == "rows" or not self._reduces_variance:
-            return None, 0.0
-        dimension = self._posterior.dimension
-        rows = min(max(FEWEST_ROWS, ROWS_TO_TRUST * dimension), self._posterior.n_rows)
-        count = int(np.clip(START_ELEMENTS // (rows * dimension), *START_POINTS))
-        points = joint_draws[:count] if joint_draws else None
-        points = points or laplace_pairs(self._posterior, self._center, count)
-        present, kind = self._others(), self._kind
-        self._kind = "differences"
-        total = np.zeros((self._posterior.dimension,) * 2)
-        for number, point in enumerate(points):
-            self._posterior.set_others({**present, **point})
-            position = self._posterior.layout.ravel(point)
-            _, noise, _ = self._measure(position, np.empty(0, dtype=np.int64), rows, number)
-            assert noise is not None
-            total += noise
-        self._posterior.set_others(present)
-        self._kind = kind
-        # What the transitions show of an estimator without formula replaces the guess.
-        return total / len(points), len(points) if kind == "differences" else 0.0
-
-    def _residual_noise(self, state: AdaptationState) -> np.ndarray:
-        r"""V of any estimator: covariance of :math:`\hat\nabla + H\theta` over transitions."""
-        inverse = np.linalg.inv(state["basis"])
-        positions = state["recent_positions"] - state["recent_positions"].mean(0)
-        residuals = state["recent_gradients"] + positions @ (inverse.T @ inverse)
-        return _shrunk(np.atleast_2d(np.cov(residuals.T)), len(residuals))
-
-    def _prior_precision(self, position: np.ndarray, covariance: np.ndarray) -> np.ndarray:
-        """G, the curvature of the negative log prior; zero where H is known without it."""
-        if self._precision is not None:
-            return np.zeros_like(covariance)
-        information = self._posterior.n_rows * np.diag(covariance)
-        return prior_precision(self._posterior, position, information)
-
-    def _others(self) -> dict[str, np.ndarray]:
-        return {name: np.array(value.get_value()) for name, value in self._posterior.others.items()}
-
-
-def row_covariance(gradients: np.ndarray, n_rows: int, *, distinct: bool) -> np.ndarray:
-    """Unbiased estimate of C, the covariance with divisor N over all N rows.
-
-    Parameters
-    ----------
-    gradients : numpy.ndarray, shape (rows, d)
-        Gradients of single rows, a random sample of all N.
-    n_rows : int
-        N.
-    distinct : bool
-        Whether the sample is without replacement.
-    """
-    if len(gradients) < 2:
-        return np.zeros((gradients.shape[1],) * 2)
-    gradients = np.asarray(gradients, dtype=float)
-    centred = gradients - gradients.mean(0)
-    covariance = centred.T @ centred / (len(gradients) - 1)
-    return covariance * (n_rows - 1) / n_rows if distinct else covariance
-
-
-def _shrunk(covariance: np.ndarray, rows: float) -> np.ndarray:
-    """Covariance from few rows, linearly shrunk towards its diagonal."""
-    dimension = len(covariance)
-    if rows >= ROWS_TO_TRUST * dimension:
-        return covariance
-    weight = dimension / (dimension + rows)
-    return (1 - weight) * covariance + weight * np.diag(np.diag(covariance))
-
-
 def _default_curvature(setup: Setup) -> str:
     """The centre's where it is known and does not change with other variables."""
     return "fisher" if setup.known_center is None or setup.posterior.others else "center"
-
-
-def _mix(old: np.ndarray, new: np.ndarray, weight: float) -> np.ndarray:
-    return (1 - weight) * old + weight * new
-
-
-def _matrices(state: AdaptationState) -> ScoringMatrices:
-    return ScoringMatrices(state["basis"], state["noise"], state["fractions"])
 
 
 # --- Settings -------------------------------------------------------------------------------

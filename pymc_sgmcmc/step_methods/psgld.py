@@ -9,25 +9,18 @@ from typing import Any
 import numpy as np
 from pymc.model import Model
 
-from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
+from pymc_sgmcmc.adaptation.rmsprop import RMSprop
 from pymc_sgmcmc.checks import one_of, positive_number
 from pymc_sgmcmc.dynamics import Langevin
-from pymc_sgmcmc.linear_algebra import largest_mean_square
-from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.matrices import largest_mean_square
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.settings import CenterSetting, Gradient, Settings
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 
-TRANSITIONS_BETWEEN_UPDATES = 100
-"""Transitions that share one preconditioner while it is adapted."""
-
 PRECONDITIONERS = ("rmsprop", "curvature")
 """Names of the preconditioners."""
-
-ROWS_AT_START = 1_000
-"""Rows whose gradients give the second moment that a chain begins with."""
 
 
 @documented
@@ -177,63 +170,3 @@ def _diagonal_size(setup: Setup) -> Callable[[np.ndarray], float]:
         return noise + float(curvature.relative_to(root).max())
 
     return size
-
-
-class RMSprop(Adaptation):
-    r"""Diagonal preconditioner from a running second moment of gradients, frozen after tuning.
-
-    State: the second moment v of the gradient a row, and the diagonal of M that is in use.
-    """
-
-    def __init__(
-        self,
-        posterior: Posterior,
-        dynamics: Langevin,
-        *,
-        decay: float,
-        regularization: float,
-        batch_size: int,
-        size_of: Callable[[np.ndarray], float] | None,
-    ):
-        self.transitions = TRANSITIONS_BETWEEN_UPDATES
-        self._posterior = posterior
-        self._dynamics = dynamics
-        self._decay = decay
-        self._regularization = regularization
-        self._batch_size = batch_size
-        self._size_of = size_of
-
-    def begin(self, position: np.ndarray) -> AdaptationState:
-        """Second moment of a minibatch's mean gradient, from some rows at the start."""
-        posterior = self._posterior
-        count = min(posterior.n_rows, ROWS_AT_START)
-        numbers = np.random.default_rng(2016).choice(posterior.n_rows, size=count, replace=False)
-        rows = posterior.row_gradients(position, posterior.take(np.sort(numbers)))
-        mean = rows.mean(0) + posterior.log_prior_and_gradient(position)[1] / posterior.n_rows
-        moment = mean**2 + rows.var(0) / self._batch_size
-        return {"second_moment": moment, "preconditioner": self._diagonal(moment)}
-
-    def load(self, state: AdaptationState) -> None:
-        """Set M and its root."""
-        diagonal = state["preconditioner"]
-        preconditioner, root = self._dynamics.preconditioner, self._dynamics.root
-        preconditioner.set_value(diagonal.astype(preconditioner.dtype))
-        root.set_value(np.sqrt(diagonal).astype(root.dtype))
-
-    def update(
-        self, state: AdaptationState, seen: Seen
-    ) -> tuple[AdaptationState, dict[str, np.ndarray]]:
-        """Follow the gradients; change M at a boundary while tuning."""
-        if not seen.tuning:
-            return state, {}
-        squares = (seen.gradients.astype(float) / self._posterior.n_rows) ** 2
-        # v after B transitions is a weighted sum of the B squares and the v before.
-        weights = self._decay ** np.arange(len(squares), dtype=float)[::-1]
-        moment = self._decay ** len(squares) * state["second_moment"]
-        moment = moment + (1 - self._decay) * weights @ squares
-        diagonal = self._diagonal(moment) if seen.at_boundary else state["preconditioner"]
-        return {"second_moment": moment, "preconditioner": diagonal}, {}
-
-    def _diagonal(self, moment: np.ndarray) -> np.ndarray:
-        diagonal = 1 / (self._regularization + np.sqrt(moment))
-        return diagonal if self._size_of is None else diagonal / self._size_of(diagonal)

@@ -12,7 +12,7 @@ from scipy import linalg
 
 from pymc_sgmcmc.checks import accepts
 from pymc_sgmcmc.dynamics.recipe import GaussianAuxiliary, RecipeDynamics
-from pymc_sgmcmc.linear_algebra import SINGULAR, apply, dependent_coordinates
+from pymc_sgmcmc.matrices import SINGULAR, apply, dependent_coordinates
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.schedules import StepSize, step_sizes

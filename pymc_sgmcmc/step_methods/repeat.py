@@ -12,10 +12,9 @@ from pymc.model import Model
 from pymc_sgmcmc.engine import is_jax_mode
 from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.gradient_estimators import SVRG
-from pymc_sgmcmc.linear_algebra import Matrix, covariance_root
-from pymc_sgmcmc.low_rank import LowRank
+from pymc_sgmcmc.matrices import LowRank, Matrix, covariance_root
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.run_settings import KEPT_ROWS, stored_matrix, stored_rows
+from pymc_sgmcmc.record import KEPT_ROWS, stored_matrix, stored_rows
 from pymc_sgmcmc.step_methods.center import JointCenter
 from pymc_sgmcmc.step_methods.estimators import make_estimator
 from pymc_sgmcmc.step_methods.sgld import SGLD, SGLDCV

@@ -8,8 +8,7 @@ import numpy as np
 
 from pymc_sgmcmc.chain import Chain
 from pymc_sgmcmc.engine import TransitionBlock
-from pymc_sgmcmc.linear_algebra import Matrix, apply, apply_to_rows
-from pymc_sgmcmc.low_rank import LowRank
+from pymc_sgmcmc.matrices import LowRank, Matrix, apply, apply_to_rows
 from pymc_sgmcmc.stein import kernel_stein_discrepancy
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
 from pymc_sgmcmc.tuning.halving import successive_halving
@@ -33,15 +32,13 @@ def check_searchable(setup: Setup, design: Design) -> None:
         For other dynamics than Langevin's with a fixed preconditioner, estimators with a memory,
         and JAX.
     """
-    if (
-        design.closed_form is None
-        or setup.estimator.memory is not None
-        or setup.estimator.adaptations
-    ):
+    estimator = setup.estimator
+    follows = estimator.memory is not None or estimator.reference is not None
+    if design.closed_form is None or follows:
         raise ValueError(
             '`tune_method="halving"` is for SGLD, SGLDCV and PSGLD(preconditioner="curvature") '
             f"with plain gradients or control variates at the centre, but got {setup.name} with "
-            f'"{setup.estimator.name}".'
+            f'"{estimator.name}".'
         )
     if setup.settings.on_jax:
         raise ValueError(

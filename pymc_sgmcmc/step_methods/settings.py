@@ -16,8 +16,7 @@ from pymc_sgmcmc.batching import SCHEMES, check_batch_size
 from pymc_sgmcmc.checks import as_array, one_of, positive_number, whole_number
 from pymc_sgmcmc.engine import is_jax_mode
 from pymc_sgmcmc.gradient_estimators import SVRG, GradientEstimator
-from pymc_sgmcmc.linear_algebra import matrix_root
-from pymc_sgmcmc.low_rank import LowRank
+from pymc_sgmcmc.matrices import LowRank, matrix_root
 from pymc_sgmcmc.schedules import StepSize, check_step_size
 from pymc_sgmcmc.tuning import SEARCHES, VARIANCE_INFLATION
 

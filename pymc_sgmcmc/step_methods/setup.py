@@ -22,15 +22,15 @@ from pymc_sgmcmc.batching import check_batch_size
 from pymc_sgmcmc.dynamics import Dynamics
 from pymc_sgmcmc.errors import BatchSizeWarning
 from pymc_sgmcmc.gradient_estimators import FullGradient, GradientEstimator
-from pymc_sgmcmc.linear_algebra import (
+from pymc_sgmcmc.matrices import (
+    LowRank,
     Matrix,
     apply_to_rows,
     largest_mean_square,
     matrix_root,
 )
-from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.run_settings import LARGEST_MEAN_ERROR
+from pymc_sgmcmc.record import LARGEST_MEAN_ERROR
 from pymc_sgmcmc.schedules import MOST_THINNING, StepSize
 from pymc_sgmcmc.step_methods.center import JointCenter, center_asked_for
 from pymc_sgmcmc.step_methods.estimators import check_estimator, make_estimator

@@ -12,7 +12,7 @@ from scipy import linalg, optimize, stats
 
 from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.errors import CenterWarning
-from pymc_sgmcmc.linear_algebra import apply, apply_transposed, triangular_root
+from pymc_sgmcmc.matrices import apply, apply_transposed, triangular_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.curvature import (
     DENSE_DIMENSION,

@@ -11,14 +11,14 @@ from scipy import linalg
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from pymc_sgmcmc.errors import CenterWarning
-from pymc_sgmcmc.linear_algebra import (
+from pymc_sgmcmc.matrices import (
+    LowRank,
     Matrix,
     congruent,
     diagonal,
     eigenvalues,
     largest_eigenvalue,
 )
-from pymc_sgmcmc.low_rank import LowRank
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.subsample import Subsample
 

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import linalg, stats
 
-from pymc_sgmcmc.linear_algebra import Matrix, apply, apply_transposed
+from pymc_sgmcmc.matrices import Matrix, apply, apply_transposed
 
 FEWEST_PAIRS = 50
 """Antithetic pairs of points at which gradients are averaged, at least; and at least d."""

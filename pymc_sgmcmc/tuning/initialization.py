@@ -12,7 +12,7 @@ from scipy import linalg
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import as_array
-from pymc_sgmcmc.linear_algebra import matrix_root
+from pymc_sgmcmc.matrices import matrix_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.graphs import shape_of
 from pymc_sgmcmc.posterior.transforms import unconstrain

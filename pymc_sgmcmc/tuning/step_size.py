@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pymc_sgmcmc.batching import Batching
-from pymc_sgmcmc.linear_algebra import apply_to_rows, largest_mean_square
+from pymc_sgmcmc.matrices import apply_to_rows, largest_mean_square
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center
 

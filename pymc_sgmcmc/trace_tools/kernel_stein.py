@@ -10,9 +10,10 @@ from scipy import linalg
 from xarray import DataArray, DataTree
 
 from pymc_sgmcmc.checks import whole_number
-from pymc_sgmcmc.moments import GROUP as MOMENTS
+from pymc_sgmcmc.record import MOMENTS, groups_of, is_of_draws
 from pymc_sgmcmc.stein import Estimate, stein_kernel
-from pymc_sgmcmc.stored import (
+from pymc_sgmcmc.trace_tools.gradients import gradients
+from pymc_sgmcmc.trace_tools.reader import (
     StoredRun,
     check_mean_gradient,
     check_posterior,
@@ -21,8 +22,6 @@ from pymc_sgmcmc.stored import (
     read_run,
     root_of_draws,
 )
-from pymc_sgmcmc.trace import groups_of, is_of_draws
-from pymc_sgmcmc.trace_gradients import gradients
 
 MOST_DRAWS = 1_000
 """Draws of which all pairs are taken."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import linalg
 
-from pymc_sgmcmc.stored import StoredRun, every_nth
+from pymc_sgmcmc.trace_tools.reader import StoredRun, every_nth
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ import pymc as pm
 import xarray as xr
 from xarray import DataTree
 
-from pymc_sgmcmc.moments import GROUP as MOMENTS
-from pymc_sgmcmc.moments import read_moments
-from pymc_sgmcmc.stored import (
+from pymc_sgmcmc.record import MOMENTS
+from pymc_sgmcmc.trace_tools.gradients import gradients
+from pymc_sgmcmc.trace_tools.moments import read_moments
+from pymc_sgmcmc.trace_tools.reader import (
     StoredRun,
     check_posterior,
     chunks,
@@ -25,11 +26,10 @@ from pymc_sgmcmc.stored import (
     posterior_of,
     read_run,
 )
-from pymc_sgmcmc.trace_gradients import gradients
-from pymc_sgmcmc.zero_variance.advice import advice, advice_of_chain
-from pymc_sgmcmc.zero_variance.estimate import ControlledMeans, controlled_means
-from pymc_sgmcmc.zero_variance.gain import predicted_gain
-from pymc_sgmcmc.zero_variance.moments import zero_variance_of_moments
+from pymc_sgmcmc.trace_tools.zero_variance.advice import advice, advice_of_chain
+from pymc_sgmcmc.trace_tools.zero_variance.estimate import ControlledMeans, controlled_means
+from pymc_sgmcmc.trace_tools.zero_variance.gain import predicted_gain
+from pymc_sgmcmc.trace_tools.zero_variance.moments import zero_variance_of_moments
 
 SAMPLE_DIMS = ("chain", "draw")
 
@@ -208,7 +208,7 @@ def zero_variance(
     ----------
     J. Baker, P. Fearnhead, E. B. Fox and C. Nemeth (2019). Control variates for stochastic
     gradient MCMC. *Statistics and Computing* 29, §4. Signs and factors differ from the print, see
-    `pymc_sgmcmc.zero_variance.terms` and `pymc_sgmcmc.zero_variance.coefficients`.
+    `terms` and `coefficients`.
 
     A. Mira, R. Solgi and D. Imparato (2013). Zero variance Markov chain Monte Carlo for Bayesian
     estimators. *Statistics and Computing* 23, 653–662.

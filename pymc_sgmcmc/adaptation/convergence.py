@@ -57,11 +57,7 @@ def window_mean_variance(noise: np.ndarray, fractions: np.ndarray, length: int) 
 
 
 def chi_square_statistic(
-    mean_gradient: np.ndarray,
-    basis: np.ndarray,
-    noise: np.ndarray,
-    fractions: np.ndarray,
-    length: int,
+    mean_gradient: np.ndarray, basis: np.ndarray, variance: np.ndarray
 ) -> float:
     r"""Squared length of the mean of a window of gradients, :math:`\chi^2_d` at stationarity.
 
@@ -74,11 +70,10 @@ def chi_square_statistic(
         Mean of the gradient estimates of the window.
     basis : numpy.ndarray, shape (d, d)
         W.
-    noise, fractions, length
-        As in `window_mean_variance`.
+    variance : numpy.ndarray, shape (d,)
+        That of `window_mean_variance`.
     """
-    coordinates = basis.T @ mean_gradient
-    return float(np.sum(coordinates**2 / window_mean_variance(noise, fractions, length)))
+    return float(np.sum((basis.T @ mean_gradient) ** 2 / variance))
 
 
 @cache

@@ -20,13 +20,11 @@ import xarray as xr
 from scipy import linalg, stats
 from xarray import DataTree
 
+from pymc_sgmcmc.adaptation.convergence import CONVERGENCE_RULES
 from pymc_sgmcmc.checks import one_of, positive_number
-from pymc_sgmcmc.convergence import CONVERGENCE_RULES
-from pymc_sgmcmc.linear_algebra import covariance_root, matrix_root
-from pymc_sgmcmc.moments import GROUP as MOMENTS
-from pymc_sgmcmc.run_settings import PREFIX
-from pymc_sgmcmc.stored import StoredRun, dense, read_run
-from pymc_sgmcmc.trace import groups_of, is_of_draws
+from pymc_sgmcmc.matrices import covariance_root, matrix_root
+from pymc_sgmcmc.record import MOMENTS, PREFIX, groups_of, is_of_draws
+from pymc_sgmcmc.trace_tools.reader import StoredRun, dense, read_run
 
 VARIANCES = ("batch_means", "closed_form")
 """Where the variance of the mean of a window is from."""

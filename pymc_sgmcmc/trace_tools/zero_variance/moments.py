@@ -10,16 +10,16 @@ from scipy import linalg
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import one_of, whole_number
-from pymc_sgmcmc.moments import StoredMoments, read_moments
 from pymc_sgmcmc.stein import BATCHES
-from pymc_sgmcmc.stored import root_of_draws
-from pymc_sgmcmc.zero_variance.advice import short_batches
-from pymc_sgmcmc.zero_variance.coefficients import (
+from pymc_sgmcmc.trace_tools.moments import StoredMoments, read_moments
+from pymc_sgmcmc.trace_tools.reader import root_of_draws
+from pymc_sgmcmc.trace_tools.zero_variance.advice import short_batches
+from pymc_sgmcmc.trace_tools.zero_variance.coefficients import (
     BATCHES_PER_TERM,
     REGRESSIONS,
     fit_coefficients,
 )
-from pymc_sgmcmc.zero_variance.estimate import control_batches
+from pymc_sgmcmc.trace_tools.zero_variance.estimate import control_batches
 
 ORDERS = (1, 2)
 

@@ -16,11 +16,11 @@ import xarray as xr
 from arviz_base import rcParams
 from xarray import DataTree
 
-from pymc_sgmcmc.bias import UNUSABLE, bias_report
 from pymc_sgmcmc.checks import one_of
-from pymc_sgmcmc.gradient_windows import gradient_convergence, window_means
-from pymc_sgmcmc.stored import read_run
-from pymc_sgmcmc.zero_variance import ZeroVariance, zero_variance
+from pymc_sgmcmc.trace_tools.bias import UNUSABLE, bias_report
+from pymc_sgmcmc.trace_tools.convergence import gradient_convergence, window_means
+from pymc_sgmcmc.trace_tools.reader import read_run
+from pymc_sgmcmc.trace_tools.zero_variance import ZeroVariance, zero_variance
 
 if TYPE_CHECKING:
     from arviz_plots import PlotCollection

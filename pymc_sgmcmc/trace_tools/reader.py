@@ -11,12 +11,18 @@ import xarray as xr
 from scipy import linalg
 from xarray import DataTree
 
-from pymc_sgmcmc.divergence import find_divergence
-from pymc_sgmcmc.linear_algebra import covariance_root, dependent_coordinates
-from pymc_sgmcmc.low_rank import LowRank
-from pymc_sgmcmc.run_settings import GIVEN, GROUP, PREFIX, STEP_SIZE_COLUMN, stored_matrix
+from pymc_sgmcmc.matrices import LowRank, covariance_root, dependent_coordinates
+from pymc_sgmcmc.record import (
+    DIMENSION,
+    GIVEN,
+    SETTINGS,
+    STEP_SIZE_COLUMN,
+    labels_of,
+    settings_of,
+    stored_matrix,
+)
 from pymc_sgmcmc.stein import mean_gradient_test, stein_variance_error
-from pymc_sgmcmc.trace import DIMENSION
+from pymc_sgmcmc.trace_tools.divergence import find_divergence
 
 CHUNK_ELEMENTS = 250_000
 """Array elements handled at a time in passes over the draws: 2 MB, which caches hold."""
@@ -164,8 +170,8 @@ def read_run(
         _check_step_sizes(_step_sizes(stats, settings), chains)
     _check_sign(some, some_gradients, labels)
     arrays = {}
-    if GROUP in idata.children:
-        arrays = {str(name): np.asarray(one) for name, one in idata[GROUP].data_vars.items()}
+    if SETTINGS in idata.children:
+        arrays = {str(name): np.asarray(one) for name, one in idata[SETTINGS].data_vars.items()}
     step_sizes = _step_sizes(stats, settings)
     return StoredRun(
         positions,
@@ -267,24 +273,6 @@ def check_sample_dims(
             f"{' and no '.join(f'`{one}`' for one in missing)}. Select with lists or slices, which "
             "keep them: `idata.sel(chain=[0])`."
         )
-
-
-def settings_of(idata: DataTree) -> dict[str, Any]:
-    """Settings of a run by name, from the attributes of `sample_stats`."""
-    attributes = idata["sample_stats"].attrs if "sample_stats" in idata.children else {}
-    return {
-        str(name)[len(PREFIX) :]: value
-        for name, value in attributes.items()
-        if str(name).startswith(PREFIX)
-    }
-
-
-def labels_of(idata: DataTree, dimension: int) -> tuple[str, ...]:
-    """Labels of the coordinates of the position, numbers where the trace has none."""
-    for group in (GROUP, "sample_stats"):
-        if group in idata.children and DIMENSION in idata[group].coords:
-            return tuple(str(one) for one in idata[group].coords[DIMENSION].values)
-    return tuple(f"position[{number}]" for number in range(dimension))
 
 
 def chunks(chains: int, draws: int, elements: int) -> Iterator[tuple[int, slice]]:
@@ -394,7 +382,7 @@ def diverged(
 
 def _center(idata: DataTree) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Centre of a run and posterior standard deviations there, where the trace has them."""
-    group = idata.children.get(GROUP)
+    group = idata.children.get(SETTINGS)
     if group is None or "center" not in group.data_vars:
         return None, None
     precision = stored_matrix(group, "precision")

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
-from pymc_sgmcmc.linear_algebra import Matrix, apply_to_rows, diagonal
+from pymc_sgmcmc.adaptation.base import Adaptation, AdaptationState, Seen
+from pymc_sgmcmc.matrices import Matrix, apply_to_rows, diagonal
 
 STATISTIC = "variance_error"
 """Name of the recorded running estimate."""

@@ -10,10 +10,9 @@ from __future__ import annotations
 import numpy as np
 from scipy import linalg
 
-from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
-from pymc_sgmcmc.linear_algebra import Matrix, apply_to_rows, congruent, matrix_root
-from pymc_sgmcmc.low_rank import LowRank
-from pymc_sgmcmc.monitor import langevin_excess
+from pymc_sgmcmc.adaptation.base import Adaptation, AdaptationState, Seen
+from pymc_sgmcmc.adaptation.monitor import langevin_excess
+from pymc_sgmcmc.matrices import LowRank, Matrix, apply_to_rows, congruent, matrix_root
 from pymc_sgmcmc.tuning import DENSE_DIMENSION, Center
 
 FIRST_WINDOW = 100

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from pymc_sgmcmc.stein import mean_gradient_test
-from pymc_sgmcmc.stored import StoredRun, every_nth
-from pymc_sgmcmc.zero_variance.estimate import ControlledMeans
-from pymc_sgmcmc.zero_variance.gain import LinearFit, langevin_gain
+from pymc_sgmcmc.trace_tools.reader import StoredRun, every_nth
+from pymc_sgmcmc.trace_tools.zero_variance.estimate import ControlledMeans
+from pymc_sgmcmc.trace_tools.zero_variance.gain import LinearFit, langevin_gain
 
 SMALL_GAIN = 2.0
 """Variance ratio below which control variates are said to help little."""

@@ -20,12 +20,13 @@ from xarray import DataTree
 
 from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.errors import CalibrationError
-from pymc_sgmcmc.linear_algebra import covariance_root, matrix_root
-from pymc_sgmcmc.moments import GROUP as MOMENTS
-from pymc_sgmcmc.moments import StoredMoments, read_moments
+from pymc_sgmcmc.matrices import covariance_root, matrix_root
 from pymc_sgmcmc.posterior.position import PositionLayout, layout_from_model
 from pymc_sgmcmc.posterior.transforms import constrain
-from pymc_sgmcmc.stored import (
+from pymc_sgmcmc.record import MOMENTS, groups_of
+from pymc_sgmcmc.trace_tools.gradients import gradients
+from pymc_sgmcmc.trace_tools.moments import StoredMoments, read_moments
+from pymc_sgmcmc.trace_tools.reader import (
     StoredRun,
     check_mean_gradient,
     chunks,
@@ -36,8 +37,6 @@ from pymc_sgmcmc.stored import (
     read_run,
     root_of_draws,
 )
-from pymc_sgmcmc.trace import groups_of
-from pymc_sgmcmc.trace_gradients import gradients
 
 GROUP = "stein_calibration"
 """Group of a calibrated trace with what was found and done."""

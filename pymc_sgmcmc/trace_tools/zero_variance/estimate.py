@@ -10,15 +10,15 @@ from scipy import linalg
 
 from pymc_sgmcmc.checks import one_of, whole_number
 from pymc_sgmcmc.stein import BATCHES
-from pymc_sgmcmc.stored import chunks, every_nth, root_of_draws
-from pymc_sgmcmc.zero_variance.coefficients import (
+from pymc_sgmcmc.trace_tools.reader import chunks, every_nth, root_of_draws
+from pymc_sgmcmc.trace_tools.zero_variance.coefficients import (
     BATCHES_PER_TERM,
     REGRESSIONS,
     fit_coefficients,
     folds,
     out_of_fold,
 )
-from pymc_sgmcmc.zero_variance.terms import count_terms, stein_terms
+from pymc_sgmcmc.trace_tools.zero_variance.terms import count_terms, stein_terms
 
 ROUNDING = 8 * np.finfo(float).eps
 """Error of a mean relative to it, below which a function is constant but for rounding."""

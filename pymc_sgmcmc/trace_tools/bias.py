@@ -13,16 +13,17 @@ from scipy import stats
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import positive_number
-from pymc_sgmcmc.divergence import LARGEST_POSITION
 from pymc_sgmcmc.posterior.position import layout_from_model
-from pymc_sgmcmc.run_settings import (
+from pymc_sgmcmc.record import (
     GIVEN,
-    GROUP,
     LARGEST_MEAN_ERROR,
     MEAN_ERROR,
     MEAN_ERROR_OF,
     SEARCHED,
+    SETTINGS,
     STEP_METHODS,
+    labels_of,
+    settings_of,
     stored_matrix,
 )
 from pymc_sgmcmc.stein import (
@@ -32,14 +33,10 @@ from pymc_sgmcmc.stein import (
     mean_gradient_test,
     stein_variance_error,
 )
-from pymc_sgmcmc.stored import (
-    diverged,
-    labels_of,
-    read_run,
-    remedy_of_divergence,
-    settings_of,
-)
-from pymc_sgmcmc.trace_gradients import changed_data
+from pymc_sgmcmc.step_methods.repeat import repeated_step
+from pymc_sgmcmc.trace_tools.divergence import LARGEST_POSITION
+from pymc_sgmcmc.trace_tools.gradients import changed_data
+from pymc_sgmcmc.trace_tools.reader import diverged, read_run, remedy_of_divergence
 from pymc_sgmcmc.tuning import VARIANCE_INFLATION
 
 STANDARD_ERRORS = 2.0
@@ -342,9 +339,9 @@ def _of_divergence(reasons: dict[Any, str]) -> str:
 def _variance_error(
     idata: DataTree, positions: np.ndarray, gradients: np.ndarray, step_sizes: np.ndarray
 ) -> tuple[Estimate, str]:
-    if GROUP in idata.children:
-        preconditioner = stored_matrix(idata[GROUP], "preconditioner")
-        precision = stored_matrix(idata[GROUP], "precision")
+    if SETTINGS in idata.children:
+        preconditioner = stored_matrix(idata[SETTINGS], "preconditioner")
+        precision = stored_matrix(idata[SETTINGS], "precision")
         if preconditioner is not None and precision is not None:
             estimate = langevin_variance_error(gradients, step_sizes, preconditioner, precision)
             return estimate, SECOND_MOMENT
@@ -517,7 +514,7 @@ def _check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model | No
             "size, and compare."
         )
     name = settings.get("sampler")
-    if name not in RERUN_SAMPLERS or GROUP not in idata.children:
+    if name not in RERUN_SAMPLERS or SETTINGS not in idata.children:
         raise ValueError(
             f"`rerun=True` can repeat runs of {' and '.join(RERUN_SAMPLERS)}, but the trace is of "
             f"{name or 'an unknown step method'}. Sample again with half the step size, and "
@@ -563,15 +560,12 @@ def _rerun(
     compile_kwargs: Mapping[str, Any] | None,
 ) -> np.ndarray:
     """Positions of a run at half the step size."""
-    # Step methods record what this module reads, so they are imported where they are made.
-    from pymc_sgmcmc.step_methods.repeat import repeated_step
-
     assert model is not None
     recorded = idata["sample_stats"]
     step = repeated_step(
         model,
         settings,
-        idata[GROUP],
+        idata[SETTINGS],
         step_size=float(np.asarray(recorded["step_size"])[:, -1].mean()) / 2,
         thin=2 * int(settings["thin"]),
         compile_kwargs=compile_kwargs,

@@ -1,0 +1,77 @@
+"""A diagonal preconditioner from the sizes of the gradients (Li et al. 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pymc_sgmcmc.adaptation.base import Adaptation, AdaptationState, Seen
+from pymc_sgmcmc.dynamics import Langevin
+from pymc_sgmcmc.posterior import Posterior
+
+TRANSITIONS_BETWEEN_UPDATES = 100
+"""Transitions that share one preconditioner while it is adapted."""
+
+ROWS_AT_START = 1_000
+"""Rows whose gradients give the second moment that a chain begins with."""
+
+
+class RMSprop(Adaptation):
+    r"""Diagonal preconditioner from a running second moment of gradients, frozen after tuning.
+
+    State: the second moment v of the gradient a row, and the diagonal of M that is in use.
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior,
+        dynamics: Langevin,
+        *,
+        decay: float,
+        regularization: float,
+        batch_size: int,
+        size_of: Callable[[np.ndarray], float] | None,
+    ):
+        self.transitions = TRANSITIONS_BETWEEN_UPDATES
+        self._posterior = posterior
+        self._dynamics = dynamics
+        self._decay = decay
+        self._regularization = regularization
+        self._batch_size = batch_size
+        self._size_of = size_of
+
+    def begin(self, position: np.ndarray) -> AdaptationState:
+        """Second moment of a minibatch's mean gradient, from some rows at the start."""
+        posterior = self._posterior
+        count = min(posterior.n_rows, ROWS_AT_START)
+        numbers = np.random.default_rng(2016).choice(posterior.n_rows, size=count, replace=False)
+        rows = posterior.row_gradients(position, posterior.take(np.sort(numbers)))
+        mean = rows.mean(0) + posterior.log_prior_and_gradient(position)[1] / posterior.n_rows
+        moment = mean**2 + rows.var(0) / self._batch_size
+        return {"second_moment": moment, "preconditioner": self._diagonal(moment)}
+
+    def load(self, state: AdaptationState) -> None:
+        """Set M and its root."""
+        diagonal = state["preconditioner"]
+        preconditioner, root = self._dynamics.preconditioner, self._dynamics.root
+        preconditioner.set_value(diagonal.astype(preconditioner.dtype))
+        root.set_value(np.sqrt(diagonal).astype(root.dtype))
+
+    def update(
+        self, state: AdaptationState, seen: Seen
+    ) -> tuple[AdaptationState, dict[str, np.ndarray]]:
+        """Follow the gradients; change M at a boundary while tuning."""
+        if not seen.tuning:
+            return state, {}
+        squares = (seen.gradients.astype(float) / self._posterior.n_rows) ** 2
+        # v after B transitions is a weighted sum of the B squares and the v before.
+        weights = self._decay ** np.arange(len(squares), dtype=float)[::-1]
+        moment = self._decay ** len(squares) * state["second_moment"]
+        moment = moment + (1 - self._decay) * weights @ squares
+        diagonal = self._diagonal(moment) if seen.at_boundary else state["preconditioner"]
+        return {"second_moment": moment, "preconditioner": diagonal}, {}
+
+    def _diagonal(self, moment: np.ndarray) -> np.ndarray:
+        diagonal = 1 / (self._regularization + np.sqrt(moment))
+        return diagonal if self._size_of is None else diagonal / self._size_of(diagonal)

@@ -1,0 +1,384 @@
+"""What a run writes into a trace: names, shapes and statistics, for those who write and read them.
+
+The draws of a step method carry a `RunRecord` in a statistic of their own: of the settings in the
+first draw after tuning, and of the moments in the last. `finish` turns these into two groups of
+the trace, names the coordinates of the stored positions and gradients, and takes the statistic out.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from xarray import DataTree
+
+from pymc_sgmcmc.matrices import LowRank, Matrix
+
+POSITION, GRADIENT = "position", "gradient"
+"""Statistics with an array for each draw: the unconstrained position, and the gradient there."""
+
+RECORD = "sgmcmc_record"
+"""Statistic that carries what belongs to the whole run, until it has ended."""
+
+DIMENSION = "unconstrained_position"
+"""Dimension of position and gradient in a trace."""
+
+MOMENTS = "sgmcmc_moments"
+"""Group of a trace with moments over all transitions."""
+
+DRAWS = "draws"
+"""Attribute of that group: draws of a chain in the trace when the run ended."""
+
+SETTINGS = "sgmcmc_settings"
+"""Group of a trace with the arrays of the settings."""
+
+PREFIX = "sgmcmc_"
+"""Begins the names of the attributes of `sample_stats` with the settings."""
+
+STEP_METHODS = "step_methods"
+"""Setting of compound runs alone: the number of their step methods."""
+
+STEP_SIZE_COLUMN = "step_size_column"
+"""Setting of compound runs in which others record a ``step_size`` too: the column of ours."""
+
+GIVEN, COMPUTED, SEARCHED = "given", "computed", "searched"
+"""Where a step size is from: the user, the closed form or what a sampler has in its place, or
+successive halving."""
+
+MEAN_ERROR, MEAN_ERROR_OF = "mean_error", "mean_error_of"
+"""Settings: largest predicted error of a mean, in posterior standard deviations, and of what."""
+
+LARGEST_MEAN_ERROR = 0.1
+"""Error of a mean, in posterior standard deviations, that is worth a word."""
+
+KEPT_ROWS = "kept_rows"
+"""Array of the settings: numbers of the rows that each transition takes."""
+
+SCALE, VECTORS, FACTORS = "scale", "vectors", "factors"
+"""End the names of the parts of a matrix of low rank plus diagonal."""
+
+
+STATISTICS = ("sample_stats", "warmup_sample_stats")
+"""Groups with statistics of the draws."""
+
+OTHER_DRAWS = ("prior", "sample_stats_prior", "warmup_")
+"""Beginnings of the names of groups with draws that are not those of the posterior."""
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Settings of a step method.
+
+    Attributes
+    ----------
+    attributes : mapping
+        Numbers and words, by name.
+    arrays : mapping
+        The preconditioner M of Langevin dynamics, scalar, (d,) or (d, d), the centre, and the
+        curvature there, (d,) or (d, d). Of a symmetric matrix of low rank plus diagonal the parts.
+    labels : tuple of str
+        Of the coordinates of the position.
+    """
+
+    attributes: Mapping[str, Any]
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+
+    def dataset(self) -> xr.Dataset:
+        """The arrays, with the labels of the coordinates."""
+        other = f"{DIMENSION}_of_column"
+        variables = {}
+        for name, values in self.arrays.items():
+            dims: tuple[str, ...] = (DIMENSION, other)[: values.ndim]
+            if name == KEPT_ROWS:
+                dims = ("kept_row",)
+            elif name.endswith((VECTORS, FACTORS)):
+                dims = (DIMENSION, name.split("_")[0] + "_direction")[-values.ndim :]
+            variables[name] = (dims, values)
+        used = {one for names, _ in variables.values() for one in names}
+        labels = list(self.labels)
+        coords = {one: labels for one in (DIMENSION, other) if one in used}
+        return xr.Dataset(variables, coords=coords)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a draw carries of its run.
+
+    Attributes
+    ----------
+    settings : RunSettings or None
+        With the first draw after tuning.
+    moments : mapping or None
+        Of the chain, with its last draw.
+    """
+
+    settings: RunSettings | None = None
+    moments: Mapping[str, np.ndarray] | None = None
+
+
+# --- Writing --------------------------------------------------------------------------------
+
+
+def finish(
+    idata: DataTree,
+    step_methods: Sequence[Mapping[str, Any]] = (),
+    last_records: Sequence[Any] | None = None,
+) -> bool:
+    """Write what the draws carry of their run into a trace, and take it out of the statistics.
+
+    Parameters
+    ----------
+    idata : xarray.DataTree
+        Changed in place.
+    step_methods : sequence of mappings
+        Types of the statistics of each step method of the run, in their order, where known.
+    last_records : sequence, optional
+        Of the last draws that the chains made; those of the trace where not given.
+
+    Returns
+    -------
+    bool
+        Whether the run has the settings of one step method of this package: alone, or beside others
+        of PyMC. Two would share the names in a trace.
+    """
+    records = _records(idata)
+    make_rectangular(idata)
+    if records is None or records.shape[2] != 1:
+        return False
+    records = records[..., 0]
+    settings = next((one.settings for one in records.flat if _has(one, "settings")), None)
+    if settings is None:
+        return False
+    settings = _beside_others(settings, step_methods)
+    attach(idata, settings)
+    label(idata, settings.labels)
+    if STEP_METHODS not in settings.attributes:
+        lasts = records[:, -1] if last_records is None else last_records
+        moments = [one.moments if _has(one, "moments") else None for one in lasts]
+        dataset = moments_dataset(moments, settings.labels)
+        if dataset is not None:
+            posterior = idata["posterior"]
+            dataset = dataset.assign_coords(chain=posterior.coords["chain"].values)
+            dataset = dataset.assign_attrs({DRAWS: posterior.sizes["draw"]})
+            idata[MOMENTS] = DataTree(dataset)
+    return True
+
+
+def _has(record: Any, part: str) -> bool:
+    return isinstance(record, RunRecord) and getattr(record, part) is not None
+
+
+def _records(idata: DataTree) -> np.ndarray | None:
+    """Records taken out of the trace, shape (chains, draws, step methods of this package)."""
+    records = None
+    for group in reversed(STATISTICS):
+        if group in idata.children and RECORD in idata[group].data_vars:
+            dataset = idata[group].to_dataset()
+            records = np.asarray(dataset[RECORD])
+            records = records.reshape(*records.shape[:2], -1)
+            dataset = dataset.drop_vars(RECORD)
+            unused = [dim for dim in dataset.dims if str(dim).startswith(RECORD)]
+            idata[group] = DataTree(dataset.drop_dims(unused))
+    return records
+
+
+def _beside_others(settings: RunSettings, step_methods: Sequence[Mapping[str, Any]]) -> RunSettings:
+    """Settings that say which column of a shared statistic is that of the step method."""
+    if len(step_methods) < 2:
+        return settings
+    attributes = {**settings.attributes, STEP_METHODS: len(step_methods)}
+    with_step_size = [one for one in step_methods if "step_size" in one]
+    if len(with_step_size) > 1:
+        attributes[STEP_SIZE_COLUMN] = next(
+            column for column, one in enumerate(with_step_size) if RECORD in one
+        )
+    return RunSettings(attributes, settings.arrays, settings.labels)
+
+
+def label(idata: DataTree, labels: Sequence[str]) -> None:
+    """Name the coordinates of position and gradient, which PyMC numbers."""
+    for group in STATISTICS:
+        if group not in idata.children:
+            continue
+        dataset = idata[group].to_dataset()
+        numbered = [f"{name}_dim_0" for name in (POSITION, GRADIENT)]
+        if any(dataset.sizes.get(dim) != len(labels) for dim in numbered):
+            continue
+        dataset = dataset.drop_vars(numbered, errors="ignore")
+        dataset = dataset.rename_dims(dict.fromkeys(numbered, DIMENSION))
+        idata[group] = DataTree(dataset.assign_coords({DIMENSION: list(labels)}))
+
+
+def make_rectangular(idata: DataTree) -> None:
+    """Make numbers of `position` and `gradient` of several step methods, in a trace.
+
+    PyMC keeps an array in an array for each draw and step method, which no file can hold. Here
+    they get one dimension for the step methods (``position_dim_0``) and one for the coordinates
+    (``position_dim_1``), which is as long as that of the largest step method needs; what the
+    others lack is NaN.
+    """
+    for group in STATISTICS:
+        if group not in idata.children:
+            continue
+        for name in (POSITION, GRADIENT):
+            values = idata[group].dataset.get(name)
+            if values is not None and values.dtype == object:
+                dims = (*values.dims, f"{name}_dim_{values.ndim - 2}")
+                idata[group][name] = xr.DataArray(_padded(values.values), dims=dims)
+
+
+def _padded(values: np.ndarray) -> np.ndarray:
+    """Numbers from an array of vectors, with NaN after the end of the shorter ones."""
+    vectors = [np.atleast_1d(one) for one in values.ravel()]
+    width = max(len(one) for one in vectors)
+    found = np.full(
+        (len(vectors), width), np.nan, dtype=np.result_type(*{one.dtype for one in vectors})
+    )
+    for row, vector in zip(found, vectors, strict=True):
+        row[: len(vector)] = vector
+    return found.reshape(*values.shape, width)
+
+
+def attach(idata: DataTree, settings: RunSettings) -> None:
+    """Write settings into a trace: attributes of `sample_stats`, and a group of arrays.
+
+    Attributes are numbers and words, which is what all kinds of trace files hold: a setting that
+    is None is left out, and truth values are 0 or 1.
+    """
+    written = {PREFIX + key: _plain(one) for key, one in settings.attributes.items()}
+    for name in STATISTICS:
+        if name in idata.children:
+            idata[name].attrs.update({k: one for k, one in written.items() if one is not None})
+    idata[SETTINGS] = DataTree(settings.dataset())
+
+
+def _plain(value: Any) -> Any:
+    """A number or a word for what files cannot hold as it is."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return int(value) if isinstance(value, bool) else value
+
+
+def moments_dataset(
+    chains: Sequence[Mapping[str, np.ndarray] | None], labels: Sequence[str]
+) -> xr.Dataset | None:
+    """Moments of the chains of a run, None where none has a full batch.
+
+    ``mean`` and ``covariance`` are those of the position over the transitions of the batches; the
+    others are means over each batch of positions, relative to ``origin``, of gradients, and of
+    their products. Chains that did not end, given as None, have NaN.
+    """
+    ended = [one for one in chains if one is not None]
+    batches = min((len(one["batch_sums"]) for one in ended), default=0)
+    if not batches:
+        return None
+    d, length = len(ended[0]["origin"]), int(ended[0]["length"])  # of all chains
+    groups = min(len(one["group_products"]) for one in ended)
+    other = f"{DIMENSION}_of_column"
+    vector, matrix = (DIMENSION,), (DIMENSION, other)
+    sums = np.array([one["batch_sums"][:batches] for one in ended]) / length
+    origins = np.array([one["origin"] for one in ended])
+    variables: dict[str, tuple[tuple[str, ...], np.ndarray]] = {
+        # For each chain, so that runs with other origins can be put beside these.
+        "origin": (("chain", *vector), origins),
+        "mean": (("chain", *vector), origins + sums[..., :d].mean(1)),
+        "batch_position": (("chain", "batch", *vector), sums[..., :d]),
+        "batch_gradient": (("chain", "batch", *vector), sums[..., d:]),
+        "transitions_a_batch": (("chain",), np.full(len(ended), length)),
+    }
+    coords: dict[str, list] = {
+        "chain": [number for number, one in enumerate(chains) if one is not None],
+        "batch": list(range(batches)),
+        DIMENSION: list(labels),
+    }
+    if groups:
+        counts = np.array([one["group_counts"][:groups] for one in ended])[..., None]
+        products = np.array([one["group_products"][:groups] for one in ended]) / counts[..., None]
+        means = np.array([one["group_sums"][:groups] for one in ended]) / counts
+        shares = counts / counts.sum(1, keepdims=True)
+        x = (shares * means[..., :d]).sum(1)
+        xx = (shares[..., None] * products[..., :d, :d]).sum(1)
+        coords |= {"group": list(range(groups)), other: list(labels)}
+        variables |= {
+            "group_position": (("chain", "group", *vector), means[..., :d]),
+            "group_gradient": (("chain", "group", *vector), means[..., d:]),
+            "group_position_position": (("chain", "group", *matrix), products[..., :d, :d]),
+            "group_position_gradient": (("chain", "group", *matrix), products[..., :d, d:]),
+            "group_gradient_gradient": (("chain", "group", *matrix), products[..., d:, d:]),
+            "transitions_of_group": (("chain", "group"), counts[..., 0]),
+            "covariance": (("chain", *matrix), xx - x[:, :, None] * x[:, None, :]),
+        }
+    dataset = xr.Dataset(variables, coords=coords)
+    return dataset if len(ended) == len(chains) else dataset.reindex(chain=range(len(chains)))
+
+
+# --- Reading --------------------------------------------------------------------------------
+
+
+def settings_of(idata: DataTree) -> dict[str, Any]:
+    """Settings of a run by name, from the attributes of `sample_stats`."""
+    attributes = idata["sample_stats"].attrs if "sample_stats" in idata.children else {}
+    return {
+        str(name)[len(PREFIX) :]: value
+        for name, value in attributes.items()
+        if str(name).startswith(PREFIX)
+    }
+
+
+def labels_of(idata: DataTree, dimension: int) -> tuple[str, ...]:
+    """Labels of the coordinates of the position, numbers where the trace has none."""
+    for group in (SETTINGS, "sample_stats"):
+        if group in idata.children and DIMENSION in idata[group].coords:
+            return tuple(str(one) for one in idata[group].coords[DIMENSION].values)
+    return tuple(f"position[{number}]" for number in range(dimension))
+
+
+def stored_rows(settings: Mapping[str, Any]) -> str | list[str] | None:
+    """The argument `rows` of a run, None where the trace has none."""
+    return json.loads(settings.get("rows", "null"))
+
+
+def stored_matrix(group: Any, name: str) -> Matrix | None:
+    """A matrix of the settings of a trace, None where it has none of this name."""
+    if name in group.data_vars:
+        return np.asarray(group[name], dtype=float)
+    if f"{name}_{SCALE}" not in group.data_vars:
+        return None
+    scale, vectors, factors = (
+        np.asarray(group[f"{name}_{part}"], dtype=float) for part in (SCALE, VECTORS, FACTORS)
+    )
+    return LowRank(scale, vectors, factors, scale)
+
+
+def groups_of(idata: DataTree) -> dict[str, xr.Dataset]:
+    """All groups of a trace by their paths, without "/" in front but that of the root itself.
+
+    `DataTree.from_dict` makes a trace of them, with the attributes of the root and groups in
+    groups, which copies of the children alone would lose.
+    """
+    return {
+        "/" if path == "." else path: node.to_dataset(inherit=False)
+        for path, node in idata.subtree_with_keys
+    }
+
+
+def is_of_draws(path: str, group: xr.Dataset, chains: int, draws: int) -> bool:
+    """Whether a group has values for each chain and draw of the posterior."""
+    sizes = (group.sizes.get("chain"), group.sizes.get("draw"))
+    return sizes == (chains, draws) and not path.startswith(OTHER_DRAWS)
+
+
+def label_positions(idata: DataTree, labels: Sequence[str]) -> DataTree:
+    """Return a trace as it is: coordinates have their labels since the run ended."""
+    warnings.warn(
+        "`label_positions` is no longer needed: `pm.sample` returns a trace with the labels.",
+        FutureWarning,
+        stacklevel=2,
+    )
+    return idata.copy()

@@ -1,0 +1,81 @@
+"""The end of `pymc.sample`, for what belongs to a whole run.
+
+PyMC 6.4 builds the trace of a run from the recorded statistics alone, and calls no step method when
+it has ended: there is no public way to write settings into a trace, to name the coordinates of a
+statistic or to report on a run. So the first step method that is made wraps the private function
+with which `pymc.sample` ends. Results of runs without a step method of this package are returned as
+they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pymc.sampling.mcmc as mcmc
+from xarray import DataTree
+
+from pymc_sgmcmc.record import RECORD, STATISTICS, finish
+
+reports: list[Callable[[DataTree], list[str]]] = []
+"""What gives the messages to log at the end of a run."""
+
+_log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
+
+
+def install() -> None:
+    """Wrap the last function of `pymc.sample`, once."""
+    if not hasattr(mcmc._sample_return, "_pymc_sgmcmc"):
+        mcmc._sample_return = _with_settings(mcmc._sample_return)
+
+
+def _with_settings(sample_return: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(sample_return)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result = sample_return(*args, **kwargs)
+        if not isinstance(result, DataTree) or not _is_ours(result):
+            return result
+        try:
+            known = finish(result, _step_methods(kwargs.get("traces")), _last_records(kwargs))
+            if known and kwargs.get("compute_convergence_checks") and not kwargs.get("quiet"):
+                for message in _messages(result):
+                    _log.warning(message)
+        except Exception:  # whatever is wrong with a report, the draws are worth more
+            _log.exception("The report of the run failed; the draws are not affected.")
+        return result
+
+    wrapped._pymc_sgmcmc = True  # type: ignore[attr-defined]
+    return wrapped
+
+
+def _messages(idata: DataTree) -> list[str]:
+    try:
+        return [message for report in reports for message in report(idata)]
+    except ValueError as error:  # what the report asks for, such as more draws
+        return [f"The bias of the run is not known. {error}"]
+
+
+def _is_ours(idata: DataTree) -> bool:
+    """Whether a step method of this package is among those of a run."""
+    return any(group in idata.children and RECORD in idata[group].data_vars for group in STATISTICS)
+
+
+def _step_methods(traces: Any) -> list[Any]:
+    """Types of the statistics of each step method, as far as the traces tell."""
+    try:
+        return list(next(iter(traces)).sampler_vars)
+    except (TypeError, StopIteration, AttributeError):
+        return []
+
+
+def _last_records(arguments: Mapping[str, Any]) -> list[Any] | None:
+    """What the last draws of the chains carry, which an interrupt may have cut off in the trace."""
+    tune = arguments["tune"] if arguments["discard_tuned_samples"] else 0
+    try:
+        chosen = mcmc._choose_chains(arguments["traces"], tune)[0]
+        chains = sorted(chosen, key=lambda trace: trace.chain)
+        return [trace.get_sampler_stats(RECORD, sampler_idx=0)[-1] for trace in chains]
+    except (AttributeError, KeyError, IndexError, TypeError):
+        return None  # a trace of another kind, or several step methods

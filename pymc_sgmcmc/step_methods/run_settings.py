@@ -1,0 +1,112 @@
+"""What a run was made with, for its trace."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from pymc_sgmcmc.gradient_estimators import GradientEstimator, SVRGGradient
+from pymc_sgmcmc.matrices import LowRank
+from pymc_sgmcmc.record import (
+    COMPUTED,
+    FACTORS,
+    GIVEN,
+    KEPT_ROWS,
+    MEAN_ERROR,
+    MEAN_ERROR_OF,
+    SCALE,
+    SEARCHED,
+    VECTORS,
+    RunSettings,
+)
+from pymc_sgmcmc.schedules import MOST_THINNING
+from pymc_sgmcmc.step_methods.setup import Design, Setup
+
+
+def run_settings(setup: Setup, design: Design) -> RunSettings:
+    """Settings of a step method from what it was made of."""
+    batching, choice = setup.estimator.batching, design.closed_form
+    rows = setup.settings.rows
+    by_hand = isinstance(setup.settings.gradient, GradientEstimator)
+    attributes: dict[str, Any] = {
+        "sampler": setup.name,
+        "gradient": setup.estimator.name,
+        "batching": batching.name,
+        "batch_size": batching.batch_size,
+        "batch_size_from": setup.batch_size_from,
+        "n_rows": setup.posterior.n_rows,
+        "kept_rows": setup.estimator.kept_rows,
+        "thin": design.pace.thin,
+        # As names of variables and dimensions may be: files hold no lists of words.
+        "rows": json.dumps(rows if rows is None or isinstance(rows, str) else list(rows)),
+        "estimator_from": GIVEN if by_hand else COMPUTED,
+    }
+    if isinstance(setup.estimator, SVRGGradient):
+        attributes["refresh"] = setup.estimator.refresh
+    step_size_from = _step_size_from(setup, design)
+    if step_size_from != SEARCHED:
+        # A searched step size has no stated accuracy: it trades bias for mixing.
+        attributes["bias"] = setup.bias
+    if isinstance(design.pace.step_size, int | float):
+        attributes["step_size"] = float(design.pace.step_size)
+    attributes["step_size_from"] = step_size_from
+    if choice is not None:
+        attributes["noise"] = choice.noise
+        attributes["curvature"] = choice.curvature
+        mean_error = setup.mean_error()
+        if mean_error is not None:
+            attributes[MEAN_ERROR_OF], attributes[MEAN_ERROR] = mean_error
+    attributes["why"] = _why(setup, design)
+    arrays = {KEPT_ROWS: setup.estimator.kept} if setup.estimator.kept_rows else {}
+    matrices = {"preconditioner": design.preconditioner}
+    if setup.known_center is not None:
+        arrays["center"] = np.asarray(setup.known_center.position, dtype=np.float64)
+        matrices["precision"] = setup.known_center.curvature.precision
+    for name, matrix in matrices.items():
+        if isinstance(matrix, LowRank):
+            arrays[f"{name}_{SCALE}"] = matrix.left
+            arrays[f"{name}_{VECTORS}"] = matrix.vectors
+            arrays[f"{name}_{FACTORS}"] = matrix.factors
+        elif matrix is not None:
+            arrays[name] = np.asarray(matrix, dtype=np.float64)
+    return RunSettings(attributes, arrays, tuple(map(str, setup.posterior.labels)))
+
+
+def _step_size_from(setup: Setup, design: Design) -> str:
+    if setup.settings.step_size is not None:
+        return GIVEN
+    # Langevin dynamics compute theirs in closed form, unless the search has taken that away.
+    searched = design.preconditioner is not None and design.pace.choice is None
+    return SEARCHED if searched else COMPUTED
+
+
+def _why(setup: Setup, design: Design) -> str:
+    """One line: where step size, batch size and thinning are from."""
+    batching, choice = setup.estimator.batching, design.closed_form
+    step_size_from = _step_size_from(setup, design)
+    if step_size_from == GIVEN:
+        step = "step size given"
+    elif choice is not None:
+        step = (
+            f"step size 4 x {setup.bias:g} / (gradient noise {choice.noise:.2g} + curvature "
+            f"{choice.curvature:.2g})"
+        )
+    elif step_size_from == SEARCHED:
+        step = "step size by successive halving"
+    else:
+        step = f"step size computed for a variance error of {setup.bias:g}"
+    size = {
+        "given": "batch size given",
+        "the model": "batch size of pm.Minibatch",
+        "computed": "batch size at which an effective draw costs least",
+    }[setup.batch_size_from]
+    thin = "thinning given" if setup.settings.thin is not None else "one draw a relaxation time"
+    if setup.settings.thin is None and setup.settings.step_size is not None:
+        thin = "every transition recorded"
+    elif setup.settings.thin is None and design.pace.thin == MOST_THINNING:
+        thin = f"one draw in {MOST_THINNING} transitions, the most, though they are dependent"
+    kept = setup.estimator.kept_rows
+    always = f", {kept} others in every transition" if kept else ""
+    return f"{step}; {size} ({batching.batch_size} of {batching.n_rows}{always}); {thin}"

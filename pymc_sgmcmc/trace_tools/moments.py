@@ -1,0 +1,159 @@
+"""Moments of a run over all of its transitions, as a trace holds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import xarray as xr
+from xarray import DataTree
+
+from pymc_sgmcmc.record import DIMENSION, DRAWS, MOMENTS, settings_of
+from pymc_sgmcmc.trace_tools.divergence import find_growth
+from pymc_sgmcmc.trace_tools.reader import (
+    check_chains,
+    check_constant,
+    check_divergence,
+    check_sample_dims,
+    check_trace,
+)
+
+FEWEST_BATCHES = 8
+"""Batches a chain from which their spread says whether chains are of one law."""
+
+
+@dataclass(frozen=True)
+class StoredMoments:
+    """Moments of a run over groups of transitions, positions from an origin.
+
+    Attributes
+    ----------
+    origin : numpy.ndarray, shape (d,)
+    batch_position, batch_gradient : numpy.ndarray, shape (chains, batches, d)
+        Means over successive batches.
+    group_position, group_gradient : numpy.ndarray, shape (chains, groups, d)
+    position_position, position_gradient : numpy.ndarray, shape (chains, groups, d, d)
+        Means of products over longer batches; no groups for very long positions.
+    batch_length : int
+        Transitions.
+    group_counts : numpy.ndarray, shape (chains, groups)
+        Transitions; those of the last may be fewer than those of the others, which are equal.
+    labels : tuple of str
+    """
+
+    origin: np.ndarray
+    batch_position: np.ndarray
+    batch_gradient: np.ndarray
+    group_position: np.ndarray
+    group_gradient: np.ndarray
+    position_position: np.ndarray
+    position_gradient: np.ndarray
+    batch_length: int
+    group_counts: np.ndarray
+    labels: tuple[str, ...]
+
+
+def read_moments(idata: DataTree) -> StoredMoments:
+    """Moments of a trace.
+
+    Raises
+    ------
+    ValueError
+        Where the trace has none, numbers that are not finite, other draws than at the end of the
+        run, and where chains are elsewhere than the others.
+    """
+    check_trace(idata)
+    if MOMENTS not in idata.children:
+        raise ValueError(
+            f"The trace should have a group `{MOMENTS}`, but has {sorted(idata.children)}. It is "
+            "written at the end of a `pm.sample(step=...)` that was not interrupted, with one step "
+            "method of pymc_sgmcmc that has all variables, and left out where draws were left out "
+            "or changed. Sample again, or use the stored draws."
+        )
+    group = idata[MOMENTS].to_dataset()
+    check_sample_dims(group, MOMENTS, ("chain",))
+    _check_draws(idata, group)
+    # Chains that were interrupted have none.
+    ended = np.asarray(group["transitions_a_batch"]) > 0
+    group = group.isel(chain=np.flatnonzero(ended))
+    chains, d = group.sizes["chain"], group.sizes[DIMENSION]
+
+    def values(name: str) -> np.ndarray:
+        if name == "transitions_of_group" and name not in group:
+            return np.empty((chains, 0))
+        if name not in group:
+            return np.empty((chains, 0, d) if name.count("_") == 1 else (chains, 0, d, d))
+        return np.asarray(group[name].transpose("chain", ...), dtype=float)
+
+    origins = values("origin")
+    x, g = values("group_position"), values("group_gradient")
+    # From the origin of the first chain, where runs with other origins were put together.
+    shift = (origins - origins[0])[:, None]
+    by_shift = np.einsum("...i,...j->...ij", x, np.broadcast_to(shift, x.shape))
+    by_itself = np.einsum("...i,...j->...ij", shift, shift)
+    found = StoredMoments(
+        origin=origins[0],
+        batch_position=values("batch_position") + shift,
+        batch_gradient=values("batch_gradient"),
+        group_position=x + shift,
+        group_gradient=g,
+        position_position=values("group_position_position")
+        + by_shift
+        + by_shift.swapaxes(-1, -2)
+        + by_itself,
+        position_gradient=values("group_position_gradient")
+        + np.einsum("...i,...j->...ij", np.broadcast_to(shift, g.shape), g),
+        batch_length=_same_length(group, "transitions_a_batch"),
+        group_counts=values("transitions_of_group"),
+        labels=tuple(str(one) for one in group[DIMENSION].values),
+    )
+    numbers = (
+        found.batch_position,
+        found.batch_gradient,
+        found.group_gradient,
+        found.position_position,
+        found.position_gradient,
+    )
+    if not all(np.isfinite(one).all() for one in numbers):
+        raise ValueError(
+            f"`{MOMENTS}` has numbers that are not finite: a chain diverged, or runs of different "
+            "lengths were put together. Leave chains out, `idata.sel(chain=[...])`, or sample "
+            "again with a smaller step size."
+        )
+    names = group["chain"].values.tolist() if "chain" in group.coords else range(chains)
+    with np.errstate(all="ignore"):
+        growths = map(find_growth, found.batch_position)
+        reasons = {name: one for name, one in zip(names, growths, strict=True) if one is not None}
+    check_divergence(reasons, tuple(names), settings_of(idata))
+    if found.batch_position.shape[1] > 1:
+        check_constant(found.batch_position, found.labels)
+    if found.batch_position.shape[1] >= FEWEST_BATCHES:
+        check_chains(found.batch_position, found.labels, tuple(names))
+    return found
+
+
+def _check_draws(idata: DataTree, group: xr.Dataset) -> None:
+    """Refuse moments of a run of whose draws some were left out, or taken twice."""
+    stored, names = group.attrs.get(DRAWS), ("sample_stats", "posterior")
+    present = [idata[name].dataset for name in names if name in idata.children]
+    if stored is None or not present or "draw" not in present[0].sizes:
+        return
+    draws = present[0].sizes["draw"]
+    labels = present[0].coords["draw"].values if "draw" in present[0].coords else np.arange(draws)
+    if draws != stored or not (np.diff(labels) == 1).all():
+        raise ValueError(
+            f"`{MOMENTS}` has the moments of all {stored} draws of a chain, but the trace has "
+            f"{len(np.unique(labels))} of them, or has them in another order. Use the whole trace, "
+            "or the draws that are left: `zero_variance(idata, moments=False)`."
+        )
+
+
+def _same_length(group: xr.Dataset, name: str) -> int:
+    lengths = np.unique(group[name].values)
+    if len(lengths) != 1:
+        raise ValueError(
+            "All chains should have batches of the same number of transitions, but "
+            f"`{MOMENTS}` has {lengths.tolist()}: runs of different lengths were put together. "
+            "Use the moments of each run apart, `idata.sel(chain=[...])`."
+        )
+    return int(lengths[0])

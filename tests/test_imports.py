@@ -1,0 +1,97 @@
+"""Which module imports which: one way, from the model up to the tools on a trace."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import pymc_sgmcmc
+
+PACKAGE = Path(pymc_sgmcmc.__file__).parent
+
+FLOORS = (
+    ("errors", "checks", "matrices"),
+    ("schedules", "stein"),
+    ("posterior",),
+    ("batching",),
+    ("gradient_estimators",),
+    ("dynamics",),
+    ("engine",),
+    ("tuning",),
+    ("adaptation",),
+    ("chain",),
+    ("record",),
+    ("step_methods",),
+    ("trace_tools",),
+    ("datasets",),
+    ("demo",),
+    ("__init__", "__main__"),
+)
+"""Rooms from the ground up. A room may import from those below it."""
+
+WITHOUT_PYMC = ("batching", "gradient_estimators", "dynamics", "engine", "adaptation", "chain")
+"""Rooms that import nothing of PyMC."""
+
+
+def imports(path: Path) -> list[str]:
+    """Modules that a file imports anywhere: indented and for type checking too."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            found.append(node.module)
+            if node.module == "pymc_sgmcmc":
+                found += [f"pymc_sgmcmc.{alias.name}" for alias in node.names]
+    return found
+
+
+def name_of(path: Path) -> str:
+    """Dotted name of a module within the package."""
+    parts = list(path.relative_to(PACKAGE).with_suffix("").parts)
+    if len(parts) > 1 and parts[-1] == "__init__":
+        parts.pop()
+    return ".".join(parts)
+
+
+MODULES = {name_of(path): imports(path) for path in sorted(PACKAGE.rglob("*.py"))}
+ARROWS = {
+    name: {
+        one.removeprefix("pymc_sgmcmc.")
+        for one in imported
+        if one.startswith("pymc_sgmcmc.") and one.removeprefix("pymc_sgmcmc.") in MODULES
+    }
+    for name, imported in MODULES.items()
+}
+
+
+def floor_of(module: str) -> int:
+    room = module.split(".")[0]
+    return next(number for number, rooms in enumerate(FLOORS) if room in rooms)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_import_goes_up(module):
+    above = sorted(one for one in ARROWS[module] if floor_of(one) > floor_of(module))
+    assert not above
+
+
+def test_there_is_no_circle():
+    remaining = {name: set(imported) for name, imported in ARROWS.items()}
+    while leaves := [name for name, imported in remaining.items() if not imported]:
+        for name in leaves:
+            del remaining[name]
+        for imported in remaining.values():
+            imported.difference_update(leaves)
+    assert not remaining
+
+
+@pytest.mark.parametrize("room", WITHOUT_PYMC)
+def test_rooms_that_do_not_know_pymc(room):
+    modules = [name for name in MODULES if name.split(".")[0] == room]
+    assert modules
+    for name in modules:
+        assert not [one for one in MODULES[name] if one.split(".")[0] == "pymc"], name

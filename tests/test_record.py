@@ -1,0 +1,104 @@
+"""What a run writes into its trace when it has ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pymc as pm
+import pytest
+import xarray as xr
+
+from pymc_sgmcmc import SGLD, SGLDCV, label_positions
+from pymc_sgmcmc.record import MOMENTS, RECORD, SETTINGS, settings_of
+from tests.models import logistic_model, two_variable_model
+
+CVM = {"mode": "CVM"}
+SAMPLING = {
+    "draws": 10,
+    "tune": 5,
+    "chains": 2,
+    "cores": 1,
+    "random_seed": 1,
+    "progressbar": False,
+    "quiet": True,
+    "compute_convergence_checks": False,
+    "discard_tuned_samples": False,
+}
+
+
+@pytest.fixture(scope="module")
+def step_and_trace():
+    with logistic_model():
+        step = SGLDCV(batch_size=20, step_size=1e-3, compile_kwargs=CVM)
+        return step, pm.sample(step=step, **SAMPLING)
+
+
+def test_coordinates_have_labels(step_and_trace):
+    _, idata = step_and_trace
+    for group in ("sample_stats", "warmup_sample_stats"):
+        stats = idata[group]
+        assert stats["gradient"].dims == ("chain", "draw", "unconstrained_position")
+        assert stats["position"].dims == ("chain", "draw", "unconstrained_position")
+    age = idata["sample_stats"]["position"].sel(unconstrained_position="beta[feature=age]")
+    np.testing.assert_array_equal(age, idata.posterior["beta"].sel(feature="age"))
+
+
+def test_nothing_is_left_of_the_channel(step_and_trace):
+    _, idata = step_and_trace
+    for group in ("sample_stats", "warmup_sample_stats"):
+        assert not [name for name in idata[group].variables if str(name).startswith(RECORD)]
+    assert {SETTINGS, MOMENTS} <= set(idata.children)
+    assert settings_of(idata)["sampler"] == "SGLDCV"
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("tuned", ["kept", "discarded"])
+def test_settings_and_moments_come_from_any_process(cores, tuned):
+    with logistic_model():
+        step = SGLDCV(batch_size=20, step_size=1e-3, compile_kwargs=CVM)
+        settings = {**SAMPLING, "cores": cores, "discard_tuned_samples": tuned == "discarded"}
+        idata = pm.sample(step=step, **settings)
+    assert settings_of(idata)["batch_size"] == 20
+    moments = idata[MOMENTS]
+    assert moments["mean"].shape == (2, 3)
+    mean = idata["posterior"]["beta"].mean("draw")
+    np.testing.assert_allclose(moments["mean"], mean, atol=1e-9)
+
+
+def test_coordinates_of_one_of_two_step_methods():
+    with two_variable_model() as model:
+        step = SGLD([model["intercept"], model["slope"]], step_size=1e-4, compile_kwargs=CVM)
+        idata = pm.sample(step=[step, pm.Metropolis([model["sigma"]])], **SAMPLING)
+    position = idata["sample_stats"]["position"]
+    assert position.dtype == np.float64
+    np.testing.assert_array_equal(
+        position.sel(unconstrained_position="slope"), idata["posterior"]["slope"]
+    )
+    assert MOMENTS not in idata.children
+    assert settings_of(idata)["step_methods"] == 2
+
+
+def test_labelling_again_is_not_needed(step_and_trace):
+    step, idata = step_and_trace
+    with pytest.warns(FutureWarning, match="no longer needed"):
+        labelled = label_positions(idata, step.posterior.labels)
+    xr.testing.assert_identical(labelled, idata)
+
+
+def test_importing_changes_nothing_in_pymc():
+    """The first step method that is made wraps the end of `pymc.sample`."""
+    code = """
+import pymc.sampling.mcmc as mcmc
+before = dict(vars(mcmc))
+import pymc_sgmcmc, pymc as pm
+assert all(vars(mcmc)[name] is value for name, value in before.items() if name[:2] != "__")
+with pm.Model():
+    mean = pm.Normal("mean")
+    pm.Normal("y", mean, 1, observed=[0.0] * 10)
+    for _ in range(2):
+        pymc_sgmcmc.SGLD(batch_size=5, step_size=0.01, compile_kwargs={"mode": "FAST_COMPILE"})
+assert mcmc._sample_return.__wrapped__ is before["_sample_return"]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
