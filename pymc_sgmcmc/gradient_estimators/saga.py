@@ -15,7 +15,7 @@ from pymc_sgmcmc.batching import Batching, make_batching
 from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Memory
 from pymc_sgmcmc.posterior import Posterior
 
-_log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
+log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
 CHUNK_ELEMENTS = 2_000_000
 """Elements of the table computed at a time when a chain begins (about 16 MB)."""
@@ -119,7 +119,7 @@ class SAGAGradient(GradientEstimator):
         check_table_memory(table_bytes, posterior.n_rows, posterior.dimension)
         table = np.zeros((posterior.n_rows, posterior.dimension), dtype=posterior.dtype)
         scheme = make_batching(batching, posterior.data, batch_size, derived=[table])
-        _log.info("SAGA: %.3g MB for the gradients of all rows", table_bytes / 1e6)
+        log.info("SAGA: %.3g MB for the gradients of all rows", table_bytes / 1e6)
         return cls(posterior, scheme)
 
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:

@@ -27,7 +27,8 @@ from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.bad_rows import code_error, first_row_out_of_range
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior.position import PositionLayout
-from pymc_sgmcmc.posterior.rows import SeparatedModel, Term, reference_terms
+from pymc_sgmcmc.posterior.rows import SeparatedModel, Term
+from pymc_sgmcmc.posterior.terms import reference_terms
 
 CHECK_ROWS = 24
 """Rows evaluated by the check, apart from the comparison with the model."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytensor.tensor as pt
+from pymc.data import MinibatchOp
 from pymc.logprob.utils import local_remove_check_parameter
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.builders import OpFromGraph, SymbolicOp
@@ -14,7 +15,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import in2out
-from pytensor.graph.traversal import graph_inputs, toposort
+from pytensor.graph.traversal import ancestors, graph_inputs, toposort
 from pytensor.tensor import NoneConst, TensorVariable
 from pytensor.tensor.basic import (
     Alloc,
@@ -184,3 +185,13 @@ def value_of(variable: Variable) -> np.ndarray:
     """Value of a graph without inputs."""
     value = leaf_value(variable)
     return evaluate(variable) if value is None else value
+
+
+def minibatch_nodes(roots: Sequence[Variable]) -> list:
+    """Nodes of `pymc.Minibatch` in a graph."""
+    nodes = {
+        variable.owner: None
+        for variable in ancestors(roots)
+        if variable.owner is not None and isinstance(variable.owner.op, MinibatchOp)
+    }
+    return list(nodes)

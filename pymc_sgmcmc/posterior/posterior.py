@@ -34,7 +34,8 @@ from pymc_sgmcmc.posterior.compiled import (
     without_blas_warning,
 )
 from pymc_sgmcmc.posterior.position import PositionLayout, complete_point, layout_from_model
-from pymc_sgmcmc.posterior.rows import SeparatedModel, separate_rows
+from pymc_sgmcmc.posterior.rows import SeparatedModel
+from pymc_sgmcmc.posterior.separation import separate_rows
 from pymc_sgmcmc.posterior.simplify import drop_settled_switches, simplify_logistic
 
 CHUNK_ELEMENTS = 2_000_000

@@ -36,7 +36,7 @@ from pymc_sgmcmc.tuning import (
     Center,
 )
 
-_log = logging.getLogger("pymc.sgmcmc")
+log = logging.getLogger("pymc.sgmcmc")
 
 CHOICES_OF_K = ("matrix", "scalar", "weak_prior", "strong_prior", "paper")
 """Names of the choices of k."""
@@ -287,7 +287,7 @@ class OSGFS(StochasticGradientStep):
         matrices = state_matrices(adaptation.begin(posterior.initial_position))
         largest, smallest = 2 * matrices.fractions.max(), 2 * matrices.fractions.min()
         thin = setup.settings.thin or int(np.clip(np.ceil(2 / largest), 1, MOST_THINNING))
-        _log.info(
+        log.info(
             "%s: k between %.3g and %.3g, %d transitions a draw, %d of %d rows a minibatch",
             setup.name,
             smallest,

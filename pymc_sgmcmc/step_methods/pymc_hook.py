@@ -22,7 +22,7 @@ from pymc_sgmcmc.record import RECORD, STATISTICS, finish
 reports: list[Callable[[DataTree], list[str]]] = []
 """What gives the messages to log at the end of a run."""
 
-_log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
+log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
 
 def install() -> None:
@@ -41,9 +41,9 @@ def _with_settings(sample_return: Callable[..., Any]) -> Callable[..., Any]:
             known = finish(result, _step_methods(kwargs.get("traces")), _last_records(kwargs))
             if known and kwargs.get("compute_convergence_checks") and not kwargs.get("quiet"):
                 for message in _messages(result):
-                    _log.warning(message)
+                    log.warning(message)
         except Exception:  # whatever is wrong with a report, the draws are worth more
-            _log.exception("The report of the run failed; the draws are not affected.")
+            log.exception("The report of the run failed; the draws are not affected.")
         return result
 
     wrapped._pymc_sgmcmc = True  # type: ignore[attr-defined]

@@ -45,7 +45,7 @@ from pymc_sgmcmc.tuning import (
     row_noise,
 )
 
-_log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
+log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
 NOISE_WARNING = 1.0
 """Gradient noise, in units of the largest curvature, above which it is worth a warning."""
@@ -362,7 +362,7 @@ class Setup:
         assert not callable(step_size)
         batching, name = self.estimator.batching, self.name + by
         kept = self.estimator.kept_rows
-        _log.info(
+        log.info(
             "%s: step size %.3g, %d transitions a draw, %d of %d rows a minibatch%s "
             "(gradient noise %.2g, curvature %.2g)",
             name,
@@ -376,7 +376,7 @@ class Setup:
         )
         label, error = self.mean_error() or ("", 0.0)
         if error > LARGEST_MEAN_ERROR:
-            _log.warning(
+            log.warning(
                 "%s: with variances too large by %.2g the mean of `%s` is off by up to about %.1g "
                 "posterior standard deviations, since the posterior is skewed there. Use "
                 "`bias=%.1g` where that matters",
@@ -388,7 +388,7 @@ class Setup:
             )
         relaxation = 2 / (step_size * choice.curvature)
         if pace.thin == MOST_THINNING and relaxation > 2 * MOST_THINNING:
-            _log.warning(
+            log.warning(
                 "%s: a draw should have %.3g transitions to be worth its storage, but has only "
                 "%d: expect few effective draws. A larger `bias`, or less gradient noise (see "
                 "`batch_size`), makes the steps larger",

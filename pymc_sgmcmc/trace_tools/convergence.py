@@ -41,7 +41,7 @@ FEWEST_WINDOWS = 8
 SMALLEST_PROBABILITY = 1e-4
 """Of the mean gradient of a last half, below which a chain has not converged at all."""
 
-_log = logging.getLogger("pymc.sgmcmc")
+log = logging.getLogger("pymc.sgmcmc")
 
 
 def gradient_convergence(
@@ -238,7 +238,7 @@ def discard_unconverged(idata: DataTree, **settings: Any) -> DataTree:
             f"tuning or draws, nearer to the mode, or {advice}with another `window`."
         )
     count = int(unconverged.max())
-    _log.info(
+    log.info(
         "%d of %d draws of each chain are left out: chains converged after %s.",
         count,
         draws,

@@ -4,16 +4,7 @@ Everything here is deterministic for a given model and data: rows are sampled wi
 """
 
 from pymc_sgmcmc.tuning.batch_size import choose_batch_size, least_cost
-from pymc_sgmcmc.tuning.center import (
-    SEARCHES,
-    Center,
-    center_at,
-    center_of,
-    check_given_center,
-    find_center,
-    laplace_draws,
-    laplace_pairs,
-)
+from pymc_sgmcmc.tuning.center import Center, center_at, laplace_draws, laplace_pairs
 from pymc_sgmcmc.tuning.curvature import (
     DENSE_DIMENSION,
     Curvature,
@@ -21,7 +12,9 @@ from pymc_sgmcmc.tuning.curvature import (
     difference_width,
     prior_precision,
 )
+from pymc_sgmcmc.tuning.find_center import center_of, check_given_center, find_center
 from pymc_sgmcmc.tuning.initialization import initial_gaussian
+from pymc_sgmcmc.tuning.mode_search import SEARCHES
 from pymc_sgmcmc.tuning.row_noise import NOISE_POINTS, RowNoise, row_noise
 from pymc_sgmcmc.tuning.step_size import (
     VARIANCE_INFLATION,

@@ -14,7 +14,8 @@ from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior, check
 from pymc_sgmcmc.posterior.check import check_finite, check_separation
 from pymc_sgmcmc.posterior.position import layout_from_model
-from pymc_sgmcmc.posterior.rows import SeparatedModel, Term, separate_rows
+from pymc_sgmcmc.posterior.rows import SeparatedModel, Term
+from pymc_sgmcmc.posterior.separation import separate_rows
 from tests.posterior.models import CASES, N_ROWS, X, Y
 
 

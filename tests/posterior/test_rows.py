@@ -15,7 +15,7 @@ from scipy import sparse
 
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior.rows import separate_rows
+from pymc_sgmcmc.posterior.separation import separate_rows
 from tests.posterior.models import CASES, GROUP, N_ROWS, X, Y
 from tests.posterior.reference import agrees, close
 

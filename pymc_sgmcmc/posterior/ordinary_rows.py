@@ -1,0 +1,169 @@
+"""The rows of an ordinary model: the data arrays that are as long as the outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from pymc.model import Model
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import ancestors
+
+from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.posterior.graphs import (
+    leaf_value,
+    shape_of,
+)
+from pymc_sgmcmc.posterior.rows import RowLeaf, SeparatedModel, Term, merge
+from pymc_sgmcmc.posterior.terms import check_total_size
+
+
+def separate_ordinary_model(
+    model: Model, terms: dict[str, Term], rows: str | Sequence[str] | None
+) -> SeparatedModel:
+    """Split of a model on the full data."""
+    observed = {variable.name: variable for variable in model.observed_RVs}
+    for variable in observed.values():
+        check_total_size(variable, shape_of(model.rvs_to_values[variable]), drawn=False)
+    lengths = _row_lengths(model, rows)
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"`{name}` has {length}" for name, length in lengths.items())
+        raise ModelError(
+            f"The data have different numbers of rows ({listed}), so one set of rows cannot "
+            "drive them all. Name those to subsample, for example "
+            f'`rows=["{max(lengths, key=lambda name: lengths[name])}"]`; the others are then '
+            "evaluated in full."
+        )
+    n_rows = next(iter(lengths.values()))
+    if n_rows < 2:
+        raise _too_few_rows(model, next(iter(lengths)))
+
+    named_data = lengths.keys() - observed.keys()
+    # Where data variables are named, the others have no rows; but `rows=["X", "y"]` means the
+    # data variable that `y` is observed as too.
+    observations = [
+        model.rvs_to_values[observed[name]] for name in lengths.keys() & observed.keys()
+    ]
+    left_out = {
+        variable for variable in model.data_vars if named_data and variable.name not in named_data
+    }.difference(ancestors(observations))
+    may_have_rows = {
+        *(name for name in lengths if name in observed),
+        *(potential.name for potential in model.potentials),
+    }
+    leaves: dict[Variable, RowLeaf] = {}
+    full_terms: list[Term] = []
+    row_terms: list[Term] = []
+    for term in terms.values():
+        found = _row_leaves(term, n_rows, left_out) if term.name in may_have_rows else {}
+        leaves = found | leaves
+        (row_terms if found else full_terms).append(term)
+    missing = (lengths.keys() & observed.keys()) - {term.name for term in row_terms}
+    if missing or not row_terms:
+        name = f"observed variable `{missing.pop()}`" if missing else "model"
+        raise ModelError(
+            f"The data of the {name} were not found in its log density as an array with one "
+            "entry a row. Pass the data as an array or `pm.Data`."
+        )
+    return SeparatedModel(
+        tuple(full_terms),
+        tuple(row_terms),
+        merge(leaves.values()),
+        n_rows,
+        None,
+        _lengths_of_rows(model, n_rows),
+    )
+
+
+def _too_few_rows(model: Model, name: str) -> ModelError:
+    """Error for data that have fewer than two rows."""
+    shape = tuple(shape_of(model.rvs_to_values.get(model[name], model[name])))
+    advice = (
+        "Transpose the data, so that the rows come first."
+        if max(shape) > 1
+        else "Give all of the data, or sample the model with NUTS: `pm.sample()`."
+    )
+    return ModelError(
+        f"`{name}` has shape {shape}, so that its first axis has {shape[0]} "
+        f"{'row' if shape[0] == 1 else 'rows'}, but at least 2 are needed to subsample. {advice}"
+    )
+
+
+def _row_lengths(model: Model, rows: str | Sequence[str] | None) -> dict[str, int]:
+    """Numbers of rows of the observed variables to subsample, and of data variables named."""
+    observed = {
+        variable.name: shape[0]
+        for variable in model.observed_RVs
+        if (shape := shape_of(model.rvs_to_values[variable]))
+    }
+    data = {
+        variable.name: shape[0] for variable in model.data_vars if (shape := shape_of(variable))
+    }
+    if rows is None:
+        if observed:
+            return observed
+        raise ModelError(
+            "No observed variable has a leading axis of rows, so there is nothing to subsample. "
+            + (
+                "If a potential is the likelihood, name the data that it runs over, for example "
+                '`rows=["X"]` with a `pm.Data` variable `X`.'
+                if model.potentials
+                else "Sample the model with NUTS: `pm.sample()`."
+            )
+        )
+
+    if not rows:
+        raise ModelError(f"`rows` should name the data that run over the rows, but is {rows!r}.")
+    found: dict[str, int] = {}
+    for given in [rows] if isinstance(rows, str) else rows:
+        name = given if given in observed or given in data else model.name_for(given)
+        over_dimension = [
+            variable for variable, dims in model.named_vars_to_dims.items() if given in dims[:1]
+        ]
+        names = [name for name in [name, *over_dimension] if name in observed or name in data]
+        if not names:
+            raise ModelError(
+                f"`rows` names `{given}`, which is no observed variable, data variable or "
+                "dimension with rows. Observed variables with rows: "
+                f"{sorted(observed)}; data variables: {sorted(data)}; dimensions: "
+                f"{sorted(model.coords)}."
+            )
+        found |= {name: observed[name] if name in observed else data[name] for name in names}
+    if not observed.keys() & found.keys():
+        wanted = set(found.values())
+        found = {name: length for name, length in observed.items() if length in wanted} | found
+    return found
+
+
+def _row_leaves(term: Term, n_rows: int, left_out: Collection[Variable]) -> dict[Variable, RowLeaf]:
+    """Arrays in a term that have as many entries along one axis as there are rows."""
+    leaves = {}
+    for variable in ancestors([term.log_density]):
+        values = leaf_value(variable)
+        if values is None or n_rows not in values.shape or variable in left_out:
+            continue
+        # Rows lead in the data of a user, but PyTensor turns constants of a model into other
+        # constants: the rows of `pt.stack([x, z])` lie along the last axis.
+        axis = values.shape.index(n_rows)
+        name = variable.name or f"array of shape {values.shape} in {term.name}"
+        if axis:
+            values = np.ascontiguousarray(np.moveaxis(values, axis, 0))
+        leaves[variable] = RowLeaf(name, (variable,), values, axis)
+    return leaves
+
+
+def _lengths_of_rows(model: Model, n_rows: int) -> tuple[Variable, ...]:
+    """Shared lengths of dimensions that are as long as the data, and no parameter's."""
+    of_parameters = {
+        dimension
+        for variable in model.free_RVs
+        for dimension in model.named_vars_to_dims.get(variable.name, ())
+    }
+    return tuple(
+        length
+        for name, length in model.dim_lengths.items()
+        if name not in of_parameters
+        and isinstance(length, SharedVariable)
+        and int(length.get_value()) == n_rows
+    )

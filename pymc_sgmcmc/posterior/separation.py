@@ -1,0 +1,120 @@
+"""Tell the rows of a model's data apart from everything else.
+
+A posterior can be subsampled when its log density is a prior part plus a sum over rows. This
+module finds that split in the graph of a PyMC model, in one of two ways:
+
+* models built with `pymc.Minibatch` and ``total_size``: the outputs of the minibatch nodes are
+  the rows, their inputs the full data;
+* ordinary models: the observed variables and all data arrays (constants and `pymc.Data`) that
+  share their leading length are the rows.
+
+Nothing here is trusted: `pymc_sgmcmc.posterior.check` evaluates the split numerically.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytensor
+from pymc.model import Model
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.type import TensorType
+
+from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.posterior.graphs import (
+    minibatch_nodes,
+    rebuild,
+)
+from pymc_sgmcmc.posterior.minibatch_rows import separate_minibatch_model
+from pymc_sgmcmc.posterior.ordinary_rows import separate_ordinary_model
+from pymc_sgmcmc.posterior.rows import SeparatedModel, Term
+from pymc_sgmcmc.posterior.terms import model_terms
+from pymc_sgmcmc.posterior.unsupported import (
+    check_parameters,
+    refuse_imputed,
+    refuse_labelled,
+    refuse_unsupported,
+)
+
+
+def separate_rows(model: Model, rows: str | Sequence[str] | None = None) -> SeparatedModel:
+    """Split the log density of a model into a part without rows and a sum over rows.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        With or without `pymc.Minibatch`.
+    rows : str or sequence of str, optional
+        For ordinary models in which the rows cannot be guessed: names of observed variables,
+        of `pymc.Data` variables, or of a dimension whose data run over the rows. Where data
+        variables are named, the other data variables are not subsampled; arrays without a name
+        are, if they have as many rows.
+
+    Raises
+    ------
+    ModelError
+        Where the rows cannot be told apart; the message names the variable and what to pass.
+    """
+    if not model.observed_RVs and not model.potentials:
+        raise ModelError(
+            "The model has no observed variables, so there are no rows to subsample. "
+            "Sample it with NUTS: `pm.sample()`."
+        )
+    refuse_labelled(model)
+    refuse_imputed(model)
+    for variable in model.observed_RVs:
+        check_parameters(model, variable)
+    terms = model_terms(model)
+    for term in terms.values():
+        refuse_unsupported(term)
+    nodes = minibatch_nodes([term.log_density for term in terms.values()])
+    if not nodes:
+        return _own_shared(separate_ordinary_model(model, terms, rows))
+    if rows is not None:
+        raise ModelError(
+            "`rows` is for ordinary models, but this one uses `pm.Minibatch`, which names "
+            "its rows itself. Drop `rows`, or build the model on the full arrays."
+        )
+    return _own_shared(separate_minibatch_model(model, terms, nodes))
+
+
+def _own_shared(separated: SeparatedModel) -> SeparatedModel:
+    """Replace shared variables of the model by copies, so that `pymc.set_data` changes nothing.
+
+    The rows are taken out of the model anyway; were the rest to follow the model, a change of
+    its data would reach one part of the posterior and not the other.
+    """
+    # What stands for rows stays as it is, to be found again.
+    rows = {variable for leaf in separated.leaves for variable in leaf.variables}
+    rows.update(separated.lengths)
+    full_terms, copied = _on_copies(separated.full_terms, set())
+    row_terms, of_rows = _on_copies(separated.row_terms, rows)
+    # Lengths of dimensions that run over the rows are those of the rows.
+    return replace(separated, full_terms=full_terms, row_terms=row_terms, copied=copied + of_rows)
+
+
+def _on_copies(
+    terms: Sequence[Term], kept: set[Variable]
+) -> tuple[tuple[Term, ...], tuple[tuple[SharedVariable, np.ndarray], ...]]:
+    """Terms on copies of their shared variables, and these with the values taken."""
+    graphs = [term.log_density for term in terms]
+    taken = {
+        variable: variable.get_value()
+        for variable in ancestors(graphs, blockers=kept)
+        if isinstance(variable, SharedVariable) and isinstance(variable.type, TensorType)
+        # In the terms of rows their own variables stay.
+        if variable not in kept
+    }
+    copies: dict[Variable, Variable] = {
+        variable: pytensor.shared(value, variable.name, shape=variable.type.shape)
+        for variable, value in taken.items()
+    }
+    copies.update((variable, variable) for variable in kept)
+    on_copies = tuple(
+        Term(term.name, graph) for term, graph in zip(terms, rebuild(graphs, copies), strict=True)
+    )
+    return on_copies, tuple(taken.items())

@@ -1,0 +1,121 @@
+"""The search for the mode of a posterior."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from scipy import optimize
+
+from pymc_sgmcmc.matrices import apply, apply_transposed
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.tuning.center import Center, center_at
+from pymc_sgmcmc.tuning.curvature import (
+    Curvature,
+    curvature_at,
+    prior_precision_diagonal,
+    row_information,
+)
+from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_ROWS, Subsample
+
+_log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
+
+SEARCHES = ("lbfgs", "sgd")
+"""Names of the searches for the mode."""
+
+CENTER_TOLERANCE = 1e-2
+"""Distance to the mode, in posterior standard deviations, at which the search ends."""
+
+COLLAPSED_PRIOR = 1e8
+"""Curvature of the log prior over that at the start, of coordinates that have no room left."""
+
+COLLAPSED_SHARE = 1e4
+"""Curvature of the log prior there over what the rows say."""
+
+
+def find_mode(
+    posterior: Posterior,
+    subsample: Subsample,
+    large: Subsample,
+    start: np.ndarray,
+    scale: np.ndarray,
+    method: str,
+) -> Center:
+    """Mode by a search on some rows, and from there on all."""
+    position = minimize(subsample.log_density_and_gradient, start, scale, tolerance=0.1)
+    curvature = curvature_at(posterior, large, position)
+    if method == "sgd":
+        position = _newton_sgd(posterior, position, curvature)
+    else:
+        before = position
+        position = minimize(
+            posterior.log_density_and_gradient,
+            before,
+            curvature.root,
+            tolerance=CENTER_TOLERANCE,
+        )
+        if np.max(np.abs(position - before) / curvature.standard_deviations) > 1:
+            curvature = curvature_at(posterior, large, position)
+    return center_at(posterior, position, curvature)
+
+
+def collapsed_coordinates(
+    posterior: Posterior, subsample: Subsample, center: Center, start: np.ndarray
+) -> np.ndarray:
+    """Coordinates to which the prior leaves no room at a centre, but did at the start, worst first.
+
+    The density of group effects with a scale of their own has no bound where scale and effects
+    are zero: a search may go there without end, and finds a Gaussian of no width, at which all
+    gradients are small. Nothing in the rows asks for it.
+    """
+    prior = np.abs(prior_precision_diagonal(posterior, center.position))
+    before = np.abs(prior_precision_diagonal(posterior, start))
+    information = row_information(posterior, subsample, center.position)
+    with np.errstate(all="ignore"):
+        narrower = (prior > COLLAPSED_PRIOR * before) & (prior > COLLAPSED_SHARE * information)
+    found = np.flatnonzero(narrower & (before > 0))
+    return found[np.argsort(-prior[found], kind="stable")]
+
+
+def minimize(log_density_and_gradient, start, scale, tolerance: float) -> np.ndarray:
+    """Maximize a log density by L-BFGS in scaled coordinates."""
+
+    def objective(coordinates):
+        value, gradient = log_density_and_gradient(start + apply(scale, coordinates))
+        if not (np.isfinite(value) and np.isfinite(gradient).all()):
+            return np.inf, np.zeros_like(coordinates)
+        return -value, -apply_transposed(scale, gradient)
+
+    first = objective(np.zeros_like(start))
+    if not np.isfinite(first[0]):
+        raise ValueError(
+            "The log posterior or its gradient is not finite at the start of the search for "
+            "the mode. Check the data and the priors with `model.debug()`, or give `center`."
+        )
+    # SciPy stops on the largest gradient component, which in scaled coordinates is about the
+    # distance to the mode in standard deviations.
+    result = optimize.minimize(
+        objective,
+        np.zeros_like(start),
+        jac=True,
+        method="L-BFGS-B",
+        options={"gtol": tolerance, "ftol": 0.0, "maxiter": 1000, "maxcor": 20},
+    )
+    if not np.max(np.abs(result.jac)) <= 10 * tolerance:
+        _log.debug("Search for the mode ended early: %s", result.message)
+    return start + apply(scale, result.x)
+
+
+def _newton_sgd(posterior: Posterior, position: np.ndarray, curvature: Curvature) -> np.ndarray:
+    """One pass of Newton steps of size 1/k from blocks of rows in random order."""
+    rng = np.random.default_rng(1951)
+    blocks = np.array_split(
+        rng.permutation(posterior.n_rows), max(1, posterior.n_rows // SUBSAMPLE_ROWS)
+    )
+    for number, block in enumerate(blocks, start=1):
+        rows = posterior.take(np.sort(block))
+        _, gradient = posterior.log_prior_and_gradient(position)
+        _, row_gradient = posterior.log_likelihood_and_gradient(position, rows)
+        gradient = gradient + posterior.n_rows / len(block) * row_gradient
+        position = position + apply(curvature.covariance, gradient) / number
+    return position
