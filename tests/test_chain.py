@@ -9,7 +9,7 @@ import pytest
 
 from pymc_sgmcmc import SGHMC, SGLD, SGLDCV
 from pymc_sgmcmc.chain import Chain
-from tests.models import logistic_model
+from tests.support.models import logistic_model
 
 CVM = {"mode": "CVM"}
 

@@ -23,7 +23,7 @@ from pymc_sgmcmc.batching import SCHEMES
 from pymc_sgmcmc.step_methods import base, setup
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.settings import GRADIENTS
-from tests.models import logistic_model
+from tests.support.models import logistic_model
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -12,7 +12,7 @@ import xarray as xr
 
 from pymc_sgmcmc import SGLD, SGLDCV, label_positions
 from pymc_sgmcmc.record import MOMENTS, RECORD, SETTINGS, settings_of
-from tests.models import logistic_model, two_variable_model
+from tests.support.models import logistic_model, two_variable_model
 
 CVM = {"mode": "CVM"}
 SAMPLING = {

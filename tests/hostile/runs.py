@@ -36,7 +36,7 @@ from tests.hostile.shared import (
     run_of,
     shared_line,
 )
-from tests.models import logistic_model, two_variable_model
+from tests.support.models import logistic_model, two_variable_model
 
 X, Y = line_data()
 CURVATURE = {"preconditioner": "curvature"}

@@ -16,7 +16,7 @@ from pymc_sgmcmc.posterior.check import check_finite, check_separation
 from pymc_sgmcmc.posterior.position import layout_from_model
 from pymc_sgmcmc.posterior.rows import SeparatedModel, Term
 from pymc_sgmcmc.posterior.separation import separate_rows
-from tests.posterior.models import CASES, N_ROWS, X, Y
+from tests.support.row_models import CASES, N_ROWS, X, Y
 
 
 def checked(model: pm.Model, separated: SeparatedModel) -> SeparatedModel:

@@ -12,7 +12,7 @@ from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE
 from pymc_sgmcmc.posterior.position import layout_from_model
-from tests.posterior.models import Y
+from tests.support.row_models import Y
 
 
 def layout_of(model: pm.Model, variables=None):

@@ -21,8 +21,8 @@ from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior import posterior as posterior_module
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE
-from tests.posterior.models import CASES, GROUP, N_ROWS, Case, X, Y
-from tests.posterior.reference import Reference, agrees, close
+from tests.support.row_models import CASES, GROUP, N_ROWS, Case, X, Y
+from tests.support.row_reference import Reference, agrees, close
 
 # PyMC compiles the initial point of some models in C.
 pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")

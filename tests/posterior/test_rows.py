@@ -16,8 +16,8 @@ from scipy import sparse
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.separation import separate_rows
-from tests.posterior.models import CASES, GROUP, N_ROWS, X, Y
-from tests.posterior.reference import agrees, close
+from tests.support.row_models import CASES, GROUP, N_ROWS, X, Y
+from tests.support.row_reference import agrees, close
 
 x = X[:, 0]
 

@@ -1,0 +1,173 @@
+"""The step size of Langevin dynamics, set anew while tuning."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from pymc_sgmcmc import SGLDCV
+from pymc_sgmcmc.adaptation import Seen
+from pymc_sgmcmc.adaptation.step_size import LangevinStepSize
+from pymc_sgmcmc.tuning import Center
+from pymc_sgmcmc.tuning.curvature import Curvature, diagonal_curvature
+from tests.support.models import logistic_model
+
+THIN = 5
+
+
+def center_with(precision: np.ndarray) -> Center:
+    """Centre at 1, 2, ... with a given curvature."""
+    d = len(precision)
+    if precision.ndim == 1:
+        curvature = diagonal_curvature(precision**-0.5)
+    else:
+        covariance = np.linalg.inv(precision)
+        curvature = Curvature(precision, covariance, np.linalg.cholesky(covariance))
+    return Center(np.arange(1.0, d + 1), np.zeros(d), np.zeros(d), curvature)
+
+
+def gaussian_chain(rng, center, noise_root, step_size, draws, thin):
+    """Positions and gradients of a Langevin chain on the Gaussian of a centre, M its covariance."""
+    curvature, d = center.curvature, len(center.position)
+    root, precision = curvature.root, curvature.precision
+    white = rng.standard_normal(d)
+    positions, gradients = np.empty((2, draws * thin, d))
+    for k in range(draws * thin):
+        at = root @ white
+        gradient = -precision @ at + noise_root @ rng.standard_normal(d)
+        positions[k], gradients[k] = center.position + at, gradient
+        white = white + step_size / 2 * root.T @ gradient
+        white = white + np.sqrt(step_size) * rng.standard_normal(d)
+    return positions, gradients
+
+
+def seen(positions, gradients, *, thin=THIN, tuning=True, boundary=True):
+    sizes = np.full(len(positions), 0.1)
+    return Seen(positions, gradients, np.arange(3), tuning, boundary, thin, sizes)
+
+
+def factor(center, positions, gradients, *, thin=THIN, step_size=0.2, bias=0.05):
+    tuning = LangevinStepSize(center.curvature.covariance, thin, step_size, bias, center)
+    state = tuning.begin(center.position)
+    state, _ = tuning.update(state, seen(positions, gradients, thin=thin))
+    return tuning.step_size_factor(state)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0, 3.0])
+def test_step_is_that_of_the_closed_form(rng, noise):
+    """With V = noise * H: h = 4 * 0.05 / (1 + noise), here in units of 0.2."""
+    H = np.array([[4.0, 1.0, 0.0], [1.0, 2.0, 0.5], [0.0, 0.5, 9.0]])
+    center = center_with(H)
+    noise_root = np.sqrt(noise) * np.linalg.cholesky(H)
+    chain = gaussian_chain(rng, center, noise_root, 0.05, 2000, THIN)
+    assert factor(center, *chain) == pytest.approx(0.9 / (1 + noise), rel=0.06)
+
+
+@pytest.mark.parametrize("noise", [0.5, 0.0])
+def test_step_follows_the_worst_direction(rng, noise):
+    """Noise along one direction of twenty that is no coordinate: V = 4 u u⊤ in units of H."""
+    d = 20
+    H = np.diag(np.arange(1.0, d + 1)) + 0.5
+    center = center_with(H)
+    root = np.linalg.cholesky(H)
+    u = np.ones((d, 1)) / np.sqrt(d)
+    noise_root = root @ np.hstack([np.sqrt(4 - noise) * u, np.zeros((d, d - 1))])
+    positions, gradients = gaussian_chain(rng, center, noise_root, 0.02, 1000, THIN)
+    gradients += np.sqrt(noise) * rng.standard_normal(gradients.shape) @ root.T
+    assert factor(center, positions, gradients) == pytest.approx(0.9 / 5, rel=0.1)
+
+
+def test_few_draws_in_many_dimensions_leave_the_step(rng):
+    """No noise, 120 coordinates, 100 draws: positions alone say nothing against the step."""
+    center = center_with(np.eye(120))
+    chain = gaussian_chain(rng, center, np.zeros((120, 120)), 0.2, 100, 10)
+    assert factor(center, *chain, thin=10) == pytest.approx(0.9, abs=0.03)
+
+
+@pytest.mark.parametrize(("step_size", "expected"), [(0.02, 9.0), (0.002, 10.0)])
+def test_step_grows_within_a_bound(rng, step_size, expected):
+    center = center_with(np.eye(3))
+    chain = gaussian_chain(rng, center, np.zeros((3, 3)), 0.2, 500, THIN)
+    found = factor(center, *chain, step_size=step_size)
+    assert found == pytest.approx(expected, rel=0.02)
+
+
+def test_curvature_that_is_larger_than_at_the_centre(rng):
+    """Gradients of three times the curvature in one coordinate: its error bounds the step."""
+    center = center_with(np.ones(3))
+    positions = rng.standard_normal((5000 * THIN, 3))
+    gradients = -positions * [1.0, 3.0, 1.0]
+    positions += center.position
+    # The mean square of the gradient there is 9, less what may be chance in 5000 draws, 7 %; the
+    # residuals alone would give 1 + 4.
+    assert factor(center, positions, gradients) == pytest.approx(0.9 / (0.93 * 9), rel=0.08)
+
+
+def test_only_coordinates_in_high_dimension(rng, monkeypatch):
+    monkeypatch.setattr("pymc_sgmcmc.adaptation.step_size.DENSE_DIMENSION", 2)
+    center = center_with(np.ones(3))
+    positions = rng.standard_normal((5000 * THIN, 3))
+    assert factor(center, positions, -0.1 * positions) == 1.0
+    assert factor(center, positions, -2 * positions) == pytest.approx(0.9 / 4, rel=0.1)
+
+
+def test_runs_of_any_length_give_the_same(rng):
+    center = center_with(np.eye(2))
+    positions, gradients = gaussian_chain(rng, center, np.eye(2), 0.2, 300, THIN)
+    tuning = LangevinStepSize(np.eye(2), THIN, 0.2, 0.05, center)
+    states = []
+    for stops in ((300,), (20, 21, 60, 300)):
+        state, start = tuning.begin(center.position), 0
+        for stop in stops:
+            part = slice(start * THIN, stop * THIN)
+            one = seen(positions[part], gradients[part], boundary=stop == 300)
+            state, _ = tuning.update(state, one)
+            start = stop
+        states.append(state)
+    for name in states[0]:
+        np.testing.assert_array_equal(states[0][name], states[1][name])
+    assert states[0]["factor"] != 1
+
+
+def test_a_bad_beginning_is_forgotten(rng):
+    """A first window with huge gradients: later ones give the step back."""
+    center = center_with(np.eye(2))
+    tuning = LangevinStepSize(np.eye(2), THIN, 0.2, 0.05, center)
+    state, factors = tuning.begin(center.position), []
+    for number in range(7):
+        positions, gradients = gaussian_chain(rng, center, np.zeros((2, 2)), 0.2, 100, THIN)
+        size = 30.0 if number == 0 else 1.0
+        state, _ = tuning.update(state, seen(size * positions, size * gradients))
+        factors.append(tuning.step_size_factor(state))
+    assert factors[0] == 0.01
+    assert factors[-1] == pytest.approx(0.9, rel=0.1)
+
+
+def test_nothing_changes_after_tuning(rng):
+    center = center_with(np.eye(2))
+    tuning = LangevinStepSize(np.eye(2), THIN, 0.2, 0.05, center)
+    state = tuning.begin(center.position)
+    chain = gaussian_chain(rng, center, 2 * np.eye(2), 0.2, 200, THIN)
+    state, _ = tuning.update(state, seen(*chain))
+    before = tuning.step_size_factor(state)
+    state, recorded = tuning.update(state, seen(chain[0], 10 * chain[1], tuning=False))
+    assert tuning.step_size_factor(state) == before != 1
+    assert recorded == {}
+
+
+def test_a_much_smaller_step_is_said():
+    step = SGLDCV(model=logistic_model(), batch_size=100, thin=10, compile_kwargs={"mode": "CVM"})
+    assert step._shrunken_step(0.5 * step.step_size) is None
+    message = step._shrunken_step(0.1 * step.step_size)
+    assert "0.1 of the computed one" in message
+    assert "`thin=100`" in message
+
+
+def test_too_few_transitions_a_draw_are_said(caplog):
+    with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
+        step = SGLDCV(model=logistic_model(), bias=1e-5, compile_kwargs={"mode": "CVM"})
+    assert "expect few effective draws" in caplog.text
+    assert step.thin == 1000
+    assert "the most, though they are dependent" in step.run_settings.attributes["why"]

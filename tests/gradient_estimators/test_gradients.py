@@ -1,0 +1,254 @@
+"""Gradient estimators are unbiased and have the covariance that the theory uses."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from pymc_sgmcmc.batching import make_batching
+from pymc_sgmcmc.gradient_estimators import (
+    ControlVariateGradient,
+    PlainGradient,
+    SAGAGradient,
+    SVRGGradient,
+)
+from pymc_sgmcmc.gradient_estimators.center_difference import find_center_difference
+from pymc_sgmcmc.posterior import Posterior
+from tests.support.linear_gaussian import LinearGaussian, all_subsets
+from tests.support.models import logistic_model
+
+N_ROWS, BATCH_SIZE = 6, 3
+
+
+@pytest.fixture(scope="module")
+def posterior() -> Posterior:
+    return Posterior(logistic_model(n_rows=N_ROWS))
+
+
+def random_table() -> np.ndarray:
+    """Any stored gradients: the estimate is unbiased for all of them."""
+    return np.random.default_rng(17).normal(size=(N_ROWS, 3))
+
+
+KEPT = np.array([1, 4])
+"""Rows that the estimator "kept" takes in each estimate."""
+
+
+def estimate_function(posterior, scheme, estimator_name):
+    """Gradient estimate as a function of position and of an index (or of row numbers)."""
+    center = np.array([0.3, -0.2, 0.5])
+    if estimator_name == "svrg":
+        estimator = SVRGGradient.make(posterior, BATCH_SIZE, batching=scheme)
+        reference = estimator.reference
+        reference.load(reference.begin(center))
+        batching = estimator.batching
+    elif estimator_name == "saga":
+        estimator = SAGAGradient.make(posterior, BATCH_SIZE, batching=scheme)
+        estimator.memory.write((random_table(),))
+        batching = estimator.batching
+    elif estimator_name in ("cv", "kept"):
+        full = posterior.gradient(center) - posterior.log_prior_and_gradient(center)[1]
+        difference = find_center_difference(posterior, center)
+        kept = KEPT if estimator_name == "kept" else None
+        batching = make_batching(
+            scheme, difference.data, BATCH_SIZE, derived=difference.columns, excluded=kept
+        )
+        estimator = ControlVariateGradient(posterior, batching, difference, full, kept)
+    else:
+        batching = make_batching(scheme, posterior.data, BATCH_SIZE)
+        estimator = PlainGradient(posterior, batching)
+    position = pt.dvector("position")
+    index = batching.index_variable("indices").type.clone(
+        shape=batching.index_variable("indices").type.shape[1:]
+    )("index")
+    function = pytensor.function([position, index], estimator(position, index), mode="FAST_COMPILE")
+    return batching, function
+
+
+@pytest.mark.parametrize("estimator", ["plain", "cv", "svrg", "saga"])
+def test_mean_over_all_windows_is_the_full_gradient(posterior, estimator):
+    batching, estimate = estimate_function(posterior, "shuffle", estimator)
+    position = np.array([0.1, 0.7, -0.4])
+    for order in range(3):
+        batching.set_order(order)
+        mean = np.mean([estimate(position, np.int64(s)) for s in range(N_ROWS)], axis=0)
+        np.testing.assert_allclose(mean, posterior.gradient(position), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("estimator", ["plain", "cv", "svrg", "saga"])
+def test_mean_over_all_draws_with_replacement_is_the_full_gradient(posterior, estimator):
+    _, estimate = estimate_function(posterior, "replace", estimator)
+    position = np.array([0.1, 0.7, -0.4])
+    draws = [np.array(rows) for rows in product(range(N_ROWS), repeat=BATCH_SIZE)]
+    mean = np.mean([estimate(position, rows) for rows in draws], axis=0)
+    np.testing.assert_allclose(mean, posterior.gradient(position), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("scheme", ["shuffle", "replace"])
+def test_rows_in_every_estimate(posterior, scheme):
+    """Unbiased, with the covariance of the other rows alone, by enumeration."""
+    batching, estimate = estimate_function(posterior, scheme, "kept")
+    position, center = np.array([0.1, 0.7, -0.4]), np.array([0.3, -0.2, 0.5])
+    others = np.setdiff1d(np.arange(N_ROWS), KEPT)
+    assert batching.n_rows == len(others) == 4
+    if scheme == "replace":
+        minibatches = [np.array(rows) for rows in product(others, repeat=BATCH_SIZE)]
+        drawn = batching.draw(np.random.default_rng(1), 200)
+        assert set(np.unique(drawn)) == set(others)
+    else:
+        minibatches = [np.int64(start) for start in range(len(others))]
+        for order in (1, 2):
+            batching.set_order(order)
+            windows = [batching.selected(start) for start in minibatches]
+            assert set(np.concatenate(windows)) == set(others)
+    estimates = np.array([estimate(position, one) for one in minibatches])
+    np.testing.assert_allclose(estimates.mean(0), posterior.gradient(position), atol=1e-13)
+    if scheme == "replace":  # one order has other windows than all subsets
+        rows = posterior.row_gradients(position, posterior.take(others))
+        rows = rows - posterior.row_gradients(center, posterior.take(others))
+        formula = len(others) ** 2 / BATCH_SIZE * np.cov(rows.T, bias=True)
+        np.testing.assert_allclose(np.cov(estimates.T, bias=True), formula, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("estimator", ["plain", "cv", "svrg", "saga"])
+@pytest.mark.parametrize("scheme", ["shuffle", "replace"])
+def test_covariance_over_all_minibatches_is_the_formula(posterior, estimator, scheme):
+    # Rows by number serve for subsets without replacement as well.
+    _, estimate = estimate_function(posterior, "replace", estimator)
+    position, center = np.array([0.1, 0.7, -0.4]), np.array([0.3, -0.2, 0.5])
+    if scheme == "replace":
+        minibatches = [np.array(rows) for rows in product(range(N_ROWS), repeat=BATCH_SIZE)]
+        factor = 1.0
+    else:
+        minibatches = all_subsets(N_ROWS, BATCH_SIZE)
+        factor = (N_ROWS - BATCH_SIZE) / (N_ROWS - 1)
+    assert make_batching(scheme, posterior.data, BATCH_SIZE).variance_factor == factor
+    estimates = np.array([estimate(position, rows) for rows in minibatches])
+    rows = posterior.row_gradients(position, posterior.data)
+    if estimator in ("cv", "svrg"):
+        rows = rows - posterior.row_gradients(center, posterior.data)
+    elif estimator == "saga":
+        rows = rows - random_table()
+    formula = N_ROWS**2 / BATCH_SIZE * factor * np.cov(rows.T, bias=True)
+    np.testing.assert_allclose(np.cov(estimates.T, bias=True), formula, rtol=1e-10, atol=1e-13)
+
+
+def test_windows_of_random_orders_are_subsets_without_replacement():
+    """Over orders, all subsets are equally likely: the scheme is sampling without replacement."""
+    problem = LinearGaussian.simulate(5, 2, seed=0)
+    batching = make_batching("shuffle", [problem.X], 2)
+    counts: dict[tuple[int, ...], int] = {}
+    orders = 3000
+    for order in range(1, orders + 1):
+        batching.set_order(order)
+        for start in range(5):
+            window = tuple(sorted(batching.selected(np.int64(start))))
+            assert len(set(window)) == 2
+            counts[window] = counts.get(window, 0) + 1
+    assert len(counts) == 10
+    expected = orders * 5 / 10
+    # Windows of one order are dependent, which only makes the counts less variable.
+    z = (np.array(list(counts.values())) - expected) / np.sqrt(expected)
+    assert np.abs(z).max() < 4.5
+
+
+@pytest.mark.parametrize("scheme", ["shuffle", "replace"])
+def test_drawing_in_parts_is_drawing_at_once(scheme):
+    batching = make_batching(scheme, [np.zeros((1000, 2))], 7)
+    at_once = batching.draw(np.random.default_rng(1), 50)
+    rng = np.random.default_rng(1)
+    in_parts = np.concatenate([batching.draw(rng, count) for count in (1, 13, 36)])
+    np.testing.assert_array_equal(at_once, in_parts)
+
+
+def test_window_selects_the_rows_it_says(rng):
+    data = [rng.normal(size=(11, 2)), np.arange(11)]
+    batching = make_batching("shuffle", data, 4, derived=[np.arange(11) + 0.5])
+    index = pt.lscalar()
+    rows = pytensor.function([index], batching.rows(index), mode="FAST_COMPILE")
+    for order in (0, 3, 5):
+        batching.set_order(order)
+        for start in range(11):
+            matrix, numbers, halves = rows(np.int64(start))
+            np.testing.assert_array_equal(numbers, batching.selected(np.int64(start)))
+            np.testing.assert_array_equal(halves, numbers + 0.5)
+            np.testing.assert_array_equal(matrix, data[0][numbers])
+
+
+def test_difference_to_the_center_of_a_regression_takes_no_more_memory_than_its_data():
+    """The outcomes cancel, and the mean at the centre takes their place."""
+    X = np.random.default_rng(2).normal(size=(200, 4))
+    y = (X.sum(1) > 0).astype(float)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.0, 2.0, shape=4)
+        pm.Bernoulli("y", logit_p=X @ beta, observed=y)
+    difference = find_center_difference(Posterior(model), np.full(4, 0.3))
+    assert [values.shape for values in difference.data] == [(200, 4)]
+    assert [values.size for values in difference.columns] == [200]
+    assert sum(values.nbytes for values in (*difference.data, *difference.columns)) <= (
+        X.nbytes + y.nbytes
+    )
+
+
+@pytest.mark.parametrize("name", ["two parts", "nothing to cut", "outcomes only"])
+def test_difference_to_the_center_is_the_difference_of_gradients(rng, name):
+    x, y = rng.normal(size=(50, 9)), rng.normal(size=50)
+    with pm.Model() as model:
+        location = pm.Normal("location")
+        if name == "outcomes only":
+            pm.Normal("y", location, 2.0, observed=y)
+        else:
+            slope = pm.Normal("slope", shape=9)
+            scale = pm.HalfNormal("scale")
+            mean = pm.math.dot(x, slope) + location
+            if name == "two parts":
+                pm.StudentT("y", nu=4, mu=mean, sigma=scale, observed=y)
+                pm.Poisson("z", pm.math.exp(x[:, 0] * location), observed=rng.poisson(1, size=50))
+            else:
+                pm.Normal("y", mean * x[:, 1], pm.math.exp(scale * x[:, 2]), observed=y)
+    posterior = Posterior(model)
+    here, center = 0.3 * rng.normal(size=(2, posterior.dimension))
+    difference = find_center_difference(posterior, center)
+    batching = make_batching("shuffle", difference.data, 50, derived=difference.columns)
+    position = pt.tensor("position", shape=(posterior.dimension,), dtype="float64")
+    graph = difference(position, batching.rows(pt.constant(0)), batching.length)
+    value = pytensor.function([position], graph, mode="FAST_COMPILE")(here)
+
+    def likelihood_gradient(at):
+        return posterior.gradient(at) - posterior.log_prior_and_gradient(at)[1]
+
+    expected = likelihood_gradient(here) - likelihood_gradient(center)
+    np.testing.assert_allclose(value, expected, rtol=1e-11, atol=1e-11)
+
+
+def test_data_are_never_written_to(rng):
+    values = rng.normal(size=(30, 2))
+    values.flags.writeable = False
+    batching = make_batching("shuffle", [values], 5)
+    batching.set_order(4)
+    make_batching("replace", [values], 5)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "error", "message"),
+    [
+        (0, ValueError, "between 1 and the number of rows, 30, but got 0"),
+        (-2, ValueError, "between 1 and the number of rows, 30, but got -2"),
+        (31, ValueError, "between 1 and the number of rows, 30, but got 31"),
+        (2.5, TypeError, "whole number of rows, but got 2.5"),
+        (True, TypeError, "whole number of rows, but got True"),
+    ],
+)
+def test_bad_batch_sizes(batch_size, error, message):
+    with pytest.raises(error, match=message):
+        make_batching("shuffle", [np.zeros(30)], batch_size)
+
+
+def test_unknown_scheme():
+    with pytest.raises(ValueError, match="one of \\['replace', 'shuffle'\\], but got 'epoch'"):
+        make_batching("epoch", [np.zeros(30)], 5)

@@ -1,0 +1,343 @@
+"""ULA and MALA: exact laws, acceptance probabilities, and invariance of the posterior."""
+
+from __future__ import annotations
+
+import numpy as np
+import pymc as pm
+import pytest
+from scipy import stats
+
+from pymc_sgmcmc import SGLD
+from pymc_sgmcmc.step_methods.full_gradient import MALA, ULA, optimal_mala_step
+from tests.support.exact_law import affine_transition, run_one, stationary_law
+from tests.support.linear_gaussian import LinearGaussian, covariance_z_scores
+from tests.support.models import logistic_model, two_variable_model
+
+CVM = {"mode": "CVM"}
+QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
+Z_BOUND = 4.5
+
+
+def ula_law(H, noise, h):
+    """Covariance with precision H - h/4 H H; the gradient has no noise."""
+    return np.linalg.inv(H - h / 4 * H @ H)
+
+
+def gaussian(dimension: int, condition: float = 100.0) -> LinearGaussian:
+    """A regression whose posterior's precision has eigenvalues from 1 to the condition number."""
+    rng = np.random.default_rng(dimension)
+    rotation, _ = np.linalg.qr(rng.normal(size=(dimension, dimension)))
+    values = np.geomspace(1.0, condition, dimension) if dimension > 1 else np.array([condition])
+    X = np.sqrt(values - 1 / 16)[:, None] * rotation.T
+    X = np.concatenate([X, X]) / np.sqrt(2)
+    return LinearGaussian(X, rng.normal(size=len(X)), prior_sd=4.0)
+
+
+# --- ULA ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dimension", [1, 5, 50])
+def test_law_of_ula(dimension):
+    problem = gaussian(dimension)
+    h = 0.5 / 100.0
+    step = ULA(model=problem.model(), step_size=h, compile_kwargs=CVM)
+    mean, covariance = stationary_law([affine_transition(step.block, 0, h)])
+    exact = ula_law(problem.precision, None, h)
+    np.testing.assert_allclose(mean, problem.mean, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(covariance, exact, rtol=1e-8, atol=1e-10 * exact.max())
+
+
+def test_law_of_ula_with_a_preconditioner():
+    problem = LinearGaussian.simulate(30, 3, seed=4)
+    H, M = problem.precision, np.array([[2.0, 0.5, 0], [0.5, 1.0, 0.1], [0, 0.1, 0.5]]) / 50
+    h = 0.8
+    step = ULA(model=problem.model(), step_size=h, preconditioner=M, compile_kwargs=CVM)
+    _, covariance = stationary_law([affine_transition(step.block, 0, h)])
+    np.testing.assert_allclose(covariance, np.linalg.inv(H - h / 4 * H @ M @ H), rtol=1e-8)
+
+
+def test_ula_is_sgld_with_all_rows():
+    problem = LinearGaussian.simulate(30, 3, seed=4)
+    model = problem.model()
+    settings = {"model": model, "step_size": 1e-3, "compile_kwargs": CVM}
+    draws = [
+        sample(model, step, draws=30).posterior["beta"].to_numpy()
+        for step in (ULA(**settings), SGLD(batch_size=30, **settings))
+    ]
+    np.testing.assert_allclose(draws[0], draws[1], rtol=1e-10)
+
+
+def test_default_step_of_ula():
+    """Five percent of variance in the steepest direction."""
+    problem = LinearGaussian.simulate(30, 3, seed=4)
+    step = ULA(model=problem.model(), compile_kwargs=CVM)
+    assert step.step_size == pytest.approx(0.2, rel=1e-3)
+
+
+def test_the_data_are_not_copied():
+    step = ULA(model=logistic_model(), step_size=1e-3, compile_kwargs=CVM)
+    for shared, values in zip(step.batching._shared, step.posterior.data, strict=True):
+        assert np.shares_memory(shared.get_value(borrow=True), values)
+
+
+def test_a_minibatch_model_is_sampled_on_all_rows():
+    step = ULA(model=logistic_model(batch_size=20), step_size=1e-3, compile_kwargs=CVM)
+    assert step.batch_size == step.posterior.n_rows == 400
+
+
+@pytest.mark.parametrize("step_class", [ULA, MALA])
+@pytest.mark.parametrize("setting", ["batch_size", "batching", "gradient"])
+def test_settings_of_minibatches_are_refused(step_class, setting):
+    with pytest.raises(TypeError, match=f"uses the gradient of all rows, .* no `{setting}`"):
+        step_class(model=logistic_model(), **{setting: 10})
+
+
+# --- MALA: one transition --------------------------------------------------------------------
+
+
+def log_proposal(posterior, there, here, h, M):
+    mean = here + h / 2 * M @ posterior.gradient(here)
+    return stats.multivariate_normal(mean, h * M).logpdf(there)
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param("scalar", marks=pytest.mark.slow), "diagonal", "dense"]
+)
+def test_acceptance_probability_and_decision(kind):
+    """Against the ratio of densities, written out, for a posterior that is not Gaussian."""
+    matrix = {
+        "scalar": np.asarray(0.02),
+        "diagonal": np.array([0.03, 0.02, 0.01]),
+        "dense": np.array([[3.0, 1.0, 0.0], [1.0, 2.0, -0.5], [0.0, -0.5, 1.0]]) / 100,
+    }[kind]
+    M = matrix if matrix.ndim == 2 else np.diag(np.broadcast_to(matrix, 3))
+    h = 1.5
+    step = MALA(model=logistic_model(), step_size=h, preconditioner=matrix, compile_kwargs=CVM)
+    posterior = step.posterior
+    rng = np.random.default_rng(3)
+    mode = np.array([0.4, 0.7, -1.0])
+    decisions = []
+    for _ in range(20):
+        here = mode + 0.2 * rng.normal(size=3)
+        noise = rng.normal(size=4)
+        density, gradient = posterior.log_density_and_gradient(here)
+        root = np.linalg.cholesky(M)
+        proposal = here + h / 2 * M @ gradient + np.sqrt(h) * root @ noise[:3]
+        log_alpha = (
+            posterior.log_density(proposal)
+            - density
+            + log_proposal(posterior, here, proposal, h, M)
+            - log_proposal(posterior, proposal, here, h, M)
+        )
+        ran = step.block(
+            (here, np.asarray(density), gradient), np.zeros(2, np.int64), noise[None], np.array([h])
+        )
+        accepted, rate = (values[0] for values in ran.stats)
+        assert rate == pytest.approx(min(1.0, np.exp(log_alpha)), rel=1e-8)
+        assert accepted == (np.log(stats.norm.cdf(noise[3])) < log_alpha)
+        expected = proposal if accepted else here
+        np.testing.assert_allclose(ran.positions[0], expected, rtol=1e-10)
+        np.testing.assert_allclose(ran.auxiliaries[0][0], posterior.log_density(expected))
+        np.testing.assert_allclose(
+            ran.auxiliaries[1][0], posterior.gradient(expected), rtol=1e-8, atol=1e-9
+        )
+        np.testing.assert_allclose(ran.gradients[0], ran.auxiliaries[1][0])
+        decisions.append(accepted)
+    assert 0 < np.mean(decisions) < 1
+
+
+def test_a_proposal_that_is_not_finite_is_rejected():
+    x = np.linspace(1, 2, 20)
+    with pm.Model() as model:
+        rate = pm.Normal("rate", 0, 1)
+        pm.Poisson("y", pm.math.exp(rate * x), observed=np.ones(20, int))
+    step = MALA(model=model, step_size=1e8, compile_kwargs=CVM)
+    idata = sample(model, step, draws=50)
+    assert np.isfinite(idata.posterior["rate"]).all()
+    assert (idata.sample_stats["accepted"] == 0).all()
+    assert (idata.sample_stats["acceptance_rate"] == 0).all()
+
+
+# --- MALA: the posterior is invariant ---------------------------------------------------------
+
+
+def final_positions(step, starts, transitions):
+    """Last positions of independent chains."""
+    rng = np.random.default_rng(20)
+    finals, h = [], float(step.step_size)
+    for start in starts:
+        density, gradient = step.posterior.log_density_and_gradient(start)
+        noise = rng.standard_normal((transitions, step.block.noise_size))
+        state = (start, np.asarray(density), gradient)
+        indices = np.zeros(transitions + 1, np.int64)
+        finals.append(step.block(state, indices, noise, np.full(transitions, h)).positions[-1])
+    return np.array(finals)
+
+
+@pytest.mark.parametrize("dimension", [1, 5, 50])
+def test_covariance_of_mala(dimension):
+    problem = gaussian(dimension)
+    posterior = np.linalg.inv(problem.precision)
+    step = MALA(model=problem.model(), preconditioner="identity", compile_kwargs=CVM)
+    h = float(step.step_size)
+    starts = np.random.default_rng(1).multivariate_normal(problem.mean, posterior, size=2000)
+    draws = final_positions(step, starts, 30)
+    mean_z, covariance_z = covariance_z_scores(draws, problem.mean, posterior)
+    assert np.abs(mean_z).max() < Z_BOUND
+    assert np.abs(covariance_z).max() < Z_BOUND
+    # Most proposals moved, and without the decision this step would be seen to be too large.
+    assert np.mean(np.any(draws != starts, axis=1)) > 0.3
+    F = np.eye(dimension) - h / 2 * problem.precision
+    unadjusted = posterior
+    for _ in range(30):
+        unadjusted = F @ unadjusted @ F.T + h * np.eye(dimension)
+    ratio = np.linalg.eigvalsh(problem.precision @ unadjusted).max()
+    assert (ratio - 1) / np.sqrt(2 / len(draws)) > 2 * Z_BOUND
+
+
+@pytest.mark.slow
+def test_mala_on_a_skewed_posterior():
+    """Against the distribution function by quadrature."""
+    x = np.array([-1.0, 0.5, 1.0, 2.0])
+    with pm.Model() as model:
+        rate = pm.Normal("rate", 0, 2)
+        pm.Poisson("y", pm.math.exp(1.5 * rate * x), observed=np.array([0, 0, 1, 0]))
+    grid = np.linspace(-12, 4, 20_001)
+    log_density = -(grid**2) / 8 + 1.5 * grid - np.exp(1.5 * np.outer(grid, x)).sum(1)
+    density = np.exp(log_density - log_density.max())
+    cdf = np.concatenate([[0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    cdf /= cdf[-1]
+    starts = np.interp(np.random.default_rng(2).random(4000), cdf, grid)[:, None]
+    step = MALA(model=model, step_size=1.0, compile_kwargs=CVM)
+    uniform = np.interp(final_positions(step, starts, 25)[:, 0], grid, cdf)
+    for frequency in range(1, 5):
+        z = np.cos(np.pi * frequency * uniform).mean() * np.sqrt(2 * len(uniform))
+        assert abs(z) < Z_BOUND
+    # The chain without the decision is far off.
+    ula = ULA(model=model, step_size=1.0, compile_kwargs=CVM)
+    rng, finals = np.random.default_rng(3), []
+    for start in starts:
+        noise = rng.standard_normal((25, 1))
+        run = ula.block((start,), np.zeros(26, np.int64), noise, np.ones(25))
+        finals.append(run.positions[-1, 0])
+    uniform = np.interp(np.nan_to_num(finals, nan=-12), grid, cdf)
+    assert abs(np.cos(np.pi * uniform).mean()) * np.sqrt(2 * len(uniform)) > 2 * Z_BOUND
+
+
+def test_long_chain_of_mala_has_the_variance_of_the_posterior():
+    """Through `pm.sample`, with a standard error from batch means."""
+    problem = gaussian(5)
+    model = problem.model()
+    idata = sample(model, MALA(model=model, compile_kwargs=CVM), draws=6000, chains=2)
+    centred = idata.posterior["beta"].to_numpy() - problem.mean
+    exact = np.diag(np.linalg.inv(problem.precision))
+    batches = (centred**2 / exact).reshape(2 * 60, 100, 5).mean(1)
+    z = (batches.mean(0) - 1) / (batches.std(0, ddof=1) / np.sqrt(len(batches)))
+    assert np.abs(z).max() < Z_BOUND
+
+
+def test_default_step_of_mala_is_optimal():
+    """h = 1.65² d^(-1/3) for M the inverse curvature, and an acceptance rate near 0.574."""
+    assert optimal_mala_step(np.ones(8)) == pytest.approx(1.65**2 / 2)
+    problem = gaussian(50)
+    model = problem.model()
+    step = MALA(model=model, compile_kwargs=CVM)
+    assert step.step_size == pytest.approx(1.65**2 * 50 ** (-1 / 3), rel=1e-3)
+    rates = sample(model, step, draws=1500).sample_stats["acceptance_rate"]
+    assert abs(float(rates.mean()) - 0.574) < 0.06
+
+
+# --- Contract -------------------------------------------------------------------------------
+
+
+def sample(model, step, draws, tune=0, chains=1, cores=1, **kwargs):
+    with model:
+        return pm.sample(
+            step=step,
+            draws=draws,
+            tune=tune,
+            chains=chains,
+            cores=cores,
+            random_seed=3,
+            **{**QUIET, **kwargs},
+        )
+
+
+@pytest.fixture(scope="module")
+def model():
+    return logistic_model()
+
+
+@pytest.fixture(scope="module")
+def mala(model):
+    return MALA(model=model, compile_kwargs=CVM)
+
+
+def test_processes_give_the_same_draws(model, mala):
+    expected = sample(model, mala, draws=30, chains=2)
+    for context in ("fork", "forkserver"):
+        found = sample(model, mala, draws=30, chains=2, cores=2, mp_ctx=context)
+        np.testing.assert_array_equal(found.posterior["beta"], expected.posterior["beta"])
+    assert set(np.unique(expected.sample_stats["accepted"])) == {0.0, 1.0}
+
+
+def test_state_in_the_middle_of_a_run(model, mala):
+    mala.setup_chain(np.random.default_rng(5), 0, 60)
+    point = model.initial_point()
+    for _ in range(17):
+        point, _ = mala.step(point)
+    state, again, found = mala.sampling_state, point, []
+    expected = [(point := mala.step(point)[0])["beta"] for _ in range(20)]
+    mala.setup_chain(np.random.default_rng(6), 0, 60)
+    mala.sampling_state = state
+    found = [(again := mala.step(again)[0])["beta"] for _ in range(20)]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_other_variables_that_move_change_the_density():
+    model = two_variable_model()
+    with model:
+        # So large that every proposal is rejected, and the stored density stays.
+        step = MALA([model["slope"]], step_size=1e6, compile_kwargs=CVM)
+    step.setup_chain(np.random.default_rng(5), 0, 10)
+    point, _ = step.step(model.initial_point())
+    moved = {**point, "sigma_log__": point["sigma_log__"] + 1.0}
+    after, _ = step.step(moved)
+    assert after["slope"] == moved["slope"]
+    density, gradient = step.posterior.log_density_and_gradient(np.array([after["slope"]]))
+    assert step.chain.snapshot.auxiliaries[0] == pytest.approx(density)
+    assert step.chain.snapshot.auxiliaries[1] == pytest.approx(gradient)
+
+
+@pytest.mark.parametrize("step_class", [ULA, MALA])
+@pytest.mark.parametrize("other", [pytest.param(pm.NUTS, marks=pytest.mark.slow), pm.Metropolis])
+def test_compound_step(step_class, other):
+    model = two_variable_model()
+    with model:
+        step = step_class([model["slope"], model["intercept"]], compile_kwargs=CVM)
+        others = other([model["sigma"]], **({"compile_kwargs": CVM} if other is pm.NUTS else {}))
+    idata = sample(model, [step, others], draws=300, tune=300, chains=2)
+    for name, value, tolerance in (("slope", 2.0, 0.1), ("sigma", 0.5, 0.08)):
+        assert abs(float(idata.posterior[name].mean()) - value) < tolerance
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step_class", [ULA, MALA])
+def test_single_precision(step_class):
+    with pm.pytensorf.pytensor.config.change_flags(floatX="float32", warn_float64="ignore"):
+        model = two_variable_model()
+        step = step_class(model=model, compile_kwargs=CVM)
+        idata = sample(model, step, draws=600, chains=2)
+    assert idata.sample_stats["gradient"].dtype == np.float32
+    slope = idata.posterior["slope"].to_numpy()
+    assert abs(slope.mean() - 2.0) < 0.1
+    assert 0.7 < slope.std() / 0.0255 < 1.4
+
+
+def test_one_transition_of_mala_moves_the_whole_state():
+    """`run_one`, which the exact laws rest on, sees density and gradient too."""
+    step = MALA(model=logistic_model(), step_size=1e-3, compile_kwargs=CVM)
+    density, gradient = step.posterior.log_density_and_gradient(np.zeros(3))
+    state = np.concatenate([np.zeros(3), [density], gradient])
+    after = run_one(step.block, state, 0, np.array([0.1, 0, 0, -3.0]), 1e-3)
+    np.testing.assert_allclose(after[4:], step.posterior.gradient(after[:3]), rtol=1e-8)

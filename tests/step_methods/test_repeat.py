@@ -1,0 +1,114 @@
+"""A second run has every setting of the first but the step size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_sgmcmc import SGLD, SGLDCV, SVRG, bias_report
+from pymc_sgmcmc.batching import make_batching
+from pymc_sgmcmc.gradient_estimators import PlainGradient
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.record import SETTINGS
+from pymc_sgmcmc.step_methods.repeat import repeated_step
+from pymc_sgmcmc.trace_tools.reader import settings_of
+from tests.support.models import logistic_model
+
+CVM = {"mode": "CVM"}
+QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
+
+OF_THE_STEP_SIZE = {
+    "step_size", "step_size_from", "thin", "bias", "noise", "curvature", "why", "mean_error",
+    "mean_error_of",
+}  # fmt: skip
+"""Settings that are about the step size, and those that say where settings are from."""
+
+
+def rare_column():
+    """A column of zeros and ones with 0.06 % ones: their rows are in each transition."""
+    rng = np.random.default_rng(2)
+    n_rows = 20_000
+    X = np.column_stack([np.ones(n_rows), rng.normal(size=n_rows), rng.random(n_rows) < 6e-4])
+    y = rng.random(n_rows) < 1 / (1 + np.exp(-X @ [0.2, 0.5, 1.0]))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 5, shape=3)
+        pm.Bernoulli("y", logit_p=X @ beta, observed=y)
+    return model
+
+
+def two_blocks():
+    """Two observed variables of different lengths: rows have to be named."""
+    rng = np.random.default_rng(3)
+    with pm.Model() as model:
+        slope = pm.Normal("slope")
+        x = rng.normal(size=500)
+        pm.Normal("y", slope * x, 1, observed=x + rng.normal(size=500))
+        pm.Normal("calibration", slope, 0.5, observed=rng.normal(1, 0.5, size=30))
+    return model
+
+
+CASES = {
+    "plain": (logistic_model, SGLD, {"batch_size": 400}),
+    "control variates": (logistic_model, SGLDCV, {}),
+    "rows in each transition": (rare_column, SGLDCV, {}),
+    "named rows": (two_blocks, SGLDCV, {"rows": ["y"]}),
+    "replacement": (logistic_model, SGLDCV, {"batching": "replace", "batch_size": 30}),
+    "svrg": (logistic_model, SGLD, {"gradient": SVRG(refresh=7), "batch_size": 50}),
+    "saga": (logistic_model, SGLD, {"gradient": "saga", "batch_size": 50}),
+    "step given": (logistic_model, SGLDCV, {"step_size": 1e-3, "batch_size": 50}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_setting_but_the_step_size(case):
+    make_model, step_class, settings = CASES[case]
+    model = make_model()
+    with model:
+        first = step_class(compile_kwargs=CVM, **settings)
+        idata = pm.sample(step=first, draws=4, tune=2, chains=1, random_seed=1, **QUIET)
+    arrays = idata[SETTINGS].to_dataset() if SETTINGS in idata.children else None
+    second = repeated_step(
+        model, settings_of(idata), arrays, step_size=1e-4, thin=3, compile_kwargs=CVM
+    )
+    expected, found = first.settings, second.settings
+    where_from = {name for name in expected.attributes if name.endswith("_from")} | {"rows"}
+    compared = set(expected.attributes) - OF_THE_STEP_SIZE - where_from
+    assert compared >= {"sampler", "gradient", "batching", "batch_size", "n_rows", "kept_rows"}
+    for name in compared:
+        assert found.attributes[name] == expected.attributes[name], name
+    assert second.posterior.data_names == first.posterior.data_names
+    assert set(found.arrays) >= set(expected.arrays)
+    for name, values in expected.arrays.items():
+        np.testing.assert_allclose(found.arrays[name], values, rtol=1e-9, atol=0, err_msg=name)
+    if case == "rows in each transition":
+        assert expected.attributes["kept_rows"] >= 5
+    if case == "named rows":
+        assert second.posterior.n_rows == 500
+    assert second.step_size == 1e-4
+    assert second.thin == 3
+
+
+@pytest.mark.slow
+def test_report_of_a_run_with_rows_in_each_transition():
+    """Without them the second run is forty times as wide, and condemns the first."""
+    model = rare_column()
+    with model:
+        step = SGLDCV(compile_kwargs=CVM)
+        idata = pm.sample(
+            step=step, draws=2000, tune=200, chains=2, cores=1, random_seed=1, **QUIET
+        )
+    report = bias_report(idata, model, rerun=True, random_seed=2, compile_kwargs=CVM)
+    assert (report["mean_error_se"] < 0.2).all()
+    assert not report["verdict"].isin(["mean off", "variance too large"]).any()
+
+
+def test_a_run_with_an_estimator_made_by_hand_is_not_repeated():
+    model = logistic_model()
+    posterior = Posterior(model)
+    estimator = PlainGradient(posterior, make_batching("shuffle", posterior.data, 20))
+    with model:
+        step = SGLD(gradient=estimator, step_size=1e-3, compile_kwargs=CVM)
+        idata = pm.sample(step=step, draws=10, tune=2, chains=1, random_seed=1, **QUIET)
+    with pytest.raises(ValueError, match="an estimator made by hand"):
+        bias_report(idata, model, rerun=True)

@@ -1,0 +1,170 @@
+"""SGLD and SGLD-CV against their own exact stationary laws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pymc_sgmcmc import SGLD
+from pymc_sgmcmc.batching import FIRST_ORDER
+from tests.support.linear_gaussian import (
+    LinearGaussian,
+    all_subsets,
+    covariance_z_scores,
+    formula_covariance,
+    sgld_covariance,
+)
+
+Z_BOUND = 4.5
+CHAINS = 3000
+N_ROWS, BATCH_SIZE, DIMENSION = 40, 5, 3
+
+
+@pytest.fixture(scope="module")
+def problem() -> LinearGaussian:
+    return LinearGaussian.simulate(N_ROWS, DIMENSION, seed=3)
+
+
+def step_size_for(problem: LinearGaussian, relative: float) -> float:
+    """A step of some fraction of the stability limit of the full gradient."""
+    return relative / np.linalg.eigvalsh(problem.precision)[-1]
+
+
+def final_positions(step: SGLD, problem: LinearGaussian, orders) -> np.ndarray:
+    """Last positions of independent chains that start at exact posterior draws."""
+    rng = np.random.default_rng(99)
+    root = np.linalg.cholesky(np.linalg.inv(problem.precision))
+    positions = []
+    for seed, order in enumerate(orders):
+        step.setup_chain(np.random.default_rng([7, seed]), 0, 1)
+        step.batching.set_order(order)
+        start = problem.mean + root @ rng.normal(size=problem.dimension)
+        step._order = lambda order=order: order
+        point, _ = step.step({"beta": start})
+        positions.append(point["beta"])
+    return np.array(positions)
+
+
+def window_minibatches(step: SGLD, order: int) -> list[np.ndarray]:
+    step.batching.set_order(order)
+    return [step.batching.selected(np.int64(start)) for start in range(step.batching.n_rows)]
+
+
+@pytest.mark.filterwarnings("ignore:`center` is:pymc_sgmcmc.CenterWarning")
+@pytest.mark.parametrize("gradient", ["plain", "cv"])
+@pytest.mark.parametrize("batching", ["shuffle", "replace"])
+def test_mean_and_covariance_equal_the_exact_biased_law(problem, gradient, batching):
+    # A centre away from the mode, so that the control variate has noise of its own.
+    center = problem.mean + 1.0
+    step_size = step_size_for(problem, 0.6)
+    step = SGLD(
+        model=problem.model(),
+        batch_size=BATCH_SIZE,
+        step_size=step_size,
+        gradient=gradient,
+        center={"beta": center} if gradient == "cv" else None,
+        thin=120,
+        batching=batching,
+        compile_kwargs={"mode": "CVM"},
+    )
+    at = center if gradient == "cv" else None
+    if batching == "replace":
+        orders = [FIRST_ORDER] * CHAINS
+        exact = formula_covariance(problem, BATCH_SIZE, 1.0, step_size, at)
+    else:
+        # Each order of the rows has its own set of windows and so its own law.
+        seeds = range(1, 31)
+        orders = [seed for seed in seeds for _ in range(CHAINS // len(seeds))]
+        exact = np.mean(
+            [
+                sgld_covariance(problem, window_minibatches(step, seed), step_size, at)
+                for seed in seeds
+            ],
+            axis=0,
+        )
+    draws = final_positions(step, problem, orders)
+    mean_z, covariance_z = covariance_z_scores(draws, problem.mean, exact)
+    assert np.abs(mean_z).max() < Z_BOUND
+    assert np.abs(covariance_z).max() < Z_BOUND
+    # The bias is large enough for the test to see: the posterior itself would not pass.
+    _, posterior_z = covariance_z_scores(draws, problem.mean, np.linalg.inv(problem.precision))
+    assert np.abs(posterior_z).max() > 2 * Z_BOUND
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["identity", "diagonal", "dense"])
+def test_preconditioned_law(problem, kind):
+    covariance = np.linalg.inv(problem.precision)
+    matrix = {
+        "identity": np.asarray(0.7 * np.trace(covariance)),
+        "diagonal": np.diag(covariance) * np.array([1.0, 0.5, 2.0]),
+        "dense": covariance,
+    }[kind]
+    dense = np.diag(np.broadcast_to(matrix, DIMENSION)) if matrix.ndim < 2 else matrix
+    step_size = 0.4 / np.linalg.eigvals(dense @ problem.precision).real.max()
+    step = SGLD(
+        model=problem.model(),
+        batch_size=20,
+        step_size=step_size,
+        preconditioner=matrix,
+        thin=100,
+        batching="replace",
+        compile_kwargs={"mode": "CVM"},
+    )
+    exact = with_replacement_covariance(problem, 20, step_size, dense)
+    draws = final_positions(step, problem, [FIRST_ORDER] * CHAINS)
+    mean_z, covariance_z = covariance_z_scores(draws, problem.mean, exact)
+    assert np.abs(mean_z).max() < Z_BOUND
+    assert np.abs(covariance_z).max() < Z_BOUND
+
+
+def with_replacement_covariance(problem, batch_size, step_size, M):
+    """Fixed point iteration of the law's own recursion, with replacement."""
+    d, N = problem.dimension, problem.n_rows
+    A, mean_A = problem.row_precisions, problem.row_precisions.mean(0)
+    r = A @ problem.mean - problem.row_shifts
+    F = np.eye(d) - step_size / 2 * M @ problem.precision
+    covariance = np.linalg.inv(problem.precision)
+    for _ in range(2000):
+        noise = np.einsum("nij,jk,nlk->il", A, covariance, A) / N - mean_A @ covariance @ mean_A
+        V = N**2 / batch_size * (noise + np.cov(r.T, bias=True))
+        covariance = F @ covariance @ F.T + step_size * M + step_size**2 / 4 * M @ V @ M
+    return covariance
+
+
+@pytest.mark.parametrize("at_center", [False, True])
+def test_formula_equals_enumeration_of_all_subsets(at_center):
+    problem = LinearGaussian.simulate(6, 2, seed=1)
+    center = problem.mean + 0.5 if at_center else None
+    step_size = step_size_for(problem, 0.4)
+    enumerated = sgld_covariance(problem, all_subsets(6, 3), step_size, center)
+    formula = formula_covariance(problem, 3, (6 - 3) / (6 - 1), step_size, center)
+    np.testing.assert_allclose(formula, enumerated, rtol=1e-11)
+
+
+@pytest.mark.parametrize("at_center", [False, True])
+def test_bias_is_of_first_order_in_the_step(problem, at_center):
+    posterior = np.linalg.inv(problem.precision)
+    center = problem.mean if at_center else None
+
+    def bias(relative):
+        law = formula_covariance(problem, BATCH_SIZE, 1.0, step_size_for(problem, relative), center)
+        return np.linalg.norm(law - posterior)
+
+    assert bias(0.002) / bias(0.001) == pytest.approx(2.0, rel=0.02)
+
+
+def test_all_rows_without_replacement_have_no_gradient_noise(problem):
+    step_size = step_size_for(problem, 0.5)
+    step = SGLD(
+        model=problem.model(),
+        batch_size=N_ROWS,
+        step_size=step_size,
+        thin=100,
+        compile_kwargs={"mode": "CVM"},
+    )
+    exact = sgld_covariance(problem, [np.arange(N_ROWS)], step_size)
+    draws = final_positions(step, problem, [FIRST_ORDER] * CHAINS)
+    mean_z, covariance_z = covariance_z_scores(draws, problem.mean, exact)
+    assert np.abs(mean_z).max() < Z_BOUND
+    assert np.abs(covariance_z).max() < Z_BOUND

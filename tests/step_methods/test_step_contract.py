@@ -1,0 +1,407 @@
+"""What PyMC asks of a step method: seeds, state, statistics, processes, compound steps."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytest
+from pymc.step_methods.compound import Competence
+
+from pymc_sgmcmc import SGLD, SGLDCV, ModelError, NonFinitePositionError, Posterior, chain
+from tests.support.models import logistic_model, two_variable_model
+from tests.support.sampling import CVM, QUIET, sample
+
+
+def make_step(step_class=SGLDCV, model=None, **settings):
+    """A step method with given settings, so that no test waits for tuning."""
+    settings = {"batch_size": 20, "step_size": 1e-3, "compile_kwargs": CVM, **settings}
+    return step_class(model=model or logistic_model(), **settings)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return logistic_model()
+
+
+@pytest.fixture(scope="module")
+def step(model):
+    """One compiled step method; `pm.sample` resets what belongs to a chain."""
+    return make_step(model=model, thin=3)
+
+
+@pytest.fixture(scope="module")
+def reference(model, step):
+    return sample(model, step)
+
+
+# --- Seeds and processes ------------------------------------------------------------------
+
+
+def test_same_seed_same_draws(model, step, reference):
+    again = sample(model, step)
+    np.testing.assert_array_equal(again.posterior["beta"], reference.posterior["beta"])
+    other = sample(model, step, seed=4)
+    assert not np.array_equal(other.posterior["beta"], reference.posterior["beta"])
+
+
+def test_chains_differ(reference):
+    beta = reference.posterior["beta"].values
+    assert not np.array_equal(beta[0], beta[1])
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn", "forkserver"])
+def test_processes_give_the_same_draws(model, step, reference, start_method):
+    parallel = sample(model, step, cores=2, mp_ctx=start_method)
+    np.testing.assert_array_equal(parallel.posterior["beta"], reference.posterior["beta"])
+    np.testing.assert_array_equal(
+        parallel.sample_stats["gradient"], reference.sample_stats["gradient"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "batching"),
+    [
+        ("NUMBA", "shuffle"),
+        pytest.param("NUMBA", "replace", marks=pytest.mark.slow),
+        ("JAX", "shuffle"),
+        ("JAX", "replace"),
+    ],
+)
+def test_backends_give_the_same_draws(model, mode, batching):
+    expected = sample(model, make_step(model=model, thin=3, batching=batching))
+    step = make_step(model=model, thin=3, batching=batching, compile_kwargs={"mode": mode})
+    found = sample(model, step)
+    np.testing.assert_allclose(
+        found.posterior["beta"], expected.posterior["beta"], rtol=1e-9, atol=1e-12
+    )
+
+
+def test_jax_refuses_to_run_in_a_fork(model):
+    step = make_step(model=model, compile_kwargs={"mode": "JAX"})
+    with pytest.raises(Exception, match='mp_ctx="forkserver"'):
+        sample(model, step, cores=2, mp_ctx="fork")
+
+
+# --- Runs computed ahead ------------------------------------------------------------------
+
+
+def test_draws_do_not_depend_on_the_length_of_runs(model, step, reference, monkeypatch):
+    monkeypatch.setattr(chain, "BLOCK_TRANSITIONS", 12)
+    short = sample(model, step)
+    np.testing.assert_array_equal(short.posterior["beta"], reference.posterior["beta"])
+    np.testing.assert_array_equal(
+        short.sample_stats["gradient"], reference.sample_stats["gradient"]
+    )
+
+
+def test_runs_end_at_the_boundary_of_tuning(step, model, monkeypatch):
+    lengths = []
+    advance = step.chain.advance
+
+    def recorded(draws):
+        lengths.append(draws)
+        return advance(draws)
+
+    monkeypatch.setattr(step.chain, "advance", recorded)
+    sample(model, step, draws=25, tune=10, chains=1)
+    assert lengths == [10, 25]
+
+
+@pytest.mark.parametrize("used", [0, 1, 7, 10, 20])
+def test_state_read_in_the_middle_of_a_run_resumes_there(model, step, used):
+    def walk(stepper, point, count):
+        positions = []
+        for _ in range(count):
+            point, _ = stepper.step(point)
+            positions.append(point["beta"])
+        return point, positions
+
+    step.setup_chain(np.random.default_rng(5), 10, 30)
+    point, _ = walk(step, model.initial_point(), used)
+    state = step.sampling_state
+    _, expected = walk(step, point, 12)
+
+    fresh = make_step(model=model, thin=3)
+    fresh.setup_chain(np.random.default_rng(6), 10, 30)
+    fresh.sampling_state = state
+    _, found = walk(fresh, point, 12)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_state_is_small(step, model):
+    step.setup_chain(np.random.default_rng(5), 0, 1000)
+    step.step(model.initial_point())
+    state = step.sampling_state.chain_state
+    assert state["draws"] == 0
+    without_moments = pickle.dumps({**state, "adapted": state["adapted"][:-1]})
+    assert len(without_moments) < 5_000
+
+
+def test_state_of_other_settings_is_refused(model, step):
+    other = make_step(model=model, thin=2)
+    with pytest.raises(ValueError, match="thin"):
+        other.sampling_state = step.sampling_state
+
+
+def test_new_orders_of_the_rows(model, monkeypatch):
+    """Runs end where rows are put in a new order, and a resumed chain finds the order again."""
+    monkeypatch.setattr(chain, "EPOCHS_BETWEEN_SHUFFLES", 0.25)
+    step = make_step(model=model, thin=1)
+    assert step.chain.draws_per_order == 5
+    whole = sample(model, step, draws=23, tune=0)
+    monkeypatch.setattr(chain, "BLOCK_TRANSITIONS", 2)
+    parts = sample(model, step, draws=23, tune=0)
+    np.testing.assert_array_equal(parts.posterior["beta"], whole.posterior["beta"])
+    assert step.batching._order != 0
+
+
+def test_a_point_moved_by_others_is_followed(model, step):
+    step.setup_chain(np.random.default_rng(5), 0, 30)
+    point, _ = step.step(model.initial_point())
+    moved = {"beta": point["beta"] + 100.0}
+    after, _ = step.step(moved)
+    assert np.all(after["beta"] > 50)
+
+
+# --- Statistics ---------------------------------------------------------------------------
+
+
+def test_sample_stats(model, reference):
+    stats = reference.sample_stats
+    assert stats["gradient"].shape == stats["position"].shape == (2, 25, 3)
+    assert stats["gradient"].dtype == stats["position"].dtype == np.float64
+    np.testing.assert_array_equal(stats["position"], reference.posterior["beta"])
+    np.testing.assert_allclose(
+        stats["gradient_norm"], np.linalg.norm(stats["gradient"], axis=-1), rtol=1e-12
+    )
+    assert np.all(stats["step_size"] == 1e-3)
+    assert "lp" not in stats
+
+
+def test_gradient_is_that_of_the_recorded_position(model):
+    step = make_step(SGLD, model, batch_size=400, thin=4)
+    idata = sample(model, step, draws=5, tune=0, chains=1)
+    posterior = Posterior(model)
+    for draw in range(5):
+        position = idata.sample_stats["position"].values[0, draw]
+        np.testing.assert_allclose(
+            idata.sample_stats["gradient"].values[0, draw],
+            posterior.gradient(position),
+            rtol=1e-9,
+            atol=1e-9,
+        )
+
+
+def test_recorded_gradient_makes_the_next_transition(model):
+    step = make_step(SGLD, model, step_size=1e-9, thin=1)
+    idata = sample(model, step, draws=200, tune=0, chains=1)
+    position = idata.sample_stats["position"].values[0]
+    gradient = idata.sample_stats["gradient"].values[0]
+    # With the noise known, theta' - theta = h/2 g + sqrt(h) z; regress out the noise.
+    moved = np.diff(position, axis=0)
+    drift = 0.5e-9 * gradient[:-1]
+    noise = (moved - drift) / np.sqrt(1e-9)
+    assert abs(noise.mean()) < 4.5 / np.sqrt(noise.size)
+    assert abs(noise.var() - 1) < 4.5 * np.sqrt(2 / noise.size)
+
+
+def test_decreasing_step_sizes_are_recorded(model):
+    step = make_step(model=model, step_size=lambda t: 1e-3 / (1 + t), thin=2)
+    idata = sample(model, step, draws=4, tune=3, chains=1, discard_tuned_samples=False)
+    recorded = np.concatenate(
+        [
+            idata.warmup_sample_stats["step_size"].values[0],
+            idata.sample_stats["step_size"].values[0],
+        ]
+    )
+    np.testing.assert_allclose(recorded, 1e-3 / (1 + np.arange(1, 14, 2)))
+
+
+def test_progress_bar(model, step, capsys):
+    sample(model, step, progressbar="split+stats", quiet=False)
+    sample(model, step, progressbar="combined", quiet=False)
+    shown = capsys.readouterr()
+    assert "Grad" in shown.out + shown.err
+
+
+def test_never_chosen_automatically():
+    assert SGLDCV.competence(None, True) == Competence.INCOMPATIBLE
+    assert SGLDCV not in pm.step_methods.STEP_METHODS
+
+
+def test_var_names(model, step):
+    with model:
+        idata = sample(model, step, var_names=["beta"])
+    assert list(idata.posterior.data_vars) == ["beta"]
+
+
+# --- Variables ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "order", [("slope", "sigma", "intercept"), ("sigma", "intercept", "slope")]
+)
+def test_variables_in_any_order(order):
+    model = two_variable_model()
+    expected = sample(model, make_step(model=model, step_size=1e-4))
+    step = make_step(model=model, step_size=1e-4, vars=[model[name] for name in order])
+    assert [value.name for value in step.vars] == ["intercept", "slope", "sigma_log__"]
+    found = sample(model, step)
+    for name in order:
+        np.testing.assert_array_equal(found.posterior[name], expected.posterior[name])
+
+
+@pytest.mark.parametrize("other", [pm.NUTS, pm.Metropolis])
+def test_compound_step(other):
+    """The conditional law is right where another step method moves the other variables."""
+    model = two_variable_model()
+    with model:
+        steps = [
+            SGLDCV(
+                [model["slope"], model["intercept"]],
+                batch_size=100,
+                step_size=0.2,
+                preconditioner="curvature",
+                thin=5,
+                compile_kwargs=CVM,
+            ),
+            other([model["sigma"]]),
+        ]
+        idata = sample(model, steps, draws=1500, tune=300, chains=2)
+        exact = pm.sample(draws=1500, tune=500, chains=2, random_seed=1, **QUIET)
+    for name in ("intercept", "slope", "sigma"):
+        reference_sd = float(exact.posterior[name].std())
+        shift = float(idata.posterior[name].mean() - exact.posterior[name].mean())
+        assert abs(shift) < 0.2 * reference_sd, name
+        assert float(idata.posterior[name].std()) == pytest.approx(reference_sd, rel=0.15), name
+    assert idata.sample_stats["gradient"].shape == (2, 1500, 2)
+
+
+def test_step_size_counts_the_moves_of_other_variables():
+    """Noise grows with the distance of *all* variables from the centre."""
+    rng = np.random.default_rng(4)
+    X = rng.normal(size=(1000, 11))
+    with pm.Model():
+        a = pm.Normal("a", 0, 10)
+        b = pm.Normal("b", 0, 10, shape=10)
+        pm.Normal("y", X[:, 0] * a + X[:, 1:] @ b, 1.0, observed=rng.normal(size=1000))
+        step = SGLDCV([a], batch_size=20, compile_kwargs=CVM)
+    # By hand: 2/n from the variable itself and 1/n from each of the ten others.
+    noise = 0.2 / step.step_size - 1
+    assert noise == pytest.approx(12 / 20, rel=0.5)
+
+
+def test_changed_data_are_refused():
+    with pm.Model() as model:
+        data = pm.Data("data", np.zeros(50))
+        location = pm.Normal("location", 0, 50)
+        pm.Normal("y", location, 1, observed=data)
+        step = SGLDCV(batch_size=10, compile_kwargs=CVM)
+        pm.set_data({"data": np.full(50, 7.0)})
+    with pytest.raises(ModelError, match="`data` were changed after the step method was made"):
+        sample(model, step)
+
+
+def test_two_stochastic_gradient_steps_in_one_compound():
+    model = two_variable_model()
+    steps = [
+        make_step(model=model, vars=[model["slope"], model["intercept"]], step_size=1e-4),
+        make_step(model=model, vars=[model["sigma"]], step_size=1e-4),
+    ]
+    idata = sample(model, steps)
+    assert np.isfinite(idata.posterior["sigma"]).all()
+
+
+def test_subset_of_a_minibatch_model_warns():
+    model = logistic_model(batch_size=20)
+    with model:
+        extra = pm.Normal("extra")
+    with pytest.warns(UserWarning, match="one fixed minibatch"):
+        make_step(model=model, vars=[model["beta"]])
+    del extra
+
+
+def test_minibatch_and_ordinary_model_give_the_same_draws(model, reference):
+    minibatch_model = logistic_model(batch_size=20)
+    step = make_step(model=minibatch_model, batch_size=None, thin=3)
+    assert step.batch_size == 20
+    found = sample(minibatch_model, step)
+    np.testing.assert_allclose(
+        found.posterior["beta"], reference.posterior["beta"], rtol=1e-10, atol=1e-12
+    )
+
+
+def test_float32():
+    with pytensor.config.change_flags(floatX="float32"):
+        model = logistic_model()
+        idata = sample(model, make_step(model=model, step_size=None))
+    assert idata.posterior["beta"].dtype == np.float32
+    assert idata.sample_stats["gradient"].dtype == np.float32
+    assert np.isfinite(idata.posterior["beta"]).all()
+
+
+# --- Starts, interrupts and failures --------------------------------------------------------
+
+
+def test_chains_start_dispersed_around_the_centre(model):
+    step = make_step(model=model, step_size=1e-12)
+    starts = []
+    for seed in range(300):
+        step.setup_chain(np.random.default_rng(seed), 0, 1)
+        starts.append(step.step(model.initial_point())[0]["beta"])
+    deviations = np.linalg.solve(step.center.curvature.root, (starts - step.center.position).T).T
+    assert np.abs(deviations.mean(0)).max() < 4.5 / np.sqrt(300)
+    assert np.abs(deviations.var(0) - 1).max() < 4.5 * np.sqrt(2 / 300)
+
+
+def test_initial_values_of_the_user_are_kept(model):
+    step = make_step(model=model, step_size=1e-12)
+    idata = sample(model, step, draws=2, tune=0, initvals={"beta": np.array([5.0, 6.0, 7.0])})
+    np.testing.assert_allclose(idata.posterior["beta"][:, 0], [[5, 6, 7]] * 2, atol=1e-4)
+
+
+def test_interrupted_runs_keep_what_was_drawn(model, step, reference):
+    def interrupt(trace, draw):
+        if len(trace) == 18:
+            raise KeyboardInterrupt
+
+    idata = sample(model, step, chains=1, callback=interrupt)
+    assert idata.posterior.sizes["draw"] == 8
+    np.testing.assert_array_equal(
+        idata.posterior["beta"].values[0], reference.posterior["beta"].values[0, :8]
+    )
+
+
+def exploding(model, at):
+    """A step that is sane up to some transition and absurd from there on."""
+    return make_step(model=model, thin=2, step_size=lambda t: 1e-3 if t < at else 1e300)
+
+
+def test_a_chain_that_leaves_the_finite_numbers_keeps_its_draws(model, caplog):
+    step = exploding(model, at=41)
+    with caplog.at_level(logging.ERROR, logger="pymc"):
+        idata = sample(model, step, draws=30, tune=10, quiet=False)
+    beta = idata.posterior["beta"].values
+    # 41 good transitions are 20 whole draws, of which 10 are tuning.
+    assert np.isfinite(beta[:, :10]).all()
+    assert np.isnan(beta[:, 11:]).all()
+    assert "left the finite numbers at transition 4" in caplog.text
+    assert "step size 1e+300" in caplog.text
+    assert "smaller `step_size`" in caplog.text
+    assert "draws of this chain are kept" in caplog.text
+
+
+def test_a_chain_that_fails_in_tuning_stops_with_an_error(model):
+    with pytest.raises(NonFinitePositionError, match=r"at transition 11 .* Try a smaller"):
+        sample(model, exploding(model, at=11), draws=30, tune=10)
+
+
+def test_a_failure_in_another_process(model):
+    with pytest.raises(Exception, match="left the finite numbers"):
+        sample(model, exploding(model, at=11), draws=30, tune=10, cores=2, mp_ctx="fork")
+    idata = sample(model, exploding(model, at=41), draws=30, tune=10, cores=2, mp_ctx="fork")
+    assert np.isfinite(idata.posterior["beta"].values[:, :10]).all()

@@ -1,0 +1,160 @@
+"""Exact stationary laws of compiled chains, without drawing a single random number.
+
+On a Gaussian posterior with quadratic rows most transitions are affine in the state and in the
+noise. Their matrices are read off the *compiled* block, minibatch by minibatch, and the
+stationary mean and covariance follow from linear equations. A test then compares them with a
+formula, to many digits, where a Monte-Carlo test would see errors of some percent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from scipy.linalg import solve_discrete_lyapunov
+
+from pymc_sgmcmc.batching import Batching
+from pymc_sgmcmc.engine import TransitionBlock
+
+
+@dataclass(frozen=True)
+class AffineTransition:
+    """z' = slope z + shift + root xi, with xi standard normal."""
+
+    slope: np.ndarray
+    shift: np.ndarray
+    root: np.ndarray
+
+
+def all_indices(batching: Batching) -> list[np.ndarray]:
+    """Every equally likely index of a scheme: all windows, or all tuples of row numbers."""
+    if batching.name in ("shuffle", "all"):
+        starts = 1 if batching.batch_size == batching.n_rows else batching.n_rows
+        return [np.asarray(start, dtype=np.int64) for start in range(starts)]
+    numbers = range(batching.n_rows)
+    return [np.array(rows, np.int64) for rows in product(numbers, repeat=batching.batch_size)]
+
+
+def run_one(block: TransitionBlock, state: np.ndarray, index, noise, step_size: float):
+    """State after one transition, as one vector."""
+    parts, start = [], 0
+    for shape in [(block.dimension,), *(one.shape for one in block.auxiliaries)]:
+        size = int(np.prod(shape))
+        parts.append(state[start : start + size].reshape(shape))
+        start += size
+    remembered = () if block.memory is None else block.memory.read()
+    ran = block(
+        tuple(parts),
+        np.repeat(np.asarray(index)[None], 1 + block.lag, axis=0),
+        np.asarray(noise)[None],
+        np.array([step_size]),
+    )
+    if block.memory is not None:
+        # What the estimator remembers is a given here, as its references are.
+        block.memory.write(remembered)
+    return np.concatenate(
+        [ran.positions[0].ravel(), *(values[0].ravel() for values in ran.auxiliaries)]
+    ).astype(float)
+
+
+def affine_transition(
+    block: TransitionBlock, index, step_size: float, origin: np.ndarray | None = None
+) -> AffineTransition:
+    """Read the matrices of a transition that is affine off a compiled block."""
+    size = block.state_elements
+    origin = np.zeros(size) if origin is None else origin
+    quiet = np.zeros(block.noise_size)
+    at_origin = run_one(block, origin, index, quiet, step_size)
+    slope = np.column_stack(
+        [
+            run_one(block, origin + unit, index, quiet, step_size) - at_origin
+            for unit in np.eye(size)
+        ]
+    )
+    root = np.column_stack(
+        [
+            run_one(block, origin, index, unit, step_size) - at_origin
+            for unit in np.eye(block.noise_size)
+        ]
+    )
+    return AffineTransition(slope, at_origin - slope @ origin, root)
+
+
+def stationary_law(transitions: Iterable[AffineTransition]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and covariance that a random choice among transitions leaves invariant."""
+    transitions = list(transitions)
+    size, count = len(transitions[0].shift), len(transitions)
+    slope = sum(one.slope for one in transitions) / count
+    mean = np.linalg.solve(np.eye(size) - slope, sum(one.shift for one in transitions) / count)
+    constant = np.zeros((size, size))
+    for one in transitions:
+        moved = one.slope @ mean + one.shift - mean
+        constant += (np.outer(moved, moved) + one.root @ one.root.T) / count
+    if count == 1:
+        return mean, solve_discrete_lyapunov(slope, constant)
+    operator = sum(np.kron(one.slope, one.slope) for one in transitions) / count
+    radius = np.abs(np.linalg.eigvals(operator)).max()
+    assert radius < 1, f"the chain is unstable: spectral radius {radius}"
+    covariance = np.linalg.solve(np.eye(size * size) - operator, constant.ravel())
+    return mean, covariance.reshape(size, size)
+
+
+def compiled_law(step, step_size: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Stationary mean and covariance of the state of a step method's compiled chain."""
+    size = float(step.step_size) if step_size is None else step_size
+    return stationary_law(
+        affine_transition(step.block, index, size) for index in all_indices(step.batching)
+    )
+
+
+def noise_operator(problem, batching: Batching, center: np.ndarray | None = None):
+    """Covariance of the gradient estimate as a function of the covariance of the position.
+
+    The formula of the theory for rows with gradients b_i - A_i theta: N^2 c / n times
+    mean_i[A_i L A_i] - mean(A) L mean(A) + Cov_i(r_i). For windows of one fixed order it holds
+    on average over orders only; `exact_noise_operator` enumerates.
+    """
+    A, N = problem.row_precisions, problem.n_rows
+    mean_A = A.mean(0)
+    r = A @ problem.mean - problem.row_shifts if center is None else A @ (problem.mean - center)
+    scale = N**2 * batching.variance_factor / batching.batch_size
+
+    def operator(covariance: np.ndarray) -> np.ndarray:
+        sloped = np.einsum("nij,jk,nkl->il", A, covariance, A) / N - mean_A @ covariance @ mean_A
+        return scale * (sloped + np.atleast_2d(np.cov(r.T, bias=True)))
+
+    return operator
+
+
+def exact_noise_operator(problem, batching: Batching, center: np.ndarray | None = None):
+    """The same by enumeration of the minibatches of a scheme in its present order."""
+    from tests.support.linear_gaussian import affine_estimate
+
+    estimates = [
+        affine_estimate(problem, batching.selected(index), center)
+        for index in all_indices(batching)
+    ]
+    slopes = np.array([slope for _, slope in estimates])
+    residuals = np.array([shift - slope @ problem.mean for shift, slope in estimates])
+    mean_slope = slopes.mean(0)
+
+    def operator(covariance: np.ndarray) -> np.ndarray:
+        sloped = np.einsum("sij,jk,slk->il", slopes, covariance, slopes) / len(slopes)
+        return (
+            sloped - mean_slope @ covariance @ mean_slope.T + residuals.T @ residuals / len(slopes)
+        )
+
+    return operator
+
+
+def fixed_point(update, start: np.ndarray, iterations: int = 100_000) -> np.ndarray:
+    """Covariance that a recursion leaves unchanged."""
+    covariance = start
+    for _ in range(iterations):
+        following = update(covariance)
+        if np.allclose(following, covariance, rtol=1e-14, atol=0):
+            return following
+        covariance = following
+    return covariance

@@ -1,0 +1,105 @@
+"""Short silent runs, and checks that runs of any step method pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import pymc as pm
+import pytensor
+
+from tests.support.models import logistic_model, two_variable_model
+
+CVM = {"mode": "CVM"}
+"""Compiled in C, which takes less time with empty caches."""
+
+QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
+"""Arguments of `pm.sample` for runs whose output nobody reads."""
+
+
+def sample(model, step, draws=25, tune=10, chains=2, cores=1, seed=3, **kwargs):
+    with model:
+        return pm.sample(
+            step=step,
+            draws=draws,
+            tune=tune,
+            chains=chains,
+            cores=cores,
+            random_seed=seed,
+            **{**QUIET, **kwargs},
+        )
+
+
+def check_processes_and_resumption(step_class, **settings):
+    """The same draws in other processes, and after a state is read in the middle of a run."""
+    model = logistic_model()
+
+    def fresh():
+        return step_class(
+            model=model, batch_size=100, gradient="cv", thin=3, compile_kwargs=CVM, **settings
+        )
+
+    step = fresh()
+    expected = sample(model, step).posterior["beta"]
+    np.testing.assert_array_equal(sample(model, step, cores=2).posterior["beta"], expected)
+
+    def walk(stepper, point, count):
+        draws = []
+        for _ in range(count):
+            point, _ = stepper.step(point)
+            draws.append(point["beta"])
+        return point, draws
+
+    step.setup_chain(np.random.default_rng(5), 10, 30)
+    point, _ = walk(step, model.initial_point(), 7)
+    state = step.sampling_state
+    _, rest = walk(step, point, 12)
+    other = fresh()
+    other.setup_chain(np.random.default_rng(6), 10, 30)
+    other.sampling_state = state
+    np.testing.assert_array_equal(walk(other, point, 12)[1], rest)
+
+
+def check_float32(step_class, **settings):
+    with pytensor.config.change_flags(floatX="float32"):
+        model = logistic_model()
+        step = step_class(
+            model=model, batch_size=100, gradient="cv", compile_kwargs=CVM, **settings
+        )
+        idata = sample(model, step, draws=500, chains=1)
+    assert idata.posterior["beta"].dtype == np.float32
+    center = step.center
+    draws = idata.posterior["beta"].values[0]
+    assert np.all(np.abs(draws.mean(0) - center.position) < center.curvature.standard_deviations)
+    ratio = draws.std(0) / center.curvature.standard_deviations
+    assert np.all((ratio > 0.7) & (ratio < 1.4))
+
+
+def check_compound(step_class, other, **settings):
+    """Another step method owns a variable: finite, and the joint law's means within reach."""
+    model = two_variable_model()
+    with model:
+        steps = [
+            step_class(
+                [model["slope"], model["intercept"]], batch_size=100, gradient="cv",
+                compile_kwargs=CVM, **settings,
+            ),
+            other([model["sigma"]]),
+        ]  # fmt: skip
+        idata = sample(model, steps, draws=600, tune=200, chains=1)
+    exact = {"intercept": (1.0, 0.026), "slope": (2.0, 0.026), "sigma": (0.5, 0.019)}
+    for name, (truth, sd) in exact.items():
+        draws = idata.posterior[name].values
+        assert abs(draws.mean() - truth) < 5 * sd
+        assert 0.8 < draws.std() / sd < 1.25
+
+
+def check_estimators(step_class, gradient, **settings):
+    """No constants given: posterior means and scales of a logistic regression."""
+    model = logistic_model()
+    step = step_class(
+        model=model, batch_size=250, gradient=gradient, compile_kwargs=CVM, **settings
+    )
+    draws = sample(model, step, draws=600, chains=1).posterior["beta"].values[0]
+    center = step.center
+    sd = center.curvature.standard_deviations
+    assert np.all(np.abs(draws.mean(0) - center.position) < 0.5 * sd)
+    assert np.all(np.abs(draws.std(0) / sd - 1) < 0.25)

@@ -1,0 +1,554 @@
+"""Stated accuracy, batch size and the report of a run's bias."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+
+import numpy as np
+import pymc as pm
+import pytest
+import xarray as xr
+from scipy import stats
+
+from pymc_sgmcmc import (
+    MALA,
+    OSGFS,
+    SGHMC,
+    SGLD,
+    SGLDCV,
+    SGNHT,
+    NonFinitePositionError,
+    bias_report,
+)
+from pymc_sgmcmc.adaptation import Seen
+from pymc_sgmcmc.adaptation.monitor import LangevinMonitor, SteinMonitor
+from pymc_sgmcmc.record import SETTINGS
+from pymc_sgmcmc.stein import (
+    langevin_variance_error,
+    mean_gradient_test,
+    stein_variance_error,
+)
+from pymc_sgmcmc.step_methods.repeat import STEP_METHODS
+from pymc_sgmcmc.trace_tools.bias import _beyond_doubt, _verdict, bias_warnings
+from pymc_sgmcmc.tuning import choose_batch_size
+from tests.support.exact_law import exact_noise_operator, fixed_point
+from tests.support.linear_gaussian import LinearGaussian
+from tests.support.models import logistic_model, two_variable_model
+
+CVM = {"mode": "CVM"}
+QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
+
+
+@pytest.fixture(scope="module")
+def problem() -> LinearGaussian:
+    return LinearGaussian.simulate(40, 3, seed=6)
+
+
+def sample(model, step, **settings):
+    settings = {"draws": 300, "tune": 200, "chains": 2, "cores": 1, "random_seed": 1, **settings}
+    with model:
+        return pm.sample(step=step, **{**QUIET, **settings})
+
+
+# --- The estimates --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preconditioner", ["identity", "diagonal", "inverse"])
+@pytest.mark.parametrize("batch_size", [8, 40])
+def test_langevin_error_is_that_of_the_exact_law(problem, rng, preconditioner, batch_size):
+    """From the exact second moment of the gradients: the error of each variance to 1e-8."""
+    H, d = problem.precision, 3
+    scale = 1 / np.linalg.eigvalsh(H)[-1]
+    M = {
+        "identity": scale * np.eye(d),
+        "diagonal": scale * np.diag([1.0, 0.5, 2.0]),
+        "inverse": np.linalg.inv(H),
+    }[preconditioner]
+    h = 0.4
+    step = SGLD(
+        model=problem.model(), batch_size=batch_size, step_size=h, preconditioner=M,
+        compile_kwargs=CVM,
+    )  # fmt: skip
+    noise = exact_noise_operator(problem, step.batching, None)
+    F = np.eye(d) - h / 2 * M @ H
+    law = fixed_point(lambda L: F @ L @ F.T + h * M + h**2 / 4 * M @ noise(L) @ M, h * M)
+    second_moment = H @ law @ H + noise(law)
+    # Gradients with just that second moment: in each of 20 batches the rows of a root of it.
+    rows = np.linalg.cholesky(d * second_moment).T
+    gradients = np.tile(rows, (1, 20, 1)).reshape(1, 20 * d, d)
+    found = langevin_variance_error(gradients, np.full((1, 20 * d), h), M, H)
+    exact = np.diag(law) / np.diag(np.linalg.inv(H)) - 1
+    np.testing.assert_allclose(found.value, exact, rtol=1e-8)
+    assert (exact > 0.01).all()
+
+
+def test_diagonal_matrices_give_the_same_error(rng):
+    gradients, sizes = rng.normal(size=(2, 200, 3)), np.full((2, 200), 0.3)
+    M, H = np.array([1.0, 2.0, 0.5]), np.array([1.0, 0.4, 3.0])
+    found = langevin_variance_error(gradients, sizes, M, H)
+    dense = langevin_variance_error(gradients, sizes, np.diag(M), np.diag(H))
+    np.testing.assert_allclose(found.value, dense.value, rtol=1e-10)
+    np.testing.assert_allclose(found.standard_error, dense.standard_error, rtol=1e-10)
+
+
+def test_stein_error_of_wide_draws(rng):
+    """Draws of N(0, s² / p) with gradients of N(0, 1 / p): an error of s² - 1."""
+    p, s = np.array([1.0, 4.0]), np.array([1.2, 0.9])
+    positions = s * rng.normal(size=(4, 5000, 2)) / np.sqrt(p)
+    gradients = -positions * p + rng.normal(size=positions.shape)
+    found = stein_variance_error(positions, gradients)
+    assert (np.abs(found.value - (s**2 - 1)) < 4.5 * found.standard_error).all()
+    assert (found.standard_error < 0.05).all()
+
+
+def test_mean_gradient_shows_a_chain_away_from_its_law(rng):
+    gradients = rng.normal(size=(4, 1000, 3))
+    assert mean_gradient_test(gradients) > 1e-3
+    gradients[..., 1] += 0.15
+    assert mean_gradient_test(gradients) < 1e-3
+    many = rng.normal(size=(2, 400, 60))
+    assert mean_gradient_test(many) > 1e-3
+    assert mean_gradient_test(many + 0.3) < 1e-3
+
+
+# --- Batch size -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise_rows", [3.0, 300.0, 1e5])
+def test_batch_size_is_near_the_cheapest(noise_rows):
+    N, row, d = 100_000, 40, 10
+    sizes = np.arange(1, N + 1)
+    overhead = (12_000 + 2 * d**2) / row
+    cost = (overhead + sizes) * (1 + noise_rows / sizes * (N - sizes) / (N - 1))
+    chosen = choose_batch_size(noise_rows, N, row, 2 * d**2)
+    assert cost[chosen - 1] <= 1.1 * cost.min()
+    assert chosen <= np.argmin(cost) + 1
+
+
+def test_batch_size_of_control_variates_does_not_grow_with_the_data():
+    sizes = []
+    for n_rows in (2_000, 20_000):
+        rng = np.random.default_rng(1)
+        X = rng.normal(size=(n_rows, 3))
+        y = rng.random(n_rows) < 1 / (1 + np.exp(-X @ [0.5, -0.5, 0.2]))
+        with pm.Model() as model:
+            beta = pm.Normal("beta", 0, 5, shape=3)
+            pm.Bernoulli("y", logit_p=X @ beta, observed=y)
+        sizes.append(SGLDCV(model=model, compile_kwargs=CVM).batch_size)
+    assert sizes[0] / sizes[1] == pytest.approx(1, abs=0.3)
+
+
+@pytest.mark.parametrize("step_class", [SGLDCV, SGHMC, SGNHT, OSGFS])
+def test_nothing_has_to_be_given(step_class):
+    step = step_class(model=logistic_model(), compile_kwargs=CVM)
+    assert 1 <= step.batch_size <= 400
+    assert step.run_settings.attributes["batch_size_from"] == "computed"
+    assert step.bias == 0.05
+
+
+# --- Stated accuracy ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [0.01, 0.2])
+def test_step_size_is_in_proportion_to_the_stated_bias(bias):
+    settings = {"model": logistic_model(), "batch_size": 100, "compile_kwargs": CVM}
+    default, stated = SGLDCV(**settings), SGLDCV(bias=bias, **settings)
+    assert stated.step_size / default.step_size == pytest.approx(bias / 0.05)
+
+
+@pytest.mark.filterwarnings("ignore::pymc_sgmcmc.BatchSizeWarning")
+def test_stated_bias_of_other_samplers():
+    settings = {"model": logistic_model(), "batch_size": 40, "compile_kwargs": CVM}
+    for step_class in (SGHMC, SGNHT):
+        # With plain gradients the noise limits the step; beyond that limit it is the same.
+        steps = [step_class(bias=bias, **settings).step_size for bias in (0.01, 0.05)]
+        assert steps[0] < steps[1]
+    k = [OSGFS(bias=bias, **settings).scoring._max_k for bias in (0.01, 0.05)]
+    assert k[0] == pytest.approx(4 * 0.01 / 0.36)
+    assert k[1] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("step_class", "settings", "error", "message"),
+    [
+        (SGLDCV, {"bias": 0.0}, ValueError, "`bias` should be positive"),
+        (SGLDCV, {"bias": 1.0}, ValueError, r"a number in \(0, 1\) such as 0.05, but got 1.0"),
+        (SGLDCV, {"bias": "small"}, TypeError, "`bias` should be a positive number"),
+        (SGLDCV, {"bias": 0.1, "step_size": 0.1}, ValueError, "got both bias=0.1 and step_size"),
+        (OSGFS, {"bias": 0.1, "max_k": 0.1}, ValueError, "got both bias=0.1 and max_k=0.1"),
+        (OSGFS, {"bias": 0.1, "k": 0.1}, ValueError, "got both bias=0.1 and k=0.1"),
+        (MALA, {"bias": 0.1}, TypeError, "`MALA` has no bias"),
+    ],
+)
+def test_bad_bias(step_class, settings, error, message):
+    batch = {} if step_class is MALA else {"batch_size": 100}
+    with pytest.raises(error, match=message):
+        step_class(model=logistic_model(), compile_kwargs=CVM, **batch, **settings)
+
+
+# --- Running estimate and tuning ------------------------------------------------------------
+
+
+def seen(rng, draws, thin, *, tuning, size, boundary=False):
+    shape = (draws * thin, 2)
+    return Seen(
+        rng.normal(size=shape), size * rng.normal(size=shape), np.arange(3), tuning, boundary,
+        thin, np.full(draws * thin, 0.2),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("monitor", [LangevinMonitor(np.eye(2)), SteinMonitor()])
+def test_running_estimate_does_not_depend_on_the_runs(rng, monitor):
+    whole = seen(rng, 30, 2, tuning=False, size=1.0)
+    parts = [slice(0, 20), slice(20, 22), slice(22, 60)]
+    _, expected = monitor.update(monitor.begin(np.zeros(2)), whole)
+    state, found = monitor.begin(np.zeros(2)), []
+    for part in parts:
+        one = Seen(
+            whole.positions[part], whole.gradients[part], whole.next_rows, False, False, 2,
+            whole.step_sizes[part],
+        )  # fmt: skip
+        state, recorded = monitor.update(state, one)
+        found.append(recorded["variance_error"])
+    np.testing.assert_array_equal(np.concatenate(found), expected["variance_error"])
+
+
+def test_running_estimate_of_a_chain(problem):
+    model = problem.model()
+    idata = sample(model, SGHMC(model=model, compile_kwargs=CVM), draws=2000)
+    assert abs(float(idata.sample_stats["variance_error"][:, -1].mean())) < 0.2
+
+
+# --- The report of a run --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run():
+    model = logistic_model()
+    return model, sample(model, SGLDCV(model=model, compile_kwargs=CVM), draws=1000, chains=4)
+
+
+def test_report(run):
+    _, idata = run
+    before = idata.copy(deep=True)
+    report = bias_report(idata)
+    assert list(report.index) == [
+        "beta[feature=intercept]", "beta[feature=age]", "beta[feature=height]"
+    ]  # fmt: skip
+    assert list(report.columns) == [
+        "mean", "sd", "variance_error", "variance_error_se", "mean_error", "mean_error_se",
+        "ess_bulk", "r_hat", "verdict",
+    ]  # fmt: skip
+    assert (report["verdict"] == "ok").all()
+    assert (report["variance_error"] < 0.05).all()
+    assert report["mean_error"].isna().all()
+    assert "within the stated 0.05" in report.attrs["verdict"]
+    xr.testing.assert_identical(
+        idata["sample_stats"].to_dataset(), before["sample_stats"].to_dataset()
+    )
+
+
+def test_settings_are_in_the_trace(run, tmp_path):
+    _, idata = run
+    attributes = idata["sample_stats"].attrs
+    assert attributes["sgmcmc_sampler"] == "SGLDCV"
+    assert "4 x 0.05 / (gradient noise" in attributes["sgmcmc_why"]
+    assert idata[SETTINGS]["preconditioner"].shape == (3, 3)
+    idata.to_netcdf(tmp_path / "run.nc")
+    read = xr.open_datatree(tmp_path / "run.nc")
+    assert bias_report(read).equals(bias_report(idata))
+    assert read["sample_stats"].attrs["sgmcmc_batch_size"] == attributes["sgmcmc_batch_size"]
+
+
+@pytest.mark.slow
+def test_second_run_at_half_the_step(run):
+    model, idata = run
+    report = bias_report(idata, model, rerun=True, random_seed=2)
+    errors, standard = report["mean_error"], report["mean_error_se"]
+    assert (errors.abs() < 4.5 * standard).all()
+    assert (standard < 0.2).all()
+    # Four thousand draws do not tell an error of 0.1 from none in all coordinates.
+    undecided = errors.abs() + 2 * standard > 0.1
+    assert undecided.any()
+    assert (report["verdict"][undecided] == "cannot tell").all()
+    assert "too large to tell it from 0.1. Use about" in report.attrs["verdict"]
+
+
+def test_a_large_given_step_is_reported(caplog):
+    """Where the true error is above the stated one the run says so, and so does the report."""
+    model = logistic_model()
+    step = SGLDCV(
+        model=model, batch_size=100, step_size=0.8, preconditioner="curvature", thin=4,
+        compile_kwargs=CVM,
+    )  # fmt: skip
+    with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
+        idata = sample(
+            model, step, draws=1000, quiet=False, compute_convergence_checks=True, chains=4
+        )
+    assert "too large by more than the default 0.05" in caplog.text
+    assert "Use a `step_size` of about 0.1" in caplog.text
+    report = bias_report(idata)
+    assert (report["verdict"] == "variance too large").all()
+    assert bias_report(idata, bias=0.5)["verdict"].eq("ok").all()
+    # The true one: (1 + V h/4) / (1 - h/4) - 1 with little noise V.
+    assert report["variance_error"].between(0.2, 0.45).all()
+
+
+def test_a_good_run_says_nothing(run):
+    assert bias_warnings(run[1]) == []
+
+
+@pytest.mark.parametrize("step_class", [SGHMC, OSGFS])
+def test_report_of_other_samplers(step_class):
+    model = logistic_model()
+    idata = sample(model, step_class(model=model, compile_kwargs=CVM), draws=1000, chains=4)
+    report = bias_report(idata)
+    assert report.attrs["method"] == "Stein's identity"
+    assert (report["variance_error"].abs() < 4.5 * report["variance_error_se"] + 0.06).all()
+    with pytest.raises(ValueError, match=r"can repeat runs of SGLD and SGLDCV, but .* of "):
+        bias_report(idata, model, rerun=True)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_settings_from_several_processes():
+    model = logistic_model()
+    idata = sample(model, SGLDCV(model=model, compile_kwargs=CVM), draws=20, tune=20, cores=2)
+    assert idata["sample_stats"].attrs["sgmcmc_sampler"] == "SGLDCV"
+
+
+def test_bad_traces(run):
+    _, idata = run
+    with pytest.raises(ValueError, match="should have `gradient` and `position`"):
+        bias_report(xr.DataTree.from_dict({"posterior": idata["posterior"].to_dataset()}))
+    broken = idata.copy(deep=True)
+    broken["sample_stats"]["gradient"].values[0, 3] = np.nan
+    with pytest.raises(ValueError, match="All draws should be finite, but 1 of chain"):
+        bias_report(broken)
+    short = idata.copy()
+    short["sample_stats"] = xr.DataTree(idata["sample_stats"].to_dataset().isel(draw=slice(0, 3)))
+    with pytest.raises(ValueError, match=r"4 chains of 1000 draws, but .* 4 chains of 3"):
+        bias_report(short)
+    with pytest.raises(ValueError, match="At least 4 draws a chain are needed"):
+        bias_report(idata.isel(draw=slice(0, 3)))
+    no_sizes = idata.copy()
+    stats = idata["sample_stats"].to_dataset().drop_vars("step_size")
+    no_sizes["sample_stats"] = xr.DataTree(stats)
+    with pytest.raises(ValueError, match="should have `step_size` in `sample_stats`"):
+        bias_report(no_sizes)
+    with pytest.raises(ValueError, match=r"`bias` should be in \(0, 1\), but got 2.0"):
+        bias_report(idata, bias=2.0)
+
+
+# --- Verdicts -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mean_error", "standard_error", "verdict"),
+    [
+        (0.270, 0.131, "cannot tell"),
+        (0.078, 0.236, "cannot tell"),
+        (-0.078, 0.236, "cannot tell"),
+        (0.02, 0.03, "ok"),
+        (-0.3, 0.05, "mean off"),
+        (np.nan, np.nan, "ok"),
+    ],
+)
+def test_verdict_of_the_mean(mean_error, standard_error, verdict):
+    assert _verdict(0.5, 0.02, (mean_error, standard_error), 1000.0, 1.0) == verdict
+
+
+def test_none_of_many_coordinates_is_off_by_chance(rng):
+    """Errors of just the bound in 100 coordinates: a word on any of them in one run of 40."""
+    dimension, runs, standard_error = 100, 2000, 0.05
+    estimates = 0.1 + standard_error * rng.normal(size=(runs, dimension))
+    bound = _beyond_doubt(dimension)
+    verdicts = [
+        [
+            _verdict(0.5, 0.02, (one, standard_error), 1e3, 1.0, beyond_doubt=(bound, bound))
+            for one in row
+        ]
+        for row in estimates
+    ]
+    share = np.mean(["mean off" in row for row in verdicts])
+    expected = stats.norm.sf(2)
+    assert abs(share - expected) < 4.5 * np.sqrt(expected / runs)
+    assert _beyond_doubt(1) == pytest.approx(2)
+
+
+def exact_run(rng, dimension, draws=4000):
+    """Draws of N(0, I) in a trace without settings, with their gradients."""
+    positions = rng.normal(size=(4, draws // 4, dimension))
+    gradients = -positions + rng.normal(size=positions.shape)
+    dims = ("chain", "draw", "position_dim_0")
+    statistics = xr.Dataset(
+        {
+            "position": (dims, positions),
+            "gradient": (dims, gradients),
+            "step_size": (dims[:2], np.full(positions.shape[:2], 0.1)),
+        }
+    )
+    return xr.DataTree.from_dict({"sample_stats": statistics})
+
+
+def test_none_of_many_variances_is_too_large_by_chance(rng):
+    """Errors of variances by Stein's identity are as uncertain as what they are compared with."""
+    idata = exact_run(rng, 100)
+    report = bias_report(idata, bias=0.002)
+    assert report.attrs["method"] == "Stein's identity"
+    z = (report["variance_error"] - 0.002) / report["variance_error_se"]
+    assert z.max() > 2  # some are beyond two standard errors, as some have to be
+    assert "variance too large" not in set(report["verdict"])
+    idata["sample_stats"].attrs["sgmcmc_bias"] = 0.002
+    assert bias_warnings(idata) == []
+
+
+# --- The second run -------------------------------------------------------------------------
+
+
+def flat_hierarchy() -> pm.Model:
+    """Six centred groups of two rows: by gradient and curvature their mean is far from a mode."""
+    rng = np.random.default_rng(1)
+    group = np.repeat(np.arange(6), 2)
+    y = rng.normal(0, 0.3, size=6)[group] + rng.normal(size=12)
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", 1.0)
+        effect = pm.Normal("effect", 0.0, scale, shape=6)
+        pm.Normal("y", effect[group], 1.0, observed=y)
+    return model
+
+
+def test_second_run_is_silent_and_has_the_center_of_the_first(monkeypatch):
+    """The mean of the nearest Gaussian is no mode, and curvature there is no guide."""
+    model, made = flat_hierarchy(), []
+
+    class Recorded(SGLDCV):
+        def __init__(self, *args, **settings):
+            super().__init__(*args, **settings)
+            made.append((self, settings))
+
+    with model:
+        first = SGLDCV(compile_kwargs=CVM)
+    idata = sample(model, first, draws=20, tune=20)
+    monkeypatch.setitem(STEP_METHODS, "SGLDCV", Recorded)
+    bias_report(idata, model, rerun=True, compile_kwargs=CVM)
+    ((second, settings),) = made
+    assert settings["compile_kwargs"] == CVM
+    np.testing.assert_array_equal(second.center.position, first.center.position)
+    np.testing.assert_allclose(
+        second.center.curvature.covariance, first.center.curvature.covariance, rtol=1e-6, atol=1e-9
+    )
+
+
+def test_bad_settings_of_a_report(run):
+    _, idata = run
+    with pytest.raises(ValueError, match=r"`model` is None .* Pass `model=`"):
+        bias_report(idata, rerun=True)
+    with pytest.raises(TypeError, match="`bias` should be a positive number, but got 'a'"):
+        bias_report(idata, bias="a")
+
+
+# --- Compound steps -------------------------------------------------------------------------
+
+
+def test_a_run_too_short_for_a_report(caplog):
+    model = logistic_model()
+    step = SGLDCV(model=model, compile_kwargs=CVM)
+    with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
+        sample(model, step, draws=3, quiet=False, compute_convergence_checks=True)
+    assert "The bias of the run is not known. At least 4 draws a chain are needed" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_compound_step_with_metropolis(caplog, tmp_path):
+    """Settings, check and report are those of the one step method of this package."""
+    model = two_variable_model()
+    ours = SGLDCV(
+        [model["intercept"], model["slope"]], model=model, batch_size=100, step_size=0.8,
+        preconditioner="curvature", thin=4, compile_kwargs=CVM,
+    )  # fmt: skip
+    with model:
+        other = pm.Metropolis([model["sigma"]])
+    with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
+        idata = sample(
+            model, [ours, other], draws=300, quiet=False, compute_convergence_checks=True
+        )
+    assert "too large by more than the default 0.05" in caplog.text
+    attributes = idata["sample_stats"].attrs
+    assert attributes["sgmcmc_sampler"] == "SGLDCV"
+    assert attributes["sgmcmc_step_methods"] == 2
+    assert idata[SETTINGS]["precision"].shape == (2, 2)
+    report = bias_report(idata)
+    assert list(report.index) == ["intercept", "slope"]
+    assert report.attrs["method"] == "second moment of the gradients"
+    # (1 + V h/4) / (1 - h/4) - 1 with little noise V.
+    assert report["variance_error"].between(0.2, 0.45).all()
+    with pytest.raises(ValueError, match="but the trace is of 2 step methods"):
+        bias_report(idata, model, rerun=True)
+    idata.to_netcdf(tmp_path / "run.nc")
+    assert bias_report(xr.open_datatree(tmp_path / "run.nc")).equals(report)
+
+
+@pytest.mark.slow
+def test_compound_step_with_another_step_size():
+    """NUTS records a `step_size` as well, here before ours."""
+    model = two_variable_model()
+    settings = {"batch_size": 100, "bias": 0.04, "model": model, "compile_kwargs": CVM}
+    ours = SGLDCV([model["intercept"], model["slope"]], **settings)
+    with model:
+        other = pm.NUTS([model["sigma"]], compile_kwargs=CVM)
+    idata = sample(model, [other, ours], draws=50, tune=20)
+    recorded = idata["sample_stats"]
+    assert recorded.attrs["sgmcmc_step_size_column"] == 1
+    np.testing.assert_array_equal(recorded["step_size"][..., 1], ours.step_size)
+    report = bias_report(idata)
+    assert report.attrs["bias"] == 0.04
+    assert report.attrs["method"] == "second moment of the gradients"
+    assert report["variance_error"].between(0.02, 0.08).all()
+
+
+def test_compound_step_with_two_of_ours():
+    """Their statistics share a name, so there are neither settings nor a report."""
+    model = two_variable_model()
+    settings = {"model": model, "batch_size": 20, "step_size": 1e-4, "compile_kwargs": CVM}
+    steps = [SGLD([model[name]], **settings) for name in ("intercept", "slope")]
+    with model:
+        steps.append(pm.Metropolis([model["sigma"]]))
+    idata = sample(model, steps, draws=20, tune=20)
+    assert SETTINGS not in idata.children
+    assert "sgmcmc_sampler" not in idata["sample_stats"].attrs
+    with pytest.raises(ValueError, match="should be numbers of one step method"):
+        bias_report(idata)
+
+
+# --- A chain that fails ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        (
+            {},
+            r"was computed by this package\. Give a smaller `step_size`, for example {quarter} "
+            r'with `preconditioner="curvature"`, a smaller `bias`, or a `center` .* with NUTS',
+        ),
+        (
+            {"step_size": 0.1, "preconditioner": "curvature"},
+            "Try a smaller `step_size`, for example {quarter}, or leave it out",
+        ),
+    ],
+)
+def test_advice_where_a_chain_fails(monkeypatch, settings, advice):
+    """A step size that was computed is not left out once more; what tuning made of it counts."""
+    monkeypatch.setattr(LangevinMonitor, "step_size_factor", lambda self, state: 0.5)
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=200)
+    with pm.Model() as model:
+        slope = pm.Normal("slope", 0, 10)
+        pm.Poisson("y", pm.math.exp(slope * x), observed=rng.poisson(np.exp(0.5 * x)))
+        step = SGLDCV(batch_size=100, compile_kwargs=CVM, **settings)
+    size = 0.5 * step.step_size
+    message = f"step size {size:.3g}: .*" + advice.format(quarter=re.escape(f"{size / 4:.3g}"))
+    with pytest.raises(NonFinitePositionError, match=message):
+        sample(model, step, draws=5, tune=5, chains=1, initvals={"slope": 300.0})

@@ -1,0 +1,243 @@
+"""Centre, curvature and step size against closed forms."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_sgmcmc import tuning
+from pymc_sgmcmc.batching import make_batching
+from pymc_sgmcmc.errors import CenterWarning
+from pymc_sgmcmc.matrices import matrix_root
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.tuning import (
+    center_at,
+    choose_step_size,
+    dense_curvature,
+    find_center,
+    row_noise,
+)
+from tests.support.linear_gaussian import LinearGaussian, formula_covariance
+from tests.support.models import logistic_model
+
+
+@pytest.fixture(scope="module")
+def problem() -> LinearGaussian:
+    return LinearGaussian.simulate(500, 4, seed=2)
+
+
+@pytest.fixture(scope="module")
+def posterior(problem) -> Posterior:
+    return Posterior(problem.model())
+
+
+@pytest.mark.parametrize("method", ["lbfgs", "sgd"])
+def test_centre_is_the_mode(problem, posterior, method):
+    center = find_center(posterior, np.zeros(4), method)
+    sds = np.sqrt(np.diag(np.linalg.inv(problem.precision)))
+    np.testing.assert_allclose(center.position, problem.mean, atol=0.02 * sds.min())
+    np.testing.assert_allclose(center.gradient, posterior.gradient(center.position), atol=1e-9)
+    np.testing.assert_allclose(
+        center.likelihood_gradient,
+        center.gradient + center.position / problem.prior_sd**2,
+        rtol=1e-9,
+    )
+    assert center.distance < 0.02
+
+
+def test_curvature_is_the_precision(problem, posterior):
+    curvature = find_center(posterior, np.zeros(4)).curvature
+    np.testing.assert_allclose(curvature.precision, problem.precision, rtol=1e-6)
+    np.testing.assert_allclose(curvature.covariance @ problem.precision, np.eye(4), atol=1e-6)
+    np.testing.assert_allclose(curvature.root @ curvature.root.T, curvature.covariance, rtol=1e-10)
+
+
+def test_centre_on_data_larger_than_the_subsample(problem, posterior, monkeypatch):
+    monkeypatch.setattr(tuning.subsample, "SUBSAMPLE_ROWS", 80)
+    center = find_center(posterior, np.zeros(4))
+    assert center.distance < 0.02
+    # One pass of stochastic Newton steps comes within a standard deviation or so.
+    assert find_center(posterior, np.zeros(4), "sgd").distance < 1.5
+
+
+def test_centre_of_columns_on_very_different_scales():
+    rng = np.random.default_rng(0)
+    scales = np.array([1e-4, 1.0, 1e4])
+    X = rng.normal(size=(2000, 3)) * scales
+    y = rng.random(2000) < 1 / (1 + np.exp(-X @ (np.array([1.0, -0.5, 0.7]) / scales)))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1e5, shape=3)
+        pm.Bernoulli("y", logit_p=X @ beta, observed=y)
+    center = find_center(Posterior(model), np.zeros(3))
+    assert center.distance < 0.02
+    scaled = center.position * scales
+    np.testing.assert_allclose(scaled, [1.0, -0.5, 0.7], atol=0.3)
+
+
+def test_diagonal_curvature_beyond_the_dense_bound(problem, posterior, monkeypatch):
+    monkeypatch.setattr(tuning.curvature, "DENSE_DIMENSION", 3)
+    monkeypatch.setattr(tuning.curvature, "LOW_RANK_DIMENSION", 3)
+    center = find_center(posterior, np.zeros(4))
+    assert center.distance < 0.05
+    assert not center.curvature.is_dense
+    # Information from squared row gradients: right up to the noise of 200 rows.
+    found, exact = center.curvature, np.diag(problem.precision)
+    np.testing.assert_allclose(found.precision, exact, rtol=0.5)
+    # The largest eigenvalue relative to it is known, which keeps the step from being too large.
+    scaled = problem.precision / np.sqrt(np.outer(found.precision, found.precision))
+    largest = np.linalg.eigvalsh(scaled)[-1]
+    assert found.relative_to(found.root).max() == pytest.approx(largest, rel=0.2)
+
+
+def test_a_saddle_is_reported():
+    with pytest.warns(UserWarning, match="flat or bends upwards"):
+        curvature = dense_curvature(np.diag([1.0, -0.5]), np.ones(2))
+    assert np.all(np.linalg.eigvalsh(curvature.covariance) > 0)
+
+
+def test_search_from_an_impossible_start(posterior):
+    with pytest.raises(ValueError, match="not finite at the start"):
+        find_center(posterior, np.full(4, np.nan))
+
+
+def test_unknown_method(posterior):
+    with pytest.raises(ValueError, match="'lbfgs', 'sgd', or a point, but got 'adam'"):
+        find_center(posterior, np.zeros(4), "adam")
+
+
+@pytest.mark.parametrize("scheme", ["shuffle", "replace"])
+@pytest.mark.parametrize("control_variate", [False, True])
+def test_step_size_keeps_the_stated_inflation(problem, posterior, scheme, control_variate):
+    """The largest variance inflation of the exact law is the stated 5 %, to leading order."""
+    center = find_center(posterior, np.zeros(4))
+    batching = make_batching(scheme, posterior.data, 50)
+    choice = choose_step_size(
+        posterior,
+        center,
+        center.curvature.root,
+        batching,
+        deviations=row_noise(posterior, center, control_variate=control_variate).deviations,
+    )
+    # The law with M = H^-1 is that with M = I in whitened coordinates.
+    root = center.curvature.root
+    white = LinearGaussian(problem.X @ root, problem.y - problem.X @ problem.mean, prior_sd=1e9)
+    law = formula_covariance(
+        white,
+        50,
+        batching.variance_factor,
+        choice.step_size,
+        np.zeros(4) if control_variate else None,
+    )
+    inflation = np.linalg.eigvalsh(law)[-1] - 1
+    assert 0.03 < inflation < 0.065
+    assert choice.curvature == pytest.approx(1.0, rel=1e-6)
+
+
+def test_batch_size_needed_balances_noise_and_curvature(problem, posterior):
+    center = find_center(posterior, np.zeros(4))
+    root = center.curvature.root
+
+    def choice(batch_size):
+        batching = make_batching("shuffle", posterior.data, batch_size)
+        return choose_step_size(
+            posterior,
+            center,
+            root,
+            batching,
+            deviations=row_noise(posterior, center, control_variate=False).deviations,
+        )
+
+    needed = choice(20).batch_size_needed
+    assert choice(needed).noise <= choice(needed).curvature < choice(needed - 1).noise
+
+
+@pytest.mark.parametrize("preconditioner", ["scalar", "diagonal", "dense"])
+def test_curvature_under_any_preconditioner(problem, posterior, preconditioner):
+    center = find_center(posterior, np.zeros(4))
+    matrix = {
+        "scalar": np.asarray(0.01),
+        "diagonal": np.array([0.01, 0.02, 0.03, 0.04]),
+        "dense": np.linalg.inv(problem.precision) + 0.01 * np.eye(4),
+    }[preconditioner]
+    dense = np.diag(np.broadcast_to(matrix, 4)) if matrix.ndim < 2 else matrix
+    batching = make_batching("shuffle", posterior.data, 50)
+    choice = choose_step_size(
+        posterior,
+        center,
+        matrix_root(matrix),
+        batching,
+        deviations=row_noise(posterior, center, control_variate=True).deviations,
+    )
+    expected = np.linalg.eigvals(dense @ problem.precision).real.max()
+    assert choice.curvature == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        (-1.0, "positive, but its smallest entry is -1.0"),
+        (np.array([1.0, 0.0]), "positive, but its smallest entry is 0.0"),
+        (np.array([[1.0, 2.0], [2.0, 1.0]]), "positive definite, but its smallest eigenvalue"),
+        (np.array([[1.0, 0.5], [0.0, 1.0]]), "symmetric"),
+        (np.array([np.nan, 1.0]), "finite"),
+    ],
+)
+def test_bad_preconditioners(matrix, message):
+    with pytest.raises(ValueError, match=message):
+        matrix_root(matrix)
+
+
+def test_a_centre_without_a_finite_gradient_is_refused():
+    posterior = Posterior(logistic_model())
+    with pytest.raises(ValueError, match="not finite at the cent"):
+        center_at(posterior, np.array([np.inf, 0.0, 0.0]))
+
+
+def test_a_mode_on_the_boundary_is_reported(caplog):
+    """The density of a centred hierarchy is unbounded where the group scale goes to zero."""
+    rng = np.random.default_rng(3)
+    group = rng.integers(0, 6, 60)
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", 1.0)
+        effect = pm.Normal("effect", 0.0, scale, shape=6)
+        pm.Normal("y", effect[group], 1.0, observed=rng.normal(size=60))
+    with caplog.at_level(logging.INFO, logger="pymc.sgmcmc"):
+        find_center(Posterior(model), Posterior(model).initial_position)
+    assert "standard deviations from where the posterior has its mass" in caplog.text
+
+
+def test_a_support_that_depends_on_a_parameter_is_reported():
+    rng = np.random.default_rng(3)
+    with pm.Model() as model:
+        upper = pm.HalfNormal("upper", 10.0)
+        pm.Uniform("y", 0.0, upper, observed=rng.uniform(0, 3, size=1000))
+    with pytest.warns(CenterWarning, match="ended .* away from it"):
+        find_center(Posterior(model), Posterior(model).initial_position)
+
+
+def test_a_good_centre_is_not_reported(recwarn):
+    posterior = Posterior(logistic_model())
+    find_center(posterior, np.zeros(3))
+    assert not [warning for warning in recwarn if warning.category is CenterWarning]
+
+
+def test_separated_outcomes_without_a_prior_are_reported():
+    x = np.random.default_rng(1).normal(size=300)
+    with pm.Model() as model:
+        beta = pm.Flat("beta", shape=2)
+        pm.Bernoulli("y", logit_p=beta[0] + beta[1] * x, observed=x > 0)
+    with pytest.warns(CenterWarning, match="there may be none"):
+        find_center(Posterior(model), np.zeros(2))
+
+
+def test_a_flat_direction_is_reported():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=300)
+    with pm.Model() as model:
+        beta = pm.Flat("beta", shape=2)
+        pm.Normal("y", (beta[0] + beta[1]) * x, 1.0, observed=x + rng.normal(size=300))
+    with pytest.warns(CenterWarning, match="flat or bends upwards"):
+        find_center(Posterior(model), np.zeros(2))
