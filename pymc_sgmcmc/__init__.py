@@ -16,7 +16,7 @@ from pymc_sgmcmc.errors import (
 )
 from pymc_sgmcmc.gradient_estimators import SVRG
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.record import label_positions
+from pymc_sgmcmc.record import label_positions as label_positions  # with a FutureWarning
 from pymc_sgmcmc.schedules import PolynomialDecay
 from pymc_sgmcmc.step_methods import (
     HAMCMC,
@@ -83,7 +83,6 @@ __all__ = [
     "gradient_convergence",
     "gradients",
     "kernel_stein_discrepancy",
-    "label_positions",
     "plot_bias",
     "plot_ess_bias",
     "plot_gradient_trace",

@@ -4,7 +4,7 @@ An estimator turns a posterior and a minibatch scheme into a symbolic function o
 and an index. All are unbiased for each position; they differ in their variance.
 """
 
-from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Memory
+from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Memory, Reference
 from pymc_sgmcmc.gradient_estimators.control_variate import ControlVariateGradient
 from pymc_sgmcmc.gradient_estimators.full import FullGradient
 from pymc_sgmcmc.gradient_estimators.plain import PlainGradient
@@ -18,6 +18,7 @@ __all__ = [
     "GradientEstimator",
     "Memory",
     "PlainGradient",
+    "Reference",
     "SAGAGradient",
     "SVRGGradient",
 ]

@@ -45,7 +45,7 @@ def estimate_function(posterior, scheme, estimator_name):
     if estimator_name == "svrg":
         estimator = SVRGGradient.make(posterior, BATCH_SIZE, batching=scheme)
         reference = estimator.reference
-        reference.load(reference.begin(center))
+        reference.load(reference.at(center))
         batching = estimator.batching
     elif estimator_name == "saga":
         estimator = SAGAGradient.make(posterior, BATCH_SIZE, batching=scheme)

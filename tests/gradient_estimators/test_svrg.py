@@ -57,7 +57,7 @@ def compiled_transition(step, problem, index, step_size):
     reference = step.chain.adaptations[0]
 
     def run(deviation, noise):
-        reference.load(reference.begin(problem.mean + deviation[d:]))
+        reference.load(reference.at(problem.mean + deviation[d:]))
         moved = run_one(step.block, problem.mean + deviation[:d], index, noise, step_size)
         return np.concatenate([moved - problem.mean, deviation[d:]])
 
@@ -249,7 +249,7 @@ def test_order_of_the_rows_of_the_data_changes_nothing():
             pm.Bernoulli("y", logit_p=X[order] @ beta, observed=y[order])
         estimator = SVRGGradient.make(Posterior(model), 5, batching="replace")
         reference = estimator.reference
-        reference.load(reference.begin(np.array([0.1, 0.2, 0.3])))
+        reference.load(reference.at(np.array([0.1, 0.2, 0.3])))
         position = pytensor.tensor.dvector("position")
         index = pytensor.tensor.lvector("index")
         estimate = pytensor.function(
@@ -363,7 +363,7 @@ def test_the_reference_keeps_the_values_of_other_variables():
     point = model.initial_point()
     reference = estimator.reference
     posterior.set_others({**point, "sigma_log__": np.array(0.7)})
-    state = reference.begin(np.array([0.5, 1.5]))
+    state = reference.at(np.array([0.5, 1.5]))
     posterior.set_others({**point, "sigma_log__": np.array(-0.4)})
     reference.load(state)
     position, index = pytensor.tensor.dvector(), pytensor.tensor.lscalar()

@@ -21,7 +21,6 @@ from pymc_sgmcmc import (
     gradient_convergence,
     gradients,
     kernel_stein_discrepancy,
-    label_positions,
     plot_bias,
     plot_ess_bias,
     plot_gradient_trace,
@@ -656,25 +655,11 @@ misuse(
     "plot_ess_bias_unknown_variable", plot_ess_bias, "var_names", var_names="gamma", backend="none"
 )
 misuse("plot_ess_bias_bias", plot_ess_bias, "bias", bias=-1, backend="none")
-misuse("label_positions_too_few", label_positions, "labels", ["a"])
-misuse("label_positions_twice_the_same", label_positions, "labels", ["a", "a"])
-misuse("label_positions_number", label_positions, "labels", 3)
-misuse("label_positions_text", label_positions, "labels", "beta")
 
 
 @case("trace")
 def plot_ess_bias_of_no_traces():
     plot_ess_bias({}, backend="none")
-
-
-@case("DataTree")
-def label_positions_of_nothing():
-    label_positions(None, ["a", "b"])
-
-
-@case("gradient")
-def label_positions_of_another_sampler():
-    label_positions(of_another_sampler(), ["a", "b"])
 
 
 # --- Gradients at the draws of any sampler --------------------------------------------------------

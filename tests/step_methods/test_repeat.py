@@ -71,7 +71,7 @@ def test_every_setting_but_the_step_size(case):
     second = repeated_step(
         model, settings_of(idata), arrays, step_size=1e-4, thin=3, compile_kwargs=CVM
     )
-    expected, found = first.settings, second.settings
+    expected, found = first.run_settings, second.run_settings
     where_from = {name for name in expected.attributes if name.endswith("_from")} | {"rows"}
     compared = set(expected.attributes) - OF_THE_STEP_SIZE - where_from
     assert compared >= {"sampler", "gradient", "batching", "batch_size", "n_rows", "kept_rows"}

@@ -27,7 +27,21 @@ every_affine_sampler = pytest.mark.parametrize(
     [sampler for sampler in SAMPLERS if sampler.law is not None],
     ids=lambda sampler: sampler.name,
 )
-every_estimator = pytest.mark.parametrize("gradient", ESTIMATORS)
+every_pair = pytest.mark.parametrize(
+    ("sampler", "gradient"),
+    [
+        # Each sampler once, and each estimator once: the others take a compilation each.
+        pytest.param(
+            sampler,
+            gradient,
+            id=f"{sampler.name}-{gradient}",
+            marks=() if gradient == "cv" or sampler.name == "SGLD" else pytest.mark.slow,
+        )
+        for sampler in SAMPLERS
+        if sampler.law is not None
+        for gradient in ESTIMATORS
+    ],
+)
 
 
 def gaussian_with_precision(dimension: int, condition: float) -> LinearGaussian:
@@ -46,7 +60,10 @@ def gaussian_with_precision(dimension: int, condition: float) -> LinearGaussian:
 
 
 @every_affine_sampler
-@pytest.mark.parametrize("dimension", [1, 5, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "dimension",
+    [pytest.param(1, marks=pytest.mark.slow), 5, pytest.param(50, marks=pytest.mark.slow)],
+)
 def test_law_with_an_exact_gradient(sampler, dimension):
     problem = gaussian_with_precision(dimension, condition=100.0)
     h = sampler.step_size(100.0)
@@ -63,8 +80,7 @@ def test_law_with_an_exact_gradient(sampler, dimension):
     assert inflation < 0.3
 
 
-@every_affine_sampler
-@every_estimator
+@every_pair
 @pytest.mark.parametrize(
     "prior_sd",
     [
@@ -122,8 +138,7 @@ def test_order_of_the_bias(sampler):
     assert np.log2(bias(h) / bias(h / 2)) == pytest.approx(sampler.bias_order, abs=0.03)
 
 
-@every_affine_sampler
-@every_estimator
+@every_pair
 def test_all_rows_are_the_full_gradient(sampler, gradient):
     problem = LinearGaussian.simulate(9, 2, seed=8)
     h = sampler.step_size(np.linalg.eigvalsh(problem.precision)[-1]) / 2
@@ -139,8 +154,7 @@ def test_all_rows_are_the_full_gradient(sampler, gradient):
     np.testing.assert_allclose(compiled_law(step)[1][:2, :2], exact, rtol=1e-8)
 
 
-@every_affine_sampler
-@every_estimator
+@every_pair
 def test_order_of_the_rows_does_not_matter(sampler, gradient):
     problem = LinearGaussian.simulate(5, 2, seed=8)
     h = sampler.step_size(np.linalg.eigvalsh(problem.precision)[-1]) / 3
@@ -160,7 +174,14 @@ def test_order_of_the_rows_does_not_matter(sampler, gradient):
     np.testing.assert_allclose(laws[0], laws[1], rtol=1e-10)
 
 
-@every_affine_sampler
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        pytest.param(sampler, marks=() if number < 3 else pytest.mark.slow, id=sampler.name)
+        for number, sampler in enumerate(SAMPLERS)
+        if sampler.law is not None
+    ],
+)
 def test_single_precision(sampler):
     """The same transitions in float32, up to its rounding."""
     problem = LinearGaussian.simulate(8, 2, seed=8)

@@ -39,7 +39,7 @@ def final_positions(step: SGLD, problem: LinearGaussian, orders) -> np.ndarray:
         step.setup_chain(np.random.default_rng([7, seed]), 0, 1)
         step.batching.set_order(order)
         start = problem.mean + root @ rng.normal(size=problem.dimension)
-        step._order = lambda order=order: order
+        step.chain._order = lambda state, order=order: order
         point, _ = step.step({"beta": start})
         positions.append(point["beta"])
     return np.array(positions)

@@ -426,7 +426,7 @@ def test_constrained_variables(run):
     np.testing.assert_allclose(np.log(draws["sigma"]), position[..., 2], rtol=1e-9)
     np.testing.assert_array_equal(draws["slope"], position[..., 1])
     ratio = calibrated[GROUP]["sd_ratio"]
-    assert list(ratio["position_dim_0"].values) == ["intercept", "slope", "sigma_log__"]
+    assert list(ratio["unconstrained_position"].values) == ["intercept", "slope", "sigma_log__"]
     assert ((ratio > 0.8) & (ratio < 0.97)).all()
     for name in ("posterior", "sample_stats"):
         xr.testing.assert_identical(idata[name].to_dataset(), before[name].to_dataset())

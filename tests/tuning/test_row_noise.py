@@ -82,7 +82,7 @@ def test_rows_that_are_kept_make_draws_cheaper():
     with pytest.warns(BatchSizeWarning, match="non-zero or extreme in only a few rows"):
         given = SGLDCV(model=model, batch_size=step.batch_size, compile_kwargs=CVM)
     assert step.run_settings.attributes["kept_rows"] >= 6
-    assert given.settings.attributes["kept_rows"] == 0
+    assert given.run_settings.attributes["kept_rows"] == 0
     assert "others in every transition" in step.run_settings.attributes["why"]
     assert given.step_size < 0.1 * step.step_size
 
@@ -112,4 +112,4 @@ def test_samplers_with_a_noise_of_their_own_keep_none():
     step = OSGFS(model=model, gradient="cv", batch_size=100, compile_kwargs=CVM)
     assert step.run_settings.attributes["kept_rows"] == 0
     plain = SGLD(model=model, batch_size=3000, compile_kwargs=CVM)
-    assert plain.settings.attributes["kept_rows"] == 0
+    assert plain.run_settings.attributes["kept_rows"] == 0
