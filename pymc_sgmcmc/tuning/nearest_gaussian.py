@@ -154,9 +154,9 @@ def nearest_gaussian(
             continue
         found = mismatch_at(posterior, judge, center)
         how_far = unlikeness(found, center)
-        evidence, spread = _evidence(subsample, center)
+        bound, spread = evidence(subsample, center)
         if is_guide(found) and not how_far[0] and spread <= LARGEST_SPREAD:
-            near.append((evidence, center))
+            near.append((bound, center))
         else:
             far.append((how_far, center))
     if near:
@@ -213,7 +213,7 @@ def _narrowed(posterior: Posterior, judge: Subsample, center: Center) -> Center:
     return replace(center, curvature=_curvature_of(root / np.sqrt(max(1.0, steepest))))
 
 
-def _evidence(subsample: Subsample, center: Center) -> tuple[float, float]:
+def evidence(subsample: Subsample, center: Center) -> tuple[float, float]:
     """What a Gaussian says of the log evidence, but for a constant, and how unsure it is.
 
     The mean over its draws of the log density less its own is a bound (Jordan et al. 1999). Their

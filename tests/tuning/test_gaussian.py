@@ -12,6 +12,8 @@ from pymc_sgmcmc import CenterWarning, Posterior
 from pymc_sgmcmc.matrices import triangular_root
 from pymc_sgmcmc.tuning import find_center
 from pymc_sgmcmc.tuning.gaussian import fit_gaussian, mismatch, steepest_curvature
+from pymc_sgmcmc.tuning.nearest_gaussian import evidence
+from pymc_sgmcmc.tuning.subsample import Subsample
 
 
 def random_root(rng, dimension):
@@ -223,3 +225,19 @@ def test_center_where_no_gaussian_is_near():
     root = center.curvature.root
     steepest = steepest_curvature(gradient, center.position, root, rng, 1e-3)
     assert steepest < 2
+
+
+def test_spread_of_log_weights_is_that_over_all_rows():
+    """The mode of a subsample is deviations away, which says nothing of how Gaussian it is."""
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal(200_000)
+    with pm.Model() as model:
+        intercept, slope = pm.Normal("intercept", 0, 10), pm.Normal("slope", 0, 10)
+        pm.Normal("y", intercept + slope * x, 1.0, observed=2 * x + rng.standard_normal(len(x)))
+    posterior = Posterior(model)
+    center = find_center(posterior, posterior.initial_position)
+    few = Subsample(posterior)
+    assert few.weight == 20
+    away = center.curvature.root.T @ few.gradient(center.position)
+    assert np.abs(away).max() > 3
+    assert evidence(few, center)[1] < 0.5
