@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from pytensor.compile.sharedvalue import SharedVariable
 
 from pymc_sgmcmc.adaptation.base import Adaptation, AdaptationState, Seen
-from pymc_sgmcmc.dynamics import Langevin
 from pymc_sgmcmc.posterior import Posterior
 
 TRANSITIONS_BETWEEN_UPDATES = 100
@@ -26,7 +26,8 @@ class RMSprop(Adaptation):
     def __init__(
         self,
         posterior: Posterior,
-        dynamics: Langevin,
+        preconditioner: SharedVariable,
+        root: SharedVariable,
         *,
         decay: float,
         regularization: float,
@@ -35,7 +36,7 @@ class RMSprop(Adaptation):
     ):
         self.transitions = TRANSITIONS_BETWEEN_UPDATES
         self._posterior = posterior
-        self._dynamics = dynamics
+        self._preconditioner, self._root = preconditioner, root
         self._decay = decay
         self._regularization = regularization
         self._batch_size = batch_size
@@ -54,9 +55,8 @@ class RMSprop(Adaptation):
     def load(self, state: AdaptationState) -> None:
         """Set M and its root."""
         diagonal = state["preconditioner"]
-        preconditioner, root = self._dynamics.preconditioner, self._dynamics.root
-        preconditioner.set_value(diagonal.astype(preconditioner.dtype))
-        root.set_value(np.sqrt(diagonal).astype(root.dtype))
+        self._preconditioner.set_value(diagonal.astype(self._preconditioner.dtype))
+        self._root.set_value(np.sqrt(diagonal).astype(self._root.dtype))
 
     def update(
         self, state: AdaptationState, seen: Seen

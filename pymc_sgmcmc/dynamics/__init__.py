@@ -1,7 +1,7 @@
 """Transitions of chains: one file an algorithm."""
 
 from pymc_sgmcmc.dynamics.baoab import BAOAB
-from pymc_sgmcmc.dynamics.base import Auxiliary, Dynamics
+from pymc_sgmcmc.dynamics.base import Auxiliary, Dynamics, Transition
 from pymc_sgmcmc.dynamics.hamcmc import QuasiNewtonLangevin
 from pymc_sgmcmc.dynamics.langevin import Langevin
 from pymc_sgmcmc.dynamics.metropolis_adjusted import MetropolisAdjustedLangevin
@@ -23,4 +23,5 @@ __all__ = [
     "RecipeDynamics",
     "RiemannianLangevin",
     "SGHMCEuler",
+    "Transition",
 ]

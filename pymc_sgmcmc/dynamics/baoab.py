@@ -3,11 +3,10 @@ r"""Underdamped Langevin dynamics by the BAOAB splitting (Leimkuhler and Matthew
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from pymc_sgmcmc.dynamics.base import apply_matrix
+from pymc_sgmcmc.dynamics.base import Array, apply_matrix
 from pymc_sgmcmc.dynamics.underdamped import Underdamped, functions_for
 
 
@@ -42,7 +41,7 @@ class BAOAB(Underdamped):
     """
 
     @staticmethod
-    def noise_share(step_size: Any, friction: Any, noise: Any, curvature: Any) -> Any:
+    def noise_share(step_size: Array, friction: Array, noise: Array, curvature: Array) -> Array:
         """The share u above, whose limit without friction is infinite."""
         xp = functions_for(step_size, friction, noise, curvature)
         squared = step_size**2
@@ -51,7 +50,7 @@ class BAOAB(Underdamped):
         )  # 4 u tanh(.) (1 - squared H / 4) = squared V
 
     @staticmethod
-    def injected_variance(step_size: Any, friction: Any) -> Any:
+    def injected_variance(step_size: Array, friction: Array) -> Array:
         """1 - exp(-2 friction step)."""
         return -functions_for(step_size, friction).expm1(-2 * friction * step_size)
 
@@ -72,8 +71,8 @@ class BAOAB(Underdamped):
         return (1 + c) * (1 - step_size**2 * curvature / 2), -c
 
     def move(
-        self, position: Any, velocity: Any, gradient: Any, injected: Any, step_size: Any
-    ) -> tuple[Any, Any]:
+        self, position: Array, velocity: Array, gradient: Array, injected: Array, step_size: Array
+    ) -> tuple[Array, Array]:
         """B (both halves), A, O, A."""
         xp = functions_for(step_size, self.friction)
         kicked = velocity + step_size * apply_matrix(self.preconditioner, gradient)

@@ -5,11 +5,39 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
+from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.matrices import LowRank
+
+type Array = np.ndarray | TensorVariable
+"""What transitions are made of: arrays of NumPy and symbolic tensors alike."""
+
+type State = tuple[Array, ...]
+"""The position, shape (d,), followed by the auxiliaries of the dynamics."""
+
+type Gradient = Callable[[Array], Array]
+"""Gradient estimate on the rows of a transition, as a function of a position."""
+
+
+class Transition(NamedTuple):
+    """What one transition gives.
+
+    Attributes
+    ----------
+    state : tuple
+        The state after it.
+    gradient : array, shape (d,)
+        At the position before it.
+    stats : tuple
+        Values of the statistics of the dynamics.
+    """
+
+    state: State
+    gradient: Array
+    stats: tuple[Array, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,7 +95,7 @@ class Dynamics(ABC):
         """Standard normal numbers that one transition takes."""
         return dimension
 
-    def scaled_noise(self, noise: Any, step_sizes: Any) -> Any:
+    def scaled_noise(self, noise: Array, step_sizes: Array) -> Array:
         """What transitions take of their rows of noise, for all of a block at once.
 
         Parameters
@@ -80,11 +108,11 @@ class Dynamics(ABC):
     @abstractmethod
     def transition(
         self,
-        state: tuple[Any, ...],
-        gradient: Callable[[Any], Any],
-        scaled_noise: Any,
-        step_size: Any,
-    ) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
+        state: State,
+        gradient: Gradient,
+        scaled_noise: Array,
+        step_size: Array,
+    ) -> Transition:
         """Next state, the gradient at the present position, and the values of `stats`.
 
         Parameters
@@ -99,12 +127,12 @@ class Dynamics(ABC):
         """
 
 
-def apply_matrix(matrix: Any, vector: Any) -> Any:
+def apply_matrix(matrix: Array, vector: Array) -> Array:
     """Product of a scalar, diagonal, dense or `LowRank` matrix with a vector, symbolic or not."""
     return matrix @ vector if matrix.ndim == 2 else matrix * vector
 
 
-def apply_matrix_to_rows(matrix: Any, rows: Any) -> Any:
+def apply_matrix_to_rows(matrix: Array, rows: Array) -> Array:
     """The same for each row of a matrix of vectors."""
     if isinstance(matrix, LowRank):
         return matrix.T.__rmatmul__(rows)  # a symbolic left factor would not ask for it

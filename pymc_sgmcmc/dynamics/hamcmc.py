@@ -2,14 +2,13 @@ r"""Stochastic quasi-Newton Langevin dynamics, HAMCMC (Şimşekli, Badeau, Cemgi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
 
-from pymc_sgmcmc.dynamics.base import Auxiliary, Dynamics
+from pymc_sgmcmc.dynamics.base import Array, Auxiliary, Dynamics, Gradient, State, Transition
 
 LARGEST_CHANGE = 4.0
 """Bound on γ‖y‖² / sᵀy of a pair between two chains; on a quadratic it is at most 1."""
@@ -64,9 +63,9 @@ class QuasiNewtonLangevin(Dynamics):
     """
 
     memory: int
-    initial_scale: Any
-    regularization: Any
-    curvature_threshold: Any
+    initial_scale: Array
+    regularization: Array
+    curvature_threshold: Array
     between_chains: bool = False
 
     stats = ("pair_accepted",)
@@ -108,7 +107,7 @@ class QuasiNewtonLangevin(Dynamics):
         """Numbers for the position and one for each pair."""
         return dimension + self.pairs
 
-    def scaled_noise(self, noise: Any, step_sizes: Any) -> Any:
+    def scaled_noise(self, noise: Array, step_sizes: Array) -> Array:
         r"""Rows :math:`\sqrt{h\gamma}\, z`, and :math:`\sqrt{h}\, \xi` of the pairs."""
         count = self.pairs
         scaled = step_sizes[:, None] ** 0.5 * noise
@@ -118,11 +117,11 @@ class QuasiNewtonLangevin(Dynamics):
 
     def transition(
         self,
-        state: tuple[Any, ...],
-        gradient: Callable[[Any], Any],
-        scaled_noise: Any,
-        step_size: Any,
-    ) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
+        state: State,
+        gradient: Gradient,
+        scaled_noise: Array,
+        step_size: Array,
+    ) -> Transition:
         """One step of the chain whose turn it is."""
         position, earlier, displacements, gradient_changes, start_transitions = state
         count = self.pairs
@@ -152,27 +151,24 @@ class QuasiNewtonLangevin(Dynamics):
             accepted = accepted & (size <= LARGEST_CHANGE * product)
         # Where it is refused the root may be of a negative number.
         factor = pt.where(accepted, pt.where(accepted, product, 1.0) ** -0.5, 0.0)
-        return (
-            (
-                following,
-                _append(earlier, position),
-                _append(displacements, factor * displacement),
-                _append(gradient_changes, factor * change),
-                pt.maximum(start_transitions - 1.0, 0.0),
-            ),
-            here,
-            (accepted,),
+        after = (
+            following,
+            _append(earlier, position),
+            _append(displacements, factor * displacement),
+            _append(gradient_changes, factor * change),
+            pt.maximum(start_transitions - 1.0, 0.0),
         )
+        return Transition(after, here, (accepted,))
 
 
 def preconditioned_move(
-    drift: Any,
-    noise: Any,
-    pair_noise: Any,
-    displacements: Any,
-    gradient_changes: Any,
-    initial_scale: Any,
-) -> Any:
+    drift: Array,
+    noise: Array,
+    pair_noise: Array,
+    displacements: Array,
+    gradient_changes: Array,
+    initial_scale: Array,
+) -> Array:
     r"""Return :math:`H v + \eta` with H from BFGS updates of :math:`\gamma I`, and Cov η = H.
 
     With the pairs scaled to :math:`s_i^\top y_i = 1`, the first loop of the recursion of
@@ -213,6 +209,6 @@ def preconditioned_move(
     return move
 
 
-def _append(rows: Any, row: Any) -> Any:
+def _append(rows: Array, row: Array) -> Array:
     """Rows without the oldest, and one more."""
     return pt.concatenate([rows[1:], row[None]], axis=0)

@@ -2,11 +2,17 @@ r"""Stochastic gradient Langevin dynamics (Welling and Teh 2011)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from pymc_sgmcmc.dynamics.base import Dynamics, apply_matrix, apply_matrix_to_rows
+from pymc_sgmcmc.dynamics.base import (
+    Array,
+    Dynamics,
+    Gradient,
+    State,
+    Transition,
+    apply_matrix,
+    apply_matrix_to_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -32,22 +38,22 @@ class Langevin(Dynamics):
         L with M = L Lᵀ, of the same kind.
     """
 
-    preconditioner: Any
-    root: Any
+    preconditioner: Array
+    root: Array
 
-    def scaled_noise(self, noise: Any, step_sizes: Any) -> Any:
+    def scaled_noise(self, noise: Array, step_sizes: Array) -> Array:
         r"""Rows :math:`\sqrt{h} L \xi`: one matrix product instead of many."""
         return step_sizes[:, None] ** 0.5 * apply_matrix_to_rows(self.root, noise)
 
     def transition(
         self,
-        state: tuple[Any, ...],
-        gradient: Callable[[Any], Any],
-        scaled_noise: Any,
-        step_size: Any,
-    ) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
+        state: State,
+        gradient: Gradient,
+        scaled_noise: Array,
+        step_size: Array,
+    ) -> Transition:
         """One step from the position; the state has nothing else."""
         (position,) = state
         here = gradient(position)
         drift = apply_matrix(self.preconditioner, here)
-        return (position + 0.5 * step_size * drift + scaled_noise,), here, ()
+        return Transition((position + 0.5 * step_size * drift + scaled_noise,), here)

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytensor.tensor as pt
 
-from pymc_sgmcmc.dynamics.base import Auxiliary, Dynamics, apply_matrix, apply_matrix_to_rows
+from pymc_sgmcmc.dynamics.base import (
+    Array,
+    Auxiliary,
+    Dynamics,
+    Gradient,
+    State,
+    Transition,
+    apply_matrix,
+    apply_matrix_to_rows,
+)
 
 
 @dataclass(frozen=True)
@@ -43,9 +52,9 @@ class MetropolisAdjustedLangevin(Dynamics):
         Log density, up to the same constant, and gradient at a position: in NumPy, for the start.
     """
 
-    preconditioner: Any
-    root: Any
-    log_density: Callable[[Any], Any]
+    preconditioner: Array
+    root: Array
+    log_density: Gradient
     evaluate: Callable[[np.ndarray], tuple[float, np.ndarray]]
 
     stats: tuple[str, ...] = ("accepted", "acceptance_rate")
@@ -72,7 +81,7 @@ class MetropolisAdjustedLangevin(Dynamics):
         """One number for each coordinate, and one for the decision."""
         return dimension + 1
 
-    def scaled_noise(self, noise: Any, step_sizes: Any) -> Any:
+    def scaled_noise(self, noise: Array, step_sizes: Array) -> Array:
         r"""Rows :math:`\sqrt{h} L \xi`, followed by log u."""
         move = step_sizes[:, None] ** 0.5 * apply_matrix_to_rows(self.root, noise[:, :-1])
         root_half = np.asarray(np.sqrt(0.5), dtype=noise.dtype)
@@ -81,11 +90,11 @@ class MetropolisAdjustedLangevin(Dynamics):
 
     def transition(
         self,
-        state: tuple[Any, ...],
-        gradient: Callable[[Any], Any],
-        scaled_noise: Any,
-        step_size: Any,
-    ) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
+        state: State,
+        gradient: Gradient,
+        scaled_noise: Array,
+        step_size: Array,
+    ) -> Transition:
         """One proposal and its decision; reports whether it was accepted, and min(1, α)."""
         position, log_density, here = state
         move, log_uniform = scaled_noise[:-1], scaled_noise[-1]
@@ -106,4 +115,5 @@ class MetropolisAdjustedLangevin(Dynamics):
             pt.switch(accepted, log_density_there, log_density),
             pt.switch(accepted, there, here),
         )
-        return following, here, (accepted, pt.exp(pt.minimum(log_ratio, 0.0)))
+        acceptance_rate = pt.exp(pt.minimum(log_ratio, 0.0))
+        return Transition(following, here, (accepted, acceptance_rate))

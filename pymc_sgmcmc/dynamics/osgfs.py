@@ -5,15 +5,21 @@ The transition, and the choice of its two matrices in closed form, which is plai
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from scipy import linalg
 
-from pymc_sgmcmc.dynamics.base import Dynamics, apply_matrix, apply_matrix_to_rows
+from pymc_sgmcmc.dynamics.base import (
+    Array,
+    Dynamics,
+    Gradient,
+    State,
+    Transition,
+    apply_matrix,
+    apply_matrix_to_rows,
+)
 
 SMALLEST_CURVATURE = 1e-8
 """Smallest eigenvalue of a scaled precision matrix, relative to its largest."""
@@ -40,24 +46,24 @@ class FisherScoring(Dynamics):
         S.
     """
 
-    drift: Any
-    root: Any
+    drift: Array
+    root: Array
 
-    def scaled_noise(self, noise: Any, step_sizes: Any) -> Any:
+    def scaled_noise(self, noise: Array, step_sizes: Array) -> Array:
         r"""Rows :math:`S \xi`: one matrix product instead of many."""
         return apply_matrix_to_rows(self.root, noise)
 
     def transition(
         self,
-        state: tuple[Any, ...],
-        gradient: Callable[[Any], Any],
-        scaled_noise: Any,
-        step_size: Any,
-    ) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
+        state: State,
+        gradient: Gradient,
+        scaled_noise: Array,
+        step_size: Array,
+    ) -> Transition:
         """One step from the position; the state has nothing else."""
         (position,) = state
         here = gradient(position)
-        return (position + apply_matrix(self.drift, here) + scaled_noise,), here, ()
+        return Transition((position + apply_matrix(self.drift, here) + scaled_noise,), here)
 
 
 @dataclass(frozen=True)

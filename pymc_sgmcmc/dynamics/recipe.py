@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.dynamics.base import Auxiliary, Dynamics
+from pymc_sgmcmc.dynamics.base import Array, Auxiliary, Dynamics, Gradient, Transition
 from pymc_sgmcmc.dynamics.blocks import (
     Blocks,
     add,
@@ -75,7 +76,7 @@ class RecipeDynamics(Dynamics):
     diffusion: Callable[..., Any]
     curl: Callable[..., Any]
     gaussians: tuple[GaussianAuxiliary, ...] = ()
-    gradient_noise: Any = None
+    gradient_noise: Array | None = None
     singular: bool = False
 
     def auxiliaries(self, dimension: int) -> Sequence[Auxiliary]:
@@ -102,7 +103,7 @@ class RecipeDynamics(Dynamics):
         """One number for each coordinate of z."""
         return sum(self.sizes(dimension))
 
-    def matrices(self, parts: Sequence[Any]) -> tuple[Blocks, Blocks]:
+    def matrices(self, parts: Sequence[TensorVariable]) -> tuple[Blocks, Blocks]:
         """D and Q in blocks at symbolic parts of z.
 
         Raises
@@ -117,7 +118,7 @@ class RecipeDynamics(Dynamics):
             as_blocks(self.curl(*parts), sizes, "Q", dtype),
         )
 
-    def injected_covariance(self, D: Blocks, Q: Blocks, step_size: Any) -> Blocks:
+    def injected_covariance(self, D: Blocks, Q: Blocks, step_size: Array) -> Blocks:
         """Covariance of the noise of a step, divided by h."""
         if self.gradient_noise is None:
             return D
@@ -125,11 +126,11 @@ class RecipeDynamics(Dynamics):
 
     def transition(
         self,
-        state: tuple[Any, ...],
-        gradient: Callable[[Any], Any],
-        scaled_noise: Any,
-        step_size: Any,
-    ) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
+        state: tuple[TensorVariable, ...],
+        gradient: Gradient,
+        scaled_noise: Array,
+        step_size: Array,
+    ) -> Transition:
         """One Euler step of all parts, each from the present values of all."""
         here = gradient(state[0])
         gradients = [here]
@@ -151,4 +152,4 @@ class RecipeDynamics(Dynamics):
             part + 0.5 * step_size * (moved + correct) + step_size**0.5 * random
             for part, moved, correct, random in zip(state, drift, correction, injected, strict=True)
         )
-        return following, here, ()
+        return Transition(following, here)

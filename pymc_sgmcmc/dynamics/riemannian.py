@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pytensor.tensor as pt
+from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.dynamics.base import Dynamics
+from pymc_sgmcmc.dynamics.base import Array, Dynamics, Gradient, Transition
 from pymc_sgmcmc.dynamics.blocks import tangents
 
 
@@ -42,16 +42,16 @@ class RiemannianLangevin(Dynamics):
         P, symmetric and positive semi-definite.
     """
 
-    scores: Callable[[Any], Any]
-    prior_precision: Any
+    scores: Callable[[TensorVariable], TensorVariable]
+    prior_precision: TensorVariable
 
     def transition(
         self,
-        state: tuple[Any, ...],
-        gradient: Callable[[Any], Any],
-        scaled_noise: Any,
-        step_size: Any,
-    ) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
+        state: tuple[TensorVariable, ...],
+        gradient: Gradient,
+        scaled_noise: Array,
+        step_size: Array,
+    ) -> Transition:
         """One step from the position; the state has nothing else."""
         (position,) = state
         here = gradient(position)
@@ -63,10 +63,12 @@ class RiemannianLangevin(Dynamics):
         drift = M @ (here - metric_divergence(S, M, position))
         noise = pt.linalg.solve_triangular(root.T, scaled_noise, lower=False)
         following = position + 0.5 * step_size * drift + step_size**0.5 * noise
-        return (following,), here, ()
+        return Transition((following,), here)
 
 
-def metric_divergence(S: Any, M: Any, position: Any) -> Any:
+def metric_divergence(
+    S: TensorVariable, M: TensorVariable, position: TensorVariable
+) -> TensorVariable:
     r"""The vector :math:`v_k = \sum_{jl} (\partial_j G_{kl}) M_{lj}` for G = SᵀS + P.
 
     With :math:`\partial_j G = (\partial_j S)^\top S + S^\top \partial_j S`; then

@@ -3,11 +3,10 @@ r"""Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin 2014).""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from pymc_sgmcmc.dynamics.base import apply_matrix
+from pymc_sgmcmc.dynamics.base import Array, apply_matrix
 from pymc_sgmcmc.dynamics.underdamped import Underdamped
 
 
@@ -35,12 +34,12 @@ class SGHMCEuler(Underdamped):
     """
 
     @staticmethod
-    def noise_share(step_size: Any, friction: Any, noise: Any, curvature: Any) -> Any:
+    def noise_share(step_size: Array, friction: Array, noise: Array, curvature: Array) -> Array:
         """The eigenvalues of β̂ / α."""
         return 0.5 * step_size * noise / friction
 
     @staticmethod
-    def injected_variance(step_size: Any, friction: Any) -> Any:
+    def injected_variance(step_size: Array, friction: Array) -> Array:
         """2 α."""
         return 2 * friction * step_size
 
@@ -63,8 +62,8 @@ class SGHMCEuler(Underdamped):
         return 2 - alpha - step_size**2 * curvature, alpha - 1
 
     def move(
-        self, position: Any, velocity: Any, gradient: Any, injected: Any, step_size: Any
-    ) -> tuple[Any, Any]:
+        self, position: Array, velocity: Array, gradient: Array, injected: Array, step_size: Array
+    ) -> tuple[Array, Array]:
         """Velocity, then position with the new velocity."""
         kick = step_size * apply_matrix(self.preconditioner, gradient)
         following = (1 - self.friction * step_size) * velocity + kick + injected

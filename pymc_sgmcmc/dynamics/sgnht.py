@@ -2,13 +2,20 @@ r"""Stochastic gradient Nosé-Hoover thermostat (Ding et al. 2014)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from pymc_sgmcmc.dynamics.base import Auxiliary, Dynamics, apply_matrix
+from pymc_sgmcmc.dynamics.base import (
+    Array,
+    Auxiliary,
+    Dynamics,
+    Gradient,
+    State,
+    Transition,
+    apply_matrix,
+)
 from pymc_sgmcmc.dynamics.underdamped import functions_for, numeric
 
 
@@ -53,9 +60,9 @@ class NoseHoover(Dynamics):
         One thermostat a coordinate of r in place of one.
     """
 
-    root: Any
-    friction: Any
-    thermostat_mass: Any
+    root: Array
+    friction: Array
+    thermostat_mass: Array
     diagonal: bool = False
 
     stats = ("thermostat",)
@@ -77,11 +84,11 @@ class NoseHoover(Dynamics):
 
     def transition(
         self,
-        state: tuple[Any, ...],
-        gradient: Callable[[Any], Any],
-        scaled_noise: Any,
-        step_size: Any,
-    ) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
+        state: State,
+        gradient: Gradient,
+        scaled_noise: Array,
+        step_size: Array,
+    ) -> Transition:
         """B (both halves), A, D, O, D, A; reports the mean of the thermostats."""
         position, momentum, thermostat = state
         xp = functions_for(position, step_size)
@@ -96,9 +103,10 @@ class NoseHoover(Dynamics):
         following = xp.exp(-step_size * halfway) * kicked + noise
         after = halfway + self._heat(following, step_size)
         drift = apply_matrix(self.root, kicked + following)
-        return (position + 0.5 * step_size * drift, following, after), here, (after.mean(),)
+        state = (position + 0.5 * step_size * drift, following, after)
+        return Transition(state, here, (after.mean(),))
 
-    def _heat(self, momentum: Any, step_size: Any) -> Any:
+    def _heat(self, momentum: Array, step_size: Array) -> Array:
         """Change of the thermostat in half a step."""
         squares = momentum**2
         temperature = squares if self.diagonal else squares.mean(keepdims=True)

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
-from pymc_sgmcmc.dynamics.base import Auxiliary, Dynamics, apply_matrix, apply_matrix_to_rows
+from pymc_sgmcmc.dynamics.base import (
+    Array,
+    Auxiliary,
+    Dynamics,
+    Gradient,
+    State,
+    Transition,
+    apply_matrix,
+    apply_matrix_to_rows,
+)
 
 
-def functions_for(*values: Any) -> ModuleType:
+def functions_for(*values: Array) -> ModuleType:
     """`pytensor.tensor` where a value is symbolic, else `numpy`."""
     return pt if any(isinstance(value, Variable) for value in values) else np
 
 
-def numeric(value: Any) -> np.ndarray:
+def numeric(value: Array) -> np.ndarray:
     """Present value of an array or of a shared variable."""
     return np.asarray(value.get_value() if hasattr(value, "get_value") else value)
 
@@ -58,19 +66,19 @@ class Underdamped(Dynamics):
         Transitions after which the velocity is drawn afresh from N(0, M), never where None.
     """
 
-    preconditioner: Any
-    root: Any
-    friction: Any
-    noise_root: Any
-    noise: Any = 0.0
-    noise_curvature: Any = 0.0
-    resample_every: Any = None
+    preconditioner: Array
+    root: Array
+    friction: Array
+    noise_root: Array
+    noise: Array = 0.0
+    noise_curvature: Array = 0.0
+    resample_every: Array = None
 
     # --- The integrator ---------------------------------------------------------------------
 
     @staticmethod
     @abstractmethod
-    def noise_share(step_size: Any, friction: Any, noise: Any, curvature: Any) -> Any:
+    def noise_share(step_size: Array, friction: Array, noise: Array, curvature: Array) -> Array:
         """Share u of the injected noise that is to be left out for gradient noise.
 
         At the same time the relative excess of the position's variance where it is not.
@@ -78,7 +86,7 @@ class Underdamped(Dynamics):
 
     @staticmethod
     @abstractmethod
-    def injected_variance(step_size: Any, friction: Any) -> Any:
+    def injected_variance(step_size: Array, friction: Array) -> Array:
         """Variance s that an exact gradient asks for in a transition, in units of M."""
 
     @staticmethod
@@ -98,8 +106,8 @@ class Underdamped(Dynamics):
 
     @abstractmethod
     def move(
-        self, position: Any, velocity: Any, gradient: Any, injected: Any, step_size: Any
-    ) -> tuple[Any, Any]:
+        self, position: Array, velocity: Array, gradient: Array, injected: Array, step_size: Array
+    ) -> tuple[Array, Array]:
         """Position and velocity after a transition; `injected` is the noise of the velocity."""
 
     # --- The contract of dynamics -----------------------------------------------------------
@@ -120,7 +128,7 @@ class Underdamped(Dynamics):
         """One number a coordinate, another where velocities are drawn afresh."""
         return dimension if self.resample_every is None else 2 * dimension
 
-    def scaled_noise(self, noise: Any, step_sizes: Any) -> Any:
+    def scaled_noise(self, noise: Array, step_sizes: Array) -> Array:
         """Injected noise, shape (transitions, d), or with fresh velocities (transitions, 2, d)."""
         xp = functions_for(noise, step_sizes, self.friction)
         steps = step_sizes[:, None]
@@ -133,19 +141,20 @@ class Underdamped(Dynamics):
 
     def transition(
         self,
-        state: tuple[Any, ...],
-        gradient: Callable[[Any], Any],
-        scaled_noise: Any,
-        step_size: Any,
-    ) -> tuple[tuple[Any, ...], Any, tuple[Any, ...]]:
+        state: State,
+        gradient: Gradient,
+        scaled_noise: Array,
+        step_size: Array,
+    ) -> Transition:
         """One transition, from a fresh velocity where it is due."""
         position, velocity, *clock = state
         here = gradient(position)
         if self.resample_every is None:
-            return self.move(position, velocity, here, scaled_noise, step_size), here, ()
+            following = self.move(position, velocity, here, scaled_noise, step_size)
+            return Transition(following, here)
         (time,) = clock
         injected, fresh = scaled_noise[0], scaled_noise[1]
         xp = functions_for(position, time)
         velocity = xp.where(time < 0.5, fresh, velocity)
         following = self.move(position, velocity, here, injected, step_size)
-        return (*following, (time + 1) % self.resample_every), here, ()
+        return Transition((*following, (time + 1) % self.resample_every), here)

@@ -132,9 +132,9 @@ class PSGLD(StochasticGradientStep):
         matrix = root = np.ones(setup.posterior.dimension)
         if not rmsprop:
             matrix, root = setup.preconditioner("curvature")
-        dynamics = Langevin(
-            setup.shared(matrix, "preconditioner"), setup.shared(root, "preconditioner_root")
-        )
+        preconditioner = setup.shared(matrix, "preconditioner")
+        preconditioner_root = setup.shared(root, "preconditioner_root")
+        dynamics = Langevin(preconditioner, preconditioner_root)
         if not rmsprop:
             pace = setup.pace(lambda: setup.closed_form(root))
             return Design(dynamics, pace, preconditioner=matrix)
@@ -147,7 +147,8 @@ class PSGLD(StochasticGradientStep):
         pace = setup.pace(scaled)
         adaptation = RMSprop(
             setup.posterior,
-            dynamics,
+            preconditioner,
+            preconditioner_root,
             decay=self._decay,
             regularization=self._regularization,
             batch_size=setup.estimator.batching.batch_size,
