@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 # Before anything imports PyTensor. Numba's disk cache has no lock, so each worker has a cache of
 # its own; one thread each, since there is a worker a core. What PyMC compiles for itself, and the
@@ -41,3 +42,14 @@ def data_folder() -> Path:
         if folder.is_dir():
             return folder
     pytest.skip("needs the folder of data sets named by PYMC_SGMCMC_DATA")
+
+
+@pytest.fixture
+def uncompiled(monkeypatch) -> None:
+    """Step methods without compiled transitions, for tests of their settings alone."""
+    from pymc_sgmcmc.step_methods import base
+
+    def block(dynamics, estimator, *arguments, **settings):
+        return SimpleNamespace(dynamics=dynamics, batching=estimator.batching, memory=None)
+
+    monkeypatch.setattr(base, "TransitionBlock", block)

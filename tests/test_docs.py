@@ -11,7 +11,6 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import pymc as pm
 import pytensor
@@ -104,13 +103,8 @@ def test_code_runs(name, quick, capsys):
         exec(code, names)
 
 
-def uncompiled(dynamics, estimator, *arguments, **settings):
-    """In place of a block of transitions."""
-    return SimpleNamespace(dynamics=dynamics, batching=estimator.batching, memory=None)
-
-
 @pytest.mark.filterwarnings("ignore::pymc_sgmcmc.BatchSizeWarning")
-def test_table_of_what_goes_together(monkeypatch):
+def test_table_of_what_goes_together(monkeypatch, uncompiled):
     """Made anew from the step methods, which refuse before they compile."""
     page = (DOCS / "samplers.md").read_text(encoding="utf-8")
     heading, _, *lines = (
@@ -122,7 +116,6 @@ def test_table_of_what_goes_together(monkeypatch):
     model = logistic_model()
     posterior = Posterior(model)
     monkeypatch.setattr(setup, "Posterior", lambda *arguments, **settings: posterior)
-    monkeypatch.setattr(base, "TransitionBlock", uncompiled)
     monkeypatch.setattr(base, "search_step_size", lambda block, setup, design: design)
 
     def takes(step_class, settings, column):

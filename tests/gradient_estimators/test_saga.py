@@ -170,6 +170,7 @@ def test_recursion_on_stored_positions_is_the_augmented_law(problem):
 
 
 @pytest.mark.parametrize("batch_size", [10, 20])
+@pytest.mark.usefixtures("uncompiled")
 def test_computed_step_size_keeps_the_stated_inflation(batch_size):
     problem = LinearGaussian.simulate(60, 2, seed=2)
     step = saga_step(problem.model(), batch_size=batch_size, step_size=None)

@@ -165,6 +165,7 @@ def test_closed_form_law_is_the_enumerated_one(problem):
 
 @pytest.mark.parametrize("batching", ["shuffle", "replace"])
 @pytest.mark.parametrize("batch_size", [25, 50])
+@pytest.mark.usefixtures("uncompiled")
 def test_computed_step_size_keeps_the_stated_inflation(batching, batch_size):
     problem = LinearGaussian.simulate(500, 4, seed=2)
     step = svrg_step(problem.model(), batch_size=batch_size, step_size=None, batching=batching)
@@ -222,6 +223,7 @@ def test_the_reference_is_the_position_at_the_last_refresh(model, monkeypatch):
     np.testing.assert_allclose(state["likelihood_gradient"], full - prior, rtol=1e-10)
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_one_epoch_is_the_default(model):
     assert svrg_step(model).chain.adaptations[0].transitions == 20
     assert svrg_step(model, gradient=SVRG(refresh=7)).chain.adaptations[0].transitions == 7

@@ -243,7 +243,7 @@ def test_compiled_transition_is_that_of_dense_bfgs(problem, rng, memory):
     ("memory", "pairs"),
     [
         (2, "own"),
-        (3, "own"),
+        pytest.param(3, "own", marks=pytest.mark.slow),
         (3, "between"),
         pytest.param(5, "own", marks=pytest.mark.slow),
         pytest.param(5, "between", marks=pytest.mark.slow),
@@ -524,6 +524,7 @@ def test_gradient_is_that_of_the_recorded_position(model):
     assert set(np.unique(stats["pair_accepted"])) <= {0.0, 1.0}
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_defaults(model):
     with pytest.warns(BatchSizeWarning):
         step = HAMCMC(model=model, batch_size=40, compile_kwargs=CVM)
@@ -652,6 +653,7 @@ def test_bad_settings(model, settings, error, message):
         make_step(model, **settings)
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_thinning_beside_other_step_methods():
     model = two_variable_model()
     with pytest.raises(ValueError, match=r"multiple of `memory` = 3 .* but got 4"):

@@ -150,7 +150,7 @@ TARGETS = [
             sampler,
             id=sampler.name,
             # Their laws are tested with Student's t or in closed form elsewhere.
-            marks=SLOW if sampler.name in ("HAMCMC (between)", "SGRLD") else (),
+            marks=SLOW if sampler.name in ("HAMCMC", "HAMCMC (between)", "SGRLD") else (),
         )
         for sampler in SAMPLERS
         if sampler.careful

@@ -253,6 +253,7 @@ def well_specified(n_rows, dimension, prior, seed=2):
 @pytest.mark.parametrize("prior", ["weak", "mixed", "strong"])
 @pytest.mark.parametrize("fraction", [0.05, 0.25, 0.5])
 @pytest.mark.parametrize("batching", ["shuffle", "replace"])
+@pytest.mark.usefixtures("uncompiled")
 def test_what_the_step_learns_from_all_rows_gives_the_posterior(prior, fraction, batching):
     """Within 1 %: N = 2000, and C at the centre lacks what the posterior's width adds to it."""
     problem = well_specified(1000, 3, prior)
@@ -392,6 +393,7 @@ class Anonymous(PlainGradient):
     name = "anonymous"
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_first_noise_of_control_variates(problem):
     """V averaged over the Laplace approximation: exact, since all rows are quadratic."""
     step = make_step(problem, gradient="cv", center=problem.mean)
@@ -584,6 +586,7 @@ def test_the_flag_is_raised_on_the_way():
         assert lengths[0] > 50
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_elementwise_rule_of_the_step(problem):
     lenient = make_step(problem, convergence_rule="elementwise", b=2.0)
     strict = make_step(problem, convergence_rule="elementwise")
@@ -809,6 +812,7 @@ def test_k_above_its_bound_is_warned_of(problem):
 
 
 @pytest.mark.parametrize("k", ["weak_prior", "paper"])
+@pytest.mark.usefixtures("uncompiled")
 def test_a_bound_that_supposes_a_well_specified_model_is_checked(k):
     """Residuals with a standard deviation of 1.3 where the model says 1."""
     rng = np.random.default_rng(4)
@@ -820,6 +824,7 @@ def test_a_bound_that_supposes_a_well_specified_model_is_checked(k):
 
 
 @pytest.mark.parametrize("n_rows", [100, 2000])
+@pytest.mark.usefixtures("uncompiled")
 def test_law_of_the_first_matrices_with_control_variates(n_rows):
     """V from eight points around the centre left 0.7 to 0.9 of the posterior variance."""
     problem = LinearGaussian.simulate(n_rows, 3, seed=2)

@@ -26,8 +26,8 @@ every_estimator = pytest.mark.parametrize(
         for name in ESTIMATORS
     ],
 )
-VARIANTS = ("HAMCMC (between)", "SGHMC (Euler)")
-"""Samplers whose contract is that of another one of the list: left out of the default run."""
+VARIANTS = ("HAMCMC (between)", "SGHMC (Euler)", "HAMCMC", "SGRLD")
+"""Left out of the default run: twins of others, and those with tests like these of their own."""
 
 every_sampler = pytest.mark.parametrize(
     "sampler",

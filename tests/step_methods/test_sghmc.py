@@ -119,8 +119,14 @@ def test_minibatches(problem, integrator, batching, gradient):
 
 
 @pytest.mark.parametrize("integrator", INTEGRATORS)
-@pytest.mark.parametrize("kind", ["scalar", "diagonal", "dense"])
-@pytest.mark.parametrize("estimate", ["scalar", "diagonal", "dense"])
+@pytest.mark.parametrize(
+    ("kind", "estimate"),
+    [
+        pytest.param(kind, estimate, marks=() if kind == estimate else pytest.mark.slow)
+        for kind in ("scalar", "diagonal", "dense")
+        for estimate in ("scalar", "diagonal", "dense")
+    ],
+)
 def test_preconditioner_and_noise_estimate(problem, integrator, kind, estimate):
     """With mass M⁻¹ the law is that for M = I of the problem in coordinates L⁻¹θ."""
     posterior = np.linalg.inv(problem.precision)
@@ -290,6 +296,7 @@ def average_inflation(step, problem, integrator, estimate=None):
 
 @pytest.mark.parametrize("integrator", INTEGRATORS)
 @pytest.mark.parametrize("batching", ["shuffle", "replace"])
+@pytest.mark.usefixtures("uncompiled")
 def test_default_step_without_an_estimate_has_the_requested_inflation(integrator, batching):
     problem = LinearGaussian.simulate(1000, 2, seed=5)
     with pytest.warns(BatchSizeWarning):
@@ -303,6 +310,7 @@ def test_default_step_without_an_estimate_has_the_requested_inflation(integrator
 
 @pytest.mark.parametrize("integrator", INTEGRATORS)
 @pytest.mark.parametrize("batching", ["shuffle", "replace"])
+@pytest.mark.usefixtures("uncompiled")
 def test_default_step_with_the_estimate(integrator, batching):
     """Nothing is left but the step's own bias, and no more than 5 % if V is wrong as allowed."""
     problem = LinearGaussian.simulate(1000, 2, seed=5)
@@ -535,6 +543,7 @@ def test_bounds_of_the_noise_are_no_estimate():
     assert step.block.dynamics.noise == 0.0
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_given_settings_need_no_centre(larger):
     step = make(larger, step_size=1e-3, friction=1.0, noise_estimate=None)
     assert step.center is None
@@ -545,6 +554,7 @@ def test_given_settings_need_no_centre(larger):
 
 
 @pytest.mark.parametrize("integrator", INTEGRATORS)
+@pytest.mark.usefixtures("uncompiled")
 def test_friction_too_small_for_the_noise(larger, integrator):
     fastest = np.sqrt(np.linalg.eigvalsh(larger.precision)[-1])
     settings = {

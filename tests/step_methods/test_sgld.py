@@ -50,6 +50,7 @@ def test_given_step_sizes_need_no_centre(model):
     assert step.thin == 1
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_batch_size_of_the_model_and_of_the_user():
     minibatch_model = logistic_model(batch_size=20)
     assert SGLD(model=minibatch_model, step_size=1e-3, compile_kwargs=CVM).batch_size == 20
@@ -58,6 +59,7 @@ def test_batch_size_of_the_model_and_of_the_user():
 
 
 @pytest.mark.parametrize("form", ["array", "names", "value names"])
+@pytest.mark.usefixtures("uncompiled")
 def test_a_centre_of_the_user(form):
     model = two_variable_model()
     center = {

@@ -342,6 +342,7 @@ def test_diagonal_thermostats_stand_in_the_directions_of_the_noise():
 
 @pytest.mark.parametrize(("dimension", "thermostat", "degrees"), [(1, "scalar", 1),
                          (10, "scalar", 10), (10, "diagonal", 1)])  # fmt: skip
+@pytest.mark.usefixtures("uncompiled")
 def test_default_mass(dimension, thermostat, degrees):
     step = make(standard_normal(dimension), step_size=0.1, friction=3.0, thermostat=thermostat)
     assert step.thermostat_mass == pytest.approx(4 / 9 * max(1, 4 / degrees))

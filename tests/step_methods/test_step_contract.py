@@ -243,7 +243,11 @@ def test_var_names(model, step):
 
 
 @pytest.mark.parametrize(
-    "order", [("slope", "sigma", "intercept"), ("sigma", "intercept", "slope")]
+    "order",
+    [
+        ("slope", "sigma", "intercept"),
+        pytest.param(("sigma", "intercept", "slope"), marks=pytest.mark.slow),
+    ],
 )
 def test_variables_in_any_order(order):
     model = two_variable_model()
@@ -255,7 +259,7 @@ def test_variables_in_any_order(order):
         np.testing.assert_array_equal(found.posterior[name], expected.posterior[name])
 
 
-@pytest.mark.parametrize("other", [pm.NUTS, pm.Metropolis])
+@pytest.mark.parametrize("other", [pytest.param(pm.NUTS, marks=pytest.mark.slow), pm.Metropolis])
 def test_compound_step(other):
     """The conditional law is right where another step method moves the other variables."""
     model = two_variable_model()
@@ -281,6 +285,7 @@ def test_compound_step(other):
     assert idata.sample_stats["gradient"].shape == (2, 1500, 2)
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_step_size_counts_the_moves_of_other_variables():
     """Noise grows with the distance of *all* variables from the centre."""
     rng = np.random.default_rng(4)
@@ -316,6 +321,7 @@ def test_two_stochastic_gradient_steps_in_one_compound():
     assert np.isfinite(idata.posterior["sigma"]).all()
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_subset_of_a_minibatch_model_warns():
     model = logistic_model(batch_size=20)
     with model:

@@ -141,6 +141,7 @@ def test_batch_size_of_control_variates_does_not_grow_with_the_data():
 
 
 @pytest.mark.parametrize("step_class", [SGLDCV, SGHMC, SGNHT, OSGFS])
+@pytest.mark.usefixtures("uncompiled")
 def test_nothing_has_to_be_given(step_class):
     step = step_class(model=logistic_model(), compile_kwargs=CVM)
     assert 1 <= step.batch_size <= 400
@@ -152,6 +153,7 @@ def test_nothing_has_to_be_given(step_class):
 
 
 @pytest.mark.parametrize("bias", [0.01, 0.2])
+@pytest.mark.usefixtures("uncompiled")
 def test_step_size_is_in_proportion_to_the_stated_bias(bias):
     settings = {"model": logistic_model(), "batch_size": 100, "compile_kwargs": CVM}
     default, stated = SGLDCV(**settings), SGLDCV(bias=bias, **settings)
@@ -159,6 +161,7 @@ def test_step_size_is_in_proportion_to_the_stated_bias(bias):
 
 
 @pytest.mark.filterwarnings("ignore::pymc_sgmcmc.BatchSizeWarning")
+@pytest.mark.usefixtures("uncompiled")
 def test_stated_bias_of_other_samplers():
     settings = {"model": logistic_model(), "batch_size": 40, "compile_kwargs": CVM}
     for step_class in (SGHMC, SGNHT):

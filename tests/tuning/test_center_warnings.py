@@ -159,6 +159,7 @@ def test_mismatch_of_a_skewed_coordinate():
 
 
 @pytest.mark.parametrize(("d", "n_rows"), [(20, 1000), (150, 600), (520, 4000)])
+@pytest.mark.usefixtures("uncompiled")
 def test_predicted_error_of_a_mean(d, n_rows, caplog):
     r"""Of the log scale of a regression: coefficients too wide by δ add δ d to 2 N squares.
 

@@ -66,6 +66,7 @@ def test_draws_with_transforms():
     np.testing.assert_allclose(curvature.covariance, np.cov(flat.T), rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_variational_fit():
     with gaussian_model() as model:
