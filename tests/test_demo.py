@@ -6,6 +6,7 @@ import contextlib
 import csv
 import dataclasses
 import errno
+import importlib
 import importlib.util
 import io
 import re
@@ -590,14 +591,14 @@ def run(arguments) -> int:
     ],
 )
 def test_missing_package_names_its_extra(package, arguments, extra, tmp_path, monkeypatch, capsys):
-    installed, importer = importlib.util.find_spec, datasets.importlib.import_module
+    installed, importer = importlib.util.find_spec, importlib.import_module
 
     def without(name):
         if name.startswith(package):
             raise ModuleNotFoundError(name)
         return importer(name)
 
-    monkeypatch.setattr(datasets.importlib, "import_module", without)
+    monkeypatch.setattr(importlib, "import_module", without)
     monkeypatch.setattr(cli, "find_spec", lambda name: None if name == package else installed(name))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.parquet").touch()

@@ -1,0 +1,61 @@
+"""Public data sets for examples, tests and benchmarks, and the reading of a user's own table.
+
+No data ship with the package. A loader looks for its file in this order:
+
+1. the folder given as ``data_home``;
+2. the folder named by the environment variable ``PYMC_SGMCMC_DATA``;
+3. the cache that pooch keeps for this package, ``pooch.os_cache("pymc_sgmcmc")``;
+4. the official home of the data, from which the file is downloaded into that cache.
+
+A folder may hold the file as it was downloaded, unpacked, or converted (``.npz``, with the arrays X
+and y), under the names that the loader's docstring lists; it is never written to. `Dataset.origin`
+says where the rows came from. `load_randhie` and `load_fair` read tables that are part of
+statsmodels and need neither folder nor network.
+
+Downloads are checked by their hash, except those of three data sets of which no hash is published
+and none could be computed: `load_skin` checks a hash of the values, and `load_covertype` and
+`load_cod_rna` say what they check instead.
+
+Downloads need pooch, Cod-RNA scikit-learn, and the two tables statsmodels:
+``pip install "pymc_sgmcmc[datasets]"``. Parquet tables need pyarrow:
+``pip install "pymc_sgmcmc[files]"``.
+"""
+
+from pymc_sgmcmc.datasets.dataset import Corpus, Dataset, DatasetUnavailableError
+from pymc_sgmcmc.datasets.mixed_models import (
+    load_cbpp,
+    load_contraception,
+    load_epil,
+    load_salamander,
+    load_sleepstudy,
+)
+from pymc_sgmcmc.datasets.ratings_and_words import load_ap, load_movielens
+from pymc_sgmcmc.datasets.regression import (
+    load_cod_rna,
+    load_covertype,
+    load_fair,
+    load_randhie,
+    load_run_or_walk,
+    load_skin,
+)
+from pymc_sgmcmc.datasets.table import load_table
+
+__all__ = [
+    "Corpus",
+    "Dataset",
+    "DatasetUnavailableError",
+    "load_ap",
+    "load_cbpp",
+    "load_cod_rna",
+    "load_contraception",
+    "load_covertype",
+    "load_epil",
+    "load_fair",
+    "load_movielens",
+    "load_randhie",
+    "load_run_or_walk",
+    "load_salamander",
+    "load_skin",
+    "load_sleepstudy",
+    "load_table",
+]

@@ -1,0 +1,160 @@
+"""Finding the file of a data set: in a user's folder, in the cache, or at its home."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import os
+import shutil
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+
+import pandas as pd
+
+from pymc_sgmcmc.datasets.dataset import Dataset, DatasetUnavailableError
+from pymc_sgmcmc.datasets.reading import read_table
+from pymc_sgmcmc.datasets.registry import REGISTRY, Entry
+
+FOLDER_VARIABLE = "PYMC_SGMCMC_DATA"
+
+DOWNLOAD_TIMEOUT = (10.0, 30.0)
+"""Seconds to connect, and between two packets: a slow download may take as long as it needs."""
+
+UNREADABLE = (
+    ValueError,
+    LookupError,
+    EOFError,
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    shutil.ReadError,
+    gzip.BadGzipFile,
+    zlib.error,
+)
+"""What readers raise on a damaged file. A lack of permission, say, speaks for itself."""
+
+
+def load(
+    name: str,
+    data_home: str | os.PathLike[str] | None,
+    reader: Callable[[Path, Entry], pd.DataFrame] = read_table,
+) -> Dataset:
+    """Return a data set of the registry whose rows `reader` takes from the file."""
+    frame, origin = read(name, data_home, reader)
+    return Dataset(frame=frame, origin=origin, **REGISTRY[name].facts)
+
+
+def read[Content](
+    name: str,
+    data_home: str | os.PathLike[str] | None,
+    reader: Callable[[Path, Entry], Content],
+) -> tuple[Content, str]:
+    """Return what `reader` makes of the file of a data set, and where the file was."""
+    entry = REGISTRY[name]
+    path, origin = _find(entry, data_home)
+    try:
+        with _unpacked(path, entry.member) as file:
+            return reader(file, entry), origin
+    except UNREADABLE as error:
+        remedy = "Delete it, and it is downloaded again."
+        if origin.startswith("folder"):
+            remedy = f"Replace it by the original from {entry.source}, or move it away."
+        raise ValueError(f"{name}: the file {path} cannot be used: {error}. {remedy}") from error
+
+
+def import_optional(module: str, extra: str, purpose: str) -> ModuleType:
+    """Import a module that not all users have installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ImportError(
+            f"{purpose} needs the package {package}, which is not installed. "
+            f'Install it by: pip install "pymc_sgmcmc[{extra}]"'
+        ) from error
+
+
+def _find(entry: Entry, data_home: str | os.PathLike[str] | None) -> tuple[Path, str]:
+    """Path of a file, and where it is: in the first place of the search order that has it.
+
+    A user's folder is not given to pooch as its cache, by its argument `env`: pooch would replace
+    a converted file, whose hash is not that of the download, and write to what may be read-only.
+    """
+    searched = []
+    given = {"data_home": data_home, FOLDER_VARIABLE: os.environ.get(FOLDER_VARIABLE)}
+    for name, value in given.items():
+        if not value:
+            continue
+        folder = Path(value).expanduser()
+        if not folder.is_dir():
+            # Going on to the next place would hide a misspelt path behind a download.
+            raise NotADirectoryError(
+                f"{name} should be an existing folder but is {str(value)!r}. "
+                "Correct it, create the folder, or leave it unset to download the data."
+            )
+        for file_name in entry.files:
+            if (folder / file_name).is_file():
+                return folder / file_name, f"folder {folder}"
+        searched.append(str(folder))
+    return _download(entry, searched)
+
+
+def _download(entry: Entry, searched: Sequence[str]) -> tuple[Path, str]:
+    """Take a file from the cache of pooch, or from its home where it is not there yet."""
+    absent = f"The data set {entry.name} is in no folder ({', '.join(searched) or 'none given'})"
+    advice = (
+        f"put {' or '.join(entry.files)} in a folder given as data_home or named by the "
+        f"environment variable {FOLDER_VARIABLE}."
+    )
+    if entry.url is None:
+        raise DatasetUnavailableError(
+            f"{absent}, and cannot be downloaded without an account. Download it by hand from "
+            f"{entry.source}, and {advice}"
+        )
+    pooch = import_optional("pooch", "datasets", f"Downloading the data set {entry.name}")
+    file_name = PurePosixPath(entry.url).name
+    cache = pooch.create(
+        path=pooch.os_cache("pymc_sgmcmc"),
+        base_url="",
+        registry={file_name: entry.known_hash},
+        urls={file_name: entry.url},
+    )
+    try:
+        path, action = cache.fetch(
+            file_name,
+            # Not streamed, because pooch leaves the connection of a failed stream open.
+            downloader=pooch.HTTPDownloader(timeout=DOWNLOAD_TIMEOUT, stream=False),
+            # pooch tells the processor alone whether it found the file in its cache.
+            processor=lambda file, action, _: (file, action),
+        )
+    # requests' errors are OSErrors; pooch raises ValueError for a hash that does not match.
+    except (OSError, ValueError) as error:
+        raise DatasetUnavailableError(
+            f"{absent}, and its download from {entry.url} failed: {type(error).__name__}: {error}. "
+            f"Restore the connection, or {advice}"
+        ) from error
+    return Path(path), "cache" if action == "fetch" else "download"
+
+
+@contextmanager
+def _unpacked(path: Path, member: str) -> Iterator[Path]:
+    """Path of a file, or of a member of an archive while it is unpacked.
+
+    The processors of pooch unpack beside the archive, perhaps in a folder that cannot be written,
+    and do not compare what they unpacked before with an archive that has changed.
+    """
+    if path.suffix not in (".zip", ".tgz"):
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        # Without the filter, which zip does not take, a tar archive may write outside the folder.
+        shutil.unpack_archive(path, folder, filter=None if path.suffix == ".zip" else "data")
+        file = next((file for file in Path(folder).rglob(member) if file.is_file()), None)
+        if file is None:
+            raise ValueError(f"found no file {member} in the archive")
+        yield file

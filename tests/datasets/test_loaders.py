@@ -1,0 +1,254 @@
+"""What each loader makes of the published files, and of files of the same form."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import zipfile
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pymc_sgmcmc import datasets
+from pymc_sgmcmc.datasets import Corpus, regression
+from pymc_sgmcmc.datasets.registry import REGISTRY
+from tests.datasets.conftest import SLEEPSTUDY
+
+IN_FOLDER = {  # loader: rows, target
+    "load_ap": (302_031, None),
+    "load_cbpp": (56, "incidence"),
+    "load_contraception": (1_934, "use"),
+    "load_covertype": (92_962, "Cover_Type"),
+    "load_epil": (236, "y"),
+    "load_salamander": (360, "Mate"),
+    "load_skin": (245_057, "skin"),
+    "load_sleepstudy": (180, "Reaction"),
+}
+
+
+def shorten(monkeypatch, name, n_rows):
+    """Have the registry expect a short file."""
+    monkeypatch.setitem(REGISTRY, name, replace(REGISTRY[name], n_rows=n_rows))
+
+
+def zipped(path, members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def tarred(path, members):
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content.encode())
+            archive.addfile(member, io.BytesIO(content.encode()))
+
+
+@pytest.mark.parametrize("loader", IN_FOLDER)
+def test_published_table(data_folder, loader):
+    n_rows, target = IN_FOLDER[loader]
+    dataset = getattr(datasets, loader)(data_folder)
+    assert len(dataset.frame) == n_rows
+    assert dataset.target == target
+    assert dataset.origin == f"folder {data_folder}"
+    assert list(dataset.frame.index[:2]) == [0, 1]
+    named = {*dataset.feature_names, *dataset.group_names, *([target] if target else [])}
+    assert named <= set(dataset.frame.columns)
+    assert "rownames" not in dataset.frame
+
+
+@pytest.mark.parametrize(
+    ("loader", "shape"), [("load_randhie", (20_190, 9)), ("load_fair", (6_366, 8))]
+)
+def test_tables_of_statsmodels(loader, shape):
+    dataset = getattr(datasets, loader)()
+    assert dataset.X.shape == shape
+    assert dataset.y.shape == shape[:1]
+    assert dataset.target not in dataset.feature_names
+    assert np.isfinite(dataset.X).all()
+    assert dataset.origin == "package statsmodels"
+
+
+@pytest.mark.parametrize("loader", [name for name in datasets.__all__ if name.startswith("load_")])
+def test_docstring(loader):
+    doc = getattr(datasets, loader).__doc__
+    sections = ("Returns", "Raises", "Examples")
+    assert [doc.count(f"{name}\n") for name in sections] == [1, 1, 1]
+    if loader not in ("load_table", "load_randhie", "load_fair"):
+        assert doc.count("Parameters\n") == doc.count("data_home : path, optional\n") == 1
+    if loader != "load_table":
+        assert "Source: https://" in doc
+        assert "Licence:" in doc
+    if loader == "load_movielens":
+        assert "may not be redistributed" in doc
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+@pytest.mark.parametrize("archived", [False, True])
+def test_skin_original_file_gives_the_same(data_folder, folder, line_end, archived):
+    converted = datasets.load_skin(data_folder)
+    assert converted.X.dtype == np.uint8
+    assert converted.y.sum() == 50_859
+    with np.load(data_folder / "skin.npz") as archive:
+        table = np.column_stack([archive["X"], archive["y"]])
+    np.testing.assert_array_equal(converted.y, 2 - table[:, 3])
+    text = line_end.join("\t".join(map(str, row)) for row in table.tolist()) + line_end
+    if archived:
+        zipped(folder / "skin+segmentation.zip", {"Skin_NonSkin.txt": text})
+    else:
+        (folder / "Skin_NonSkin.txt").write_text(text, newline="")
+    original = datasets.load_skin(folder)
+    pd.testing.assert_frame_equal(original.frame, converted.frame)
+
+
+def test_covertype_sample_says_that_it_is_one(data_folder):
+    covertype = datasets.load_covertype(data_folder)
+    assert covertype.name == "covertype-16pct"
+    assert "sample" in covertype.description.lower()
+    X, y = covertype.X, covertype.y
+    assert X.shape == (92_962, 54)
+    assert (X.dtype, y.dtype) == (np.int16, np.uint8)
+    assert set(np.unique(y)) == set(range(1, 8))
+    # Each cell is of one wilderness area and of one soil type.
+    assert (X[:, 10:14].sum(axis=1) == 1).all()
+    assert (X[:, 14:].sum(axis=1) == 1).all()
+
+
+@pytest.mark.parametrize("form", ["covtype.data.gz", "covtype.data", "covertype.zip"])
+def test_covertype_full_goes_before_the_sample(folder, monkeypatch, form):
+    shorten(monkeypatch, "covertype", 28)
+    monkeypatch.setattr(regression, "COVER_TYPE_COUNTS", (4,) * 7)
+    table = np.random.default_rng(0).integers(0, 2, size=(28, 55))
+    table[:, :10] += 3_000
+    table[:, -1] = np.repeat(range(1, 8), 4)
+    text = "".join(",".join(map(str, row)) + "\n" for row in table.tolist()).encode()
+    if form == "covertype.zip":
+        zipped(folder / form, {"covtype.info": "about", "covtype.data.gz": gzip.compress(text)})
+    else:
+        (folder / form).write_bytes(gzip.compress(text) if form.endswith("gz") else text)
+    (folder / "covertype_16pct.npz").write_bytes(b"not looked at")
+    covertype = datasets.load_covertype(folder)
+    assert covertype.name == "covertype"
+    np.testing.assert_array_equal(covertype.X, table[:, :-1])
+    np.testing.assert_array_equal(covertype.y, table[:, -1])
+    monkeypatch.setattr(regression, "COVER_TYPE_COUNTS", (5, 3, *(4,) * 5))
+    with pytest.raises(ValueError, match=r"found \[4 4 .* expected \(5, 3, 4"):
+        datasets.load_covertype(folder)
+
+
+@pytest.mark.parametrize(("subset", "file_name"), [("train", "cod-rna"), ("test", "cod-rna.t")])
+def test_cod_rna(folder, monkeypatch, subset, file_name):
+    shorten(monkeypatch, f"cod-rna-{subset}", 3)
+    (folder / file_name).write_text(
+        "-1 1:-766 2:128 3:0.140625 4:0.304688 5:0.234375 6:0.140625 7:0.304688 8:0.234375 \n"
+        "+1 1:-52 3:0.25 8:1e-2\n"
+        "1 2:90\n"
+    )
+    cod_rna = datasets.load_cod_rna(folder, subset=subset)
+    assert cod_rna.name == f"cod-rna-{subset}"
+    assert cod_rna.y.tolist() == [0, 1, 1]
+    assert cod_rna.y.dtype == np.int8
+    assert cod_rna.X[1].tolist() == [-52, 0, 0.25, 0, 0, 0, 0, 0.01]
+
+
+@pytest.mark.parametrize("file_name", ["dataset.csv", "run_or_walk.csv", "run-or-walk.zip"])
+def test_run_or_walk(folder, monkeypatch, file_name):
+    shorten(monkeypatch, "run-or-walk", 2)
+    text = (
+        "date,time,username,wrist,activity,acceleration_x,acceleration_y,acceleration_z,"
+        "gyro_x,gyro_y,gyro_z\n"
+        "2017-6-30,13:51:15:847724020,viktor,0,0,0.265,-0.7814,-0.0076,-0.059,0.0325,-2.9296\n"
+        "2017-6-30,13:51:16:246945023,viktor,1,1,0.6722,-1.1233,-0.2344,-0.1757,0.0208,0.1269\n"
+    )
+    if file_name.endswith("zip"):
+        zipped(folder / file_name, {"dataset.csv": text})
+    else:
+        (folder / file_name).write_text(text)
+    run_or_walk = datasets.load_run_or_walk(folder)
+    assert run_or_walk.X.shape == (2, 6)
+    assert run_or_walk.y.tolist() == run_or_walk.frame["wrist"].tolist() == [0, 1]
+    assert run_or_walk.y.dtype == np.int8
+
+
+@pytest.mark.parametrize(
+    ("size", "file_name", "separator"),
+    [("100k", "ml-100k/u.data", "\t"), ("1m", "ml-1m/ratings.dat", "::")],
+)
+@pytest.mark.parametrize("archived", [False, True])
+def test_movielens(folder, monkeypatch, size, file_name, separator, archived):
+    shorten(monkeypatch, f"movielens-{size}", 2)
+    rows = [(196, 242, 3, 881250949), (1, 2, 5, 9)]
+    text = "".join(separator.join(map(str, row)) + "\n" for row in rows)
+    if archived:
+        zipped(folder / f"ml-{size}.zip", {f"ml-{size}/README": "terms", file_name: text})
+    else:
+        (folder / file_name).parent.mkdir()
+        (folder / file_name).write_text(text)
+    movielens = datasets.load_movielens(folder, size=size)
+    assert movielens.X.tolist() == [[196, 242], [1, 2]]
+    assert movielens.y.tolist() == [3, 5]
+    assert movielens.frame["timestamp"].tolist() == [881250949, 9]
+    assert "no redistribution" in movielens.licence
+
+
+def test_ap_original_file_gives_the_same(data_folder, folder):
+    converted = datasets.load_ap(data_folder)
+    assert isinstance(converted, Corpus)
+    assert converted.vocabulary[:3] == ("i", "new", "percent")
+    assert converted.n_documents == 2_246
+    assert converted.frame["count"].sum() == 435_838
+    with pytest.raises(ValueError, match="ap has no target"):
+        _ = converted.y
+    lines = []
+    for _, rows in converted.frame.groupby("document"):
+        items = " ".join(f"{w}:{c}" for w, c in zip(rows["word"], rows["count"], strict=True))
+        lines.append(f"{len(rows)} {items}\n")
+    vocabulary = "\n".join(converted.vocabulary) + "\n"
+    tarred(folder / "ap.tgz", {"ap/ap.dat": "".join(lines), "ap/vocab.txt": vocabulary})
+    original = datasets.load_ap(folder)
+    pd.testing.assert_frame_equal(original.frame, converted.frame)
+    assert original.vocabulary == converted.vocabulary
+
+
+def test_contraception_codes(data_folder):
+    frame = datasets.load_contraception(data_folder).frame
+    original = pd.read_csv(data_folder / "Contraception.csv")
+    for name in ("use", "urban"):
+        assert frame[name].dtype == np.int8
+        np.testing.assert_array_equal(frame[name] == 1, original[name] == "Y")
+    np.testing.assert_array_equal(frame["livch"].astype(str), original["livch"])
+    assert frame["livch"].cat.ordered
+    assert frame["district"].nunique() == 60
+
+
+def test_salamander_cross_begins_with_the_female(data_folder):
+    frame = datasets.load_salamander(data_folder).frame
+    cross = frame["TypeF"].astype(str) + frame["TypeM"].astype(str)
+    assert (cross == frame["Cross"].astype(str)).all()
+    assert frame["Mate"].dtype == np.int8
+
+
+def test_categories_must_be_encoded_first(data_folder):
+    epil = datasets.load_epil(data_folder)
+    assert epil.y[30] == 23  # MASS corrected it from 21
+    with pytest.raises(TypeError, match=r"\['trt'\] are not.*get_dummies"):
+        _ = epil.X
+
+
+def test_row_names_of_r_without_a_header(folder):
+    (folder / "sleepstudy.csv").write_text(SLEEPSTUDY.replace("rownames", '""'))
+    assert list(datasets.load_sleepstudy(folder).frame) == ["Reaction", "Days", "Subject"]
+
+
+@pytest.mark.parametrize(
+    ("loader", "argument", "choices"),
+    [("load_cod_rna", "subset", "'train', 'test'"), ("load_movielens", "size", "'100k', '1m'")],
+)
+def test_unknown_part(loader, argument, choices):
+    expected = f"`{argument}` should be one of {choices}, but got 'all'"
+    with pytest.raises(ValueError, match=expected):
+        getattr(datasets, loader)(**{argument: "all"})
