@@ -1,8 +1,8 @@
-"""``python -m pymc_sgmcmc``: see `pymc_sgmcmc.demo`."""
+"""``python -m pymc_sgmcmc``: see `pymc_sgmcmc.main`."""
 
 import sys
 
-from pymc_sgmcmc.demo.cli import main
+from pymc_sgmcmc.main import main
 
 # Processes that sample in parallel may import this module under another name.
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ FLOORS = (
     ("step_methods",),
     ("trace_tools",),
     ("datasets",),
-    ("demo",),
+    ("regression",),
+    ("main",),
     ("__init__", "__main__"),
 )
 """Rooms from the ground up. A room may import from those below it."""

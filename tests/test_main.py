@@ -1,0 +1,367 @@
+"""``python -m pymc_sgmcmc``: tables and formulae, runs from end to end, files, and bad input."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from PIL import Image
+
+from pymc_sgmcmc import main as command
+from pymc_sgmcmc.regression import InputError, make_regression, read_table
+
+QUICK = (
+    "--mode",
+    "FAST_COMPILE",
+    "--cores",
+    "1",
+    "--chains",
+    "2",
+    "--draws",
+    "200",
+    "--tune",
+    "50",
+)
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    """Status, what is printed, and the errors, of the command in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = command.main([str(argument) for argument in arguments])
+        except SystemExit as left:  # from argparse
+            status = left.code
+    return status, out.getvalue(), err.getvalue()
+
+
+def numbers_of(printed: str) -> pd.DataFrame:
+    """The table that a run prints."""
+    columns = ["mean", "sd", "lower", "upper", "ess", "r_hat"]
+    columns += ["reference_mean", "reference_sd", "error"]
+    lines = printed.partition("\ncoefficient ")[2].partition("\nMeans ")[0].splitlines()
+    rows = {line.split()[0]: map(float, line.split()[1:]) for line in lines[1:]}
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns)
+
+
+@pytest.fixture
+def patients(rng) -> pd.DataFrame:
+    """A table with text, an outcome in two values and one in numbers."""
+    age, ward = rng.normal(50, 10, 400).round(1), rng.choice(["a", "b", "c"], 400)
+    effect = 0.1 * (age - 50) + (ward == "b")
+    return pd.DataFrame(
+        {
+            "age": age,
+            "ward": ward,
+            "days": (5 + effect + rng.normal(size=400)).round(3),
+            "cured": np.where(rng.random(400) < 1 / (1 + np.exp(effect)), "yes", "no"),
+        }
+    )
+
+
+# --- From end to end ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def default(tmp_path_factory):
+    """Folder and printed text of a run without options but for the folder."""
+    folder = tmp_path_factory.mktemp("default")
+    made = subprocess.run(
+        [sys.executable, "-m", "pymc_sgmcmc", "--output", "new/folder"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert made.returncode == 0, made.stderr
+    return folder / "new" / "folder", made.stdout
+
+
+def test_default_run_agrees_with_statsmodels(default):
+    discrete = pytest.importorskip("statsmodels.discrete.discrete_model")
+    regression = command.load(command.make_parser().parse_args([]))[1]
+    expected = discrete.Logit(regression.y.astype(float), regression.X).fit(disp=False)
+    table = numbers_of(default[1])
+    assert tuple(table.index) == regression.names
+    for name, spread in (("reference_mean", 0.1), ("mean", 0.2)):
+        np.testing.assert_array_less(np.abs(table[name] - expected.params) / expected.bse, spread)
+    np.testing.assert_allclose(table["reference_sd"], expected.bse, rtol=0.05)
+    np.testing.assert_allclose(table["sd"], expected.bse, rtol=0.1)
+
+
+def test_default_run_says_what_it_did_without_a_terminal(default):
+    folder, printed = default
+    words = " ".join(printed.split())
+    for text in (
+        "randhie: 20,190 rows, mdvis > 0 in 68.8%. Bernoulli regression with 10 co",
+        "Means differ from the Gaussian approximation by at most 0.",
+        "are within the stated 0.05",
+        "Written: new/folder/randhie.nc",
+    ):
+        assert text in words
+    assert "\x1b" not in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    with Image.open(folder / "randhie.png") as picture:
+        assert picture.format == "PNG"
+        assert len(np.unique(np.asarray(picture.convert("L")))) > 10  # something is drawn
+    with xr.open_datatree(folder / "randhie.nc", engine="h5netcdf") as trace:
+        assert dict(trace["posterior"]["beta"].sizes) == {
+            "chain": 4,
+            "draw": 1000,
+            "coefficient": 10,
+        }
+        assert "gradient" in trace["sample_stats"]
+    assert sorted(path.suffix for path in folder.iterdir()) == [".nc", ".png"]
+
+
+def test_parquet_and_a_normal_outcome_agree_with_least_squares(patients, tmp_path):
+    pytest.importorskip("pyarrow")
+    patients.to_parquet(tmp_path / "patients.parquet")
+    arguments = ("--outcome", "days", "--columns", "ward", "age", "--output", tmp_path, *QUICK)
+    status, printed, _ = run("--file", tmp_path / "patients.parquet", *arguments)
+    table = numbers_of(printed)
+    assert (status, [*table.index]) == (0, ["Intercept", "ward[b]", "ward[c]", "age", "log_sigma"])
+    age = (patients["age"] - patients["age"].mean()) / patients["age"].std(ddof=0)
+    X = np.column_stack([np.ones(400), patients["ward"] == "b", patients["ward"] == "c", age])
+    beta, squares = np.linalg.lstsq(X, patients["days"])[:2]
+    sd = np.sqrt(squares / 396 * np.diag(np.linalg.inv(X.T @ X)))
+    assert (np.abs(table["mean"].iloc[:4] - beta) < 0.4 * sd).all()
+    assert (np.abs(table["reference_mean"].iloc[:4] - beta) < 0.2 * sd).all()
+    np.testing.assert_allclose(table["reference_sd"].iloc[:4], sd, rtol=0.1)
+
+
+def test_csv_formula_and_bias(patients, tmp_path):
+    patients.to_csv(tmp_path / "trial.csv", index=False)
+    formula = "cured ~ age * C(ward)"
+    status, printed, errors = run(
+        *("--file", tmp_path / "trial.csv", "--formula", formula, "--bias", "0.1"),
+        *("--output", tmp_path, *QUICK),
+    )
+    assert status == 0, errors
+    table = numbers_of(printed)
+    assert [*table.index][-2:] == ["age:C(ward)[b]", "age:C(ward)[c]"]
+    assert "cured is yes, not no, in" in printed
+    assert "the stated 0.1" in " ".join(printed.split())
+    assert (np.abs(table["mean"] - table["reference_mean"]) < 0.6 * table["reference_sd"]).all()
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals of POSIX")
+def test_interrupt_keeps_the_draws(cores, tmp_path):
+    arguments = ("--draws", "1000000", "--tune", "10", "--chains", "2", "--cores", str(cores))
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "pymc_sgmcmc", *arguments, "--output", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(Path(command.__file__).parents[1])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C goes to all processes of a terminal, so of a group here
+    )
+    for line in process.stderr:
+        if line.startswith("SGLDCV: [beta]"):
+            break
+    time.sleep(3)  # in the midst of the draws
+    os.killpg(process.pid, signal.SIGINT)
+    printed, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert re.search(rf"going on with {cores} of 2 chains and \d+\s+of 1000000", printed)
+    assert (tmp_path / "randhie.nc").is_file()
+
+
+def test_interrupt_before_there_are_draws(tmp_path, monkeypatch):
+    def interrupted(**settings):
+        raise ValueError("Not enough samples to build a trace.")
+
+    monkeypatch.setattr(command.pm, "sample", interrupted)
+    status, _, errors = run("--data", "fair", "--output", tmp_path, *QUICK)
+    assert (status, errors) == (
+        130,
+        "python -m pymc_sgmcmc: interrupted before there were draws to keep\n",
+    )
+
+
+# --- Files ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("obstacle", ["disk", "folder", "permission"])
+def test_failed_write_is_one_line_and_the_rest_is_kept(obstacle, tmp_path, monkeypatch):
+    (tmp_path / "fair.nc").mkdir()
+    reason = "Is a directory"
+    if obstacle != "folder":
+        (tmp_path / "fair.nc").rmdir()
+        (tmp_path / "fair.nc").write_text("before")
+        number, reason = {"disk": (28, "No space left"), "permission": (13, "Permission denied")}[
+            obstacle
+        ]
+        write_bytes = Path.write_bytes
+
+        def failing(path, content):
+            if ".nc" in path.name:
+                raise OSError(number, os.strerror(number))
+            write_bytes(path, content)
+
+        monkeypatch.setattr(Path, "write_bytes", failing)
+    status, printed, errors = run("--data", "fair", "--output", tmp_path, *QUICK)
+    lines = [line for line in errors.splitlines() if "error" in line]
+    assert status == 1
+    assert len(lines) == 1
+    assert re.search(rf"fair\.nc' could not be written: {reason}.*--output", lines[0])
+    assert len(numbers_of(printed)) == 9
+    assert {path.name for path in tmp_path.iterdir()} == {"fair.nc", "fair.png"}
+    assert obstacle == "folder" or (tmp_path / "fair.nc").read_text() == "before"
+
+
+# --- Tables ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|", ","])
+def test_separators_and_decimal_commas(separator, patients, tmp_path):
+    path = tmp_path / "german.csv"
+    patients.to_csv(path, index=False, sep=separator, decimal=",", encoding="utf-8-sig")
+    pd.testing.assert_frame_equal(read_table(path), patients)
+    pd.testing.assert_frame_equal(read_table(path, separator), patients)
+
+
+def test_separator_that_is_given(tmp_path):
+    (tmp_path / "odd.csv").write_text("a:b,c\n1:2\n")
+    assert [*read_table(tmp_path / "odd.csv", ":")] == ["a", "b,c"]
+
+
+def test_columns_are_standardised_but_for_indicators(patients):
+    regression = make_regression(
+        patients.assign(old=patients["age"] > 50), "cured", ["age", "old", "ward"]
+    )
+    assert regression.names == ("Intercept", "age", "old", "ward[b]", "ward[c]")
+    np.testing.assert_allclose(regression.X[:, 1].mean(), 0, atol=1e-12)
+    np.testing.assert_allclose(regression.X[:, 1].std(), 1)
+    assert np.isin(regression.X[:, 2:], (0, 1)).all()
+    np.testing.assert_array_equal(regression.y, patients["cured"] == "yes")
+
+
+def test_missing_constant_and_collinear_columns_are_dropped_with_a_note(patients):
+    patients.loc[:9, "age"] = np.nan
+    table = patients.assign(one=7, word="same", both=3 - 1e6 * patients["age"], small=1e-9)
+    table["nearly"] = patients["age"] + 1e-3 * np.sin(np.arange(400))
+    columns = ["one", "word", "age", "both", "small", "nearly"]
+    regression = make_regression(table, "days", columns)
+    assert regression.names == ("Intercept", "age", "nearly")
+    assert len(regression.y) == 390
+    dropped, determined = regression.notes
+    assert dropped == "dropped 10 of 400 rows, which have missing values (in age, both, nearly)"
+    assert determined == "dropped one, both, small: determined by the columns before"
+
+
+@pytest.mark.parametrize(
+    ("formula", "family", "chosen"),
+    [
+        ("days ~ age", None, "normal"),
+        ("cured ~ age", None, "bernoulli"),
+        ("cured['no'] ~ age", None, "bernoulli"),
+        ("log(visits + 1) ~ age - 1", None, "normal"),
+        ("visits ~ age", "poisson", "poisson"),
+    ],
+)
+def test_families(formula, family, chosen, patients):
+    table = patients.assign(visits=np.arange(400) % 7)
+    regression = make_regression(table, formula=formula, family=family)
+    assert regression.family == chosen
+    model = regression.model()
+    assert np.isfinite(model.compile_logp(mode="FAST_COMPILE")(model.initial_point()))
+    if "no" in formula:
+        np.testing.assert_array_equal(regression.y, table["cured"] == "no")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"x": range(30), "y": ["a", "b", "c"] * 10}, r"'y' should have two.*3 \(a, b, c\)"),
+        ({"x": range(30), "y": [1] * 30}, "'y' should have two"),
+        ({"x": [f"v{n}" for n in range(30)]}, "'x' is text with 30 different values"),
+        ({"x": pd.date_range("2020", periods=30)}, "'x' has the type datetime64"),
+        ({"x": [[1]] * 30}, "'x' has the type mixed"),
+        ({"x": [np.inf, *range(29)]}, "x should be finite"),
+        ({"x": [None] * 30}, r"each of its 30 rows has missing values \(in x\)"),
+        ({"x": [4] * 30}, "No column but 'y' differs"),
+        ({}, "No column but 'y' differs"),
+    ],
+)
+def test_tables_that_cannot_be_used(columns, message):
+    table = pd.DataFrame({"y": np.arange(30) % 2, **columns})
+    with pytest.raises(InputError, match=message):
+        make_regression(table, "y", [name for name in columns if name != "y"])
+
+
+# --- Bad input ------------------------------------------------------------------------------------
+
+FILES = {
+    "good.csv": "x,y\n1,0\n2,1\n3,1\n",
+    "empty.csv": "",
+    "latin-1.csv": "größe;y\n1;0\n2;1\n".encode("latin-1"),
+    "utf-16.csv": "x,y\n1,0\n2,1\n".encode("utf-16-le"),
+    "thousands.csv": "x;y\n1,234;0\n2,345;1\n",
+    "both.csv": "x;y\n1.234,5;0\n2.345,5;1\n",
+    "long.csv": "x,y\n1,5,0\n2,5,1\n",
+    "nameless.csv": ",x,y\n1,5,0\n2,5,1\n",
+    "table.xlsx": "",
+    "bad.parquet": "x",
+}
+FILE_Y = ("--outcome", "y", "--file")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*FILE_Y, "none.csv"], "none.csv could not be read.* No such file"),
+        ([*FILE_Y, "empty.csv"], "could not be read"),
+        ([*FILE_Y, "latin-1.csv"], "could not be read as CSV in UTF-8"),
+        ([*FILE_Y, "utf-16.csv"], "UTF-16"),
+        ([*FILE_Y, "thousands.csv"], "commas in column 'x', as in 1,234, may be"),
+        ([*FILE_Y, "both.csv"], "as in 1.234,5, may be"),
+        ([*FILE_Y, "long.csv"], "Expected 2 fields in line 2, saw 3"),
+        ([*FILE_Y, "nameless.csv"], "a name of its own"),
+        ([*FILE_Y, "table.xlsx"], "should end in .csv, .txt or .parquet"),
+        ([*FILE_Y, "bad.parquet"], "could not be read as parquet"),
+        ([*FILE_Y, "good.csv", "--separator", ";"], "no column 'x'|no column 'y'"),
+        ([*FILE_Y, "good.csv", "--data", "fair"], "not allowed with argument"),
+        ([*FILE_Y, "good.csv", "--columns", "z"], "no column 'z'. Its columns are x, y"),
+        (["--file", "good.csv"], "--file needs --outcome"),
+        (["--file", "good.csv", "--formula", "y ~ x +"], "should be like"),
+        (["--file", "good.csv", "--formula", "y ~ x + (1|x)"], r"without \(1 \| group\)"),
+        (["--file", "good.csv", "--formula", "y ~ f(x)"], "does not fit the table: KeyError"),
+        (["--formula", "mdvis ~ lpi", "--outcome", "mdvis"], "leave out --outcome"),
+        (["--data", "nosuch"], "invalid choice: 'nosuch'"),
+        (["--data", "skin"], "PYMC_SGMCMC_DATA should be an existing folder"),
+        (["--bias", "2"], "`bias` is the relative error"),
+        (["--draws", "3"], "--draws should be at least 4, but got 3"),
+        (["--chains", "two"], "--chains: invalid int value"),
+        (["--output", "good.csv"], "--output should be a folder .* 'good.csv' cannot"),
+        (["--drawz", "3"], "unrecognized arguments"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYMC_SGMCMC_DATA", str(tmp_path / "absent"))
+    for name, content in FILES.items():
+        Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    status, _, errors = run(*arguments)
+    assert status == 2
+    assert re.fullmatch(r"python -m pymc_sgmcmc: error: .*\n", errors)
+    assert re.search(message, errors)
+
+
+def test_help_shows_options_and_defaults():
+    status, text, _ = run("--help")
+    assert status == 0
+    for word in ("randhie", "--formula", "1000 if not given", "0.05", "pymc_sgmcmc_output"):
+        assert word in text
