@@ -38,7 +38,7 @@ EXAMPLES: dict[str, tuple[Callable[[], datasets.Dataset], str]] = {
     "contraception": (datasets.load_contraception, "use == 1"),
     "skin": (datasets.load_skin, "skin == 1"),
     "covertype": (datasets.load_covertype, "Cover_Type == 2"),
-    "cod-rna": (datasets.load_cod_rna, "label == 1"),
+    "cod-rna": (datasets.load_cod_rna, "non_coding == 1"),
     "run-or-walk": (datasets.load_run_or_walk, "activity == 1"),
 }
 """Public tables and their outcomes; the first two need neither a network nor a folder."""

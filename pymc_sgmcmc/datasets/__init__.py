@@ -1,4 +1,4 @@
-"""Public data sets for examples, tests and benchmarks, and the reading of a user's own table.
+"""Public data sets for examples, tests and benchmarks.
 
 No data ship with the package. A loader looks for its file in this order:
 
@@ -17,8 +17,7 @@ and none could be computed: `load_skin` checks a hash of the values, and `load_c
 `load_cod_rna` say what they check instead.
 
 Downloads need pooch, Cod-RNA scikit-learn, and the two tables statsmodels:
-``pip install "pymc_sgmcmc[datasets]"``. Parquet tables need pyarrow:
-``pip install "pymc_sgmcmc[files]"``.
+``pip install "pymc_sgmcmc[datasets]"``.
 """
 
 from pymc_sgmcmc.datasets.dataset import Corpus, Dataset, DatasetUnavailableError
@@ -38,7 +37,6 @@ from pymc_sgmcmc.datasets.regression import (
     load_run_or_walk,
     load_skin,
 )
-from pymc_sgmcmc.datasets.table import load_table
 
 __all__ = [
     "Corpus",
@@ -57,5 +55,4 @@ __all__ = [
     "load_salamander",
     "load_skin",
     "load_sleepstudy",
-    "load_table",
 ]

@@ -78,11 +78,10 @@ def test_docstring(loader):
     doc = getattr(datasets, loader).__doc__
     sections = ("Returns", "Raises", "Examples")
     assert [doc.count(f"{name}\n") for name in sections] == [1, 1, 1]
-    if loader not in ("load_table", "load_randhie", "load_fair"):
+    if loader not in ("load_randhie", "load_fair"):
         assert doc.count("Parameters\n") == doc.count("data_home : path, optional\n") == 1
-    if loader != "load_table":
-        assert "Source: https://" in doc
-        assert "Licence:" in doc
+    assert "Source: https://" in doc
+    assert "Licence:" in doc
     if loader == "load_movielens":
         assert "may not be redistributed" in doc
 
