@@ -1,4 +1,4 @@
-"""Rewrites of the log density of rows that make its gradient cheaper and change no value."""
+"""Rewrites of the log density of rows that make its gradient cheaper without changing values."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def drop_settled_switches(
 
 def _functions_of(placeholders: Iterable[Variable], nodes: Iterable[Apply]) -> set[Variable]:
     """Variables that depend on the placeholders and constants alone."""
-    found = set(placeholders)
+    reached = set(placeholders)
     for node in nodes:
-        if all(variable in found or isinstance(variable, Constant) for variable in node.inputs):
-            found.update(node.outputs)
-    return found
+        if all(variable in reached or isinstance(variable, Constant) for variable in node.inputs):
+            reached.update(node.outputs)
+    return reached
 
 
 def _choose_branches(
