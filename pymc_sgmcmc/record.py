@@ -166,7 +166,7 @@ def finish(
     label(idata, settings.labels)
     if STEP_METHODS not in settings.attributes:
         lasts = records[:, -1] if last_records is None else last_records
-        moments = [one.moments if _has(one, "moments") else None for one in lasts]
+        moments = [record.moments if _has(record, "moments") else None for record in lasts]
         dataset = moments_dataset(moments, settings.labels)
         if dataset is not None:
             posterior = idata["posterior"]

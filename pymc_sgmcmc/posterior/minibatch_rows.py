@@ -1,4 +1,4 @@
-"""The rows of a model with `pymc.Minibatch`: what its minibatch nodes draw."""
+"""The rows of a model with `pymc.Minibatch`: the arrays that its minibatch nodes draw from."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def _coordinate_labels(model: Model, value: TensorVariable, shape: tuple[int, ..
     dims = list(model.named_vars_to_dims.get(random_variable.name) or ())
     if len(dims) != len(shape):
         dims = [None] * len(shape)
-    # The coordinates of a simplex, say, are not those of its unconstrained values.
+    # The coordinates of a simplex, for example, are not those of its unconstrained values.
     transform = model.rvs_to_transforms[random_variable]
     for axis in range(1, 1 + (getattr(transform, "ndim_supp", 0) or 0)):
         dims[-axis] = None

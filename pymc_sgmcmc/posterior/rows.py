@@ -159,7 +159,8 @@ class SeparatedModel:
     def widest_row(self, layout: PositionLayout) -> int:
         """Elements of a row of all data, or of the widest intermediate result that has rows.
 
-        Few columns can meet a large matrix of weights, so the data alone bound no memory.
+        A model may multiply few columns by a large matrix of weights, so the data alone do not
+        bound the memory.
         """
         rows = [leaf.placeholder() for leaf in self.leaves]
         position = pt.tensor("position", shape=(layout.dimension,), dtype=layout.dtype)

@@ -23,7 +23,7 @@ def drop_settled_switches(
     placeholders: Sequence[TensorVariable],
     chunks: Iterable[Sequence[np.ndarray]],
 ) -> list[TensorVariable]:
-    """Replace switches on a condition that all rows of the data meet, or none.
+    """Replace switches on a condition that holds for all rows of the data, or for none.
 
     Distributions guard their support: ``switch(0 <= y <= 1, ..., -inf)``. The data are known,
     so such a condition is evaluated once, here, instead of in each transition.

@@ -17,7 +17,7 @@ step_size : float or callable, optional
     h, or a function of the transition number (from 0) such as `PolynomialDecay`. Where
     not given, the closed form :math:`h = 4\delta / (\lambda_{\max}(MV) +
     \lambda_{\max}(MH))` for the variance inflation :math:`\delta` stated as `bias`, set anew
-    while tuning from the gradients that the chain has met.
+    while tuning from the gradients along the chain.
 bias : float, optional
     Relative error of the posterior variance that you accept, in (0, 1), instead of a
     `step_size`; 0.05 where neither is given. `bias_report` estimates the error of a run.

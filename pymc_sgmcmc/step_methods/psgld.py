@@ -48,7 +48,7 @@ class PSGLD(StochasticGradientStep):
     :math:`\tfrac{h}{4}(MV + MH)`. RMSprop equalises the sizes of gradients, not
     curvatures: at stationarity gradients scale like :math:`H^{1/2}`, so M is about the diagonal
     :math:`H^{-1/2}`, and the condition number of MH is the root of that of H. Where a curvature at
-    the centre can be had, ``PSGLD(preconditioner="curvature")``, the dense frozen variant, mixes
+    the centre is available, ``PSGLD(preconditioner="curvature")``, the dense frozen variant, mixes
     faster; it is the default of `SGLD`.
 
     **Cost.** That of `SGLD`; while tuning, a fraction more.

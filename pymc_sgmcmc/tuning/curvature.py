@@ -130,7 +130,7 @@ def low_rank_curvature(
     .. math:: H \approx c\, D^{-1} [I + U \mathrm{diag}(\lambda / c - 1) U^\top] D^{-1}
 
     The eigenvalues are from Lanczos' method (ARPACK), the mean of the others from the trace, by
-    Hutchinson's estimate from what is orthogonal to U (Meyer et al. 2021).
+    Hutchinson's estimate with probes orthogonal to U (Meyer et al. 2021).
 
     Parameters
     ----------

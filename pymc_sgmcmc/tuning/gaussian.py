@@ -11,7 +11,7 @@ is the one with the least Kullback-Leibler divergence to the posterior (Opper an
 2009). Its mean is close to that of the posterior, and its precision is the curvature that a
 chain meets on average. Both expectations are computed from gradients at points of q.
 
-A Gaussian that is too wide meets points where the log density bends upwards, steeply where it has
+A Gaussian that is too wide has points where the log density bends upwards, steeply where it has
 products or exponentials of parameters. The search takes absolute curvatures in place of those
 (Dauphin et al. 2014), since Newton steps would widen the Gaussian further and diverge. Where kinks
 or heavy tails keep the search from settling, steps of decreasing size at fresh points average over
