@@ -217,7 +217,7 @@ class SGHMC(StochasticGradientStep):
         if integrator is SGHMCEuler and friction * first_step > 1:
             raise ValueError(
                 "With `integrator='euler'`, `friction` times `step_size` should be at most 1, but "
-                f"is {friction * first_step:.3g} = {friction:.3g} × {first_step:.3g}. Make either "
+                f"is {friction:.3g} × {first_step:.3g} = {friction * first_step:.3g}. Make either "
                 "smaller, or use `integrator='baoab'`."
             )
         shared = setup.shared
