@@ -25,14 +25,14 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
 
 EPOCHS_BETWEEN_SHUFFLES = 100
-"""Passes over the data after which the rows are put into a new random order.
+"""The rows are put into a new random order after this many passes over the data.
 
 A fixed order has only N different windows. Their covariance scatters about its expectation by
 a relative sqrt(2 n / N), which new orders average out; at 100 passes the copying costs less
 than 3 % of the transitions."""
 
 FIRST_ORDER = 0
-"""Seed of the order that the rows are in when a chain begins."""
+"""The rows are in the order of this seed when a chain begins."""
 
 
 class Batching(ABC):
@@ -45,7 +45,7 @@ class Batching(ABC):
     batch_size : int
         Rows n a minibatch, between 1 and N.
     derived : sequence of numpy.ndarray
-        More arrays, which belong to the scheme alone: no second copy of them is kept.
+        Further arrays that belong to the scheme alone; no second copy of them is kept.
     static : bool
         Make all shapes constants of the graph, as JAX needs; otherwise one compiled function
         serves all N and n.
@@ -135,13 +135,13 @@ class Batching(ABC):
     def with_stored_rows(
         self, table: TensorVariable, index: TensorVariable, rows: TensorVariable
     ) -> TensorVariable:
-        """The table with those rows replaced; a row that an index has twice gets one of them."""
+        """The table with the rows of an index replaced; of a repeated row one value is stored."""
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
-        """Draw the indices of some minibatches, leading axis over minibatches.
+        """Draw the indices of minibatches, leading axis over minibatches.
 
-        Drawing a and then b of them gives the same as drawing a + b at once.
+        Drawing a and then b minibatches gives the same as drawing a + b at once.
         """
 
     @abstractmethod
@@ -174,7 +174,7 @@ class ShuffledWindows(Batching):
     without_replacement = True
     _order: int
     _present: np.ndarray | None
-    """Permutation of the present order, kept once it was asked for."""
+    """Permutation of the present order, kept after its first use."""
 
     @property
     def variance_factor(self) -> float:
@@ -206,7 +206,7 @@ class ShuffledWindows(Batching):
     def with_stored_rows(
         self, table: TensorVariable, index: TensorVariable, rows: TensorVariable
     ) -> TensorVariable:
-        """Both parts replaced. The repeated rows at the end of the table are left alone."""
+        """The table with both parts replaced. The repeated rows at its end are not changed."""
         wrapped = pt.maximum(index + self.length - self.n_rows_variable, 0)
         before = self.length - wrapped
         table = pt.set_subtensor(table[index : index + before], rows[:before])
@@ -214,7 +214,7 @@ class ShuffledWindows(Batching):
 
     def read_derived(self) -> list[np.ndarray]:
         """Copies of the derived arrays in the order of the data."""
-        return self._in_original_order([one.get_value(borrow=True) for one in self.derived])
+        return self._in_original_order([shared.get_value(borrow=True) for shared in self.derived])
 
     def write_derived(self, arrays: Sequence[np.ndarray]) -> None:
         """Copy arrays in the order of the data over the derived ones."""
@@ -256,7 +256,8 @@ class ShuffledWindows(Batching):
             return []
         permutation = self._permutation(self._order)
         copies = [
-            np.zeros((self._length_of_data, *one.shape[1:]), dtype=one.dtype) for one in buffers
+            np.zeros((self._length_of_data, *buffer.shape[1:]), dtype=buffer.dtype)
+            for buffer in buffers
         ]
         for values, buffer in zip(copies, buffers, strict=True):
             values[permutation] = buffer[: self.n_rows]
@@ -269,7 +270,7 @@ class ShuffledWindows(Batching):
         return numbers if self._drawn is None else self._drawn[numbers]
 
     def _buffers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        # The first rows stand again at the end, so that a wrapped window is a plain slice.
+        # The first rows are repeated at the end, so that a wrapped window is a plain slice.
         padding = self.batch_size - 1 if self.batch_size < self.n_rows else 0
         self._order = FIRST_ORDER
         self._present = None
@@ -349,7 +350,7 @@ class AllRows(Batching):
 
     @property
     def index_size(self) -> int:
-        """One number, which says nothing."""
+        """One number, which has no meaning."""
         return 1
 
     def index_variable(self, name: str) -> TensorVariable:
@@ -367,7 +368,7 @@ class AllRows(Batching):
     def with_stored_rows(
         self, table: TensorVariable, index: TensorVariable, rows: TensorVariable
     ) -> TensorVariable:
-        """The rows in its place."""
+        """The rows, which replace the whole table."""
         return rows
 
     def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
@@ -385,6 +386,7 @@ class AllRows(Batching):
 SCHEMES: dict[str, type[Batching]] = {
     scheme.name: scheme for scheme in (ShuffledWindows, WithReplacement)
 }
+"""These are the minibatch schemes that a user can choose, by name."""
 
 
 def make_batching(
@@ -409,7 +411,7 @@ def make_batching(
 
 
 def check_batch_size(batch_size: int, n_rows: int | None = None) -> int:
-    """Return a valid batch size as an integer, where the number of rows is known or not yet.
+    """Return a valid batch size as an integer, checked against the number of rows if known.
 
     Raises
     ------

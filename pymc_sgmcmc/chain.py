@@ -1,8 +1,8 @@
-"""One chain of compiled transitions: where it stands, and how it goes on.
+"""One chain of compiled transitions: its state, and how it advances.
 
-A chain knows neither PyMC nor where its draws go. All randomness comes from its own two generators,
-so that its draws depend on nothing but its state: not on how many of them one call computes, and
-not on the process.
+A chain depends neither on PyMC nor on the use of its draws. All randomness comes from its own two
+generators, so that its draws depend on its state alone: not on how many of them one call computes,
+and not on the process.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from pymc_sgmcmc.matrices import Matrix, apply
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 
 BLOCK_TRANSITIONS = 10_000
-"""Most transitions computed in one call."""
+"""One call computes at most this many transitions."""
 
 BLOCK_OPERATIONS = 2e8
-"""Bound on transitions x rows x elements of a row in one call: some tenths of a second, so
-that the progress bar moves and an interrupt is heard."""
+"""One call computes at most this many transitions x rows x elements of a row, which take a few
+tenths of a second: the progress bar moves, and an interrupt has an effect."""
 
 BLOCK_ELEMENTS = 1_000_000
-"""Bound on transitions x elements of the state, and on the integers of their indices, in one
-call: some megabytes of positions, noise and row numbers."""
+"""One call has at most this many transitions x elements of the state, and transitions x integers of
+an index: positions, noise and row numbers then take some megabytes."""
 
 
 @dataclass(frozen=True)
 class Draws:
-    """Some recorded draws of a chain.
+    """Successive recorded draws of a chain.
 
     Attributes
     ----------
     positions : numpy.ndarray, shape (draws, d)
     gradients : numpy.ndarray, shape (draws, d)
-        Estimates at these positions, which make the next transition.
+        Estimates at these positions, which the next transitions use.
     stats : dict of str to numpy.ndarray, shape (draws, ...)
     bad_transition : int or None
         Number of the transition after which position or gradient were not finite. The draws are
@@ -59,7 +59,7 @@ class Draws:
 
 @dataclass(frozen=True)
 class ChainState:
-    """Where a chain stands between two draws: enough to go on exactly there.
+    """State of a chain between two draws, from which it continues exactly.
 
     Attributes
     ----------
@@ -69,11 +69,11 @@ class ChainState:
     adapted : tuple of mappings
         States of the adaptations.
     memory : tuple of numpy.ndarray
-        What the gradient estimator remembers; filled by `Chain.state` alone.
+        Memory of the gradient estimator; only `Chain.state` fills it.
     pending : numpy.ndarray or None
-        Indices drawn already, of the gradients at the present positions.
+        Indices that are drawn already, for the gradients at the present positions.
     rng, noise_rng : numpy.random.Generator
-        Of minibatches and of noise, as they stand; copied before they are drawn from.
+        Generators of minibatches and of noise; copied before anything is drawn from them.
     order_entropy : int
         Seeds the random orders of the rows.
     tune : int
@@ -105,7 +105,7 @@ class Chain:
     thin : int
         Transitions a recorded draw.
     adaptations : sequence of Adaptation
-        What changes between runs of draws.
+        Settings that change between runs of draws.
 
     Examples
     --------
@@ -138,7 +138,7 @@ class Chain:
         self.draws_per_order = max(1, round(epochs / thin))
         self._state: ChainState | None = None
 
-    # --- Where it stands --------------------------------------------------------------------
+    # --- State ------------------------------------------------------------------------------
 
     def begin(
         self,
@@ -153,7 +153,7 @@ class Chain:
         Parameters
         ----------
         rng : numpy.random.Generator
-            From which those of the chain are made; drawn from.
+            Generator from which the two of the chain are made; it is drawn from.
         position : numpy.ndarray, shape (d,)
         root : numpy.ndarray, scalar, (d,) or (d, d), or LowRank, optional
             L, to begin at a draw from N(position, L Lᵀ) instead.
@@ -183,7 +183,7 @@ class Chain:
 
     @property
     def state(self) -> ChainState:
-        """Where the chain stands; set it to go on from there.
+        """State of the chain; the chain continues from a state that is assigned.
 
         Raises
         ------
@@ -203,7 +203,7 @@ class Chain:
 
     @property
     def snapshot(self) -> ChainState:
-        """The state without what the gradient estimator remembers, which may be large."""
+        """The state without the memory of the gradient estimator, which may be large."""
         return self._begun()
 
     @property
@@ -212,7 +212,7 @@ class Chain:
         return self.block.memory is None
 
     def move(self, position: np.ndarray, *, others_moved: bool = False) -> None:
-        """Go on from a position that something else may have changed.
+        """Continue from a position that another step method may have changed.
 
         Parameters
         ----------
@@ -240,13 +240,13 @@ class Chain:
             raise RuntimeError("The chain has not begun. Call `begin` first.")
         return self._state
 
-    # --- How it goes on ---------------------------------------------------------------------
+    # --- Draws ------------------------------------------------------------------------------
 
     def advance(self, draws: int) -> Draws:
-        """Go on for some draws.
+        """Advance by a number of draws.
 
-        Where position or gradient leave the finite numbers the chain stays where the last of its
-        runs of draws began, and the draws are fewer.
+        Where position or gradient leave the finite numbers, fewer draws are returned, and the chain
+        stays in the state in which its last run of draws began.
 
         Raises
         ------
@@ -254,11 +254,11 @@ class Chain:
             Where `draws` is no whole number, at least 1.
         """
         parts: list[Draws] = []
-        left = whole_number("draws", draws, 1)
-        while left > 0:
-            part = self._run(min(left, self.run_length()))
+        remaining = whole_number("draws", draws, 1)
+        while remaining > 0:
+            part = self._run(min(remaining, self.run_length()))
             parts.append(part)
-            left -= len(part)
+            remaining -= len(part)
             if part.bad_transition is not None:
                 break
         if len(parts) == 1:
@@ -271,7 +271,7 @@ class Chain:
         )
 
     def run_length(self) -> int:
-        """Draws that one call may compute: until something changes, or memory or time are full."""
+        """Draws that one call may compute: up to the next change, within memory and time."""
         state = self._begun()
         block, done = self.block, state.draws
         periods = [self.draws_per_order, *map(self._draws_between, self.adaptations)]
@@ -287,7 +287,7 @@ class Chain:
         return max(1, min(int(transitions // self.thin), until_change))
 
     def present_step_size(self, transition: int | None = None) -> float:
-        """Step size of the next transition, or of another one, as adaptations have it now."""
+        """Step size of the next transition, or of a given one, as adapted at present."""
         state = self._begun()
         number = state.draws * self.thin if transition is None else transition
         size = step_sizes(self.step_size, number, 1)
@@ -308,7 +308,7 @@ class Chain:
         return FIRST_ORDER if shuffles == 0 else state.order_entropy + shuffles
 
     def _run(self, count: int) -> Draws:
-        """Some draws in one call, and the state after them."""
+        """Compute draws in one call, and set the state after them."""
         state = self._begun()
         block, batching, thin = self.block, self.block.batching, self.thin
         batching.set_order(self._order(state))
@@ -329,7 +329,7 @@ class Chain:
 
         recorded = slice(thin - 1, None, thin)
         with np.errstate(over="ignore", invalid="ignore"):
-            # Squares: a gradient whose norm overflows is as lost as an infinite one.
+            # A gradient whose squared norm overflows counts as infinite.
             norms = np.sqrt(np.einsum("bd,bd->b", ran.gradients, ran.gradients))
             finite = np.isfinite(norms + np.einsum("bd,bd->b", ran.positions, ran.positions))
         stats = {
@@ -373,7 +373,7 @@ class Chain:
     def _adapt(
         self, state: ChainState, ran: Transitions, next_index: np.ndarray, sizes: np.ndarray
     ) -> tuple[tuple[AdaptationState, ...], dict[str, np.ndarray]]:
-        """States of the adaptations after some transitions, and what they record of them."""
+        """States of the adaptations after these transitions, and their statistics."""
         states: list[AdaptationState] = []
         stats: dict[str, np.ndarray] = {}
         done = state.draws + len(sizes) // self.thin
@@ -394,5 +394,5 @@ class Chain:
 
 
 def missing_value(dtype: np.dtype | type) -> Any:
-    """What stands for a statistic of a draw that was not made: zero, or false."""
+    """Value of a statistic for a draw that was not made: zero, or false."""
     return np.zeros((), dtype)[()]

@@ -1,4 +1,4 @@
-"""Checks of single settings: what was given, and what should have been."""
+"""Checks of single settings; messages say what was given and what was expected."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def positive_number(
     Parameters
     ----------
     name : str
-        Of the setting.
+        Name of the setting.
     value
     zero : bool
-        Whether zero will do.
+        Whether zero is allowed.
     most : float, optional
         Largest value allowed.
     unit : str
-        For the message.
+        Unit, for the message.
 
     Raises
     ------
@@ -38,33 +38,35 @@ def positive_number(
     ValueError
         Where it is out of range.
     """
-    wanted = "not negative" if zero else "positive"
+    expected = "not negative" if zero else "positive"
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        kind = "a number that is not negative" if zero else "a positive number"
-        raise TypeError(f"`{name}` should be {kind}{unit}, but got {value!r}.")
+        described = "a number that is not negative" if zero else "a positive number"
+        raise TypeError(f"`{name}` should be {described}{unit}, but got {value!r}.")
     if not (np.isfinite(value) and (value > 0 or (zero and value == 0))):
-        raise ValueError(f"`{name}` should be {wanted} and finite{unit}, but got {value!r}.")
+        raise ValueError(f"`{name}` should be {expected} and finite{unit}, but got {value!r}.")
     if most is not None and value > most:
         raise ValueError(f"`{name}` should be in (0, {most:g}]{unit}, but got {value!r}.")
     return float(value)
 
 
-def as_array(name: str, value: Any, wanted: str = "a number or an array of numbers") -> np.ndarray:
+def as_array(
+    name: str, value: Any, expected: str = "a number or an array of numbers"
+) -> np.ndarray:
     """Return an array of numbers that a user gave as a setting.
 
-    Truth values, text and complex numbers are none, though NumPy would make some of them.
+    Truth values, text and complex numbers are refused, though NumPy converts some of them.
 
     Raises
     ------
     TypeError
-        Where the value is none.
+        Where the value is no array of numbers.
     """
     try:
         array = np.asarray(value)
-    except ValueError:  # of rows of several lengths
+    except ValueError:  # The rows have different lengths.
         array = None
     if array is None or array.dtype.kind not in "iuf":
-        raise TypeError(f"`{name}` should be {wanted}, but got {value!r}.")
+        raise TypeError(f"`{name}` should be {expected}, but got {value!r}.")
     return array.astype(float)
 
 
@@ -74,10 +76,10 @@ def whole_number(name: str, value: Any, least: int, of: str = "") -> int:
     Raises
     ------
     ValueError
-        Where it is none, or below the least.
+        Where the value is no whole number, or below the least.
     """
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or value < least:
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_whole or value < least:
         raise ValueError(
             f"`{name}` should be a whole number{of}, at least {least}, but got {value!r}."
         )
@@ -85,10 +87,10 @@ def whole_number(name: str, value: Any, least: int, of: str = "") -> int:
 
 
 def accepts(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function can be called with so many arguments, as far as it says so."""
+    """Whether a function takes this number of arguments, as far as its signature tells."""
     try:
         signature = inspect.signature(function)
-    except ValueError:  # one of C code, without a signature
+    except ValueError:  # Functions of C code may have no signature.
         return True
     try:
         signature.bind(*[None] * count)
@@ -100,7 +102,7 @@ def accepts(function: Callable[..., Any], count: int) -> bool:
 def or_none[T](
     check: Callable[..., T], name: str, value: Any, *args: Any, **kwargs: Any
 ) -> T | None:
-    """Return None, or what a check returns of a value."""
+    """Return None for None, otherwise the result of a check of the value."""
     return None if value is None else check(name, value, *args, **kwargs)
 
 

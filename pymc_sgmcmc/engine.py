@@ -21,7 +21,7 @@ from pymc_sgmcmc.posterior.compiled import without_blas_warning
 
 
 class Transitions(NamedTuple):
-    """What B transitions leave.
+    """Results of B transitions.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class Transitions(NamedTuple):
     auxiliaries : tuple of numpy.ndarray, each (B, ...)
         The rest of the state after each transition.
     stats : tuple of numpy.ndarray, each (B,)
-        What the dynamics report of each transition.
+        Statistics of the dynamics for each transition.
     """
 
     positions: np.ndarray
@@ -45,9 +45,8 @@ class TransitionBlock:
     """B transitions of a chain, compiled.
 
     The gradient recorded with a position is the one that makes a transition from it, so its
-    rows are drawn after the position is known. Calling the function therefore passes over
-    B + lag indices, lag being 1 for most dynamics: each block hands its last indices on, with
-    which the next block begins.
+    rows are drawn after the position is known. A call therefore passes over B + lag indices, with
+    a lag of 1 for most dynamics: the next block begins with the last indices of this one.
 
     Parameters
     ----------
@@ -75,8 +74,8 @@ class TransitionBlock:
         self.noise_size = dynamics.noise_size(self.dimension)
         self.static_length = static_length
         self.auxiliaries = tuple(dynamics.auxiliaries(self.dimension))
-        shapes = [(self.dimension,), *(one.shape for one in self.auxiliaries)]
-        names = ["position", *(one.name for one in self.auxiliaries)]
+        shapes = [(self.dimension,), *(auxiliary.shape for auxiliary in self.auxiliaries)]
+        names = ["position", *(auxiliary.name for auxiliary in self.auxiliaries)]
         state = [
             pt.tensor(name, shape=shape, dtype=self.dtype)
             for name, shape in zip(names, shapes, strict=True)
@@ -91,7 +90,7 @@ class TransitionBlock:
         step_sizes = pt.tensor("step_sizes", shape=(passes,), dtype=self.dtype)
         self.memory = memory = estimator.memory
         remembered = () if memory is None else memory.variables
-        # The passes that only evaluate gradients change no memory: the next block repeats them.
+        # Passes that only evaluate gradients do not change the memory: the next block repeats them.
         remember = pt.arange(indices.shape[0]) < indices.shape[0] - self.lag
 
         def transition(index, scaled_noise, step_size, *rest):
@@ -110,15 +109,17 @@ class TransitionBlock:
                     changed.append(after)
                     return estimate
 
-            following, here, stats = dynamics.transition(current, gradient, scaled_noise, step_size)
+            following, first_gradient, stats = dynamics.transition(
+                current, gradient, scaled_noise, step_size
+            )
             return (
                 *(
                     pt.specify_shape(part.astype(self.dtype), shape)
                     for part, shape in zip(following, shapes, strict=True)
                 ),
-                # Where the dynamics took several gradients, the first is remembered.
+                # Where the dynamics evaluate several gradients, the memory keeps the first.
                 *(changed[0] if remembered else ()),
-                here.astype(self.dtype),
+                first_gradient.astype(self.dtype),
                 *(pt.as_tensor(value).astype(self.dtype) for value in stats),
             )
 
@@ -133,11 +134,12 @@ class TransitionBlock:
             outputs_info=[*state, *remembered, None, *(None for _ in dynamics.stats)],
             return_updates=False,
         )
-        kept = slice(len(state), len(state) + len(remembered))
+        memory_outputs = slice(len(state), len(state) + len(remembered))
         updates = {
-            variable: values[-1] for variable, values in zip(remembered, outputs[kept], strict=True)
+            variable: values[-1]
+            for variable, values in zip(remembered, outputs[memory_outputs], strict=True)
         }
-        del outputs[kept]
+        del outputs[memory_outputs]
         compile_kwargs = dict(compile_kwargs or {})
         if remembered:
             compile_kwargs["mode"] = in_place_mode(compile_kwargs.get("mode"))
@@ -162,7 +164,7 @@ class TransitionBlock:
     @property
     def state_elements(self) -> int:
         """Numbers in the state of the chain."""
-        return self.dimension + sum(int(np.prod(one.shape)) for one in self.auxiliaries)
+        return self.dimension + sum(int(np.prod(auxiliary.shape)) for auxiliary in self.auxiliaries)
 
     def __call__(
         self,
@@ -186,7 +188,7 @@ class TransitionBlock:
         length = len(noise)
         # The last passes only evaluate gradients; padding repeats them.
         passes = self.lag + (length if self.static_length is None else self.static_length)
-        # Whether the chain stays finite is for the caller to see in what comes back.
+        # The caller checks whether the results are finite.
         with np.errstate(all="ignore"):
             outputs = self._function(
                 *(np.asarray(part, dtype=self.dtype, order="C") for part in state),
@@ -217,7 +219,7 @@ def _pad(values: np.ndarray, length: int, dtype: str | None = None) -> np.ndarra
 
 
 def in_place_mode(mode: Mode | str | None) -> Mode:
-    """Mode in which a scan changes a large array in place that only its last value is used of.
+    """Mode in which a scan changes a large array in place where only its last value is used.
 
     By default only Numba does: C code, and the Python code of FAST_COMPILE, would copy the array
     in each transition.

@@ -1,4 +1,4 @@
-"""Errors and warnings that a user of the package meets."""
+"""Errors and warnings of the package."""
 
 from __future__ import annotations
 

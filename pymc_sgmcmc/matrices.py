@@ -10,8 +10,9 @@ from scipy import linalg
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 SINGULAR = 1e-11
-"""Smallest eigenvalue of a correlation matrix that counts as positive. Rounding leaves eigenvalues
-of a singular one at up to about 1e-16 d, of either sign as the kernels of the machine have it."""
+"""A correlation matrix counts as singular where its smallest eigenvalue is at most this number.
+Rounding leaves eigenvalues of a singular matrix at up to about 1e-16 d, of a sign that depends on
+the kernels of the machine."""
 
 Matrix = Any
 """A scalar, a diagonal (d,) or a dense matrix (d, d), all arrays, or a `LowRank`. No union, since
@@ -111,9 +112,9 @@ def apply_to_rows(matrix: Matrix, rows: np.ndarray) -> np.ndarray:
 def covariance_root(covariance: np.ndarray) -> np.ndarray:
     """Lower Cholesky factor of a dense covariance, by way of the correlations.
 
-    Its coordinates may have any units: the variances may differ by any factor. Whether it is
-    positive definite is judged by the smallest eigenvalue of the correlations, which should be
-    above `SINGULAR`: where a factorisation fails by rounding depends on the machine.
+    Its coordinates may have any units: the variances may differ by any factor. It counts as
+    positive definite where the smallest eigenvalue of the correlations is above `SINGULAR`, since
+    it depends on the machine where rounding makes a factorisation fail.
 
     Raises
     ------
@@ -136,7 +137,7 @@ def covariance_root(covariance: np.ndarray) -> np.ndarray:
 
 
 def dependent_coordinates(covariance: np.ndarray) -> np.ndarray:
-    """Numbers of the coordinates that make a covariance singular, of those with positive variance.
+    """Numbers of the coordinates, among those that vary, that make a covariance singular.
 
     Examples
     --------

@@ -1,8 +1,9 @@
-"""What a run writes into a trace: names, shapes and statistics, for those who write and read them.
+"""Names, shapes and statistics that a run writes into a trace, with functions to read them.
 
-The draws of a step method carry a `RunRecord` in a statistic of their own: of the settings in the
-first draw after tuning, and of the moments in the last. `finish` turns these into two groups of
-the trace, names the coordinates of the stored positions and gradients, and takes the statistic out.
+The draws of a step method carry a `RunRecord` in a statistic of its own: with the settings in the
+first draw after tuning, and with the moments in the last draw. `finish` turns these records into
+two groups of the trace, names the coordinates of the stored positions and gradients, and removes
+the statistic.
 """
 
 from __future__ import annotations
@@ -20,54 +21,58 @@ from xarray import DataTree
 from pymc_sgmcmc.matrices import LowRank, Matrix
 
 POSITION, GRADIENT = "position", "gradient"
-"""Statistics with an array for each draw: the unconstrained position, and the gradient there."""
+"""These statistics have an array for each draw: the unconstrained position, and the gradient
+there."""
 
 RECORD = "sgmcmc_record"
-"""Statistic that carries what belongs to the whole run, until it has ended."""
+"""This statistic carries what belongs to the whole run, until the run has ended."""
 
 DIMENSION = "unconstrained_position"
-"""Dimension of position and gradient in a trace."""
+"""This is the dimension of position and gradient in a trace."""
 
 MOMENTS = "sgmcmc_moments"
-"""Group of a trace with moments over all transitions."""
+"""This group of a trace has the moments over all transitions."""
 
 DRAWS = "draws"
-"""Attribute of that group: draws of a chain in the trace when the run ended."""
+"""This attribute of the group of moments is the number of draws of a chain that the trace had when
+the run ended."""
 
 SETTINGS = "sgmcmc_settings"
-"""Group of a trace with the arrays of the settings."""
+"""This group of a trace has the arrays of the settings."""
 
 PREFIX = "sgmcmc_"
-"""Begins the names of the attributes of `sample_stats` with the settings."""
+"""The settings are attributes of `sample_stats` whose names begin with this prefix."""
 
 STEP_METHODS = "step_methods"
-"""Setting of compound runs alone: the number of their step methods."""
+"""This setting, which only compound runs have, is the number of their step methods."""
 
 STEP_SIZE_COLUMN = "step_size_column"
-"""Setting of compound runs in which others record a ``step_size`` too: the column of ours."""
+"""This setting is the column of ``step_size`` that belongs to this package, in compound runs in
+which other step methods record a ``step_size`` too."""
 
 GIVEN, COMPUTED, SEARCHED = "given", "computed", "searched"
-"""Where a step size is from: the user, the closed form or what a sampler has in its place, or
-successive halving."""
+"""A step size is given by the user, computed in closed form or by what a sampler has in its place,
+or searched by successive halving."""
 
 MEAN_ERROR, MEAN_ERROR_OF = "mean_error", "mean_error_of"
-"""Settings: largest predicted error of a mean, in posterior standard deviations, and of what."""
+"""These settings are the largest predicted error of a mean, in posterior standard deviations, and
+the label of its coordinate."""
 
 LARGEST_MEAN_ERROR = 0.1
-"""Error of a mean, in posterior standard deviations, that is worth a word."""
+"""A larger predicted error of a mean, in posterior standard deviations, is reported."""
 
 KEPT_ROWS = "kept_rows"
-"""Array of the settings: numbers of the rows that each transition takes."""
+"""This array of the settings has the numbers of the rows that each transition takes."""
 
 SCALE, VECTORS, FACTORS = "scale", "vectors", "factors"
-"""End the names of the parts of a matrix of low rank plus diagonal."""
+"""The names of the parts of a matrix of low rank plus diagonal end in these words."""
 
 
 STATISTICS = ("sample_stats", "warmup_sample_stats")
-"""Groups with statistics of the draws."""
+"""These groups have statistics of the draws."""
 
 OTHER_DRAWS = ("prior", "sample_stats_prior", "warmup_")
-"""Beginnings of the names of groups with draws that are not those of the posterior."""
+"""Groups whose names begin so have draws that are not of the posterior."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +85,10 @@ class RunSettings:
         Numbers and words, by name.
     arrays : mapping
         The preconditioner M of Langevin dynamics, scalar, (d,) or (d, d), the centre, and the
-        curvature there, (d,) or (d, d). Of a symmetric matrix of low rank plus diagonal the parts.
+        curvature there, (d,) or (d, d). A symmetric matrix of low rank plus diagonal is stored as
+        its parts.
     labels : tuple of str
-        Of the coordinates of the position.
+        Labels of the coordinates of the position.
     """
 
     attributes: Mapping[str, Any]
@@ -91,31 +97,31 @@ class RunSettings:
 
     def dataset(self) -> xr.Dataset:
         """The arrays, with the labels of the coordinates."""
-        other = f"{DIMENSION}_of_column"
+        column_dimension = f"{DIMENSION}_of_column"
         variables = {}
         for name, values in self.arrays.items():
-            dims: tuple[str, ...] = (DIMENSION, other)[: values.ndim]
+            dims: tuple[str, ...] = (DIMENSION, column_dimension)[: values.ndim]
             if name == KEPT_ROWS:
                 dims = ("kept_row",)
             elif name.endswith((VECTORS, FACTORS)):
                 dims = (DIMENSION, name.split("_")[0] + "_direction")[-values.ndim :]
             variables[name] = (dims, values)
-        used = {one for names, _ in variables.values() for one in names}
+        used = {dim for names, _ in variables.values() for dim in names}
         labels = list(self.labels)
-        coords = {one: labels for one in (DIMENSION, other) if one in used}
+        coords = {dim: labels for dim in (DIMENSION, column_dimension) if dim in used}
         return xr.Dataset(variables, coords=coords)
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a draw carries of its run.
+    """Record in a draw about its run.
 
     Attributes
     ----------
     settings : RunSettings or None
-        With the first draw after tuning.
+        Settings of the run, in the first draw after tuning.
     moments : mapping or None
-        Of the chain, with its last draw.
+        Moments of the chain, in its last draw.
     """
 
     settings: RunSettings | None = None
@@ -130,7 +136,7 @@ def finish(
     step_methods: Sequence[Mapping[str, Any]] = (),
     last_records: Sequence[Any] | None = None,
 ) -> bool:
-    """Write what the draws carry of their run into a trace, and take it out of the statistics.
+    """Write the records in the draws into groups of a trace, and remove the statistic.
 
     Parameters
     ----------
@@ -139,20 +145,20 @@ def finish(
     step_methods : sequence of mappings
         Types of the statistics of each step method of the run, in their order, where known.
     last_records : sequence, optional
-        Of the last draws that the chains made; those of the trace where not given.
+        Records of the last draws that the chains made. Default: those in the trace.
 
     Returns
     -------
     bool
-        Whether the run has the settings of one step method of this package: alone, or beside others
-        of PyMC. Two would share the names in a trace.
+        Whether the run has exactly one step method of this package, alone or beside step methods of
+        PyMC. Two of this package would share the names in a trace.
     """
     records = _records(idata)
     make_rectangular(idata)
     if records is None or records.shape[2] != 1:
         return False
     records = records[..., 0]
-    settings = next((one.settings for one in records.flat if _has(one, "settings")), None)
+    settings = next((record.settings for record in records.flat if _has(record, "settings")), None)
     if settings is None:
         return False
     settings = _beside_others(settings, step_methods)
@@ -160,7 +166,7 @@ def finish(
     label(idata, settings.labels)
     if STEP_METHODS not in settings.attributes:
         lasts = records[:, -1] if last_records is None else last_records
-        moments = [one.moments if _has(one, "moments") else None for one in lasts]
+        moments = [record.moments if _has(record, "moments") else None for record in lasts]
         dataset = moments_dataset(moments, settings.labels)
         if dataset is not None:
             posterior = idata["posterior"]
@@ -189,14 +195,14 @@ def _records(idata: DataTree) -> np.ndarray | None:
 
 
 def _beside_others(settings: RunSettings, step_methods: Sequence[Mapping[str, Any]]) -> RunSettings:
-    """Settings that say which column of a shared statistic is that of the step method."""
+    """Settings with the column of the step method in a statistic that others record too."""
     if len(step_methods) < 2:
         return settings
     attributes = {**settings.attributes, STEP_METHODS: len(step_methods)}
-    with_step_size = [one for one in step_methods if "step_size" in one]
+    with_step_size = [types for types in step_methods if "step_size" in types]
     if len(with_step_size) > 1:
         attributes[STEP_SIZE_COLUMN] = next(
-            column for column, one in enumerate(with_step_size) if RECORD in one
+            column for column, types in enumerate(with_step_size) if RECORD in types
         )
     return RunSettings(attributes, settings.arrays, settings.labels)
 
@@ -216,12 +222,12 @@ def label(idata: DataTree, labels: Sequence[str]) -> None:
 
 
 def make_rectangular(idata: DataTree) -> None:
-    """Make numbers of `position` and `gradient` of several step methods, in a trace.
+    """Make rectangular arrays of `position` and `gradient` of several step methods, in a trace.
 
-    PyMC keeps an array in an array for each draw and step method, which no file can hold. Here
+    PyMC keeps an array of arrays, one for each draw and step method, which no file can hold. Here
     they get one dimension for the step methods (``position_dim_0``) and one for the coordinates
-    (``position_dim_1``), which is as long as that of the largest step method needs; what the
-    others lack is NaN.
+    (``position_dim_1``), which is as long as the largest step method needs; the shorter vectors end
+    in NaN.
     """
     for group in STATISTICS:
         if group not in idata.children:
@@ -235,31 +241,33 @@ def make_rectangular(idata: DataTree) -> None:
 
 def _padded(values: np.ndarray) -> np.ndarray:
     """Numbers from an array of vectors, with NaN after the end of the shorter ones."""
-    vectors = [np.atleast_1d(one) for one in values.ravel()]
-    width = max(len(one) for one in vectors)
-    found = np.full(
-        (len(vectors), width), np.nan, dtype=np.result_type(*{one.dtype for one in vectors})
+    vectors = [np.atleast_1d(vector) for vector in values.ravel()]
+    width = max(len(vector) for vector in vectors)
+    padded = np.full(
+        (len(vectors), width), np.nan, dtype=np.result_type(*{vector.dtype for vector in vectors})
     )
-    for row, vector in zip(found, vectors, strict=True):
+    for row, vector in zip(padded, vectors, strict=True):
         row[: len(vector)] = vector
-    return found.reshape(*values.shape, width)
+    return padded.reshape(*values.shape, width)
 
 
 def attach(idata: DataTree, settings: RunSettings) -> None:
     """Write settings into a trace: attributes of `sample_stats`, and a group of arrays.
 
-    Attributes are numbers and words, which is what all kinds of trace files hold: a setting that
-    is None is left out, and truth values are 0 or 1.
+    Attributes are numbers and words, which all kinds of trace files can hold: a setting that is
+    None is left out, and truth values are 0 or 1.
     """
-    written = {PREFIX + key: _plain(one) for key, one in settings.attributes.items()}
+    written = {PREFIX + key: _plain(value) for key, value in settings.attributes.items()}
     for name in STATISTICS:
         if name in idata.children:
-            idata[name].attrs.update({k: one for k, one in written.items() if one is not None})
+            idata[name].attrs.update(
+                {k: value for k, value in written.items() if value is not None}
+            )
     idata[SETTINGS] = DataTree(settings.dataset())
 
 
 def _plain(value: Any) -> Any:
-    """A number or a word for what files cannot hold as it is."""
+    """A Python number or word for a value that files cannot hold."""
     if isinstance(value, np.generic):
         value = value.item()
     return int(value) if isinstance(value, bool) else value
@@ -268,24 +276,24 @@ def _plain(value: Any) -> Any:
 def moments_dataset(
     chains: Sequence[Mapping[str, np.ndarray] | None], labels: Sequence[str]
 ) -> xr.Dataset | None:
-    """Moments of the chains of a run, None where none has a full batch.
+    """Moments of the chains of a run, None where no chain has a full batch.
 
     ``mean`` and ``covariance`` are those of the position over the transitions of the batches; the
     others are means over each batch of positions, relative to ``origin``, of gradients, and of
     their products. Chains that did not end, given as None, have NaN.
     """
-    ended = [one for one in chains if one is not None]
-    batches = min((len(one["batch_sums"]) for one in ended), default=0)
+    ended = [chain for chain in chains if chain is not None]
+    batches = min((len(chain["batch_sums"]) for chain in ended), default=0)
     if not batches:
         return None
     d, length = len(ended[0]["origin"]), int(ended[0]["length"])  # of all chains
-    groups = min(len(one["group_products"]) for one in ended)
-    other = f"{DIMENSION}_of_column"
-    vector, matrix = (DIMENSION,), (DIMENSION, other)
-    sums = np.array([one["batch_sums"][:batches] for one in ended]) / length
-    origins = np.array([one["origin"] for one in ended])
+    groups = min(len(chain["group_products"]) for chain in ended)
+    column_dimension = f"{DIMENSION}_of_column"
+    vector, matrix = (DIMENSION,), (DIMENSION, column_dimension)
+    sums = np.array([chain["batch_sums"][:batches] for chain in ended]) / length
+    origins = np.array([chain["origin"] for chain in ended])
     variables: dict[str, tuple[tuple[str, ...], np.ndarray]] = {
-        # For each chain, so that runs with other origins can be put beside these.
+        # Each chain has its origin, so that runs with different origins can be joined.
         "origin": (("chain", *vector), origins),
         "mean": (("chain", *vector), origins + sums[..., :d].mean(1)),
         "batch_position": (("chain", "batch", *vector), sums[..., :d]),
@@ -293,18 +301,20 @@ def moments_dataset(
         "transitions_a_batch": (("chain",), np.full(len(ended), length)),
     }
     coords: dict[str, list] = {
-        "chain": [number for number, one in enumerate(chains) if one is not None],
+        "chain": [number for number, chain in enumerate(chains) if chain is not None],
         "batch": list(range(batches)),
         DIMENSION: list(labels),
     }
     if groups:
-        counts = np.array([one["group_counts"][:groups] for one in ended])[..., None]
-        products = np.array([one["group_products"][:groups] for one in ended]) / counts[..., None]
-        means = np.array([one["group_sums"][:groups] for one in ended]) / counts
+        counts = np.array([chain["group_counts"][:groups] for chain in ended])[..., None]
+        products = (
+            np.array([chain["group_products"][:groups] for chain in ended]) / counts[..., None]
+        )
+        means = np.array([chain["group_sums"][:groups] for chain in ended]) / counts
         shares = counts / counts.sum(1, keepdims=True)
         x = (shares * means[..., :d]).sum(1)
         xx = (shares[..., None] * products[..., :d, :d]).sum(1)
-        coords |= {"group": list(range(groups)), other: list(labels)}
+        coords |= {"group": list(range(groups)), column_dimension: list(labels)}
         variables |= {
             "group_position": (("chain", "group", *vector), means[..., :d]),
             "group_gradient": (("chain", "group", *vector), means[..., d:]),
@@ -335,7 +345,7 @@ def labels_of(idata: DataTree, dimension: int) -> tuple[str, ...]:
     """Labels of the coordinates of the position, numbers where the trace has none."""
     for group in (SETTINGS, "sample_stats"):
         if group in idata.children and DIMENSION in idata[group].coords:
-            return tuple(str(one) for one in idata[group].coords[DIMENSION].values)
+            return tuple(str(name) for name in idata[group].coords[DIMENSION].values)
     return tuple(f"position[{number}]" for number in range(dimension))
 
 
@@ -357,10 +367,10 @@ def stored_matrix(group: Any, name: str) -> Matrix | None:
 
 
 def groups_of(idata: DataTree) -> dict[str, xr.Dataset]:
-    """All groups of a trace by their paths, without "/" in front but that of the root itself.
+    """All groups of a trace by their paths: "/" for the root, and no leading "/" for the others.
 
-    `DataTree.from_dict` makes a trace of them, with the attributes of the root and groups in
-    groups, which copies of the children alone would lose.
+    `DataTree.from_dict` makes a trace of them again. Copies of the children alone would lose the
+    attributes of the root and nested groups.
     """
     return {
         "/" if path == "." else path: node.to_dataset(inherit=False)
@@ -375,7 +385,7 @@ def is_of_draws(path: str, group: xr.Dataset, chains: int, draws: int) -> bool:
 
 
 def label_positions(idata: DataTree, labels: Sequence[str]) -> DataTree:
-    """Return a trace as it is: coordinates have their labels since the run ended."""
+    """Return a copy of a trace, whose coordinates already have their labels."""
     warnings.warn(
         "`label_positions` is no longer needed: `pm.sample` returns a trace with the labels.",
         FutureWarning,

@@ -10,7 +10,7 @@ import numpy as np
 from pymc_sgmcmc.checks import accepts, positive_number
 
 MOST_THINNING = 1000
-"""Bound on the default number of transitions a recorded draw."""
+"""The default number of transitions a recorded draw is at most this number."""
 
 StepSize = float | Callable[[int], float]
 
@@ -76,7 +76,7 @@ def check_step_size(step_size: StepSize) -> StepSize:
     if not (np.isfinite(step_size) and step_size > 0):
         raise ValueError(
             f"`step_size` should be positive and finite, but got {step_size}. Leave it out to "
-            "have it computed from the curvature of the posterior."
+            "have it computed."
         )
     return float(step_size)
 
@@ -91,15 +91,19 @@ def step_sizes(step_size: StepSize, first: int, count: int) -> np.ndarray:
     """
     if not callable(step_size):
         return np.full(count, step_size)
-    given = [step_size(transition) for transition in range(first, first + count)]
-    for transition, one in enumerate(map(np.asarray, given), start=first):
-        if one.ndim or one.dtype.kind not in "iuf":
-            what = f"an array of shape {one.shape}" if one.ndim else repr(given[transition - first])
+    results = [step_size(transition) for transition in range(first, first + count)]
+    for transition, number in enumerate(map(np.asarray, results), start=first):
+        if number.ndim or number.dtype.kind not in "iuf":
+            description = (
+                f"an array of shape {number.shape}"
+                if number.ndim
+                else repr(results[transition - first])
+            )
             raise TypeError(
                 "`step_size` as a function should give one number for each transition, but gave "
-                f"{what} for transition {transition}."
+                f"{description} for transition {transition}."
             )
-    values = np.array(given, dtype=float)
+    values = np.array(results, dtype=float)
     good = np.isfinite(values) & (values > 0)
     if not good.all():
         bad = int(np.argmin(good))

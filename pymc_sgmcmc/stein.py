@@ -24,7 +24,7 @@ from pymc_sgmcmc.matrices import (
 )
 
 BATCHES = 20
-"""Batches a chain from whose means Monte-Carlo errors are computed."""
+"""Monte-Carlo errors are computed from the means of at most this many batches of each chain."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ def split_into_batches(values: np.ndarray) -> np.ndarray:
     draws = values.shape[1]
     batches = max(1, min(BATCHES, draws // 2))
     length = draws // batches
-    kept = values[:, draws - batches * length :]
+    trimmed = values[:, draws - batches * length :]
     shape = (len(values) * batches, length, *values.shape[2:])
-    return kept.reshape(shape)
+    return trimmed.reshape(shape)
 
 
 def batch_means(values: np.ndarray) -> np.ndarray:
@@ -77,7 +77,7 @@ def langevin_variance_error(
     .. math:: X H M + M H X = \tfrac{h}{2} M \, \mathrm{E}[\hat\nabla \hat\nabla^\top] M
 
     and by :math:`\tfrac{h}{4} M \mathrm{E}[\hat\nabla \hat\nabla^\top] M` for M the inverse of H.
-    Noise of the gradient that depends on the position is counted as it was met.
+    Noise of the gradient that depends on the position counts as it is over the chain.
 
     Parameters
     ----------
@@ -120,9 +120,9 @@ def langevin_variance_error(
         return np.einsum("ij,jk,ik->i", directions, excess, directions) / variances
 
     batches = split_into_batches(scaled)
-    each = np.array([errors(batch) for batch in batches])
-    spread = each.std(0, ddof=1) if len(each) > 1 else np.full(dimension, np.nan)
-    return Estimate(errors(scaled.reshape(-1, dimension)), spread / np.sqrt(len(each)))
+    batch_errors = np.array([errors(batch) for batch in batches])
+    spread = batch_errors.std(0, ddof=1) if len(batch_errors) > 1 else np.full(dimension, np.nan)
+    return Estimate(errors(scaled.reshape(-1, dimension)), spread / np.sqrt(len(batch_errors)))
 
 
 def stein_variance_error(positions: np.ndarray, gradients: np.ndarray) -> Estimate:
@@ -162,12 +162,12 @@ def mean_gradient_test(gradients: np.ndarray) -> float:
     count, dimension = means.shape
     if count < 4:
         return np.nan
-    scale = means.std(0)  # in units of its own, since those of the user may differ by any factor
+    scale = means.std(0)  # The units of the user may differ by any factor.
     means = means / np.where(scale > 0, scale, 1)
     centre = means.mean(0)
     if count > 2 * dimension + 2:
         values, vectors = linalg.eigh(np.atleast_2d(np.cov(means.T)))
-        # Coordinates that are functions of others say nothing of their own.
+        # Coordinates that are functions of others add no information.
         used = values > SINGULAR * max(values[-1], np.finfo(float).tiny)
         rank = int(used.sum())
         squared = count * ((vectors.T @ centre)[used] ** 2 / values[used]).sum()
@@ -239,7 +239,7 @@ def stein_kernel(positions: np.ndarray, gradients: np.ndarray) -> np.ndarray:
     # With k = base^-1/2: the gradient in x is -base^-3/2 (x - y), that in y its opposite.
     slope = base**-1.5
     crossed = x @ gradients.T
-    own = np.diag(crossed)
-    along = own[:, None] + own - crossed - crossed.T
+    diagonal_products = np.diag(crossed)
+    along = diagonal_products[:, None] + diagonal_products - crossed - crossed.T
     values = gradients @ gradients.T * base**-0.5 + slope * along
     return values + dimension * slope - 3 * squares * base**-2.5

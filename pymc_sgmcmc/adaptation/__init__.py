@@ -1,4 +1,4 @@
-"""What a chain changes between blocks of transitions, from what it has seen."""
+"""Changes between blocks of transitions, from positions and gradients of the chain so far."""
 
 from pymc_sgmcmc.adaptation.base import Adaptation, AdaptationState, Seen
 

@@ -1,8 +1,8 @@
-"""What a chain changes between blocks of transitions, from what it has seen.
+"""Changes between blocks of transitions, from positions and gradients of the chain so far.
 
-The compiled transitions are pure functions. Whatever should follow the chain more slowly (the
-reference point of SVRG, a preconditioner that is tuned, the gradient covariance of OSGFS) is
-held in shared variables that an adaptation sets, between two blocks, from a small state which
+The compiled transitions are pure functions. Quantities that follow the chain more slowly (the
+reference point of SVRG, a preconditioner that is tuned, the gradient covariance of OSGFS) are
+held in shared variables. An adaptation sets these between two blocks, from a small state that
 belongs to the chain.
 """
 
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 AdaptationState = Mapping[str, np.ndarray]
-"""Arrays by name. Never changed in place."""
+"""Arrays by name, which are never changed in place."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A run of transitions, as an adaptation sees it.
+    """A run of transitions with the information that adaptations use.
 
     Attributes
     ----------
@@ -28,10 +28,10 @@ class Seen:
     gradients : numpy.ndarray, shape (B, d)
         Gradient estimates at these positions.
     next_rows : numpy.ndarray, shape (n,)
-        Numbers of the rows that the gradient at the last position is from.
+        Numbers of the rows from which the gradient at the last position is computed.
     tuning : bool
     at_boundary : bool
-        Whether the run ends where the adaptation acts.
+        Whether the run ends at a boundary of the adaptation.
     thin : int
         Transitions a recorded draw; B is a multiple of it.
     step_sizes : numpy.ndarray, shape (B,)
@@ -49,15 +49,15 @@ class Seen:
 class Adaptation(ABC):
     """A change between blocks. Its state is part of the state of the chain.
 
-    Runs of draws never cross a boundary, but may end before it: `update` then has to carry on
-    so that the state after a and then b transitions is that after a + b.
+    Runs of draws never cross a boundary, but may end before it: `update` must give the same state
+    after a and then b transitions as after a + b.
 
     Attributes
     ----------
     transitions : int
         Transitions between two boundaries. Rounded to whole draws.
     stats : mapping of str to numpy dtypes
-        Names of what is recorded with each draw.
+        Names and types of the statistics that are recorded with each draw.
     """
 
     transitions: int
@@ -72,14 +72,14 @@ class Adaptation(ABC):
         """Set the shared variables of the compiled transitions for a state."""
 
     def step_size_factor(self, state: AdaptationState) -> float:
-        """What the step size is multiplied with from here on."""
+        """Factor of the step size of the next transitions."""
         return 1.0
 
     @abstractmethod
     def update(
         self, state: AdaptationState, seen: Seen
     ) -> tuple[AdaptationState, dict[str, np.ndarray]]:
-        """State after a run of transitions, and what is recorded with its draws.
+        """State after a run of transitions, and the statistics of its draws.
 
         Each recorded array has shape (draws,) or (draws, ...).
         """

@@ -19,7 +19,7 @@ import numpy as np
 from scipy import stats
 
 CONVERGENCE_RULES = ("chi2", "elementwise")
-"""Names of the rules."""
+"""These are the names of the rules."""
 
 
 def window_mean_variance(noise: np.ndarray, fractions: np.ndarray, length: int) -> np.ndarray:

@@ -25,19 +25,22 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning import prior_precision
 
 START_ROWS = 10_000
-"""Rows for the first gradient covariance of a chain, and for that after convergence."""
+"""The covariance of gradients at the start of a chain, and that after convergence, are from at
+least this many rows."""
 
 ROWS_A_DIMENSION = 20
-"""Rows for a later one, at least, for each dimension."""
+"""Each later covariance of gradients is from at least this many rows for each dimension."""
 
 MEMORY = 10
-"""Updates over which the covariance is averaged before convergence."""
+"""Before convergence the covariance is averaged over this many updates, so that it forgets where
+the chain came from."""
 
 FEWEST_TRANSITIONS = 1000
-"""Transitions between two updates, at least."""
+"""Two updates are at least this many transitions apart."""
 
 SHORTEST_WINDOW, LONGEST_WINDOW = 50, 10_000
-"""Bounds on the default number of gradients in a window of the convergence statistic."""
+"""The default number of gradients in a window of the convergence statistic is within these
+bounds."""
 
 
 class FisherScoringAdaptation(Adaptation):
@@ -54,7 +57,7 @@ class FisherScoringAdaptation(Adaptation):
     precision : numpy.ndarray, shape (d, d), optional
         H where it is fixed; otherwise N C + G.
     start : numpy.ndarray, shape (d,), optional
-        Position of whose rows the first matrices are; that of the chain where not given.
+        Position at which the first matrices are computed; that of the chain where not given.
     k, max_k, covariance_rows, update_every, rule, b, window
         As in `OSGFS`.
     """
@@ -98,7 +101,7 @@ class FisherScoringAdaptation(Adaptation):
         )
         self._at_start = None if start is None else self._start(start)
 
-    # --- What the base class asks for --------------------------------------------------------
+    # --- Methods of the base class -----------------------------------------------------------
 
     def begin(self, position: np.ndarray) -> AdaptationState:
         """State with the matrices of the centre, or of the rows at the first position."""
@@ -132,7 +135,7 @@ class FisherScoringAdaptation(Adaptation):
     def _follow_windows(
         self, state: AdaptationState, gradients: np.ndarray
     ) -> tuple[AdaptationState, np.ndarray, np.ndarray]:
-        """State after some gradients; the flag and the last statistic after each of them."""
+        """State after these gradients; the flag and the last statistic after each of them."""
         total, count = state["window_sum"], int(state["window_count"])
         length = int(state["window_length"])
         flag, statistic = bool(state["converged"]), float(state["statistic"])
@@ -141,7 +144,7 @@ class FisherScoringAdaptation(Adaptation):
         start = 0
         while start < len(gradients):
             end = min(start + max(1, length - count), len(gradients))
-            # One after the other: the sum must not depend on where a run of draws ends.
+            # The sum is sequential, so that it does not depend on where a run of draws ends.
             total = np.cumsum(np.vstack([total, gradients[start:end]]), axis=0)[-1]
             count += end - start
             flags[start : end - 1], statistics[start : end - 1] = flag, statistic
@@ -219,7 +222,7 @@ class FisherScoringAdaptation(Adaptation):
             )
 
         if state["converged"] and not state["reset"]:
-            # What C is from so far may lie far from the posterior.
+            # The positions so far, from which C is computed, may be far from the posterior.
             state = {**state, "reset": np.asarray(True)}
             state = self._restart(state, position, sample(self._start_rows))
             if self._noise.needs_rows:
@@ -252,7 +255,7 @@ class FisherScoringAdaptation(Adaptation):
         return self._choose(state)
 
     def _choose(self, state: AdaptationState) -> AdaptationState:
-        """State with the matrices, and the window, that its averages ask for."""
+        """State with the matrices and the window that follow from its averages."""
         covariance = shrunk(state["row_covariance"], float(state["rows"]))
         precision = self._precision
         if precision is None:

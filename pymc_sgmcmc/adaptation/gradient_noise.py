@@ -1,7 +1,7 @@
 r"""The covariance V of a gradient estimate, learned while a chain runs.
 
-Three ways to it, by what the estimate is: from the gradients of rows, from their differences to
-those at a centre, or from the transitions themselves.
+It is learned in one of three ways, by the kind of the estimate: from the gradients of rows, from
+their differences to those at a centre, or from the transitions themselves.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning import Center, laplace_pairs
 
 FEWEST_ROWS = 500
-"""Rows of a sample, at least."""
+"""A sample has at least this many rows."""
 
 ROWS_TO_TRUST = 10
-"""Rows a dimension from which a covariance of gradients is taken as it is."""
+"""A covariance of gradients from at least this many rows for each dimension is used without
+shrinkage."""
 
 START_POINTS = (100, 400)
-"""Bounds on the points around the centre over which V is averaged before a chain begins."""
+"""Before a chain begins V is averaged over a number of points around the centre within these
+bounds."""
 
 START_ELEMENTS = 50_000_000
-"""Rows times coordinates, at all of these points together, up to which there are more points."""
+"""The average over points around the centre has as many points as rows times coordinates times
+points up to this number allow."""
 
 
 # --- Rows -----------------------------------------------------------------------------------
@@ -34,7 +37,7 @@ START_ELEMENTS = 50_000_000
 
 @dataclass(frozen=True)
 class RowSample:
-    """Gradients of some rows at one position.
+    """Gradients of a sample of rows at one position.
 
     Attributes
     ----------
@@ -70,7 +73,7 @@ def sample_rows(
     next_rows: np.ndarray | None = None,
     without_replacement: bool = True,
 ) -> RowSample:
-    """Gradients of some rows: all, those of the next minibatch where they are enough, or others.
+    """Gradients of all rows, of the next minibatch where it is large enough, or of random rows.
 
     Parameters
     ----------
@@ -78,11 +81,11 @@ def sample_rows(
     position : numpy.ndarray, shape (d,)
     count : int
     seed : int
-        Of the choice among all rows.
+        Seed of the choice among all rows.
     next_rows : numpy.ndarray, optional
         Numbers of the rows of the next minibatch.
     without_replacement : bool
-        Whether these are distinct.
+        Whether the rows of the next minibatch are distinct.
     """
     following = np.empty(0, dtype=np.int64) if next_rows is None else next_rows
     distinct = True
@@ -136,7 +139,7 @@ def values_of_others(posterior: Posterior) -> dict[str, np.ndarray]:
 
 
 class NoiseModel(ABC):
-    """How V is learned. What it has learned is part of the state of an adaptation.
+    """How V is learned. The learned quantities are part of the state of an adaptation.
 
     Attributes
     ----------
@@ -151,12 +154,12 @@ class NoiseModel(ABC):
         """V to begin with, and its weight in later updates."""
 
     def follow(self, state: AdaptationState, seen: Seen) -> dict[str, np.ndarray]:
-        """What of the state changes with a run of transitions."""
+        """The entries of the state that change with a run of transitions."""
         return {}
 
     @abstractmethod
     def learn(self, state: AdaptationState, sample: RowSample | None) -> np.ndarray | None:
-        """V as seen since the last update; None where it follows from C alone."""
+        """V since the last update; None where it follows from C alone."""
 
     def covariance(self, rows: np.ndarray, learned: np.ndarray) -> np.ndarray:
         """V from the averages of C and of what was learned."""
@@ -180,7 +183,7 @@ class PlainNoise(NoiseModel):
         return self._scale * shrunk(sample.covariance, len(sample)), 0.0
 
     def learn(self, state: AdaptationState, sample: RowSample | None) -> None:
-        """Nothing: it follows from C."""
+        """Nothing is learned, since V follows from C."""
 
     def covariance(self, rows: np.ndarray, learned: np.ndarray) -> np.ndarray:
         """V from the average of C."""
@@ -258,7 +261,7 @@ class ResidualNoise(NoiseModel):
     Parameters
     ----------
     first : NoiseModel
-        Of V to begin with, which what the transitions show replaces.
+        Model of V at the start, which the estimate from transitions replaces.
     """
 
     needs_rows = False
@@ -267,7 +270,7 @@ class ResidualNoise(NoiseModel):
         self._first = first
 
     def start(self, sample: RowSample) -> tuple[np.ndarray, float]:
-        """That of the other model, without weight."""
+        """V of the model for the start, with weight zero."""
         return self._first.start(sample)[0], 0.0
 
     def follow(self, state: AdaptationState, seen: Seen) -> dict[str, np.ndarray]:

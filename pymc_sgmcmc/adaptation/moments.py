@@ -1,9 +1,9 @@
 r"""Moments of positions and gradients over all transitions, in constant memory.
 
 A draw is recorded every `thin` transitions, and long runs of long positions are not stored at all.
-Means, covariances and what control variates and Stein's identity need are sums over transitions,
-which are kept here by batches: of successive transitions, twice as long whenever their number is
-reached.
+Means, covariances and the products for control variates and Stein's identity are sums over
+transitions. They are kept by batches of successive transitions, whose length doubles whenever
+`BATCHES` of them are full.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import numpy as np
 from pymc_sgmcmc.adaptation.base import Adaptation, AdaptationState, Seen
 
 BATCHES = 256
-"""Most batches a chain, a power of two."""
+"""A chain has at most this many batches, a power of two."""
 
 PRODUCT_ELEMENTS = 4_000_000
-"""Bound on the products of positions and gradients that are kept a chain: 32 MB. With more
-coordinates several batches share their products."""
+"""A chain keeps at most this many products of positions and gradients, 32 MB. With more coordinates
+several batches share their products."""
 
 MOST_COORDINATES = 500
-"""Coordinates beyond which there are no products, as there are no dense matrices."""
+"""Longer positions have no products, as they have no dense matrices."""
 
 WAITING = 64
-"""Transitions that are gathered before they are added, each time to a copy of all sums."""
+"""At least this many transitions are gathered before they are added, since each addition copies all
+sums."""
 
 
 class RunningMoments(Adaptation):
@@ -34,9 +35,9 @@ class RunningMoments(Adaptation):
     The origin is the position of a chain at its first transition after tuning: products of
     positions far from it would lose the digits of the covariance.
 
-    After tuning each transition is counted in the present batch. Where `BATCHES` of them are full
-    neighbours are added, and further batches have twice the length: there are always between half
-    as many and `BATCHES`, of equal length, whatever the length of the run.
+    After tuning each transition is counted in the present batch. When `BATCHES` batches are full,
+    neighbours are added and further batches have twice the length: there are always between half as
+    many and `BATCHES`, of equal length, whatever the length of the run.
 
     Parameters
     ----------
@@ -76,8 +77,8 @@ class RunningMoments(Adaptation):
             return state, {}
         if not (state["full"] or state["partial"] or len(state["waiting"])):
             state = {**state, "origin": np.array(seen.positions[0], dtype=float)}
-        at = seen.positions - state["origin"]
-        z = np.concatenate([at, seen.gradients], axis=1, dtype=float)
+        positions = seen.positions - state["origin"]
+        z = np.concatenate([positions, seen.gradients], axis=1, dtype=float)
         if len(state["waiting"]):
             z = np.concatenate([state["waiting"], z])
         if len(z) < WAITING:
@@ -85,15 +86,19 @@ class RunningMoments(Adaptation):
         return {**state, **_with(state, z), "waiting": z[:0].copy()}, {}
 
     def of_chain(self, state: AdaptationState) -> Mapping[str, np.ndarray]:
-        """What is kept of a chain that has ended."""
+        """Moments of a chain that has ended."""
         state = {**state, **_with(state, state["waiting"])}
         full, groups = int(state["full"]), len(state["products"])
         # The last batch is left out where it is not full; the last group has its own number of
         # transitions.
         batches_a_group = BATCHES // groups if groups else BATCHES
-        each = batches_a_group * int(state["length"])
-        counts = full * int(state["length"]) + int(state["partial"]) - each * np.arange(groups)
-        counts = np.clip(counts[counts > 0], 0, each)
+        transitions_a_group = batches_a_group * int(state["length"])
+        counts = (
+            full * int(state["length"])
+            + int(state["partial"])
+            - transitions_a_group * np.arange(groups)
+        )
+        counts = np.clip(counts[counts > 0], 0, transitions_a_group)
         return {
             "origin": state["origin"],
             "batch_sums": state["sums"][:full],
@@ -105,7 +110,7 @@ class RunningMoments(Adaptation):
 
 
 def _with(state: AdaptationState, z: np.ndarray) -> AdaptationState:
-    """Sums with some more transitions, shape (transitions, 2 d)."""
+    """Sums with further transitions z, shape (transitions, 2 d)."""
     sums, products = state["sums"].copy(), state["products"].copy()
     full, length, partial = (int(state[name]) for name in ("full", "length", "partial"))
     start = 0
@@ -113,18 +118,18 @@ def _with(state: AdaptationState, z: np.ndarray) -> AdaptationState:
         if full == BATCHES:
             sums, products = _joined(sums), _joined(products)
             full, length = BATCHES // 2, 2 * length
-        whole = min(BATCHES - full, (len(z) - start) // length) if partial == 0 else 0
-        if whole:
-            some = z[start : start + whole * length].reshape(whole, length, -1)
-            numbers = slice(full, full + whole)
-            sums[numbers] += some.sum(1)
-            _add_products(products, some, full)
-            full, start = full + whole, start + whole * length
+        full_batches = min(BATCHES - full, (len(z) - start) // length) if partial == 0 else 0
+        if full_batches:
+            transitions = z[start : start + full_batches * length].reshape(full_batches, length, -1)
+            numbers = slice(full, full + full_batches)
+            sums[numbers] += transitions.sum(1)
+            _add_products(products, transitions, full)
+            full, start = full + full_batches, start + full_batches * length
             continue
-        some = z[None, start : start + length - partial]
-        sums[full] += some[0].sum(0)
-        _add_products(products, some, full)
-        start, partial = start + some.shape[1], partial + some.shape[1]
+        transitions = z[None, start : start + length - partial]
+        sums[full] += transitions[0].sum(0)
+        _add_products(products, transitions, full)
+        start, partial = start + transitions.shape[1], partial + transitions.shape[1]
         if partial == length:
             full, partial = full + 1, 0
     return {
@@ -137,7 +142,7 @@ def _with(state: AdaptationState, z: np.ndarray) -> AdaptationState:
 
 
 def _joined(values: np.ndarray) -> np.ndarray:
-    """Sums of neighbours in the first half, and zeros."""
+    """Sums of neighbours in the first half, and zeros in the second."""
     joined = np.zeros_like(values)
     joined[: len(values) // 2] = _added(values, 2)
     return joined
@@ -147,16 +152,18 @@ def _added(values: np.ndarray, count: int) -> np.ndarray:
     return values.reshape(len(values) // count, count, *values.shape[1:]).sum(1)
 
 
-def _add_products(products: np.ndarray, some: np.ndarray, first: int) -> None:
-    """Add z zᵀ of some batches, shape (batches, length, 2 d), to their groups."""
+def _add_products(products: np.ndarray, batches: np.ndarray, first: int) -> None:
+    """Add z zᵀ of batches, shape (batches, length, 2 d), to their groups."""
     if not len(products):
         return
     batches_a_group = BATCHES // len(products)
     if batches_a_group == 1:
-        products[first : first + len(some)] += some.swapaxes(1, 2) @ some
+        products[first : first + len(batches)] += batches.swapaxes(1, 2) @ batches
         return
-    for number in range(first // batches_a_group, (first + len(some) - 1) // batches_a_group + 1):
+    for number in range(
+        first // batches_a_group, (first + len(batches) - 1) // batches_a_group + 1
+    ):
         begin = max(0, number * batches_a_group - first)
-        of_group = some[begin : (number + 1) * batches_a_group - first]
-        of_group = of_group.reshape(-1, some.shape[-1])
+        of_group = batches[begin : (number + 1) * batches_a_group - first]
+        of_group = of_group.reshape(-1, batches.shape[-1])
         products[number] += of_group.T @ of_group

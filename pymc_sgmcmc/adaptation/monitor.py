@@ -1,6 +1,6 @@
 r"""Running estimate of the variance error of a chain, from its gradients alone.
 
-At stationarity nothing of a Langevin chain changes its second moments, so for
+At stationarity the second moments of a Langevin chain do not change, so for
 :math:`\theta' = \theta + \tfrac{h}{2} M \hat\nabla + N(0, h M)` with unbiased :math:`\hat\nabla`
 
 .. math:: -\operatorname{sym} \mathrm{E}[(\theta - \mu) (M \nabla \log \pi)^\top]
@@ -24,7 +24,7 @@ from pymc_sgmcmc.adaptation.base import Adaptation, AdaptationState, Seen
 from pymc_sgmcmc.matrices import Matrix, apply_to_rows, diagonal
 
 STATISTIC = "variance_error"
-"""Name of the recorded running estimate."""
+"""The running estimate is recorded under this name."""
 
 
 def langevin_excess(gradients: np.ndarray, preconditioner: Matrix) -> np.ndarray:
@@ -138,5 +138,5 @@ def _anew_after_tuning(state: AdaptationState, seen: Seen) -> AdaptationState:
 
 
 def _running_sum(total: Any, values: np.ndarray) -> np.ndarray:
-    """Sums after each value, one after the other: the same wherever a run of draws ends."""
+    """Sequential sums after each value, which do not depend on where a run of draws ends."""
     return np.cumsum(np.vstack([total, values]), axis=0)[1:]

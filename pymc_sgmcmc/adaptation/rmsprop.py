@@ -11,10 +11,10 @@ from pymc_sgmcmc.adaptation.base import Adaptation, AdaptationState, Seen
 from pymc_sgmcmc.posterior import Posterior
 
 TRANSITIONS_BETWEEN_UPDATES = 100
-"""Transitions that share one preconditioner while it is adapted."""
+"""While the preconditioner is adapted, this many transitions share one."""
 
 ROWS_AT_START = 1_000
-"""Rows whose gradients give the second moment that a chain begins with."""
+"""The second moment at the start of a chain is from the gradients of this many rows."""
 
 
 class RMSprop(Adaptation):
@@ -43,7 +43,7 @@ class RMSprop(Adaptation):
         self._size_of = size_of
 
     def begin(self, position: np.ndarray) -> AdaptationState:
-        """Second moment of a minibatch's mean gradient, from some rows at the start."""
+        """Second moment of a minibatch's mean gradient, from a sample of rows at the start."""
         posterior = self._posterior
         count = min(posterior.n_rows, ROWS_AT_START)
         numbers = np.random.default_rng(2016).choice(posterior.n_rows, size=count, replace=False)

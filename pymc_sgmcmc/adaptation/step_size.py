@@ -1,8 +1,8 @@
-r"""The step size of Langevin dynamics, set anew while tuning from what the chain has met.
+r"""The step size of Langevin dynamics, set anew while tuning from the gradients of the chain.
 
 The closed form needs the curvature and the covariance V of the gradient estimate, which are
-computed around the centre, from some of the rows. The chain meets both where the posterior has its
-mass, and draws from all rows.
+computed around the centre, from a part of the rows. The gradients of the chain show both where the
+posterior has its mass, and from all rows.
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ from pymc_sgmcmc.matrices import LowRank, Matrix, apply_to_rows, congruent, matr
 from pymc_sgmcmc.tuning import DENSE_DIMENSION, Center
 
 FIRST_WINDOW = 100
-"""Draws after which the step size is set for the first time, and between two changes. Each window
-of draws is twice as long as the one before, and forgets it: a chain may begin far from its law."""
+"""The step size is set for the first time after this many draws, and then every so many draws. Each
+window of draws is twice as long as the one before and starts afresh, since a chain may begin far
+from its law."""
 
 MARGIN = 0.9
-"""Part of the stated error that tuning aims at."""
+"""Tuning aims at this part of the stated error."""
 
 SMALLEST_FACTOR, LARGEST_FACTOR = 0.01, 10.0
-"""Bounds on what tuning makes of a computed step size, as factors of it."""
+"""Tuning multiplies the computed step size by a factor within these bounds."""
 
 GRADIENTS_A_DRAW = 10
-"""Gradients of the transitions to a draw, at most, that are used: their noise is anew in each."""
+"""At most this many gradients of the transitions to a draw are used, since their noise is
+independent in each transition."""
 
 STANDARD_ERRORS = 3.0
-"""By which an error of a coordinate has to be larger than the others' to count: the largest of many
-is large by chance."""
+"""The error of a coordinate counts after subtracting this many standard errors, since the largest
+of many errors is large by chance."""
 
 SQUARES_A_DRAW = 1 / 1.3
-"""Independent squares a draw, where draws are a relaxation time apart."""
+"""Each draw gives this many independent squares, for draws that are one relaxation time apart."""
 
 
 class LangevinStepSize(Adaptation):
@@ -42,14 +44,14 @@ class LangevinStepSize(Adaptation):
     .. math:: h = \frac{4 \delta}{\lambda_{\max}(L^\top (H + V) L)}, \qquad M = L L^\top
 
     with H the curvature at the centre c and V from the residuals
-    :math:`r = \hat\nabla + H (\theta - c)`, the noise of the gradients and what is not Gaussian
-    of the posterior. Noise is independent between transitions, where the gradients themselves
-    follow the position, so that even a few draws tell its covariance. The largest direction is
-    searched in the draws of even number and measured in those of odd number, and the other way
-    round: the largest eigenvalue of one estimate is too large, by :math:`(1 + \sqrt{d / K})^2`
-    after K residuals. Beyond that, an error of a coordinate that is larger by more than chance
-    bounds the step. In dimensions above `DENSE_DIMENSION` there are the coordinates alone, and
-    the step is never made larger.
+    :math:`r = \hat\nabla + H (\theta - c)`, the noise of the gradients and the part of the
+    posterior that is not Gaussian. Noise is independent between transitions, while the gradients
+    themselves follow the position, so that a few draws suffice for its covariance. The largest
+    direction is searched in the draws of even number and measured in those of odd number, and
+    vice versa, since the largest eigenvalue of one estimate is too large, by
+    :math:`(1 + \sqrt{d / K})^2` after K residuals. In addition, an error of a coordinate that is
+    larger than chance explains bounds the step. In dimensions above `DENSE_DIMENSION` only the
+    coordinates are used, and the step is never made larger.
 
     Parameters
     ----------
@@ -57,7 +59,7 @@ class LangevinStepSize(Adaptation):
         M, fixed.
     thin : int
     step_size : float
-        The computed one.
+        The computed step size.
     bias : float
         Stated relative error :math:`\delta`.
     center : Center
@@ -87,14 +89,14 @@ class LangevinStepSize(Adaptation):
             "draws": np.asarray(0),
             "window": np.asarray(FIRST_WINDOW),
             "excess": np.zeros(d),
-            # One for draws of even and one for draws of odd number.
+            # The first entry is for draws of even number, the second for odd ones.
             "products": np.zeros((*residuals, residuals[1])),
             "residuals": np.zeros(residuals),
             "counts": np.zeros(2, dtype=int),
         }
 
     def load(self, state: AdaptationState) -> None:
-        """Nothing: the step size is an argument of the transitions."""
+        """Nothing to set: the step size is an argument of the transitions."""
 
     def step_size_factor(self, state: AdaptationState) -> float:
         """Factor that tuning has found."""
@@ -115,26 +117,28 @@ class LangevinStepSize(Adaptation):
         return state, {}
 
     def _with_draws(self, state: AdaptationState, seen: Seen) -> AdaptationState:
-        """State with the sums of more draws, one by one: the same for runs of any length."""
+        """State with further draws added one by one, so that the length of runs has no effect."""
         excess, draws = state["excess"].copy(), int(state["draws"])
         products, residuals, counts = (
             state[name].copy() for name in ("products", "residuals", "counts")
         )
         recorded = seen.gradients[seen.thin - 1 :: seen.thin]
-        for one in langevin_excess(recorded, self._preconditioner):
-            excess += one
+        for draw_excess in langevin_excess(recorded, self._preconditioner):
+            excess += draw_excess
         if self._searches:
             stride = max(1, seen.thin // GRADIENTS_A_DRAW)
-            each = (-1, seen.thin, len(excess))
-            gradients = seen.gradients.reshape(each)[:, stride - 1 :: stride].astype(float)
-            positions = seen.positions.reshape(each)[:, stride - 1 :: stride].astype(float)
-            for number, (some, at) in enumerate(
+            shape = (-1, seen.thin, len(excess))
+            gradients = seen.gradients.reshape(shape)[:, stride - 1 :: stride].astype(float)
+            positions = seen.positions.reshape(shape)[:, stride - 1 :: stride].astype(float)
+            for number, (draw_gradients, draw_positions) in enumerate(
                 zip(gradients, positions, strict=True), start=draws
             ):
-                rest = some + apply_to_rows(self._precision, at - self._center)
-                products[number % 2] += rest.T @ rest
-                residuals[number % 2] += rest.sum(0)
-                counts[number % 2] += len(rest)
+                draw_residuals = draw_gradients + apply_to_rows(
+                    self._precision, draw_positions - self._center
+                )
+                products[number % 2] += draw_residuals.T @ draw_residuals
+                residuals[number % 2] += draw_residuals.sum(0)
+                counts[number % 2] += len(draw_residuals)
         return {
             **state,
             "draws": np.asarray(draws + len(recorded)),
@@ -145,7 +149,7 @@ class LangevinStepSize(Adaptation):
         }
 
     def _factor(self, state: AdaptationState) -> float:
-        """What the step size should be, in units of the computed one."""
+        """Step size to use, in units of the computed one."""
         draws = int(state["draws"])
         chance = STANDARD_ERRORS * np.sqrt(2 / (draws * SQUARES_A_DRAW))
         largest, most = max(0.0, 1 - chance) * float(state["excess"].max()) / draws, 1.0
@@ -153,7 +157,7 @@ class LangevinStepSize(Adaptation):
             means = state["residuals"] / state["counts"][:, None]
             products = state["products"] / state["counts"][:, None, None]
             noise = products - means[:, :, None] * means[:, None, :]
-            whitened = [self._curvature + congruent(one, self._root) for one in noise]
+            whitened = [self._curvature + congruent(covariance, self._root) for covariance in noise]
             largest, most = max(largest, 0.25 * _largest_direction(*whitened)), LARGEST_FACTOR
         return float(np.clip(self._wanted / max(largest, 1e-300), SMALLEST_FACTOR, most))
 
@@ -164,8 +168,8 @@ def _square(matrix: np.ndarray, dimension: int) -> np.ndarray:
 
 def _largest_direction(first: np.ndarray, second: np.ndarray) -> float:
     r"""Mean of :math:`v^\top A v` for v the largest direction of one estimate, A the other."""
-    found = []
-    for here, there in ((first, second), (second, first)):
-        largest = linalg.eigh(here)[1][:, -1]
-        found.append(float(largest @ there @ largest))
-    return 0.5 * sum(found)
+    variances = []
+    for searched, measured in ((first, second), (second, first)):
+        largest = linalg.eigh(searched)[1][:, -1]
+        variances.append(float(largest @ measured @ largest))
+    return 0.5 * sum(variances)

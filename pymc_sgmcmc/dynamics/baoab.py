@@ -56,7 +56,7 @@ class BAOAB(Underdamped):
 
     @staticmethod
     def discretization_inflation(step_size: float, friction: float, curvature: float) -> float:
-        """None."""
+        """0: BAOAB is exact for a Gaussian."""
         return 0.0
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""What all dynamics have in common."""
+"""The common interface of dynamics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_sgmcmc.matrices import LowRank
 
 type Array = np.ndarray | TensorVariable
-"""What transitions are made of: arrays of NumPy and symbolic tensors alike."""
+"""Transitions take arrays of NumPy and symbolic tensors alike."""
 
 type State = tuple[Array, ...]
 """The position, shape (d,), followed by the auxiliaries of the dynamics."""
@@ -23,14 +23,14 @@ type Gradient = Callable[[Array], Array]
 
 
 class Transition(NamedTuple):
-    """What one transition gives.
+    """Results of one transition.
 
     Attributes
     ----------
     state : tuple
-        The state after it.
+        The state after the transition.
     gradient : array, shape (d,)
-        At the position before it.
+        Gradient estimate at the position before it.
     stats : tuple
         Values of the statistics of the dynamics.
     """
@@ -42,7 +42,7 @@ class Transition(NamedTuple):
 
 @dataclass(frozen=True)
 class Auxiliary:
-    """A part of the state of a chain beside its position: a momentum, say.
+    """A part of the state of a chain beside its position, such as a momentum.
 
     Attributes
     ----------
@@ -83,12 +83,12 @@ class Dynamics(ABC):
         self, position: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, ...]:
         """Values of the auxiliaries at the start of a chain, in their stationary law if known."""
-        return tuple(np.zeros(one.shape) for one in self.auxiliaries(len(position)))
+        return tuple(np.zeros(auxiliary.shape) for auxiliary in self.auxiliaries(len(position)))
 
     def auxiliaries_after_move(
         self, position: np.ndarray, auxiliaries: tuple[np.ndarray, ...], rng: np.random.Generator
     ) -> tuple[np.ndarray, ...]:
-        """Auxiliaries where another step method has moved the position: as they were."""
+        """Auxiliaries after another step method has moved the position; unchanged by default."""
         return auxiliaries
 
     def noise_size(self, dimension: int) -> int:
@@ -96,7 +96,7 @@ class Dynamics(ABC):
         return dimension
 
     def scaled_noise(self, noise: Array, step_sizes: Array) -> Array:
-        """What transitions take of their rows of noise, for all of a block at once.
+        """Noise as the transitions take it, scaled for all of a block at once.
 
         Parameters
         ----------
@@ -133,7 +133,7 @@ def apply_matrix(matrix: Array, vector: Array) -> Array:
 
 
 def apply_matrix_to_rows(matrix: Array, rows: Array) -> Array:
-    """The same for each row of a matrix of vectors."""
+    """Product of a matrix with each row of a matrix of vectors."""
     if isinstance(matrix, LowRank):
-        return matrix.T.__rmatmul__(rows)  # a symbolic left factor would not ask for it
+        return matrix.T.__rmatmul__(rows)  # A symbolic left factor would not call this method.
     return rows @ matrix.T if matrix.ndim == 2 else rows * matrix

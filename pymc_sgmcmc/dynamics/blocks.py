@@ -15,11 +15,11 @@ from pytensor.tensor.variable import TensorVariable
 
 Blocks = Mapping[tuple[int, int], Any]
 """Blocks by their place: a number stands for a multiple of the identity, a vector for a diagonal,
-and a block that is not there for zero."""
+and a missing block for zero."""
 
 
 def as_blocks(value: Any, sizes: Sequence[int], name: str, dtype: str) -> Blocks:
-    """Blocks of what a user gives as a matrix over the parts of a state.
+    """Blocks of a matrix over the parts of a state, as a user gives it.
 
     Parameters
     ----------
@@ -29,9 +29,9 @@ def as_blocks(value: Any, sizes: Sequence[int], name: str, dtype: str) -> Blocks
     sizes : sequence of int
         Lengths of the parts.
     name : str
-        What to call it in messages.
+        Name of the matrix in messages.
     dtype : str
-        Of the blocks.
+        Type of the blocks.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def as_blocks(value: Any, sizes: Sequence[int], name: str, dtype: str) -> Blocks
 def _checked(
     block: Any, shape: tuple[int, int], name: str, where: str, dtype: str
 ) -> TensorVariable:
-    # A list may have tensors in it.
+    # A list may contain tensors.
     known = isinstance(block, Variable | list | tuple)
     if not known and np.asarray(block).dtype.kind not in "biuf":
         raise TypeError(
@@ -86,17 +86,17 @@ def _checked(
             f"but got {block!r}."
         )
     block = pt.as_tensor(block)
-    wanted: tuple[int, ...] = shape if block.ndim == 2 else shape[: block.ndim]
+    expected: tuple[int, ...] = shape if block.ndim == 2 else shape[: block.ndim]
     fits = block.ndim <= 2 and all(
-        found is None or found == length
-        for found, length in zip(block.type.shape, wanted, strict=True)
+        actual is None or actual == length
+        for actual, length in zip(block.type.shape, expected, strict=True)
     )
     if not fits or (block.ndim < 2 and shape[0] != shape[1]):
         square = " (or a number or a vector for a diagonal)" if shape[0] == shape[1] else ""
         raise ValueError(
             f"`{name}`{where} should have shape {shape}{square}, but has shape {block.type.shape}."
         )
-    return pt.specify_shape(block.astype(dtype), wanted) if block.ndim else block.astype(dtype)
+    return pt.specify_shape(block.astype(dtype), expected) if block.ndim else block.astype(dtype)
 
 
 def _is_zero(block: Any) -> bool:
@@ -113,8 +113,8 @@ def _describe(value: Any) -> str:
 
 def add(left: Blocks, right: Blocks) -> Blocks:
     """Sum of two block matrices."""
-    both = {place: _sum(left[place], right[place]) for place in left.keys() & right.keys()}
-    return {**left, **right, **both}
+    overlap = {place: _sum(left[place], right[place]) for place in left.keys() & right.keys()}
+    return {**left, **right, **overlap}
 
 
 def congruence(left: Blocks, middle: Any) -> Blocks:
@@ -174,7 +174,7 @@ def tangents(graph: TensorVariable, vector: TensorVariable) -> TensorVariable | 
     derivative = pushforward(graph, vector, direction, disconnected_outputs="ignore")
     if direction not in set(ancestors([derivative])):
         return None
-    # Only what depends on the direction is evaluated for each.
+    # Only the part that depends on the direction is evaluated for each direction.
     unit = pt.eye(vector.type.shape[0], dtype=vector.dtype)
     return vectorize_graph(derivative, {direction: unit})
 
@@ -237,8 +237,8 @@ def _dense(block: TensorVariable, size: int) -> TensorVariable:
 def _sum(left: Any, right: Any) -> Any:
     if (left.ndim < 2 and right.ndim < 2) or left.ndim == right.ndim:
         return left + right
-    dense, other = (left, right) if left.ndim == 2 else (right, left)
-    return dense + pt.eye(dense.shape[0], dtype=dense.dtype) * other
+    dense, diagonal = (left, right) if left.ndim == 2 else (right, left)
+    return dense + pt.eye(dense.shape[0], dtype=dense.dtype) * diagonal
 
 
 def _product(left: Any, right: Any) -> Any:

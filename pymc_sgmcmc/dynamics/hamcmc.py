@@ -11,7 +11,8 @@ import pytensor.tensor as pt
 from pymc_sgmcmc.dynamics.base import Array, Auxiliary, Dynamics, Gradient, State, Transition
 
 LARGEST_CHANGE = 4.0
-"""Bound on γ‖y‖² / sᵀy of a pair between two chains; on a quadratic it is at most 1."""
+"""A pair between two chains is used where γ‖y‖² / sᵀy is at most this number; on a quadratic log
+density it is at most 1."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class QuasiNewtonLangevin(Dynamics):
     def auxiliaries_after_move(
         self, position: np.ndarray, auxiliaries: tuple[np.ndarray, ...], rng: np.random.Generator
     ) -> tuple[np.ndarray, ...]:
-        """As at the start: the earlier positions would bring the chain back."""
+        """The same as at the start, since the earlier positions would bring the chain back."""
         return self.initial_auxiliaries(position, rng)
 
     def noise_size(self, dimension: int) -> int:
@@ -126,9 +127,9 @@ class QuasiNewtonLangevin(Dynamics):
         position, earlier, displacements, gradient_changes, start_transitions = state
         count = self.pairs
         origin = earlier[0]
-        here = gradient(origin)
+        estimate = gradient(origin)
         move = preconditioned_move(
-            0.5 * step_size * here,
+            0.5 * step_size * estimate,
             scaled_noise[:-count],
             scaled_noise[-count:],
             # A pair without its displacement changes nothing.
@@ -140,16 +141,16 @@ class QuasiNewtonLangevin(Dynamics):
         if self.between_chains:
             displacement, before = following - position, gradient(position)
         else:
-            displacement, before = move, here
+            displacement, before = move, estimate
         change = before - gradient(following) + self.regularization * displacement
         product = displacement @ change
         accepted = product > self.curvature_threshold * (displacement @ displacement)
         if self.between_chains:
-            # Far apart the gradients may differ in another direction than the positions, with
-            # which the update of H_t would know no bound.
+            # Between distant positions the gradients may differ in another direction than the
+            # positions, which would make the update of H_t unbounded.
             size = self.initial_scale * (change @ change)
             accepted = accepted & (size <= LARGEST_CHANGE * product)
-        # Where it is refused the root may be of a negative number.
+        # For a refused pair the product may be negative.
         factor = pt.where(accepted, pt.where(accepted, product, 1.0) ** -0.5, 0.0)
         after = (
             following,
@@ -158,7 +159,7 @@ class QuasiNewtonLangevin(Dynamics):
             _append(gradient_changes, factor * change),
             pt.maximum(start_transitions - 1.0, 0.0),
         )
-        return Transition(after, here, (accepted,))
+        return Transition(after, estimate, (accepted,))
 
 
 def preconditioned_move(
@@ -210,5 +211,5 @@ def preconditioned_move(
 
 
 def _append(rows: Array, row: Array) -> Array:
-    """Rows without the oldest, and one more."""
+    """Rows without the oldest, followed by a new one."""
     return pt.concatenate([rows[1:], row[None]], axis=0)

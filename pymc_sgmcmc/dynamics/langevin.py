@@ -54,6 +54,6 @@ class Langevin(Dynamics):
     ) -> Transition:
         """One step from the position; the state has nothing else."""
         (position,) = state
-        here = gradient(position)
-        drift = apply_matrix(self.preconditioner, here)
-        return Transition((position + 0.5 * step_size * drift + scaled_noise,), here)
+        estimate = gradient(position)
+        drift = apply_matrix(self.preconditioner, estimate)
+        return Transition((position + 0.5 * step_size * drift + scaled_noise,), estimate)

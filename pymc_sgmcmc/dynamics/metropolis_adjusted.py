@@ -67,14 +67,14 @@ class MetropolisAdjustedLangevin(Dynamics):
     def initial_auxiliaries(
         self, position: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, ...]:
-        """Their values at a position: one pass over all rows."""
+        """Log density and gradient at a position, by one pass over all rows."""
         value, gradient = self.evaluate(position)
         return np.asarray(value), gradient
 
     def auxiliaries_after_move(
         self, position: np.ndarray, auxiliaries: tuple[np.ndarray, ...], rng: np.random.Generator
     ) -> tuple[np.ndarray, ...]:
-        """Their values anew: those at the old position, or for the old posterior, are void."""
+        """New values, since those at the old position or for the old posterior are void."""
         return self.initial_auxiliaries(position, rng)
 
     def noise_size(self, dimension: int) -> int:
@@ -96,24 +96,28 @@ class MetropolisAdjustedLangevin(Dynamics):
         step_size: Array,
     ) -> Transition:
         """One proposal and its decision; reports whether it was accepted, and min(1, α)."""
-        position, log_density, here = state
+        position, log_density, gradient_here = state
         move, log_uniform = scaled_noise[:-1], scaled_noise[-1]
-        proposal = position + 0.5 * step_size * apply_matrix(self.preconditioner, here) + move
-        there = gradient(proposal)
+        proposal = (
+            position + 0.5 * step_size * apply_matrix(self.preconditioner, gradient_here) + move
+        )
+        gradient_there = gradient(proposal)
         log_density_there = self.log_density(proposal)
-        both = here + there
+        gradient_sum = gradient_here + gradient_there
         log_ratio = (
             log_density_there
             - log_density
-            - 0.5 * (both * move).sum()
-            - 0.125 * step_size * (both * apply_matrix(self.preconditioner, both)).sum()
+            - 0.5 * (gradient_sum * move).sum()
+            - 0.125
+            * step_size
+            * (gradient_sum * apply_matrix(self.preconditioner, gradient_sum)).sum()
         )
         log_ratio = pt.switch(pt.isnan(log_ratio), -np.inf, log_ratio)
         accepted = log_uniform < log_ratio
         following = (
             pt.switch(accepted, proposal, position),
             pt.switch(accepted, log_density_there, log_density),
-            pt.switch(accepted, there, here),
+            pt.switch(accepted, gradient_there, gradient_here),
         )
         acceptance_rate = pt.exp(pt.minimum(log_ratio, 0.0))
-        return Transition(following, here, (accepted, acceptance_rate))
+        return Transition(following, gradient_here, (accepted, acceptance_rate))

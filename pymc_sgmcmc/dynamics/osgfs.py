@@ -22,7 +22,7 @@ from pymc_sgmcmc.dynamics.base import (
 )
 
 SMALLEST_CURVATURE = 1e-8
-"""Smallest eigenvalue of a scaled precision matrix, relative to its largest."""
+"""Eigenvalues of a scaled precision matrix are raised to at least this part of the largest."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class FisherScoring(Dynamics):
     ) -> Transition:
         """One step from the position; the state has nothing else."""
         (position,) = state
-        here = gradient(position)
-        return Transition((position + apply_matrix(self.drift, here) + scaled_noise,), here)
+        estimate = gradient(position)
+        return Transition((position + apply_matrix(self.drift, estimate) + scaled_noise,), estimate)
 
 
 @dataclass(frozen=True)

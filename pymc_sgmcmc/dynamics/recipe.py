@@ -58,8 +58,8 @@ class RecipeDynamics(Dynamics):
     :math:`\log p(z) = \log \pi(\theta) + \sum \log N(r; \text{mean}, \text{variance})`. The time
     step is h / 2, so that D = M with Q = 0 is `Langevin` with preconditioner M. For D positive
     semi-definite and Q skew-symmetric the equation leaves p invariant; the Euler step does up to
-    terms of order h, and gradient noise adds its own, less what the estimate :math:`\hat V` of its
-    covariance removes. (In print the step has :math:`-\Gamma` with the sign of the gradient of
+    terms of order h, and gradient noise adds an error that the estimate :math:`\hat V` of its
+    covariance reduces. (In print the step has :math:`-\Gamma` with the sign of the gradient of
     -log p; Γ is added, as in the equation.)
 
     Attributes
@@ -83,20 +83,21 @@ class RecipeDynamics(Dynamics):
         """The Gaussian vectors."""
         sizes = self.sizes(dimension)[1:]
         return tuple(
-            Auxiliary(one.name, (size,)) for one, size in zip(self.gaussians, sizes, strict=True)
+            Auxiliary(auxiliary.name, (size,))
+            for auxiliary, size in zip(self.gaussians, sizes, strict=True)
         )
 
     def sizes(self, dimension: int) -> tuple[int, ...]:
         """Lengths of the parts of z."""
-        return (dimension, *(one.size or dimension for one in self.gaussians))
+        return (dimension, *(auxiliary.size or dimension for auxiliary in self.gaussians))
 
     def initial_auxiliaries(
         self, position: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, ...]:
         """Draws from their law in the target, which does not depend on the position."""
         return tuple(
-            one.mean + np.sqrt(one.variance) * rng.standard_normal(size)
-            for one, size in zip(self.gaussians, self.sizes(len(position))[1:], strict=True)
+            auxiliary.mean + np.sqrt(auxiliary.variance) * rng.standard_normal(size)
+            for auxiliary, size in zip(self.gaussians, self.sizes(len(position))[1:], strict=True)
         )
 
     def noise_size(self, dimension: int) -> int:
@@ -132,14 +133,14 @@ class RecipeDynamics(Dynamics):
         step_size: Array,
     ) -> Transition:
         """One Euler step of all parts, each from the present values of all."""
-        here = gradient(state[0])
-        gradients = [here]
-        for part, one in zip(state[1:], self.gaussians, strict=True):
-            gradients.append((one.mean - part) / one.variance)
+        estimate = gradient(state[0])
+        gradients = [estimate]
+        for part, auxiliary in zip(state[1:], self.gaussians, strict=True):
+            gradients.append((auxiliary.mean - part) / auxiliary.variance)
         D, Q = self.matrices(state)
-        both = add(D, Q)
-        correction = divergence(both, state)
-        drift = apply_blocks(both, gradients)
+        coefficients = add(D, Q)
+        correction = divergence(coefficients, state)
+        drift = apply_blocks(coefficients, gradients)
         stops = np.cumsum([part.type.shape[0] for part in state])
         noise = [
             scaled_noise[int(stop) - part.type.shape[0] : int(stop)]
@@ -152,4 +153,4 @@ class RecipeDynamics(Dynamics):
             part + 0.5 * step_size * (moved + correct) + step_size**0.5 * random
             for part, moved, correct, random in zip(state, drift, correction, injected, strict=True)
         )
-        return Transition(following, here)
+        return Transition(following, estimate)

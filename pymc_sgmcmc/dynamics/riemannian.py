@@ -54,16 +54,16 @@ class RiemannianLangevin(Dynamics):
     ) -> Transition:
         """One step from the position; the state has nothing else."""
         (position,) = state
-        here = gradient(position)
+        estimate = gradient(position)
         S = self.scores(position)
         root = pt.linalg.cholesky(S.T @ S + self.prior_precision)
         M = pt.linalg.cho_solve(
             (root, True), pt.eye(self.prior_precision.type.shape[0], dtype=position.dtype)
         )
-        drift = M @ (here - metric_divergence(S, M, position))
+        drift = M @ (estimate - metric_divergence(S, M, position))
         noise = pt.linalg.solve_triangular(root.T, scaled_noise, lower=False)
         following = position + 0.5 * step_size * drift + step_size**0.5 * noise
-        return Transition((following,), here)
+        return Transition((following,), estimate)
 
 
 def metric_divergence(

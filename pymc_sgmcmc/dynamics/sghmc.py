@@ -51,7 +51,7 @@ class SGHMCEuler(Underdamped):
 
     @staticmethod
     def largest_step_size(friction: float, curvature: float) -> float:
-        """Where ε² H + 2 γ ε = 4, or α = 1 before."""
+        """The smaller of the steps at which ε² H + 2 γ ε = 4 and α = 1."""
         stable = (np.sqrt(friction**2 + 4 * curvature) - friction) / curvature
         return min(stable, 1 / friction)
 

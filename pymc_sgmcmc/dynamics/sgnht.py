@@ -77,7 +77,7 @@ class NoseHoover(Dynamics):
     ) -> tuple[np.ndarray, ...]:
         """Draws from their law for an exact gradient."""
         momentum, thermostat = (
-            rng.standard_normal(one.shape) for one in self.auxiliaries(len(position))
+            rng.standard_normal(auxiliary.shape) for auxiliary in self.auxiliaries(len(position))
         )
         scale = numeric(self.thermostat_mass) * len(position) / len(thermostat)
         return momentum, numeric(self.friction) + thermostat / np.sqrt(scale)
@@ -92,8 +92,8 @@ class NoseHoover(Dynamics):
         """B (both halves), A, D, O, D, A; reports the mean of the thermostats."""
         position, momentum, thermostat = state
         xp = functions_for(position, step_size)
-        here = gradient(position)
-        kicked = momentum + step_size * apply_matrix(self.root.T, here)
+        estimate = gradient(position)
+        kicked = momentum + step_size * apply_matrix(self.root.T, estimate)
         halfway = thermostat + self._heat(kicked, step_size)
         # (1 - exp(-x)) / x, also where the friction passes through zero.
         exponent = 2 * step_size * halfway
@@ -104,7 +104,7 @@ class NoseHoover(Dynamics):
         after = halfway + self._heat(following, step_size)
         drift = apply_matrix(self.root, kicked + following)
         state = (position + 0.5 * step_size * drift, following, after)
-        return Transition(state, here, (after.mean(),))
+        return Transition(state, estimate, (after.mean(),))
 
     def _heat(self, momentum: Array, step_size: Array) -> Array:
         """Change of the thermostat in half a step."""

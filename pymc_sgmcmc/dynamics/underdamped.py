@@ -1,4 +1,4 @@
-"""What integrators of underdamped Langevin dynamics have in common."""
+"""The common interface of integrators of underdamped Langevin dynamics."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Underdamped(Dynamics):
 
     which leaves :math:`\pi(\theta)\, N(v; 0, M)` invariant; the mass is :math:`M^{-1}`. The state
     of the chain is the position and the velocity v. A gradient estimate with covariance V adds
-    noise to v, so that much less is injected: in the eigenvectors of the noise,
+    noise to v, so correspondingly less is injected: in the eigenvectors of the noise,
     :math:`L^\top \hat V L = Q \operatorname{diag}(w)\, Q^\top`, the injected noise is
     :math:`L Q \operatorname{diag}(s (1 - u))^{1/2} \xi`, with s the variance that an exact
-    gradient asks for and u the share of it that the gradient brings along (`noise_share`).
+    gradient needs and u the share of it that gradient noise already provides (`noise_share`).
 
     Attributes
     ----------
@@ -81,13 +81,13 @@ class Underdamped(Dynamics):
     def noise_share(step_size: Array, friction: Array, noise: Array, curvature: Array) -> Array:
         """Share u of the injected noise that is to be left out for gradient noise.
 
-        At the same time the relative excess of the position's variance where it is not.
+        It is also the relative excess of the position's variance without this correction.
         """
 
     @staticmethod
     @abstractmethod
     def injected_variance(step_size: Array, friction: Array) -> Array:
-        """Variance s that an exact gradient asks for in a transition, in units of M."""
+        """Variance s that a transition with an exact gradient needs, in units of M."""
 
     @staticmethod
     @abstractmethod
@@ -113,7 +113,7 @@ class Underdamped(Dynamics):
     # --- The contract of dynamics -----------------------------------------------------------
 
     def auxiliaries(self, dimension: int) -> Sequence[Auxiliary]:
-        """The velocity, and a clock where it is drawn afresh at times."""
+        """The velocity, and a clock where it is resampled from time to time."""
         velocity = Auxiliary("velocity", (dimension,))
         return (velocity,) if self.resample_every is None else (velocity, Auxiliary("clock", (1,)))
 
@@ -148,13 +148,13 @@ class Underdamped(Dynamics):
     ) -> Transition:
         """One transition, from a fresh velocity where it is due."""
         position, velocity, *clock = state
-        here = gradient(position)
+        estimate = gradient(position)
         if self.resample_every is None:
-            following = self.move(position, velocity, here, scaled_noise, step_size)
-            return Transition(following, here)
+            following = self.move(position, velocity, estimate, scaled_noise, step_size)
+            return Transition(following, estimate)
         (time,) = clock
         injected, fresh = scaled_noise[0], scaled_noise[1]
         xp = functions_for(position, time)
         velocity = xp.where(time < 0.5, fresh, velocity)
-        following = self.move(position, velocity, here, injected, step_size)
-        return Transition((*following, (time + 1) % self.resample_every), here)
+        following = self.move(position, velocity, estimate, injected, step_size)
+        return Transition((*following, (time + 1) % self.resample_every), estimate)

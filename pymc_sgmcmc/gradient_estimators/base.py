@@ -1,4 +1,4 @@
-"""What all gradient estimators have in common."""
+"""The common interface of gradient estimators."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pymc_sgmcmc.posterior import Posterior
 
 
 class Memory(ABC):
-    """What an estimator remembers from one transition to the next.
+    """The memory of an estimator from one transition to the next.
 
-    Too large to be copied in each transition, so it lives in shared variables that the
+    It is too large to be copied in each transition, so it is held in shared variables that the
     compiled transitions change in place. Its values belong to the chain.
 
     Attributes
@@ -34,11 +34,11 @@ class Memory(ABC):
 
     @abstractmethod
     def read(self) -> tuple[np.ndarray, ...]:
-        """Copies of what resumes a chain, independent of the present order of the rows."""
+        """Copies from which a chain resumes, independent of the present order of the rows."""
 
     @abstractmethod
     def write(self, values: tuple[np.ndarray, ...]) -> None:
-        """Set the variables from what `read` gave."""
+        """Set the variables from the arrays that `read` returned."""
 
     @abstractmethod
     def settle(self) -> None:
@@ -58,16 +58,16 @@ class Memory(ABC):
         ----------
         position : TensorVariable, shape (d,)
         index : TensorVariable
-            Of one minibatch.
+            Index of one minibatch.
         values : tuple of TensorVariable
-            For `variables`.
+            Values of `variables`.
         remember : TensorVariable
             A boolean scalar: where false, the values stay as they are.
         """
 
 
 class Reference(ABC):
-    """What an estimator refers to, made anew from the position of the chain from time to time.
+    """The reference of an estimator, set anew at the position of the chain from time to time.
 
     Attributes
     ----------
@@ -95,12 +95,12 @@ class GradientEstimator(ABC):
     reduces_variance : bool
         Whether the noise vanishes as the posterior contracts, as with control variates.
     reference : Reference or None
-        What it refers to that follows the chain from time to time.
+        Reference that follows the chain from time to time.
     kept : numpy.ndarray of int
         Numbers of the rows that each estimate takes, beside a minibatch of the others.
     memory : Memory or None
-        What each transition changes; None where the estimate is a function of position and
-        index alone, which allows to compute many draws ahead.
+        Memory that each transition changes; None where the estimate is a function of position and
+        index alone, which makes it possible to compute many draws ahead.
     """
 
     name: str

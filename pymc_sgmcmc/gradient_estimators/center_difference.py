@@ -1,4 +1,4 @@
-r"""The difference between the gradients of some rows at a position and at a fixed centre.
+r"""The difference between the gradients of a set of rows at a position and at a fixed centre.
 
 The control variate needs :math:`\sum_{j \in S} [\nabla \log p(x_j \mid \theta)
 - \nabla \log p(x_j \mid \hat\theta)]` in each transition. For a generalised linear model this is
@@ -34,10 +34,11 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_sgmcmc.posterior import Posterior
 
 MOST_EXTRA_MEMORY = 1 / 8
-"""Columns are stored where they take at most this fraction of the memory of the data, data that
-are needed no longer taken off."""
+"""Columns are stored where they take at most this fraction of the memory of the data, after
+subtracting the data that are no longer needed."""
 
 _REWRITES = RewriteDatabaseQuery(include=["merge", "canonicalize", "stabilize"])
+"""These rewrites bring the two gradients into one form before their difference is taken."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class CenterDifference:
     Attributes
     ----------
     data : tuple of numpy.ndarray
-        Those arrays of the posterior's data that the difference needs.
+        The arrays of the posterior's data that the difference needs.
     columns : tuple of numpy.ndarray, each of N elements
         The stored quantities, leading length N; empty where nothing was worth storing.
     """
@@ -66,14 +67,14 @@ class CenterDifference:
     ) -> None:
         """Take the difference to another centre from now on, in compiled functions as well.
 
-        Only where no columns are stored, which belong to one centre.
+        This is possible only without stored columns, which belong to one centre.
 
         Parameters
         ----------
         center : numpy.ndarray, shape (d,)
         center_of_others : mapping, optional
-            Values that belong to it of free variables outside the position; those not given
-            stay.
+            Values of free variables outside the position that belong to the centre; those that are
+            not given stay.
 
         Raises
         ------
@@ -122,8 +123,8 @@ def find_center_difference(
     posterior : Posterior
     center : numpy.ndarray, shape (d,)
     center_of_others : mapping, optional
-        Values of the free variables outside the position that belong to the centre; those
-        that they have now where not given.
+        Values of the free variables outside the position that belong to the centre; their present
+        values where not given.
     store_columns : bool
         Compute per-row quantities at the centre once, for all rows, which fixes the centre.
     """
@@ -132,9 +133,9 @@ def find_center_difference(
         for index, values in enumerate(posterior.data)
     )
     length = pt.lscalar("length")
-    here = pt.tensor("here", dtype=posterior.dtype, shape=(posterior.dimension,))
-    # Static shapes: a position of length one would otherwise not broadcast.
-    at = pytensor.shared(
+    position = pt.tensor("here", dtype=posterior.dtype, shape=(posterior.dimension,))
+    # A position of length one broadcasts only with a static shape.
+    center_variable = pytensor.shared(
         np.asarray(center, dtype=posterior.dtype), "center", shape=(posterior.dimension,)
     )
     others_by_name = {
@@ -146,10 +147,14 @@ def find_center_difference(
         for name, shared in posterior.others.items()
     }
     others = {shared: others_by_name[name] for name, shared in posterior.others.items()}
-    there = clone_replace(posterior.rows_gradient(at, rows, length), others, rebuild_strict=False)
-    graph = _simplified_difference(posterior.rows_gradient(here, rows, length), there, rows, length)
+    gradient_at_center = clone_replace(
+        posterior.rows_gradient(center_variable, rows, length), others, rebuild_strict=False
+    )
+    graph = _simplified_difference(
+        posterior.rows_gradient(position, rows, length), gradient_at_center, rows, length
+    )
 
-    fixed, moving = {at, *others.values()}, {here, *posterior.others.values()}
+    fixed, moving = {center_variable, *others.values()}, {position, *posterior.others.values()}
     cut = _last_row_vectors(posterior, graph, rows, length, fixed, moving) if store_columns else []
     column_rows = tuple(
         pt.tensor(f"column_{index}", dtype=vector.dtype, shape=(None, *vector.type.shape[1:]))
@@ -158,23 +163,23 @@ def find_center_difference(
     with_columns = clone_replace(
         graph, dict(zip(cut, column_rows, strict=True)), rebuild_strict=False
     )
-    kept = _needed(with_columns, rows)
+    needed = _needed(with_columns, rows)
     row_bytes = [values[:1].nbytes for values in posterior.data]
     extra = sum(np.dtype(vector.dtype).itemsize for vector in cut)
-    extra += sum(row_bytes[index] for index in kept) - sum(row_bytes)
+    extra += sum(row_bytes[index] for index in needed) - sum(row_bytes)
     if extra > MOST_EXTRA_MEMORY * sum(row_bytes):
-        cut, column_rows, with_columns, kept = [], (), graph, _needed(graph, rows)
+        cut, column_rows, with_columns, needed = [], (), graph, _needed(graph, rows)
     columns = _evaluate(posterior, cut, rows, length) if cut else ()
-    if not kept and not columns:
-        kept = [int(np.argmin(row_bytes))]  # minibatches are rows of something
+    if not needed and not columns:
+        needed = [int(np.argmin(row_bytes))]  # Minibatches need at least one array.
     return CenterDifference(
-        tuple(posterior.data[index] for index in kept),
+        tuple(posterior.data[index] for index in needed),
         columns,
         with_columns,
-        here,
-        (*(rows[index] for index in kept), *column_rows),
+        position,
+        (*(rows[index] for index in needed), *column_rows),
         length,
-        at,
+        center_variable,
         others_by_name,
     )
 
@@ -194,8 +199,8 @@ def _simplified_difference(
 def _rewritten(
     outputs: Sequence[Variable], rows: Sequence[TensorVariable], length: TensorVariable
 ) -> list[Variable]:
-    # With the shapes known, nothing else is computed for its shape alone: that would look like
-    # a use of it.
+    # With known shapes no array is computed for its shape alone, which would look like a use of
+    # the array.
     graph = FunctionGraph(
         outputs=list(outputs),
         clone=True,
@@ -266,7 +271,7 @@ def _last_row_vectors(
     fixed: set[Variable],
     moving: set[Variable],
 ) -> list[TensorVariable]:
-    """Vectors with one entry a row, of the rows and the centre, that feed anything else."""
+    """Vectors with one entry a row that depend on rows and centre alone and that others use."""
     nodes = list(toposort([graph]))
     of_rows, of_fixed, of_moving = (_descendants(nodes, roots) for roots in (rows, fixed, moving))
     candidates = [
@@ -297,33 +302,35 @@ def _has_one_entry_a_row(variable: Variable) -> bool:
     length, *others = variable.type.shape
     return (
         length != 1
-        and all(other == 1 for other in others)
+        and all(size == 1 for size in others)
         and variable.type.dtype.startswith("float")
     )
 
 
 def _descendants(nodes: Iterable[Apply], roots: Iterable[Variable]) -> set[Variable]:
-    found = set(roots)
+    reached = set(roots)
     for node in nodes:
-        if any(variable in found for variable in node.inputs):
-            found.update(node.outputs)
-    return found
+        if any(variable in reached for variable in node.inputs):
+            reached.update(node.outputs)
+    return reached
 
 
 def _aligned(posterior, candidates, rows, length) -> set[Variable]:
-    """Those candidates whose value on some rows is the rows of their value on more rows.
+    """Candidates whose value on a part of the rows is that part of their value on all of them.
 
-    Found by evaluation: it needs no knowledge of any operation.
+    This is found by evaluation, which needs no knowledge of any operation.
     """
     function = posterior.compile_for_setup([length, *rows], candidates, quick=True)
     chosen = np.random.default_rng(2019).choice(
         posterior.n_rows, size=min(posterior.n_rows, 23), replace=False
     )
     parts = [chosen, chosen[:7], chosen[7:]]
-    whole, first, second = (function(np.int64(len(part)), *posterior.take(part)) for part in parts)
+    together, first, second = (
+        function(np.int64(len(part)), *posterior.take(part)) for part in parts
+    )
     return {
         candidate
-        for candidate, value, left, right in zip(candidates, whole, first, second, strict=True)
+        for candidate, value, left, right in zip(candidates, together, first, second, strict=True)
         if len(value) == len(chosen)
         and len(left) == 7
         and np.allclose(value, np.concatenate([left, right]), rtol=1e-6, atol=0, equal_nan=False)

@@ -66,7 +66,7 @@ class ControlVariateGradient(GradientEstimator):
             for number, values in enumerate([*difference.data, *difference.columns])
             if self.kept_rows
         ]
-        # A static shape: a vector of length one would otherwise not broadcast.
+        # A vector of length one broadcasts only with a static shape.
         self._likelihood_gradient = pytensor.shared(
             np.asarray(likelihood_gradient, dtype=posterior.dtype),
             "likelihood_gradient_at_center",

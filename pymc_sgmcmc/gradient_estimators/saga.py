@@ -18,7 +18,7 @@ from pymc_sgmcmc.posterior import Posterior
 log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
 CHUNK_ELEMENTS = 2_000_000
-"""Elements of the table computed at a time when a chain begins (about 16 MB)."""
+"""When a chain begins, the table is computed in pieces of about this many elements, 16 MB."""
 
 
 class SAGAGradient(GradientEstimator):
@@ -46,9 +46,9 @@ class SAGAGradient(GradientEstimator):
     with c = 1 where rows are drawn one by one and autocorrelations are not negative, :math:`V_0`
     being that of control variates at the mode. The second term is there because references
     differ between rows, so that their scatter does not cancel in the sum. In windows of shuffled
-    rows it does not even fall with n, as neighbouring rows are seen together and have the same
-    reference: :math:`V \preceq 2 V_0 + H`. Rows are therefore drawn with replacement where nothing
-    else is asked for. Computed step sizes assume these bounds.
+    rows it does not even fall with n, as neighbouring rows are drawn together and have the same
+    reference: :math:`V \preceq 2 V_0 + H`. Rows are therefore drawn with replacement by default.
+    Computed step sizes assume these bounds.
 
     **Cost.** A gradient for each of n rows apart and some copies of n x d numbers a
     transition; no passes over the data after the first. **Memory:** N x d numbers a chain, and
@@ -96,7 +96,7 @@ class SAGAGradient(GradientEstimator):
 
     def __init__(self, posterior: Posterior, batching: Batching):
         super().__init__(posterior, batching)
-        shapes = [(batching.n_rows, *one.type.shape[1:]) for one in batching.derived]
+        shapes = [(batching.n_rows, *array.type.shape[1:]) for array in batching.derived]
         expected = (batching.n_rows, posterior.dimension)
         if shapes != [expected]:
             raise ValueError(
@@ -111,7 +111,7 @@ class SAGAGradient(GradientEstimator):
     ) -> SAGAGradient:
         """Estimator with a minibatch scheme by name and a table of zeros.
 
-        Without a name rows are drawn with replacement, or all taken where that is asked for.
+        Without a name rows are drawn with replacement, unless the batch has all of them.
         """
         if batching is None:
             batching = "replace" if batch_size < posterior.n_rows else "shuffle"
@@ -183,7 +183,7 @@ class _Table(Memory):
         posterior, batching = self._posterior, self._batching
         table, total = values
         if not batching.without_replacement:
-            index = pt.sort(index)  # the same row several times in succession
+            index = pt.sort(index)  # Equal rows are then neighbours.
         rows = batching.rows(index)[: len(posterior.data)]
         new = posterior.single_row_gradients(position, rows).astype(posterior.dtype)
         old = batching.stored_rows(table, index)
@@ -197,9 +197,9 @@ class _Table(Memory):
         if not batching.without_replacement:
             first = pt.concatenate([[True], pt.neq(index[1:], index[:-1])])
             once = pt.switch(first[:, None], change, 0.0)
-        kept = pt.switch(remember, new, old)
+        stored = pt.switch(remember, new, old)
         return estimate, (
-            batching.with_stored_rows(table, index, kept),
+            batching.with_stored_rows(table, index, stored),
             total + pt.switch(remember, once.sum(0), 0.0),
         )
 
@@ -214,15 +214,14 @@ def check_table_memory(table_bytes: int, n_rows: int, dimension: int) -> None:
     available = available_memory()
     if available is not None and 2 * table_bytes > available:
         raise MemoryError(
-            f'`gradient="saga"` stores a gradient of {dimension} numbers for each of {n_rows} '
-            f"rows, {table_bytes / 1e9:.3g} GB, and needs as much again at times, but only "
-            f'{available / 1e9:.3g} GB of memory are available. Use `gradient="svrg"` or '
-            '`gradient="cv"`, which store no gradients of rows.'
+            f'`gradient="saga"` stores {dimension} numbers for each of {n_rows} rows, '
+            f"{table_bytes / 1e9:.3g} GB, at times twice, but only {available / 1e9:.3g} GB of "
+            'memory are available. Use `gradient="svrg"` or `gradient="cv"`.'
         )
 
 
 def available_memory() -> int | None:
-    """Bytes of memory that can be had without swapping, None where it cannot be told."""
+    """Bytes of memory that are available without swapping, None where this is not known."""
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -20,7 +20,7 @@ from pymc_sgmcmc.gradient_estimators.center_difference import (
 from pymc_sgmcmc.posterior import Posterior
 
 _OTHER = "other "
-"""Begins the names, in the state, of variables outside the position."""
+"""The names of variables outside the position begin with this prefix in the state."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class SVRGGradient(GradientEstimator):
                                             - \nabla \log p(x_j \mid \bar\theta)]
 
     with the same rows S in both gradients and :math:`\bar\theta` the position of the chain at
-    the last refresh, once an epoch where nothing else is asked for: SVRG-LD of Dubey et al.
-    (2016). They count m transitions between refreshes; here these are rounded to whole draws.
-    Needs no centre, and so also serves where there is no useful mode.
+    the last refresh, by default once an epoch: SVRG-LD of Dubey et al. (2016). They count m
+    transitions between refreshes; here these are rounded to whole draws. It needs no centre, and so
+    also works where there is no useful mode.
 
     **Law.** Unbiased for any reference. On a Gaussian posterior the mean of a chain is exact
     and the covariance that of Langevin dynamics with the noise of control variates at distance
@@ -129,7 +129,7 @@ class SVRGGradient(GradientEstimator):
                 "`find_center_difference(..., store_columns=False)`."
             )
         self._difference = difference
-        # A static shape: a vector of length one would otherwise not broadcast.
+        # A vector of length one broadcasts only with a static shape.
         self._likelihood_gradient = pytensor.shared(
             np.zeros(posterior.dimension, dtype=posterior.dtype),
             "likelihood_gradient_at_reference",
@@ -174,7 +174,7 @@ class SVRGGradient(GradientEstimator):
 
 
 class GradientReference(Reference):
-    """A position, other variables there, and the likelihood's gradient there.
+    """A position, with the values of other variables and the likelihood's gradient there.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Find the row at which a log density cannot be evaluated, and say what is wrong with it."""
+"""Find the row at which a log density cannot be evaluated, and describe its defect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pymc_sgmcmc.posterior.rows import RowLeaf
 
 
 def first_bad_row(is_bad: Callable[[slice], bool], start: int, stop: int) -> int:
-    """Number of the first bad row of a range that has one, by halving it.
+    """Number of the first bad row of a range, which must have one, by bisection.
 
     Examples
     --------
@@ -29,7 +29,7 @@ def first_bad_row(is_bad: Callable[[slice], bool], start: int, stop: int) -> int
 
 
 def first_row_out_of_range(evaluate: Callable[[slice], object], start: int, stop: int) -> int:
-    """Number of the first row of a range that has one at whose index an evaluation fails."""
+    """Number of the first row of a range at which an index is out of range; there must be one."""
 
     def fails(rows: slice) -> bool:
         try:
@@ -44,15 +44,15 @@ def first_row_out_of_range(evaluate: Callable[[slice], object], start: int, stop
 def code_error(leaves: Sequence[RowLeaf], row: int, error: IndexError) -> ModelError:
     """Error for a row with an index beyond the array that it is an index of."""
     message = str(error).splitlines()[0] if str(error) else "index out of bounds"
-    found = re.search(r"index (-?\d+) is out of bounds for axis \d+ with size (\d+)", message)
+    bounds = re.search(r"index (-?\d+) is out of bounds for axis \d+ with size (\d+)", message)
     codes = {leaf.name: leaf.values[row] for leaf in leaves if leaf.values.dtype.kind in "iu"}
-    if found is None:
+    if bounds is None:
         listed = ", ".join(f"`{name}` = {_shown(value)}" for name, value in codes.items())
         return ModelError(
             f"Row {row} of the data has an index that is out of range: {listed} ({message}). "
             "Correct the codes, or give the indexed variable more elements."
         )
-    code, size = int(found[1]), int(found[2])
+    code, size = int(bounds[1]), int(bounds[2])
     names = [name for name, value in codes.items() if code in np.atleast_1d(value)]
     name = names[0] if names else next(iter(codes), "the index")
     return ModelError(
@@ -65,9 +65,9 @@ def code_error(leaves: Sequence[RowLeaf], row: int, error: IndexError) -> ModelE
 def support_error(leaves: Sequence[RowLeaf], row: int, value: float) -> ModelError:
     """Error for a row whose log density is not finite where that of other rows is."""
     listed = ", ".join(f"`{leaf.name}` = {_shown(leaf.values[row])}" for leaf in leaves)
-    what = "is zero" if value == -np.inf else "or its gradient is not finite"
+    defect = "is zero" if value == -np.inf else "or its gradient is not finite"
     return ModelError(
-        f"The density of row {row} {what} at the initial point, where that of other rows is "
+        f"The density of row {row} {defect} at the initial point, where that of other rows is "
         f"finite: {listed}. Correct or drop such rows, choose a distribution whose support has "
         "them, or give the parameters another `initval`."
     )

@@ -31,17 +31,20 @@ from pymc_sgmcmc.posterior.rows import SeparatedModel, Term
 from pymc_sgmcmc.posterior.terms import reference_terms
 
 CHECK_ROWS = 24
-"""Rows evaluated by the check, apart from the comparison with the model."""
+"""The sum over parts is checked on this many random rows."""
 
 FULL_CHECK_ELEMENTS = 5_000_000
-"""Array elements up to which the rows are compared with the model's own log density."""
+"""The rows are compared with the log density of the model itself where they have at most this many
+array elements, 40 MB."""
 
 SEED = 20_170_616
+"""The random rows and positions of the check come from this fixed seed, so that the same model
+gives the same result."""
 
 
 @dataclass(frozen=True)
 class _Setting:
-    """What the parts of the check share."""
+    """The arguments that the parts of the check share."""
 
     separated: SeparatedModel
     layout: PositionLayout
@@ -58,7 +61,7 @@ class _Setting:
 
     @property
     def compare_rows(self) -> bool:
-        """Whether the rows that the model evaluates are few enough to do the same."""
+        """Whether there are few enough rows to compare them with the log density of the model."""
         rows = self.n_rows if self.batch_size is None else self.batch_size
         return rows * self.separated.widest_row(self.layout) <= FULL_CHECK_ELEMENTS
 
@@ -89,16 +92,16 @@ class _Setting:
 
         return evaluate
 
-    def agree(self, found: np.ndarray, expected: np.ndarray) -> bool:
+    def agree(self, actual: np.ndarray, expected: np.ndarray) -> bool:
         """Whether two log densities with their gradients are the same up to rounding."""
         relative = 10 * np.sqrt(np.finfo(self.layout.dtype).eps)
         for part in (slice(0, 1), slice(1, None)):
-            one, other = found[part], expected[part]
-            finite = np.isfinite(one) & np.isfinite(other)
+            left, right = actual[part], expected[part]
+            finite = np.isfinite(left) & np.isfinite(right)
             # The position can lie outside the support, where both sides are infinite alike.
-            same = (one == other) | (np.isnan(one) & np.isnan(other))
-            tolerance = relative * (1 + np.abs(other[finite]).max(initial=0))
-            difference = np.subtract(one, other, out=np.zeros_like(one), where=finite)
+            same = (left == right) | (np.isnan(left) & np.isnan(right))
+            tolerance = relative * (1 + np.abs(right[finite]).max(initial=0))
+            difference = np.subtract(left, right, out=np.zeros_like(left), where=finite)
             if not np.all(same | (finite & (np.abs(difference) <= tolerance))):
                 return False
         return True
@@ -116,7 +119,7 @@ def check_separation(
     Returns
     -------
     SeparatedModel
-        The first of the readings of the split that passes.
+        The first reading of the split that passes.
 
     Raises
     ------
@@ -128,8 +131,8 @@ def check_separation(
     noise = np.random.default_rng(SEED).normal(size=layout.dimension)
 
     def check(candidate: SeparatedModel) -> None:
-        # Outside the support both sides of each identity are infinite or NaN, which tells
-        # nothing: nearer the initial point, then.
+        # Outside the support both sides of each identity are infinite or NaN, which decides
+        # nothing, so a second position is nearer to the initial point.
         for distance in (0.3, 0.003):
             position = (initial_position + distance * noise).astype(layout.dtype)
             if _check(model, _Setting(candidate, layout, others, position)):
@@ -168,12 +171,12 @@ def _check(model: Model, setting: _Setting) -> bool:
     """Evaluate the identities; returns whether all values were finite."""
     separated, n_rows, batch_size = setting.separated, setting.n_rows, setting.batch_size
     rng = np.random.default_rng(SEED)
-    some = rng.choice(n_rows, size=min(CHECK_ROWS, n_rows), replace=False)
-    # Two parts of different lengths: equal ones would hide an array that still has the
-    # old length and broadcasts.
-    first = max(1, len(some) // 3)
-    parts = [part for part in (some[:first], some[first:]) if len(part)]
-    # The rows to compare with the model on: a minibatch of its size, or all.
+    sampled = rng.choice(n_rows, size=min(CHECK_ROWS, n_rows), replace=False)
+    # The two parts have different lengths, since equal lengths would hide an array that still has
+    # the old length and broadcasts.
+    first = max(1, len(sampled) // 3)
+    parts = [part for part in (sampled[:first], sampled[first:]) if len(part)]
+    # The comparison with the model uses a minibatch of its size, or all rows.
     of_model = slice(None) if batch_size is None else rng.choice(n_rows, size=batch_size)
     scale = 1.0 if batch_size is None else n_rows / batch_size
 
@@ -185,15 +188,15 @@ def _check(model: Model, setting: _Setting) -> bool:
             only_this = replace(separated, row_terms=(term,))
             density = only_this.row_log_densities(rows, rows[0].shape[0])
             evaluate = setting.values_and_gradients(density, rows)
-            (together,) = evaluate(*setting.take(some))
-            apart = np.sum([evaluate(*setting.take(part))[0] for part in parts], axis=0)
+            (together,) = evaluate(*setting.take(sampled))
+            sum_of_parts = np.sum([evaluate(*setting.take(part))[0] for part in parts], axis=0)
         except IndexError as error:
-            raise _bad_code(separated, evaluate, setting.take, some, error) from None
+            raise _bad_code(separated, evaluate, setting.take, sampled, error) from None
         except Exception as error:
             raise _not_separable(
                 term, setting, f"evaluating it on some of the rows failed ({_first_line(error)})"
             ) from error
-        if not setting.agree(apart, together):
+        if not setting.agree(sum_of_parts, together):
             raise _not_separable(
                 term, setting, "on a few rows it is not the sum over two parts of them"
             )
@@ -225,15 +228,15 @@ def _check(model: Model, setting: _Setting) -> bool:
         ],
         inputs,
     )
-    found, expected, *expected_of_rows = evaluate(*(setting.take(of_model) if inputs else ()))
-    if not setting.agree(found, expected):
+    actual, expected, *expected_of_rows = evaluate(*(setting.take(of_model) if inputs else ()))
+    if not setting.agree(actual, expected):
         names = ", ".join(f"`{term.name}`" for term in separated.full_terms)
         raise ModelError(
             f"The log densities of {names} are not those of the model when it is split into "
             "rows and the rest. Please report the model."
         )
-    for (term, found), expected in zip(of_rows, expected_of_rows, strict=True):
-        if not setting.agree(found, expected):
+    for (term, actual), expected in zip(of_rows, expected_of_rows, strict=True):
+        if not setting.agree(actual, expected):
             raise _not_separable(
                 term, setting, "the rows do not add up to the log density of the model"
             )
@@ -255,15 +258,13 @@ def _not_separable(term: Term, setting: _Setting, reason: str) -> ModelError:
         )
     else:
         advice = (
-            "Subsampling needs observations that are independent given the parameters: time "
-            "series, Gaussian processes, cumulative sums along the rows, and statistics of a "
-            "whole column inside the model do not separate (compute such columns with NumPy "
-            "beforehand). "
+            "Subsampling needs observations that are independent given the parameters, unlike "
+            "time series, Gaussian processes, cumulative sums and statistics of a whole column "
+            "(compute such columns with NumPy beforehand). "
         )
         advice += (
-            "Where an array only happens to have as many entries as there are rows, name the "
-            'data that do run over the rows, for example `rows=["X", "y"]` with a `pm.Data` '
-            "variable `X` and the observed variable `y`; make the other array a `pm.Data` too."
+            "Where another array has as many entries as there are rows, make it a `pm.Data`, and "
+            'name the data that run over the rows, for example `rows=["X", "y"]`.'
             if separated.batch_size is None
             else "All arrays with one entry a row belong in one `pm.Minibatch` call."
         )

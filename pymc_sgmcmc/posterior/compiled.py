@@ -22,15 +22,18 @@ def _inline(fgraph, node):
 
 
 inline_inner_graphs = dfs_rewriter(_inline)
-"""Rewriter that puts the graphs inside softmax, logsumexp and the like in their place."""
+"""This rewriter replaces softmax, logsumexp and other operations that hold an inner graph by that
+graph."""
 
 _AFTER_OTHER_REWRITES = 49.5
+"""This position in the order of the rewrites is behind the last one that changes the graph."""
 
 PYTHON_MODE = Mode(linker="py", optimizer="minimum_compile").register(
     # Inner graphs would be compiled in C, which takes seconds, for a few calls.
     (inline_inner_graphs, _AFTER_OTHER_REWRITES)
 )
-"""Evaluation by NumPy: slower per call, but without compilation; for what is called few times."""
+"""In this mode NumPy evaluates a graph without compilation, for functions that are called a few
+times."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Rebuild graphs of log densities: on other rows, and without what gradients do not need."""
+"""Rebuild graphs of log densities on other rows, and without parts that gradients do not need."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from pymc_sgmcmc.posterior.compiled import evaluate
 
 @dataclass(frozen=True)
 class Length:
-    """The number of rows that a graph was built for, and what it should be now."""
+    """The number of rows for which a graph was built, and the number that should replace it."""
 
     built_for: int
     now: TensorVariable
@@ -55,7 +55,7 @@ def rebuild(
     ----------
     outputs : sequence of Variable
     replacements : mapping
-        What to put in the place of the data.
+        Replacements of the data.
     length : Length, optional
         Not needed where the number of rows stays.
     only_beside_rows : bool
@@ -122,7 +122,7 @@ def _is_old_length(variable: Variable, length: Length) -> bool:
     try:
         value = get_underlying_scalar_constant_value(variable)
     except NotScalarConstantError:
-        # Such as `expand_dims(N, 0)[0]`, which is constant all the same.
+        # An expression such as `expand_dims(N, 0)[0]` is constant all the same.
         if not all(isinstance(root, Constant) for root in graph_inputs([variable])):
             return False
         value = evaluate(variable)

@@ -1,4 +1,4 @@
-"""The rows of a model with `pymc.Minibatch`: what its minibatch nodes draw."""
+"""The rows of a model with `pymc.Minibatch`: the arrays that its minibatch nodes draw from."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def _without_casts(variable: Variable) -> Variable:
 
 
 def _depends_on(term: Term, variables: Iterable[Variable]) -> bool:
-    wanted = set(variables)
-    return any(variable in wanted for variable in ancestors([term.log_density]))
+    targets = set(variables)
+    return any(variable in targets for variable in ancestors([term.log_density]))
 
 
 def separate_minibatch_model(model: Model, terms: dict[str, Term], nodes: list) -> SeparatedModel:
@@ -107,10 +107,9 @@ def _refuse_unscaled(model: Model, used: Mapping[str, list]) -> None:
     for name, needed in used.items():
         if needed and name in potentials:
             raise ModelError(
-                f"The potential `{name}` depends on minibatched data. PyMC does not scale "
-                "potentials to the full data, so its weight would be wrong by N/n. Write it as "
-                "an observed variable with `total_size`, for example `pm.CustomDist`, or build "
-                "the model on the full arrays and pass `batch_size` to the step method."
+                f"The potential `{name}` depends on minibatched data, but PyMC does not scale "
+                "potentials to the full data. Write it as an observed variable with `total_size`, "
+                "or build the model on the full arrays and pass `batch_size` to the step method."
             )
         if needed and name in free:
             raise ModelError(

@@ -40,8 +40,8 @@ def separate_ordinary_model(
         raise _too_few_rows(model, next(iter(lengths)))
 
     named_data = lengths.keys() - observed.keys()
-    # Where data variables are named, the others have no rows; but `rows=["X", "y"]` means the
-    # data variable that `y` is observed as too.
+    # Where data variables are named, the others have no rows, except the data variable as which
+    # a named observed variable is observed.
     observations = [
         model.rvs_to_values[observed[name]] for name in lengths.keys() & observed.keys()
     ]
@@ -56,9 +56,9 @@ def separate_ordinary_model(
     full_terms: list[Term] = []
     row_terms: list[Term] = []
     for term in terms.values():
-        found = _row_leaves(term, n_rows, left_out) if term.name in may_have_rows else {}
-        leaves = found | leaves
-        (row_terms if found else full_terms).append(term)
+        row_leaves = _row_leaves(term, n_rows, left_out) if term.name in may_have_rows else {}
+        leaves = row_leaves | leaves
+        (row_terms if row_leaves else full_terms).append(term)
     missing = (lengths.keys() & observed.keys()) - {term.name for term in row_terms}
     if missing or not row_terms:
         name = f"observed variable `{missing.pop()}`" if missing else "model"
@@ -106,7 +106,7 @@ def _row_lengths(model: Model, rows: str | Sequence[str] | None) -> dict[str, in
         raise ModelError(
             "No observed variable has a leading axis of rows, so there is nothing to subsample. "
             + (
-                "If a potential is the likelihood, name the data that it runs over, for example "
+                "If a potential is the likelihood, name its data, for example "
                 '`rows=["X"]` with a `pm.Data` variable `X`.'
                 if model.potentials
                 else "Sample the model with NUTS: `pm.sample()`."
@@ -115,25 +115,27 @@ def _row_lengths(model: Model, rows: str | Sequence[str] | None) -> dict[str, in
 
     if not rows:
         raise ModelError(f"`rows` should name the data that run over the rows, but is {rows!r}.")
-    found: dict[str, int] = {}
-    for given in [rows] if isinstance(rows, str) else rows:
-        name = given if given in observed or given in data else model.name_for(given)
+    lengths: dict[str, int] = {}
+    for entry in [rows] if isinstance(rows, str) else rows:
+        name = entry if entry in observed or entry in data else model.name_for(entry)
         over_dimension = [
-            variable for variable, dims in model.named_vars_to_dims.items() if given in dims[:1]
+            variable for variable, dims in model.named_vars_to_dims.items() if entry in dims[:1]
         ]
         names = [name for name in [name, *over_dimension] if name in observed or name in data]
         if not names:
             raise ModelError(
-                f"`rows` names `{given}`, which is no observed variable, data variable or "
+                f"`rows` names `{entry}`, which is no observed variable, data variable or "
                 "dimension with rows. Observed variables with rows: "
                 f"{sorted(observed)}; data variables: {sorted(data)}; dimensions: "
                 f"{sorted(model.coords)}."
             )
-        found |= {name: observed[name] if name in observed else data[name] for name in names}
-    if not observed.keys() & found.keys():
-        wanted = set(found.values())
-        found = {name: length for name, length in observed.items() if length in wanted} | found
-    return found
+        lengths |= {name: observed[name] if name in observed else data[name] for name in names}
+    if not observed.keys() & lengths.keys():
+        numbers_of_rows = set(lengths.values())
+        lengths = {
+            name: length for name, length in observed.items() if length in numbers_of_rows
+        } | lengths
+    return lengths
 
 
 def _row_leaves(term: Term, n_rows: int, left_out: Collection[Variable]) -> dict[Variable, RowLeaf]:

@@ -24,12 +24,12 @@ NOTHING_FREE = (
     "The model has no free random variables, so there is nothing to sample. Give its parameters "
     "priors, as in `pm.Normal(...)`."
 )
-"""Error for a model without free variables."""
+"""This is the message for a model without free variables."""
 
 
 @dataclass(frozen=True)
 class PositionLayout:
-    """Where each value variable lies in the position vector.
+    """The places of the value variables in the position vector.
 
     Attributes
     ----------
@@ -179,12 +179,12 @@ def layout_from_model(
 
 
 def value_variables(model: Model, variables: Variable | str | Sequence) -> list[TensorVariable]:
-    """Value variables of free variables of a model, given themselves, as these, or by name.
+    """Value variables of free variables of a model, given as either or by name.
 
     Raises
     ------
     ModelError
-        Where there are none, or some are no free variables of the model.
+        Where none are given, or some are no free variables of the model.
     """
     # A tensor is not a sequence of variables, though it can be iterated over, nor is a name.
     several = isinstance(variables, Iterable) and not isinstance(variables, Variable | str)
@@ -220,7 +220,7 @@ def _coordinate_labels(model: Model, value: TensorVariable, shape: tuple[int, ..
     dims = list(model.named_vars_to_dims.get(random_variable.name) or ())
     if len(dims) != len(shape):
         dims = [None] * len(shape)
-    # The coordinates of a simplex, say, are not those of its unconstrained values.
+    # The coordinates of a simplex, for example, are not those of its unconstrained values.
     transform = model.rvs_to_transforms[random_variable]
     for axis in range(1, 1 + (getattr(transform, "ndim_supp", 0) or 0)):
         dims[-axis] = None

@@ -1,7 +1,7 @@
-"""A PyMC model seen as a posterior whose likelihood is a sum over rows.
+"""A PyMC model as a posterior whose likelihood is a sum over rows.
 
-The only place that reads the graph of a PyMC model. Everything downstream sees an
-unconstrained position vector, arrays of rows, and two symbolic gradients.
+Only this folder reads the graph of a PyMC model. The rest of the package uses an unconstrained
+position vector, arrays of rows, and two symbolic gradients.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from pymc_sgmcmc.posterior.separation import separate_rows
 from pymc_sgmcmc.posterior.simplify import drop_settled_switches, simplify_logistic
 
 CHUNK_ELEMENTS = 2_000_000
-"""Array elements of data handled at a time in passes over all rows (about 16 MB)."""
+"""Passes over all rows handle about this many array elements of data at a time, 16 MB."""
 
 
-LOOKED_AT = 100
-"""Rows, evenly spaced, of which copies are kept to see whether data were changed in place."""
+COMPARED_ROWS = 100
+"""Copies of this many rows, evenly spaced, are kept to see whether data were changed in place."""
 
 
 class Posterior:
@@ -54,8 +54,8 @@ class Posterior:
     up to a constant, on the *unconstrained* space: transforms and their Jacobians are in the
     prior part.
 
-    A snapshot: the data are those of the model at construction, and a later `pymc.set_data`
-    changes nothing here. Make a new posterior (a new step method) for new data.
+    It is a snapshot: the data are those of the model at construction, and a later `pymc.set_data`
+    does not change them. Make a new posterior (a new step method) for new data.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Posterior:
         The free variables that make up the position, in any order; all where not given. The
         others are held in shared variables, see `set_others`.
     rows : str or sequence of str, optional
-        For ordinary models in which it cannot be found out which data run over the rows:
+        For ordinary models in which it is ambiguous which data run over the rows:
         names of observed variables, of `pymc.Data` variables, or of a dimension. Where data
         variables are named, the others are not subsampled.
     initial_point : mapping, optional
@@ -126,10 +126,14 @@ class Posterior:
             self._separated = check_separation(
                 model, self._separated, self.layout, self._other_values, self.initial_position
             )
-        self._looked_at = np.linspace(0, self.n_rows - 1, min(self.n_rows, LOOKED_AT)).astype(int)
-        self._some_rows = [leaf.values[self._looked_at] for leaf in self._separated.leaves]
+        self._compared_numbers = np.linspace(
+            0, self.n_rows - 1, min(self.n_rows, COMPARED_ROWS)
+        ).astype(int)
+        self._compared_rows = [
+            leaf.values[self._compared_numbers] for leaf in self._separated.leaves
+        ]
 
-    # --- What there is -------------------------------------------------------------------
+    # --- Size and data -------------------------------------------------------------------
 
     @property
     def n_rows(self) -> int:
@@ -169,8 +173,8 @@ class Posterior:
     def check_rows(self) -> None:
         """Evaluate all rows once at the initial point, with indices checked.
 
-        The transitions do neither: beyond the end of an array Numba reads whatever is there, and a
-        row outside of the support of its distribution has no gradient.
+        The transitions check neither: beyond the end of an array Numba reads whatever is there, and
+        a row outside of the support of its distribution has no gradient.
 
         Raises
         ------
@@ -198,7 +202,7 @@ class Posterior:
         return bool(np.isfinite(value) and np.isfinite(gradient).all())
 
     def _check_support(self, start: int, stop: int) -> None:
-        """Refuse a range of rows of which some are not finite; where all are, it is not the rows.
+        """Refuse a row whose density is not finite, unless that holds for the other rows too.
 
         Raises
         ------
@@ -206,23 +210,23 @@ class Posterior:
         """
         row = first_bad_row(lambda rows: not self._is_finite(self.take(rows)), start, stop)
         others = {row - 1, row + 1, 0, self.n_rows - 1, self.n_rows // 2} - {-1, row, self.n_rows}
-        if any(self._is_finite(self.take(slice(one, one + 1))) for one in others):
+        if any(self._is_finite(self.take(slice(neighbour, neighbour + 1))) for neighbour in others):
             value, _ = self.log_likelihood_and_gradient(
                 self.initial_position, self.take(slice(row, row + 1))
             )
             raise support_error(self._separated.leaves, row, value)
 
     def changed_data(self) -> str | None:
-        """Name of a shared variable of the model whose values are no longer those taken, if any.
+        """Name of a shared variable of the model whose values have changed since, or None.
 
-        That is, of its `pymc.Data`, rows or not, and of the lengths of its dimensions. Of rows that
-        were changed in place, without `pymc.set_data`, some are looked at.
+        These are its `pymc.Data`, rows or not, and the lengths of its dimensions. Changes in place,
+        without `pymc.set_data`, are looked for in a part of the rows.
         """
-        for original, taken in self._separated.copied:
-            if not np.array_equal(original.get_value(borrow=True), taken, equal_nan=True):
+        for original, original_value in self._separated.copied:
+            if not np.array_equal(original.get_value(borrow=True), original_value, equal_nan=True):
                 return original.name
-        for leaf, rows in zip(self._separated.leaves, self._some_rows, strict=True):
-            if not np.array_equal(leaf.values[self._looked_at], rows, equal_nan=True):
+        for leaf, rows in zip(self._separated.leaves, self._compared_rows, strict=True):
+            if not np.array_equal(leaf.values[self._compared_numbers], rows, equal_nan=True):
                 return leaf.name
             for source in leaf.sources():
                 now = source.get_value(borrow=True)
@@ -234,7 +238,7 @@ class Posterior:
         return None
 
     def changed_model(self) -> str | None:
-        """Name of a variable or potential that the model has now and had not, or the reverse."""
+        """Name of a variable or potential that was added to or taken from the model, or None."""
         return next(iter(self._names ^ _names_of(self._model)), None)
 
     @property
@@ -290,9 +294,11 @@ class Posterior:
         # terms that the model has already summed.
         single = [leaf.placeholder(1) for leaf in self._separated.leaves]
         gradient = self.rows_gradient(position, single, pt.constant(1, dtype="int64"))
-        # Softmax and the like would be evaluated row by row in Python as they are.
+        # Softmax and similar operations would otherwise be evaluated row by row in Python.
         gradient = rewrite_graph(gradient, include=(), custom_rewrite=inline_inner_graphs)
-        replacements = {one: row[:, None] for one, row in zip(single, rows, strict=True)}
+        replacements = {
+            placeholder: row[:, None] for placeholder, row in zip(single, rows, strict=True)
+        }
         gradients = vectorize_graph(gradient, replacements)
         if gradients.type.ndim == 1:  # the same for all rows
             gradients = pt.broadcast_to(gradients, (rows[0].shape[0], self.dimension))
@@ -316,7 +322,7 @@ class Posterior:
     def _log_likelihood_template(
         self,
     ) -> tuple[TensorVariable, list[TensorVariable], TensorVariable]:
-        """Log likelihood of rows that stand for any others, and these rows and their number."""
+        """Log likelihood of placeholders for rows, these placeholders, and their number."""
         placeholders = [leaf.placeholder() for leaf in self._separated.leaves]
         length = pt.lscalar("length")
         terms = self._separated.row_log_densities(placeholders, length)
@@ -335,7 +341,7 @@ class Posterior:
         return self._at(self.layout.join(gradients), position)
 
     def _value_at(self, log_density: TensorVariable, position: TensorVariable) -> TensorVariable:
-        # The rewrites of the gradient, so that the two share what they have in common.
+        # The rewrites are those of the gradient, so that both share common expressions.
         return self._at(simplify_logistic(rewrite_pregrad(log_density)), position)
 
     def _at(self, graph: TensorVariable, position: TensorVariable) -> TensorVariable:
@@ -466,8 +472,8 @@ class Posterior:
 
 
 def _names_of(model: Model) -> frozenset[str]:
-    """Names of what makes up the log density of a model."""
-    return frozenset(one.name for one in (*model.basic_RVs, *model.potentials))
+    """Names of the variables and potentials of a model."""
+    return frozenset(variable.name for variable in (*model.basic_RVs, *model.potentials))
 
 
 def _setup_mode() -> Mode | str:

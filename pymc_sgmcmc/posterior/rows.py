@@ -1,4 +1,4 @@
-"""A log density split in a part without rows and a sum over the rows of the data."""
+"""A log density split into a part without rows and a sum over the rows of the data."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class RowLeaf:
     Attributes
     ----------
     name : str
-        What to call it in messages.
+        Name in messages.
     variables : tuple of Variable
-        Where it enters the graph of the log density, possibly several times.
+        The variables by which it enters the graph of the log density, possibly several.
     values : numpy.ndarray
         The full data with the axis of rows first, length N; never written to.
     axis : int
-        Which axis of the variables runs over the rows.
+        The axis of the variables that runs over the rows.
     """
 
     name: str
@@ -44,24 +44,24 @@ class RowLeaf:
     axis: int = 0
 
     def placeholder(self, length: int | None = None) -> TensorVariable:
-        """Fresh symbolic input for some of the rows, a fixed number of them where given."""
+        """Fresh symbolic input for a set of rows, of a fixed number where given."""
         shape = (length, *self.values.shape[1:])
         return TensorType(self.values.dtype, shape=shape)(name=f"{self.name}_rows")
 
     def in_place(self, rows: TensorVariable) -> dict[Variable, TensorVariable]:
-        """The variables of the graph, each with what to put there for some of the rows."""
-        there = pt.moveaxis(rows, 0, self.axis) if self.axis else rows
-        return dict.fromkeys(self.variables, there)
+        """Replacements of the variables of the graph by symbolic rows."""
+        in_axis = pt.moveaxis(rows, 0, self.axis) if self.axis else rows
+        return dict.fromkeys(self.variables, in_axis)
 
     def sources(self) -> list[SharedVariable]:
         """The `pymc.Data` variables that the values were taken from."""
-        found = [
+        origins = [
             variable.owner.inputs[variable.index]
             if variable.owner is not None and isinstance(variable.owner.op, MinibatchOp)
             else variable
             for variable in self.variables
         ]
-        return [variable for variable in found if isinstance(variable, SharedVariable)]
+        return [variable for variable in origins if isinstance(variable, SharedVariable)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +74,9 @@ class Term:
 
 @dataclass(frozen=True, eq=False)
 class SeparatedModel:
-    """A log density split in a part without rows and a sum over rows.
+    """A log density split into a part without rows and a sum over rows.
 
-    A snapshot of the model: `pymc.set_data` does not reach it.
+    It is a snapshot of the model that `pymc.set_data` does not change.
 
     Attributes
     ----------
@@ -89,18 +89,18 @@ class SeparatedModel:
     n_rows : int
         N.
     batch_size : int or None
-        What the model's `pymc.Minibatch` asks for, None for an ordinary model.
+        Rows that the model's `pymc.Minibatch` draws, None for an ordinary model.
     lengths : tuple of Variable
         Lengths of the model's dimensions that run over the rows.
     row_numbers : tuple of Variable
-        Arrays 0, 1, ..., N - 1 that number the rows in whatever part of the data, rather than
-        being data themselves.
+        Arrays 0, 1, ..., N - 1 that number the rows of any part of the data, and are not data
+        themselves.
     only_beside_rows : bool
         A length in the graph that equals the number of rows is taken for that number only in
         expressions of the data, not in those of parameters alone. (With minibatches of 10,
         ``pt.zeros(10)`` can be either.)
     copied : tuple of (shared variable, numpy.ndarray)
-        Shared variables of the model that are no rows, with the values that were taken of them.
+        Shared variables of the model that are no rows, with the copies of their values.
     """
 
     full_terms: tuple[Term, ...]
@@ -140,7 +140,7 @@ class SeparatedModel:
         )
 
     def readings(self) -> list[SeparatedModel]:
-        """Readings of what the graph leaves open, the likeliest first, which is this one."""
+        """Possible readings of the graph, the likeliest first, which is this one."""
         numbers = [
             leaf
             for leaf in self.leaves
@@ -159,7 +159,8 @@ class SeparatedModel:
     def widest_row(self, layout: PositionLayout) -> int:
         """Elements of a row of all data, or of the widest intermediate result that has rows.
 
-        Few columns can meet a large matrix of weights, so the data alone bound no memory.
+        A model may multiply few columns by a large matrix of weights, so the data alone do not
+        bound the memory.
         """
         rows = [leaf.placeholder() for leaf in self.leaves]
         position = pt.tensor("position", shape=(layout.dimension,), dtype=layout.dtype)
@@ -177,16 +178,16 @@ class SeparatedModel:
 
 
 def merge(leaves: Iterable[RowLeaf]) -> tuple[RowLeaf, ...]:
-    """One leaf for arrays that are the same: each costs a copy of the data, and reading it."""
+    """Leaves without duplicates, since each leaf costs a copy of its data."""
     merged: list[RowLeaf] = []
     for leaf in leaves:
-        for number, other in enumerate(merged):
+        for number, earlier in enumerate(merged):
             if (
-                leaf.axis == other.axis
-                and leaf.values.dtype == other.values.dtype
-                and np.array_equal(leaf.values, other.values)
+                leaf.axis == earlier.axis
+                and leaf.values.dtype == earlier.values.dtype
+                and np.array_equal(leaf.values, earlier.values)
             ):
-                merged[number] = replace(other, variables=other.variables + leaf.variables)
+                merged[number] = replace(earlier, variables=earlier.variables + leaf.variables)
                 break
         else:
             merged.append(leaf)

@@ -8,7 +8,7 @@ module finds that split in the graph of a PyMC model, in one of two ways:
 * ordinary models: the observed variables and all data arrays (constants and `pymc.Data`) that
   share their leading length are the rows.
 
-Nothing here is trusted: `pymc_sgmcmc.posterior.check` evaluates the split numerically.
+The split is not trusted: `pymc_sgmcmc.posterior.check` evaluates it numerically.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ def separate_rows(model: Model, rows: str | Sequence[str] | None = None) -> Sepa
 def _own_shared(separated: SeparatedModel) -> SeparatedModel:
     """Replace shared variables of the model by copies, so that `pymc.set_data` changes nothing.
 
-    The rows are taken out of the model anyway; were the rest to follow the model, a change of
-    its data would reach one part of the posterior and not the other.
+    The rows are copied anyway. If the rest followed the model, a change of its data would reach
+    only one part of the posterior.
     """
-    # What stands for rows stays as it is, to be found again.
+    # Variables that stand for rows stay as they are, since they are replaced later.
     rows = {variable for leaf in separated.leaves for variable in leaf.variables}
     rows.update(separated.lengths)
     full_terms, copied = _on_copies(separated.full_terms, set())
@@ -100,9 +100,9 @@ def _own_shared(separated: SeparatedModel) -> SeparatedModel:
 def _on_copies(
     terms: Sequence[Term], kept: set[Variable]
 ) -> tuple[tuple[Term, ...], tuple[tuple[SharedVariable, np.ndarray], ...]]:
-    """Terms on copies of their shared variables, and these with the values taken."""
+    """Terms on copies of their shared variables, and the variables with their values."""
     graphs = [term.log_density for term in terms]
-    taken = {
+    values = {
         variable: variable.get_value()
         for variable in ancestors(graphs, blockers=kept)
         if isinstance(variable, SharedVariable) and isinstance(variable.type, TensorType)
@@ -111,10 +111,10 @@ def _on_copies(
     }
     copies: dict[Variable, Variable] = {
         variable: pytensor.shared(value, variable.name, shape=variable.type.shape)
-        for variable, value in taken.items()
+        for variable, value in values.items()
     }
     copies.update((variable, variable) for variable in kept)
     on_copies = tuple(
         Term(term.name, graph) for term, graph in zip(terms, rebuild(graphs, copies), strict=True)
     )
-    return on_copies, tuple(taken.items())
+    return on_copies, tuple(values.items())

@@ -1,4 +1,4 @@
-"""Rewrites of the log density of rows that make its gradient cheaper and change no value."""
+"""Rewrites of the log density of rows that make its gradient cheaper without changing values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def drop_settled_switches(
     placeholders: Sequence[TensorVariable],
     chunks: Iterable[Sequence[np.ndarray]],
 ) -> list[TensorVariable]:
-    """Replace switches on a condition that all rows of the data meet, or none.
+    """Replace switches on a condition that holds for all rows of the data, or for none.
 
     Distributions guard their support: ``switch(0 <= y <= 1, ..., -inf)``. The data are known,
     so such a condition is evaluated once, here, instead of in each transition.
@@ -62,11 +62,11 @@ def drop_settled_switches(
 
 def _functions_of(placeholders: Iterable[Variable], nodes: Iterable[Apply]) -> set[Variable]:
     """Variables that depend on the placeholders and constants alone."""
-    found = set(placeholders)
+    reached = set(placeholders)
     for node in nodes:
-        if all(variable in found or isinstance(variable, Constant) for variable in node.inputs):
-            found.update(node.outputs)
-    return found
+        if all(variable in reached or isinstance(variable, Constant) for variable in node.inputs):
+            reached.update(node.outputs)
+    return reached
 
 
 def _choose_branches(

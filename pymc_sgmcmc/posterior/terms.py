@@ -22,7 +22,7 @@ from pymc_sgmcmc.posterior.graphs import (
 from pymc_sgmcmc.posterior.rows import RowLeaf, Term
 
 RANDOM_IN_LOGP = "Random variables detected in the logp graph"
-"""Beginning of PyMC's error for random numbers in a log density."""
+"""The message of PyMC for random numbers in a log density begins with these words."""
 
 
 def error_of_random(name: str) -> ModelError:

@@ -23,7 +23,7 @@ def unconstrain(
                 f"shape {values[variable.name].shape[1:]}. Pass the model that was sampled."
             )
     outputs = []
-    of_value = {model.rvs_to_values[one]: one for one in model.free_RVs}
+    of_value = {model.rvs_to_values[variable]: variable for variable in model.free_RVs}
     for value in layout.variables:
         variable = of_value[value]
         transform = model.rvs_to_transforms[variable]
@@ -31,36 +31,40 @@ def unconstrain(
             variable if transform is None else transform.forward(variable, *variable.owner.inputs)
         )
     batched = {
-        one: one.type.clone(shape=(None, *one.type.shape))(f"{one.name}_draws")
-        for one in model.free_RVs
+        variable: variable.type.clone(shape=(None, *variable.type.shape))(f"{variable.name}_draws")
+        for variable in model.free_RVs
     }
     function = compile_quietly(
         list(batched.values()), vectorize_graph(outputs, batched), PYTHON_MODE
     )
-    found = function(*(np.asarray(values[one.name], dtype=one.dtype) for one in batched))
+    arrays = function(
+        *(np.asarray(values[variable.name], dtype=variable.dtype) for variable in batched)
+    )
     count = len(next(iter(values.values())))
-    return np.concatenate([np.reshape(one, (count, -1)) for one in found], axis=1).astype(float)
+    return np.concatenate([np.reshape(array, (count, -1)) for array in arrays], axis=1).astype(
+        float
+    )
 
 
 def constrain(
     positions: np.ndarray, model: pm.Model, layout: PositionLayout, names: list[str]
 ) -> dict[str, np.ndarray]:
     """Variables and deterministics of a model, shape (n, ...) each, at positions, (n, d)."""
-    wanted = [model[name] for name in names]
-    outputs = model.replace_rvs_by_values(wanted)
+    variables = [model[name] for name in names]
+    outputs = model.replace_rvs_by_values(variables)
     batched = {
-        one: one.type.clone(shape=(None, *one.type.shape))(f"{one.name}_draws")
-        for one in layout.variables
+        value: value.type.clone(shape=(None, *value.type.shape))(f"{value.name}_draws")
+        for value in layout.variables
     }
     function = compile_quietly(
         list(batched.values()), vectorize_graph(outputs, batched), PYTHON_MODE
     )
     pieces = [
-        np.reshape(positions[:, part], (-1, *shape)).astype(one.dtype)
-        for one, part, shape in zip(layout.variables, layout.slices, layout.shapes, strict=True)
+        np.reshape(positions[:, part], (-1, *shape)).astype(value.dtype)
+        for value, part, shape in zip(layout.variables, layout.slices, layout.shapes, strict=True)
     ]
-    found = function(*pieces)
+    arrays = function(*pieces)
     return {
-        name: np.broadcast_to(one, (len(positions), *np.shape(one)[1:]))
-        for name, one in zip(names, found, strict=True)
+        name: np.broadcast_to(array, (len(positions), *np.shape(array)[1:]))
+        for name, array in zip(names, arrays, strict=True)
     }

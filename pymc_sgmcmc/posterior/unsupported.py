@@ -44,16 +44,15 @@ def refuse_imputed(model: Model) -> None:
         if name != variable.name and f"{name}_unobserved" in free:
             raise ModelError(
                 f"The observed variable `{name}` has missing values, which PyMC turns into the "
-                f"free variable `{name}_unobserved`: the observed values and their predictors "
-                "then have different numbers of rows. Drop the rows with missing values, or "
-                "impute them beforehand."
+                f"free variable `{name}_unobserved` with a number of rows of its own. Drop the "
+                "rows with missing values, or impute them beforehand."
             )
 
 
 def check_parameters(model: Model, variable: TensorVariable) -> None:
     """Refuse an observed variable that its parameters do not fit: a likelihood has one term a row.
 
-    PyTensor fails only where it knows the lengths beforehand, and then in its own words.
+    PyTensor itself fails only where it knows the lengths beforehand, with a message of its own.
 
     Raises
     ------
@@ -102,14 +101,14 @@ def _known_shape(variable: TensorVariable) -> list[int | None]:
         return shape
     (lengths,) = infer_shape([variable], [], [])
     for axis, length in enumerate(lengths):
-        random = any(isinstance(one.type, RandomType) for one in ancestors([length]))
+        random = any(isinstance(ancestor.type, RandomType) for ancestor in ancestors([length]))
         if shape[axis] is None and not random:
             shape[axis] = int(value_of(length))
     return shape
 
 
 def refuse_unsupported(term: Term) -> None:
-    """Refuse what no gradient of rows goes through, by the name of the data.
+    """Refuse data types through which there is no gradient of rows, by the name of the data.
 
     Raises
     ------
@@ -117,7 +116,7 @@ def refuse_unsupported(term: Term) -> None:
     """
     graph = [term.log_density]
     drawn = {output for node in minibatch_nodes(graph) for output in node.outputs}
-    # From the data on, which have a name.
+    # The data come first, since they have a name.
     for variable in reversed(list(ancestors(graph, blockers=drawn))):
         if isinstance(variable.type, SparseTensorType):
             raise ModelError(
@@ -135,7 +134,7 @@ def refuse_unsupported(term: Term) -> None:
 
 
 def _named(variable: Variable, term: Term) -> str:
-    """What to call data in a log density, or what was made of them there."""
+    """Description of data, or of a quantity computed from them, in a log density."""
     if variable.owner is not None:
         return f"The log density of `{term.name}`"
     if variable.name:

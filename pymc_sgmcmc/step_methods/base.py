@@ -1,8 +1,8 @@
 """The contract between PyMC and a chain.
 
-`StochasticGradientStep` keeps everything that PyMC asks of a step method: model, seeds, state,
-statistics and progress. It knows no formula: subclasses say what dynamics they have, and a `Chain`
-makes the draws.
+`StochasticGradientStep` does everything that PyMC expects of a step method: model, seeds, state,
+statistics and progress. It has no formula: subclasses define the dynamics, and a `Chain` makes the
+draws.
 """
 
 from __future__ import annotations
@@ -44,22 +44,24 @@ from pymc_sgmcmc.step_methods.settings import Settings, is_curvature
 from pymc_sgmcmc.step_methods.setup import Design, Setup
 
 DRAW_ELEMENTS = 250_000_000
-"""Bound on transitions x elements of the state in one draw, which are computed in one call: 2 GB
-for each array of them."""
+"""A draw may have at most this many transitions times elements of the state, since all of its
+transitions are computed in one call: each array of them then takes at most 2 GB."""
 
 SHRUNKEN_STEP = 0.3
-"""Part of the computed step size, left by tuning, below which it is worth a warning."""
+"""A warning follows where tuning leaves less than this part of the computed step size: draws then
+depend on each other over at least three times as many transitions as planned."""
 
 JAX_BLOCK_TRANSITIONS = 256
-"""Transitions a call on JAX, which compiles anew for each length."""
+"""Each call on JAX computes this fixed number of transitions, since JAX compiles a function anew
+for each length."""
 
 
 @dataclass_state
 class StochasticGradientState(StepMethodState):
-    """What resumes a chain exactly where it was read.
+    """State from which a chain resumes exactly where it was read.
 
-    Draws computed ahead are not stored: the state of the chain is that of the start of their run,
-    and `handed_out` says how many of them were used. A resumed chain computes the run again.
+    Draws computed ahead are not stored: the state of the chain is that at the start of their run,
+    and `handed_out` is the number of them that were used. A resumed chain computes the run again.
     """
 
     chain_state: dict[str, Any] | None
@@ -76,7 +78,7 @@ class StochasticGradientState(StepMethodState):
 
 @dataclass(frozen=True)
 class _Run:
-    """Draws computed ahead, and where the chain stood before them."""
+    """Draws computed ahead, and the state of the chain before them."""
 
     before: ChainState
     draws: Draws
@@ -87,10 +89,10 @@ class _Run:
 
 
 class _StepMethodType(ABCMeta):
-    """Type of the step methods, which says what to write where a class is passed as `step`."""
+    """Type of the step methods, whose text tells a user who passes the class what to write."""
 
     def __str__(cls) -> str:
-        """What PyMC prints of a class that it was given in place of a step method."""
+        """Text that PyMC prints for a class that it was given in place of a step method."""
         return f"the class {cls.__name__} (write `{cls.__name__}()`)"
 
 
@@ -119,11 +121,11 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
     _takes_low_rank: ClassVar[bool] = False
     """Whether the dynamics take a curvature of low rank plus diagonal."""
     _keeps_rows: ClassVar[bool] = True
-    """Whether some rows may be in each minibatch, by which V is that of the others alone."""
+    """Whether some rows may be in each minibatch, so that V is the noise of the others alone."""
     _takes_all_rows: ClassVar[bool] = False
     """Whether the gradient is that of all rows."""
     _refused: ClassVar[Mapping[str, str]] = {}
-    """Settings that other step methods have and this one has not, and why."""
+    """Settings that other step methods have and this class refuses, with the reason."""
     _preconditioner: str | np.ndarray | LowRank = "identity"
     posterior: Posterior
     batching: Batching
@@ -133,14 +135,16 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
     _run: _Run | None
 
     def __new__(cls, *args: Any, **kwargs: Any):
-        """Check what PyMC reads before `__init__` does, which has its own words for it.
+        """Check what PyMC reads before `__init__` does, so that messages are of this package.
 
         Raises
         ------
         TypeError, ModelError
         """
         parameters = signature(cls.__init__).parameters
-        takes_any = any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
+        takes_any = any(
+            parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()
+        )
         for argument in kwargs:
             if argument in cls._refused:
                 raise TypeError(f"`{cls.__name__}` {cls._refused[argument]}")
@@ -154,8 +158,8 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             model = Model.get_context(error_if_none=False)
         if not isinstance(model, Model):
             raise TypeError(
-                f"`model` should be a PyMC model, but got {model!r}. Pass one, or make the step "
-                f"method inside `with model:`, as in `pm.sample(step={cls.__name__}())` there."
+                f"`model` should be a PyMC model, but got {model!r}. Pass one, or write "
+                f"`{cls.__name__}()` inside `with model:`."
             )
         variables = args[0] if args else kwargs.get("vars")
         if variables is not None:
@@ -203,7 +207,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         if settings.searches:
             design = search_step_size(block, setup, design)
         self._starts_around = self.center if design.begins_at_center else None
-        # Last, so that its state is found there.
+        # The moments come last among the adaptations: `_record_after` reads the last state.
         self._moments = RunningMoments(design.pace.thin) if self._owns_all else None
         self.chain = Chain(
             block,
@@ -221,7 +225,9 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         )
         self.run_settings = run_settings(setup, design)
         self._watch, self._remedy = design.watch, design.remedy
-        self._tunes = any(isinstance(one, LangevinStepSize) for one in self.chain.adaptations)
+        self._tunes = any(
+            isinstance(adaptation, LangevinStepSize) for adaptation in self.chain.adaptations
+        )
         self._declare_stats()
         self.setup_chain(settings.generator(), 0, 0)
         self.tune = True
@@ -242,7 +248,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         return self.chain.block
 
     def _check_thin(self, thin: int, design: Design) -> None:
-        """Refuse more transitions a draw than memory has room for: they are computed in one call.
+        """Refuse more transitions a draw than fit into memory: one call computes all of them.
 
         Raises
         ------
@@ -250,7 +256,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         """
         dimension = self.posterior.dimension
         auxiliaries = design.dynamics.auxiliaries(dimension)
-        elements = dimension + sum(int(np.prod(one.shape)) for one in auxiliaries)
+        elements = dimension + sum(int(np.prod(auxiliary.shape)) for auxiliary in auxiliaries)
         most = max(1, DRAW_ELEMENTS // max(elements, self.batching.index_size))
         if thin > most:
             raise ValueError(
@@ -258,10 +264,10 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
                 f"memory at once, but got {thin}. Record more draws in its place."
             )
 
-    # --- What a sampler says of itself ---------------------------------------------------
+    # --- Dynamics and statistics of a subclass -------------------------------------------
 
     def _design(self, setup: Setup) -> Design:
-        """Dynamics and their settings; called once, with everything known of the posterior."""
+        """Dynamics and their settings; called once, with all that is known about the posterior."""
         raise NotImplementedError
 
     def _declare_stats(self) -> None:
@@ -298,7 +304,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         changed = self.posterior.changed_model()
         if changed is not None:
             raise ModelError(
-                f"The model has not the variables that it had when the step method was made: "
+                "The variables of the model have changed since the step method was made: "
                 f"`{changed}` was added or taken away. Make a new step method."
             )
         changed = self.posterior.changed_data()
@@ -343,7 +349,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
 
     @property
     def chain_state(self) -> dict[str, Any] | None:
-        """State of the chain at the start of the run that is handed out, None before a start."""
+        """State of the chain at the start of the present run, None before the chain begins."""
         if not self._begun:
             return None
         return vars(self.chain.state if self._run is None else self._run.before)
@@ -357,7 +363,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
 
     @staticmethod
     def competence(var, has_grad):
-        """Never chosen on its own: an inexact sampler is asked for by name."""
+        """Never assigned by PyMC: the user chooses an inexact sampler explicitly."""
         return Competence.INCOMPATIBLE
 
     @staticmethod
@@ -386,7 +392,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
 
     @property
     def _computes_ahead(self) -> bool:
-        """Whether a run of draws may be computed in one call, and some of it once more."""
+        """Whether draws may be computed ahead, and computed again where that was in vain."""
         return self._owns_all and self.chain.can_repeat
 
     def _follow(self, incoming: np.ndarray) -> None:
@@ -394,12 +400,12 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         if not self._begun:
             self._begin(incoming)
         elif self._run is None:
-            if not self.handed_out:  # otherwise resumed within a run, which is computed again
+            if not self.handed_out:  # otherwise resumed inside a run, which is computed again
                 self.chain.move(incoming, others_moved=not self._owns_all)
         elif self.handed_out and not np.array_equal(
             incoming, self._run.draws.positions[self.handed_out - 1]
         ):
-            # Another step method moved the same variables: what was computed ahead is void.
+            # Another step method moved the same variables, so draws computed ahead are void.
             self.chain.state = self._run.before
             self.chain.advance(self.handed_out)
             self._run, self.handed_out = None, 0
@@ -414,8 +420,8 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
                 if not np.isfinite(value)
             ]
             raise ValueError(
-                f"The initial values of {names[:5]} are not finite. Give others as `initvals` "
-                "to `pm.sample`, or none, to start near the posterior mode."
+                f"The initial values of {names[:5]} are not finite. Give others as `initvals` to "
+                "`pm.sample`, or none, to start near the posterior mode."
             )
         position, root = incoming, None
         around = self._starts_around
@@ -425,15 +431,15 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         self._begun = True
 
     def _next_run(self) -> _Run:
-        """Draws computed ahead: one, where the next may depend on what else has changed."""
+        """Draws computed ahead; only one where other step methods may change the next."""
         before = self.chain.snapshot
-        left = self.total_draws - before.draws
-        count = min(self.chain.run_length(), left) if self._computes_ahead else 1
-        # A resumed chain has handed out some of them already.
+        remaining = self.total_draws - before.draws
+        count = min(self.chain.run_length(), remaining) if self._computes_ahead else 1
+        # A resumed chain has already handed out some draws of this run.
         return _Run(before, self.chain.advance(max(1, self.handed_out, count)))
 
     def _warning_after(self, done: int, stats: Mapping[str, Any]) -> SamplerWarning | None:
-        """What the dynamics have to say of a chain at the end of its tuning, or of itself."""
+        """Warning of the dynamics or the tuning at the end of tuning or of the chain."""
         message = None if self._watch is None else self._watch(stats)
         if message is None and self._tunes and done == self.tune_draws:
             message = self._shrunken_step(float(stats["step_size"]))
@@ -442,7 +448,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         return SamplerWarning(WarningType.BAD_PARAMS, message, "warn", step=done - 1)
 
     def _record_after(self, done: int) -> RunRecord | None:
-        """What a draw carries of its run: the first the settings, the last the moments."""
+        """Record in a draw of its run: the settings in the first, the moments in the last."""
         settings = self.run_settings if done == self.tune_draws + 1 else None
         moments = None
         if done == self.total_draws and self._moments is not None:
@@ -450,15 +456,15 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         return None if settings is moments is None else RunRecord(settings, moments)
 
     def _shrunken_step(self, step_size: float) -> str | None:
-        """What to say where tuning had to make the step much smaller."""
+        """Warning where tuning had to make the step much smaller, otherwise None."""
         ratio = step_size / step_sizes(self.step_size, 0, 1)[0]
         if ratio > SHRUNKEN_STEP:
             return None
         return (
-            f"Tuning made the step size {ratio:.2g} of the computed one: over the posterior the "
-            "gradients have more noise, or it has more curvature, than around the centre. Draws "
-            f"are that much more dependent. Use `thin={int(np.ceil(self.thin / ratio))}`, or more "
-            "draws; and check priors and parametrisation."
+            f"Tuning made the step size {ratio:.2g} of the computed one, since the posterior has "
+            "more gradient noise or curvature than at the centre. Use "
+            f"`thin={int(np.ceil(self.thin / ratio))}` or more draws, and check priors and "
+            "parametrisation."
         )
 
     # --- Failure ----------------------------------------------------------------------------
@@ -471,36 +477,36 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         draw = run.before.draws + self.handed_out
         message = (
             f"The chain left the finite numbers at transition {transition} (draw {draw}) with "
-            f"step size {size:.3g}: the step is too large for the curvature of the posterior. "
-            f"{self._remedy or self._remedy_of(size)}; a larger `batch_size`, an informative "
-            "prior, and initial values nearer to the posterior also help."
+            f"step size {size:.3g}: the step is too large for the posterior. "
+            f"{self._remedy or self._remedy_of(size)}; a larger `batch_size`, informative priors "
+            "or initial values nearer to the posterior may also help."
         )
         if draw < self.tune_draws or not self._owns_all:
             raise NonFinitePositionError(message)
         self.failed = True
-        kept = draw - self.tune_draws
+        kept_draws = draw - self.tune_draws
         warning = SamplerWarning(
             WarningType.BAD_PARAMS,
-            f"{message} The first {kept} draws of this chain are kept, the others are NaN.",
+            f"{message} The first {kept_draws} draws of this chain are kept, the others are NaN.",
             "error",
             step=draw,
         )
         return self._not_a_number(point, warning)
 
     def _remedy_of(self, step_size: float) -> str:
-        """What to try after a chain left the finite numbers with a step size."""
+        """Advice after a chain left the finite numbers with a step size."""
         smaller = f"smaller `step_size`, for example {step_size / 4:.3g}"
         step_size_from = self.run_settings.attributes["step_size_from"]
         if step_size_from == GIVEN:
             return f"Try a {smaller}, or leave it out to have it computed"
-        # It was computed from the curvature at the centre, which is no guide to the posterior.
+        # The step size is from the curvature at the centre, which is no guide to this posterior.
         if is_curvature(self._preconditioner):
-            # Beside a step size that is given, the default is another one.
+            # Beside a given step size the default preconditioner is "identity".
             smaller += ' with `preconditioner="curvature"`'
         bias = ", a smaller `bias`" if step_size_from == COMPUTED else ""
         return (
-            f"The step size was {step_size_from} by this package. Give a {smaller}{bias}, or a "
-            "`center` where the posterior has its mass, or sample with NUTS"
+            f"Give a {smaller}{bias}, or a `center` where the posterior has its mass, or sample "
+            "with NUTS"
         )
 
     def _not_a_number(self, point, warning: SamplerWarning | None):
@@ -517,13 +523,13 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
     # --- Pickling ---------------------------------------------------------------------------
 
     def __setstate__(self, state: dict) -> None:
-        """Restore in a process of its own, which did not fork."""
+        """Restore the step method in the present process, which was not forked."""
         self.__dict__.update(state)
         self._process = os.getpid()
 
 
 def _tuning(design: Design, setup: Setup) -> tuple[Adaptation, ...]:
-    """What sets a step size in closed form anew: one that was searched has another aim."""
+    """Adaptation of a step size in closed form; a searched one has another aim and stays."""
     pace = design.pace
     if design.closed_form is None or not isinstance(pace.step_size, float):
         return ()

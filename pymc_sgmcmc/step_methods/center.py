@@ -1,4 +1,4 @@
-"""The centre that a user asked for: searched, given, or from an approximation."""
+"""The centre by the settings: searched, given, or from an approximation."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from pymc_sgmcmc.tuning import (
 )
 
 FARTHEST_GIVEN_CENTER = 1e6
-"""Distance of a given centre from the mode, in posterior standard deviations, at which the relative
-rounding errors of its curvature, some 1e-16 times the square, are no longer small."""
+"""A given centre may be at most this many posterior standard deviations from the mode: the relative
+rounding error of its curvature is about 1e-16 times the square of that distance, here 1e-4."""
 
 FEW_LABELS = 5
-"""Coordinates named in a message, at most."""
+"""A message names at most this many coordinates."""
 
 
 @dataclass(frozen=True)
 class JointCenter:
-    """A centre of the position, and what belongs to it outside.
+    """A centre of the position, and values of the variables outside the position.
 
     Attributes
     ----------
     center : Center
     others : mapping of str to numpy.ndarray
-        Values there of the variables that the position has not.
+        Values at the centre of the variables outside the position.
     joint_draws : list of mappings or None
         Points of the Gaussian approximation of all continuous variables of the model, where the
         position has only some of them.
@@ -64,20 +64,20 @@ def center_asked_for(settings: Settings, posterior: Posterior) -> JointCenter:
     ModelError
         Where the posterior is flat in some direction.
     TypeError, ValueError
-        Where what is given is no centre of this posterior.
+        Where the setting is not a centre of this posterior.
     """
     if settings.init is not None:
-        found = _center_from(settings, posterior)
+        joint_center = _center_from(settings, posterior)
     elif settings.center is None or isinstance(settings.center, str):
-        found = _searched(settings, posterior)
+        joint_center = _searched(settings, posterior)
     else:
-        found = _given(settings, posterior)
-    check_determined(found.center.curvature, posterior)
-    return found
+        joint_center = _given(settings, posterior)
+    check_determined(joint_center.center.curvature, posterior)
+    return joint_center
 
 
 def _searched(settings: Settings, posterior: Posterior) -> JointCenter:
-    """Mode of the posterior, or what `find_center` takes in its place."""
+    """Mode of the posterior, or the centre that `find_center` takes in its place."""
     model = settings.model
     method = settings.center if isinstance(settings.center, str) else "lbfgs"
     moved = [value for value in model.value_vars if value.dtype.startswith("float")]
@@ -105,8 +105,8 @@ def _given(settings: Settings, posterior: Posterior) -> JointCenter:
     if not center.distance <= FARTHEST_GIVEN_CENTER:
         raise ValueError(
             f"`center` is more than {FARTHEST_GIVEN_CENTER:,.0f} posterior standard deviations "
-            "away from the mode, where rounding hides the curvature of the log posterior. "
-            "Leave it out to have the mode searched, or give a point near the mode."
+            "away from the mode, where rounding hides the curvature. Give a point near the mode, "
+            "or leave `center` out to have it searched."
         )
     check_given_center(center)
     return JointCenter(center, _values_of_others(posterior))
@@ -142,13 +142,17 @@ def _center_point(model: Model, posterior: Posterior, center: Any) -> dict[str, 
             raise ValueError("`center` should be finite, but has NaN or infinite entries.")
         return posterior.layout.unravel(position)
 
-    wanted = {model.values_to_rvs[value].name: value.name for value in posterior.layout.variables}
-    given = {wanted.get(name, name): name for name in center}
-    unknown = [name for value_name, name in given.items() if value_name not in wanted.values()]
-    missing = [name for name, value_name in wanted.items() if value_name not in given]
+    value_names = {
+        model.values_to_rvs[value].name: value.name for value in posterior.layout.variables
+    }
+    names_given = {value_names.get(name, name): name for name in center}
+    unknown = [
+        name for value_name, name in names_given.items() if value_name not in value_names.values()
+    ]
+    missing = [name for name, value_name in value_names.items() if value_name not in names_given]
     if unknown or missing:
         raise ValueError(
-            f"`center` should give values of {sorted(wanted)}, but "
+            f"`center` should give values of {sorted(value_names)}, but "
             + (f"has the unknown names {sorted(unknown)}" if unknown else "")
             + (" and " if unknown and missing else "")
             + (f"lacks {sorted(missing)}" if missing else "")
@@ -156,22 +160,22 @@ def _center_point(model: Model, posterior: Posterior, center: Any) -> dict[str, 
         )
     values = {}
     shapes = dict(zip(posterior.layout.names, posterior.layout.shapes, strict=True))
-    for name, value_name in wanted.items():
+    for name, value_name in value_names.items():
         variable = model.named_vars[name]
-        value = as_array(f"center['{given[value_name]}']", center[given[value_name]])
-        transformed = given[value_name] != name
+        value = as_array(f"center['{names_given[value_name]}']", center[names_given[value_name]])
+        transformed = names_given[value_name] != name
         expected = shapes[value_name] if transformed else tuple(shape_of(variable))
         if value.shape != expected:
             raise ValueError(
-                f"`center` for `{given[value_name]}` should have shape {expected}, but has "
+                f"`center` for `{names_given[value_name]}` should have shape {expected}, but has "
                 f"shape {value.shape}."
             )
         if not np.isfinite(value).all():
             raise ValueError(
-                f"`center` for `{given[value_name]}` should be finite, but has NaN or infinite "
-                "entries."
+                f"`center` for `{names_given[value_name]}` should be finite, but has NaN or "
+                "infinite entries."
             )
-        values[given[value_name]] = value
+        values[names_given[value_name]] = value
     point = make_initial_point_fn(
         model=model, overrides=values, return_transformed=True, jitter_rvs=set()
     )(0)
@@ -193,7 +197,7 @@ def check_determined(curvature: Curvature, posterior: Posterior) -> None:
         numbers = dependent_coordinates(curvature.covariance)[:FEW_LABELS]
         names = ", ".join(f"`{posterior.labels[number]}`" for number in numbers)
         raise ModelError(
-            f"The posterior is flat, or nearly so, in some combination of {names}: neither data "
-            "nor priors determine it, and it may be improper. Give these variables proper priors, "
-            "or leave out predictors that are combinations of others."
+            f"The posterior is flat, or nearly so, in a combination of {names}: neither data nor "
+            "priors determine it. Give these variables proper priors, or leave out predictors that "
+            "are combinations of others."
         ) from None

@@ -17,18 +17,18 @@ step_size : float or callable, optional
     h, or a function of the transition number (from 0) such as `PolynomialDecay`. Where
     not given, the closed form :math:`h = 4\delta / (\lambda_{\max}(MV) +
     \lambda_{\max}(MH))` for the variance inflation :math:`\delta` stated as `bias`, set anew
-    while tuning from the gradients that the chain has met.
+    while tuning from the gradients along the chain.
 bias : float, optional
     Relative error of the posterior variance that you accept, in (0, 1), instead of a
     `step_size`; 0.05 where neither is given. `bias_report` estimates the error of a run.
 gradient : {"plain", "cv", "svrg", "saga"}, SVRG or GradientEstimator
     Estimator of the gradient: the scaled minibatch gradient; that of Baker et al. with
-    control variates at the centre; the same at an earlier position of the chain (`SVRG`
-    sets how often it is refreshed); or with a stored gradient for each row. An estimator
-    made by hand brings its own posterior and minibatch scheme.
+    control variates at the centre; with control variates at an earlier position of the chain
+    (`SVRG` sets how often it is refreshed); or with a stored gradient for each row. An
+    estimator made by hand brings its own posterior and minibatch scheme.
 batch_size : int, optional
     Rows n a minibatch; for a model with `pymc.Minibatch` it replaces the model's own. Default
-    for an ordinary model: the one at which an effective draw costs least, see
+    for an ordinary model: the batch size at which an effective draw costs least, see
     `pymc_sgmcmc.tuning.choose_batch_size`.
 batching : {"shuffle", "replace"}
     Windows of rows in random order (without replacement; the default), or independent rows
@@ -60,11 +60,12 @@ compile_kwargs : dict, optional
     For the transitions, passed to `pytensor.function`: ``{"mode": "NUMBA"}`` (the
     default), ``"CVM"`` or ``"JAX"``.
 blocked : bool
-    Sample the variables together; the only choice that makes sense here.
+    Sample the variables together, which is the only sensible choice for these samplers.
 rng : optional
     Seed or generator for use outside `pymc.sample`.
 """
-"""Entries of a numpydoc section. A step method that gives one another meaning has its own."""
+"""These are entries of a numpydoc section. A step method that gives a parameter another meaning has
+an entry of its own."""
 
 _ENTRY = re.compile(r"^(\w+) : .*\n(?:    .*\n|\n(?=    ))*", re.MULTILINE)
 _SECTION = re.compile(r"^(?:Raises|Warns|Notes|References|Examples)\n-+\n", re.MULTILINE)

@@ -100,8 +100,8 @@ def check_estimator(estimator: GradientEstimator, settings: Settings) -> None:
         chosen = set(value_variables(model, settings.vars))
     if set(has) != chosen:
         raise ValueError(
-            f"`gradient` was made for the variables {sorted(one.name for one in has)}, but the "
-            f"step method is to move {sorted(str(one.name) for one in chosen)}. Give the same "
+            f"`gradient` was made for the variables {sorted(value.name for value in has)}, but the "
+            f"step method is to move {sorted(str(value.name) for value in chosen)}. Give the same "
             "variables to `Posterior` and, as `vars`, to the step method."
         )
     if static and not estimator.batching.static:

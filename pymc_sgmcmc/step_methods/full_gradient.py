@@ -24,7 +24,8 @@ from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
 from pymc_sgmcmc.step_methods.sgld import SGLD
 
 OPTIMAL_MALA_SCALE = 1.65
-"""Step of MALA for an acceptance rate of 0.574 (Roberts and Rosenthal 1998), a coordinate."""
+"""This scale of the proposal in one coordinate gives MALA an acceptance rate of 0.574, which is
+optimal in high dimension (Roberts and Rosenthal 1998)."""
 
 
 OF_MINIBATCHES = {
@@ -32,7 +33,7 @@ OF_MINIBATCHES = {
     "for minibatches."
     for name in ("batch_size", "batching", "gradient")
 }
-"""Settings that the gradient of all rows has no use for."""
+"""These settings are refused, since the gradient of all rows has no use for them."""
 
 
 @documented

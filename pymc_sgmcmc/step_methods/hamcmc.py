@@ -21,13 +21,15 @@ from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
 from pymc_sgmcmc.tuning import Center, difference_width
 
 REGULARIZATION = 1e-2
-"""Default of λ and of the threshold κ, in units of the largest curvature."""
+"""By default λ and the threshold κ are this part of the largest curvature."""
 
 PAIRS = ("own", "between")
-"""What the curvature is learnt from: moves of the chains, or differences between them."""
+"""The curvature is learnt from the moves of each chain ("own"), or from differences between the
+other chains ("between")."""
 
 CURVATURE_ROWS = 10_000
-"""Most rows from whose gradients the largest curvature is computed in high dimension."""
+"""In high dimension the largest curvature is computed from the gradients of at most this many
+rows."""
 
 
 @documented

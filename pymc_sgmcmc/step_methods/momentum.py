@@ -16,19 +16,21 @@ from pymc_sgmcmc.step_methods.setup import Setup
 from pymc_sgmcmc.tuning import DENSE_DIMENSION, VARIANCE_INFLATION, Center
 
 MOST_TIME_STEP = 1.0
-"""Largest default step, in units of 1 / sqrt(λ_max(MH)): half of what is stable.
+"""The default step is at most this many units of 1 / sqrt(λ_max(MH)), half of what is stable.
 
-It holds where the law of a Gaussian alone would allow more: the error on other posteriors is of
-second order in it. For the log rate of a Poisson distribution given five counts, whose posterior is
-skewed, BAOAB with this step is wrong by less than 1 % in the variance."""
+This bounds the step where the law of a Gaussian alone would allow a longer one: the error on other
+posteriors is of second order in the step. For the log rate of a Poisson distribution given five
+counts, whose posterior is skewed, BAOAB with this step is wrong by less than 1 % in the variance.
+"""
 
 NOISE_ESTIMATE_ERROR = 0.2
-"""Relative error of an estimate of the gradient noise that the default step size allows for."""
+"""The default step size allows for an estimate of the gradient noise that is wrong by at least this
+relative amount."""
 
 
 @dataclass(frozen=True)
 class GradientNoise:
-    r"""Covariance V of a gradient estimate in coordinates in which M = I.
+    r"""Covariance V of a gradient estimate, in coordinates in which M = I.
 
     Attributes
     ----------
@@ -64,10 +66,10 @@ def rows_noise(setup: Setup) -> np.ndarray:
 def rows_noise_error(setup: Setup) -> float:
     """Relative error to expect of `rows_noise`.
 
-    That of a control variate is averaged over 8 draws of the Laplace approximation and grows
-    with the square of their distance from the centre, which varies the more the smaller d is.
-    For windows of rows in one random order, the noise itself scatters about its mean over orders,
-    by a relative sqrt(2 n / N).
+    The noise of a control variate is averaged over 8 draws of the Laplace approximation. It grows
+    with the square of their distance from the centre, which varies more for smaller d. For windows
+    of rows in one random order, the noise itself scatters about its mean over orders by a relative
+    sqrt(2 n / N).
     """
     errors, batching = [NOISE_ESTIMATE_ERROR], setup.estimator.batching
     if setup.estimator.reduces_variance:
@@ -130,7 +132,7 @@ def directional_curvature(center: Center | None, directions: np.ndarray) -> np.n
 
 
 def critical_friction(curvature: float) -> float:
-    """Friction at which motion in a direction of some curvature just does not oscillate."""
+    """Smallest friction at which motion in a direction of this curvature does not oscillate."""
     return 2 * np.sqrt(curvature)
 
 
@@ -139,7 +141,7 @@ def solve_step_size(
     friction: float,
     noise: float,
     curvature: float,
-    left: Callable[[float], float],
+    uncorrected: Callable[[float], float],
     inflation: float = VARIANCE_INFLATION,
 ) -> float:
     """Step at which the one-dimensional law has a given variance inflation.
@@ -156,7 +158,7 @@ def solve_step_size(
     """
 
     def excess(step_size: float) -> float:
-        from_noise = left(step_size) * float(
+        from_noise = uncorrected(step_size) * float(
             integrator.noise_share(step_size, friction, noise, curvature)
         )
         from_step = integrator.discretization_inflation(step_size, friction, curvature)
@@ -174,11 +176,11 @@ def solve_step_size(
 def relaxation_transitions(
     integrator: type[Underdamped], step_size: float, friction: float, curvature: float
 ) -> int:
-    """Transitions in which the mean forgets its start by a factor e, at most `MOST_THINNING`."""
+    """Transitions in which the mean loses its start by a factor e, at most `MOST_THINNING`."""
     a, b = integrator.recurrence(step_size, friction, curvature)
     radius = float(np.abs(np.roots([1.0, -a, -b])).max())
     transitions = np.inf if radius >= 1 else -1 / np.log(radius) if radius > 0 else 0.0
-    # At the largest default step it is 1, but for rounding.
+    # At the largest default step the number is 1, up to rounding.
     return int(np.clip(np.ceil(transitions - 1e-6), 1, MOST_THINNING))
 
 
@@ -190,7 +192,7 @@ def check_correction(
     curvatures: np.ndarray,
     steepest: float,
 ) -> None:
-    """Make sure that the friction lets in more noise than the gradient brings.
+    """Make sure that the noise that the friction allows is more than that of the gradient.
 
     Parameters
     ----------
@@ -204,7 +206,7 @@ def check_correction(
     Raises
     ------
     ValueError
-        Where α I - β̂ is not positive definite, or the step is not even stable.
+        Where α I - β̂ is not positive definite, or the step is unstable.
     """
     stable = np.inf if steepest == 0 else integrator.largest_step_size(friction, steepest)
     if step_size >= stable:
@@ -217,8 +219,8 @@ def check_correction(
     def share(step_size: float, friction: float) -> float:
         return float(np.max(integrator.noise_share(step_size, friction, variances, curvatures)))
 
-    found = share(step_size, friction)
-    if found < 1:
+    noise_ratio = share(step_size, friction)
+    if noise_ratio < 1:
         return
     largest = optimize.brentq(lambda step: share(step, friction) - 1, 1e-12 * step_size, step_size)
     remedy = f"a `step_size` below {largest:.3g}"
@@ -229,7 +231,6 @@ def check_correction(
         remedy = f"`friction` above {needed:.3g}, " + remedy
     raise ValueError(
         f"The friction is too small for the noise: at step size {step_size:.3g} the gradient "
-        f"estimate brings {found:.3g} times the noise that friction {friction:.3g} allows. Use "
-        f"{remedy}, a larger `batch_size`, or `gradient='cv'`. (`noise_estimate=None` would run, "
-        f"with variances too large by a factor of about {1 + found:.3g}.)"
+        f"estimate brings {noise_ratio:.3g} times the noise that friction {friction:.3g} allows. "
+        f"Use {remedy}, a larger `batch_size`, or `gradient='cv'`."
     )

@@ -39,22 +39,25 @@ from pymc_sgmcmc.tuning import (
 log = logging.getLogger("pymc.sgmcmc")
 
 CHOICES_OF_K = ("matrix", "scalar", "weak_prior", "strong_prior", "paper")
-"""Names of the choices of k."""
+"""These are the names of the choices of k."""
 
 CURVATURES = ("fisher", "center")
-"""Where the curvature H is from."""
+"""The curvature H is NC + G by Fisher's identity ("fisher"), or that at the centre ("center")."""
 
 STARTS = ("center", "model")
-"""Where the chain and its matrices begin."""
+"""The chain and its matrices begin at the centre, or at the initial point of the model."""
 
 CURVATURE_ERROR = 0.35
-"""Relative error of the curvature, over the posterior, that the default bound on k supposes."""
+"""The default bound on k supposes that the curvature over the posterior is wrong by this relative
+amount: a bias of 5 % then gives k = 0.5."""
 
 BOUND_TOLERANCE = 0.05
-"""Relative excess over the bound on k that the error of V from 10 000 rows explains."""
+"""The bound on k may be exceeded by this relative amount before a warning follows, since V
+estimated from 10 000 rows is wrong by about as much."""
 
 SMALL_K = 0.02
-"""k below which the chain is worth a warning: autocorrelation times of over 200 transitions."""
+"""A warning follows where k is smaller: the autocorrelation time, about 4 / k, is then over 200
+transitions."""
 
 
 @documented
@@ -228,10 +231,10 @@ class OSGFS(StochasticGradientStep):
         self._k = _check_k(k)
         self._max_k = or_none(positive_number, "max_k", max_k, most=2.0)
         if bias is not None and (max_k is not None or not isinstance(k, str)):
-            given = f"max_k={max_k!r}" if max_k is not None else f"k={k!r}"
+            conflicting = f"max_k={max_k!r}" if max_k is not None else f"k={k!r}"
             raise ValueError(
                 "`bias` is the accuracy from which the largest k is computed, but got both "
-                f"bias={bias!r} and {given}. Leave one of them out."
+                f"bias={bias!r} and {conflicting}. Leave one of them out."
             )
         self._curvature = curvature and one_of("curvature", curvature, CURVATURES)
         self._start_at = one_of("start", start, STARTS)
@@ -261,7 +264,7 @@ class OSGFS(StochasticGradientStep):
                 f"`OSGFS` keeps {dimension} × {dimension} matrices; it is meant for at most "
                 f"{DENSE_DIMENSION} unconstrained parameters. Use `SGLD` or `SGLDCV`."
             )
-        # A centre that only the gradient or the curvature needs is not where chains begin.
+        # Chains do not begin at a centre that only the gradient or the curvature needs.
         at_center = self._start_at == "center"
         computes = at_center or self._curvature == "center"
         center = setup.center if computes else setup.known_center
@@ -318,7 +321,7 @@ class OSGFS(StochasticGradientStep):
         if center is None or not estimator.reduces_variance:
             return ResidualNoise(PlainNoise(scale))
         around_center = ControlVariateNoise(posterior, center, scale, setup.joint_draws)
-        # A control variate that was given has a centre of its own.
+        # An estimator with control variates that the user made has a centre of its own.
         known = estimator.name == "cv" and isinstance(setup.settings.gradient, str)
         return around_center if known else ResidualNoise(around_center)
 
@@ -328,14 +331,11 @@ class OSGFS(StochasticGradientStep):
         # Σ is positive semidefinite where in each direction d (1 + v) is at most 2.
         excess = float((fractions * (1 + noise)).max() / 2)
         if excess > 1 + BOUND_TOLERANCE:
-            where_from = ""
-            if isinstance(self._k, str):
-                where_from = (
-                    f" by `k={self._k!r}`, which supposes a curvature of N C and the prior,"
-                )
+            # The bounds of the paper suppose a curvature of N C and the prior.
+            origin = f" by `k={self._k!r}`" if isinstance(self._k, str) else ""
             warnings.warn(
-                f"k = {2 * fractions.max():.3g}{where_from} is above {bound:.3g}, beyond which "
-                "the gradient has more noise than the chain should: it will be too wide. Use "
+                f"k = {2 * fractions.max():.3g}{origin} is above {bound:.3g}, beyond which "
+                "gradient noise makes the chain too wide. Use "
                 '`k="matrix"`, a smaller number, or a larger `batch_size`.',
                 BatchSizeWarning,
                 stacklevel=4,
@@ -359,7 +359,7 @@ def largest_k(bias: float) -> float:
 
 
 def _default_curvature(setup: Setup) -> str:
-    """The centre's where it is known and does not change with other variables."""
+    """Curvature at the centre where it is known and does not change with other variables."""
     return "fisher" if setup.known_center is None or setup.posterior.others else "center"
 
 

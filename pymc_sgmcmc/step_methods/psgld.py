@@ -20,7 +20,7 @@ from pymc_sgmcmc.step_methods.settings import CenterSetting, Gradient, Settings
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 
 PRECONDITIONERS = ("rmsprop", "curvature")
-"""Names of the preconditioners."""
+"""These are the names of the preconditioners."""
 
 
 @documented
@@ -48,7 +48,7 @@ class PSGLD(StochasticGradientStep):
     :math:`\tfrac{h}{4}(MV + MH)`. RMSprop equalises the sizes of gradients, not
     curvatures: at stationarity gradients scale like :math:`H^{1/2}`, so M is about the diagonal
     :math:`H^{-1/2}`, and the condition number of MH is the root of that of H. Where a curvature at
-    the centre can be had, ``PSGLD(preconditioner="curvature")``, the dense frozen variant, mixes
+    the centre is available, ``PSGLD(preconditioner="curvature")``, the dense frozen variant, mixes
     faster; it is the default of `SGLD`.
 
     **Cost.** That of `SGLD`; while tuning, a fraction more.
@@ -140,7 +140,7 @@ class PSGLD(StochasticGradientStep):
             return Design(dynamics, pace, preconditioner=matrix)
 
         def scaled() -> Pace:
-            # Thinning of a diagonal M at its best, which RMSprop may come near.
+            # Thinning for the best diagonal M, which that of RMSprop may come near.
             best = setup.closed_form(setup.center.curvature.standard_deviations)
             return replace(best, step_size=4 * setup.bias)
 
@@ -162,7 +162,7 @@ def _diagonal_size(setup: Setup) -> Callable[[np.ndarray], float]:
     curvature = setup.center.curvature
     deviations = setup.gradient_deviations()
     if len(deviations) > len(curvature.precision):
-        # The same V from d rows.
+        # These d rows have the same V.
         deviations = np.linalg.qr(deviations, mode="r")
 
     def size(diagonal: np.ndarray) -> float:

@@ -1,10 +1,10 @@
-"""The end of `pymc.sample`, for what belongs to a whole run.
+"""The end of `pymc.sample`, where settings and reports of a whole run are written.
 
 PyMC 6.4 builds the trace of a run from the recorded statistics alone, and calls no step method when
-it has ended: there is no public way to write settings into a trace, to name the coordinates of a
-statistic or to report on a run. So the first step method that is made wraps the private function
-with which `pymc.sample` ends. Results of runs without a step method of this package are returned as
-they are.
+the run has ended: there is no public way to write settings into a trace, to name the coordinates of
+a statistic or to report on a run. So the first step method that is made wraps the private function
+with which `pymc.sample` ends. Results of runs without a step method of this package are returned
+unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from xarray import DataTree
 from pymc_sgmcmc.record import RECORD, STATISTICS, finish
 
 reports: list[Callable[[DataTree], list[str]]] = []
-"""What gives the messages to log at the end of a run."""
+"""Each of these functions gives messages to log at the end of a run."""
 
 log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
@@ -42,7 +42,7 @@ def _with_settings(sample_return: Callable[..., Any]) -> Callable[..., Any]:
             if known and kwargs.get("compute_convergence_checks") and not kwargs.get("quiet"):
                 for message in _messages(result):
                     log.warning(message)
-        except Exception:  # whatever is wrong with a report, the draws are worth more
+        except Exception:  # The draws are worth more than the report, whatever is wrong with it.
             log.exception("The report of the run failed; the draws are not affected.")
         return result
 
@@ -53,7 +53,7 @@ def _with_settings(sample_return: Callable[..., Any]) -> Callable[..., Any]:
 def _messages(idata: DataTree) -> list[str]:
     try:
         return [message for report in reports for message in report(idata)]
-    except ValueError as error:  # what the report asks for, such as more draws
+    except ValueError as error:  # The message says what the report needs, such as more draws.
         return [f"The bias of the run is not known. {error}"]
 
 
@@ -71,7 +71,7 @@ def _step_methods(traces: Any) -> list[Any]:
 
 
 def _last_records(arguments: Mapping[str, Any]) -> list[Any] | None:
-    """What the last draws of the chains carry, which an interrupt may have cut off in the trace."""
+    """Records in the last draws of the chains, which an interrupt may keep out of the trace."""
     tune = arguments["tune"] if arguments["discard_tuned_samples"] else 0
     try:
         chosen = mcmc._choose_chains(arguments["traces"], tune)[0]

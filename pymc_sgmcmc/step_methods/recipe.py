@@ -25,13 +25,15 @@ from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
 from pymc_sgmcmc.tuning import Center
 
 CHECKED_POINTS = 5
-"""Random states at which D and Q are checked before sampling."""
+"""D and Q are checked at this many random states before sampling."""
 
 LARGEST_LINEAR_STATE = 400
-"""Length of the state up to which a step size is computed."""
+"""A step size is computed for states of at most this many coordinates, since each trial step solves
+a Lyapunov equation of that size."""
 
 SINGLE_SINGULAR = 1e-6
-"""What counts as zero, beside `SINGULAR`, for eigenvalues of matrices in single precision."""
+"""In single precision an eigenvalue of a correlation matrix counts as zero up to this size, in
+place of `SINGULAR`."""
 
 
 @documented
@@ -177,7 +179,9 @@ class Recipe(StochasticGradientStep):
         self._gaussians = _check_auxiliaries(auxiliaries)
         for name, matrix in (("D", D), ("Q", Q)):
             if matrix is not None and not accepts(matrix, 1 + len(self._gaussians)):
-                parts = ", ".join(["the position", *(one.name for one in self._gaussians)])
+                parts = ", ".join(
+                    ["the position", *(gaussian.name for gaussian in self._gaussians)]
+                )
                 raise TypeError(
                     f"`{name}` should take one argument for each part of the state ({parts}), but "
                     f"got {matrix!r}. Name other parts in `auxiliaries`."
@@ -217,7 +221,7 @@ class Recipe(StochasticGradientStep):
             dynamics.curl,
             dynamics.gaussians,
             dynamics.gradient_noise,
-            # Cholesky's root does not exist there.
+            # A singular matrix has no Cholesky root.
             singular=smallest < 1e-6 * largest or noise is not None,
         )
         return Design(dynamics, pace)
@@ -237,24 +241,25 @@ def _check_auxiliaries(
             f"{auxiliaries!r}."
         )
     gaussians = []
-    for one in auxiliaries:
-        one = GaussianAuxiliary(one) if isinstance(one, str) else one
-        if not isinstance(one, GaussianAuxiliary):
+    for auxiliary in auxiliaries:
+        auxiliary = GaussianAuxiliary(auxiliary) if isinstance(auxiliary, str) else auxiliary
+        if not isinstance(auxiliary, GaussianAuxiliary):
             raise TypeError(
                 "`auxiliaries` should be names or `GaussianAuxiliary` objects, but one of them is "
-                f"{one!r}."
+                f"{auxiliary!r}."
             )
-        if not (np.isfinite(one.variance) and one.variance > 0):
+        if not (np.isfinite(auxiliary.variance) and auxiliary.variance > 0):
             raise ValueError(
-                f"The variance of the auxiliary `{one.name}` should be positive and finite, but is "
-                f"{one.variance}."
+                f"The variance of the auxiliary `{auxiliary.name}` should be positive and finite, "
+                f"but is {auxiliary.variance}."
             )
-        if one.size is not None and one.size < 1:
+        if auxiliary.size is not None and auxiliary.size < 1:
             raise ValueError(
-                f"The size of the auxiliary `{one.name}` should be at least 1, but is {one.size}."
+                f"The size of the auxiliary `{auxiliary.name}` should be at least 1, but is "
+                f"{auxiliary.size}."
             )
-        gaussians.append(one)
-    names = ["position", *(one.name for one in gaussians)]
+        gaussians.append(auxiliary)
+    names = ["position", *(gaussian.name for gaussian in gaussians)]
     if len(set(names)) < len(names):
         raise ValueError(
             f"`auxiliaries` should have different names, none of them 'position', but got "
@@ -263,14 +268,14 @@ def _check_auxiliaries(
     return tuple(gaussians)
 
 
-def _gradient_noise(setup: Setup, given: str | np.ndarray | None) -> np.ndarray | None:
-    if given is None:
+def _gradient_noise(setup: Setup, setting: str | np.ndarray | None) -> np.ndarray | None:
+    if setting is None:
         return None
-    if isinstance(given, str):
+    if isinstance(setting, str):
         deviations = setup.gradient_deviations()
         return deviations.T @ deviations
     dimension = setup.posterior.dimension
-    noise = check_noise(given, dimension, "gradient_noise")
+    noise = check_noise(setting, dimension, "gradient_noise")
     return np.full(dimension, noise) if noise.ndim == 0 else noise
 
 
@@ -282,7 +287,7 @@ class _Matrices:
 
     def __init__(self, dynamics: RecipeDynamics, posterior: Posterior):
         self.sizes = dynamics.sizes(posterior.dimension)
-        names = ["position", *(one.name for one in dynamics.gaussians)]
+        names = ["position", *(gaussian.name for gaussian in dynamics.gaussians)]
         parts = [
             pt.tensor(name, shape=(size,), dtype=posterior.dtype)
             for name, size in zip(names, self.sizes, strict=True)
@@ -328,9 +333,10 @@ def _random_states(
         [
             start + apply(root, rng.standard_normal(posterior.dimension)),
             *(
-                one.mean
-                + np.sqrt(one.variance) * rng.standard_normal(one.size or posterior.dimension)
-                for one in gaussians
+                gaussian.mean
+                + np.sqrt(gaussian.variance)
+                * rng.standard_normal(gaussian.size or posterior.dimension)
+                for gaussian in gaussians
             ),
         ]
         for _ in range(CHECKED_POINTS)
@@ -340,12 +346,12 @@ def _random_states(
 def check_matrices(
     values: _Matrices, states: Sequence[Sequence[np.ndarray]]
 ) -> tuple[float, float]:
-    """Smallest and largest eigenvalue of a valid D, parts for which it has no block left out.
+    """Smallest and largest eigenvalue of a valid D, without parts for which D has no block.
 
     Raises
     ------
     ValueError
-        Where D or Q is not what the recipe needs; the message has the number that is wrong.
+        Where D or Q breaks a condition of the recipe; the message says by how much.
     """
     tolerance = 1e-8 if values.dtype == "float64" else 1e-4
     smallest, largest = np.inf, 0.0
@@ -385,7 +391,7 @@ def check_matrices(
 def _check_moved(
     values: _Matrices, states: Sequence[Sequence[np.ndarray]], labels: Sequence[str]
 ) -> None:
-    """Refuse D and Q that leave a direction of the position where it is, in every state.
+    """Refuse D and Q that do not move a direction of the position in any state.
 
     Raises
     ------
@@ -406,9 +412,8 @@ def _check_moved(
     names = ", ".join(f"`{labels[number]}`" for number in still[:FEW_LABELS])
     combination = "a combination of " if sizes.all() else ""
     raise ValueError(
-        f"`D` and `Q` do not move {combination}{names}: without noise or a coupling to the rest of "
-        "the state, draws are not of the posterior. Give a positive diffusion in `D`, or a "
-        "coupling to a momentum in `Q`."
+        f"`D` and `Q` do not move {combination}{names}: draws are then not of the posterior. Give "
+        "it a positive diffusion in `D`, or a coupling to a momentum in `Q`."
     )
 
 
@@ -422,7 +427,7 @@ def _check_injected(
             raise ValueError(
                 "`gradient_noise` is more than the noise of a step: D - (h/4)(D + Q) V (D + Q)ᵀ "
                 f"has the eigenvalue {smallest:.3g} with step size {step_size:.3g}. Use a smaller "
-                "`step_size`, a larger `batch_size`, more diffusion, or no `gradient_noise`."
+                "`step_size` or no `gradient_noise`."
             )
 
 
@@ -449,7 +454,7 @@ class LinearProcess:
     def __init__(self, D: np.ndarray, Q: np.ndarray, precision: np.ndarray, noise: np.ndarray):
         d = len(noise)
         A = D + Q
-        # Auxiliaries that nothing acts on at the centre, such as a thermostat, are left out.
+        # Auxiliaries without any coupling at the centre, such as a thermostat, are left out.
         used = np.abs(A).max(0) + np.abs(A).max(1) > 0
         used[:d] = True
         keep = np.ix_(used, used)
@@ -496,9 +501,9 @@ def largest_step(process: LinearProcess, inflation: float) -> float:
         if low > 0:
             return float(low)
     raise ValueError(
-        "No step size gives the process that `D` and `Q` define, linearised at the centre, a "
-        f"stationary variance within {100 * inflation:.0f} % of the posterior's. Some direction "
-        "may have no noise that reaches it; or give `step_size`."
+        "No step size gives the process of `D` and `Q`, linearised at the centre, a stationary "
+        f"variance within {100 * inflation:.0f} % of the posterior's. Make noise reach all "
+        "directions, or give `step_size`."
     )
 
 
@@ -516,13 +521,17 @@ def _linearised(
         )
     state = [
         setup.center.position,
-        *(np.full(size, one.mean) for one, size in zip(gaussians, values.sizes[1:], strict=True)),
+        *(
+            np.full(size, gaussian.mean)
+            for gaussian, size in zip(gaussians, values.sizes[1:], strict=True)
+        ),
     ]
     D, Q, _ = values(state)
     precision = np.zeros((total, total))
     precision[:d, :d] = setup.center.curvature.precision
     variances = [
-        np.full(size, one.variance) for one, size in zip(gaussians, values.sizes[1:], strict=True)
+        np.full(size, gaussian.variance)
+        for gaussian, size in zip(gaussians, values.sizes[1:], strict=True)
     ]
     precision[range(d, total), range(d, total)] = 1 / np.concatenate([[], *variances])
     deviations = setup.gradient_deviations()

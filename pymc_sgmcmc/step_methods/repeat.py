@@ -1,4 +1,4 @@
-"""The step method of a run made again from what its trace holds, with another step size."""
+"""The step method of a run, made again from its trace with another step size."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pymc_sgmcmc.step_methods.estimators import make_estimator
 from pymc_sgmcmc.step_methods.sgld import SGLD, SGLDCV
 from pymc_sgmcmc.tuning import Center, Curvature, center_at
 
-STEP_METHODS: dict[str, type[SGLD]] = {one.__name__: one for one in (SGLD, SGLDCV)}
-"""Step methods that can be made again."""
+STEP_METHODS: dict[str, type[SGLD]] = {method.__name__: method for method in (SGLD, SGLDCV)}
+"""Only these step methods can be made again from a trace."""
 
 
 def repeated_step(
@@ -65,7 +65,7 @@ def repeated_step(
         static=is_jax_mode(kwargs),
     )
     with model, warnings.catch_warnings():
-        # What there is to say of the centre was said when the first run was made with it.
+        # The user has seen the warnings about this centre in the first run.
         warnings.simplefilter("ignore", CenterWarning)
         return STEP_METHODS[settings["sampler"]](
             step_size=step_size,
@@ -80,8 +80,8 @@ def repeated_step(
 def _center(posterior: Posterior, arrays: Any) -> Center | None:
     """Centre of a trace, with the curvature that it had there.
 
-    The curvature is not computed anew: where the centre is the mean of the nearest Gaussian, that
-    at the point itself is no guide to where chains should begin.
+    The curvature is not computed anew: where the centre is the mean of the nearest Gaussian, the
+    curvature at the centre itself is no guide to where chains should begin.
     """
     if "center" not in arrays.data_vars:
         return None
@@ -92,14 +92,14 @@ def _center(posterior: Posterior, arrays: Any) -> Center | None:
 
 def _curvature(precision: Matrix) -> Curvature | None:
     if isinstance(precision, LowRank):
-        # In so many dimensions the centre is a mode, and the curvature there is what it was.
+        # In so many dimensions the centre is a mode, whose curvature is computed again.
         return None
     if precision.ndim < 2:
         return Curvature(precision, 1 / precision, precision**-0.5)
-    scale = np.diag(precision) ** -0.5  # coordinates in units that differ by orders
-    both = np.outer(scale, scale)
-    inverse = np.linalg.inv(precision * both)
-    covariance = 0.5 * (inverse + inverse.T) * both
+    scale = np.diag(precision) ** -0.5  # units of coordinates may differ by orders of magnitude
+    scales = np.outer(scale, scale)
+    inverse = np.linalg.inv(precision * scales)
+    covariance = 0.5 * (inverse + inverse.T) * scales
     return Curvature(precision, covariance, covariance_root(covariance))
 
 

@@ -1,4 +1,4 @@
-"""What a run was made with, for its trace."""
+"""The settings of a run, as its trace keeps them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pymc_sgmcmc.step_methods.setup import Design, Setup
 
 
 def run_settings(setup: Setup, design: Design) -> RunSettings:
-    """Settings of a step method from what it was made of."""
+    """Settings of a step method, from its parts."""
     batching, choice = setup.estimator.batching, design.closed_form
     rows = setup.settings.rows
     by_hand = isinstance(setup.settings.gradient, GradientEstimator)
@@ -39,7 +39,7 @@ def run_settings(setup: Setup, design: Design) -> RunSettings:
         "n_rows": setup.posterior.n_rows,
         "kept_rows": setup.estimator.kept_rows,
         "thin": design.pace.thin,
-        # As names of variables and dimensions may be: files hold no lists of words.
+        # As JSON, since trace files hold no lists of words.
         "rows": json.dumps(rows if rows is None or isinstance(rows, str) else list(rows)),
         "estimator_from": GIVEN if by_hand else COMPUTED,
     }
@@ -77,13 +77,13 @@ def run_settings(setup: Setup, design: Design) -> RunSettings:
 def _step_size_from(setup: Setup, design: Design) -> str:
     if setup.settings.step_size is not None:
         return GIVEN
-    # Langevin dynamics compute theirs in closed form, unless the search has taken that away.
+    # Langevin dynamics compute their step size in closed form, unless a search has replaced it.
     searched = design.preconditioner is not None and design.pace.choice is None
     return SEARCHED if searched else COMPUTED
 
 
 def _why(setup: Setup, design: Design) -> str:
-    """One line: where step size, batch size and thinning are from."""
+    """Origin of step size, batch size and thinning, in one line."""
     batching, choice = setup.estimator.batching, design.closed_form
     step_size_from = _step_size_from(setup, design)
     if step_size_from == GIVEN:
@@ -107,6 +107,6 @@ def _why(setup: Setup, design: Design) -> str:
         thin = "every transition recorded"
     elif setup.settings.thin is None and design.pace.thin == MOST_THINNING:
         thin = f"one draw in {MOST_THINNING} transitions, the most, though they are dependent"
-    kept = setup.estimator.kept_rows
-    always = f", {kept} others in every transition" if kept else ""
+    kept_rows = setup.estimator.kept_rows
+    always = f", {kept_rows} others in every transition" if kept_rows else ""
     return f"{step}; {size} ({batching.batch_size} of {batching.n_rows}{always}); {thin}"

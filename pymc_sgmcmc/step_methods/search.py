@@ -14,13 +14,15 @@ from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
 from pymc_sgmcmc.tuning.halving import successive_halving
 
 LARGEST_STEP, SMALLEST_STEP, CANDIDATES = 1.0, 1e-4, 9
-"""Grid of step sizes, in units of 1 / λ_max(MH), equidistant in the logarithm."""
+"""The grid has this largest step size, smallest step size and number of candidates, equidistant in
+the logarithm, in units of 1 / λ_max(MH)."""
 
 FIRST_TRANSITIONS = 500
-"""Transitions of each candidate in the first round."""
+"""Each candidate runs for this many transitions in the first round."""
 
 POINTS = 200
-"""Positions whose discrepancy is computed."""
+"""The discrepancy is computed from about this many positions, since its cost grows with their
+square."""
 
 
 def check_searchable(setup: Setup, design: Design) -> None:
@@ -59,7 +61,7 @@ def search_step_size(block: TransitionBlock, setup: Setup, design: Design) -> De
     """
     center, choice = setup.center, design.closed_form
     assert choice is not None  # checked before
-    # In coordinates in which the centre's Gaussian is N(0, I).
+    # Discrepancies are computed in coordinates in which the Gaussian of the centre is N(0, I).
     root = center.curvature.root
     inverse = _inverse(root)
     shift = apply(root, np.random.default_rng(7).standard_normal(setup.posterior.dimension))
@@ -71,9 +73,9 @@ def search_step_size(block: TransitionBlock, setup: Setup, design: Design) -> De
         draws = chain.advance(transitions)
         if draws.bad_transition is not None:
             return chain, np.inf
-        some = slice(None, None, max(1, len(draws) // POINTS))
-        white = apply_to_rows(inverse.T, draws.positions[some] - center.position)
-        scores = apply_to_rows(root, draws.gradients[some])
+        thinned = slice(None, None, max(1, len(draws) // POINTS))
+        white = apply_to_rows(inverse.T, draws.positions[thinned] - center.position)
+        scores = apply_to_rows(root, draws.gradients[thinned])
         return chain, kernel_stein_discrepancy(white, scores)
 
     grid = np.geomspace(LARGEST_STEP, SMALLEST_STEP, CANDIDATES) / choice.curvature

@@ -1,4 +1,4 @@
-"""The settings that all step methods have in common, as a user gave them."""
+"""The settings that all step methods have in common."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from pymc_sgmcmc.schedules import StepSize, check_step_size
 from pymc_sgmcmc.tuning import SEARCHES, VARIANCE_INFLATION
 
 PRECONDITIONERS = ("curvature", "identity")
-"""Names of preconditioners."""
+"""These are the names of preconditioners."""
 
 GRADIENTS = ("plain", "cv", "svrg", "saga")
-"""Names of the gradient estimators."""
+"""These are the names of the gradient estimators."""
 
 TUNE_METHODS = ("closed_form", "halving")
-"""Names of the ways to a step size."""
+"""A step size is computed in closed form, or searched by successive halving."""
 
 CENTERS = "the name of a search, an array of numbers or a mapping from names to such arrays"
-"""What a centre may be, for messages."""
+"""Messages describe by these words what a centre may be."""
 
 COMPILED_WITH = ("inputs", "outputs", "updates", "on_unused_input")
-"""Arguments of `pytensor.function` that are the step method's own."""
+"""The step method sets these arguments of `pytensor.function` itself."""
 
 Gradient = str | SVRG | GradientEstimator
 Preconditioner = str | float | np.ndarray | LowRank | None
@@ -54,7 +54,7 @@ class Settings:
     Raises
     ------
     TypeError, ValueError
-        Where a setting is not what it should be, or contradicts another one.
+        Where a setting is invalid, or contradicts another one.
     """
 
     vars: Sequence | None
@@ -77,8 +77,8 @@ class Settings:
     @classmethod
     def of(cls, arguments: Mapping[str, Any], **changed: Any) -> Settings:
         """Settings from the arguments of an `__init__`, its ``locals()``, that has all of them."""
-        given = {**arguments, **changed}
-        return cls(**{field.name: given[field.name] for field in fields(cls)})
+        values = {**arguments, **changed}
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
 
     def __post_init__(self):
         object.__setattr__(self, "model", modelcontext(self.model))
@@ -116,7 +116,7 @@ class Settings:
 
     @property
     def stated_bias(self) -> float:
-        """Relative error of the variance to compute for."""
+        """Relative error of the variance for which settings are computed."""
         return VARIANCE_INFLATION if self.bias is None else float(self.bias)
 
     @property
@@ -144,8 +144,7 @@ def _check_search(step_size: StepSize | None, bias: float | None) -> None:
     if bias is not None:
         raise ValueError(
             '`tune_method="halving"` searches the step size that trades bias for mixing, without a '
-            f"stated accuracy, but got bias={bias!r} as well. Leave `bias` out, or leave "
-            "`tune_method` out to have the step size computed for it."
+            f"stated accuracy, but got bias={bias!r} as well. Leave one of them out."
         )
 
 
@@ -183,7 +182,7 @@ def _check_bias(bias: float | None, step_size: StepSize | None) -> None:
 
 
 def _check_center(center: Any) -> None:
-    """Refuse what is neither the name of a search nor a point.
+    """Refuse a centre that is neither the name of a search nor a point.
 
     Raises
     ------
@@ -198,14 +197,14 @@ def _check_center(center: Any) -> None:
 
 
 def _check_rows(rows: Any) -> None:
-    """Refuse what is no name and no sequence of names.
+    """Refuse `rows` that is neither a name nor a sequence of names.
 
     Raises
     ------
     TypeError
     """
     names = [rows] if isinstance(rows, str) or rows is None else rows
-    if isinstance(names, Sequence) and all(one is None or isinstance(one, str) for one in names):
+    if isinstance(names, Sequence) and all(name is None or isinstance(name, str) for name in names):
         return
     raise TypeError(
         "`rows` should be the name, or a list of names, of observed variables, `pm.Data` variables "
@@ -214,13 +213,13 @@ def _check_rows(rows: Any) -> None:
 
 
 def _check_compile_kwargs(compile_kwargs: Any) -> None:
-    """Refuse what `pytensor.function` does not take, or gets from the step method itself.
+    """Refuse arguments that `pytensor.function` does not take or the step method sets itself.
 
     Raises
     ------
     TypeError
     """
-    taken = [
+    accepted = [
         name
         for name in inspect.signature(pytensor.function).parameters
         if name not in COMPILED_WITH
@@ -232,18 +231,18 @@ def _check_compile_kwargs(compile_kwargs: Any) -> None:
             "`compile_kwargs` should be a mapping such as {'mode': 'CVM'}, but got "
             f"{compile_kwargs!r}."
         )
-    unknown = [key for key in compile_kwargs if key not in taken]
+    unknown = [key for key in compile_kwargs if key not in accepted]
     if unknown:
         raise TypeError(
-            f"`compile_kwargs` should have some of the keys {', '.join(map(repr, taken))}, which "
-            f"`pytensor.function` takes, but has {unknown[0]!r}."
+            "`compile_kwargs` should have keys that `pytensor.function` takes, of "
+            f"{', '.join(map(repr, accepted))}, but has {unknown[0]!r}."
         )
 
 
 def default_preconditioner(
     preconditioner: Preconditioner, step_size: StepSize | None
 ) -> str | np.ndarray | LowRank:
-    """The curvature where the step size is computed with it, otherwise none.
+    """Return the given preconditioner; by default the curvature where the step size is computed.
 
     Raises
     ------
@@ -268,7 +267,7 @@ def is_curvature(preconditioner: str | float | np.ndarray | LowRank) -> bool:
 
 
 def check_preconditioner(preconditioner: str | np.ndarray | LowRank, dimension: int) -> None:
-    """Refuse one that is not positive definite or does not belong to so many coordinates.
+    """Refuse a preconditioner that is not positive definite or has another dimension.
 
     Raises
     ------

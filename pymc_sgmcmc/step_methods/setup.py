@@ -1,7 +1,7 @@
-"""What a sampler is made of, each part computed when it is first asked for.
+"""The parts that a sampler is made of, each computed at its first use.
 
-`Setup` goes one way: settings, posterior, centre, noise of the rows, batch size, gradient
-estimator, step size. A sampler asks it for what it needs, and gives back a `Design`.
+Each part of `Setup` depends on earlier ones: settings, posterior, centre, noise of the rows, batch
+size, gradient estimator, step size. A sampler reads what it needs and returns a `Design`.
 """
 
 from __future__ import annotations
@@ -48,15 +48,17 @@ from pymc_sgmcmc.tuning import (
 log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
 NOISE_WARNING = 1.0
-"""Gradient noise, in units of the largest curvature, above which it is worth a warning."""
+"""A warning follows where the gradient noise is more than this many times the largest curvature:
+the step is then less than half of what the curvature alone would allow."""
 
 IMPLAUSIBLE_NOISE = 1e4
-"""Gradient noise, in units of curvature, that points at the model and not at the minibatch."""
+"""Noise of more than this many times the curvature points at the model and not at the size of the
+minibatch."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a chain goes.
+    """Step size and thinning of a chain.
 
     Attributes
     ----------
@@ -64,7 +66,7 @@ class Pace:
     thin : int
         Transitions a recorded draw.
     choice : StepSizeChoice or None
-        Noise and curvature that a computed step size is from.
+        Noise and curvature from which the step size was computed.
     """
 
     step_size: StepSize
@@ -81,17 +83,17 @@ class Design:
     dynamics : Dynamics
     pace : Pace
     adaptations : tuple of Adaptation
-        What the dynamics change between blocks of transitions.
+        Settings of the dynamics that change between blocks of transitions.
     preconditioner : numpy.ndarray or LowRank, optional
         M, scalar, (d,), (d, d) or of low rank, where the dynamics are Langevin's with a fixed one
         and a computed step size is that of the closed form.
     watch : callable, optional
-        What is wrong with a chain, or None, judged by the statistics of a draw: asked at the end
-        of tuning and of the chain.
+        A function of the statistics of a draw that returns a warning about the chain, or None. It
+        is called at the end of tuning and at the end of the chain.
     begins_at_center : bool
         Whether chains begin around the centre, where there is one.
     remedy : str, optional
-        What to try after a chain left the finite numbers, where that is not a smaller step size.
+        Advice after a chain has left the finite numbers, where a smaller step size is not it.
     """
 
     dynamics: Dynamics
@@ -104,12 +106,12 @@ class Design:
 
     @property
     def closed_form(self) -> StepSizeChoice | None:
-        """What the step size is from, where it is that of the closed form."""
+        """Noise and curvature behind the step size, where that is of the closed form."""
         return None if self.preconditioner is None else self.pace.choice
 
 
 class Setup:
-    """Everything known of a posterior when a sampler is made for it.
+    """Everything that is known about a posterior when a sampler is made for it.
 
     Parameters
     ----------
@@ -121,7 +123,7 @@ class Setup:
     takes_low_rank : bool
         Whether the dynamics take a curvature of low rank plus diagonal.
     keeps_rows : bool
-        Whether some rows may be in each minibatch, by which V is that of the others alone.
+        Whether some rows may be in each minibatch, so that V is the noise of the others alone.
     takes_all_rows : bool
         Whether the gradient is that of all rows, whatever the setting.
 
@@ -160,18 +162,17 @@ class Setup:
         self._batch_size, self.batch_size_from = self._batch_size_given()
         if self.posterior.others and self.posterior.model_batch_size is not None:
             warnings.warn(
-                "The model uses `pm.Minibatch`, and the step method has only some of its "
-                "variables. PyMC's own step methods for the others would see one fixed "
-                "minibatch for ever. Build the model on the full arrays and pass "
-                "`batch_size` to the step method instead.",
+                "The model uses `pm.Minibatch`, but the step method has only some of its "
+                "variables: the other step methods would see one fixed minibatch. Build the model "
+                "on the full arrays and pass `batch_size` to the step method.",
                 UserWarning,
                 stacklevel=4,
             )
-        # Rows are taken always only where nothing says how many a transition has.
+        # Rows are in every transition only where the batch size is computed.
         self._keeps_rows = keeps_rows and gradient == "cv" and self._batch_size is None
 
     def _batch_size_given(self) -> tuple[int | None, str]:
-        """Batch size by the settings or the model, or None, and where it is from."""
+        """Batch size by the settings or the model, or None, and its origin."""
         settings, posterior = self.settings, self.posterior
         if isinstance(settings.gradient, GradientEstimator):
             return settings.gradient.batching.batch_size, "given"
@@ -187,22 +188,22 @@ class Setup:
 
     @cached_property
     def _joint_center(self) -> JointCenter:
-        found = center_asked_for(self.settings, self.posterior)
+        joint_center = center_asked_for(self.settings, self.posterior)
         if self._takes_low_rank:
-            return found
-        curvature = found.center.curvature.without_directions()
-        return replace(found, center=replace(found.center, curvature=curvature))
+            return joint_center
+        curvature = joint_center.center.curvature.without_directions()
+        return replace(joint_center, center=replace(joint_center.center, curvature=curvature))
 
     @property
     def center(self) -> Center:
-        """The centre, by a search or as given."""
+        """The centre, searched or as given."""
         return self._joint_center.center
 
     @property
     def known_center(self) -> Center | None:
-        """The centre where one was given, or something has asked for it; None otherwise."""
-        asked = self.settings.center is not None or self.settings.init is not None
-        return self.center if asked or "_joint_center" in vars(self) else None
+        """The centre where it was given or has been computed; None otherwise."""
+        is_given = self.settings.center is not None or self.settings.init is not None
+        return self.center if is_given or "_joint_center" in vars(self) else None
 
     @property
     def joint_draws(self) -> list[dict[str, np.ndarray]] | None:
@@ -270,7 +271,7 @@ class Setup:
         squares = largest_mean_square(apply_to_rows(curvature.root, noise_of_rows.deviations))
         noise = noise_of_rows.n_rows**2 * squares / largest
         if self.settings.gradient not in ("plain", "cv"):
-            noise *= 2  # their references are as far from the mode as the chain
+            noise *= 2  # The points of reference of these estimators are as far away as the chain.
         rows, matrix = _operations(self.posterior, self.center)
         rows_always = len(noise_of_rows.kept) * rows
         return choose_batch_size(noise, noise_of_rows.n_rows, rows, matrix + rows_always)
@@ -288,7 +289,7 @@ class Setup:
         curvature = self.center.curvature
         rows = rows * np.sqrt(of_noise)
         if not of_curvature or not curvature.is_dense:
-            # A diagonal in so many dimensions has no factor of few rows, and is much smaller.
+            # In so many dimensions a diagonal has no factor of few rows, and is much smaller.
             return rows
         root = matrix_root(curvature.precision)
         return np.concatenate([rows, root.T * np.sqrt(of_curvature)])
@@ -298,8 +299,8 @@ class Setup:
     def shared(self, values: Matrix | float, name: str) -> SharedVariable | LowRank:
         """Shared variable in the floating type of the position, of static shape.
 
-        A vector of length one broadcasts only with a static shape. For a matrix of low rank one
-        for each of its parts.
+        A vector of length one broadcasts only with a static shape. A matrix of low rank has a
+        shared variable for each of its parts.
         """
         if isinstance(values, LowRank):
             parts = ("left", "vectors", "factors", "right")
@@ -342,15 +343,15 @@ class Setup:
         Parameters
         ----------
         compute : callable
-            Asked where no step size was given.
+            Called where no step size was given.
         thin : int
-            Where neither was given.
+            Thinning where a step size was given without it.
         """
         if self.settings.step_size is not None:
             return Pace(self.settings.step_size, self.settings.thin or thin)
         pace = compute()
         pace = replace(pace, thin=self.settings.thin or pace.thin)
-        # One in closed form that is searched later is no setting.
+        # A step size in closed form that a search replaces later is not reported.
         if pace.choice is not None and not self.settings.searches:
             self.report(pace)
         return pace
@@ -361,7 +362,7 @@ class Setup:
         assert choice is not None
         assert not callable(step_size)
         batching, name = self.estimator.batching, self.name + by
-        kept = self.estimator.kept_rows
+        kept_rows = self.estimator.kept_rows
         log.info(
             "%s: step size %.3g, %d transitions a draw, %d of %d rows a minibatch%s "
             "(gradient noise %.2g, curvature %.2g)",
@@ -370,7 +371,7 @@ class Setup:
             pace.thin,
             batching.batch_size,
             batching.n_rows,
-            f" beside {kept} in every one" if kept else "",
+            f" beside {kept_rows} in every one" if kept_rows else "",
             choice.noise,
             choice.curvature,
         )
@@ -397,7 +398,7 @@ class Setup:
                 MOST_THINNING,
             )
         ratio = choice.noise / choice.curvature
-        # A computed batch size has weighed the noise of control variates against their cost.
+        # For control variates a computed batch size already trades noise against cost.
         weighed = self.batch_size_from == "computed" and self.estimator.reduces_variance
         if ratio > (IMPLAUSIBLE_NOISE if weighed else NOISE_WARNING):
             warnings.warn(
@@ -415,13 +416,13 @@ def _noise_message(choice: StepSizeChoice, batching, estimator: GradientEstimato
     ratio = choice.noise / choice.curvature
     if ratio > IMPLAUSIBLE_NOISE:
         remedy += (
-            ". So much noise also comes from a posterior that is improper or that has no mode, "
-            "as with outcomes that predictors separate under a flat prior"
+            ". Such noise may also mean that the posterior is improper or has no mode, as with "
+            "outcomes that predictors separate under a flat prior"
         )
     return (
         f"The noise of a gradient from {batching.batch_size} of {batching.n_rows} rows is "
-        f"{ratio:.3g} times the curvature, so the step is that much smaller and the chain "
-        f"that much slower. Use about `batch_size={choice.batch_size_needed}`, {remedy}."
+        f"{ratio:.3g} times the curvature, which makes steps small and the chain slow. Use about "
+        f"`batch_size={choice.batch_size_needed}`, {remedy}."
     )
 
 

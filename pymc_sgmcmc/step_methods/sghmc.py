@@ -39,6 +39,7 @@ from pymc_sgmcmc.step_methods.settings import (
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 
 INTEGRATORS: dict[str, type[Underdamped]] = {"baoab": BAOAB, "euler": SGHMCEuler}
+"""These classes integrate the dynamics, by the name of the setting."""
 
 
 @documented
@@ -215,9 +216,9 @@ class SGHMC(StochasticGradientStep):
         first_step = float(step_sizes(pace.step_size, 0, 1)[0])
         if integrator is SGHMCEuler and friction * first_step > 1:
             raise ValueError(
-                "With `integrator='euler'`, `friction` times `step_size` is α of Chen et al. and "
-                f"should be at most 1, but is {friction:.3g} × {first_step:.3g} = "
-                f"{friction * first_step:.3g}. Use a smaller one of them, or `integrator='baoab'`."
+                "With `integrator='euler'`, `friction` times `step_size` should be at most 1, but "
+                f"is {friction:.3g} × {first_step:.3g} = {friction * first_step:.3g}. Make either "
+                "smaller, or use `integrator='baoab'`."
             )
         shared = setup.shared
         correction = {}
@@ -247,14 +248,14 @@ class SGHMC(StochasticGradientStep):
 
     def _noise(self, setup: Setup, root: np.ndarray) -> tuple[GradientNoise | None, float]:
         """Noise to correct for, and the relative error to expect of its estimate."""
-        given = self._noise_estimate
-        if given is None:
+        noise_estimate = self._noise_estimate
+        if noise_estimate is None:
             return None, 1.0
-        if isinstance(given, str):
+        if isinstance(noise_estimate, str):
             if setup.estimator.noise_factors != (1.0, 0.0):
                 return None, 1.0  # no estimate but a bound, with which the chain would be too cold
             return noise_directions(rows_noise(setup), root), rows_noise_error(setup)
-        covariance = check_noise(given, setup.posterior.dimension)
+        covariance = check_noise(noise_estimate, setup.posterior.dimension)
         if not covariance.any():
             return None, 1.0
         return noise_directions(covariance, root), NOISE_ESTIMATE_ERROR

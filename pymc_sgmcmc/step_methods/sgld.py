@@ -143,9 +143,9 @@ class SGLDCV(SGLD):
 
     **Cost.** At most two gradients of n rows a transition, independent of N. The difference of
     the two is taken inside sums and products, so that one matrix product serves both in a
-    regression, and what belongs to the centre, such as its fitted values, is stored once where
-    it takes little memory: a transition then costs what one of `SGLD` does. A few passes over
-    the data for the centre, once.
+    regression, and quantities at the centre, such as its fitted values, are stored once where
+    they take little memory: a transition then costs as much as one of `SGLD`. The centre takes a
+    few passes over the data, once.
 
     References
     ----------

@@ -33,14 +33,16 @@ from pymc_sgmcmc.step_methods.settings import (
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 
 THERMOSTATS = ("scalar", "diagonal")
+"""The thermostat is one number, or one for each coordinate of the momentum."""
 
 MOST_THERMOSTAT = 10.0
-"""Thermostat, relative to what friction and noise explain, beyond which a chain is frozen."""
+"""A chain counts as frozen where its thermostat is more than this many times what friction and
+noise explain."""
 
 FEWEST_DEGREES = 4
-"""Degrees of freedom of a thermostat below which its default mass is larger for each.
+"""A thermostat with fewer degrees of freedom has a default mass that is larger in proportion.
 
-With fewer, ξ would often be negative, and in one dimension at a step of half the stable one the
+Otherwise ξ would often be negative, and in one dimension, at half of the largest stable step, the
 variance of a Gaussian would be wrong by 5 %."""
 
 
@@ -226,15 +228,15 @@ class SGNHT(StochasticGradientStep):
 
 
 def check_heat(step_size: float, friction: float, noise: float, curvature: float) -> None:
-    r"""Make sure that the thermostat can take up the noise of the gradient.
+    r"""Make sure that the thermostat can absorb the noise of the gradient.
 
-    However large the friction, each kick brings :math:`\epsilon^2 \mathrm{tr}(MV) / d` into the
-    momentum's mean square, of which the thermostat sees one half: beyond 2 it grows for ever.
+    However large the friction, each kick adds :math:`\epsilon^2 \mathrm{tr}(MV) / d` to the mean
+    square of the momentum, of which the thermostat sees one half: beyond 2 it grows without end.
 
     Raises
     ------
     ValueError
-        Where it cannot, or the step is not even stable.
+        Where it cannot, or the step is unstable.
     """
     stable = BAOAB.largest_step_size(friction, curvature)
     if step_size >= stable:
@@ -251,12 +253,14 @@ def check_heat(step_size: float, friction: float, noise: float, curvature: float
 
 
 def _frozen(thermostat: float, expected: float) -> str | None:
-    """What a thermostat far above its stationary law means."""
+    """Warning where a thermostat is far above its stationary law, otherwise None.
+
+    The large gradients at a start far from the posterior heat a thermostat so.
+    """
     if not thermostat > MOST_THERMOSTAT * expected:
         return None
     return (
-        f"The thermostat is at {thermostat:.3g}, but at most about {expected:.3g} is explained by "
-        "friction and gradient noise: the chain hardly moves, and its draws are too narrow. It "
-        "started too far from the posterior, where large gradients heated it. Give `initvals` "
-        "nearer to the posterior, or none, or use SGHMC."
+        f"The thermostat is at {thermostat:.3g}, but friction and gradient noise explain at most "
+        f"about {expected:.3g}: the chain hardly moves, and its draws are too narrow. Give "
+        "`initvals` nearer to the posterior, or none, or use SGHMC."
     )

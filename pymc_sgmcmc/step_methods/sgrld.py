@@ -21,10 +21,12 @@ from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 from pymc_sgmcmc.tuning import prior_precision
 
 LARGEST_DIMENSION = 50
-"""Length of the position up to which the metric, dense and differentiated, is affordable."""
+"""The position has at most this many coordinates, since the metric is dense and is differentiated
+in each of them."""
 
 LEAST_METRIC_ROWS = 200
-"""Rows of the metric where nothing else is asked for, or ten a dimension if that is more."""
+"""By default the metric is made of this many rows, or of ten for each coordinate where that is
+more."""
 
 
 @documented

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 OVERHEAD_OPERATIONS = 12_000
-"""Work of a transition beside its rows, in multiplications: about 2 microseconds."""
+"""A transition costs this many multiplications beside its rows and its matrix product: about 2
+microseconds."""
 
 
 ALLOWED_COST = 1.1
-"""Cost relative to the least at which a smaller batch size is preferred."""
+"""The smallest batch size is taken whose cost is at most this many times the least."""
 
 
 def choose_batch_size(

@@ -19,12 +19,12 @@ from pymc_sgmcmc.tuning.gaussian import (
 from pymc_sgmcmc.tuning.subsample import Subsample
 
 FARTHEST_CENTER = 3.0
-"""Distance from the mode, in posterior standard deviations, beyond which a centre is no mode."""
+"""A centre farther from the mode than this many posterior standard deviations counts as no mode."""
 
 
 @dataclass(frozen=True)
 class Center:
-    """A point near the posterior mode with what the control variate needs there.
+    """A point near the posterior mode with the gradients and the curvature there.
 
     Attributes
     ----------
@@ -32,11 +32,11 @@ class Center:
     gradient : numpy.ndarray, shape (d,)
         Full-data gradient of the log posterior.
     likelihood_gradient : numpy.ndarray, shape (d,)
-        The part of it that comes from the rows.
+        The part of the gradient that comes from the rows.
     curvature : Curvature
     bend : numpy.ndarray, shape (d,), optional
-        By how many standard deviations each mean is off for a chain with all variances too large by
-        a factor of two, to first order: from the third derivatives of the log density.
+        Error of each mean, in standard deviations, for a chain whose variances are all too large by
+        a factor of two, to first order. It follows from the third derivatives of the log density.
     """
 
     position: np.ndarray
@@ -54,7 +54,7 @@ class Center:
 def center_at(
     posterior: Posterior, position: np.ndarray, curvature: Curvature | None = None
 ) -> Center:
-    """Evaluate what a control variate needs at a given point: one pass over the data."""
+    """Centre at a given point, by one pass over the data."""
     _, gradient = posterior.log_density_and_gradient(position)
     _, prior_gradient = posterior.log_prior_and_gradient(position)
     if not np.isfinite(gradient).all():

@@ -23,19 +23,22 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.subsample import Subsample
 
 DENSE_DIMENSION = 500
-"""Positions up to this length get a dense curvature matrix."""
+"""Positions up to this length have dense curvature matrices: with 500 coordinates a matrix takes 2
+MB, and a product with it about as long as the gradient of some thousand rows."""
 
 LOW_RANK_DIMENSION = 20_000
-"""Positions up to this length get a diagonal and a few directions, longer ones the diagonal."""
+"""Positions up to this length have a diagonal curvature with a few directions, longer positions a
+diagonal one."""
 
 MOST_DIRECTIONS = 50
-"""Directions of a curvature of low rank plus diagonal, at most."""
+"""A curvature of low rank plus diagonal has at most this many directions."""
 
 WORTHWHILE_DIRECTION = 1.5
-"""Curvature, relative to that of the rest, from which a direction is worth its products."""
+"""A direction is kept where its curvature is more than this many times the mean of the others,
+since each direction costs products in each transition."""
 
 TRACE_PROBES = 16
-"""Random directions from which the mean curvature is estimated."""
+"""The mean curvature is estimated from this many random directions."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Curvature:
         return np.sqrt(diagonal(self.covariance))
 
     def without_directions(self) -> Curvature:
-        """The diagonal of a curvature of low rank plus diagonal; others as they are."""
+        """The diagonal of a curvature of low rank plus diagonal; any other curvature unchanged."""
         if not isinstance(self.precision, LowRank):
             return self
         precision = self.precision.diagonal()
@@ -82,8 +85,8 @@ class Curvature:
     def relative_to(self, root: Matrix) -> np.ndarray:
         """Eigenvalues of MH for M = L Lᵀ, of their diagonals where H is diagonal.
 
-        Bounds on them where `precision` is an approximation; of matrices of low rank the largest
-        one alone.
+        Bounds on the eigenvalues where `precision` is an approximation; for matrices of low rank
+        the largest eigenvalue alone.
         """
         if isinstance(self.precision, LowRank) or isinstance(root, LowRank):
             dimension = len(self.standard_deviations)
@@ -127,7 +130,7 @@ def low_rank_curvature(
     .. math:: H \approx c\, D^{-1} [I + U \mathrm{diag}(\lambda / c - 1) U^\top] D^{-1}
 
     The eigenvalues are from Lanczos' method (ARPACK), the mean of the others from the trace, by
-    Hutchinson's estimate from what is orthogonal to U (Meyer et al. 2021).
+    Hutchinson's estimate with probes orthogonal to U (Meyer et al. 2021).
 
     Parameters
     ----------
@@ -155,32 +158,34 @@ def low_rank_curvature(
         values, vectors = eigsh(
             operator, k=count, which="LA", v0=rng.standard_normal(dimension), tol=1e-2
         )
-    except ArpackNoConvergence as failure:  # those found serve as well
+    except ArpackNoConvergence as failure:  # The eigenvalues that did converge suffice.
         values, vectors = failure.eigenvalues, failure.eigenvectors
-    # Of the others alone: the large eigenvalues would make the estimate useless.
+    # The probes are orthogonal to U: the large eigenvalues would spoil the estimate.
     probes = rng.choice([-1.0, 1.0], size=(TRACE_PROBES, dimension))
     probes -= probes @ vectors @ vectors.T
     trace = float(np.mean([probe @ product(probe) for probe in probes]))
-    rest = trace / (dimension - len(values))
-    if not (np.isfinite(rest) and rest > 0):
+    other_mean = trace / (dimension - len(values))
+    if not (np.isfinite(other_mean) and other_mean > 0):
         warnings.warn(
-            f"The mean curvature of the log posterior is {rest:.2g} at the centre but for "
+            f"The mean curvature of the log posterior is {other_mean:.2g} at the centre but for "
             f"{len(values)} directions: the centre may not be a mode, or the posterior may be "
             "improper. Check the priors.",
             CenterWarning,
             stacklevel=2,
         )
         return diagonal_curvature(scale)
-    worthwhile = keeps & (values > WORTHWHILE_DIRECTION * rest)
+    worthwhile = keeps & (values > WORTHWHILE_DIRECTION * other_mean)
     if not worthwhile.any():
         mean = (trace + values.sum()) / dimension
         remainder = max(1.0, float(values.max(initial=0.0)) / mean)
         return diagonal_curvature(scale / np.sqrt(mean), remainder)
-    # In ascending order: the smallest that is kept bounds those that were not computed.
+    # Eigenvalues are in ascending order: the smallest bounds those that were not computed.
     left_out = values[:1] if worthwhile.all() else values[~worthwhile]
-    remainder = max(1.0, float(left_out.max()) / rest)
-    scale = scale / np.sqrt(rest)
-    precision = LowRank(1 / scale, vectors[:, worthwhile], values[worthwhile] / rest - 1, 1 / scale)
+    remainder = max(1.0, float(left_out.max()) / other_mean)
+    scale = scale / np.sqrt(other_mean)
+    precision = LowRank(
+        1 / scale, vectors[:, worthwhile], values[worthwhile] / other_mean - 1, 1 / scale
+    )
     covariance = precision.inverse
     return Curvature(precision, covariance, covariance.root, remainder)
 
@@ -188,9 +193,9 @@ def low_rank_curvature(
 def dense_curvature(scaled: np.ndarray, scale: np.ndarray) -> Curvature:
     """Curvature from a precision matrix in scaled coordinates, made positive definite.
 
-    Where some direction is flat or bends the wrong way, its absolute curvature, or a small
-    fraction of the largest, takes its place: any positive definite matrix is a valid
-    preconditioner, only less apt.
+    Where a direction is flat or bends the wrong way, its absolute curvature, or a small fraction
+    of the largest, replaces its curvature: any positive definite matrix is a valid preconditioner,
+    though a less efficient one.
     """
     if not np.isfinite(scaled).all():
         raise ValueError(
@@ -202,8 +207,8 @@ def dense_curvature(scaled: np.ndarray, scale: np.ndarray) -> Curvature:
     if values[0] <= floor:
         warnings.warn(
             "The log posterior is flat or bends upwards in some direction at the centre "
-            f"(smallest eigenvalue of the scaled curvature {values[0]:.2g}): the centre may not "
-            "be a mode, or the posterior may be improper. Check the priors.",
+            f"(smallest eigenvalue of the scaled curvature {values[0]:.2g}): it may have no mode "
+            "there, or be improper. Check the priors.",
             CenterWarning,
             stacklevel=2,
         )
@@ -247,8 +252,8 @@ def prior_precision(
     posterior
     position : numpy.ndarray, shape (d,)
     information : numpy.ndarray, shape (d,)
-        Curvature of the likelihood in each coordinate, zero where it has none: the prior
-        matters over distances of its inverse root.
+        Curvature of the likelihood in each coordinate, zero where it has none. The prior is
+        differentiated over distances of its inverse root.
     """
     informed = information > 0
     scale = np.where(
@@ -279,13 +284,13 @@ def curvature_by_differences(
 def difference_width(posterior: Posterior) -> float:
     """Width of a difference of gradients in standard deviations.
 
-    Small against one; in single precision rounding asks for more.
+    It is small against one; single precision needs a larger width because of rounding.
     """
     return 1e-3 if posterior.dtype == "float64" else 0.2
 
 
 def prior_precision_diagonal(posterior: Posterior, position: np.ndarray) -> np.ndarray:
-    """Diagonal of the prior's curvature by random signs: exact where it is diagonal."""
+    """Diagonal of the prior's curvature by random signs, exact where the curvature is diagonal."""
     rng = np.random.default_rng(1990)
     width = 1e-4 if posterior.dtype == "float64" else 1e-2
     estimates = []

@@ -1,4 +1,4 @@
-"""The centre of a posterior: its mode, or where that is no guide the Gaussian nearest to it."""
+"""The centre of a posterior: its mode, or the mean of the nearest Gaussian."""
 
 from __future__ import annotations
 
@@ -43,33 +43,38 @@ from pymc_sgmcmc.tuning.subsample import Subsample
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
 LARGEST_INIT_SHIFT = 1.0
-"""That distance where the Gaussian is a user's."""
+"""The mean of a Gaussian that the user gives may be this many standard deviations from a better
+mean; for Gaussians of this package the bound is `LARGEST_SHIFT`."""
 
 ABSURD_DISTANCE = 1e4
-"""Standard deviations beyond which a message gives no number."""
+"""Messages do not give distances of more standard deviations as a number."""
 
 FLAT_CURVATURE = 1e-7
-"""Smallest over largest curvature, of coordinates scaled to one, of a direction that is flat: the
-floor that `dense_curvature` puts under it is 1e-8."""
+"""A direction is flat where its curvature, in coordinates scaled to a diagonal of ones, is less
+than this part of the largest. `dense_curvature` raises curvatures to at least 1e-8 of the
+largest."""
 
 FLAT = 1e-6
-"""Mean curvature, relative to that at the centre, below which a direction is flat."""
+"""A direction is flat where its mean curvature over a Gaussian is less than this part of that at
+the centre."""
 
 NEWTON_STEPS = 2
-"""Of the centre of a long position towards the mean of the posterior, at most,"""
+"""The centre of a long position makes at most this many Newton steps towards the mean of the
+posterior."""
 
 NEWTON_PROGRESS = 0.35
-"""and the part of the distance that each may leave: of a regression with as many as a third as many
-predictors as rows a tenth is left, of group effects with their scale nearly all."""
+"""A Newton step is kept where it leaves less than this part of the distance. For a regression with
+a third as many predictors as rows a step leaves a tenth, for group effects with their scale nearly
+all."""
 
 
 def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") -> Center:
-    """Search the posterior mode, or where that is no guide the Gaussian nearest to the posterior.
+    """Search the posterior mode or, where that is no guide, the Gaussian nearest to the posterior.
 
     The search begins on a subsample of rows, whose mode is within a few posterior standard
     deviations of the mode, and whose curvature makes the second part, on all rows, a
     well-conditioned problem that takes a handful of passes over the data. Then gradients at
-    points of the Gaussian that mode and curvature describe show whether the posterior is like it.
+    points of the Gaussian with this mode and curvature show whether the posterior is near it.
     Where it is not, as with the group effects of hierarchical models, mean and curvature come
     from the Gaussian nearest to the posterior, see `pymc_sgmcmc.tuning.gaussian`.
 
@@ -90,7 +95,7 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
     Warns
     -----
     CenterWarning
-        Where neither is a guide to the posterior.
+        Where neither Gaussian is near the posterior.
     """
     one_of("center", method, SEARCHES, ", or a point")
     subsample = Subsample(posterior)
@@ -99,31 +104,31 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always", CenterWarning)
         center = find_mode(posterior, subsample, large, start, scale, method)
-    flat = any(issubclass(one.category, CenterWarning) for one in record)
+    flat = any(issubclass(warning.category, CenterWarning) for warning in record)
     collapsed = collapsed_coordinates(posterior, subsample, center, start)
     if not center.curvature.is_dense:
         judge = Subsample(posterior, evaluations=2 * PAIRS_ALONG_COORDINATES)
-        center, along = _recentered(posterior, judge, center)
-        if is_guide(along) and not flat and not len(collapsed):
+        center, coordinate_misfit = _recentered(posterior, judge, center)
+        if is_guide(coordinate_misfit) and not flat and not len(collapsed):
             warn_of_other_modes(posterior, subsample, center, start, scale)
         else:
-            _warn_of_no_guide(posterior, along, center, collapsed, flat, at_mode=True)
+            _warn_of_no_guide(posterior, coordinate_misfit, center, collapsed, flat, at_mode=True)
         return center
-    # Control variates at the centre leave so little noise that fewer rows serve as well.
+    # Control variates at the centre leave little noise, so that fewer rows are enough.
     judge = Subsample(posterior, evaluations=8 * max(FEWEST_PAIRS, posterior.dimension))
-    found = mismatch_at(posterior, judge, center)
-    if is_guide(found) and not flat and not len(collapsed):
+    misfit = mismatch_at(posterior, judge, center)
+    if is_guide(misfit) and not flat and not len(collapsed):
         warn_of_other_modes(posterior, subsample, center, start, scale)
-        return _with_bend(center, found.gradient)
+        return _with_bend(center, misfit.gradient)
     with np.errstate(all="ignore"):
         better, near = nearest_gaussian(posterior, judge, center, start, scale, subsample)
     if not near:
         if flat and _has_flat_direction(center.curvature):
-            # Along it other searches end wherever rounding leaves them.
+            # Along a flat direction other searches end wherever rounding leaves them.
             better = center
-        found = mismatch_at(posterior, judge, better)
+        misfit = mismatch_at(posterior, judge, better)
         at_mode = better.position is center.position
-        _warn_of_no_guide(posterior, found, better, collapsed, flat, at_mode=at_mode)
+        _warn_of_no_guide(posterior, misfit, better, collapsed, flat, at_mode=at_mode)
         return better
     distance = np.abs((better.position - center.position) / better.curvature.standard_deviations)
     _log.info(
@@ -158,28 +163,28 @@ def _recentered(
 ) -> tuple[Center, MismatchAlongCoordinates]:
     """Centre of a long position at the mean of a Gaussian with the curvature at the mode.
 
-    Of many coordinates the mean of some is standard deviations from the mode, as that of the scale
-    of a regression with many predictors is.
+    Among many coordinates the mean of some may be several standard deviations from the mode, such
+    as that of the scale of a regression with many predictors.
     """
-    along = mismatch_along_at(posterior, judge, center)
+    misfit = mismatch_along_at(posterior, judge, center)
     for _ in range(NEWTON_STEPS):
-        finite = np.isfinite(along.gradient).all() and np.isfinite(along.newton).all()
-        if along.shift <= LARGEST_SHIFT or not finite:
+        finite = np.isfinite(misfit.gradient).all() and np.isfinite(misfit.newton).all()
+        if misfit.shift <= LARGEST_SHIFT or not finite:
             break
-        shift = apply(center.curvature.root, along.newton)
+        shift = apply(center.curvature.root, misfit.newton)
         try:
             moved = center_at(posterior, center.position + shift, center.curvature)
-        except ValueError:  # nothing finite there
+        except ValueError:  # The gradient at that point is not finite.
             break
         after = mismatch_along_at(posterior, judge, moved)
-        if not after.shift < NEWTON_PROGRESS * along.shift:
-            break  # the mode of many group effects, say, which a Gaussian this narrow cannot leave
-        center, along = moved, after
-    balance = along.newton - along.newton_of(
+        if not after.shift < NEWTON_PROGRESS * misfit.shift:
+            break  # A Gaussian this narrow cannot leave a mode such as that of many group effects.
+        center, misfit = moved, after
+    balance = misfit.newton - misfit.newton_of(
         apply_transposed(center.curvature.root, center.gradient)
     )
     bend = apply(center.curvature.root, balance) / center.curvature.standard_deviations
-    return replace(center, bend=bend), along
+    return replace(center, bend=bend), misfit
 
 
 def _has_flat_direction(curvature: Curvature) -> bool:
@@ -190,71 +195,67 @@ def _has_flat_direction(curvature: Curvature) -> bool:
 
 
 def _shown(distance: float) -> str:
-    """A distance for a message: of so many standard deviations the number says nothing."""
+    """A distance for a message, without the number where it is meaninglessly large."""
     return f"{distance:.3g}" if distance < ABSURD_DISTANCE else f"more than {ABSURD_DISTANCE:g}"
 
 
 def _warn_of_no_guide(
     posterior: Posterior,
-    found: Mismatch | MismatchAlongCoordinates,
+    misfit: Mismatch | MismatchAlongCoordinates,
     center: Center,
     collapsed: np.ndarray,
     flat: bool,
     *,
     at_mode: bool,
 ) -> None:
-    """Warn of the centre that is used, where the posterior is far from the Gaussian around it.
+    """Warn that the posterior is far from the Gaussian around the centre in use.
 
     Parameters
     ----------
     posterior
-    found
+    misfit
         The mismatch at this centre.
     center : Center
     collapsed : numpy.ndarray of int
-        Coordinates to which the prior leaves no room at the mode, or where its search ended.
+        Coordinates whose prior has collapsed at the mode, or at the end of its search.
     flat : bool
-        Whether the log posterior is flat or bends upwards there.
+        Whether the log posterior is flat or bends upwards at the mode.
     at_mode : bool
-        Whether the centre is there as well.
+        Whether the centre is the mode.
 
     Warns
     -----
     CenterWarning
     """
-    worst = posterior.labels[int(np.argmax(np.nan_to_num(np.abs(found.gradient), nan=np.inf)))]
-    scales = found.scales
+    worst = posterior.labels[int(np.argmax(np.nan_to_num(np.abs(misfit.gradient), nan=np.inf)))]
+    scales = misfit.scales
     if len(collapsed):
         cause = (
             "The search for the mode ran to a scale of zero, where the density of group effects "
-            f"such as {posterior.labels[collapsed[0]]} has no bound: write them non-centred, as "
-            "scale * z with z ~ Normal(0, 1)."
+            f"such as {posterior.labels[collapsed[0]]} has no bound: write them non-centred."
         )
     elif scales[0] < FLAT or (at_mode and flat):
         cause = (
-            "The log posterior is flat or bends upwards in some direction there: priors may be "
-            "improper, predictors tell outcomes apart without a proper prior, or the search ended "
-            "half-way between modes that are exchangeable, which other initial values (`initval`) "
-            "or an ordered transform tell apart."
+            "The log posterior is flat or bends upwards there: priors may be improper, predictors "
+            "may separate outcomes, or the search may have ended between exchangeable modes (give "
+            "another `initval` or an ordered transform)."
         )
     elif at_mode and center.distance > FARTHEST_CENTER:
         cause = (
             f"The search for the mode ended {_shown(center.distance)} posterior standard "
-            "deviations away from it: the log density may have no mode, jump, or be badly scaled, "
-            "see `model.debug()`."
+            "deviations away from it: the log density may have no mode, jump, or be badly scaled."
         )
     else:
         cause = (
-            "The mode may lie on a boundary, as that of a group scale near zero does, or far from "
-            "the mass, as that of many group effects with their scale does, or there may be none, "
-            "as with outcomes that predictors separate without a proper prior."
+            "The mode may lie on a boundary (a group scale near zero) or far from the mass (many "
+            "group effects), or there may be none (predictors that separate outcomes)."
         )
     warnings.warn(
-        "No Gaussian was found near the posterior, so chains may not converge, and their draws may "
-        f"be wrong: over the one used the mean gradient is {_shown(found.shift)} standard "
+        "No Gaussian was found near the posterior, so draws may be wrong: over the one used the "
+        f"mean gradient is {_shown(misfit.shift)} standard "
         f"deviations, most of all in {worst}, and the mean curvature {scales[0]:.3g} to "
-        f"{scales[-1]:.3g} times its own. {cause} Integrate group effects out, use other priors or "
-        "another parametrisation, give `center`, or sample with NUTS.",
+        f"{scales[-1]:.3g} times its own. {cause} Change priors or parametrisation, integrate "
+        "group effects out, give `center`, or sample with NUTS.",
         CenterWarning,
         stacklevel=3,
     )
@@ -263,8 +264,8 @@ def _warn_of_no_guide(
 def center_of(posterior: Posterior, position: np.ndarray, curvature: Curvature) -> Center:
     """Centre at the mean of a Gaussian that a user gave.
 
-    A diagonal says nothing of correlations, so only the directions in which the posterior is
-    narrower than it are held against it, and they bound the step.
+    A diagonal has no correlations, so only directions in which the posterior is narrower count
+    against it; these bound the step.
 
     Warns
     -----
@@ -278,40 +279,40 @@ def center_of(posterior: Posterior, position: np.ndarray, curvature: Curvature) 
     subsample = Subsample(posterior, evaluations)
     gradient = gradient_around(posterior, subsample, center)
     root = curvature.root if curvature.is_dense else np.diag(curvature.root)
-    found = mismatch(gradient, position, root, np.random.default_rng(1735))
-    scales = found.scales
+    misfit = mismatch(gradient, position, root, np.random.default_rng(1735))
+    scales = misfit.scales
     if curvature.is_dense:
-        shift, guide = found.shift, is_guide(found, LARGEST_INIT_SHIFT)
+        shift, guide = misfit.shift, is_guide(misfit, LARGEST_INIT_SHIFT)
     else:
-        shift = _shift_across(found)
-        guide = shift <= LARGEST_INIT_SHIFT and found.lost <= LARGEST_LOSS
+        shift = _shift_across(misfit)
+        guide = shift <= LARGEST_INIT_SHIFT and misfit.lost <= LARGEST_LOSS
         guide = guide and bool(1 / MOST_UNLIKE_GAUSSIAN < scales[-1] < MOST_UNLIKE_GAUSSIAN)
         if scales[-1] > 1:
             center = replace(center, curvature=replace(curvature, remainder=float(scales[-1])))
     if not guide:
         remedy = (
-            "Step size and preconditioner are then no guide."
+            ""
             if curvature.is_dense
-            else "Its variances are wrong, or leave strong correlations out, with which chains mix "
-            "slowly: give a dense covariance, or more draws."
+            else "Its variances are wrong, or leave strong correlations out: give a dense "
+            "covariance or more draws. "
         )
         warnings.warn(
             "`init` is far from the posterior: over it the mean gradient is "
-            f"{shift:.3g} of its standard deviations, and the mean curvature is "
-            f"{scales[0]:.3g} to {scales[-1]:.3g} times that of `init`. {remedy} "
-            "Leave `init` out to have them computed.",
+            f"{shift:.3g} of its standard deviations, and the mean curvature "
+            f"{scales[0]:.3g} to {scales[-1]:.3g} times its own. {remedy}"
+            "Leave `init` out to have the centre computed.",
             CenterWarning,
             stacklevel=3,
         )
     return center
 
 
-def _shift_across(found: Mismatch) -> float:
-    """Largest distance to the better mean, where curvatures differ from one by far."""
-    if not np.isfinite(found.precision).all():
+def _shift_across(misfit: Mismatch) -> float:
+    """Largest distance to the better mean, where curvatures may be far from one."""
+    if not np.isfinite(misfit.precision).all():
         return np.inf
-    values, vectors = linalg.eigh(found.precision)
-    step = vectors @ (vectors.T @ found.gradient / np.maximum(values, 1.0))
+    values, vectors = linalg.eigh(misfit.precision)
+    step = vectors @ (vectors.T @ misfit.gradient / np.maximum(values, 1.0))
     return float(np.abs(step).max())
 
 
@@ -325,9 +326,8 @@ def check_given_center(center: Center) -> None:
     if center.distance > FARTHEST_CENTER:
         warnings.warn(
             f"`center` is {_shown(center.distance)} posterior standard deviations away from the "
-            "mode, judged by gradient and curvature there. Control variates bring little noise "
-            "only near the mode, and preconditioner and step size come from the curvature at "
-            "the centre. Leave `center` out to have the mode searched.",
+            "mode, so that control variates and the computed step size serve badly. Leave "
+            "`center` out to have the mode searched.",
             CenterWarning,
             stacklevel=2,
         )

@@ -11,11 +11,11 @@ is the one with the least Kullback-Leibler divergence to the posterior (Opper an
 2009). Its mean is close to that of the posterior, and its precision is the curvature that a
 chain meets on average. Both expectations are computed from gradients at points of q.
 
-A Gaussian that is too wide meets points where the log density bends upwards, steeply where it has
+A Gaussian that is too wide has points where the log density bends upwards, steeply where it has
 products or exponentials of parameters. The search takes absolute curvatures in place of those
-(Dauphin et al. 2014): Newton steps would widen the Gaussian further there, and run away. Where
-kinks or heavy tails keep it from settling, steps of decreasing size at fresh points average over
-many more (Robbins and Monro 1951).
+(Dauphin et al. 2014), since Newton steps would widen the Gaussian further and diverge. Where kinks
+or heavy tails keep the search from settling, steps of decreasing size at fresh points average over
+many more points (Robbins and Monro 1951).
 
 References
 ----------
@@ -41,46 +41,56 @@ from scipy import linalg, stats
 from pymc_sgmcmc.matrices import Matrix, apply, apply_transposed
 
 FEWEST_PAIRS = 50
-"""Antithetic pairs of points at which gradients are averaged, at least; and at least d."""
+"""Gradients are averaged over at least this many antithetic pairs of points, and over at least
+d."""
 
 MOST_ITERATIONS = 60
-"""Steps at fixed points, after which steps of decreasing size at fresh ones follow."""
+"""The search makes at most this many steps with the same standardised points."""
 
 AVERAGING_ITERATIONS = 30
-"""Number of these."""
+"""Where the search does not converge with the same points, this many steps of decreasing size at
+fresh points follow."""
 
 FIRST_RATES = 4
-"""Of the steps of decreasing size the k-th goes the part 2 / (k + 4) of the way."""
+"""Of the steps of decreasing size the k-th, counted from 0, goes the part 2 / (k + 4) of the
+way."""
 
 CONVERGED_SHIFT = 0.05
-"""Step of the mean, in standard deviations, below which the search ends."""
+"""The search ends where the mean moves by less than this many standard deviations and the precision
+has converged too."""
 
 CONVERGED_SCALE = 0.1
-"""Relative change of the precision in any direction below which it ends."""
+"""The precision has converged where it changes by less than this relative amount in each
+direction."""
 
 LARGEST_STEP = 1.0
-"""Longest step of the mean, in standard deviations: of any direction, and of any coordinate."""
+"""A step moves the mean by at most this many standard deviations, in any direction and in any
+coordinate."""
 
 HOPELESS_SHIFT = 5.0
-"""Mean gradient, after a third of the steps, at which the search is given up."""
+"""After a third of the steps the search is given up where the mean gradient is repeatedly larger,
+in standard deviations."""
 
 HOPELESS_ITERATIONS = 5
-"""Steps in succession with such a gradient: heavy tails may bring one alone."""
+"""The mean gradient has to be that large in this many successive steps, since heavy tails may cause
+a single large one."""
 
 PRECISION_BOUNDS = (0.25, 4.0)
-"""Bounds on the change of the precision in one step."""
+"""One step changes the precision in any direction by a factor within these bounds."""
 
 PAIRS_ALONG_COORDINATES = 32
-"""Antithetic pairs of points for positions too long for matrices."""
+"""For positions that are too long for matrices, gradients are averaged over this many antithetic
+pairs."""
 
 BEYOND_DOUBT = 5.0
-"""Standard errors beyond which, among thousands of coordinates, none is by chance."""
+"""A deviation counts where it exceeds this many standard errors: among thousands of coordinates
+hardly any does so by chance."""
 
 STEEPEST_POINTS = 20
-"""Points at which the largest curvature is computed where the mean one is no guide."""
+"""Where the mean curvature is no guide, the largest curvature is computed at this many points."""
 
 POWER_ITERATIONS = 8
-"""Products with the curvature at each of them."""
+"""The power iteration makes this many products with the curvature at each point."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +102,7 @@ class Gaussian:
     mean : numpy.ndarray, shape (d,)
     root : numpy.ndarray, shape (d, d)
     converged : bool
-        Whether the search ended because nothing changed any more.
+        Whether the search ended because mean and precision no longer changed.
     """
 
     mean: np.ndarray
@@ -111,7 +121,7 @@ class Mismatch:
     precision : numpy.ndarray, shape (d, d)
         Mean curvature; the unit matrix where the Gaussian is right.
     lost : float
-        Part of the points with no gradient, outside of the support say.
+        Part of the points without a finite gradient, such as those outside of the support.
     """
 
     gradient: np.ndarray
@@ -143,7 +153,7 @@ class MismatchAlongCoordinates:
     precision, precision_error : numpy.ndarray, shape (d,)
         Diagonal of the mean curvature relative to that at the mean, and its standard error.
     curvature : numpy.ndarray, shape (d,)
-        That at the mean, in units in which the Gaussian is N(0, I).
+        Curvature at the mean, in units in which the Gaussian is N(0, I).
     lost : float
         As in `Mismatch`.
     """
@@ -161,7 +171,7 @@ class MismatchAlongCoordinates:
         return self.gradient / np.sqrt(self.curvature)
 
     def newton_of(self, gradient: np.ndarray) -> np.ndarray:
-        """The same for another gradient, in these units."""
+        """Newton step for another gradient, in these units."""
         return gradient / self.curvature
 
     @property
@@ -202,10 +212,10 @@ def mismatch_along_coordinates(
 
     Examples
     --------
-    >>> found = mismatch_along_coordinates(
+    >>> misfit = mismatch_along_coordinates(
     ...     lambda x: -x / [0.01, 9.0], np.zeros(2), np.ones(2), np.random.default_rng(1), 1e-3
     ... )
-    >>> found.shift, found.scales
+    >>> misfit.shift, misfit.scales
     (0.0, array([1., 1.]))
 
     References
@@ -234,7 +244,7 @@ def mismatch_along_coordinates(
     total = np.sum(squares, axis=0)
     curvature = np.sum(at_mean, axis=0) / total
     error = _error_of_ratio(np.array(at_mean), curvature, np.array(squares))
-    # Directions that are correlated leave the curvature uncertain: it is at least its own error.
+    # Correlated directions make the curvature uncertain: it is taken as at least its own error.
     curvature = np.maximum(curvature, error)
     change = np.array(products) - np.array(at_mean)
     mean_change = change.sum(0) / total
@@ -266,7 +276,8 @@ def mismatch(
     Points are in antithetic pairs along random orthogonal directions, at a distance for each set
     of d directions: exact for a quadratic log density. The curvature between two points counts
     with the square of their distance, as in :math:`\mathrm{E}_q[-z \nabla^\top]`, which is the
-    mean curvature over the Gaussian (Stein's identity); without it the centre would count too much.
+    mean curvature over the Gaussian (Stein's identity); with equal weights the centre would count
+    too much.
     """
     d = len(mean)
     sets = max(1, int(np.ceil(FEWEST_PAIRS / d)))
@@ -301,8 +312,8 @@ def steepest_curvature(
 ) -> float:
     """Largest curvature at points of a Gaussian, in units in which it is N(0, I).
 
-    By power iteration at each point. Where the mean curvature is no guide, a step that is stable
-    has to be so at the worst of the points.
+    It is computed by power iteration at each point. Where the mean curvature is no guide, a stable
+    step has to be stable at the worst of the points.
 
     Parameters
     ----------
@@ -338,52 +349,52 @@ def fit_gaussian(
 
     The expectations are over the same standardised points in each step, so that the search is
     that of a fixed point. Where it does not settle, steps of decreasing size at fresh points
-    follow: `mismatch` then tells whether what they ended at is near the density.
+    follow: `mismatch` then tells whether their result is near the density.
 
     Parameters
     ----------
     gradient : callable
         Of the log density at a position, shape (d,).
     mean, root : numpy.ndarray, shape (d,) and (d, d)
-        Where to begin.
+        Mean and root with which the search begins.
     settles : bool
-        Whether to try the same points in each step: not where an earlier search did not settle.
+        Whether to try the same points in each step; false where an earlier search did not settle.
     """
     far = 0
     for iteration in range(MOST_ITERATIONS if settles else 0):
-        found = mismatch(gradient, mean, root, np.random.default_rng(1747))
-        if not np.isfinite(found.shift):
-            # Half the width: fewer points where the density vanishes.
+        misfit = mismatch(gradient, mean, root, np.random.default_rng(1747))
+        if not np.isfinite(misfit.shift):
+            # With half the width fewer points are where the density vanishes.
             root = root / 2
             continue
-        far = far + 1 if found.shift > HOPELESS_SHIFT else 0
+        far = far + 1 if misfit.shift > HOPELESS_SHIFT else 0
         if iteration >= MOST_ITERATIONS / 3 and far >= HOPELESS_ITERATIONS:
             return Gaussian(mean, root, False)
-        values, vectors = linalg.eigh(found.precision)
-        # Half the way: whole steps can go round a skewed posterior for ever.
+        values, vectors = linalg.eigh(misfit.precision)
+        # Each step goes half the way, since full steps can cycle around a skewed posterior.
         change = (1 + np.abs(values)) / 2
-        step = _mean_step(vectors, found.gradient, change)
+        step = _mean_step(vectors, misfit.gradient, change)
         mean, root = mean + root @ step, _rescaled(root, vectors, change)
         small = np.abs(step).max() < CONVERGED_SHIFT
         if small and np.abs(values - 1).max() < CONVERGED_SCALE:
             return Gaussian(mean, root, True)
     rng = np.random.default_rng(1951)
     for number in range(AVERAGING_ITERATIONS):
-        found = mismatch(gradient, mean, root, rng)
-        if not np.isfinite(found.shift):
+        misfit = mismatch(gradient, mean, root, rng)
+        if not np.isfinite(misfit.shift):
             root = root / 2
             continue
         part = 2 / (number + FIRST_RATES)
-        values, vectors = linalg.eigh(found.precision)
-        # With its sign, since the absolute value of an error does not average to zero.
+        values, vectors = linalg.eigh(misfit.precision)
+        # The sign is kept, since the absolute value of an error does not average to zero.
         change = np.maximum(1 + part * (values - 1), 0.5)
-        step = _mean_step(vectors, part * found.gradient, change)
+        step = _mean_step(vectors, part * misfit.gradient, change)
         mean, root = mean + root @ step, _rescaled(root, vectors, change)
     return Gaussian(mean, root, False)
 
 
 def _mean_step(vectors: np.ndarray, gradient: np.ndarray, change: np.ndarray) -> np.ndarray:
-    """Step of the mean in units of the root, in no direction and coordinate of it too long."""
+    """Step of the mean in units of the root, bounded in each direction and coordinate."""
     step = vectors @ np.clip(vectors.T @ gradient / change, -LARGEST_STEP, LARGEST_STEP)
     return step / max(1.0, float(np.abs(step).max()) / LARGEST_STEP)
 

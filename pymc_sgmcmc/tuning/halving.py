@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 KEPT = 3
-"""One in this many candidates goes on to the next round, which is as many times as long."""
+"""One candidate in this many goes on to the next round, which is longer by the same factor: all
+rounds then cost about the same (Coullon, South and Nemeth 2021)."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A step size, where its chain stands, and its score in the last round (small is good)."""
+    """A step size, the state of its chain, and its score in the last round (small is good)."""
 
     step_size: float
     state: Any
@@ -28,9 +29,9 @@ def successive_halving(
 ) -> list[Candidate]:
     """Candidates of the last round, the best first.
 
-    Chains with all step sizes run for some transitions; the best third runs on for three times
-    as many, and so on until one is left. All candidates see the same amount of computation in a
-    round, so that large steps are rewarded for mixing and punished for bias.
+    Chains with all step sizes run for a number of transitions; the best third runs on for three
+    times as many, and so on until one chain is left. All candidates have the same number of
+    transitions in a round, so that large steps gain by mixing and lose by bias.
 
     Parameters
     ----------
@@ -57,19 +58,23 @@ def successive_halving(
     >>> ran[0].step_size
     1.0
     """
-    candidates = [Candidate(float(one), None, np.inf) for one in step_sizes]
+    candidates = [Candidate(float(step_size), None, np.inf) for step_size in step_sizes]
     while True:
-        ran = []
-        for one in candidates:
-            state, score = run(one.step_size, one.state, transitions)
-            ran.append(Candidate(one.step_size, state, score))
-        ran = sorted((one for one in ran if np.isfinite(one.score)), key=lambda one: one.score)
-        if not ran:
+        finished = []
+        for candidate in candidates:
+            state, score = run(candidate.step_size, candidate.state, transitions)
+            finished.append(Candidate(candidate.step_size, state, score))
+        finished = sorted(
+            (candidate for candidate in finished if np.isfinite(candidate.score)),
+            key=lambda candidate: candidate.score,
+        )
+        if not finished:
+            smallest = min(candidate.step_size for candidate in candidates)
             raise ValueError(
                 "All chains of the search for a step size left the finite numbers, the last with "
-                f"step size {min(one.step_size for one in candidates):.3g}. Give `step_size`."
+                f"step size {smallest:.3g}. Give `step_size`."
             )
-        candidates = ran[: max(1, len(candidates) // KEPT)]
+        candidates = finished[: max(1, len(candidates) // KEPT)]
         if len(candidates) == 1:
             return candidates
         transitions *= KEPT

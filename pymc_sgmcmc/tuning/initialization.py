@@ -1,4 +1,4 @@
-"""Centre and covariance from an approximation of the posterior that the user has already."""
+"""Centre and covariance from an approximation of the posterior that the user already has."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from pymc_sgmcmc.posterior.transforms import unconstrain
 from pymc_sgmcmc.tuning.curvature import DENSE_DIMENSION, Curvature
 
 APPROXIMATION_DRAWS = 2_000
-"""Draws taken from an approximation of `pymc.fit`."""
+"""An approximation of `pymc.fit` is represented by this many draws."""
 
 DRAWS_FOR_A_MATRIX = 5
-"""Draws a dimension from which a dense covariance is estimated; with fewer, its diagonal."""
+"""A dense covariance is estimated from at least this many draws for each dimension; from fewer
+draws only its diagonal."""
 
 
 def initial_gaussian(init: Any, model: Model, posterior: Posterior) -> tuple[np.ndarray, Curvature]:
@@ -93,15 +94,15 @@ def _positions(draws: DataTree, model: Model, posterior: Posterior) -> np.ndarra
     values = {}
     for variable in model.free_RVs:
         draws_of = np.asarray(group[variable.name])
-        shape, wanted = draws_of.shape[2:], tuple(shape_of(variable))
-        if draws_of.ndim < 2 or shape != wanted:
+        shape, expected = draws_of.shape[2:], tuple(shape_of(variable))
+        if draws_of.ndim < 2 or shape != expected:
             raise ValueError(
-                f"`init` should have draws of `{variable.name}` of shape {wanted} each, after the "
-                f"dimensions of chains and draws, but they have shape {shape}. Give those of a "
-                "fit to this model."
+                f"`init` should have draws of `{variable.name}` of shape {expected} each, after "
+                f"the dimensions of chains and draws, but they have shape {shape}. Give those of "
+                "a fit to this model."
             )
         values[variable.name] = draws_of
-    flat = {name: one.reshape(-1, *one.shape[2:]) for name, one in values.items()}
+    flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in values.items()}
     return unconstrain(flat, model, posterior.layout)
 
 

@@ -21,16 +21,18 @@ from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_ROWS, Subsample
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
 SEARCHES = ("lbfgs", "sgd")
-"""Names of the searches for the mode."""
+"""These are the names of the searches for the mode."""
 
 CENTER_TOLERANCE = 1e-2
-"""Distance to the mode, in posterior standard deviations, at which the search ends."""
+"""The search ends at about this distance from the mode, in posterior standard deviations."""
 
 COLLAPSED_PRIOR = 1e8
-"""Curvature of the log prior over that at the start, of coordinates that have no room left."""
+"""The prior of a coordinate has collapsed where the curvature of its log density is more than this
+many times that at the start."""
 
 COLLAPSED_SHARE = 1e4
-"""Curvature of the log prior there over what the rows say."""
+"""The prior of a coordinate has collapsed only where the curvature of its log density is more than
+this many times that of the likelihood."""
 
 
 def find_mode(
@@ -41,7 +43,7 @@ def find_mode(
     scale: np.ndarray,
     method: str,
 ) -> Center:
-    """Mode by a search on some rows, and from there on all."""
+    """Mode by a search on a subsample, continued on all rows."""
     position = minimize(subsample.log_density_and_gradient, start, scale, tolerance=0.1)
     curvature = curvature_at(posterior, large, position)
     if method == "sgd":
@@ -62,19 +64,19 @@ def find_mode(
 def collapsed_coordinates(
     posterior: Posterior, subsample: Subsample, center: Center, start: np.ndarray
 ) -> np.ndarray:
-    """Coordinates to which the prior leaves no room at a centre, but did at the start, worst first.
+    """Coordinates whose prior is far narrower at a centre than at the start, worst first.
 
     The density of group effects with a scale of their own has no bound where scale and effects
-    are zero: a search may go there without end, and finds a Gaussian of no width, at which all
-    gradients are small. Nothing in the rows asks for it.
+    are zero: a search may go there without end, and finds a Gaussian of zero width, at which all
+    gradients are small, though the rows do not ask for it.
     """
     prior = np.abs(prior_precision_diagonal(posterior, center.position))
     before = np.abs(prior_precision_diagonal(posterior, start))
     information = row_information(posterior, subsample, center.position)
     with np.errstate(all="ignore"):
         narrower = (prior > COLLAPSED_PRIOR * before) & (prior > COLLAPSED_SHARE * information)
-    found = np.flatnonzero(narrower & (before > 0))
-    return found[np.argsort(-prior[found], kind="stable")]
+    collapsed = np.flatnonzero(narrower & (before > 0))
+    return collapsed[np.argsort(-prior[collapsed], kind="stable")]
 
 
 def minimize(log_density_and_gradient, start, scale, tolerance: float) -> np.ndarray:

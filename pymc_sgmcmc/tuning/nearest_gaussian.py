@@ -1,4 +1,4 @@
-"""The Gaussian nearest to a posterior whose mode is no guide, and what says that it is near."""
+"""The Gaussian nearest to a posterior whose mode is no guide, and tests of whether it is near."""
 
 from __future__ import annotations
 
@@ -29,37 +29,40 @@ from pymc_sgmcmc.tuning.mode_search import collapsed_coordinates
 from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_OPERATIONS, Subsample
 
 MOST_UNLIKE_GAUSSIAN = 3.0
-"""Factor by which the fall of the log density around the centre may differ from a Gaussian's,
-and the mean curvature over it from that at the centre."""
+"""A Gaussian is near the posterior where the mean curvature over it differs from its own by less
+than this factor in each direction."""
 
 LARGEST_SHIFT = 0.3
-"""Distance of a Gaussian's mean from a better one, in standard deviations, that is small."""
+"""A Gaussian is near the posterior where its mean is at most this many standard deviations from a
+better one."""
 
 LARGEST_SPREAD = 5.0
-"""Standard deviation of the log density over a Gaussian, less its own, that is small: one of 200
-group effects and their scale has about one."""
+"""A Gaussian is near the posterior where the log density less its own has at most this standard
+deviation over it; for 200 group effects and their scale it is about one."""
 
 LARGEST_LOSS = 0.05
-"""Part of a Gaussian outside of the posterior's support that is small."""
+"""A Gaussian is near the posterior where at most this part of it is outside of the support."""
 
 MOST_RECENTERINGS = 4
-"""Passes over the data for the Gaussian nearest to the posterior, at most."""
+"""The search for the nearest Gaussian is repeated with control variates at its last result at most
+this many times, with one pass over the data each."""
 
 MOST_NARROWINGS = 20
-"""Times that a Gaussian that is far from the posterior is made narrower, at most."""
+"""A Gaussian that is far from the posterior is made narrower at most this many times."""
 
 LARGEST_NARROWING = 16.0
-"""Factor by which its variance in a direction is then divided at once, at most."""
+"""One narrowing divides the variance in a direction by at most this factor."""
 
 EXPECTED_ITERATIONS = 20
-"""Steps of the search for that Gaussian for which its rows are reckoned."""
+"""The number of rows for the search of the nearest Gaussian is chosen as if it took this many
+steps."""
 
 EVIDENCE_DRAWS = 50
-"""Points at which the log density is averaged to choose between two Gaussians."""
+"""Two Gaussians are compared by the log density at this many points of each."""
 
 SMALLEST_CONDITIONAL = 1e-12
-"""Standard deviation of a coordinate given those before it, over that of its own, from which the
-root of a covariance is not singular: rounding leaves some 1e-16 d."""
+"""The root of a covariance is singular where the standard deviation of a coordinate given those
+before it is less than this part of its own: rounding leaves about 1e-16 d."""
 
 
 def gradient_around(
@@ -85,7 +88,7 @@ def mismatch_at(posterior: Posterior, subsample: Subsample, center: Center) -> M
 def mismatch_along_at(
     posterior: Posterior, subsample: Subsample, center: Center
 ) -> MismatchAlongCoordinates:
-    """The same along each coordinate, of long positions."""
+    """How the Gaussian of a centre differs along each coordinate, for long positions."""
     gradient = gradient_around(posterior, subsample, center)
     root, rng = center.curvature.root, np.random.default_rng(1735)
     with np.errstate(all="ignore"):
@@ -95,12 +98,12 @@ def mismatch_along_at(
 
 
 def is_guide(
-    found: Mismatch | MismatchAlongCoordinates, largest_shift: float = LARGEST_SHIFT
+    misfit: Mismatch | MismatchAlongCoordinates, largest_shift: float = LARGEST_SHIFT
 ) -> bool:
     """Whether a Gaussian is near the posterior."""
-    if not (found.shift <= largest_shift and found.lost <= LARGEST_LOSS):
+    if not (misfit.shift <= largest_shift and misfit.lost <= LARGEST_LOSS):
         return False
-    scales = found.scales
+    scales = misfit.scales
     return bool(scales[0] > 1 / MOST_UNLIKE_GAUSSIAN and scales[-1] < MOST_UNLIKE_GAUSSIAN)
 
 
@@ -114,13 +117,14 @@ def nearest_gaussian(
 ) -> tuple[Center, bool]:
     """Centre at the mean of the Gaussian nearest to the posterior, and whether it is near.
 
-    Where none is near it is the least unlike of those found and that at the mode, narrowed so that
-    a step that is computed from it is stable. One of no width is near nothing.
+    Where no Gaussian is near, it is the least unlike of those that were fitted and that at the
+    mode, narrowed so that a step computed from it is stable. A Gaussian of zero width counts as far
+    from the posterior.
     """
 
-    def unlikeness(found: Mismatch, center: Center) -> tuple[bool, float]:
+    def unlikeness(misfit: Mismatch, center: Center) -> tuple[bool, float]:
         collapsed = collapsed_coordinates(posterior, subsample_of_mode, center, start)
-        return bool(len(collapsed)), _unlikeness(found)
+        return bool(len(collapsed)), _unlikeness(misfit)
 
     pairs = 2 * max(FEWEST_PAIRS, posterior.dimension)
     subsample = Subsample(posterior, pairs * EXPECTED_ITERATIONS, 4 * SUBSAMPLE_OPERATIONS)
@@ -132,7 +136,7 @@ def nearest_gaussian(
         center: Center | None = None
         settles = True
         for _ in range(MOST_RECENTERINGS):
-            # Rows that are left out move the mean: control variates at the last one.
+            # Control variates at the last mean correct for the rows that are left out.
             gradient = (
                 subsample.gradient
                 if center is None
@@ -142,31 +146,31 @@ def nearest_gaussian(
             position, root, settles = fitted.mean, fitted.root, fitted.converged
             try:
                 center = center_at(posterior, position, _curvature_of(root))
-            except (ValueError, linalg.LinAlgError):  # nothing finite there
+            except (ValueError, linalg.LinAlgError):  # Gradient or curvature are not finite there.
                 center = None
                 break
             if subsample.weight == 1:
                 break
-            found = mismatch_at(posterior, judge, center)
-            if is_guide(found, LARGEST_SHIFT / 3) or not found.shift <= HOPELESS_SHIFT:
+            misfit = mismatch_at(posterior, judge, center)
+            if is_guide(misfit, LARGEST_SHIFT / 3) or not misfit.shift <= HOPELESS_SHIFT:
                 break
         if center is None:
             continue
-        found = mismatch_at(posterior, judge, center)
-        how_far = unlikeness(found, center)
+        misfit = mismatch_at(posterior, judge, center)
+        rank = unlikeness(misfit, center)
         bound, spread = evidence(subsample, center)
-        if is_guide(found) and not how_far[0] and spread <= LARGEST_SPREAD:
+        if is_guide(misfit) and not rank[0] and spread <= LARGEST_SPREAD:
             near.append((bound, center))
         else:
-            far.append((how_far, center))
+            far.append((rank, center))
     if near:
-        return max(near, key=lambda one: one[0])[1], True
-    return _narrowed(posterior, judge, min(far, key=lambda one: one[0])[1]), False
+        return max(near, key=lambda candidate: candidate[0])[1], True
+    return _narrowed(posterior, judge, min(far, key=lambda candidate: candidate[0])[1]), False
 
 
-def _unlikeness(found: Mismatch) -> float:
-    """How far a Gaussian is from the posterior: zero where it is right."""
-    worst = max(found.shift, float(np.abs(found.scales - 1).max()))
+def _unlikeness(misfit: Mismatch) -> float:
+    """Distance of a Gaussian from the posterior: zero where they are equal."""
+    worst = max(misfit.shift, float(np.abs(misfit.scales - 1).max()))
     return worst if np.isfinite(worst) else np.inf
 
 
@@ -189,18 +193,18 @@ def _curvature_of(root: np.ndarray) -> Curvature:
 
 
 def _narrowed(posterior: Posterior, judge: Subsample, center: Center) -> Center:
-    """Gaussian so narrow that nowhere in it the curvature is larger than its own."""
+    """Gaussian that is so narrow that the curvature over it is nowhere larger than its own."""
     for _ in range(MOST_NARROWINGS):
-        found = mismatch_at(posterior, judge, center)
+        misfit = mismatch_at(posterior, judge, center)
         root = center.curvature.root
-        if np.isfinite(found.scales).all():
-            values, vectors = linalg.eigh(found.precision)
+        if np.isfinite(misfit.scales).all():
+            values, vectors = linalg.eigh(misfit.precision)
             values = np.abs(values)
             if values.max() < MOST_UNLIKE_GAUSSIAN:
                 break
             root = root @ (vectors * np.clip(values, 1.0, LARGEST_NARROWING) ** -0.5) @ vectors.T
         else:
-            root = root / 2  # points outside of the support
+            root = root / 2  # Some points are outside of the support.
         center = replace(center, curvature=_curvature_of(root))
     root = center.curvature.root
     steepest = steepest_curvature(
@@ -214,15 +218,15 @@ def _narrowed(posterior: Posterior, judge: Subsample, center: Center) -> Center:
 
 
 def evidence(subsample: Subsample, center: Center) -> tuple[float, float]:
-    """What a Gaussian says of the log evidence, but for a constant, and how unsure it is.
+    """Bound on the log evidence from a Gaussian, up to a constant, and its standard deviation.
 
-    The mean over its draws of the log density less its own is a bound (Jordan et al. 1999). Their
-    standard deviation is zero where the posterior is this Gaussian.
+    The bound is the mean over draws of the log density less that of the Gaussian (Jordan et al.
+    1999). The standard deviation of these is zero where the posterior is this Gaussian.
     """
     rng = np.random.default_rng(1748)
     root = center.curvature.root
     draws = rng.standard_normal((EVIDENCE_DRAWS, len(root)))
-    # The mode of a subsample is standard deviations from that of all rows.
+    # The mode of a subsample is several standard deviations from that of all rows.
     balance = root.T @ (center.gradient - subsample.gradient(center.position))
     log_weights = 0.5 * (draws**2).sum(1) + draws @ balance
     log_weights += [

@@ -13,17 +13,20 @@ from pymc_sgmcmc.tuning.mode_search import minimize
 from pymc_sgmcmc.tuning.subsample import Subsample
 
 DISPERSED_PAIRS = 3
-"""Pairs of searches for other modes, from starts within 2 of the first in each coordinate. Those of
-a pair are on opposite sides of it: where modes are exchangeable, they end at different ones."""
+"""Other modes are searched from this many pairs of starts, within 2 of the first start in each
+coordinate. The starts of a pair are on opposite sides of it: where modes are exchangeable, they end
+at different ones."""
 
 FARTHEST_MODE = 5.0
-"""Distance, in standard deviations, at which two searches ended at different modes."""
+"""Two searches ended at different modes where their ends are more than this many standard
+deviations apart."""
 
 NEGLIGIBLE_MODE = 20.0
-"""Difference of log densities beyond which the lower mode holds nearly no mass."""
+"""A mode whose log density is lower by more than this holds a negligible part of the mass."""
 
 LEAST_VALLEY = 1.0
-"""Log density half-way below that at both ends, from which these are two modes."""
+"""Two ends of searches are different modes where the log density half-way is lower than at both by
+more than this."""
 
 
 def warn_of_other_modes(
@@ -38,7 +41,7 @@ def warn_of_other_modes(
     """Warn where searches from dispersed starts end at another mode that may hold mass.
 
     With `at_mode` false the centre is that of a Gaussian that is near the posterior. Where it has
-    no mode nearby, modes say nothing of the mass, and nothing is said.
+    no mode nearby, modes tell nothing about the mass, and there is no warning.
 
     Warns
     -----
@@ -47,7 +50,7 @@ def warn_of_other_modes(
     rng = np.random.default_rng(1963)
     sds = center.curvature.standard_deviations
     with np.errstate(all="ignore"):
-        # On the same rows as the others, which move the mode by some standard deviations.
+        # All searches use the same rows: a subsample moves the mode by several standard deviations.
         first = minimize(subsample.log_density_and_gradient, center.position, scale, 0.1)
         top, _ = subsample.log_density_and_gradient(first)
         moved = float(np.max(np.abs(first - center.position) / sds))
@@ -59,7 +62,7 @@ def warn_of_other_modes(
             try:
                 end = minimize(subsample.log_density_and_gradient, begin, scale, 0.1)
             except ValueError:
-                continue  # not finite there
+                continue  # The log density is not finite at this start.
             value, gradient = subsample.log_density_and_gradient(end)
             distance = float(np.max(np.abs(end - first) / sds))
             ended = np.max(np.abs(scale * gradient)) < 1
@@ -67,13 +70,13 @@ def warn_of_other_modes(
                 continue
             between, _ = subsample.log_density_and_gradient((first + end) / 2)
             if not between < min(value, top) - LEAST_VALLEY:
-                continue  # of one mode, from which a search ended early
+                continue  # Both ends belong to one mode, short of which a search ended.
             warnings.warn(
                 "The posterior has more than one mode: a search from another start ended "
                 f"{distance:.3g} standard deviations from the centre, where the log density is "
-                f"{abs(value - top):.3g} {'higher' if value > top else 'lower'}. Chains begin at "
-                "one of them, hardly ever leave it, and agree there. Order or fix what makes modes "
-                "exchangeable, give `center`, or sample with NUTS.",
+                f"{abs(value - top):.3g} {'higher' if value > top else 'lower'}, and chains hardly "
+                "ever leave the mode where they begin. Order or fix what makes modes exchangeable, "
+                "give `center`, or sample with NUTS.",
                 CenterWarning,
                 stacklevel=3,
             )

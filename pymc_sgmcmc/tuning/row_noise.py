@@ -1,9 +1,9 @@
 r"""Covariance over rows of the gradients of single rows, and the rows that make most of it.
 
 A few rows can make nearly all of the noise of a minibatch: those of a rare level of a factor, or
-with an extreme predictor. A random sample of rows has none of them, or so many that the noise looks
-much larger than it is, so all rows are looked at once. With control variates the worst rows can be
-left out of the minibatches and taken in each transition instead, exactly.
+with an extreme predictor. A random sample of rows has none of them, or so many that the noise seems
+much larger than it is, so each row is evaluated. With control variates the worst rows can be left
+out of the minibatches and taken in each transition instead, exactly.
 """
 
 from __future__ import annotations
@@ -18,45 +18,48 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center, laplace_draws
 
 NOISE_ROWS = 10_000
-"""Rows that stand for all but the worst ones, at most."""
+"""At most this many sampled rows stand for all rows but the worst ones."""
 
 NOISE_ELEMENTS = 20_000_000
-"""Bound on rows times dimension there: 160 MB."""
+"""The sample has at most this many rows times dimensions, which take 160 MB."""
 
 NOISE_POINTS = 1000
-"""Points around the centre, at most, among which those rows are divided. The noise grows with the
-squared distance, so that one far point would speak for all rows that it has."""
+"""The sampled rows are divided among at most this many points around the centre. The noise grows
+with the squared distance, so that with few points a far one would have too much weight."""
 
 ROWS_A_POINT = 8
-"""Rows at each of these points, at least: their mean is subtracted."""
+"""Each point has at least this many of the sampled rows, since their mean is subtracted."""
 
 WORST_ROWS = 1000
-"""Rows with the largest gradients that are looked at one by one, at most a tenth of all."""
+"""At most this many rows with the largest gradients, and at most a tenth of all, are evaluated one
+by one."""
 
 POINTS_A_ROW = 16
-"""Points around the centre at which each of them is."""
+"""Each of the worst rows is evaluated at this many points around the centre."""
 
 SEARCH_POINTS = (2, 8)
-"""Least and largest number of points at which all rows are searched for them,"""
+"""All rows are searched for the worst ones at a number of points within these bounds."""
 
 SEARCH_ELEMENTS = 100_000_000
-"""and rows times dimension times points up to which there are more."""
+"""The search for the worst rows has as many points as rows times dimensions times points up to this
+number allow."""
 
 SKETCH = 32
-"""Random directions in which lengths of longer gradients are measured."""
+"""The lengths of gradients of higher dimension are measured in this many random directions."""
 
 CANDIDATES = (0, 10, 20, 50, 100, 200, 500, 1000)
-"""Numbers of rows to take in each transition, to choose from."""
+"""The number of rows to take in each transition is chosen among these."""
 
 WORTHWHILE_GAIN = 1.5
-"""Factor by which an effective draw has to become cheaper for any row to be taken always."""
+"""Rows are taken in each transition only where an effective draw becomes cheaper by more than this
+factor."""
 
 Points = Sequence[Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
 class RowNoise:
-    r"""Gradients of single rows, as they make the noise of a minibatch.
+    r"""Gradients of single rows, which make the noise of a minibatch.
 
     Attributes
     ----------
@@ -92,29 +95,29 @@ def row_noise(
         Whether the gradient is the plain one, whose rows are taken at the centre, or that of
         Baker et al., whose rows are differences to the centre, averaged over points around it.
     joint_draws : sequence of mappings, optional
-        These points, with values of the variables outside the position too, whose moves add to
-        the noise; `laplace_draws` where not given.
+        Points around the centre that include values of the variables outside the position, whose
+        moves add to the noise; `laplace_draws` where not given.
     cost : callable, optional
         Cost of an effective draw, from the number of rows at which noise and curvature would be
-        alike, the number of rows that minibatches are drawn from, and that of the rows that each
+        equal, the number of rows that minibatches are drawn from, and the number of rows that each
         transition takes. Where it is given, rows are kept if that is much cheaper.
     """
     rows = _Rows(posterior, center, control_variate, joint_draws)
     sizes = rows.sizes()
     n_rows = posterior.n_rows
     count = min(WORST_ROWS, n_rows // 10)
-    # The worst first; a stable order, so that runs agree.
+    # The worst rows come first; the sort is stable, so that runs agree.
     worst = np.argsort(-sizes, kind="stable")[:count]
-    rest = np.setdiff1d(np.arange(n_rows), worst)
+    others = np.setdiff1d(np.arange(n_rows), worst)
     most = int(np.clip(NOISE_ELEMENTS // posterior.dimension, ROWS_A_POINT, NOISE_ROWS))
-    sample = np.random.default_rng(2018).permutation(rest)[:most]
-    of_sample = rows.deviations_apart(sample) * np.sqrt(len(rest) / len(sample))
+    sample = np.random.default_rng(2018).permutation(others)[:most]
+    of_sample = rows.deviations_apart(sample) * np.sqrt(len(others) / len(sample))
     of_worst = rows.deviations_at_all(worst) / np.sqrt(rows.points_a_row)
 
     def without(kept: int) -> np.ndarray:
         """Rows whose mean outer product is C where the worst `kept` rows are left out."""
-        left = np.concatenate([of_sample, of_worst[:, kept:].reshape(-1, of_sample.shape[1])])
-        return left * np.sqrt(len(left) / max(1, n_rows - kept))
+        remaining = np.concatenate([of_sample, of_worst[:, kept:].reshape(-1, of_sample.shape[1])])
+        return remaining * np.sqrt(len(remaining) / max(1, n_rows - kept))
 
     kept = 0
     if cost is not None and control_variate:
@@ -134,7 +137,7 @@ def row_noise(
 
 
 class _Rows:
-    """Gradients of rows: at the centre, or differences to those there."""
+    """Gradients of rows at the centre, or their differences to those at the centre."""
 
     def __init__(
         self,
@@ -152,7 +155,7 @@ class _Rows:
             name: np.array(shared.get_value()) for name, shared in posterior.others.items()
         }
         self.points_a_row = POINTS_A_ROW if control_variate else 1
-        # Of the gradients of all rows at the centre.
+        # Mean of the gradients of all rows at the centre.
         self._mean = center.likelihood_gradient / posterior.n_rows
 
     def sizes(self) -> np.ndarray:
@@ -188,7 +191,7 @@ class _Rows:
         deviations = np.empty_like(at_center)
         for point, part in zip(self._points, parts, strict=False):
             difference = self._at(point, posterior.take(numbers[part])) - at_center[part]
-            # Unbiased: some of the variance goes into the mean of so few rows.
+            # Bessel's correction: the mean of so few rows takes up a part of the variance.
             bessel = np.sqrt(len(part) / max(1, len(part) - 1))
             deviations[part] = bessel * (difference - difference.mean(0))
         return deviations
@@ -196,8 +199,8 @@ class _Rows:
     def deviations_at_all(self, numbers: np.ndarray) -> np.ndarray:
         """Deviations of rows, each at several points, shape (points, rows, d).
 
-        The mean difference to the centre is not known at each point, and is left in: that of
-        these rows is far from it.
+        The mean difference of all rows is not known at each point and is not subtracted: the
+        differences of these rows are far larger.
         """
         if not len(numbers):
             return np.empty((self.points_a_row, 0, self._posterior.dimension))
@@ -205,14 +208,16 @@ class _Rows:
         if not self._control_variate:
             return at_center[None] - self._mean
         rows = self._posterior.take(numbers)
-        return np.array([self._at(one, rows) - at_center for one in self._points[:POINTS_A_ROW]])
+        return np.array(
+            [self._at(point, rows) - at_center for point in self._points[:POINTS_A_ROW]]
+        )
 
     def _at_center(self, numbers: np.ndarray) -> np.ndarray:
         rows = self._posterior.take(numbers)
         return self._posterior.row_gradients(self._center.position, rows).astype(float)
 
     def _at(self, point: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]) -> np.ndarray:
-        """Gradients of rows at a point, of the other variables as well."""
+        """Gradients of rows at a point, which may set the other variables too."""
         posterior = self._posterior
         posterior.set_others({**self._others, **point})
         gradients = posterior.row_gradients(posterior.layout.ravel(point), rows)

@@ -12,12 +12,13 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center
 
 VARIANCE_INFLATION = 0.05
-"""Relative excess of the stationary variance that the default step size allows."""
+"""By default the stationary variance may exceed that of the posterior by this relative amount; a
+standard deviation then is too large by 2.5 %."""
 
 
 @dataclass(frozen=True)
 class StepSizeChoice:
-    r"""A step size in closed form, and what it was computed from.
+    r"""A step size in closed form, and the noise and curvature from which it was computed.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""A posterior seen through a fixed random set of its rows."""
+"""A posterior whose likelihood is estimated from a fixed random set of rows."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import numpy as np
 from pymc_sgmcmc.posterior import Posterior
 
 SUBSAMPLE_ROWS = 10_000
-"""Rows from which curvature is computed, and on which the search for the mode begins."""
+"""The curvature is computed, and the search for the mode begins, on this many rows or more."""
 
 
 SUBSAMPLE_OPERATIONS = 1_000_000_000
-"""Rows times elements of a row times evaluations up to which more rows are taken: a second."""
+"""More rows are taken as long as rows times elements of a row times evaluations stay below this
+number, about a second of work."""
 
 
 class Subsample:
@@ -21,9 +22,8 @@ class Subsample:
     ----------
     posterior : Posterior
     evaluations : int
-        Gradients that will be asked for: with few of them, or small rows, more rows are taken,
-        all of them where that is little work. Rows in which a rare predictor is not zero are
-        few, and only they show its curvature.
+        Expected number of gradients. With few evaluations or small rows more rows are taken, up to
+        all of them, since few rows show the curvature of a rare predictor.
     operations : int
         Rows times elements of a row times evaluations up to which more rows are taken.
     """
