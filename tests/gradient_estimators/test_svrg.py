@@ -57,7 +57,7 @@ def compiled_transition(step, problem, index, step_size):
     reference = step.chain.adaptations[0]
 
     def run(deviation, noise):
-        reference.load(reference.at(problem.mean + deviation[d:]))
+        reference.load(reference.begin(problem.mean + deviation[d:]))
         moved = run_one(step.block, problem.mean + deviation[:d], index, noise, step_size)
         return np.concatenate([moved - problem.mean, deviation[d:]])
 
