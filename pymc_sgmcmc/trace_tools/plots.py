@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import xarray as xr
-from arviz_base import rcParams
+from arviz_base import rc_context, rcParams
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import one_of
@@ -93,15 +93,11 @@ def plot_bias(
     report = report.loc[_shown(report.index, var_names, coords)]
     report = report.iloc[_first(report["variance_error"], "with the largest errors")]
     known = ("point_estimate", "interval", "stated", "zero", "labels", "ticklabels", "title")
-    drawing = _Drawing.rows(len(report), 1, backend, visuals, known, pc_kwargs)
-    drawing.draw("vline", "zero", 0.0, color="gray", alpha=0.5)
-    dashed = drawing.backend.get_default_aes("linestyle", 2, {})[-1]
-    drawing.draw("vline", "stated", stated, color="C1", linestyle=dashed)
+    drawing = _Drawing.rows(report.index, 1, backend, visuals, known, pc_kwargs)
+    drawing.draw("vline", "stated", stated, color="C1", linestyle=drawing.dashed)
     rows = np.arange(len(report), 0, -1)
     error, se = (report[name].to_numpy() for name in ("variance_error", "variance_error_se"))
     drawing.intervals(error, INTERVAL * se, rows, color="C0")
-    drawing.draw("yticks", "ticklabels", rows, report.index.tolist())
-    drawing.draw("ylim", "limits", (0.3, len(report) + 0.7))
     drawing.draw("xlabel", "labels", "relative error of the variance")
     drawing.draw("title", "title", f"Variance error (dashed: {called} {stated:.3g})")
     return drawing.collection
@@ -172,7 +168,9 @@ def plot_gradient_trace(
         shown = sorted(np.argsort(-sizes, kind="stable")[:MOST_TRACES].tolist())
     else:
         shown = [run.labels.index(label) for label in _shown(run.labels, var_names, coords)]
-    names = ["statistic", *(run.labels[number] for number in shown)]
+    names = [run.labels[number] for number in shown]
+    # Names of panels differ, also where a variable has that of the statistic.
+    names = ["statistic" if "statistic" not in names else "convergence statistic", *names]
     pc_kwargs = {"figure_kwargs": dict(figure_kwargs or {})}
     known = (
         "statistic", "bound", "gradient", "zero", "unconverged", "names", "labels", "title",
@@ -259,16 +257,13 @@ def plot_zero_variance(
     table = table.iloc[_first(-np.arange(len(table)), "that are first: choose by `var_names`")]
     pc_kwargs = {"figure_kwargs": dict(figure_kwargs or {})}
     known = ("point_estimate", "interval", "zero", "labels", "ticklabels", "title", "legend")
-    drawing = _Drawing.rows(len(table), 1.5, backend, visuals, known, pc_kwargs)
+    drawing = _Drawing.rows(table.index, 1.5, backend, visuals, known, pc_kwargs)
     unit = table["mcse_before"].to_numpy()
     rows = np.arange(len(table), 0, -1)
     shift = (table["mean"] - table["mean_before"]).to_numpy() / unit
-    drawing.draw("vline", "zero", 0.0, color="gray", alpha=0.5)
     drawing.intervals(np.zeros(len(rows)), np.full(len(rows), INTERVAL), rows + 0.17, color="C0")
     half = INTERVAL * table["mcse"].to_numpy() / unit
     drawing.intervals(shift, half, rows - 0.17, color="C1")
-    drawing.draw("yticks", "ticklabels", rows, table.index.tolist())
-    drawing.draw("ylim", "limits", (0.3, len(table) + 0.7))
     drawing.draw("xlabel", "labels", "difference of means, in standard errors without")
     drawing.draw("title", "title", f"Means: variance ratio {ratio:.3g} (median)")
     drawing.legend(["C0", "C1"], ["without", "with"], "control variates")
@@ -333,7 +328,6 @@ def plot_ess_bias(
     drawing = _Drawing(["ess_bias"], (7.0, 5.0), backend, visuals, known, pc_kwargs)
     colors = drawing.backend.get_default_aes("color", len(reports), {})
     drawing.draw("hline", "zero", 0.0, color="gray", alpha=0.5)
-    dashed = drawing.backend.get_default_aes("linestyle", 2, {})[-1]
     stated = {report.attrs["bias"] for report in reports.values()}
     everything = np.concatenate([report["ess_bulk"] for report in reports.values()])
     wide = everything.max() > 10 * everything.min()
@@ -344,7 +338,9 @@ def plot_ess_bias(
         half = INTERVAL * report["variance_error_se"].to_numpy()
         line = color if len(stated) > 1 else "black"
         if len(stated) > 1 or name == next(iter(reports)):
-            drawing.draw("hline", "stated", report.attrs["bias"], color=line, linestyle=dashed)
+            drawing.draw(
+                "hline", "stated", report.attrs["bias"], color=line, linestyle=drawing.dashed
+            )
         for x, y, width in zip(ess, error, half, strict=True):
             drawing.draw("line", "interval", [x, x], [y - width, y + width], color=color, alpha=0.4)
         drawing.draw("scatter", "point", ess, error, color=color)
@@ -391,57 +387,47 @@ class _Drawing:
             raise ImportError(
                 f'`backend="{name}"` needs more libraries: `pip install "arviz-plots[{name}]"`.'
             ) from None
+        self.dashed = self.backend.get_default_aes("linestyle", 2, {})[-1]
         self.visuals = dict(visuals or {})
         for visual in self.visuals:
             one_of("visuals", visual, known)
         figure_kwargs = dict(pc_kwargs.pop("figure_kwargs", {}))
-        if "figsize" not in figure_kwargs and name == "matplotlib":
-            figure_kwargs |= {"figsize": size, "figsize_units": "inches"}
-        elif "figsize" not in figure_kwargs:
-            dots = (DOTS_AN_INCH * size[0], DOTS_AN_INCH * size[1])
-            figure_kwargs |= {"figsize": dots, "figsize_units": "dots"}
-        figsize = self.backend.scale_fig_size(
-            figure_kwargs.pop("figsize"), figsize_units=figure_kwargs.pop("figsize_units", None)
+        if "figsize" not in figure_kwargs:
+            unit, scale = ("inches", 1) if name == "matplotlib" else ("dots", DOTS_AN_INCH)
+            figure_kwargs["figsize"] = (scale * size[0], scale * size[1])
+            figure_kwargs["figsize_units"] = unit
+        figure_kwargs["figsize"] = self.backend.scale_fig_size(
+            figure_kwargs["figsize"], figsize_units=figure_kwargs.pop("figsize_units", None)
         )
         if name == "matplotlib":
             figure_kwargs.setdefault("layout", "constrained")  # room for labels and the legend
-        figure, targets = self.backend.create_plotting_grid(
-            len(panels), rows=len(panels), cols=1, figsize=figsize, figsize_units="dots",
-            squeeze=False, sharex=len(panels) > 1, **figure_kwargs,
-        )  # fmt: skip
-        self.targets = list(targets[:, 0])
+        figure_kwargs |= {"figsize_units": "dots", "sharex": len(panels) > 1}
+        data = xr.Dataset(coords={"panel": list(panels)})
+        with rc_context({"plot.max_subplots": None}):  # as many panels as the user asks for
+            self.collection = PlotCollection.grid(
+                data, rows=["panel"], backend=name, figure_kwargs=figure_kwargs, **pc_kwargs
+            )
+        self.targets = list(self.collection.viz["plot"].values)
         self.target = self.targets[0]
-        holder = np.empty(len(panels), dtype=object)
-        holder[:] = self.targets
-        plots = xr.DataArray(holder, dims="panel", coords={"panel": list(panels)})
-        figure_holder = np.empty((), dtype=object)
-        figure_holder[()] = figure
-        rows = plots.copy(data=np.arange(len(panels)))
-        viz = xr.Dataset(
-            {
-                "figure": ((), figure_holder),
-                "plot": plots,
-                "row_index": rows,
-                "col_index": xr.zeros_like(rows),
-            }
-        )
-        self.collection = PlotCollection(
-            xr.Dataset({}), viz_dt=DataTree.from_dict({"/": viz}), backend=name, **pc_kwargs
-        )
 
     @classmethod
     def rows(
         cls,
-        count: int,
+        labels: Sequence[str],
         factor: float,
         backend: str | None,
         visuals: Visuals | None,
         known: tuple[str, ...],
         pc_kwargs: dict[str, Any],
     ) -> _Drawing:
-        """One panel with a row for each parameter."""
+        """One panel with a row for each label, the first at the top, and a line at zero."""
+        count = len(labels)
         size = (7.0, 1.5 + ROW_HEIGHT * factor * max(count, 4))
-        return cls(["rows"], size, backend, visuals, known, pc_kwargs)
+        drawing = cls(["rows"], size, backend, visuals, known, pc_kwargs)
+        drawing.draw("yticks", "ticklabels", np.arange(count, 0, -1), list(labels))
+        drawing.draw("ylim", "limits", (0.3, count + 0.7))
+        drawing.draw("vline", "zero", 0.0, color="gray", alpha=0.5)
+        return drawing
 
     def draw(self, function: str, visual: str, *values: Any, **settings: Any) -> None:
         """One visual by the backend's function, with the settings of the user over these."""
