@@ -26,25 +26,27 @@ if TYPE_CHECKING:
     from arviz_plots import PlotCollection
 
 INTERVAL = 1.96
-"""Half the width of the intervals, in standard errors: 95 %."""
+"""Half the width of the intervals in standard errors: the 97.5 % quantile of the normal law."""
 
 ROW_HEIGHT = 0.22
-"""Inches for a parameter."""
+"""Height of the row of a parameter in inches, a little more than that of its label."""
 
 DOTS_AN_INCH = 100
-"""On backends that know of no inches."""
+"""Resolution on backends that have no inches. It is the default of matplotlib."""
 
 MOST_TRACES = 5
-"""Coordinates whose gradients are shown where none are asked for."""
+"""Number of coordinates whose gradients are shown where the user names none."""
 
 MOST_POINTS = 2_000
-"""Windows shown of a chain, evenly spaced."""
+"""Largest number of windows shown of a chain, evenly spaced. It is about two for a dot of the
+width."""
 
 MOST_ROWS = 200
-"""Rows shown of a table: figures of more can neither be read nor be saved by all backends."""
+"""Largest number of rows of a plot. Larger figures can neither be read nor be saved by all
+backends."""
 
 BACKENDS = ("matplotlib", "bokeh", "plotly", "none")
-"""Those of arviz-plots; "none" draws nothing."""
+"""Backends of arviz-plots. The backend "none" draws nothing."""
 
 Visuals = Mapping[str, Mapping[str, Any] | bool]
 
@@ -104,7 +106,7 @@ def plot_bias(
 
 
 def _report(idata: DataTree, bias: float | None) -> pd.DataFrame:
-    """Bias report, with a warning where the run says little of the posterior.
+    """Bias report, with a warning where the run says little about the posterior.
 
     Warns
     -----
@@ -157,10 +159,10 @@ def plot_gradient_trace(
     -------
     arviz_plots.PlotCollection
     """
-    found = gradient_convergence(idata, **settings)
+    convergence = gradient_convergence(idata, **settings)
     run = read_run(idata, agreeing_chains=False)
-    length, draws = found.attrs["window"], found["draw"].values
-    means = np.stack([window_means(one, length) for one in run.gradients])
+    length, draws = convergence.attrs["window"], convergence["draw"].values
+    means = np.stack([window_means(chain, length) for chain in run.gradients])
     scale = means[:, means.shape[1] // 2 :].std((0, 1))
     means /= np.where(scale > 0, scale, 1)
     if var_names is None and coords is None:
@@ -179,7 +181,7 @@ def plot_gradient_trace(
     drawing = _Drawing(names, (9.0, 1.0 + 1.6 * len(names)), backend, visuals, known, pc_kwargs)
     every = slice(None, None, max(1, -(-len(draws) // MOST_POINTS)))
     colors = drawing.backend.get_default_aes("color", len(run.chains), {})
-    cut = int(found["unconverged_draws"].max())
+    cut = int(convergence["unconverged_draws"].max())
     for panel, name in enumerate(names):
         drawing.target = drawing.targets[panel]
         if cut > 0:
@@ -188,7 +190,7 @@ def plot_gradient_trace(
             drawing.draw("vspan", "unconverged", draws[0], last, color="gray", alpha=0.15)
         if panel == 0:
             drawing.draw("hline", "bound", 1.0, color="black", alpha=0.6)
-            values = (found["statistic"] / found["bound"]).values
+            values = (convergence["statistic"] / convergence["bound"]).values
             drawing.draw("yscale", "scale", "log")
         else:
             drawing.draw("hline", "zero", 0.0, color="gray", alpha=0.5)
@@ -204,7 +206,7 @@ def plot_gradient_trace(
             drawing.draw("title", "names", name, size=9)
     drawing.draw("xlabel", "labels", f"last draw of a window of {length}")
     drawing.target = drawing.targets[0]
-    unconverged = found["unconverged_draws"].values
+    unconverged = convergence["unconverged_draws"].values
     drawing.draw("title", "title", _verdict(unconverged, run.gradients.shape[1]))
     if len(colors) > 1:
         drawing.legend(colors, [str(chain) for chain in run.chains], "chain")
@@ -248,10 +250,10 @@ def plot_zero_variance(
                 f"{', '.join(f'`{name}`' for name in settings)} are settings of `zero_variance`, "
                 "whose result was given. Pass the trace, or leave them out."
             )
-        found = idata
+        means = idata
     else:
-        found = zero_variance(idata, **settings)
-    table = found.summary()
+        means = zero_variance(idata, **settings)
+    table = means.summary()
     table = table[table["variance_ratio"].notna()]  # what is constant has no error
     ratio = float(np.median(table["variance_ratio"]))
     table = table.iloc[_first(-np.arange(len(table)), "that are first: choose by `var_names`")]
@@ -318,8 +320,8 @@ def plot_ess_bias(
     runs = {"": idata} if isinstance(idata, DataTree) else dict(idata)
     if not runs:
         raise ValueError("`idata` should be a trace or traces by name, but got no trace.")
-    reports = {name: _report(one, bias) for name, one in runs.items()}
-    called = " or ".join(sorted({one.attrs["bias_called"] for one in reports.values()}))
+    reports = {name: _report(trace, bias) for name, trace in runs.items()}
+    called = " or ".join(sorted({report.attrs["bias_called"] for report in reports.values()}))
     for name, report in reports.items():
         attrs = report.attrs
         reports[name] = report.loc[_shown(report.index, var_names, coords)]
@@ -467,7 +469,7 @@ def _shown(
     As ArviZ has it: names with "~" in front are left out, `coords` are of the dimensions of
     whatever variable has them.
     """
-    found = list(labels)
+    chosen = list(labels)
     if var_names is not None:
         if not isinstance(var_names, str | Sequence):
             raise TypeError(
@@ -478,38 +480,39 @@ def _shown(
             name: [label for label in labels if _is_of(label, name.removeprefix("~"))]
             for name in names
         }
-        unknown = [name for name, some in of_names.items() if not some]
+        unknown = [name for name, matches in of_names.items() if not matches]
         if unknown or not names:
             raise ValueError(
                 f"`var_names` should name some of {', '.join(list(labels)[:10])}"
                 f"{', ...' if len(labels) > 10 else ''}, but got {unknown or 'an empty list'}."
             )
-        some = list(dict.fromkeys(label for part in of_names.values() for label in part))
+        named = list(dict.fromkeys(label for part in of_names.values() for label in part))
         without = all(name.startswith("~") for name in names)
-        found = [label for label in labels if label not in some] if without else some
+        chosen = [label for label in labels if label not in named] if without else named
     for dim, values in (coords or {}).items():
         wanted = {f"{dim}={value}" for value in np.atleast_1d(values).tolist()}
         have = {
-            label: {one for one in _parts(label) if one.startswith(f"{dim}=")} for label in found
+            label: {part for part in _parts(label) if part.startswith(f"{dim}=")}
+            for label in chosen
         }
         if not set().union(*have.values()) & wanted:
             raise ValueError(
                 f"`coords` should have values of {dim!r} that coordinates such as "
-                f"{', '.join(found[:3])} have, but got {values!r}."
+                f"{', '.join(chosen[:3])} have, but got {values!r}."
             )
-        found = [label for label in found if not have[label] or have[label] & wanted]
-    return found
+        chosen = [label for label in chosen if not have[label] or have[label] & wanted]
+    return chosen
 
 
 def _parts(label: str) -> list[str]:
-    """What is between the brackets: ``feature=age`` of ``beta[feature=age]``."""
+    """Parts of a label between the brackets: ``feature=age`` of ``beta[feature=age]``."""
     return label.partition("[")[2].removesuffix("]").split(", ")
 
 
 def _is_of(label: str, name: str) -> bool:
     """Whether a coordinate is that of a name, or one of those of a variable."""
     base = label.partition("[")[0]
-    bare = f"{base}[{', '.join(one.partition('=')[2] or one for one in _parts(label))}]"
+    bare = f"{base}[{', '.join(part.partition('=')[2] or part for part in _parts(label))}]"
     # PyMC appends the name of the transform: sigma_log__. One of them has an underscore itself.
     transform = base.removeprefix(f"{name}_").removesuffix("__")
     transformed = base == f"{name}_{transform}__" and (

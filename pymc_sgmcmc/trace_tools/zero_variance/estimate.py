@@ -21,13 +21,14 @@ from pymc_sgmcmc.trace_tools.zero_variance.coefficients import (
 from pymc_sgmcmc.trace_tools.zero_variance.terms import count_terms, stein_terms
 
 ROUNDING = 8 * np.finfo(float).eps
-"""Error of a mean relative to it, below which a function is constant but for rounding."""
+"""Largest standard error of a mean, relative to the mean, of a function that is constant except for
+rounding: a few units in the last place."""
 
 SHORT_BATCH = 5.0
-"""Autocorrelation times that a batch should last: errors are 5 % too small then."""
+"""Autocorrelation times that a batch should last. Errors are 5 % too small then."""
 
 COEFFICIENTS = ("batch_means", "marginal")
-"""What the covariances of the coefficients are taken over."""
+"""Names of the covariances that give the coefficients: those of batch means or of single draws."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Whitening:
 
     @classmethod
     def of(cls, positions: np.ndarray, labels: tuple[str, ...] = ()) -> Whitening:
-        """From the mean and covariance of (some) draws of shape (chains, draws, d)."""
+        """From the mean and covariance of draws of shape (chains, draws, d)."""
         draws = every_nth(positions).reshape(-1, positions.shape[-1])
         center, scale = draws.mean(0), draws.std(0)
         scaled = (draws - center) / scale
@@ -159,7 +160,7 @@ class ControlledMeans(Means):
     long_run_gradient: np.ndarray
 
     def control(self, positions: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-        """What is added to the functions at draws, shape (n, q), of positions of shape (n, d)."""
+        """Control variates at draws, shape (n, q), of positions of shape (n, d)."""
         return self.whitening.terms(positions, gradients, self.order) @ self.coefficients
 
 
@@ -207,8 +208,8 @@ def controlled_means(
     --------
     >>> import numpy as np
     >>> x = np.random.default_rng(1).normal(size=(4, 1000, 2))
-    >>> found = controlled_means([3 * x[..., 0], x[..., 1] ** 2], x, -x, order=2)
-    >>> bool(np.abs(found.mean - [0, 1]).max() < 1e-12)
+    >>> means = controlled_means([3 * x[..., 0], x[..., 1] ** 2], x, -x, order=2)
+    >>> bool(np.abs(means.mean - [0, 1]).max() < 1e-12)
     True
     """
     whole_number("order", order, 1, " of the polynomials")
@@ -225,7 +226,7 @@ def controlled_means(
     count = _batches(chains, draws, p, order, coefficients, regression, batches)
     whitening = Whitening.of(positions, labels)
     f = np.concatenate(
-        [batch_means(one, count).reshape(chains * count, -1) for one in values], axis=1
+        [batch_means(array, count).reshape(chains * count, -1) for array in values], axis=1
     )
     g = whitening.gradients(batch_means(gradients, count))
     if order == 1:
@@ -340,7 +341,7 @@ def _batches(
 
 
 def _leverage(h: np.ndarray) -> float:
-    """What the slopes add to the variance of the constant of a regression on h.
+    """Addition of the slopes to the variance of the constant of a regression on h.
 
     More than p over the square of the batches where a bias of the chain gives h a mean.
     """
@@ -379,19 +380,21 @@ def _marginal_fit(
     """Coefficients from covariances over the draws of given batches, whole folds of them."""
     chains, draws, d = positions.shape
     p = count_terms(d, order)
-    q = sum(int(np.prod(one.shape[2:])) for one in values)
+    q = sum(int(np.prod(array.shape[2:])) for array in values)
     parts = _batch_slices(chains, draws, batches)
     groups = folds(len(parts))
-    origin = np.concatenate([np.ravel(one[0, 0]).astype(float) for one in values])
+    origin = np.concatenate([np.ravel(array[0, 0]).astype(float) for array in values])
     sums, products = np.zeros((len(groups), p + q)), np.zeros((len(groups), p + q, p + q))
     counts = np.zeros(len(groups))
     for number, group in enumerate(groups):
         for chain, part in (parts[row] for row in group):
             x, g = positions[chain, part], gradients[chain, part]
-            f = [one[chain, part].reshape(len(x), -1) for one in values]
+            f = [array[chain, part].reshape(len(x), -1) for array in values]
             for _, piece in chunks(1, len(x), p + q):
                 h = whitening.terms(x[piece], g[piece], order)
-                both = np.concatenate([h, np.hstack([one[piece] for one in f]) - origin], axis=1)
+                both = np.concatenate(
+                    [h, np.hstack([array[piece] for array in f]) - origin], axis=1
+                )
                 sums[number] += both.sum(0)
                 products[number] += both.T @ both
             counts[number] += len(x)

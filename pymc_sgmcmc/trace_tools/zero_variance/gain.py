@@ -23,22 +23,28 @@ from pymc_sgmcmc.trace_tools.reader import StoredRun, every_nth
 from pymc_sgmcmc.trace_tools.zero_variance.estimate import ControlledMeans
 
 SMALL_GAIN = 2.0
-"""Variance ratio below which control variates are said to help little."""
+"""Variance ratio below which a note says that control variates help little. At 2 they are worth as
+much as a second run."""
 
 LITTLE_NOISE = 0.3
-"""Share of the injected noise, of what the step size says, below which there is none."""
+"""Smallest share of the injected noise that the step size implies. Below it the run has no injected
+noise, where the share is zero but for the noise of its estimate."""
 
 NOISY = 0.1
-"""Variance of the noise of gradients over that of exact ones, from which it counts."""
+"""Variance of the noise of the gradients over that of exact gradients, from which on the noise is
+named as a reason. Below it coefficients are off by less than a tenth."""
 
 LOSS = 0.9
-"""Variance ratio below which control variates are said to cost more than they give."""
+"""Variance ratio below which a note says that control variates cost more than they give. It is 1
+with a margin for the Monte-Carlo error."""
 
 IMPROBABLE = 1e-4
-"""Probability of a mean gradient from which it is not taken for zero."""
+"""Probability of the mean gradient below which it does not count as zero. By chance one converged
+run in ten thousand is below it."""
 
 CANCELLING = 0.1
-"""Long-run variance of the gradients over that of single ones, below which they cancel."""
+"""Largest long-run variance of the gradients, relative to that of single gradients, of successive
+gradients that cancel. Without injected noise it is near zero."""
 
 
 @dataclass(frozen=True)
@@ -122,14 +128,14 @@ def langevin_gain(
     Examples
     --------
     >>> import numpy as np
-    >>> one = np.eye(1)
-    >>> langevin_gain(one, 10 * one, one, 0.2, one).round(6)
+    >>> identity = np.eye(1)
+    >>> langevin_gain(identity, 10 * identity, identity, 0.2, identity).round(6)
     array([3.])
     """
     sizes, counts = np.unique(step_sizes, return_counts=True)
     matrices = (preconditioner, precision, noise)
     each = [_long_run_covariances(*matrices, size, thin) for size in sizes]
-    if any(one is None for one in each):
+    if any(covariances is None for covariances in each):
         return np.full(directions.shape[1], np.nan)
     S_ff, S_fg, S_gg = np.average(each, axis=0, weights=counts)  # type: ignore[arg-type]
     explained = S_fg @ linalg.solve(S_gg, S_fg.T)
@@ -146,7 +152,10 @@ def _long_run_covariances(
     step_size: float,
     thin: int,
 ) -> np.ndarray | None:
-    """Of position and position, position and gradient, and gradient and gradient."""
+    """Long-run covariances S_ff, S_fg and S_gg, shape (3, d, d), of position f and gradient g.
+
+    None where the chain has no stationary law.
+    """
     identity = np.eye(len(precision))
     F = identity - step_size / 2 * preconditioner @ precision
     if np.abs(linalg.eigvals(F)).max() >= 1:
@@ -210,7 +219,7 @@ def advice(
     notes = [] if short or measured > SMALL_GAIN else _injected_noise(run, estimate, fit)
     thin, identity = run.thin or 1, np.eye(run.dimension)
     stored = float(np.median(predicted_gain(run, fit, identity, run.thin)))
-    # Both gains are known for Langevin dynamics alone; the measured one speaks for all.
+    # Both gains are known for Langevin dynamics alone; the measured gain is for all.
     gain = stored if np.isfinite(stored) else measured
     noisy = run.settings.get("gradient") == "plain" and _relative_noise(estimate, fit) > NOISY
     if noisy and gain < SMALL_GAIN and not notes:
@@ -267,9 +276,12 @@ def _bias_of_squares(
         return []
     if _relative_noise(estimate, fit) < NOISY:
         return []
+    source = f"one of {run.thin} transitions" if run.thin else "some of the transitions"
+    if coefficients == "marginal":
+        source = "single draws"
     return [
         "The bias of second moments, which order 2 removes with batches of all transitions, stays "
-        f"in part: coefficients {_which(coefficients, run.thin)} are too small where gradients "
+        f"in part: coefficients from {source} are too small where gradients "
         "have noise. Use `zero_variance(idata, 2, moments='only')`, or `stein_calibrate`."
     ]
 
@@ -278,12 +290,6 @@ def _relative_noise(estimate: ControlledMeans, fit: LinearFit) -> float:
     """Variance of the noise of gradients, in coordinates in which the chain has unit covariance."""
     root = estimate.whitening.root
     return float(np.mean(np.einsum("ij,ik,kj->j", root, fit.noise, root)))
-
-
-def _which(coefficients: str, thin: int | None) -> str:
-    if coefficients == "marginal":
-        return "from single draws"
-    return f"from one of {thin} transitions" if thin else "from some of the transitions"
 
 
 def _injected_noise(run: StoredRun, estimate: ControlledMeans, fit: LinearFit) -> list[str]:

@@ -40,6 +40,7 @@ from pymc_sgmcmc.trace_tools.zero_variance.gain import (
 from pymc_sgmcmc.trace_tools.zero_variance.moments import means_of_moments
 
 SAMPLE_DIMS = ("chain", "draw")
+"""Dimensions of the draws of a trace."""
 
 ESTIMATES = ("mean", "mcse", "mean_before", "mcse_before", "variance_ratio")
 """Estimates that draws and moments of all transitions both give."""
@@ -225,8 +226,8 @@ def zero_variance(
     Raises
     ------
     ValueError
-        Where there are no stored gradients or moments, draws are not finite, chains are elsewhere
-        than the others, parameters are constant or unknown, or batches are fewer than the terms
+        Where there are no stored gradients or moments, draws are not finite, chains are far
+        from the others, parameters are constant or unknown, or batches are fewer than the terms
         need.
 
     References
@@ -251,7 +252,8 @@ def zero_variance(
     (1.000, 1.006)
     """
     if moments == "only":
-        if (func, var_names, model) != (None, None, None) or coefficients != "batch_means":
+        given = any(setting is not None for setting in (func, var_names, model))
+        if given or coefficients != "batch_means":
             raise ValueError(
                 "`moments='only'` gives means of the position alone, from batch means, but got "
                 "`func`, `var_names`, `model` or other `coefficients`. Leave these out, or use "
@@ -415,7 +417,7 @@ def _means_over_transitions(
 
 
 def _coordinates(functions: xr.Dataset, run: StoredRun) -> tuple[np.ndarray, np.ndarray]:
-    """Which elements of the functions are coordinates of the position, and which coordinates."""
+    """Mask of the elements that are coordinates of the position, and their numbers there."""
     over, numbers = [], []
     for values in functions.data_vars.values():
         flat = np.asarray(values).reshape(*run.positions.shape[:2], -1)
@@ -431,37 +433,37 @@ def _functions(
     func: Callable[[xr.Dataset], Any] | None,
     var_names: str | Sequence[str] | None,
 ) -> xr.Dataset:
-    """What means are wanted of, with chains and draws first."""
+    """Functions whose means are wanted, with chains and draws first."""
     posterior = posterior_of(idata)
     if func is not None and not callable(func):
         raise TypeError(
             f"`func` should be a function of the posterior, but got {func!r}. Name variables by "
             "`var_names`."
         )
-    found = posterior if func is None else _as_dataset(func(_read_only(posterior)), posterior)
+    functions = posterior if func is None else _as_dataset(func(_read_only(posterior)), posterior)
     if var_names is not None:
         if not isinstance(var_names, Iterable):
             raise ValueError(
                 f"`var_names` should be a name or a sequence of names, but got {var_names!r}."
             )
         names = [var_names] if isinstance(var_names, str) else list(var_names)
-        unknown = [name for name in names if name not in found.data_vars]
+        unknown = [name for name in names if name not in functions.data_vars]
         if unknown or not names:
             raise ValueError(
-                f"`var_names` should name some of {_quote(found.data_vars)}, but got "
+                f"`var_names` should name some of {_quote(functions.data_vars)}, but got "
                 f"{_quote(unknown) or 'an empty list'}."
             )
-        found = found[names]
-    if not found.data_vars:
+        functions = functions[names]
+    if not functions.data_vars:
         raise ValueError(
             "The group `posterior` should have variables with a value for each chain and draw, but "
             "has none. Pass the DataTree that `pm.sample` returned."
         )
-    return found.transpose(*SAMPLE_DIMS, ...)
+    return functions.transpose(*SAMPLE_DIMS, ...)
 
 
 def _read_only(posterior: xr.Dataset) -> xr.Dataset:
-    """The same numbers, which a function cannot change in place."""
+    """Copy of the posterior that shares the numbers and refuses changes in place."""
     out = posterior.copy()
     for name, values in posterior.data_vars.items():
         view = np.asarray(values).view()
@@ -471,7 +473,7 @@ def _read_only(posterior: xr.Dataset) -> xr.Dataset:
 
 
 def _as_dataset(value: Any, posterior: xr.Dataset) -> xr.Dataset:
-    """What a function returned, as variables with a value for each chain and draw."""
+    """Result of a function as variables with a value for each chain and draw."""
     if isinstance(value, dict):
         kinds = {name: type(part).__name__ for name, part in value.items()}
         if any(isinstance(part, xr.Dataset) and len(part) != 1 for part in value.values()):
