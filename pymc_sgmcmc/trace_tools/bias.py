@@ -40,7 +40,8 @@ from pymc_sgmcmc.trace_tools.reader import diverged, read_run, remedy_of_diverge
 from pymc_sgmcmc.tuning import VARIANCE_INFLATION
 
 STANDARD_ERRORS = 2.0
-"""Monte-Carlo standard errors by which an error has to exceed the stated one."""
+"""Monte-Carlo standard errors by which an error has to exceed the stated one. Two are exceeded by
+chance once in 40 estimates."""
 
 ENOUGH_MEAN_ERROR = 0.025
 """Standard error of such an error that is small enough to tell it from none."""
@@ -48,7 +49,9 @@ ENOUGH_MEAN_ERROR = 0.025
 LARGEST_R_HAT = 1.05
 SMALLEST_ESS = 100.0
 SMALLEST_PROBABILITY = 1e-3
-"""Bounds beyond which chains count as not converged."""
+"""Bounds on R-hat, on the effective sample size and on the probability of the mean gradient, beyond
+which chains count as not converged. The first two are looser than the 1.01 and 400 of Vehtari et
+al. (2021)."""
 
 CHECKED_COORDINATES = 200
 """Coordinates, the slowest, whose convergence is judged at the end of a run: half a second."""
@@ -57,7 +60,7 @@ SMALLEST_BIAS = 0.001
 """Accuracy below which it is not a smaller step that a run needs."""
 
 UNUSABLE = ("Diverged", "Not converged")
-"""Begin the verdicts of runs that say little of the posterior."""
+"""First words of the verdicts on runs that say little about the posterior."""
 
 TOO_WIDE = 1.0
 """Variance error of a chain that has not converged, beyond which its step is to blame."""
@@ -66,7 +69,7 @@ RERUN_SAMPLERS = ("SGLD", "SGLDCV")
 """Step methods that `bias_report` can run again from what a trace holds."""
 
 SECOND_MOMENT, STEIN = "second moment of the gradients", "Stein's identity"
-"""Names of the ways to a variance error."""
+"""Names of the two methods that give a variance error."""
 
 
 def bias_report(
@@ -227,7 +230,7 @@ def bias_report(
 
 
 def bias_warnings(idata: DataTree) -> list[str]:
-    """What to say at the end of a run: nothing where the stated accuracy was met, or none was."""
+    """Warnings at the end of a run, none where it met the stated accuracy or stated none."""
     positions, gradients, step_sizes, reasons = _stored(idata)
     settings = settings_of(idata)
     if reasons:
@@ -279,7 +282,7 @@ def _stored(
     reasons = diverged(idata, positions, gradients, run.chains)
     if reasons:
         limits = (-LARGEST_POSITION, LARGEST_POSITION)
-        positions, gradients = (np.clip(one, *limits) for one in (positions, gradients))
+        positions, gradients = (np.clip(values, *limits) for values in (positions, gradients))
     return positions, gradients, run.step_sizes_of_draws, reasons
 
 
@@ -306,7 +309,7 @@ def _slowest(positions: np.ndarray) -> np.ndarray:
 
 
 def _of_convergence(ess: np.ndarray, r_hat: np.ndarray, labels: tuple[str, ...]) -> str | None:
-    """What R-hat and effective draws say against a run, None where they say nothing."""
+    """Objection of R-hat and the effective sample size to a run, None where there is none."""
     bad = ~((r_hat < LARGEST_R_HAT) & (ess >= SMALLEST_ESS))
     if not bad.any():
         return None
@@ -325,7 +328,7 @@ def _of_mean_gradient(probability: float) -> str:
 
 
 def _remedy_of_convergence(error: float, stated: float, settings: dict[str, Any]) -> str:
-    """What to do about a run that has not converged, with this largest variance error."""
+    """Remedy for a run that has not converged, given its largest variance error."""
     if error > TOO_WIDE:
         return f"Variances are too large by {error:.2g}. {_remedy(error, stated, settings)}"
     return "Use more draws, or longer tuning."
@@ -432,7 +435,7 @@ def _overall(
 
 
 def _predicted_mean_error(settings: dict[str, Any]) -> str:
-    """What the centre says of the errors of means, which the gradients of a run do not show."""
+    """Errors of means predicted at the centre. The gradients of a run do not show them."""
     error = float(settings.get(MEAN_ERROR, 0.0))
     if error <= LARGEST_MEAN_ERROR:
         return ""
@@ -527,16 +530,16 @@ def _check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model | No
             "compare."
         )
     try:
-        found = pm.modelcontext(model)
+        model = pm.modelcontext(model)
     except TypeError:
         raise ValueError(
             "`rerun=True` samples again, which needs the model of the run, but `model` is None and "
             "there is none on the context stack. Pass `model=`, or call `bias_report` inside of "
             "`with model:`."
         ) from None
-    labels = layout_from_model(found, None, found.initial_point()).labels
+    labels = layout_from_model(model, None, model.initial_point()).labels
     stored = labels_of(idata, len(labels))
-    changed = changed_data(idata, found)
+    changed = changed_data(idata, model)
     if labels != stored or changed:
         what = (
             f"other values of {', '.join(changed)}"
@@ -549,7 +552,7 @@ def _check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model | No
             f"`model` should be the one that was sampled, but has {what}. Pass that model, with "
             "its data set back, or sample again."
         )
-    return found
+    return model
 
 
 def _rerun(

@@ -39,43 +39,48 @@ from pymc_sgmcmc.trace_tools.reader import (
 )
 
 GROUP = "stein_calibration"
-"""Group of a calibrated trace with what was found and done."""
+"""Group of a calibrated trace that holds the correction and its errors."""
 
 METHODS = ("slope", "second_moment")
 """Ways to get the precision."""
 
 GROUPS = 40
-"""Successive groups of draws, over all chains, for errors by the jackknife."""
+"""Number of successive groups of draws, over all chains, from which the jackknife states errors.
+A standard deviation of 40 groups is known to 11 %."""
 
 DRAWS_BESIDE_MOMENTS = 4
-"""The same where the covariance is that of moments of all transitions."""
+"""Draws for each coordinate that are needed where the covariance is that of moments of all
+transitions. The draws then only say how far the posterior is from Gaussian."""
 
 FEWEST_GROUPS = 8
 """Groups below which the jackknife states errors that are too small."""
 
 DRAWS_PER_COORDINATE = 10
-"""Draws for each coordinate below which a covariance says little."""
+"""Draws for each coordinate that are needed where the draws give the covariance, which says little
+with fewer."""
 
 LARGEST_ASYMMETRY = 0.2
-"""Norm of the antisymmetric part over that of the symmetric one beyond which to refuse."""
+"""Largest norm of the antisymmetric part of the slope over that of the symmetric part. The slope of
+a Gaussian posterior is symmetric, so a larger share refuses the correction."""
 
 STANDARD_ERRORS = 2.0
-"""Standard errors by which a reason to refuse has to be beyond its bound."""
+"""Monte-Carlo standard errors by which a reason to refuse has to be beyond its bound. Two are
+exceeded by chance once in 40 cases."""
 
 NONLINEAR_FACTOR = 2.0
 """Stated error over the first-order change of the correction. On densities with heavy and light
 tails, two modes, banana and funnel shapes the true error is up to twice the change."""
 
 LARGEST_SHARE = 0.5
-"""Stated non-Gaussian error over the correction itself, in log standard deviations, beyond which to
-refuse."""
+"""Largest stated non-Gaussian error over the correction, both in log standard deviations. Beyond it
+the correction is refused, since half of it may be wrong."""
 
 SMALL_ERROR = 0.01
-"""Error of a standard deviation, relative, that is no reason to refuse."""
+"""Relative error of a standard deviation that is small enough to be no reason to refuse."""
 
 UNCERTAIN = 0.5
-"""Stated non-Gaussian error, in log standard deviations, that may be larger than the correction:
-below it errors that are possible but not certain are stated, and no reason to refuse."""
+"""Stated non-Gaussian error, in log standard deviations, up to which it may be larger than the
+correction. It is then not certain, so that it is stated and is no reason to refuse."""
 
 DERIVED = ("posterior_predictive", "predictions", "log_likelihood", "log_prior", MOMENTS)
 """Groups with functions of the draws, which a calibrated trace does not have."""
@@ -189,7 +194,7 @@ def stein_calibrate(
         far from Gaussian.
     ValueError
         Where the trace has no stored gradients, too few draws, draws that are not finite, chains
-        elsewhere than the others, constant coordinates, or variables that need the model.
+        far from the others, constant coordinates, or variables that need the model.
 
     References
     ----------
@@ -218,7 +223,7 @@ def stein_calibrate(
     rebuild = _rebuilder(idata, run, model)
     stored = read_moments(idata) if moments else None
     try:
-        found = calibrate(run, method, stored)
+        calibration = calibrate(run, method, stored)
     except FewDrawsError as error:
         if moments or MOMENTS not in idata.children or method != "slope":
             raise
@@ -227,9 +232,9 @@ def stein_calibrate(
         ) from None
     positions = np.empty(run.positions.shape)
     for chain, part in chunks(*run.positions.shape):
-        centred = run.positions[chain, part] - found.center
-        positions[chain, part] = centred @ found.map.T + found.center
-    return _calibrated_trace(idata, run, found, positions, rebuild(positions), method)
+        centred = run.positions[chain, part] - calibration.center
+        positions[chain, part] = centred @ calibration.map.T + calibration.center
+    return _calibrated_trace(idata, run, calibration, positions, rebuild(positions), method)
 
 
 def calibrate(
@@ -273,19 +278,19 @@ def calibrate(
     except ValueError as error:
         raise CalibrationError(str(error)) from None
 
-    def precision(some: _Moments) -> np.ndarray:
-        return some.slope() if method == "slope" else _langevin_precision(some, run)
+    def precision(part: _Moments) -> np.ndarray:
+        return part.slope() if method == "slope" else _langevin_precision(part, run)
 
     # In coordinates in which the chains have unit covariance the precision is their inflation.
     raw = root.T @ precision(whole) @ root
-    others = moments.leave_one_out()
-    precisions = [precision(one) for one in others]
-    apart = np.array([root.T @ one @ root for one in precisions])
+    left_out = moments.leave_one_out()
+    precisions = [precision(part) for part in left_out]
+    apart = np.array([root.T @ matrix @ root for matrix in precisions])
     symmetric, kept = shrink((raw + raw.T) / 2, (apart + apart.swapaxes(1, 2)) / 2)
     asymmetry = _check_symmetric(raw, apart)
     _check_positive(symmetric, (apart + apart.swapaxes(1, 2)) / 2)
     monte_carlo = _jackknife_error(
-        np.array([_shrunk_log_sds(*one, kept) for one in zip(others, precisions, strict=True)])
+        np.array([_shrunk_log_sds(*pair, kept) for pair in zip(left_out, precisions, strict=True)])
     )
     relative = linalg.inv(symmetric)
     correction = _log_sds(root, symmetric) - 0.5 * np.log(np.diag(covariance))
@@ -529,11 +534,10 @@ def _check_symmetric(raw: np.ndarray, apart: np.ndarray) -> float:
     margin = STANDARD_ERRORS * np.sqrt((noise**4).sum()) / scale**2
     if asymmetry**2 - margin > LARGEST_ASYMMETRY**2:
         raise CalibrationError(
-            f"The slope of the gradients in the position is not symmetric: its antisymmetric part "
-            f"is {asymmetry:.2g} of the symmetric one, and should be at most "
-            f"{LARGEST_ASYMMETRY:g}. The gradients are not those of one smooth density at the "
-            "stored positions, or the posterior is far from Gaussian. The draws are left as they "
-            "are: sample again with a smaller `bias`."
+            "The slope of the gradients in the position should be symmetric, but its antisymmetric "
+            f"part is {asymmetry:.2g} of the symmetric one, more than {LARGEST_ASYMMETRY:g}: the "
+            "gradients are not those of one smooth density, or the posterior is far from Gaussian. "
+            "The draws are left as they are; sample again with a smaller `bias`."
         )
     return asymmetry
 
@@ -546,9 +550,9 @@ def _check_positive(symmetric: np.ndarray, apart: np.ndarray) -> None:
         raise FewDrawsError(
             "The slope of minus the gradients in the position should be positive in all "
             f"directions, but its smallest eigenvalue relative to the chains is {values[0]:.2g} "
-            f"with a Monte-Carlo error of {error:.2g}. Either the draws are too few to tell, or "
-            "the posterior is far from Gaussian. The draws are left as they are: sample more of "
-            "them, or again with a smaller `bias`."
+            f"with a Monte-Carlo error of {error:.2g}: the draws are too few to tell, or the "
+            "posterior is far from Gaussian. The draws are left as they are; sample more of them, "
+            "or again with a smaller `bias`."
         )
 
 
@@ -575,7 +579,7 @@ def _nonlinearity(
         Quadratic part over linear part of the gradient, Monte-Carlo error taken off.
     """
     d = run.dimension
-    x, g = (every_nth(one) for one in (run.positions, run.gradients))
+    x, g = (every_nth(values) for values in (run.positions, run.gradients))
     u = linalg.solve_triangular(root, (x.reshape(-1, d) - center).T, lower=True).T
     r = g.reshape(-1, d) @ root
     u -= u.mean(0)
@@ -655,9 +659,9 @@ def _rebuilder(
     shape = run.positions.shape
     columns = {}
     for name, values in draws.data_vars.items():
-        found = columns_of(np.asarray(values).reshape(*shape[:2], -1), run.positions)
-        if found is not None:
-            columns[str(name)] = found
+        column = columns_of(np.asarray(values).reshape(*shape[:2], -1), run.positions)
+        if column is not None:
+            columns[str(name)] = column
     others = [str(name) for name in draws.data_vars if name not in columns]
     if others and model is None:
         raise ValueError(
@@ -711,12 +715,12 @@ def _check_model(
     unknown = [name for name in names if name not in model.named_vars]
     wrong = unknown
     if not unknown:
-        some = run.positions[0, :5].astype(float)
-        found = constrain(some, model, layout, names)
+        first = run.positions[0, :5].astype(float)
+        rebuilt = constrain(first, model, layout, names)
         wrong = [
             name
             for name in names
-            if not np.allclose(found[name], draws[name].values[0, :5], rtol=1e-4, atol=1e-8)
+            if not np.allclose(rebuilt[name], draws[name].values[0, :5], rtol=1e-4, atol=1e-8)
         ]
     if wrong:
         raise ValueError(
@@ -729,7 +733,7 @@ def _check_model(
 def _calibrated_trace(
     idata: DataTree,
     run: StoredRun,
-    found: Calibration,
+    calibration: Calibration,
     positions: np.ndarray,
     variables: dict[str, np.ndarray],
     method: str,
@@ -741,28 +745,28 @@ def _calibrated_trace(
     stats = idata["sample_stats"].to_dataset()
     dims = stats["position"].transpose("chain", "draw", ...).dims
     stats = stats.drop_vars("gradient").assign(position=(dims, positions))
-    one, other = dims[-1], f"{dims[-1]}_of_column"
+    dim, column_dim = dims[-1], f"{dims[-1]}_of_column"
     report = xr.Dataset(
         {
-            "sd_ratio": (one, found.sd_ratio),
-            "sd_error": (one, found.error),
-            "monte_carlo_error": (one, found.monte_carlo_error),
-            "nonlinear_error": (one, found.nonlinear_error),
-            "center": (one, found.center),
-            "covariance": ((one, other), found.covariance),
-            "map": ((one, other), found.map),
+            "sd_ratio": (dim, calibration.sd_ratio),
+            "sd_error": (dim, calibration.error),
+            "monte_carlo_error": (dim, calibration.monte_carlo_error),
+            "nonlinear_error": (dim, calibration.nonlinear_error),
+            "center": (dim, calibration.center),
+            "covariance": ((dim, column_dim), calibration.covariance),
+            "map": ((dim, column_dim), calibration.map),
         },
-        coords={one: list(run.labels), other: list(run.labels)},
+        coords={dim: list(run.labels), column_dim: list(run.labels)},
         attrs={
             "method": method,
-            "third_order": found.third_order,
-            "asymmetry": found.asymmetry,
-            "kept_of_differences": found.shrinkage[0],
-            "kept_of_level": found.shrinkage[1],
+            "third_order": calibration.third_order,
+            "asymmetry": calibration.asymmetry,
+            "kept_of_differences": calibration.shrinkage[0],
+            "kept_of_level": calibration.shrinkage[1],
         },
     )
     groups = {
-        name: one for name, one in groups_of(idata).items() if name.split("/")[0] not in DERIVED
+        name: group for name, group in groups_of(idata).items() if name.split("/")[0] not in DERIVED
     }
     groups |= {"posterior": posterior, "sample_stats": stats, GROUP: report}
     return DataTree.from_dict(groups, name=idata.name)

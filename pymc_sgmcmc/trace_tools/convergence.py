@@ -27,10 +27,10 @@ from pymc_sgmcmc.record import MOMENTS, PREFIX, groups_of, is_of_draws
 from pymc_sgmcmc.trace_tools.reader import StoredRun, dense, read_run
 
 VARIANCES = ("batch_means", "closed_form")
-"""Where the variance of the mean of a window is from."""
+"""Names of the two methods that give the variance of the mean of a window."""
 
 WINDOWS_IN_HALF = 25
-"""Windows in half a chain, for the default length."""
+"""Number of windows in half a chain, which sets the default length of a window."""
 
 LARGEST_CORRELATION = 0.1
 """Mean squared correlation of successive windows above which the default length doubles."""
@@ -39,7 +39,8 @@ FEWEST_WINDOWS = 8
 """Windows from which the variance of their mean can be told."""
 
 SMALLEST_PROBABILITY = 1e-4
-"""Of the mean gradient of a last half, below which a chain has not converged at all."""
+"""Probability of the mean gradient of the last half of a chain, below which the chain counts as not
+converged at all. By chance one in ten thousand halves is below it."""
 
 log = logging.getLogger("pymc.sgmcmc")
 
@@ -125,8 +126,8 @@ def gradient_convergence(
     >>> x[1, :30] += 20
     >>> dims = ("chain", "draw", "at")
     >>> stats = xr.Dataset({"position": (dims, x), "gradient": (dims, -x)})
-    >>> found = gradient_convergence(xr.DataTree.from_dict({"sample_stats": stats}))
-    >>> found["unconverged_draws"].values
+    >>> report = gradient_convergence(xr.DataTree.from_dict({"sample_stats": stats}))
+    >>> report["unconverged_draws"].values
     array([ 0, 37])
     """
     one_of("rule", rule, CONVERGENCE_RULES)
@@ -223,15 +224,15 @@ def discard_unconverged(idata: DataTree, **settings: Any) -> DataTree:
             f"`{unknown[0]}` is no setting of `gradient_convergence`, whose settings are "
             f"{', '.join(f'`{name}`' for name in known)}."
         )
-    found = gradient_convergence(idata, **settings)
+    report = gradient_convergence(idata, **settings)
     draws = idata["sample_stats"].sizes["draw"]
-    unconverged = found["unconverged_draws"].values
+    unconverged = report["unconverged_draws"].values
     late = unconverged > draws // 2
     if late.any():
-        chains = found["chain"].values.tolist()
-        bad = [chain for chain, one in zip(chains, late, strict=True) if one]
-        rest = [chain for chain in chains if chain not in bad]
-        advice = f"leave them out, `idata.sel(chain={rest})`, or " if rest else ""
+        chains = report["chain"].values.tolist()
+        bad = [chain for chain, is_late in zip(chains, late, strict=True) if is_late]
+        good = [chain for chain in chains if chain not in bad]
+        advice = f"leave them out, `idata.sel(chain={good})`, or " if good else ""
         raise ValueError(
             f"All chains should converge within the first half of their {draws} draws, but chains "
             f"{bad} did not: no draws would be left that can be trusted. Sample again with more "
@@ -372,29 +373,32 @@ def _measured(run: StoredRun, length: int, level: float) -> tuple[np.ndarray, np
 
 
 def _last_half_probabilities(batches: _Batches) -> np.ndarray:
-    """Of so large a mean gradient of each chain's last half, its variance from other chains."""
+    """Probabilities of mean gradients as large as those of the last halves, shape (chains,).
+
+    The variance of the mean of a chain is that of the other chains.
+    """
     chains, count, d = batches.means.shape
     rho = np.sqrt(batches.correlation)
     effective = count * (1 - rho) / (1 + rho)
-    found = np.full(chains, np.nan)
+    probabilities = np.full(chains, np.nan)
     for chain in range(chains):
         own = batches.means[chain]
-        rest = np.delete(batches.means, chain, axis=0).reshape(-1, d)
-        number = len(rest)
+        pooled = np.delete(batches.means, chain, axis=0).reshape(-1, d)
+        number = len(pooled)
         if chains == 1:
-            rest, number = own - own.mean(0), count - 1
+            pooled, number = own - own.mean(0), count - 1
         degrees = number * batches.independent
         if degrees < 2:
             continue
-        mean, covariance = own.mean(0), rest.T @ rest / number
+        mean, covariance = own.mean(0), pooled.T @ pooled / number
         if degrees > 2 * d + 2:
             squared = effective * (_whitened(mean[None], covariance) ** 2).sum()
             free = degrees - d + 1
-            found[chain] = stats.f.sf(squared * free / (degrees * d), d, free)
+            probabilities[chain] = stats.f.sf(squared * free / (degrees * d), d, free)
         else:
             t = np.abs(mean) / np.sqrt(np.diag(covariance) / effective)
-            found[chain] = min(1.0, 2 * d * stats.t.sf(t.max(), degrees))
-    return found
+            probabilities[chain] = min(1.0, 2 * d * stats.t.sf(t.max(), degrees))
+    return probabilities
 
 
 def _hotelling(
@@ -403,9 +407,9 @@ def _hotelling(
     """Squared lengths in units of an estimated covariance about zero, and their bound."""
     d = means.shape[1]
     whitened = _whitened(means, covariance)
-    rest = degrees - d + 1
+    free = degrees - d + 1
     return np.einsum("ki,ki->k", whitened, whitened), float(
-        degrees * d / rest * stats.f.ppf(level, d, rest)
+        degrees * d / free * stats.f.ppf(level, d, free)
     )
 
 
@@ -441,7 +445,7 @@ def _elementwise(run: StoredRun, length: int) -> np.ndarray:
     last = run.gradients[:, run.gradients.shape[1] // 2 :]
     variances = np.mean(np.square(last, dtype=float), axis=(0, 1))
     scale = np.sqrt(variances / length)
-    return np.array([np.abs(window_means(one, length) / scale).max(1) for one in run.gradients])
+    return np.array([np.abs(window_means(chain, length) / scale).max(1) for chain in run.gradients])
 
 
 # --- Langevin dynamics ----------------------------------------------------------------------
@@ -556,5 +560,5 @@ def _closed_form(idata: DataTree, run: StoredRun, length: int) -> np.ndarray:
 
 
 def _draw_labels(idata: DataTree, draws: int) -> np.ndarray:
-    found = idata["sample_stats"].coords
-    return found["draw"].values if "draw" in found else np.arange(draws)
+    coords = idata["sample_stats"].coords
+    return coords["draw"].values if "draw" in coords else np.arange(draws)

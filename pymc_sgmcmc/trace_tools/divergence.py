@@ -80,7 +80,7 @@ def find_divergence(
 
 
 def find_growth(positions: np.ndarray) -> str | None:
-    """What shows that a chain grows, from its draws or means of batches of them, (draws, d).
+    """Evidence that a chain grows, from its draws or their batch means, shape (draws, d).
 
     Returns
     -------

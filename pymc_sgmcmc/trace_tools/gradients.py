@@ -59,11 +59,11 @@ def gradients(idata: DataTree, model: pm.Model | None = None) -> DataTree:
     ...     scale = pm.HalfNormal("scale")
     ...     _ = pm.Normal("y", 0, scale, observed=np.ones(10))
     >>> draws = xr.Dataset({"scale": (("chain", "draw"), np.ones((1, 2)))})
-    >>> found = gradients(xr.DataTree.from_dict({"posterior": draws}), model)
+    >>> with_gradients = gradients(xr.DataTree.from_dict({"posterior": draws}), model)
 
     The gradient in log(scale) is -10 + 10 + 1 - 1, of likelihood, Jacobian and prior.
 
-    >>> found["sample_stats"]["gradient"].values.ravel().round(6) + 0.0
+    >>> with_gradients["sample_stats"]["gradient"].values.ravel().round(6) + 0.0
     array([0., 0.])
     """
     check_trace(idata)
@@ -71,13 +71,13 @@ def gradients(idata: DataTree, model: pm.Model | None = None) -> DataTree:
     _check_data(idata, model)
     posterior = Posterior(model, rows=_rows(idata))
     positions = _positions(idata, model, posterior)
-    found = np.empty_like(positions)
+    values = np.empty_like(positions)
     for index in np.ndindex(positions.shape[:2]):
         with np.errstate(all="ignore"):
-            found[index] = posterior.log_density_and_gradient(positions[index])[1]
-        if not np.isfinite(found[index]).all():
+            values[index] = posterior.log_density_and_gradient(positions[index])[1]
+        if not np.isfinite(values[index]).all():
             chain, draw = index
-            bad = posterior.labels[int(np.argmin(np.isfinite(found[index])))]
+            bad = posterior.labels[int(np.argmin(np.isfinite(values[index])))]
             raise ValueError(
                 f"All gradients should be finite, but that in `{bad}` is not at draw {draw} of "
                 f"chain {chain}: the draw is outside of the support of the model, or the model is "
@@ -94,7 +94,7 @@ def gradients(idata: DataTree, model: pm.Model | None = None) -> DataTree:
     )
     stats.attrs = {k: v for k, v in stats.attrs.items() if not str(k).startswith("sgmcmc_")}
     dims = ("chain", "draw", DIMENSION)
-    stats = stats.assign(position=(dims, positions), gradient=(dims, found))
+    stats = stats.assign(position=(dims, positions), gradient=(dims, values))
     stats = stats.assign_coords({DIMENSION: list(posterior.labels)})
     for dim in dims[:2]:
         if dim in idata["posterior"].coords:
@@ -106,8 +106,8 @@ def gradients(idata: DataTree, model: pm.Model | None = None) -> DataTree:
 
 def changed_data(idata: DataTree, model: pm.Model) -> list[str]:
     """Names of data whose values in the model are not those that the trace was sampled with."""
-    of_model = {one.name: model.rvs_to_values[one] for one in model.observed_RVs}
-    of_model |= {one.name: one for one in model.data_vars}
+    of_model = {variable.name: model.rvs_to_values[variable] for variable in model.observed_RVs}
+    of_model |= {variable.name: variable for variable in model.data_vars}
     changed = []
     for group in ("observed_data", "constant_data"):
         for name, stored in idata[group].data_vars.items() if group in idata.children else ():
@@ -143,14 +143,14 @@ def _model(model: pm.Model | None) -> pm.Model:
 
 
 def _values(variable: Any) -> np.ndarray | None:
-    """Of a constant or shared variable."""
+    """Value of a constant or of a shared variable."""
     if isinstance(variable, SharedVariable):
         return np.asarray(variable.get_value())
     return np.asarray(variable.data) if isinstance(variable, Constant) else None
 
 
 def _rows(idata: DataTree) -> str | list[str] | None:
-    """Which data run over the rows, where a run with this package was told."""
+    """Names of the data that have a row for each observation, where the user gave them."""
     return stored_rows(settings_of(idata)) if "sample_stats" in idata.children else None
 
 
@@ -162,11 +162,11 @@ def _check_order(draws: xr.Dataset, model: pm.Model) -> None:
             labels = model.coords.get(dim)
             if labels is None or dim not in values.coords or values.sizes[dim] != len(labels):
                 continue
-            theirs = [str(one) for one in values.coords[dim].values]
-            if theirs != [str(one) for one in labels]:
+            stored = [str(label) for label in values.coords[dim].values]
+            if stored != [str(label) for label in labels]:
                 raise ValueError(
                     f"`{variable.name}` should have its elements in the order of the model, but "
-                    f"`{dim}` is {', '.join(theirs[:5])} in the trace and "
+                    f"`{dim}` is {', '.join(stored[:5])} in the trace and "
                     f"{', '.join(map(str, labels[:5]))} in the model. Put it back by "
                     f'`idata.sel({dim}=list(model.coords["{dim}"]))`.'
                 )
@@ -175,27 +175,27 @@ def _check_order(draws: xr.Dataset, model: pm.Model) -> None:
 def _positions(idata: DataTree, model: pm.Model, posterior: Posterior) -> np.ndarray:
     """Unconstrained positions of the draws, shape (chain, draw, d)."""
     draws = posterior_of(idata)
-    missing = [one.name for one in model.free_RVs if one.name not in draws.data_vars]
+    missing = [variable.name for variable in model.free_RVs if variable.name not in draws.data_vars]
     if missing:
         raise ValueError(
             f"The posterior should have all free variables of the model, but has no "
             f"{', '.join(f'`{name}`' for name in missing)}. Pass the model that was sampled, and "
             "a trace of all its variables."
         )
-    values = {one.name: np.asarray(draws[one.name]) for one in model.free_RVs}
+    values = {variable.name: np.asarray(draws[variable.name]) for variable in model.free_RVs}
     count = (draws.sizes["chain"], draws.sizes["draw"])
     _check_order(draws, model)
     shapes = model.eval_rv_shapes()
-    for name, one in values.items():
-        if one.shape[2:] != tuple(shapes[name]):
+    for name, array in values.items():
+        if array.shape[2:] != tuple(shapes[name]):
             raise ValueError(
                 f"`{name}` should have draws of shape {tuple(shapes[name])}, as in the model, but "
-                f"has {one.shape[2:]}. Pass the model that was sampled."
+                f"has {array.shape[2:]}. Pass the model that was sampled."
             )
-        if not np.isfinite(one).all():
+        if not np.isfinite(array).all():
             raise ValueError(
                 f"All draws should be finite, but `{name}` has NaN or infinite ones. Leave them "
                 "out, `idata.sel(draw=...)`, or sample again."
             )
-    flat = {name: one.reshape(-1, *one.shape[2:]) for name, one in values.items()}
+    flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in values.items()}
     return unconstrain(flat, model, posterior.layout).reshape(*count, -1)

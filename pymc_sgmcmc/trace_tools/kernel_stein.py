@@ -24,13 +24,14 @@ from pymc_sgmcmc.trace_tools.reader import (
 )
 
 MOST_DRAWS = 1_000
-"""Draws of which all pairs are taken."""
+"""Largest number of draws. All pairs are taken, so that time grows with its square."""
 
 MOST_CANDIDATES = 50_000
-"""Draws among which Stein thinning chooses."""
+"""Largest number of draws among which Stein thinning chooses."""
 
 DRAWS_A_COORDINATE = 10
-"""Draws for each coordinate, below which covariances are taken for zero."""
+"""Draws for each coordinate below which covariances are taken as zero, since their estimates are
+mostly noise."""
 
 
 def kernel_stein_discrepancy(idata: DataTree, *, draws: int = MOST_DRAWS) -> Estimate:
@@ -64,7 +65,7 @@ def kernel_stein_discrepancy(idata: DataTree, *, draws: int = MOST_DRAWS) -> Est
     Raises
     ------
     ValueError
-        Where there are no stored gradients, draws are not finite, chains are elsewhere than the
+        Where there are no stored gradients, draws are not finite, chains are far from the
         others, or a coordinate does not move.
 
     References
@@ -182,16 +183,16 @@ def _chosen(dataset: Any, chain: np.ndarray, draw: np.ndarray) -> Any:
         name: dataset[name].values if name in dataset.coords else np.arange(dataset.sizes[name])
         for name in ("chain", "draw")
     }
-    found = dataset.drop_vars(("chain", "draw"), errors="ignore").isel(
+    dataset = dataset.drop_vars(("chain", "draw"), errors="ignore").isel(
         chain=DataArray(chain, dims="chosen"), draw=DataArray(draw, dims="chosen")
     )
-    found = found.rename_dims(chosen="draw").expand_dims(chain=[0])
-    found = found.assign_coords(
+    dataset = dataset.rename_dims(chosen="draw").expand_dims(chain=[0])
+    dataset = dataset.assign_coords(
         draw=np.arange(len(draw)),
         of_chain=("draw", labels["chain"][chain]),
         of_draw=("draw", labels["draw"][draw]),
     )
-    return found.transpose("chain", "draw", ...)
+    return dataset.transpose("chain", "draw", ...)
 
 
 def _whitened(
@@ -199,13 +200,13 @@ def _whitened(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draws with unit covariance, or unit variances where they are few, and gradients in these."""
     d = run.dimension
-    some = every_nth(run.positions).reshape(-1, d)
-    x = positions.reshape(-1, d).astype(float) - some.mean(0)
+    draws = every_nth(run.positions).reshape(-1, d)
+    x = positions.reshape(-1, d).astype(float) - draws.mean(0)
     g = gradients.reshape(-1, d).astype(float)
-    if len(some) < DRAWS_A_COORDINATE * d:
-        scale = some.std(0)
+    if len(draws) < DRAWS_A_COORDINATE * d:
+        scale = draws.std(0)
         return x / scale, g * scale
-    root = root_of_draws(np.atleast_2d(np.cov(some.T)), run.labels, len(some))
+    root = root_of_draws(np.atleast_2d(np.cov(draws.T)), run.labels, len(draws))
     return linalg.solve_triangular(root, x.T, lower=True).T, g @ root
 
 

@@ -19,7 +19,8 @@ from pymc_sgmcmc.trace_tools.reader import (
 )
 
 FEWEST_BATCHES = 8
-"""Batches a chain from which their spread says whether chains are of one law."""
+"""Smallest number of batches of a chain whose spread says whether chains have the same law. With
+fewer the spread itself is uncertain by more than a quarter."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,14 @@ def read_moments(idata: DataTree) -> StoredMoments:
     ------
     ValueError
         Where the trace has none, numbers that are not finite, other draws than at the end of the
-        run, and where chains are elsewhere than the others.
+        run, and where chains are far from the others.
     """
     check_trace(idata)
     if MOMENTS not in idata.children:
         raise ValueError(
-            f"The trace should have a group `{MOMENTS}`, but has {sorted(idata.children)}. It is "
-            "written at the end of a `pm.sample(step=...)` that was not interrupted, with one step "
-            "method of pymc_sgmcmc that has all variables, and left out where draws were left out "
-            "or changed. Sample again, or use the stored draws."
+            f"The trace should have a group `{MOMENTS}`, but has {sorted(idata.children)}: a "
+            "run with one step method writes it at its end if it was not interrupted, and it is "
+            "left out where draws were left out or changed. Sample again, or use the stored draws."
         )
     group = idata[MOMENTS].to_dataset()
     check_sample_dims(group, MOMENTS, ("chain",))
@@ -91,7 +91,7 @@ def read_moments(idata: DataTree) -> StoredMoments:
     shift = (origins - origins[0])[:, None]
     by_shift = np.einsum("...i,...j->...ij", x, np.broadcast_to(shift, x.shape))
     by_itself = np.einsum("...i,...j->...ij", shift, shift)
-    found = StoredMoments(
+    moments = StoredMoments(
         origin=origins[0],
         batch_position=values("batch_position") + shift,
         batch_gradient=values("batch_gradient"),
@@ -105,16 +105,16 @@ def read_moments(idata: DataTree) -> StoredMoments:
         + np.einsum("...i,...j->...ij", np.broadcast_to(shift, g.shape), g),
         batch_length=_same_length(group, "transitions_a_batch"),
         group_counts=values("transitions_of_group"),
-        labels=tuple(str(one) for one in group[DIMENSION].values),
+        labels=tuple(str(label) for label in group[DIMENSION].values),
     )
     numbers = (
-        found.batch_position,
-        found.batch_gradient,
-        found.group_gradient,
-        found.position_position,
-        found.position_gradient,
+        moments.batch_position,
+        moments.batch_gradient,
+        moments.group_gradient,
+        moments.position_position,
+        moments.position_gradient,
     )
-    if not all(np.isfinite(one).all() for one in numbers):
+    if not all(np.isfinite(array).all() for array in numbers):
         raise ValueError(
             f"`{MOMENTS}` has numbers that are not finite: a chain diverged, or runs of different "
             "lengths were put together. Leave chains out, `idata.sel(chain=[...])`, or sample "
@@ -122,14 +122,16 @@ def read_moments(idata: DataTree) -> StoredMoments:
         )
     names = group["chain"].values.tolist() if "chain" in group.coords else range(chains)
     with np.errstate(all="ignore"):
-        growths = map(find_growth, found.batch_position)
-        reasons = {name: one for name, one in zip(names, growths, strict=True) if one is not None}
+        growths = map(find_growth, moments.batch_position)
+        reasons = {
+            name: growth for name, growth in zip(names, growths, strict=True) if growth is not None
+        }
     check_divergence(reasons, tuple(names), settings_of(idata))
-    if found.batch_position.shape[1] > 1:
-        check_constant(found.batch_position, found.labels)
-    if found.batch_position.shape[1] >= FEWEST_BATCHES:
-        check_chains(found.batch_position, found.labels, tuple(names))
-    return found
+    if moments.batch_position.shape[1] > 1:
+        check_constant(moments.batch_position, moments.labels)
+    if moments.batch_position.shape[1] >= FEWEST_BATCHES:
+        check_chains(moments.batch_position, moments.labels, tuple(names))
+    return moments
 
 
 def _check_draws(idata: DataTree, group: xr.Dataset) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import xarray as xr
-from arviz_base import rcParams
+from arviz_base import rc_context, rcParams
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import one_of
@@ -26,25 +26,27 @@ if TYPE_CHECKING:
     from arviz_plots import PlotCollection
 
 INTERVAL = 1.96
-"""Half the width of the intervals, in standard errors: 95 %."""
+"""Half the width of the intervals in standard errors: the 97.5 % quantile of the normal law."""
 
 ROW_HEIGHT = 0.22
-"""Inches for a parameter."""
+"""Height of the row of a parameter in inches, a little more than that of its label."""
 
 DOTS_AN_INCH = 100
-"""On backends that know of no inches."""
+"""Resolution on backends that have no inches. It is the default of matplotlib."""
 
 MOST_TRACES = 5
-"""Coordinates whose gradients are shown where none are asked for."""
+"""Number of coordinates whose gradients are shown where the user names none."""
 
 MOST_POINTS = 2_000
-"""Windows shown of a chain, evenly spaced."""
+"""Largest number of windows shown of a chain, evenly spaced. It is about two for a dot of the
+width."""
 
 MOST_ROWS = 200
-"""Rows shown of a table: figures of more can neither be read nor be saved by all backends."""
+"""Largest number of rows of a plot. Larger figures can neither be read nor be saved by all
+backends."""
 
 BACKENDS = ("matplotlib", "bokeh", "plotly", "none")
-"""Those of arviz-plots; "none" draws nothing."""
+"""Backends of arviz-plots. The backend "none" draws nothing."""
 
 Visuals = Mapping[str, Mapping[str, Any] | bool]
 
@@ -93,22 +95,18 @@ def plot_bias(
     report = report.loc[_shown(report.index, var_names, coords)]
     report = report.iloc[_first(report["variance_error"], "with the largest errors")]
     known = ("point_estimate", "interval", "stated", "zero", "labels", "ticklabels", "title")
-    drawing = _Drawing.rows(len(report), 1, backend, visuals, known, pc_kwargs)
-    drawing.draw("vline", "zero", 0.0, color="gray", alpha=0.5)
-    dashed = drawing.backend.get_default_aes("linestyle", 2, {})[-1]
-    drawing.draw("vline", "stated", stated, color="C1", linestyle=dashed)
+    drawing = _Drawing.rows(report.index, 1, backend, visuals, known, pc_kwargs)
+    drawing.draw("vline", "stated", stated, color="C1", linestyle=drawing.dashed)
     rows = np.arange(len(report), 0, -1)
     error, se = (report[name].to_numpy() for name in ("variance_error", "variance_error_se"))
     drawing.intervals(error, INTERVAL * se, rows, color="C0")
-    drawing.draw("yticks", "ticklabels", rows, report.index.tolist())
-    drawing.draw("ylim", "limits", (0.3, len(report) + 0.7))
     drawing.draw("xlabel", "labels", "relative error of the variance")
     drawing.draw("title", "title", f"Variance error (dashed: {called} {stated:.3g})")
     return drawing.collection
 
 
 def _report(idata: DataTree, bias: float | None) -> pd.DataFrame:
-    """Bias report, with a warning where the run says little of the posterior.
+    """Bias report, with a warning where the run says little about the posterior.
 
     Warns
     -----
@@ -161,10 +159,10 @@ def plot_gradient_trace(
     -------
     arviz_plots.PlotCollection
     """
-    found = gradient_convergence(idata, **settings)
+    convergence = gradient_convergence(idata, **settings)
     run = read_run(idata, agreeing_chains=False)
-    length, draws = found.attrs["window"], found["draw"].values
-    means = np.stack([window_means(one, length) for one in run.gradients])
+    length, draws = convergence.attrs["window"], convergence["draw"].values
+    means = np.stack([window_means(chain, length) for chain in run.gradients])
     scale = means[:, means.shape[1] // 2 :].std((0, 1))
     means /= np.where(scale > 0, scale, 1)
     if var_names is None and coords is None:
@@ -172,7 +170,9 @@ def plot_gradient_trace(
         shown = sorted(np.argsort(-sizes, kind="stable")[:MOST_TRACES].tolist())
     else:
         shown = [run.labels.index(label) for label in _shown(run.labels, var_names, coords)]
-    names = ["statistic", *(run.labels[number] for number in shown)]
+    names = [run.labels[number] for number in shown]
+    # Names of panels differ, also where a variable has that of the statistic.
+    names = ["statistic" if "statistic" not in names else "convergence statistic", *names]
     pc_kwargs = {"figure_kwargs": dict(figure_kwargs or {})}
     known = (
         "statistic", "bound", "gradient", "zero", "unconverged", "names", "labels", "title",
@@ -181,7 +181,7 @@ def plot_gradient_trace(
     drawing = _Drawing(names, (9.0, 1.0 + 1.6 * len(names)), backend, visuals, known, pc_kwargs)
     every = slice(None, None, max(1, -(-len(draws) // MOST_POINTS)))
     colors = drawing.backend.get_default_aes("color", len(run.chains), {})
-    cut = int(found["unconverged_draws"].max())
+    cut = int(convergence["unconverged_draws"].max())
     for panel, name in enumerate(names):
         drawing.target = drawing.targets[panel]
         if cut > 0:
@@ -190,7 +190,7 @@ def plot_gradient_trace(
             drawing.draw("vspan", "unconverged", draws[0], last, color="gray", alpha=0.15)
         if panel == 0:
             drawing.draw("hline", "bound", 1.0, color="black", alpha=0.6)
-            values = (found["statistic"] / found["bound"]).values
+            values = (convergence["statistic"] / convergence["bound"]).values
             drawing.draw("yscale", "scale", "log")
         else:
             drawing.draw("hline", "zero", 0.0, color="gray", alpha=0.5)
@@ -206,7 +206,7 @@ def plot_gradient_trace(
             drawing.draw("title", "names", name, size=9)
     drawing.draw("xlabel", "labels", f"last draw of a window of {length}")
     drawing.target = drawing.targets[0]
-    unconverged = found["unconverged_draws"].values
+    unconverged = convergence["unconverged_draws"].values
     drawing.draw("title", "title", _verdict(unconverged, run.gradients.shape[1]))
     if len(colors) > 1:
         drawing.legend(colors, [str(chain) for chain in run.chains], "chain")
@@ -250,25 +250,22 @@ def plot_zero_variance(
                 f"{', '.join(f'`{name}`' for name in settings)} are settings of `zero_variance`, "
                 "whose result was given. Pass the trace, or leave them out."
             )
-        found = idata
+        means = idata
     else:
-        found = zero_variance(idata, **settings)
-    table = found.summary()
+        means = zero_variance(idata, **settings)
+    table = means.summary()
     table = table[table["variance_ratio"].notna()]  # what is constant has no error
     ratio = float(np.median(table["variance_ratio"]))
     table = table.iloc[_first(-np.arange(len(table)), "that are first: choose by `var_names`")]
     pc_kwargs = {"figure_kwargs": dict(figure_kwargs or {})}
     known = ("point_estimate", "interval", "zero", "labels", "ticklabels", "title", "legend")
-    drawing = _Drawing.rows(len(table), 1.5, backend, visuals, known, pc_kwargs)
+    drawing = _Drawing.rows(table.index, 1.5, backend, visuals, known, pc_kwargs)
     unit = table["mcse_before"].to_numpy()
     rows = np.arange(len(table), 0, -1)
     shift = (table["mean"] - table["mean_before"]).to_numpy() / unit
-    drawing.draw("vline", "zero", 0.0, color="gray", alpha=0.5)
     drawing.intervals(np.zeros(len(rows)), np.full(len(rows), INTERVAL), rows + 0.17, color="C0")
     half = INTERVAL * table["mcse"].to_numpy() / unit
     drawing.intervals(shift, half, rows - 0.17, color="C1")
-    drawing.draw("yticks", "ticklabels", rows, table.index.tolist())
-    drawing.draw("ylim", "limits", (0.3, len(table) + 0.7))
     drawing.draw("xlabel", "labels", "difference of means, in standard errors without")
     drawing.draw("title", "title", f"Means: variance ratio {ratio:.3g} (median)")
     drawing.legend(["C0", "C1"], ["without", "with"], "control variates")
@@ -323,8 +320,8 @@ def plot_ess_bias(
     runs = {"": idata} if isinstance(idata, DataTree) else dict(idata)
     if not runs:
         raise ValueError("`idata` should be a trace or traces by name, but got no trace.")
-    reports = {name: _report(one, bias) for name, one in runs.items()}
-    called = " or ".join(sorted({one.attrs["bias_called"] for one in reports.values()}))
+    reports = {name: _report(trace, bias) for name, trace in runs.items()}
+    called = " or ".join(sorted({report.attrs["bias_called"] for report in reports.values()}))
     for name, report in reports.items():
         attrs = report.attrs
         reports[name] = report.loc[_shown(report.index, var_names, coords)]
@@ -333,7 +330,6 @@ def plot_ess_bias(
     drawing = _Drawing(["ess_bias"], (7.0, 5.0), backend, visuals, known, pc_kwargs)
     colors = drawing.backend.get_default_aes("color", len(reports), {})
     drawing.draw("hline", "zero", 0.0, color="gray", alpha=0.5)
-    dashed = drawing.backend.get_default_aes("linestyle", 2, {})[-1]
     stated = {report.attrs["bias"] for report in reports.values()}
     everything = np.concatenate([report["ess_bulk"] for report in reports.values()])
     wide = everything.max() > 10 * everything.min()
@@ -344,7 +340,9 @@ def plot_ess_bias(
         half = INTERVAL * report["variance_error_se"].to_numpy()
         line = color if len(stated) > 1 else "black"
         if len(stated) > 1 or name == next(iter(reports)):
-            drawing.draw("hline", "stated", report.attrs["bias"], color=line, linestyle=dashed)
+            drawing.draw(
+                "hline", "stated", report.attrs["bias"], color=line, linestyle=drawing.dashed
+            )
         for x, y, width in zip(ess, error, half, strict=True):
             drawing.draw("line", "interval", [x, x], [y - width, y + width], color=color, alpha=0.4)
         drawing.draw("scatter", "point", ess, error, color=color)
@@ -391,57 +389,47 @@ class _Drawing:
             raise ImportError(
                 f'`backend="{name}"` needs more libraries: `pip install "arviz-plots[{name}]"`.'
             ) from None
+        self.dashed = self.backend.get_default_aes("linestyle", 2, {})[-1]
         self.visuals = dict(visuals or {})
         for visual in self.visuals:
             one_of("visuals", visual, known)
         figure_kwargs = dict(pc_kwargs.pop("figure_kwargs", {}))
-        if "figsize" not in figure_kwargs and name == "matplotlib":
-            figure_kwargs |= {"figsize": size, "figsize_units": "inches"}
-        elif "figsize" not in figure_kwargs:
-            dots = (DOTS_AN_INCH * size[0], DOTS_AN_INCH * size[1])
-            figure_kwargs |= {"figsize": dots, "figsize_units": "dots"}
-        figsize = self.backend.scale_fig_size(
-            figure_kwargs.pop("figsize"), figsize_units=figure_kwargs.pop("figsize_units", None)
+        if "figsize" not in figure_kwargs:
+            unit, scale = ("inches", 1) if name == "matplotlib" else ("dots", DOTS_AN_INCH)
+            figure_kwargs["figsize"] = (scale * size[0], scale * size[1])
+            figure_kwargs["figsize_units"] = unit
+        figure_kwargs["figsize"] = self.backend.scale_fig_size(
+            figure_kwargs["figsize"], figsize_units=figure_kwargs.pop("figsize_units", None)
         )
         if name == "matplotlib":
             figure_kwargs.setdefault("layout", "constrained")  # room for labels and the legend
-        figure, targets = self.backend.create_plotting_grid(
-            len(panels), rows=len(panels), cols=1, figsize=figsize, figsize_units="dots",
-            squeeze=False, sharex=len(panels) > 1, **figure_kwargs,
-        )  # fmt: skip
-        self.targets = list(targets[:, 0])
+        figure_kwargs |= {"figsize_units": "dots", "sharex": len(panels) > 1}
+        data = xr.Dataset(coords={"panel": list(panels)})
+        with rc_context({"plot.max_subplots": None}):  # as many panels as the user asks for
+            self.collection = PlotCollection.grid(
+                data, rows=["panel"], backend=name, figure_kwargs=figure_kwargs, **pc_kwargs
+            )
+        self.targets = list(self.collection.viz["plot"].values)
         self.target = self.targets[0]
-        holder = np.empty(len(panels), dtype=object)
-        holder[:] = self.targets
-        plots = xr.DataArray(holder, dims="panel", coords={"panel": list(panels)})
-        figure_holder = np.empty((), dtype=object)
-        figure_holder[()] = figure
-        rows = plots.copy(data=np.arange(len(panels)))
-        viz = xr.Dataset(
-            {
-                "figure": ((), figure_holder),
-                "plot": plots,
-                "row_index": rows,
-                "col_index": xr.zeros_like(rows),
-            }
-        )
-        self.collection = PlotCollection(
-            xr.Dataset({}), viz_dt=DataTree.from_dict({"/": viz}), backend=name, **pc_kwargs
-        )
 
     @classmethod
     def rows(
         cls,
-        count: int,
+        labels: Sequence[str],
         factor: float,
         backend: str | None,
         visuals: Visuals | None,
         known: tuple[str, ...],
         pc_kwargs: dict[str, Any],
     ) -> _Drawing:
-        """One panel with a row for each parameter."""
+        """One panel with a row for each label, the first at the top, and a line at zero."""
+        count = len(labels)
         size = (7.0, 1.5 + ROW_HEIGHT * factor * max(count, 4))
-        return cls(["rows"], size, backend, visuals, known, pc_kwargs)
+        drawing = cls(["rows"], size, backend, visuals, known, pc_kwargs)
+        drawing.draw("yticks", "ticklabels", np.arange(count, 0, -1), list(labels))
+        drawing.draw("ylim", "limits", (0.3, count + 0.7))
+        drawing.draw("vline", "zero", 0.0, color="gray", alpha=0.5)
+        return drawing
 
     def draw(self, function: str, visual: str, *values: Any, **settings: Any) -> None:
         """One visual by the backend's function, with the settings of the user over these."""
@@ -481,7 +469,7 @@ def _shown(
     As ArviZ has it: names with "~" in front are left out, `coords` are of the dimensions of
     whatever variable has them.
     """
-    found = list(labels)
+    chosen = list(labels)
     if var_names is not None:
         if not isinstance(var_names, str | Sequence):
             raise TypeError(
@@ -492,38 +480,39 @@ def _shown(
             name: [label for label in labels if _is_of(label, name.removeprefix("~"))]
             for name in names
         }
-        unknown = [name for name, some in of_names.items() if not some]
+        unknown = [name for name, matches in of_names.items() if not matches]
         if unknown or not names:
             raise ValueError(
                 f"`var_names` should name some of {', '.join(list(labels)[:10])}"
                 f"{', ...' if len(labels) > 10 else ''}, but got {unknown or 'an empty list'}."
             )
-        some = list(dict.fromkeys(label for part in of_names.values() for label in part))
+        named = list(dict.fromkeys(label for part in of_names.values() for label in part))
         without = all(name.startswith("~") for name in names)
-        found = [label for label in labels if label not in some] if without else some
+        chosen = [label for label in labels if label not in named] if without else named
     for dim, values in (coords or {}).items():
         wanted = {f"{dim}={value}" for value in np.atleast_1d(values).tolist()}
         have = {
-            label: {one for one in _parts(label) if one.startswith(f"{dim}=")} for label in found
+            label: {part for part in _parts(label) if part.startswith(f"{dim}=")}
+            for label in chosen
         }
         if not set().union(*have.values()) & wanted:
             raise ValueError(
                 f"`coords` should have values of {dim!r} that coordinates such as "
-                f"{', '.join(found[:3])} have, but got {values!r}."
+                f"{', '.join(chosen[:3])} have, but got {values!r}."
             )
-        found = [label for label in found if not have[label] or have[label] & wanted]
-    return found
+        chosen = [label for label in chosen if not have[label] or have[label] & wanted]
+    return chosen
 
 
 def _parts(label: str) -> list[str]:
-    """What is between the brackets: ``feature=age`` of ``beta[feature=age]``."""
+    """Parts of a label between the brackets: ``feature=age`` of ``beta[feature=age]``."""
     return label.partition("[")[2].removesuffix("]").split(", ")
 
 
 def _is_of(label: str, name: str) -> bool:
     """Whether a coordinate is that of a name, or one of those of a variable."""
     base = label.partition("[")[0]
-    bare = f"{base}[{', '.join(one.partition('=')[2] or one for one in _parts(label))}]"
+    bare = f"{base}[{', '.join(part.partition('=')[2] or part for part in _parts(label))}]"
     # PyMC appends the name of the transform: sigma_log__. One of them has an underscore itself.
     transform = base.removeprefix(f"{name}_").removesuffix("__")
     transformed = base == f"{name}_{transform}__" and (

@@ -25,26 +25,30 @@ from pymc_sgmcmc.stein import mean_gradient_test, stein_variance_error
 from pymc_sgmcmc.trace_tools.divergence import find_divergence
 
 CHUNK_ELEMENTS = 250_000
-"""Array elements handled at a time in passes over the draws: 2 MB, which caches hold."""
+"""Array elements handled at a time in passes over the draws. They are 2 MB, which a cache holds."""
 
 SOME_DRAWS = 50_000
-"""Draws, evenly spaced, from which scales and diagnostics are computed."""
+"""Largest number of evenly spaced draws from which scales and diagnostics are computed."""
 
 FAR = 5.0
-"""Distance of a chain's mean from those of the others, in standard deviations of a draw, beyond
-which it counts as elsewhere: means of converged chains are within a fraction of one."""
+"""Largest distance of the mean of a chain from the median of the chains, in standard deviations of
+a draw. Means of converged chains are within a fraction of a standard deviation."""
 
 LARGEST_STEP_RATIO = 10.0
-"""Step size of a chain over that of another, up to which they are of one run."""
+"""Largest ratio of the step sizes of two chains of the same run. Chains tune their step sizes
+separately, so that these differ somewhat."""
 
 SURELY_NOT_ZERO = 1e-6
-"""Probability of a mean gradient below which no correction is made."""
+"""Probability of the mean gradient below which no correction is made. By chance one converged run
+in a million is below it."""
 
 LEAST_CORRELATION = 0.3
-"""Correlation of a variable with the coordinate of its name, if they are of the same draws."""
+"""Smallest correlation of a variable with the coordinate of the same name where both come from the
+same draws. It is far below 1, since the user may have transformed the variable."""
 
 CERTAIN = 5.0
-"""Standard errors by which gradients should be known to have the wrong sign."""
+"""Standard errors below zero from which on gradients have the wrong sign beyond doubt. By chance
+fewer than one in a million estimates is there."""
 
 LANGEVIN = ("SGLD", "SGLDCV", "ULA")
 """Step methods of Langevin dynamics with a fixed preconditioner, which their traces hold."""
@@ -52,7 +56,7 @@ LANGEVIN = ("SGLD", "SGLDCV", "ULA")
 
 @dataclass(frozen=True)
 class StoredRun:
-    """What the tools read of a trace.
+    """Positions, gradients and settings of a trace.
 
     Attributes
     ----------
@@ -114,15 +118,15 @@ def read_run(
     ----------
     idata : xarray.DataTree
     agreeing_chains : bool
-        Refuse chains that are elsewhere than the others, or made with other settings.
+        Refuse chains that are far from the others, or made with other settings.
     diverged_chains : bool
         Take chains that diverged.
 
     Raises
     ------
     ValueError
-        Where there are none, where draws are not finite, where chains diverged or are elsewhere
-        than the others, or where a coordinate does not move.
+        Where there are none, where draws are not finite, where chains diverged or are far
+        from the others, or where a coordinate does not move.
     """
     check_trace(idata)
     stats = idata.children.get("sample_stats")
@@ -159,19 +163,19 @@ def read_run(
     _check_finite(positions, gradients, chains)
     if not diverged_chains:
         check_divergence(diverged(idata, positions, gradients, chains), chains, settings)
-    some, some_gradients = every_nth(positions), every_nth(gradients)
-    check_constant(some, labels)
-    check_constant(some_gradients, labels, "gradient")
+    spaced, spaced_gradients = every_nth(positions), every_nth(gradients)
+    check_constant(spaced, labels)
+    check_constant(spaced_gradients, labels, "gradient")
     _check_same_chains(positions, chains)
     if not diverged_chains:
-        _check_still(some, labels, chains)
+        _check_still(spaced, labels, chains)
     if agreeing_chains:
-        check_chains(some, labels, chains)
+        check_chains(spaced, labels, chains)
         _check_step_sizes(_step_sizes(stats, settings), chains)
-    _check_sign(some, some_gradients, labels)
+    _check_sign(spaced, spaced_gradients, labels)
     arrays = {}
     if SETTINGS in idata.children:
-        arrays = {str(name): np.asarray(one) for name, one in idata[SETTINGS].data_vars.items()}
+        arrays = {str(name): np.asarray(array) for name, array in idata[SETTINGS].data_vars.items()}
     step_sizes = _step_sizes(stats, settings)
     return StoredRun(
         positions,
@@ -232,7 +236,9 @@ def posterior_of(idata: DataTree) -> xr.Dataset:
     posterior = idata["posterior"].to_dataset()
     check_sample_dims(posterior, "posterior")
     names = [
-        name for name, one in posterior.data_vars.items() if {"chain", "draw"} <= set(one.dims)
+        name
+        for name, values in posterior.data_vars.items()
+        if {"chain", "draw"} <= set(values.dims)
     ]
     return posterior[names].transpose("chain", "draw", ..., missing_dims="ignore")
 
@@ -265,20 +271,20 @@ def check_sample_dims(
     ------
     ValueError
     """
-    missing = [one for one in dims if one not in group.dims]
+    missing = [dim for dim in dims if dim not in group.dims]
     if missing:
         raise ValueError(
             f"`{name}` should have the dimension{'s' if len(dims) > 1 else ''} "
-            f"{' and '.join(f'`{one}`' for one in dims)}, but has no "
-            f"{' and no '.join(f'`{one}`' for one in missing)}. Select with lists or slices, which "
+            f"{' and '.join(f'`{dim}`' for dim in dims)}, but has no "
+            f"{' and no '.join(f'`{dim}`' for dim in missing)}. Select with lists or slices, which "
             "keep them: `idata.sel(chain=[0])`."
         )
 
 
 def chunks(chains: int, draws: int, elements: int) -> Iterator[tuple[int, slice]]:
-    """A chain and a range of its draws, again and again, until all are through.
+    """Yield a chain and a range of its draws until all draws were given.
 
-    `elements` are those of one draw in whatever is made of it.
+    `elements` is the number of array elements that the caller needs for a draw.
     """
     length = max(1, CHUNK_ELEMENTS // max(1, elements))
     for chain in range(chains):
@@ -287,7 +293,7 @@ def chunks(chains: int, draws: int, elements: int) -> Iterator[tuple[int, slice]
 
 
 def every_nth(values: np.ndarray, most: int = SOME_DRAWS) -> np.ndarray:
-    """At most so many draws, evenly spaced over each chain, in double precision."""
+    """At most `most` draws, evenly spaced over each chain, in double precision."""
     chains, draws = values.shape[:2]
     return values[:, :: max(1, -(-chains * draws // most))].astype(float)
 
@@ -312,7 +318,7 @@ def root_of_draws(covariance: np.ndarray, labels: tuple[str, ...], count: int) -
 
 
 def _some(names: Sequence[str], most: int = 5) -> str:
-    """Names for a message, not too many."""
+    """Names for a message, at most the first `most`."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
@@ -337,7 +343,7 @@ def columns_of(values: np.ndarray, positions: np.ndarray) -> slice | None:
 
 
 def dense(matrix: np.ndarray, dimension: int) -> np.ndarray:
-    """Shape (d, d), of a matrix that may be given as a scalar or a diagonal."""
+    """Matrix of shape (d, d) from a scalar, a diagonal or a matrix."""
     matrix = np.asarray(matrix, dtype=float)
     return matrix if matrix.ndim == 2 else np.diag(np.broadcast_to(matrix, dimension))
 
@@ -411,8 +417,8 @@ def check_divergence(
         return
     chain, reason = next(iter(reasons.items()))
     others = len(reasons) - 1
-    rest = [one for one in chains if one not in reasons]
-    leave_out = f", or leave it out, `idata.sel(chain={rest})`" if rest else ""
+    good = [chain for chain in chains if chain not in reasons]
+    leave_out = f", or leave it out, `idata.sel(chain={good})`" if good else ""
     raise ValueError(
         f"Chains should stay where the posterior has its mass, but chain {chain} {reason}"
         + (f", and {others} other{'s' if others > 1 else ''} diverged as well" if others else "")
@@ -421,7 +427,7 @@ def check_divergence(
 
 
 def remedy_of_divergence(settings: Mapping[str, Any]) -> str:
-    """What to do about a chain that diverged, without the full stop."""
+    """Remedy for a chain that diverged, without a full stop."""
     step_size = settings.get("step_size")
     too_large = "The step size" + ("" if step_size is None else f" of {step_size:.3g}")
     too_large += " is too large for the posterior: sample again with a smaller "
@@ -454,14 +460,14 @@ def _check_finite(positions: np.ndarray, gradients: np.ndarray, chains: tuple[An
         )
 
 
-def check_constant(some: np.ndarray, labels: tuple[str, ...], of: str = "position") -> None:
+def check_constant(draws: np.ndarray, labels: tuple[str, ...], of: str = "position") -> None:
     """Refuse coordinates that do not move, in draws or batch means of shape (chains, draws, d).
 
     Raises
     ------
     ValueError
     """
-    still = np.ptp(some.reshape(-1, some.shape[-1]), axis=0) == 0
+    still = np.ptp(draws.reshape(-1, draws.shape[-1]), axis=0) == 0
     if still.any():
         named = _some([f"`{labels[number]}`" for number in np.flatnonzero(still)])
         if of == "gradient":
@@ -478,16 +484,17 @@ def check_constant(some: np.ndarray, labels: tuple[str, ...], of: str = "positio
         )
 
 
-def _check_still(some: np.ndarray, labels: tuple[str, ...], chains: tuple[Any, ...]) -> None:
+def _check_still(draws: np.ndarray, labels: tuple[str, ...], chains: tuple[Any, ...]) -> None:
     """Refuse chains in which a coordinate does not move."""
-    still = np.ptp(some, axis=1) == 0
+    still = np.ptp(draws, axis=1) == 0
     if still.any():
         bad = np.flatnonzero(still.any(1))
         number = int(np.argmax(still[bad[0]]))
+        still_chains = [chains[number] for number in bad]
         raise ValueError(
             f"All coordinates should move in all chains, but `{labels[number]}` is constant in "
-            f"{_list([chains[one] for one in bad])}, which is far from a draw of the posterior. "
-            + _leave_out([chains[one] for one in bad], chains)
+            f"{_list(still_chains)}, which is far from a draw of the posterior. "
+            + _leave_out(still_chains, chains)
         )
 
 
@@ -496,12 +503,12 @@ def _check_same_chains(positions: np.ndarray, chains: tuple[Any, ...]) -> None:
     firsts: dict[bytes, int] = {}
     for number, chain in enumerate(positions):
         # Of some draws first, since most chains differ there.
-        other = firsts.setdefault(np.ascontiguousarray(chain[:4]).tobytes(), number)
-        if other != number and np.array_equal(chain, positions[other]):
+        earlier = firsts.setdefault(np.ascontiguousarray(chain[:4]).tobytes(), number)
+        if earlier != number and np.array_equal(chain, positions[earlier]):
             raise ValueError(
-                f"All chains should have draws of their own, but chains {chains[other]} and "
+                f"All chains should have draws of their own, but chains {chains[earlier]} and "
                 f"{chains[number]} are the same. Leave one out, "
-                f"`idata.sel(chain={[one for one in chains if one != chains[number]]})`."
+                f"`idata.sel(chain={[label for label in chains if label != chains[number]]})`."
             )
 
 
@@ -520,14 +527,14 @@ def _check_step_sizes(sizes: np.ndarray | None, chains: tuple[Any, ...]) -> None
         )
 
 
-def _check_sign(some: np.ndarray, gradients: np.ndarray, labels: tuple[str, ...]) -> None:
+def _check_sign(positions: np.ndarray, gradients: np.ndarray, labels: tuple[str, ...]) -> None:
     r"""Refuse gradients that point away from where the draws are.
 
     By Stein's identity :math:`-\mathrm{Cov}(\theta_i, \hat\nabla_i)` is one for draws of the
     posterior, more for chains that are too wide and less for those that have moved little.
     """
-    found = stein_variance_error(some, gradients)
-    covariances = 1 + found.value + CERTAIN * np.nan_to_num(found.standard_error, nan=np.inf)
+    error = stein_variance_error(positions, gradients)
+    covariances = 1 + error.value + CERTAIN * np.nan_to_num(error.standard_error, nan=np.inf)
     bad = covariances < -0.25
     if bad.any():
         named = _some([f"`{labels[number]}`" for number in np.flatnonzero(bad)])
@@ -584,12 +591,13 @@ def check_posterior(posterior: xr.Dataset, run: StoredRun) -> None:
             or flat.shape[:2] != run.positions.shape[:2]
         ):
             continue
-        ours, theirs = (
-            every_nth(one).reshape(-1, len(columns)) for one in (run.positions[..., columns], flat)
+        x, y = (
+            every_nth(values).reshape(-1, len(columns))
+            for values in (run.positions[..., columns], flat)
         )
-        ours, theirs = ours - ours.mean(0), theirs - theirs.mean(0)
-        scale = np.sqrt((ours**2).mean(0) * (theirs**2).mean(0))
-        products = (ours * theirs).mean(0)
+        x, y = x - x.mean(0), y - y.mean(0)
+        scale = np.sqrt((x**2).mean(0) * (y**2).mean(0))
+        products = (x * y).mean(0)
         if (np.abs(products) < LEAST_CORRELATION * scale).any():
             raise ValueError(
                 f"`{name}` should have the draws of `position`, but those in the group `posterior` "
@@ -599,8 +607,8 @@ def check_posterior(posterior: xr.Dataset, run: StoredRun) -> None:
             )
 
 
-def check_chains(some: np.ndarray, labels: tuple[str, ...], chains: tuple[Any, ...]) -> None:
-    """Refuse chains that are elsewhere than the others, or spread far more or far less.
+def check_chains(draws: np.ndarray, labels: tuple[str, ...], chains: tuple[Any, ...]) -> None:
+    """Refuse chains that are far from the others, or spread far more or far less.
 
     Of draws, or means of batches of them, shape (chains, draws, d).
 
@@ -608,11 +616,11 @@ def check_chains(some: np.ndarray, labels: tuple[str, ...], chains: tuple[Any, .
     ------
     ValueError
     """
-    if len(some) < 2:
+    if len(draws) < 2:
         return
-    means, sds = some.mean(1), some.std(1)
+    means, sds = draws.mean(1), draws.std(1)
     # Of two chains nobody can say which is wrong, but the one that spreads less sets the scale.
-    scale = sds.min(0) if len(some) == 2 else np.median(sds, axis=0)
+    scale = sds.min(0) if len(draws) == 2 else np.median(sds, axis=0)
     scale = np.where(scale > 0, scale, np.finfo(float).tiny)
     away = np.abs(means - np.median(means, axis=0)) / scale
     wide, narrow = sds / scale, scale / np.maximum(sds, np.finfo(float).tiny)
@@ -630,10 +638,10 @@ def check_chains(some: np.ndarray, labels: tuple[str, ...], chains: tuple[Any, .
 
 
 def _leave_out(bad: Any, chains: tuple[Any, ...]) -> str:
-    rest = [chain for chain in chains if chain not in set(bad)]
+    good = [chain for chain in chains if chain not in set(bad)]
     advice = "ample again: with a smaller step size (or `bias`) where chains diverged, with more "
     advice += "tuning and more draws where they are slow."
-    return f"Leave them out, `idata.sel(chain={rest})`, or s{advice}" if rest else f"S{advice}"
+    return f"Leave them out, `idata.sel(chain={good})`, or s{advice}" if good else f"S{advice}"
 
 
 def _list(chains: list[Any]) -> str:

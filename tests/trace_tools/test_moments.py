@@ -112,6 +112,13 @@ def test_tuning_is_left_out_and_memory_is_constant(rng):
     assert moments.begin(np.zeros(600))["products"].shape[0] == 0
 
 
+def of_moments(idata, order=1, **settings):
+    """Table of means over all transitions, by label of the coordinate."""
+    table = zero_variance(idata, order, moments="only", **settings).summary()
+    index = table.index.str.replace(r"position\[(.*)\]", r"\1", regex=True)
+    return table.set_index(index.str.replace(r"variance\[(.*)\]", r"variance of \1", regex=True))
+
+
 def langevin(rng, step_size, noise, count):
     """Exact Langevin chain on N(0, I) with gradient noise of variance `noise`."""
     x = rng.normal(size=D)
@@ -130,11 +137,11 @@ def test_gain_and_bias_of_order_one_and_two(rng):
     for _ in range(4):
         chain = langevin(rng, h, V, 50_000)
         chains.append(run(RunningMoments(1), *chain, []))
-    table = zero_variance_of_moments(trace(chains))
+    table = of_moments(trace(chains))
     delta = h * V / 4
     assert table["variance_ratio"].mean() == pytest.approx(1 + 1 / delta, rel=0.15)
     assert (table["mean"].abs() < 4.5 * table["mcse"]).all()
-    second = zero_variance_of_moments(trace(chains), order=2)
+    second = of_moments(trace(chains), order=2)
     variances = second.iloc[D:]
     exact = (1 + h * V / 4) / (1 - h / 4)
     assert (np.abs(variances["mean_before"] - exact) < 4.5 * variances["mcse_before"]).all()
@@ -153,7 +160,7 @@ def test_errors_are_those_made(rng):
     before, after, variances = [], [], []
     for _ in range(60):
         chains = [run(RunningMoments(1), *langevin(rng, h, V, count), []) for _ in range(4)]
-        first, second = (zero_variance_of_moments(trace(chains), order) for order in (1, 2))
+        first, second = (of_moments(trace(chains), order) for order in (1, 2))
         before.append(first["mean_before"] / first["mcse_before"])
         after.append(first["mean"] / first["mcse"])
         rows = second.iloc[D:]
@@ -165,7 +172,7 @@ def test_errors_are_those_made(rng):
 
 def test_short_batches_are_noted(rng):
     chain = run(RunningMoments(1), *langevin(rng, 0.02, 0.3, 2000), [])
-    (note,) = zero_variance_of_moments(trace([chain, chain])).attrs["notes"]
+    (note,) = of_moments(trace([chain, chain])).attrs["notes"]
     assert note.startswith("Batches of 96 transitions are short beside an autocorrelation time of")
 
 
@@ -196,9 +203,9 @@ def test_runs_with_other_origins_side_by_side(rng):
         join="outer",
     )
     with pytest.raises(ValueError, match="runs of different lengths were put together"):
-        zero_variance_of_moments(xr.DataTree.from_dict({MOMENTS: with_longer}))
+        of_moments(xr.DataTree.from_dict({MOMENTS: with_longer}))
     with pytest.raises(ValueError, match="should have the dimension `chain`, but has no `chain`"):
-        zero_variance_of_moments(together.sel(chain=0))
+        of_moments(together.sel(chain=0))
 
 
 @pytest.fixture(scope="module")
@@ -254,14 +261,27 @@ def test_moments_of_gradients_with_a_memory():
 def test_control_variates_of_all_transitions(thinned):
     """A gain that the recorded draws, every twentieth transition, do not have."""
     _, idata = thinned
-    table = zero_variance_of_moments(idata)
-    assert list(table.index) == list(idata[MOMENTS]["unconstrained_position"].values)
+    with pytest.warns(FutureWarning, match="Use `zero_variance"):
+        table = zero_variance_of_moments(idata)
+    labels = list(idata[MOMENTS]["unconstrained_position"].values)
+    assert list(table.index) == labels
+    means = zero_variance(idata, moments="only")
+    assert list(means.mean["position"]["unconstrained_position"].values) == labels
+    assert means.over_transitions["position"].all()
+    for name in table:
+        np.testing.assert_array_equal(getattr(means, name)["position"], table[name])
+    with pytest.raises(ValueError, match="needs the draws of the trace"):
+        means.draws()
+    with pytest.raises(ValueError, match="means of the position alone"):
+        zero_variance(idata, var_names="slope", moments="only")
+    with pytest.raises(ValueError, match="`moments` should be True, False or 'only'"):
+        zero_variance(idata, moments="all")
     assert (table["variance_ratio"] > 4).all()
     assert (table["mcse"] < table["mcse_before"]).all()
     with pytest.raises(ValueError, match="of 80 transitions, and batches=1000 a chain"):
-        zero_variance_of_moments(idata, batches=1000)
+        of_moments(idata, batches=1000)
     with pytest.raises(ValueError, match="`order` should be 1 or 2, but got 3"):
-        zero_variance_of_moments(idata, order=3)
+        of_moments(idata, order=3)
 
 
 def test_calibration_with_all_transitions(thinned):
@@ -285,13 +305,13 @@ def test_what_has_no_moments(thinned, rng):
         {name: node.to_dataset() for name, node in idata.children.items() if name != MOMENTS}
     )
     with pytest.raises(ValueError, match="should have a group `sgmcmc_moments`"):
-        zero_variance_of_moments(without)
+        of_moments(without)
     few = run(RunningMoments(1), *rng.normal(size=(2, 15, D)), [])
     with pytest.raises(ValueError, match="at least 20 batches, but the moments have 15"):
-        zero_variance_of_moments(trace([few]))
+        of_moments(trace([few]))
     bad = run(RunningMoments(1), *np.full((2, 40, D), np.nan), [])
     with pytest.raises(ValueError, match="not finite: a chain diverged"):
-        zero_variance_of_moments(trace([bad]))
+        of_moments(trace([bad]))
 
 
 @pytest.mark.parametrize("dimension", [120, 400, 500])
@@ -315,7 +335,7 @@ def test_too_few_groups_for_an_error(rng):
 def test_fewer_transitions_than_coordinates(rng):
     chain = run(RunningMoments(1), *rng.normal(size=(2, 40, 60)), [])
     with pytest.raises(ValueError, match="Sample more draws than there are coordinates"):
-        zero_variance_of_moments(trace([chain]), order=2, regression="ridge")
+        of_moments(trace([chain]), order=2, regression="ridge")
 
 
 def test_few_batches_are_not_taken_for_chains_elsewhere(rng):
@@ -323,13 +343,13 @@ def test_few_batches_are_not_taken_for_chains_elsewhere(rng):
     for _ in range(20):
         chains = [run(RunningMoments(100), *rng.normal(size=(2, 200, D)), []) for _ in range(2)]
         with pytest.raises(ValueError, match="at least 20 batches, but the moments have 4"):
-            zero_variance_of_moments(trace(chains))
+            of_moments(trace(chains))
     far = [
         run(RunningMoments(1), at + rng.normal(size=(300, D)), rng.normal(size=(300, D)), [])
         for at in (0, 0, 0, 1000)
     ]
     with pytest.raises(ValueError, match="chain 3 is far from the median"):
-        zero_variance_of_moments(trace(far))
+        of_moments(trace(far))
 
 
 def test_coordinates_that_do_not_move_or_depend_on_each_other(rng):
@@ -342,9 +362,9 @@ def test_coordinates_that_do_not_move_or_depend_on_each_other(rng):
     )
     for order in (1, 2):
         with pytest.raises(ValueError, match=r"1 of 3 are constant over the draws: `x\[1\]`"):
-            zero_variance_of_moments(with_still, order)
+            of_moments(with_still, order)
     with pytest.raises(ValueError, match="functions of others"):
-        zero_variance_of_moments(with_same, 2)
+        of_moments(with_same, 2)
 
 
 def test_few_draws_of_many_transitions(rng):
@@ -363,7 +383,7 @@ def test_few_draws_of_many_transitions(rng):
 
 def test_means_do_not_lose_by_order_2(rng):
     chains = [run(RunningMoments(1), *langevin(rng, 0.75, 0.5, 20_000), []) for _ in range(4)]
-    first, second = (zero_variance_of_moments(trace(chains), order) for order in (1, 2))
+    first, second = (of_moments(trace(chains), order) for order in (1, 2))
     for name in first.columns:
         np.testing.assert_allclose(second[name].iloc[:D], first[name])
     assert (first["variance_ratio"] > 5).all()
@@ -404,7 +424,7 @@ def test_means_are_over_all_transitions_where_these_serve(thinned_run):
     found = zero_variance(idata)
     assert bool(found.over_transitions["slope"])
     assert not bool(found.over_transitions["scale"])
-    table = zero_variance_of_moments(idata)
+    table = of_moments(idata)
     assert found.mean["slope"].item() == table.loc["slope", "mean"]
     assert found.mcse["slope"].item() == table.loc["slope", "mcse"]
     draws = zero_variance(idata, moments=False)
@@ -431,7 +451,7 @@ def test_moments_are_not_those_of_selected_draws(thinned_run, selected):
     _, idata = thinned_run
     part = idata.isel(draw=selected)
     with pytest.raises(ValueError, match=r"moments of all 1000 draws of a chain, but .* has \d+"):
-        zero_variance_of_moments(part)
+        of_moments(part)
     found = zero_variance(part)
     assert not bool(found.over_transitions["slope"])
     assert any("over the draws alone" in note for note in found.notes)
@@ -471,7 +491,7 @@ def test_moments_of_the_chains_that_ended():
         [False, False, True],
     )
     assert read_moments(idata).batch_position.shape[0] == 2
-    assert zero_variance_of_moments(idata).loc["slope", "mcse"] > 0
+    assert of_moments(idata).loc["slope", "mcse"] > 0
     found = zero_variance(idata)
     assert not bool(found.over_transitions["slope"])
     assert any(

@@ -128,6 +128,13 @@ def test_coordinates_of_the_gradient_trace(trace):
         plot_gradient_trace(trace, var_names=["age"])
     many = plot_gradient_trace(trace_of(12, 0.4), backend="matplotlib")
     assert many.viz["plot"].size == 6
+    renamed = trace.copy()
+    labels = ["statistic", *LABELS[1:]]
+    for name in ("sample_stats", "sgmcmc_settings"):
+        dataset = trace[name].to_dataset().assign_coords(unconstrained_position=labels)
+        renamed[name] = xr.DataTree(dataset)
+    panels = plot_gradient_trace(renamed, backend="none").viz["plot"]["panel"].values.tolist()
+    assert panels == ["convergence statistic", *labels]
 
 
 def test_zero_variance_of_a_trace_and_of_a_result(trace):

@@ -1,9 +1,12 @@
 """Zero-variance control variates: means of smaller Monte-Carlo error from the stored gradients."""
 
 from pymc_sgmcmc.trace_tools.zero_variance.estimate import ControlledMeans, controlled_means
-from pymc_sgmcmc.trace_tools.zero_variance.moments import zero_variance_of_moments
 from pymc_sgmcmc.trace_tools.zero_variance.terms import stein_terms
-from pymc_sgmcmc.trace_tools.zero_variance.trace import ZeroVariance, zero_variance
+from pymc_sgmcmc.trace_tools.zero_variance.trace import (
+    ZeroVariance,
+    zero_variance,
+    zero_variance_of_moments,
+)
 
 __all__ = [
     "ControlledMeans",

@@ -20,16 +20,19 @@ from scipy import linalg
 type _Method = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 REGRESSIONS = ("least_squares", "ridge", "pca", "cv")
-"""Names of the regressions."""
+"""Names of the regressions that give the coefficients."""
 
 FOLDS = 5
-"""Parts of the batches, each successive, for cross-validation and split-sample estimation."""
+"""Number of successive parts of the batches for cross-validation and split-sample estimation. Five
+leave four fifths of the batches for the coefficients."""
 
 BATCHES_PER_TERM = 5
-"""Batches for each coefficient, the constant included, that least squares asks for."""
+"""Smallest number of batches for each coefficient of least squares, with the constant. Five leave
+four fifths of the degrees of freedom for the error."""
 
 PENALTIES = np.logspace(-6, 4, 21)
-"""Penalties that ridge tries, relative to the mean variance of a term times the batches."""
+"""Penalties that ridge regression tries, relative to the mean variance of a term times the number
+of batches. They reach from almost least squares to almost no control variates."""
 
 
 def fit_coefficients(terms: np.ndarray, values: np.ndarray, regression: str) -> np.ndarray:
@@ -109,15 +112,13 @@ def _principal_components(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
     most = max(1, min(count, rows * (FOLDS - 1) // FOLDS // BATCHES_PER_TERM))
     sizes = np.unique(np.geomspace(1, most, min(most, 12)).astype(int))
 
-    def paths(some: np.ndarray) -> list[np.ndarray]:
+    def paths(kept: np.ndarray) -> list[np.ndarray]:
         """Coefficients for each number of components: they are orthogonal, so nested."""
-        pca = PCA(n_components=most).fit(terms[some])
-        scores = pca.transform(terms[some])
+        pca = PCA(n_components=most).fit(terms[kept])
+        scores = pca.transform(terms[kept])
         squares = (scores**2).sum(0)
         used = squares > squares.max(initial=0) * len(squares) * np.finfo(float).eps
-        slopes = np.where(used, 1 / np.where(used, squares, 1), 0)[:, None] * (
-            scores.T @ values[some]
-        )
+        slopes = scores.T @ values[kept] / np.where(used, squares, np.inf)[:, None]
         return [pca.components_[:size].T @ slopes[:size] for size in sizes]
 
     errors = np.zeros((len(sizes), values.shape[1]))
@@ -125,8 +126,7 @@ def _principal_components(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
         others = np.setdiff1d(np.arange(rows), fold)
         for number, slope in enumerate(paths(others)):
             errors[number] += ((values[fold] - terms[fold] @ slope) ** 2).sum(0)
-    chosen, found = errors.argmin(0), paths(np.arange(rows))
-    return np.column_stack([found[size][:, column] for column, size in enumerate(chosen)])
+    return _columns_of_best(paths(np.arange(rows)), errors)
 
 
 def _best(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -134,7 +134,7 @@ def _best(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
     methods = [_nothing, _ridge, _principal_components]
     if len(terms) * (FOLDS - 1) // FOLDS >= BATCHES_PER_TERM * (terms.shape[1] + 1):
         methods.append(_least_squares)
-    errors, found = [], []
+    errors, coefficients = [], []
     for method in methods:
 
         def fit(rows: np.ndarray, method: _Method = method) -> np.ndarray:
@@ -142,9 +142,14 @@ def _best(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
 
         controlled, _ = out_of_fold(fit, terms, values)
         errors.append((controlled**2).sum(0))
-        found.append(method(terms, values))
-    chosen = np.argmin(errors, axis=0)
-    return np.column_stack([found[number][:, column] for column, number in enumerate(chosen)])
+        coefficients.append(method(terms, values))
+    return _columns_of_best(coefficients, np.array(errors))
+
+
+def _columns_of_best(candidates: list[np.ndarray], errors: np.ndarray) -> np.ndarray:
+    """For each value the coefficients of the candidate with the smallest error."""
+    best = errors.argmin(0)
+    return np.column_stack([candidates[row][:, column] for column, row in enumerate(best)])
 
 
 _METHODS: dict[str, _Method] = {

@@ -21,10 +21,14 @@ from pymc_sgmcmc.trace_tools.zero_variance.coefficients import (
 from pymc_sgmcmc.trace_tools.zero_variance.terms import count_terms, stein_terms
 
 ROUNDING = 8 * np.finfo(float).eps
-"""Error of a mean relative to it, below which a function is constant but for rounding."""
+"""Largest standard error of a mean, relative to the mean, of a function that is constant except for
+rounding: a few units in the last place."""
+
+SHORT_BATCH = 5.0
+"""Autocorrelation times that a batch should last. Errors are 5 % too small then."""
 
 COEFFICIENTS = ("batch_means", "marginal")
-"""What the covariances of the coefficients are taken over."""
+"""Names of the covariances that give the coefficients: those of batch means or of single draws."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +51,12 @@ class Whitening:
 
     @classmethod
     def of(cls, positions: np.ndarray, labels: tuple[str, ...] = ()) -> Whitening:
-        """From the mean and covariance of (some) draws of shape (chains, draws, d)."""
-        some = every_nth(positions)
-        some = some.reshape(-1, some.shape[-1])
-        scale = some.std(0)
-        center = some.mean(0)
-        scaled = (some - center) / scale
+        """From the mean and covariance of draws of shape (chains, draws, d)."""
+        draws = every_nth(positions).reshape(-1, positions.shape[-1])
+        center, scale = draws.mean(0), draws.std(0)
+        scaled = (draws - center) / scale
         labels = labels or tuple(f"coordinate {number}" for number in range(len(scale)))
-        root = root_of_draws(scaled.T @ scaled / len(scaled), labels, len(some))
+        root = root_of_draws(scaled.T @ scaled / len(scaled), labels, len(draws))
         return cls(center, scale[:, None] * root)
 
     def positions(self, values: np.ndarray) -> np.ndarray:
@@ -66,40 +68,33 @@ class Whitening:
         """Gradients in x of gradients in the position, shape (n, d)."""
         return values @ self.root
 
+    def terms(self, positions: np.ndarray, gradients: np.ndarray, order: int) -> np.ndarray:
+        """`stein_terms` in x of positions and gradients, shape (n, d)."""
+        return stein_terms(self.positions(positions), self.gradients(gradients), order)
+
 
 @dataclass(frozen=True)
-class ControlledMeans:
+class Means:
     """Means of q functions with and without control variates, and their Monte-Carlo errors.
 
     Attributes
     ----------
     mean, standard_error : numpy.ndarray, shape (q,)
-        With control variates; that the coefficients are estimated is in the error.
+        With control variates. The error of the estimated coefficients is included.
     mean_before, standard_error_before : numpy.ndarray, shape (q,)
-        Without.
-    coefficients : numpy.ndarray, shape (p, q)
-        From all batches, for the terms of `stein_terms` in the coordinates of `whitening`.
-    whitening : Whitening
-    order : int
+        Without control variates.
     batches : int
-        Of all chains together.
+        Batches of all chains together.
     batch_length : int
-        Draws.
-    long_run_gradient : numpy.ndarray, shape (d,)
-        Variance of the batch means of the gradients times the length, in coordinates of
-        `whitening`.
+        Draws of a batch, or transitions.
     """
 
     mean: np.ndarray
     standard_error: np.ndarray
     mean_before: np.ndarray
     standard_error_before: np.ndarray
-    coefficients: np.ndarray
-    whitening: Whitening
-    order: int
     batches: int
     batch_length: int
-    long_run_gradient: np.ndarray
 
     @property
     def moving(self) -> np.ndarray:
@@ -115,10 +110,58 @@ class ControlledMeans:
         ratio = (self.standard_error_before / np.maximum(after, tiny)) ** 2
         return np.where(moving, ratio, np.nan)
 
+    @property
+    def columns(self) -> dict[str, np.ndarray]:
+        """The estimates by the names of the columns of a table."""
+        return {
+            "mean": self.mean,
+            "mcse": self.standard_error,
+            "mean_before": self.mean_before,
+            "mcse_before": self.standard_error_before,
+            "variance_ratio": self.variance_ratio,
+        }
+
+    def short_batches(self, variances: np.ndarray, unit: str) -> list[str]:
+        """Note where batches are not independent, given the variances of single draws.
+
+        The variance of means of L draws of an autoregression with time τ is too small by
+        (τ - 1/τ) / 2L of itself.
+        """
+        known = self.moving & (variances > 0)
+        long_run = self.standard_error_before**2 * self.batches * self.batch_length
+        times = float(np.max(long_run[known] / variances[known], initial=0))
+        if self.batch_length >= SHORT_BATCH * (times - 1 / max(times, 1)):
+            return []
+        return [
+            f"Batches of {self.batch_length} {unit} are short beside an autocorrelation time of "
+            f"about {times:.0f}: errors are larger than stated. Sample more draws, or use fewer "
+            "`batches`."
+        ]
+
+
+@dataclass(frozen=True)
+class ControlledMeans(Means):
+    """Means over draws, with what the control variates of single draws are computed from.
+
+    Attributes
+    ----------
+    coefficients : numpy.ndarray, shape (p, q)
+        From all batches, for the terms of `stein_terms` in the coordinates of `whitening`.
+    whitening : Whitening
+    order : int
+    long_run_gradient : numpy.ndarray, shape (d,)
+        Variance of the batch means of the gradients times the length, in coordinates of
+        `whitening`.
+    """
+
+    coefficients: np.ndarray
+    whitening: Whitening
+    order: int
+    long_run_gradient: np.ndarray
+
     def control(self, positions: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-        """What is added to the functions at draws, shape (n, q), of positions of shape (n, d)."""
-        x, g = self.whitening.positions(positions), self.whitening.gradients(gradients)
-        return stein_terms(x, g, self.order) @ self.coefficients
+        """Control variates at draws, shape (n, q), of positions of shape (n, d)."""
+        return self.whitening.terms(positions, gradients, self.order) @ self.coefficients
 
 
 def controlled_means(
@@ -135,8 +178,6 @@ def controlled_means(
 ) -> ControlledMeans:
     r"""Means of functions over chains, with polynomial control variates.
 
-    .. math:: \bar f + \hat a^\top \bar h, \qquad \hat a = -\mathrm{Var}(h)^{-1} \mathrm{Cov}(h, f)
-
     Parameters
     ----------
     values : sequence of numpy.ndarray, each of shape (chains, draws, ...)
@@ -144,24 +185,10 @@ def controlled_means(
     positions, gradients : numpy.ndarray, shape (chains, draws, d)
         Unconstrained positions and unbiased gradients of plus the log posterior there. Read in
         pieces, never copied.
-    order : int
-        Of the polynomials.
-    coefficients : {"batch_means", "marginal"}
-        Covariances over means of batches of successive draws, which are long-run covariances, or
-        over single draws as in the paper.
-    regression : {"least_squares", "ridge", "pca", "cv"}
-        See `fit_coefficients`.
-    split : bool
-        Take the coefficients for each fifth of the batches from the others, so that no draw is
-        used for both.
-    batches : int, optional
-        Batches a chain; 20, or as many as the regression needs, where not given.
+    order, coefficients, regression, split, batches
+        As in `zero_variance`.
     labels : tuple of str
         Of the coordinates, for messages.
-
-    Returns
-    -------
-    ControlledMeans
 
     Raises
     ------
@@ -181,8 +208,8 @@ def controlled_means(
     --------
     >>> import numpy as np
     >>> x = np.random.default_rng(1).normal(size=(4, 1000, 2))
-    >>> found = controlled_means([3 * x[..., 0], x[..., 1] ** 2], x, -x, order=2)
-    >>> bool(np.abs(found.mean - [0, 1]).max() < 1e-12)
+    >>> means = controlled_means([3 * x[..., 0], x[..., 1] ** 2], x, -x, order=2)
+    >>> bool(np.abs(means.mean - [0, 1]).max() < 1e-12)
     True
     """
     whole_number("order", order, 1, " of the polynomials")
@@ -199,7 +226,7 @@ def controlled_means(
     count = _batches(chains, draws, p, order, coefficients, regression, batches)
     whitening = Whitening.of(positions, labels)
     f = np.concatenate(
-        [batch_means(one, count).reshape(chains * count, -1) for one in values], axis=1
+        [batch_means(array, count).reshape(chains * count, -1) for array in values], axis=1
     )
     g = whitening.gradients(batch_means(gradients, count))
     if order == 1:
@@ -216,17 +243,12 @@ def controlled_means(
             return fit_coefficients(h[rows], f[rows], regression)
 
     exact = coefficients == "batch_means" and regression == "least_squares"
-    mean, error, a = control_batches(f, h, fit, exact=exact, split=split)
+    means, a = control_batches(f, h, fit, draws // count, exact=exact, split=split)
     return ControlledMeans(
-        mean=mean,
-        standard_error=error,
-        mean_before=f.mean(0),
-        standard_error_before=f.std(0, ddof=1) / np.sqrt(len(f)),
+        **vars(means),
         coefficients=a,
         whitening=whitening,
         order=order,
-        batches=len(f),
-        batch_length=draws // count,
         long_run_gradient=g.var(0, ddof=1) * (draws // count),
     )
 
@@ -235,27 +257,24 @@ def control_batches(
     values: np.ndarray,
     terms: np.ndarray,
     fit: Callable[[np.ndarray], np.ndarray],
+    length: int,
     *,
     exact: bool,
     split: bool,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean, its standard error and the coefficients, from means over batches.
+) -> tuple[Means, np.ndarray]:
+    """Means and coefficients, shape (p, q), from means over batches.
 
     Parameters
     ----------
     values, terms : numpy.ndarray, shapes (batches, q) and (batches, p)
     fit : callable
         Coefficients from the batches of the given numbers.
+    length : int
+        Draws or transitions of a batch.
     exact : bool
         Whether these are least squares over the batches.
     split : bool
         Whether coefficients are to come from other batches.
-
-    Returns
-    -------
-    numpy.ndarray, shape (q,)
-    numpy.ndarray, shape (q,)
-    numpy.ndarray, shape (p, q)
     """
     rows = len(values)
     a = fit(np.arange(rows))
@@ -272,7 +291,8 @@ def control_batches(
     else:
         moved = terms.mean(0) @ a_apart
         error = np.sqrt(spread**2 / rows + (len(moved) - 1) * moved.var(0))
-    return mean, error, a
+    error_before = values.std(0, ddof=1) / np.sqrt(rows)
+    return Means(mean, error, values.mean(0), error_before, rows, length), a
 
 
 def batch_means(values: np.ndarray, batches: int) -> np.ndarray:
@@ -321,7 +341,7 @@ def _batches(
 
 
 def _leverage(h: np.ndarray) -> float:
-    """What the slopes add to the variance of the constant of a regression on h.
+    """Addition of the slopes to the variance of the constant of a regression on h.
 
     More than p over the square of the batches where a bias of the chain gives h a mean.
     """
@@ -331,32 +351,22 @@ def _leverage(h: np.ndarray) -> float:
 
 def _batch_slices(chains: int, draws: int, batches: int) -> list[tuple[int, slice]]:
     length = draws // batches
-    first = draws - batches * length
-    return [
-        (chain, slice(first + number * length, first + (number + 1) * length))
-        for chain in range(chains)
-        for number in range(batches)
-    ]
+    starts = range(draws - batches * length, draws, length)
+    return [(chain, slice(start, start + length)) for chain in range(chains) for start in starts]
 
 
 def _batch_means_of_terms(
-    positions: np.ndarray,
-    gradients: np.ndarray,
-    order: int,
-    whitening: Whitening,
-    batches: int,
+    positions: np.ndarray, gradients: np.ndarray, order: int, whitening: Whitening, batches: int
 ) -> np.ndarray:
     chains, draws, d = positions.shape
     p = count_terms(d, order)
-    found = []
+    means = []
     for chain, part in _batch_slices(chains, draws, batches):
         x, g, total = positions[chain, part], gradients[chain, part], np.zeros(p)
         for _, piece in chunks(1, len(x), p):
-            total += stein_terms(
-                whitening.positions(x[piece]), whitening.gradients(g[piece]), order
-            ).sum(0)
-        found.append(total / len(x))
-    return np.array(found)
+            total += whitening.terms(x[piece], g[piece], order).sum(0)
+        means.append(total / len(x))
+    return np.array(means)
 
 
 def _marginal_fit(
@@ -370,19 +380,21 @@ def _marginal_fit(
     """Coefficients from covariances over the draws of given batches, whole folds of them."""
     chains, draws, d = positions.shape
     p = count_terms(d, order)
-    q = sum(int(np.prod(one.shape[2:])) for one in values)
+    q = sum(int(np.prod(array.shape[2:])) for array in values)
     parts = _batch_slices(chains, draws, batches)
     groups = folds(len(parts))
-    origin = np.concatenate([np.ravel(one[0, 0]).astype(float) for one in values])
+    origin = np.concatenate([np.ravel(array[0, 0]).astype(float) for array in values])
     sums, products = np.zeros((len(groups), p + q)), np.zeros((len(groups), p + q, p + q))
     counts = np.zeros(len(groups))
     for number, group in enumerate(groups):
         for chain, part in (parts[row] for row in group):
             x, g = positions[chain, part], gradients[chain, part]
-            f = [one[chain, part].reshape(len(x), -1) for one in values]
+            f = [array[chain, part].reshape(len(x), -1) for array in values]
             for _, piece in chunks(1, len(x), p + q):
-                h = stein_terms(whitening.positions(x[piece]), whitening.gradients(g[piece]), order)
-                both = np.concatenate([h, np.hstack([one[piece] for one in f]) - origin], axis=1)
+                h = whitening.terms(x[piece], g[piece], order)
+                both = np.concatenate(
+                    [h, np.hstack([array[piece] for array in f]) - origin], axis=1
+                )
                 sums[number] += both.sum(0)
                 products[number] += both.T @ both
             counts[number] += len(x)

@@ -1,4 +1,6 @@
-r"""How much control variates can help: long-run covariances of Langevin dynamics in closed form.
+r"""How much control variates can help, and why they help little where they do.
+
+The gain is from long-run covariances of Langevin dynamics in closed form.
 
 On a Gaussian posterior with precision H, a chain :math:`\theta' = F \theta + \tfrac{h}{2} M e +
 \zeta`, :math:`F = I - \tfrac{h}{2} M H`, has gradients :math:`-H \theta + e` with noise e of
@@ -16,7 +18,33 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import linalg
 
+from pymc_sgmcmc.stein import mean_gradient_test
 from pymc_sgmcmc.trace_tools.reader import StoredRun, every_nth
+from pymc_sgmcmc.trace_tools.zero_variance.estimate import ControlledMeans
+
+SMALL_GAIN = 2.0
+"""Variance ratio below which a note says that control variates help little. At 2 they are worth as
+much as a second run."""
+
+LITTLE_NOISE = 0.3
+"""Smallest share of the injected noise that the step size implies. Below it the run has no injected
+noise, where the share is zero but for the noise of its estimate."""
+
+NOISY = 0.1
+"""Variance of the noise of the gradients over that of exact gradients, from which on the noise is
+named as a reason. Below it coefficients are off by less than a tenth."""
+
+LOSS = 0.9
+"""Variance ratio below which a note says that control variates cost more than they give. It is 1
+with a margin for the Monte-Carlo error."""
+
+IMPROBABLE = 1e-4
+"""Probability of the mean gradient below which it does not count as zero. By chance one converged
+run in ten thousand is below it."""
+
+CANCELLING = 0.1
+"""Largest long-run variance of the gradients, relative to that of single gradients, of successive
+gradients that cancel. Without injected noise it is near zero."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +66,10 @@ class LinearFit:
     covariance: np.ndarray
 
 
-def linear_fit(positions: np.ndarray, gradients: np.ndarray) -> LinearFit:
-    """Fit gradients by a linear function of the position, over draws of shape (n, d)."""
-    x, g = positions - positions.mean(0), gradients - gradients.mean(0)
-    slope = _slope(x, g)
+def linear_fit(run: StoredRun) -> LinearFit:
+    """Fit gradients by a linear function of the position."""
+    x, g = centred_draws(run.positions), centred_draws(run.gradients)
+    slope = slopes(x, g)
     residuals = g - x @ slope
     return LinearFit(
         -(slope + slope.T) / 2,
@@ -50,8 +78,17 @@ def linear_fit(positions: np.ndarray, gradients: np.ndarray) -> LinearFit:
     )
 
 
-def _slope(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Least squares by normal equations, in a third of the time: rows are many, columns few."""
+def centred_draws(values: np.ndarray) -> np.ndarray:
+    """Some of the draws less their mean, shape (n, d), of draws of shape (chains, draws, d)."""
+    values = every_nth(values).reshape(-1, values.shape[-1])
+    return values - values.mean(0)
+
+
+def slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Slopes of y in x by least squares.
+
+    Normal equations take a third of the time, since rows are many and columns few.
+    """
     scale = x.std(0)
     scaled = x / scale
     return linalg.lstsq(scaled.T @ scaled, scaled.T @ y)[0] / scale[:, None]
@@ -91,14 +128,14 @@ def langevin_gain(
     Examples
     --------
     >>> import numpy as np
-    >>> one = np.eye(1)
-    >>> langevin_gain(one, 10 * one, one, 0.2, one).round(6)
+    >>> identity = np.eye(1)
+    >>> langevin_gain(identity, 10 * identity, identity, 0.2, identity).round(6)
     array([3.])
     """
     sizes, counts = np.unique(step_sizes, return_counts=True)
     matrices = (preconditioner, precision, noise)
     each = [_long_run_covariances(*matrices, size, thin) for size in sizes]
-    if any(one is None for one in each):
+    if any(covariances is None for covariances in each):
         return np.full(directions.shape[1], np.nan)
     S_ff, S_fg, S_gg = np.average(each, axis=0, weights=counts)  # type: ignore[arg-type]
     explained = S_fg @ linalg.solve(S_gg, S_fg.T)
@@ -115,7 +152,10 @@ def _long_run_covariances(
     step_size: float,
     thin: int,
 ) -> np.ndarray | None:
-    """Of position and position, position and gradient, and gradient and gradient."""
+    """Long-run covariances S_ff, S_fg and S_gg, shape (3, d, d), of position f and gradient g.
+
+    None where the chain has no stationary law.
+    """
     identity = np.eye(len(precision))
     F = identity - step_size / 2 * preconditioner @ precision
     if np.abs(linalg.eigvals(F)).max() >= 1:
@@ -134,31 +174,144 @@ def _long_run_covariances(
     return np.array([S_ff, S_fg, S_gg])
 
 
-def predicted_gain(run: StoredRun, values: np.ndarray) -> tuple[np.ndarray, LinearFit]:
-    """Predicted gain for the linear part of functions, NaN for other than Langevin dynamics.
+def predicted_gain(
+    run: StoredRun, fit: LinearFit, directions: np.ndarray, thin: int | None
+) -> np.ndarray:
+    """Predicted gain for linear functions, shape (q,), NaN for other than Langevin dynamics.
 
     Parameters
     ----------
     run : StoredRun
-    values : numpy.ndarray, shape (chains, draws, q)
-        Of the functions, at the draws that `every_nth` leaves.
+    fit : LinearFit
+    directions : numpy.ndarray, shape (d, q)
+        A linear function of the position in each column, without gain where it is zero.
+    thin : int or None
+        Transitions a draw, if they are known.
     """
-    d = run.dimension
-    x = every_nth(run.positions).reshape(-1, d)
-    fit = linear_fit(x, every_nth(run.gradients).reshape(-1, d))
-    if not run.is_langevin or run.thin is None:
-        return np.full(values.shape[-1], np.nan), fit
-    f = values.reshape(-1, values.shape[-1])
-    directions = _slope(x - x.mean(0), f - f.mean(0))
-    moving = np.abs(directions).max(0) > 0
-    gain = np.full(f.shape[1], np.nan)
+    gain = np.full(directions.shape[1], np.nan)
+    if not run.is_langevin or thin is None:
+        return gain
     assert run.step_sizes is not None
+    moving = np.abs(directions).max(0) > 0
     gain[moving] = langevin_gain(
-        fit.precision,
-        fit.noise,
-        run.preconditioner,
-        run.step_sizes,
-        directions[:, moving],
-        run.thin,
+        fit.precision, fit.noise, run.preconditioner, run.step_sizes, directions[:, moving], thin
     )
-    return gain, fit
+    return gain
+
+
+def advice(
+    run: StoredRun, estimate: ControlledMeans, fit: LinearFit, short: bool, coefficients: str
+) -> list[str]:
+    """Notes why control variates help little.
+
+    Parameters
+    ----------
+    run : StoredRun
+    estimate : ControlledMeans
+    fit : LinearFit
+    short : bool
+        Whether batches are shorter than the autocorrelation: all gradients seem to cancel then.
+    coefficients : str
+        The setting of `zero_variance`.
+    """
+    ratios = estimate.variance_ratio[estimate.moving]
+    measured = float(np.median(ratios)) if len(ratios) else np.nan
+    notes = [] if short or measured > SMALL_GAIN else _injected_noise(run, estimate, fit)
+    thin, identity = run.thin or 1, np.eye(run.dimension)
+    stored = float(np.median(predicted_gain(run, fit, identity, run.thin)))
+    # Both gains are known for Langevin dynamics alone; the measured gain is for all.
+    gain = stored if np.isfinite(stored) else measured
+    noisy = run.settings.get("gradient") == "plain" and _relative_noise(estimate, fit) > NOISY
+    if noisy and gain < SMALL_GAIN and not notes:
+        notes.append(
+            f"The variance of a mean falls by {gain:.2g} only: the noise of plain gradients from "
+            f"{run.settings['batch_size']} of {run.settings['n_rows']} rows remains. Use "
+            '`SGLDCV` (or `gradient="cv"`), or a larger `batch_size`.'
+        )
+    if thin > 1:
+        every = float(np.median(predicted_gain(run, fit, identity, 1)))
+        if every > SMALL_GAIN * stored:
+            notes.append(
+                f"One of {thin} transitions was stored: the predicted gain is {stored:.2g}, and "
+                f"{every:.2g} with all of them (`thin=1`)."
+            )
+    notes += _bias_of_squares(run, estimate, fit, coefficients)
+    if measured < LOSS:
+        remedy = (
+            "Use order=1, or sample more draws." if estimate.order > 1 else "Sample more draws."
+        )
+        notes.append(
+            f"The measured variance ratio is {measured:.2g}: coefficients of "
+            f"{len(estimate.coefficients)} terms from {estimate.batches} batches add more error "
+            f"than they take. {remedy}"
+        )
+    return notes
+
+
+def advice_of_chain(run: StoredRun) -> list[str]:
+    """Note where the mean gradient is not zero."""
+    probability = mean_gradient_test(every_nth(run.gradients))
+    if not probability < IMPROBABLE:
+        return []
+    return [
+        "The mean gradient is not zero, as it is at stationarity (probability "
+        f"{probability:.1g}): the chains have not converged, see `gradient_convergence`, or "
+        "the gradients are those of other data or another model. Do not trust the means."
+    ]
+
+
+def _bias_of_squares(
+    run: StoredRun, estimate: ControlledMeans, fit: LinearFit, coefficients: str
+) -> list[str]:
+    r"""Note where terms of order 2 leave most of the bias of second moments.
+
+    They take it where coefficients are those of the Gaussian posterior. Coefficients over single
+    noisy gradients are smaller, by H / (H + V) in each direction, as slopes in a variable with
+    errors are; over batches of all transitions they are not, since the noise of gradients moves
+    the chain as well.
+    """
+    if estimate.order < 2 or "gradient" not in run.settings:
+        return []
+    if run.thin == 1 and coefficients == "batch_means":
+        return []
+    if _relative_noise(estimate, fit) < NOISY:
+        return []
+    source = f"one of {run.thin} transitions" if run.thin else "some of the transitions"
+    if coefficients == "marginal":
+        source = "single draws"
+    return [
+        "The bias of second moments, which order 2 removes with batches of all transitions, stays "
+        f"in part: coefficients from {source} are too small where gradients "
+        "have noise. Use `zero_variance(idata, 2, moments='only')`, or `stein_calibrate`."
+    ]
+
+
+def _relative_noise(estimate: ControlledMeans, fit: LinearFit) -> float:
+    """Variance of the noise of gradients, in coordinates in which the chain has unit covariance."""
+    root = estimate.whitening.root
+    return float(np.mean(np.einsum("ij,ik,kj->j", root, fit.noise, root)))
+
+
+def _injected_noise(run: StoredRun, estimate: ControlledMeans, fit: LinearFit) -> list[str]:
+    """Note where no noise but that of the gradients moves the chain."""
+    root = estimate.whitening.root
+    if run.is_langevin and run.thin == 1:
+        assert run.step_sizes is not None
+        inverse = np.linalg.inv(run.preconditioner)
+        expected = np.mean(4 / run.step_sizes) * np.einsum("ij,ik,kj->j", root, inverse, root)
+        share = float(np.mean(estimate.long_run_gradient / expected))
+        if share >= LITTLE_NOISE:
+            return []
+    else:
+        slope = root.T @ fit.precision
+        single = np.einsum("ij,jk,ik->i", slope, fit.covariance, slope)
+        single += np.einsum("ij,ik,kj->j", root, fit.noise, root)
+        share = float(np.median(estimate.long_run_gradient / single))
+        if share >= CANCELLING:
+            return []
+    return [
+        "The gradients of successive draws cancel: no injected noise, or little beside that of "
+        "the gradients, moves the chain. Control variates remove the share of the injected noise "
+        "alone, so there is nothing to gain. Sample with a step method that injects noise, with a "
+        "smaller step size, or with `SGLDCV`."
+    ]

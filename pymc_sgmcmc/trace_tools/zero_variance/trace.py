@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pymc as pm
 import xarray as xr
+from arviz_base import xarray_sel_iter
+from arviz_base.labels import BaseLabeller
 from xarray import DataTree
 
-from pymc_sgmcmc.record import MOMENTS
+from pymc_sgmcmc.record import DIMENSION, MOMENTS
 from pymc_sgmcmc.trace_tools.gradients import gradients
-from pymc_sgmcmc.trace_tools.moments import read_moments
+from pymc_sgmcmc.trace_tools.moments import StoredMoments, read_moments
 from pymc_sgmcmc.trace_tools.reader import (
     StoredRun,
     check_posterior,
@@ -26,15 +28,22 @@ from pymc_sgmcmc.trace_tools.reader import (
     posterior_of,
     read_run,
 )
-from pymc_sgmcmc.trace_tools.zero_variance.advice import advice, advice_of_chain
 from pymc_sgmcmc.trace_tools.zero_variance.estimate import ControlledMeans, controlled_means
-from pymc_sgmcmc.trace_tools.zero_variance.gain import predicted_gain
-from pymc_sgmcmc.trace_tools.zero_variance.moments import zero_variance_of_moments
+from pymc_sgmcmc.trace_tools.zero_variance.gain import (
+    advice,
+    advice_of_chain,
+    centred_draws,
+    linear_fit,
+    predicted_gain,
+    slopes,
+)
+from pymc_sgmcmc.trace_tools.zero_variance.moments import means_of_moments
 
 SAMPLE_DIMS = ("chain", "draw")
+"""Dimensions of the draws of a trace."""
 
 ESTIMATES = ("mean", "mcse", "mean_before", "mcse_before", "variance_ratio")
-"""Columns of the table of `zero_variance_of_moments`."""
+"""Estimates that draws and moments of all transitions both give."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +68,8 @@ class ZeroVariance:
         Whether the means are over all transitions of the run, by its moments, or over the draws.
     notes : tuple of str
         Which means are over all transitions, and why control variates help little, where they do.
-    estimate : ControlledMeans
-        The arrays behind all that.
+    estimate : ControlledMeans or None
+        The arrays behind the means over draws. None with ``moments="only"``.
     """
 
     mean: xr.Dataset
@@ -71,9 +80,9 @@ class ZeroVariance:
     predicted_gain: xr.Dataset
     over_transitions: xr.Dataset
     notes: tuple[str, ...]
-    estimate: ControlledMeans
-    _functions: xr.Dataset
-    _run: StoredRun
+    estimate: ControlledMeans | None = None
+    _functions: xr.Dataset | None = None
+    _run: StoredRun | None = None
 
     def summary(self) -> pd.DataFrame:
         """Table with a row for each function or element of one.
@@ -85,9 +94,11 @@ class ZeroVariance:
             ``predicted_gain`` and ``over_transitions``. ``attrs["notes"]`` has the notes.
         """
         columns = (*ESTIMATES, "predicted_gain", "over_transitions")
+        elements = xarray_sel_iter(self.mean, skip_dims=set())
+        labels = [BaseLabeller().make_label_flat(*element) for element in elements]
         table = pd.DataFrame(
             {name: _flat(getattr(self, name)) for name in columns},
-            index=pd.Index(_element_labels(self.mean), name="parameter"),
+            index=pd.Index(labels, name="parameter"),
         )
         table.attrs["notes"] = list(self.notes)
         return table
@@ -97,17 +108,26 @@ class ZeroVariance:
 
         Means over them have small variance; single ones need not, since coefficients from batch
         means aim at the mean. Takes as much memory as the functions.
+
+        Raises
+        ------
+        ValueError
+            Where the means are from moments alone.
         """
-        run = self._run
-        chains, draws, _ = run.positions.shape
-        controls = np.empty((chains, draws, self.estimate.coefficients.shape[1]))
-        width = len(self.estimate.coefficients) + run.dimension
-        for chain, part in chunks(chains, draws, width):
-            controls[chain, part] = self.estimate.control(
+        run, functions, estimate = self._run, self._functions, self.estimate
+        if run is None or functions is None or estimate is None:
+            raise ValueError(
+                "`draws()` needs the draws of the trace, but `moments='only'` was given. Use "
+                "`zero_variance(idata)`."
+            )
+        chains, draws, d = run.positions.shape
+        controls = np.empty((chains, draws, estimate.coefficients.shape[1]))
+        for chain, part in chunks(chains, draws, len(estimate.coefficients) + d):
+            controls[chain, part] = estimate.control(
                 run.positions[chain, part].astype(float), run.gradients[chain, part].astype(float)
             )
         out, start = {}, 0
-        for name, values in self._functions.data_vars.items():
+        for name, values in functions.data_vars.items():
             size = int(np.prod(values.shape[2:]))
             part_of = controls[..., start : start + size].reshape(values.shape)
             out[name] = values.astype(float) + part_of
@@ -126,7 +146,7 @@ def zero_variance(
     regression: str = "least_squares",
     split: bool = False,
     batches: int | None = None,
-    moments: bool = True,
+    moments: bool | str = True,
 ) -> ZeroVariance:
     r"""Posterior means with zero-variance control variates, from the stored gradients.
 
@@ -142,12 +162,13 @@ def zero_variance(
     keep their bias, since mean gradients are zero at stationarity. Order 2 removes on a Gaussian
     posterior the bias of second moments as well, with coefficients from batch means where every
     transition was stored; of thinned draws, or with marginal coefficients, part of it stays, and
-    `zero_variance_of_moments` is the tool.
+    ``moments="only"`` removes it.
 
     **Draws or transitions.** A draw is one of several transitions, and the run keeps moments of
-    all of them (``idata["sgmcmc_moments"]``). Where a function is a coordinate of the position its
-    mean comes from these by `zero_variance_of_moments`, with the whole gain; that of another
-    function, such as a transformed variable, comes from the draws. `over_transitions` says which.
+    all of them (``idata["sgmcmc_moments"]``), also of those that were taken out of the trace since.
+    Where a function is a coordinate of the position its mean comes from these, with the whole
+    gain; that of another function, such as a transformed variable, comes from the draws.
+    `over_transitions` says which.
 
     **Gain.** On the mean of a parameter of a near-Gaussian posterior, order 1 removes what the
     injected noise adds to the variance, and leaves what the gradient noise adds: with every
@@ -184,9 +205,13 @@ def zero_variance(
         coefficients and means share no draws.
     batches : int, optional
         Batches a chain; 20, or five a term over all chains, where not given.
-    moments : bool
+    moments : bool or "only"
         Use the moments of all transitions where they serve: coefficients from batch means, up to
-        order 2 (means take those of order 1), and a trace with all draws of the run.
+        order 2 (means take those of order 1), and a trace with all draws of the run. With "only"
+        no draw has to be stored: the result has ``position``, the means of the unconstrained
+        position, and with order 2 ``variance``, that of each of its coordinates, without the bias
+        that the chain gives it on a Gaussian posterior. The stored batches are then joined to
+        `batches`.
 
     Returns
     -------
@@ -201,8 +226,9 @@ def zero_variance(
     Raises
     ------
     ValueError
-        Where there are no stored gradients, draws are not finite, chains are elsewhere than the
-        others, parameters are constant or unknown, or batches are fewer than the terms need.
+        Where there are no stored gradients or moments, draws are not finite, chains are far
+        from the others, parameters are constant or unknown, or batches are fewer than the terms
+        need.
 
     References
     ----------
@@ -221,10 +247,21 @@ def zero_variance(
     >>> stats = xr.Dataset({"position": (dims, x), "gradient": (dims, -x)})
     >>> posterior = xr.Dataset({"x": (("chain", "draw"), x[..., 0])})
     >>> idata = xr.DataTree.from_dict({"posterior": posterior, "sample_stats": stats})
-    >>> found = zero_variance(idata, order=2, func=lambda post: post["x"] ** 2)
-    >>> found.mean["x"].item(), found.mean_before["x"].item()
+    >>> means = zero_variance(idata, order=2, func=lambda post: post["x"] ** 2)
+    >>> means.mean["x"].item(), means.mean_before["x"].item()
     (1.000, 1.006)
     """
+    if moments == "only":
+        given = any(setting is not None for setting in (func, var_names, model))
+        if given or coefficients != "batch_means":
+            raise ValueError(
+                "`moments='only'` gives means of the position alone, from batch means, but got "
+                "`func`, `var_names`, `model` or other `coefficients`. Leave these out, or use "
+                "`moments=True`."
+            )
+        return _from_moments(read_moments(idata), order, regression, split, batches)
+    if not isinstance(moments, bool):
+        raise ValueError(f"`moments` should be True, False or 'only', but got {moments!r}.")
     if model is not None and not has_gradients(idata):
         idata = gradients(idata, model)
     run = read_run(idata)
@@ -243,51 +280,43 @@ def zero_variance(
         batches=batches,
         labels=run.labels,
     )
-    some = np.concatenate(
-        [every_nth(one).reshape(*every_nth(run.positions).shape[:2], -1) for one in arrays], axis=-1
+    values = np.concatenate(
+        [every_nth(array).reshape(-1, int(np.prod(array.shape[2:]))) for array in arrays], axis=1
     )
-    predicted, fit = predicted_gain(run, some)
-    predicted = np.where(estimate.moving, predicted, np.nan)
-    found = {
-        "mean": estimate.mean,
-        "mcse": estimate.standard_error,
-        "mean_before": estimate.mean_before,
-        "mcse_before": estimate.standard_error_before,
-        "variance_ratio": estimate.variance_ratio,
-    }
+    fit = linear_fit(run)
+    directions = slopes(centred_draws(run.positions), values - values.mean(0))
+    columns = estimate.columns
+    columns["predicted_gain"] = predicted_gain(run, fit, directions, run.thin)
+    columns["predicted_gain"][~estimate.moving] = np.nan
     over = np.zeros(len(estimate.mean), dtype=bool)
+    means: ZeroVariance | None = None
     notes: list[str] = []
-    columns: pd.DataFrame | None = None
+    short = estimate.short_batches(values.var(0), "draws")
     if moments and coefficients == "batch_means" and order <= 2 and run.thin != 1:
         coordinates, numbers = _coordinates(functions, run)
         if coordinates.any():
-            columns, notes = _moments_of(idata, run, regression, split, batches)
-        if columns is not None:
-            over = coordinates
-            found = {
-                name: _replaced(values, over, np.asarray(columns[name])[numbers])
-                for name, values in found.items()
-            }
-            of_all, _ = predicted_gain(replace(run, thin=1), some[..., over])
-            predicted = _replaced(predicted, over, of_all)
+            means, notes = _means_over_transitions(idata, run, regression, split, batches)
+            if means is not None:
+                over = coordinates
+                for name in ESTIMATES:
+                    columns[name] = columns[name].copy()
+                    columns[name][over] = _flat(getattr(means, name))[numbers]
+                gain = predicted_gain(run, fit, directions[:, over], 1)
+                columns["predicted_gain"][over] = gain
     if over.all():
-        # In short batches any mean seems improbable.
-        assert columns is not None
-        notes += [] if columns.attrs["notes"] else advice_of_chain(run)
-    else:
-        notes += advice(run, estimate, predicted, fit, some, coefficients)
-
-    for note in advice_of_chain(run):
-        if note in notes:
-            warnings.warn(note, UserWarning, stacklevel=2)
-
-    def shaped(flat: np.ndarray) -> xr.Dataset:
-        return _shaped(functions, flat)
-
+        assert means is not None
+        short = list(means.notes)
+    # In batches that are too short any mean gradient seems improbable.
+    off_zero = [] if short else advice_of_chain(run)
+    for note in off_zero:
+        warnings.warn(note, UserWarning, stacklevel=2)
+    notes += off_zero
+    if not over.all():
+        notes += advice(run, estimate, fit, bool(short), coefficients) + short
+    shaped = {name: _shaped(functions, column) for name, column in columns.items()}
     return ZeroVariance(
-        **{name: shaped(values) for name, values in found.items()},
-        predicted_gain=shaped(predicted),
-        over_transitions=shaped(over),
+        **shaped,
+        over_transitions=_shaped(functions, over),
         notes=tuple(notes),
         estimate=estimate,
         _functions=functions,
@@ -295,32 +324,100 @@ def zero_variance(
     )
 
 
-def _moments_of(
+def zero_variance_of_moments(
+    idata: DataTree,
+    order: int = 1,
+    *,
+    regression: str = "least_squares",
+    split: bool = False,
+    batches: int | None = None,
+) -> pd.DataFrame:
+    """Table of `zero_variance` with ``moments="only"``, which replaces this function.
+
+    Parameters
+    ----------
+    idata, order, regression, split, batches
+        As in `zero_variance`.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Rows: coordinates of the unconstrained position, and with `order` 2 their variances,
+        ``variance of ...``.
+
+    Warns
+    -----
+    FutureWarning
+    """
+    warnings.warn(
+        "`zero_variance_of_moments` will be removed. Use `zero_variance(idata, order, "
+        "moments='only').summary()`.",
+        FutureWarning,
+        stacklevel=2,
+    )
+    means = zero_variance(
+        idata, order, regression=regression, split=split, batches=batches, moments="only"
+    )
+    table = means.summary()[list(ESTIMATES)]
+    labels = means.mean[DIMENSION].values.tolist()
+    rows = [*labels, *(f"variance of {label}" for label in labels)]
+    table.index = pd.Index(rows[: len(table)], name="parameter")
+    return table
+
+
+def _from_moments(
+    moments: StoredMoments, order: int, regression: str, split: bool, batches: int | None
+) -> ZeroVariance:
+    """Means of the unconstrained position, and with order 2 its variances."""
+    if order not in (1, 2):
+        raise ValueError(
+            f"`order` should be 1 or 2, but got {order!r}. Higher ones need the draws, so "
+            "`moments=True`."
+        )
+    means, variances, notes = means_of_moments(moments, order, regression, split, batches)
+    parts = [means] if variances is None else [means, variances]
+
+    def dataset(columns: list[np.ndarray]) -> xr.Dataset:
+        named = zip(("position", "variance"), columns, strict=False)
+        coords = {DIMENSION: list(moments.labels)}
+        return xr.Dataset({name: (DIMENSION, column) for name, column in named}, coords=coords)
+
+    columns: dict[str, Any] = {
+        name: dataset([part.columns[name] for part in parts]) for name in ESTIMATES
+    }
+    return ZeroVariance(
+        **columns,
+        predicted_gain=dataset([np.full(len(part.mean), np.nan) for part in parts]),
+        over_transitions=dataset([np.ones(len(part.mean), dtype=bool) for part in parts]),
+        notes=tuple(notes),
+    )
+
+
+def _means_over_transitions(
     idata: DataTree, run: StoredRun, regression: str, split: bool, batches: int | None
-) -> tuple[pd.DataFrame | None, list[str]]:
-    """Controlled means of the position over all transitions, if there are any, and notes."""
+) -> tuple[ZeroVariance | None, list[str]]:
+    """Means of the position over all transitions, if there are any, and notes."""
     if MOMENTS not in idata.children:
         return None, []
     try:
-        table = zero_variance_of_moments(
-            idata, 1, regression=regression, split=split, batches=batches
-        )
+        moments = read_moments(idata)
+        means = _from_moments(moments, 1, regression, split, batches)
     except ValueError as error:
         return None, [f"The means are over the draws alone. {error}"]
-    chains = read_moments(idata).batch_position.shape[0]
+    chains = moments.batch_position.shape[0]
     if chains != len(run.chains):
         return None, [
             f"The means are over the draws alone: {chains} chains have moments of all transitions, "
             f"and the trace has {len(run.chains)}. Chains that were interrupted have none."
         ]
-    return table, [
+    return means, [
         "Means of coordinates of the position are over all transitions, not only over the draws.",
-        *table.attrs["notes"],
+        *means.notes,
     ]
 
 
 def _coordinates(functions: xr.Dataset, run: StoredRun) -> tuple[np.ndarray, np.ndarray]:
-    """Which elements of the functions are coordinates of the position, and which coordinates."""
+    """Mask of the elements that are coordinates of the position, and their numbers there."""
     over, numbers = [], []
     for values in functions.data_vars.values():
         flat = np.asarray(values).reshape(*run.positions.shape[:2], -1)
@@ -331,44 +428,42 @@ def _coordinates(functions: xr.Dataset, run: StoredRun) -> tuple[np.ndarray, np.
     return np.concatenate(over), np.concatenate([np.empty(0, dtype=int), *numbers])
 
 
-def _replaced(values: np.ndarray, where: np.ndarray, others: np.ndarray) -> np.ndarray:
-    values = values.copy()
-    values[where] = others
-    return values
-
-
 def _functions(
     idata: DataTree,
     func: Callable[[xr.Dataset], Any] | None,
     var_names: str | Sequence[str] | None,
 ) -> xr.Dataset:
-    """What means are wanted of, with chains and draws first."""
+    """Functions whose means are wanted, with chains and draws first."""
     posterior = posterior_of(idata)
     if func is not None and not callable(func):
         raise TypeError(
             f"`func` should be a function of the posterior, but got {func!r}. Name variables by "
             "`var_names`."
         )
-    found = posterior if func is None else _as_dataset(func(_read_only(posterior)), posterior)
+    functions = posterior if func is None else _as_dataset(func(_read_only(posterior)), posterior)
     if var_names is not None:
-        names = [var_names] if isinstance(var_names, str) else _list(var_names)
-        unknown = [name for name in names if name not in found.data_vars]
+        if not isinstance(var_names, Iterable):
+            raise ValueError(
+                f"`var_names` should be a name or a sequence of names, but got {var_names!r}."
+            )
+        names = [var_names] if isinstance(var_names, str) else list(var_names)
+        unknown = [name for name in names if name not in functions.data_vars]
         if unknown or not names:
             raise ValueError(
-                f"`var_names` should name some of {_quote(found.data_vars)}, but got "
+                f"`var_names` should name some of {_quote(functions.data_vars)}, but got "
                 f"{_quote(unknown) or 'an empty list'}."
             )
-        found = found[names]
-    if not found.data_vars:
+        functions = functions[names]
+    if not functions.data_vars:
         raise ValueError(
             "The group `posterior` should have variables with a value for each chain and draw, but "
             "has none. Pass the DataTree that `pm.sample` returned."
         )
-    return found.transpose(*SAMPLE_DIMS, ...)
+    return functions.transpose(*SAMPLE_DIMS, ...)
 
 
 def _read_only(posterior: xr.Dataset) -> xr.Dataset:
-    """The same numbers, which a function cannot change in place."""
+    """Copy of the posterior that shares the numbers and refuses changes in place."""
     out = posterior.copy()
     for name, values in posterior.data_vars.items():
         view = np.asarray(values).view()
@@ -378,55 +473,62 @@ def _read_only(posterior: xr.Dataset) -> xr.Dataset:
 
 
 def _as_dataset(value: Any, posterior: xr.Dataset) -> xr.Dataset:
-    count = tuple(posterior.sizes[dim] for dim in SAMPLE_DIMS)
+    """Result of a function as variables with a value for each chain and draw."""
     if isinstance(value, dict):
-        parts = [_as_dataset(one, posterior) for one in value.values()]
-        if any(len(one.data_vars) != 1 for one in parts):
+        kinds = {name: type(part).__name__ for name, part in value.items()}
+        if any(isinstance(part, xr.Dataset) and len(part) != 1 for part in value.values()):
             raise ValueError(
-                "`func` should return a DataArray or an array for each name, but returned "
-                f"{ {name: type(one).__name__ for name, one in value.items()} }."
+                f"`func` should return a DataArray or an array for each name, but returned {kinds}."
             )
-        named = zip(value, parts, strict=True)
-        value = xr.merge([one.rename({next(iter(one.data_vars)): name}) for name, one in named])
-    if isinstance(value, xr.DataArray):
-        name = value.name if value.name is not None else "func"
-        value = value.rename(None).to_dataset(name=name)
-    if not isinstance(value, xr.Dataset):
-        array = np.asarray(value)
-        if array.shape[:2] != count:
-            raise ValueError(
-                "`func` should return a Dataset, a DataArray or an array with a value for each of "
-                f"{count[0]} x {count[1]} draws, but returned shape {array.shape}. Write "
-                'it with xarray, for example `lambda post: post["x"] ** 2`.'
-            )
-        dims = SAMPLE_DIMS + tuple(f"func_dim_{axis}" for axis in range(array.ndim - 2))
-        value = xr.Dataset({"func": (dims, array)})
+        value = xr.Dataset({name: _as_array(part, posterior) for name, part in value.items()})
+    elif not isinstance(value, xr.Dataset):
+        array = _as_array(value, posterior)
+        name = "func" if array.name is None else array.name
+        value = array.rename(None).to_dataset(name=name)
     if not value.data_vars:
         raise ValueError(
             "`func` should return a Dataset with at least one variable, but it has none."
         )
-    for name, one in value.data_vars.items():
-        if any(one.sizes.get(dim) != posterior.sizes[dim] for dim in SAMPLE_DIMS):
+    for name, values in value.data_vars.items():
+        if any(values.sizes.get(dim) != posterior.sizes[dim] for dim in SAMPLE_DIMS):
+            chains, draws = (posterior.sizes[dim] for dim in SAMPLE_DIMS)
             raise ValueError(
-                f"`func` should return a value for each of {count[0]} x {count[1]} draws, but "
-                f"`{name}` has dimensions {dict(one.sizes)}. Leave means over draws to "
+                f"`func` should return a value for each of {chains} x {draws} draws, but "
+                f"`{name}` has dimensions {dict(values.sizes)}. Leave means over draws to "
                 "`zero_variance`."
             )
     return value
 
 
+def _as_array(value: Any, posterior: xr.Dataset) -> xr.DataArray:
+    if isinstance(value, xr.Dataset):
+        (value,) = value.data_vars.values()
+    if isinstance(value, xr.DataArray):
+        return value
+    array = np.asarray(value)
+    chains, draws = (posterior.sizes[dim] for dim in SAMPLE_DIMS)
+    if array.shape[:2] != (chains, draws):
+        raise ValueError(
+            "`func` should return a Dataset, a DataArray or an array with a value for each of "
+            f"{chains} x {draws} draws, but returned shape {array.shape}. Write it with xarray, "
+            'for example `lambda post: post["x"] ** 2`.'
+        )
+    dims = SAMPLE_DIMS + tuple(f"func_dim_{axis}" for axis in range(array.ndim - 2))
+    return xr.DataArray(array, dims=dims)
+
+
 def _check_functions(functions: xr.Dataset, run: StoredRun) -> None:
-    chains, draws, _ = run.positions.shape
+    sizes = run.positions.shape[:2]
     for name, values in functions.data_vars.items():
         if values.dtype.kind not in "fiub":
             raise ValueError(
                 f"`{name}` should be numbers, but has dtype {values.dtype}. Leave it out by "
                 "`var_names`."
             )
-        if values.shape[:2] != (chains, draws):
+        if values.shape[:2] != sizes:
             raise ValueError(
                 f"`{name}` has {values.shape[:2]} chains and draws, but the stored gradients have "
-                f"{(chains, draws)}. Select the same draws in all groups, as `idata.sel` does."
+                f"{sizes}. Select the same draws in all groups, as `idata.sel` does."
             )
         if not values.size:
             raise ValueError(
@@ -434,19 +536,18 @@ def _check_functions(functions: xr.Dataset, run: StoredRun) -> None:
                 "Leave it out by `var_names`."
             )
         array = np.asarray(values)
-        low, high = np.inf, -np.inf
-        for chain, part in chunks(chains, draws, int(np.prod(array.shape[2:]))):
-            piece = array[chain, part]
-            if not np.isfinite(piece).all():
-                raise ValueError(
-                    f"`{name}` should be finite, but is not in chain {run.chains[chain]}. Leave it "
-                    "out by `var_names`, or leave out the draws in which it is not."
-                )
-            low, high = min(low, float(piece.min())), max(high, float(piece.max()))
+        # Neither extreme is finite where a value is not.
+        low, high = array.min(), array.max()
+        if not np.isfinite([low, high]).all():
+            chain = next(number for number, part in enumerate(array) if not np.isfinite(part).all())
+            raise ValueError(
+                f"`{name}` should be finite, but is not in chain {run.chains[chain]}. Leave it "
+                "out by `var_names`, or leave out the draws in which it is not."
+            )
         if low == high:
             raise ValueError(
-                f"`{name}` is constant over the draws, {low:g}: there is no Monte-Carlo error to "
-                "reduce. Leave it out by `var_names`."
+                f"`{name}` is constant over the draws, {float(low):g}: there is no Monte-Carlo "
+                "error to reduce. Leave it out by `var_names`."
             )
 
 
@@ -462,25 +563,6 @@ def _shaped(functions: xr.Dataset, flat: np.ndarray) -> xr.Dataset:
 
 def _flat(dataset: xr.Dataset) -> np.ndarray:
     return np.concatenate([np.ravel(values) for values in dataset.data_vars.values()])
-
-
-def _element_labels(dataset: xr.Dataset) -> list[str]:
-    """Names as in ArviZ, ``beta[age]``."""
-    labels = []
-    for name, values in dataset.data_vars.items():
-        for index in np.ndindex(values.shape):
-            parts = [
-                str(values[dim].values[number]) if dim in values.coords else str(number)
-                for dim, number in zip(values.dims, index, strict=True)
-            ]
-            labels.append(f"{name}[{', '.join(parts)}]" if parts else str(name))
-    return labels
-
-
-def _list(names: Any) -> list[Any]:
-    if not isinstance(names, Iterable):
-        raise ValueError(f"`var_names` should be a name or a sequence of names, but got {names!r}.")
-    return list(names)
 
 
 def _quote(names: Any) -> str:
