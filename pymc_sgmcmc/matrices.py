@@ -94,9 +94,16 @@ class LowRank:
         return self.left * self.right * (1 + self.vectors**2 @ self.factors)
 
 
-def apply(matrix: Matrix, vector: np.ndarray) -> np.ndarray:
-    """Product of a scalar, diagonal or dense matrix with a vector."""
+def apply(matrix: Matrix, vector: Any) -> Any:
+    """Product of a matrix with a vector, both numbers or symbolic tensors."""
     return matrix @ vector if np.ndim(matrix) == 2 else matrix * vector
+
+
+def apply_to_each(matrix: Matrix, vectors: Any) -> Any:
+    """Product of a matrix with each of some vectors, the rows of an array or symbolic tensor."""
+    if isinstance(matrix, LowRank):
+        return matrix.T.__rmatmul__(vectors)  # a symbolic left factor would not ask for it
+    return vectors @ matrix.T if np.ndim(matrix) == 2 else vectors * matrix
 
 
 def apply_transposed(matrix: Matrix, vector: np.ndarray) -> np.ndarray:
@@ -200,6 +207,19 @@ def congruent(matrix: np.ndarray, root: Matrix) -> np.ndarray:
     if matrix.ndim == 2:
         return root.T @ matrix @ root
     return root.T @ (np.broadcast_to(matrix, len(root))[:, None] * root)
+
+
+def inverse(matrix: Matrix) -> Matrix:
+    """Inverse of a matrix, of the same kind."""
+    if isinstance(matrix, LowRank):
+        return matrix.inverse
+    return np.linalg.inv(matrix) if np.ndim(matrix) == 2 else 1 / matrix
+
+
+def dense(matrix: Matrix, dimension: int) -> np.ndarray:
+    """Shape (d, d), of a matrix that may be a scalar or a diagonal."""
+    matrix = np.asarray(matrix, dtype=float)
+    return matrix if matrix.ndim == 2 else np.diag(np.broadcast_to(matrix, dimension))
 
 
 def diagonal(matrix: Matrix) -> np.ndarray:

@@ -12,7 +12,7 @@ from scipy import linalg
 
 from pymc_sgmcmc.adaptation.base import Adaptation, AdaptationState, Seen
 from pymc_sgmcmc.adaptation.monitor import langevin_excess
-from pymc_sgmcmc.matrices import LowRank, Matrix, apply_to_rows, congruent, matrix_root
+from pymc_sgmcmc.matrices import LowRank, Matrix, apply_to_rows, congruent, dense, matrix_root
 from pymc_sgmcmc.tuning import DENSE_DIMENSION, Center
 
 FIRST_WINDOW = 100
@@ -78,7 +78,7 @@ class LangevinStepSize(Adaptation):
         self._searches = len(self._center) <= DENSE_DIMENSION and not low_rank
         if self._searches:
             self._root = matrix_root(preconditioner)
-            self._curvature = _square(congruent(self._precision, self._root), len(self._center))
+            self._curvature = dense(congruent(self._precision, self._root), len(self._center))
 
     def begin(self, position: np.ndarray) -> AdaptationState:
         """No draws yet."""
@@ -160,10 +160,6 @@ class LangevinStepSize(Adaptation):
             whitened = [self._curvature + congruent(covariance, self._root) for covariance in noise]
             largest, most = max(largest, 0.25 * _largest_direction(*whitened)), LARGEST_FACTOR
         return float(np.clip(self._wanted / max(largest, 1e-300), SMALLEST_FACTOR, most))
-
-
-def _square(matrix: np.ndarray, dimension: int) -> np.ndarray:
-    return matrix if matrix.ndim == 2 else np.diag(np.broadcast_to(matrix, dimension))
 
 
 def _largest_direction(first: np.ndarray, second: np.ndarray) -> float:

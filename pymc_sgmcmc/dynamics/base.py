@@ -10,8 +10,6 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.matrices import LowRank
-
 type Array = np.ndarray | TensorVariable
 """Transitions take arrays of NumPy and symbolic tensors alike."""
 
@@ -125,15 +123,3 @@ class Dynamics(ABC):
             One row of `scaled_noise`.
         step_size : scalar
         """
-
-
-def apply_matrix(matrix: Array, vector: Array) -> Array:
-    """Product of a scalar, diagonal, dense or `LowRank` matrix with a vector, symbolic or not."""
-    return matrix @ vector if matrix.ndim == 2 else matrix * vector
-
-
-def apply_matrix_to_rows(matrix: Array, rows: Array) -> Array:
-    """Product of a matrix with each row of a matrix of vectors."""
-    if isinstance(matrix, LowRank):
-        return matrix.T.__rmatmul__(rows)  # A symbolic left factor would not call this method.
-    return rows @ matrix.T if matrix.ndim == 2 else rows * matrix

@@ -10,9 +10,8 @@ from pymc_sgmcmc.dynamics.base import (
     Gradient,
     State,
     Transition,
-    apply_matrix,
-    apply_matrix_to_rows,
 )
+from pymc_sgmcmc.matrices import apply, apply_to_each
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Langevin(Dynamics):
 
     def scaled_noise(self, noise: Array, step_sizes: Array) -> Array:
         r"""Rows :math:`\sqrt{h} L \xi`: one matrix product instead of many."""
-        return step_sizes[:, None] ** 0.5 * apply_matrix_to_rows(self.root, noise)
+        return step_sizes[:, None] ** 0.5 * apply_to_each(self.root, noise)
 
     def transition(
         self,
@@ -55,5 +54,5 @@ class Langevin(Dynamics):
         """One step from the position; the state has nothing else."""
         (position,) = state
         estimate = gradient(position)
-        drift = apply_matrix(self.preconditioner, estimate)
+        drift = apply(self.preconditioner, estimate)
         return Transition((position + 0.5 * step_size * drift + scaled_noise,), estimate)

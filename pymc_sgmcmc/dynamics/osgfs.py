@@ -17,9 +17,8 @@ from pymc_sgmcmc.dynamics.base import (
     Gradient,
     State,
     Transition,
-    apply_matrix,
-    apply_matrix_to_rows,
 )
+from pymc_sgmcmc.matrices import apply, apply_to_each
 
 SMALLEST_CURVATURE = 1e-8
 """Eigenvalues of a scaled precision matrix are raised to at least this part of the largest."""
@@ -51,7 +50,7 @@ class FisherScoring(Dynamics):
 
     def scaled_noise(self, noise: Array, step_sizes: Array) -> Array:
         r"""Rows :math:`S \xi`: one matrix product instead of many."""
-        return apply_matrix_to_rows(self.root, noise)
+        return apply_to_each(self.root, noise)
 
     def transition(
         self,
@@ -63,7 +62,7 @@ class FisherScoring(Dynamics):
         """One step from the position; the state has nothing else."""
         (position,) = state
         estimate = gradient(position)
-        return Transition((position + apply_matrix(self.drift, estimate) + scaled_noise,), estimate)
+        return Transition((position + apply(self.drift, estimate) + scaled_noise,), estimate)
 
 
 @dataclass(frozen=True)

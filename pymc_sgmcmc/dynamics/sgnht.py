@@ -14,9 +14,9 @@ from pymc_sgmcmc.dynamics.base import (
     Gradient,
     State,
     Transition,
-    apply_matrix,
 )
 from pymc_sgmcmc.dynamics.underdamped import functions_for, numeric
+from pymc_sgmcmc.matrices import apply
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class NoseHoover(Dynamics):
         position, momentum, thermostat = state
         xp = functions_for(position, step_size)
         estimate = gradient(position)
-        kicked = momentum + step_size * apply_matrix(self.root.T, estimate)
+        kicked = momentum + step_size * apply(self.root.T, estimate)
         halfway = thermostat + self._heat(kicked, step_size)
         # (1 - exp(-x)) / x, also where the friction passes through zero.
         exponent = 2 * step_size * halfway
@@ -102,7 +102,7 @@ class NoseHoover(Dynamics):
         noise = (2 * self.friction * step_size * ratio) ** 0.5 * scaled_noise
         following = xp.exp(-step_size * halfway) * kicked + noise
         after = halfway + self._heat(following, step_size)
-        drift = apply_matrix(self.root, kicked + following)
+        drift = apply(self.root, kicked + following)
         state = (position + 0.5 * step_size * drift, following, after)
         return Transition(state, estimate, (after.mean(),))
 

@@ -18,9 +18,8 @@ from pymc_sgmcmc.dynamics.base import (
     Gradient,
     State,
     Transition,
-    apply_matrix,
-    apply_matrix_to_rows,
 )
+from pymc_sgmcmc.matrices import apply, apply_to_each
 
 
 def functions_for(*values: Array) -> ModuleType:
@@ -121,7 +120,7 @@ class Underdamped(Dynamics):
         self, position: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, ...]:
         """A velocity from N(0, M)."""
-        velocity = apply_matrix(numeric(self.root), rng.standard_normal(len(position)))
+        velocity = apply(numeric(self.root), rng.standard_normal(len(position)))
         return (velocity,) if self.resample_every is None else (velocity, np.zeros(1))
 
     def noise_size(self, dimension: int) -> int:
@@ -135,9 +134,9 @@ class Underdamped(Dynamics):
         share = self.noise_share(steps, self.friction, self.noise, self.noise_curvature)
         amplitude = (self.injected_variance(steps, self.friction) * (1 - share)) ** 0.5
         if self.resample_every is None:
-            return apply_matrix_to_rows(self.noise_root, amplitude * noise)
-        injected = apply_matrix_to_rows(self.noise_root, amplitude * noise[:, 0::2])
-        return xp.stack([injected, apply_matrix_to_rows(self.root, noise[:, 1::2])], axis=1)
+            return apply_to_each(self.noise_root, amplitude * noise)
+        injected = apply_to_each(self.noise_root, amplitude * noise[:, 0::2])
+        return xp.stack([injected, apply_to_each(self.root, noise[:, 1::2])], axis=1)
 
     def transition(
         self,

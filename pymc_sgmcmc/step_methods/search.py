@@ -8,7 +8,7 @@ import numpy as np
 
 from pymc_sgmcmc.chain import Chain
 from pymc_sgmcmc.engine import TransitionBlock
-from pymc_sgmcmc.matrices import LowRank, Matrix, apply, apply_to_rows
+from pymc_sgmcmc.matrices import apply, apply_to_rows, inverse
 from pymc_sgmcmc.stein import kernel_stein_discrepancy
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
 from pymc_sgmcmc.tuning.halving import successive_halving
@@ -63,7 +63,7 @@ def search_step_size(block: TransitionBlock, setup: Setup, design: Design) -> De
     assert choice is not None  # checked before
     # Discrepancies are computed in coordinates in which the Gaussian of the centre is N(0, I).
     root = center.curvature.root
-    inverse = _inverse(root)
+    inverse_root = inverse(root)
     shift = apply(root, np.random.default_rng(7).standard_normal(setup.posterior.dimension))
 
     def run(step_size: float, chain: Chain | None, transitions: int) -> tuple[Chain, float]:
@@ -74,7 +74,7 @@ def search_step_size(block: TransitionBlock, setup: Setup, design: Design) -> De
         if draws.bad_transition is not None:
             return chain, np.inf
         thinned = slice(None, None, max(1, len(draws) // POINTS))
-        white = apply_to_rows(inverse.T, draws.positions[thinned] - center.position)
+        white = apply_to_rows(inverse_root.T, draws.positions[thinned] - center.position)
         scores = apply_to_rows(root, draws.gradients[thinned])
         return chain, kernel_stein_discrepancy(white, scores)
 
@@ -83,9 +83,3 @@ def search_step_size(block: TransitionBlock, setup: Setup, design: Design) -> De
     thin = setup.settings.thin or default_thinning(best.step_size, choice.curvature)
     setup.report(Pace(best.step_size, thin, choice), by=" by successive halving")
     return replace(design, pace=Pace(best.step_size, thin))
-
-
-def _inverse(root: Matrix) -> Matrix:
-    if isinstance(root, LowRank):
-        return root.inverse
-    return np.linalg.inv(root) if root.ndim == 2 else 1 / root

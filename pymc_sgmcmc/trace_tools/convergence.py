@@ -22,9 +22,9 @@ from xarray import DataTree
 
 from pymc_sgmcmc.adaptation.convergence import CONVERGENCE_RULES
 from pymc_sgmcmc.checks import one_of, positive_number
-from pymc_sgmcmc.matrices import covariance_root, matrix_root
+from pymc_sgmcmc.matrices import covariance_root, dense, matrix_root
 from pymc_sgmcmc.record import MOMENTS, PREFIX, groups_of, is_of_draws
-from pymc_sgmcmc.trace_tools.reader import StoredRun, dense, read_run
+from pymc_sgmcmc.trace_tools.reader import StoredRun, read_run
 
 VARIANCES = ("batch_means", "closed_form")
 """Names of the two methods that give the variance of the mean of a window."""

@@ -11,7 +11,7 @@ import xarray as xr
 from scipy import linalg
 from xarray import DataTree
 
-from pymc_sgmcmc.matrices import LowRank, covariance_root, dependent_coordinates
+from pymc_sgmcmc.matrices import LowRank, covariance_root, dense, dependent_coordinates
 from pymc_sgmcmc.record import (
     DIMENSION,
     GIVEN,
@@ -340,12 +340,6 @@ def columns_of(values: np.ndarray, positions: np.ndarray) -> slice | None:
         ):
             return part
     return None
-
-
-def dense(matrix: np.ndarray, dimension: int) -> np.ndarray:
-    """Matrix of shape (d, d) from a scalar, a diagonal or a matrix."""
-    matrix = np.asarray(matrix, dtype=float)
-    return matrix if matrix.ndim == 2 else np.diag(np.broadcast_to(matrix, dimension))
 
 
 def _step_sizes(stats: Any, settings: dict[str, Any]) -> np.ndarray | None:

@@ -533,7 +533,7 @@ def test_compound_step_with_two_of_ours():
     [
         (
             {},
-            r"was computed by this package\. Give a smaller `step_size`, for example {quarter} "
+            r"for the posterior\. Give a smaller `step_size`, for example {quarter} "
             r'with `preconditioner="curvature"`, a smaller `bias`, or a `center` .* with NUTS',
         ),
         (
