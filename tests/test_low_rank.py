@@ -9,9 +9,10 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_sgmcmc import SGHMC, SGLDCV, bias_report
-from pymc_sgmcmc.dynamics.base import apply_matrix, apply_matrix_to_rows
 from pymc_sgmcmc.matrices import (
     LowRank,
+    apply,
+    apply_to_each,
     apply_to_rows,
     congruent,
     diagonal,
@@ -44,7 +45,7 @@ def test_products_are_those_of_the_dense_matrix(matrix, rng):
     for one in (matrix, root, root.T):
         np.testing.assert_allclose(one @ vector, dense(one) @ vector)
         np.testing.assert_allclose(apply_to_rows(one, rows), rows @ dense(one))
-        np.testing.assert_allclose(apply_matrix_to_rows(one, rows), rows @ dense(one).T)
+        np.testing.assert_allclose(apply_to_each(one, rows), rows @ dense(one).T)
     np.testing.assert_allclose(dense(root) @ dense(root).T, full)
     np.testing.assert_allclose(dense(matrix.inverse), np.linalg.inv(full))
     np.testing.assert_allclose(diagonal(matrix), np.diag(full))
@@ -60,7 +61,7 @@ def test_symbolic_products(matrix, rng):
     x, rows = pt.vector("x", dtype="float64"), pt.matrix("rows", dtype="float64")
     function = pytensor.function(
         [x, rows],
-        [apply_matrix(symbolic, x), apply_matrix_to_rows(symbolic, rows)],
+        [apply(symbolic, x), apply_to_each(symbolic, rows)],
         mode="FAST_COMPILE",
     )
     vector, many = rng.normal(size=6), rng.normal(size=(3, 6))

@@ -324,6 +324,7 @@ def test_backends_give_the_same_draws(model, mode):
     np.testing.assert_allclose(found.posterior["beta"], expected.posterior["beta"], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_float32():
     with pytensor.config.change_flags(floatX="float32"):
         model = logistic_model()
@@ -332,7 +333,8 @@ def test_float32():
     assert np.isfinite(idata.posterior["beta"]).all()
 
 
-@pytest.mark.parametrize("other", [pytest.param(pm.NUTS, marks=pytest.mark.slow), pm.Metropolis])
+@pytest.mark.slow
+@pytest.mark.parametrize("other", [pm.NUTS, pm.Metropolis])
 def test_compound_step(other):
     model = two_variable_model()
     with model:

@@ -317,7 +317,7 @@ def test_two_chains_use_one_pair(problem, rng):
 
 
 @pytest.mark.parametrize("gradient", ["plain", "cv"])
-@pytest.mark.parametrize("memory", [2, 3])
+@pytest.mark.parametrize("memory", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_law_without_pairs_is_that_of_sgld(gradient, memory):
     problem = LinearGaussian.simulate(9, 2, seed=8)
     scale = 1 / np.linalg.eigvalsh(problem.precision)[-1]

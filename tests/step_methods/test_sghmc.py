@@ -58,7 +58,7 @@ def assert_law(step, problem, expected, rtol=1e-8):
 
 
 @pytest.mark.parametrize("integrator", INTEGRATORS)
-@pytest.mark.parametrize("dimension", [1, 5, 50])
+@pytest.mark.parametrize("dimension", [pytest.param(1, marks=pytest.mark.slow), 5, 50])
 def test_exact_gradient(integrator, dimension):
     problem = conditioned(dimension)
     step_size, friction = 0.12, 2.5

@@ -84,7 +84,7 @@ def gamma(G, derivatives):
 # --- One transition --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("metric_rows", [12, 5])
+@pytest.mark.parametrize("metric_rows", [pytest.param(12, marks=pytest.mark.slow), 5])
 def test_transition(metric_rows):
     """Drift, Γ and noise against NumPy, with all rows and with a fixed part of them."""
     model, X, y, _ = poisson_problem(3)
@@ -102,6 +102,7 @@ def test_transition(metric_rows):
         np.testing.assert_allclose(diffusion(step.block, theta), np.linalg.inv(G), rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_transition_where_scores_are_not_those_of_a_linear_predictor():
     model, y, _ = location_scale_problem()
     step = SGRLD(model=model, batch_size=4, step_size=0.3, compile_kwargs=CVM)
