@@ -6,18 +6,19 @@ random generator, so its values depend on nothing else, on any backend and in an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
+from pytensor.compile.executor import Function
 from pytensor.compile.mode import Mode, get_mode
 from pytensor.link.jax.linker import JAXLinker
 
 from pymc_sgmcmc.dynamics import Dynamics
 from pymc_sgmcmc.gradient_estimators import GradientEstimator
-from pymc_sgmcmc.posterior.compiled import without_blas_warning
 
 
 class Transitions(NamedTuple):
@@ -69,29 +70,74 @@ class TransitionBlock:
         self.dimension = estimator.posterior.dimension
         self.row_elements = estimator.posterior.row_elements
         self.batching = estimator.batching
+        self.memory = estimator.memory
         self.dynamics = dynamics
         self.lag = dynamics.lag
         self.noise_size = dynamics.noise_size(self.dimension)
         self.static_length = static_length
         self.auxiliaries = tuple(dynamics.auxiliaries(self.dimension))
-        shapes = [(self.dimension,), *(auxiliary.shape for auxiliary in self.auxiliaries)]
+        self._shapes = [(self.dimension,), *(auxiliary.shape for auxiliary in self.auxiliaries)]
+        self._function = self._compile(estimator, dict(compile_kwargs or {}))
+        self._function.trust_input = True
+        # Numba and JAX compile at the first call. Doing it here, in the parent process, spares
+        # each forked chain the same work.
+        self(
+            tuple(np.zeros(shape) for shape in self._shapes),
+            estimator.batching.draw(np.random.default_rng(0), 1 + self.lag),
+            np.zeros((1, self.noise_size)),
+            np.zeros(1),
+        )
+
+    def _compile(self, estimator: GradientEstimator, compile_kwargs: dict[str, Any]) -> Function:
+        """Function of state, indices, noise and step sizes: a scan over the transitions."""
         names = ["position", *(auxiliary.name for auxiliary in self.auxiliaries)]
         state = [
             pt.tensor(name, shape=shape, dtype=self.dtype)
-            for name, shape in zip(names, shapes, strict=True)
+            for name, shape in zip(names, self._shapes, strict=True)
         ]
-        passes = None if static_length is None else static_length + self.lag
-        indices = estimator.batching.index_variable("indices")
+        passes = None if self.static_length is None else self.static_length + self.lag
+        indices = self.batching.index_variable("indices")
         if passes is not None:
-            indices = pt.tensor(
-                "indices", dtype=indices.dtype, shape=(passes, *indices.type.shape[1:])
-            )
+            shape = (passes, *indices.type.shape[1:])
+            indices = pt.tensor("indices", dtype=indices.dtype, shape=shape)
         noise = pt.tensor("noise", shape=(passes, self.noise_size), dtype=self.dtype)
         step_sizes = pt.tensor("step_sizes", shape=(passes,), dtype=self.dtype)
-        self.memory = memory = estimator.memory
-        remembered = () if memory is None else memory.variables
+        remembered = () if self.memory is None else self.memory.variables
         # Passes that only evaluate gradients do not change the memory: the next block repeats them.
         remember = pt.arange(indices.shape[0]) < indices.shape[0] - self.lag
+        outputs = pytensor.scan(
+            self._transition(estimator),
+            sequences=[
+                indices,
+                self.dynamics.scaled_noise(noise, step_sizes),
+                step_sizes,
+                *([remember] if remembered else []),
+            ],
+            outputs_info=[*state, *remembered, None, *(None for _ in self.dynamics.stats)],
+            return_updates=False,
+        )
+        memory_outputs = slice(len(state), len(state) + len(remembered))
+        updates = {
+            variable: values[-1]
+            for variable, values in zip(remembered, outputs[memory_outputs], strict=True)
+        }
+        del outputs[memory_outputs]
+        if remembered:
+            compile_kwargs["mode"] = in_place_mode(compile_kwargs.get("mode"))
+        with warnings.catch_warnings():
+            # PyTensor's C code falls back on NumPy's BLAS, which is what is wanted.
+            warnings.filterwarnings("ignore", message="PyTensor could not link to a BLAS")
+            return pytensor.function(
+                [*state, indices, noise, step_sizes],
+                outputs,
+                updates=updates,
+                on_unused_input="ignore",
+                **compile_kwargs,
+            )
+
+    def _transition(self, estimator: GradientEstimator) -> Callable[..., tuple]:
+        """Body of the scan: state and memory after a transition, its gradient and statistics."""
+        memory, shapes = self.memory, self._shapes
 
         def transition(index, scaled_noise, step_size, *rest):
             if memory is None:
@@ -109,7 +155,7 @@ class TransitionBlock:
                     changed.append(after)
                     return estimate
 
-            following, first_gradient, stats = dynamics.transition(
+            following, first_gradient, stats = self.dynamics.transition(
                 current, gradient, scaled_noise, step_size
             )
             return (
@@ -118,48 +164,12 @@ class TransitionBlock:
                     for part, shape in zip(following, shapes, strict=True)
                 ),
                 # Where the dynamics evaluate several gradients, the memory keeps the first.
-                *(changed[0] if remembered else ()),
+                *(changed[0] if memory is not None else ()),
                 first_gradient.astype(self.dtype),
                 *(pt.as_tensor(value).astype(self.dtype) for value in stats),
             )
 
-        outputs = pytensor.scan(
-            transition,
-            sequences=[
-                indices,
-                dynamics.scaled_noise(noise, step_sizes),
-                step_sizes,
-                *([remember] if remembered else []),
-            ],
-            outputs_info=[*state, *remembered, None, *(None for _ in dynamics.stats)],
-            return_updates=False,
-        )
-        memory_outputs = slice(len(state), len(state) + len(remembered))
-        updates = {
-            variable: values[-1]
-            for variable, values in zip(remembered, outputs[memory_outputs], strict=True)
-        }
-        del outputs[memory_outputs]
-        compile_kwargs = dict(compile_kwargs or {})
-        if remembered:
-            compile_kwargs["mode"] = in_place_mode(compile_kwargs.get("mode"))
-        with without_blas_warning():
-            self._function = pytensor.function(
-                [*state, indices, noise, step_sizes],
-                outputs,
-                updates=updates,
-                on_unused_input="ignore",
-                **compile_kwargs,
-            )
-        self._function.trust_input = True
-        # Numba and JAX compile at the first call. Doing it here, in the parent process, spares
-        # each forked chain the same work.
-        self(
-            tuple(np.zeros(shape) for shape in shapes),
-            estimator.batching.draw(np.random.default_rng(0), 1 + self.lag),
-            np.zeros((1, self.noise_size)),
-            np.zeros(1),
-        )
+        return transition
 
     @property
     def state_elements(self) -> int:

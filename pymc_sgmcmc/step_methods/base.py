@@ -124,6 +124,8 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
     """Whether some rows may be in each minibatch, so that V is the noise of the others alone."""
     _takes_all_rows: ClassVar[bool] = False
     """Whether the gradient is that of all rows."""
+    _is_exact: ClassVar[bool] = False
+    """Whether the law of a chain is the posterior, whatever the step size."""
     _refused: ClassVar[Mapping[str, str]] = {}
     """Settings that other step methods have and this class refuses, with the reason."""
     _preconditioner: str | np.ndarray | LowRank = "identity"
@@ -177,6 +179,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             takes_low_rank=self._takes_low_rank,
             keeps_rows=self._keeps_rows,
             takes_all_rows=self._takes_all_rows,
+            is_exact=self._is_exact,
         )
         estimator = setup.estimator
         self.bias = setup.bias

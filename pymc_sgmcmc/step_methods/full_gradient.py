@@ -181,6 +181,7 @@ class MALA(StochasticGradientStep):
 
     name = "mala"
     _takes_all_rows = True
+    _is_exact = True
     _refused = OF_MINIBATCHES | {"bias": "has no bias, and so takes no `bias`."}
 
     def __init__(

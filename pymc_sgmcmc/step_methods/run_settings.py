@@ -46,7 +46,7 @@ def run_settings(setup: Setup, design: Design) -> RunSettings:
     if isinstance(setup.estimator, SVRGGradient):
         attributes["refresh"] = setup.estimator.refresh
     step_size_from = _step_size_from(setup, design)
-    if step_size_from != SEARCHED:
+    if step_size_from != SEARCHED and not setup.is_exact:
         # A searched step size has no stated accuracy: it trades bias for mixing.
         attributes["bias"] = setup.bias
     if isinstance(design.pace.step_size, int | float):
@@ -95,6 +95,8 @@ def _why(setup: Setup, design: Design) -> str:
         )
     elif step_size_from == SEARCHED:
         step = "step size by successive halving"
+    elif setup.is_exact:
+        step = "step size computed for the best acceptance rate"
     else:
         step = f"step size computed for a variance error of {setup.bias:g}"
     size = {

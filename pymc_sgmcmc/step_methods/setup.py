@@ -126,6 +126,8 @@ class Setup:
         Whether some rows may be in each minibatch, so that V is the noise of the others alone.
     takes_all_rows : bool
         Whether the gradient is that of all rows, whatever the setting.
+    is_exact : bool
+        Whether the law of a chain is the posterior, so that there is no bias to state.
 
     Attributes
     ----------
@@ -141,10 +143,12 @@ class Setup:
         takes_low_rank: bool = False,
         keeps_rows: bool = True,
         takes_all_rows: bool = False,
+        is_exact: bool = False,
     ):
         self.name = name
         self.settings = settings
         self.bias = settings.stated_bias
+        self.is_exact = is_exact
         self._takes_low_rank, self._takes_all_rows = takes_low_rank, takes_all_rows
         gradient = settings.gradient
         if isinstance(gradient, GradientEstimator):
@@ -216,7 +220,7 @@ class Setup:
         In posterior standard deviations, to first order, see `Center`.
         """
         center = self.known_center
-        if center is None or center.bend is None:
+        if self.is_exact or center is None or center.bend is None:
             return None
         errors = self.bias * np.abs(center.bend)
         worst = int(np.argmax(errors))

@@ -353,7 +353,7 @@ def _variance_error(
 
 def _called(bias: float | None, settings: dict[str, Any]) -> str:
     """Whether the step size is for a bias: not where it was given, or searched, or is unknown."""
-    computed = settings.get("step_size_from", GIVEN) not in (GIVEN, SEARCHED)
+    computed = "bias" in settings and settings["step_size_from"] not in (GIVEN, SEARCHED)
     return "stated" if bias is not None or computed else "default"
 
 

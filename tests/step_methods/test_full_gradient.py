@@ -247,6 +247,23 @@ def test_default_step_of_mala_is_optimal():
     assert abs(float(rates.mean()) - 0.574) < 0.06
 
 
+@pytest.mark.usefixtures("uncompiled")
+def test_mala_states_no_bias(caplog):
+    """With as many coefficients as this, variances that are 5 % too wide move a mean: not here."""
+    rng = np.random.default_rng(11)
+    X = rng.normal(size=(600, 150))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 10, shape=150)
+        scale = pm.HalfNormal("scale", 5)
+        pm.Normal("y", X @ beta, scale, observed=X[:, 0] + rng.normal(size=600))
+    with caplog.at_level("WARNING", logger="pymc.sgmcmc"):
+        step = MALA(model=model, compile_kwargs=CVM)
+    assert "is off by" not in caplog.text
+    attributes = step.run_settings.attributes
+    assert not {"bias", "mean_error"} & set(attributes)
+    assert attributes["why"].startswith("step size computed for the best acceptance rate")
+
+
 # --- Contract -------------------------------------------------------------------------------
 
 
