@@ -167,6 +167,8 @@ def test_interrupt_keeps_the_draws(cores, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # Ctrl-C goes to all processes of a terminal, so of a group here
+        # A shell that starts pytest in the background has it ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     for line in process.stderr:
         if line.startswith("SGLDCV: [beta]"):
