@@ -353,8 +353,9 @@ def _variance_error(
 
 def _called(bias: float | None, settings: dict[str, Any]) -> str:
     """Whether the step size is for a bias: not where it was given, or searched, or is unknown."""
-    computed = "bias" in settings and settings["step_size_from"] not in (GIVEN, SEARCHED)
-    return "stated" if bias is not None or computed else "default"
+    computed = settings.get("step_size_from", GIVEN) not in (GIVEN, SEARCHED)
+    is_stated = bias is not None or (computed and "bias" in settings)
+    return "stated" if is_stated else "default"
 
 
 def _array_stat(name: str, values: np.ndarray) -> float:
