@@ -29,7 +29,7 @@ def first_bad_row(is_bad: Callable[[slice], bool], start: int, stop: int) -> int
 
 
 def first_row_out_of_range(evaluate: Callable[[slice], object], start: int, stop: int) -> int:
-    """Number of the first row of a range at which an index is out of range; there must be one."""
+    """Number of the first row at which an index is out of range; there must be such a row."""
 
     def fails(rows: slice) -> bool:
         try:
@@ -42,23 +42,22 @@ def first_row_out_of_range(evaluate: Callable[[slice], object], start: int, stop
 
 
 def code_error(leaves: Sequence[RowLeaf], row: int, error: IndexError) -> ModelError:
-    """Error for a row with an index beyond the array that it is an index of."""
+    """Error for a row with an index beyond the end of the indexed array."""
     message = str(error).splitlines()[0] if str(error) else "index out of bounds"
     bounds = re.search(r"index (-?\d+) is out of bounds for axis \d+ with size (\d+)", message)
     codes = {leaf.name: leaf.values[row] for leaf in leaves if leaf.values.dtype.kind in "iu"}
     if bounds is None:
         listed = ", ".join(f"`{name}` = {_shown(value)}" for name, value in codes.items())
         return ModelError(
-            f"Row {row} of the data has an index that is out of range: {listed} ({message}). "
+            f"Row {row} of the data has an index out of range: {listed} ({message}). "
             "Correct the codes, or give the indexed variable more elements."
         )
     code, size = int(bounds[1]), int(bounds[2])
     names = [name for name, value in codes.items() if code in np.atleast_1d(value)]
     name = names[0] if names else next(iter(codes), "the index")
     return ModelError(
-        f"`{name}` should index an array of {size} elements, by codes from 0 to {size - 1}, but "
-        f"row {row} has the code {code}. Correct the codes, or give the indexed variable more "
-        "elements."
+        f"`{name}` should have codes from 0 to {size - 1}, but row {row} has the code {code}. "
+        "Correct the codes, or give the indexed variable more elements."
     )
 
 
@@ -67,9 +66,8 @@ def support_error(leaves: Sequence[RowLeaf], row: int, value: float) -> ModelErr
     listed = ", ".join(f"`{leaf.name}` = {_shown(leaf.values[row])}" for leaf in leaves)
     defect = "is zero" if value == -np.inf else "or its gradient is not finite"
     return ModelError(
-        f"The density of row {row} {defect} at the initial point, where that of other rows is "
-        f"finite: {listed}. Correct or drop such rows, choose a distribution whose support has "
-        "them, or give the parameters another `initval`."
+        f"The density of row {row} {defect} at the initial point, unlike that of other rows: "
+        f"{listed}. Correct or drop such rows, or choose another distribution or `initval`."
     )
 
 

@@ -1,13 +1,13 @@
 """Evaluate the split of a log density into rows before anything relies on it.
 
-Replacing data in a graph can go wrong without an error: a data array that was missed, a table
-indexed by group whose length happens to be N, a cumulative sum along the rows. All of these
-break one of these identities, evaluated at a random position:
+Replacing data in a graph can go wrong without an error: a data array is missed, a table indexed by
+group has the length N by chance, or there is a cumulative sum along the rows. Each of these breaks
+one of two identities, which are evaluated at a random position:
 
 * the log likelihood of a few random rows, and its gradient, are the sums over two parts of them;
-* prior and rows together are the log density, and the gradient, of the model as PyMC makes it:
-  for `pm.Minibatch` on a minibatch of these rows, for an ordinary model on all rows (where the
-  data are not too large).
+* prior and rows together are the log density, and the gradient, of the model as PyMC makes it. For
+  `pm.Minibatch` this is checked on a minibatch, for an ordinary model on all rows (where the data
+  are not too large).
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from pymc_sgmcmc.posterior.rows import SeparatedModel, Term
 from pymc_sgmcmc.posterior.terms import reference_terms
 
 CHECK_ROWS = 24
-"""The sum over parts is checked on this many random rows."""
+"""The sum over parts is checked on this many random rows. It is a compromise between the time of
+the check and the chance to meet a row that the split treats wrongly."""
 
 FULL_CHECK_ELEMENTS = 5_000_000
 """The rows are compared with the log density of the model itself where they have at most this many
-array elements, 40 MB."""
+array elements, 40 MB, so that the check stays short and needs little memory."""
 
 SEED = 20_170_616
 """The random rows and positions of the check come from this fixed seed, so that the same model
@@ -71,7 +72,7 @@ class _Setting:
     def values_and_gradients(
         self, log_densities: Sequence[TensorVariable], rows: Sequence[TensorVariable]
     ) -> Callable[..., list[np.ndarray]]:
-        """Function of rows: each log density with its gradient at the position, one vector."""
+        """Function of rows that gives each log density and its gradient, joined in one vector."""
         layout = self.layout
         totals = clone_replace(
             [log_density.sum() for log_density in log_densities],
@@ -131,8 +132,8 @@ def check_separation(
     noise = np.random.default_rng(SEED).normal(size=layout.dimension)
 
     def check(candidate: SeparatedModel) -> None:
-        # Outside the support both sides of each identity are infinite or NaN, which decides
-        # nothing, so a second position is nearer to the initial point.
+        # Outside the support both sides of each identity are infinite or NaN, and the check has no
+        # result. A second position, nearer to the initial point, is tried then.
         for distance in (0.3, 0.003):
             position = (initial_position + distance * noise).astype(layout.dtype)
             if _check(model, _Setting(candidate, layout, others, position)):
@@ -162,13 +163,12 @@ def check_finite(separated: SeparatedModel) -> None:
                 bad = start + int(np.argmin(np.isfinite(block).reshape(len(block), -1).all(1)))
                 raise ModelError(
                     f"The data `{leaf.name}` have a NaN or infinite entry, the first in row "
-                    f"{bad}. Each minibatch with that row would end the chain: drop or impute "
-                    "such rows first."
+                    f"{bad}. Drop or impute such rows first."
                 )
 
 
 def _check(model: Model, setting: _Setting) -> bool:
-    """Evaluate the identities; returns whether all values were finite."""
+    """Evaluate the identities, and return whether all values were finite."""
     separated, n_rows, batch_size = setting.separated, setting.n_rows, setting.batch_size
     rng = np.random.default_rng(SEED)
     sampled = rng.choice(n_rows, size=min(CHECK_ROWS, n_rows), replace=False)
@@ -194,11 +194,11 @@ def _check(model: Model, setting: _Setting) -> bool:
             raise _bad_code(separated, evaluate, setting.take, sampled, error) from None
         except Exception as error:
             raise _not_separable(
-                term, setting, f"evaluating it on some of the rows failed ({_first_line(error)})"
+                term, setting, f"its evaluation on some of the rows failed ({_first_line(error)})"
             ) from error
         if not setting.agree(sum_of_parts, together):
             raise _not_separable(
-                term, setting, "on a few rows it is not the sum over two parts of them"
+                term, setting, "two parts of a few rows do not add up to these rows"
             )
         conclusive &= bool(np.isfinite(together).all())
         if setting.compare_rows:
@@ -232,8 +232,8 @@ def _check(model: Model, setting: _Setting) -> bool:
     if not setting.agree(actual, expected):
         names = ", ".join(f"`{term.name}`" for term in separated.full_terms)
         raise ModelError(
-            f"The log densities of {names} are not those of the model when it is split into "
-            "rows and the rest. Please report the model."
+            f"The log densities of {names} change when the model is split into rows and the rest. "
+            "Please report the model."
         )
     for (term, actual), expected in zip(of_rows, expected_of_rows, strict=True):
         if not setting.agree(actual, expected):
@@ -253,20 +253,18 @@ def _not_separable(term: Term, setting: _Setting, reason: str) -> ModelError:
     ]
     if local:
         advice = (
-            f"The free variable `{local[0]}` has one element a row (a local latent variable), "
-            "which subsampling of rows does not support: marginalise it out."
+            f"Marginalise out `{local[0]}`, a local latent variable with one element a row, which "
+            "subsampling of rows does not support."
         )
     else:
         advice = (
-            "Subsampling needs observations that are independent given the parameters, unlike "
-            "time series, Gaussian processes, cumulative sums and statistics of a whole column "
-            "(compute such columns with NumPy beforehand). "
+            "Subsampling needs independent observations, unlike time series. Compute statistics of "
+            "columns with NumPy beforehand, "
         )
         advice += (
-            "Where another array has as many entries as there are rows, make it a `pm.Data`, and "
-            'name the data that run over the rows, for example `rows=["X", "y"]`.'
+            'and name the `pm.Data` that run over the rows, for example `rows=["X", "y"]`.'
             if separated.batch_size is None
-            else "All arrays with one entry a row belong in one `pm.Minibatch` call."
+            else "and give all arrays with one entry a row to one `pm.Minibatch` call."
         )
     return ModelError(
         f"The log likelihood of `{term.name}` is not a sum over the {separated.n_rows} rows of "
@@ -281,7 +279,7 @@ def _bad_code(
     numbers: np.ndarray,
     error: IndexError,
 ) -> ModelError:
-    """Error for the first of some rows whose index is out of range."""
+    """Error for the first of the given rows whose index is out of range."""
     number = first_row_out_of_range(lambda rows: evaluate(*take(numbers[rows])), 0, len(numbers))
     return code_error(separated.leaves, int(numbers[number]), error)
 

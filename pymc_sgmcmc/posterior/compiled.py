@@ -22,8 +22,8 @@ def _inline(fgraph, node):
 
 
 inline_inner_graphs = dfs_rewriter(_inline)
-"""This rewriter replaces softmax, logsumexp and other operations that hold an inner graph by that
-graph."""
+"""This rewriter replaces each operation that holds an inner graph, such as softmax and logsumexp,
+by that graph."""
 
 _AFTER_OTHER_REWRITES = 49.5
 """This position in the order of the rewrites is behind the last one that changes the graph."""
@@ -32,8 +32,8 @@ PYTHON_MODE = Mode(linker="py", optimizer="minimum_compile").register(
     # Inner graphs would be compiled in C, which takes seconds, for a few calls.
     (inline_inner_graphs, _AFTER_OTHER_REWRITES)
 )
-"""In this mode NumPy evaluates a graph without compilation, for functions that are called a few
-times."""
+"""In this mode NumPy evaluates a graph without compilation. It serves for functions that are called
+only a few times."""
 
 
 @contextmanager

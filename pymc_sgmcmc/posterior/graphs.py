@@ -45,11 +45,11 @@ def rebuild(
     length: Length | None = None,
     only_beside_rows: bool = False,
 ) -> list[Variable]:
-    """Rebuild a graph on other data, also where the number of rows is frozen in.
+    """Rebuild a graph on other data, also where the number of rows is a constant of the graph.
 
     ``pt.zeros(N)``, ``x.reshape((N, -1))`` and the static shapes that distributions assert
-    keep the number of rows of the data that the model was built with. Nodes are made anew, not
-    replaced in place, because in-place replacement would assert the old static shapes.
+    keep the number of rows of the data that the model was built with. Nodes are made anew, since
+    replacement in place would assert the old static shapes.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def _with_length(node: Apply, inputs: list[Variable], length: Length) -> list[Va
         if old.type.ndim:
             inputs[index] = _fresh_shape(old, inputs[index], length)
         elif _is_old_length(old, length):
-            # A length that is only asserted need not be asserted of the rows.
+            # A shape that is only asserted need not be asserted for the rows.
             inputs[index] = NoneConst if isinstance(node.op, SpecifyShape) else length.now
     return inputs
 
@@ -122,7 +122,7 @@ def _is_old_length(variable: Variable, length: Length) -> bool:
     try:
         value = get_underlying_scalar_constant_value(variable)
     except NotScalarConstantError:
-        # An expression such as `expand_dims(N, 0)[0]` is constant all the same.
+        # An expression such as `expand_dims(N, 0)[0]` is constant too.
         if not all(isinstance(root, Constant) for root in graph_inputs([variable])):
             return False
         value = evaluate(variable)
@@ -149,9 +149,9 @@ def _fresh_shape(old: Variable, new: Variable, length: Length) -> Variable:
 def simplify_for_gradients(tensors: Sequence[TensorVariable]) -> list[TensorVariable]:
     """Drop parameter checks and left-over minibatch scaling nodes.
 
-    The checks cost time in each transition and turn an invalid parameter into -inf, whose
-    gradient is zero: a chain outside the support would drift without notice. Without them it
-    becomes NaN, which stops the chain with a message.
+    The checks cost time in each transition. They also turn the log density at an invalid parameter
+    into -inf, whose gradient is zero, so a chain outside the support would go on unnoticed. Without
+    the checks the log density is NaN, which stops the chain with a message.
     """
     # A copy of the nodes, which may be changed; inputs and constants stay the same.
     graph = FunctionGraph(outputs=list(tensors), clone=True, copy_inputs=False, copy_orphans=False)
@@ -174,7 +174,7 @@ def leaf_value(variable: Variable) -> np.ndarray | None:
 
 
 def shape_of(variable: Variable) -> list[int]:
-    """Shape of a variable, evaluated where it is not known from the graph."""
+    """Shape of a variable, evaluated where the graph does not tell it."""
     return [
         int(value_of(pt.shape(variable)[axis])) if length is None else int(length)
         for axis, length in enumerate(variable.type.shape)

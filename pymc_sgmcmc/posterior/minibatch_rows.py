@@ -34,8 +34,8 @@ class _DrawnArray:
 def _minibatch_arrays(model: Model, nodes: list) -> list[_DrawnArray]:
     groups: dict[Variable, list] = {}
     for node in nodes:
-        # One `pm.Minibatch` call can stand in the graph as several nodes; its generator
-        # is the only thing that they are sure to share.
+        # One `pm.Minibatch` call can be several nodes of the graph. Only its generator is sure to
+        # be the same in all of them.
         groups.setdefault(node.inputs[-1], []).append(node)
 
     observed = {}
@@ -85,8 +85,8 @@ def separate_minibatch_model(model: Model, terms: dict[str, Term], nodes: list) 
     batch_size = _minibatch_size(nodes[0])
     if batch_size > n_rows:
         raise ModelError(
-            f"`pm.Minibatch` asks for {batch_size} rows of data that have {n_rows}. Give a "
-            f"`batch_size` between 1 and {n_rows}."
+            f"`pm.Minibatch` should draw between 1 and {n_rows} rows, the number of rows of the "
+            f"data, but draws {batch_size}. Give a smaller `batch_size`."
         )
     for variable in model.observed_RVs:
         drawn = bool(used[variable.name])
@@ -108,14 +108,13 @@ def _refuse_unscaled(model: Model, used: Mapping[str, list]) -> None:
         if needed and name in potentials:
             raise ModelError(
                 f"The potential `{name}` depends on minibatched data, but PyMC does not scale "
-                "potentials to the full data. Write it as an observed variable with `total_size`, "
-                "or build the model on the full arrays and pass `batch_size` to the step method."
+                "potentials. Write an observed variable with `total_size`, or use the full arrays "
+                "and pass `batch_size` to the step method."
             )
         if needed and name in free:
             raise ModelError(
                 f"The prior of the free variable `{name}` depends on minibatched data, so it "
-                "would change with the rows drawn. Only observed variables may depend on "
-                "`pm.Minibatch`."
+                "would change with the rows. Use `pm.Minibatch` for observed variables only."
             )
 
 
@@ -123,16 +122,15 @@ def _refuse_different_draws(leaves: Mapping[_DrawnArray, RowLeaf]) -> None:
     described = ", ".join(f"`{leaf.name}` of shape {leaf.values.shape}" for leaf in leaves.values())
     if len({len(leaf.values) for leaf in leaves.values()}) > 1:
         raise ModelError(
-            f"The model minibatches data with different numbers of rows ({described}). One set "
-            "of rows must drive the whole likelihood: minibatch one block of data and give the "
-            "other in full."
+            f"The model minibatches data with different numbers of rows ({described}). Minibatch "
+            "one set of rows, and give the other data in full."
         )
     calls = len({array.generator for array in leaves})
     if calls > 1:
         raise ModelError(
             f"The minibatched data come from {calls} separate `pm.Minibatch` calls ({described}), "
-            "which draw different rows, so that predictors and outcome do not belong together. "
-            "Use a single call: `X_batch, y_batch = pm.Minibatch(X, y, batch_size=...)`."
+            "which draw different rows. Use a single call: "
+            "`X_batch, y_batch = pm.Minibatch(X, y, batch_size=...)`."
         )
 
 

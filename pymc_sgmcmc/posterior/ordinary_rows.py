@@ -1,4 +1,4 @@
-"""The rows of an ordinary model: the data arrays that are as long as the outcomes."""
+"""The rows of an ordinary model: the data arrays that have as many rows as the outcomes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ def separate_ordinary_model(
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"`{name}` has {length}" for name, length in lengths.items())
         raise ModelError(
-            f"The data have different numbers of rows ({listed}), so one set of rows cannot "
-            "drive them all. Name those to subsample, for example "
-            f'`rows=["{max(lengths, key=lambda name: lengths[name])}"]`; the others are then '
-            "evaluated in full."
+            f"The data have different numbers of rows ({listed}). Name those to subsample, for "
+            f'example `rows=["{max(lengths, key=lambda name: lengths[name])}"]`; the others are '
+            "then evaluated in full."
         )
     n_rows = next(iter(lengths.values()))
     if n_rows < 2:
@@ -63,8 +62,8 @@ def separate_ordinary_model(
     if missing or not row_terms:
         name = f"observed variable `{missing.pop()}`" if missing else "model"
         raise ModelError(
-            f"The data of the {name} were not found in its log density as an array with one "
-            "entry a row. Pass the data as an array or `pm.Data`."
+            f"The log density of the {name} has no array with one entry a row. Pass the data as "
+            "an array or `pm.Data`."
         )
     return SeparatedModel(
         tuple(full_terms),
@@ -85,13 +84,13 @@ def _too_few_rows(model: Model, name: str) -> ModelError:
         else "Give all of the data, or sample the model with NUTS: `pm.sample()`."
     )
     return ModelError(
-        f"`{name}` has shape {shape}, so that its first axis has {shape[0]} "
-        f"{'row' if shape[0] == 1 else 'rows'}, but at least 2 are needed to subsample. {advice}"
+        f"`{name}` should have at least 2 rows to subsample, but has {shape[0]}, since its shape "
+        f"is {shape}. {advice}"
     )
 
 
 def _row_lengths(model: Model, rows: str | Sequence[str] | None) -> dict[str, int]:
-    """Numbers of rows of the observed variables to subsample, and of data variables named."""
+    """Numbers of rows of the observed variables to subsample and of the data variables named."""
     observed = {
         variable.name: shape[0]
         for variable in model.observed_RVs
@@ -104,7 +103,7 @@ def _row_lengths(model: Model, rows: str | Sequence[str] | None) -> dict[str, in
         if observed:
             return observed
         raise ModelError(
-            "No observed variable has a leading axis of rows, so there is nothing to subsample. "
+            "No observed variable has rows along its first axis to subsample. "
             + (
                 "If a potential is the likelihood, name its data, for example "
                 '`rows=["X"]` with a `pm.Data` variable `X`.'
@@ -125,9 +124,8 @@ def _row_lengths(model: Model, rows: str | Sequence[str] | None) -> dict[str, in
         if not names:
             raise ModelError(
                 f"`rows` names `{entry}`, which is no observed variable, data variable or "
-                "dimension with rows. Observed variables with rows: "
-                f"{sorted(observed)}; data variables: {sorted(data)}; dimensions: "
-                f"{sorted(model.coords)}."
+                f"dimension with rows. Observed variables are {sorted(observed)}, data variables "
+                f"{sorted(data)}, and dimensions {sorted(model.coords)}."
             )
         lengths |= {name: observed[name] if name in observed else data[name] for name in names}
     if not observed.keys() & lengths.keys():
@@ -156,7 +154,7 @@ def _row_leaves(term: Term, n_rows: int, left_out: Collection[Variable]) -> dict
 
 
 def _lengths_of_rows(model: Model, n_rows: int) -> tuple[Variable, ...]:
-    """Shared lengths of dimensions that are as long as the data, and no parameter's."""
+    """Shared lengths of dimensions that are as long as the data and that no parameter has."""
     of_parameters = {
         dimension
         for variable in model.free_RVs

@@ -21,8 +21,8 @@ from pymc_sgmcmc.checks import as_array
 from pymc_sgmcmc.errors import ModelError
 
 NOTHING_FREE = (
-    "The model has no free random variables, so there is nothing to sample. Give its parameters "
-    "priors, as in `pm.Normal(...)`."
+    "The model has no free random variables to sample. Give its parameters priors, as in "
+    "`pm.Normal(...)`."
 )
 """This is the message for a model without free variables."""
 
@@ -79,7 +79,7 @@ class PositionLayout:
         )
 
     def unravel(self, position: np.ndarray) -> dict[str, np.ndarray]:
-        """Point of a position vector; the arrays are copies, shaped as the model wants them."""
+        """Point of a position vector; its arrays are copies with the shapes of the variables."""
         return {
             name: np.array(position[part]).reshape(shape)
             for name, part, shape in zip(self.names, self.slices, self.shapes, strict=True)
@@ -125,7 +125,7 @@ def complete_point(
         if not (discrete or np.isfinite(as_array(f"initial_point['{name}']", value)).all()):
             raise ModelError(
                 f"`initial_point` for `{name}` should be finite, but has NaN or infinite entries. "
-                "Give other values, or leave it out to begin at the initial point of the model."
+                "Give other values, or leave it out."
             )
     return {**default, **given}
 
@@ -141,7 +141,7 @@ def layout_from_model(
     variables : sequence of variables or None
         Random or value variables, or their names, in any order; all free variables where None.
     initial_point : mapping
-        Values of all value variables; gives the shapes.
+        Values of all value variables, from which the shapes are taken.
 
     Raises
     ------
@@ -151,16 +151,16 @@ def layout_from_model(
     if not model.value_vars:
         raise ModelError(NOTHING_FREE)
     chosen = model.value_vars if variables is None else value_variables(model, variables)
-    # A step method ravels in model order (`DictToArrayBijection` sees the point of the model),
-    # so any other order here would silently swap variables.
+    # A step method ravels in model order (`DictToArrayBijection` gets the point of the model), so
+    # any other order here would swap variables without an error.
     ordered = tuple(value for value in model.value_vars if value in set(chosen))
     discrete = [value.name for value in ordered if not value.dtype.startswith("float")]
     if discrete:
         raise ModelError(
             f"Stochastic gradient methods need continuous variables, but {_quote(discrete)} "
             f"{'is' if len(discrete) == 1 else 'are'} discrete. Give the continuous ones in "
-            "`vars` and sample the discrete ones with another step method, for example "
-            "`step=[SGLDCV([...]), pm.Metropolis([...])]`, or marginalise them out."
+            "`vars`, as in `step=[SGLDCV([...]), pm.Metropolis([...])]`, or marginalise the "
+            "others out."
         )
     dtypes = {value.dtype for value in ordered}
     if len(dtypes) > 1:
@@ -179,14 +179,14 @@ def layout_from_model(
 
 
 def value_variables(model: Model, variables: Variable | str | Sequence) -> list[TensorVariable]:
-    """Value variables of free variables of a model, given as either or by name.
+    """Value variables of free variables, which are given as random or value variables or by name.
 
     Raises
     ------
     ModelError
         Where none are given, or some are no free variables of the model.
     """
-    # A tensor is not a sequence of variables, though it can be iterated over, nor is a name.
+    # A tensor and a name can be iterated over, but neither is a sequence of variables.
     several = isinstance(variables, Iterable) and not isinstance(variables, Variable | str)
     chosen = list(variables) if several else [variables]
     if not chosen:
@@ -220,7 +220,7 @@ def _coordinate_labels(model: Model, value: TensorVariable, shape: tuple[int, ..
     dims = list(model.named_vars_to_dims.get(random_variable.name) or ())
     if len(dims) != len(shape):
         dims = [None] * len(shape)
-    # The coordinates of a simplex, for example, are not those of its unconstrained values.
+    # The unconstrained values of a simplex, for example, do not have its coordinates.
     transform = model.rvs_to_transforms[random_variable]
     for axis in range(1, 1 + (getattr(transform, "ndim_supp", 0) or 0)):
         dims[-axis] = None

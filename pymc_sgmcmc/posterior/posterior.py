@@ -39,11 +39,13 @@ from pymc_sgmcmc.posterior.separation import separate_rows
 from pymc_sgmcmc.posterior.simplify import drop_settled_switches, simplify_logistic
 
 CHUNK_ELEMENTS = 2_000_000
-"""Passes over all rows handle about this many array elements of data at a time, 16 MB."""
+"""Passes over all rows handle about this many array elements of data at a time, 16 MB, so that
+their memory does not grow with the number of rows."""
 
 
 COMPARED_ROWS = 100
-"""Copies of this many rows, evenly spaced, are kept to see whether data were changed in place."""
+"""Copies of this many rows, evenly spaced, are kept to see whether data were changed in place. More
+copies would find changes of fewer rows, but take more memory and time at the start of each run."""
 
 
 class Posterior:
@@ -54,8 +56,8 @@ class Posterior:
     up to a constant, on the *unconstrained* space: transforms and their Jacobians are in the
     prior part.
 
-    It is a snapshot: the data are those of the model at construction, and a later `pymc.set_data`
-    does not change them. Make a new posterior (a new step method) for new data.
+    The data are those of the model at construction, and a later `pymc.set_data` does not change
+    them. Make a new posterior (a new step method) for new data.
 
     Parameters
     ----------
@@ -65,14 +67,14 @@ class Posterior:
         The free variables that make up the position, in any order; all where not given. The
         others are held in shared variables, see `set_others`.
     rows : str or sequence of str, optional
-        For ordinary models in which it is ambiguous which data run over the rows:
+        Only needed for ordinary models in which it is ambiguous which data run over the rows:
         names of observed variables, of `pymc.Data` variables, or of a dimension. Where data
         variables are named, the others are not subsampled.
     initial_point : mapping, optional
         Values of value variables; the model's initial point for those not given.
     check : bool
-        Evaluate the split on a few rows at a random position and refuse a model whose rows
-        are not separable.
+        Whether to evaluate the split on a few rows at a random position, and to refuse a model
+        whose rows are not separable.
 
     Raises
     ------
@@ -173,7 +175,7 @@ class Posterior:
     def check_rows(self) -> None:
         """Evaluate all rows once at the initial point, with indices checked.
 
-        The transitions check neither: beyond the end of an array Numba reads whatever is there, and
+        The transitions check nothing: Numba reads arbitrary memory beyond the end of an array, and
         a row outside of the support of its distribution has no gradient.
 
         Raises
@@ -217,10 +219,10 @@ class Posterior:
             raise support_error(self._separated.leaves, row, value)
 
     def changed_data(self) -> str | None:
-        """Name of a shared variable of the model whose values have changed since, or None.
+        """Name of a shared variable of the model that has changed since construction, or None.
 
-        These are its `pymc.Data`, rows or not, and the lengths of its dimensions. Changes in place,
-        without `pymc.set_data`, are looked for in a part of the rows.
+        These are its `pymc.Data`, with or without rows, and the lengths of its dimensions. Changes
+        in place, without `pymc.set_data`, are looked for in `COMPARED_ROWS` rows.
         """
         for original, original_value in self._separated.copied:
             if not np.array_equal(original.get_value(borrow=True), original_value, equal_nan=True):
@@ -230,7 +232,7 @@ class Posterior:
                 return leaf.name
             for source in leaf.sources():
                 now = source.get_value(borrow=True)
-                # Setting a shared variable gives it another array, so one look is enough.
+                # A shared variable that was set has another array.
                 if now is not leaf.values and not np.array_equal(
                     np.moveaxis(now, leaf.axis, 0), leaf.values
                 ):
@@ -238,7 +240,7 @@ class Posterior:
         return None
 
     def changed_model(self) -> str | None:
-        """Name of a variable or potential that was added to or taken from the model, or None."""
+        """Name of a variable or potential that was added to or removed from the model, or None."""
         return next(iter(self._names ^ _names_of(self._model)), None)
 
     @property
@@ -290,7 +292,7 @@ class Posterior:
         self, position: TensorVariable, rows: Sequence[TensorVariable]
     ) -> TensorVariable:
         """Symbolic gradient of the log likelihood of each symbolic row apart, shape (rows, d)."""
-        # One row at a time, as data of length one, vectorized over the rows: right also for
+        # The gradient of data of length one is vectorized over the rows. This is right also for
         # terms that the model has already summed.
         single = [leaf.placeholder(1) for leaf in self._separated.leaves]
         gradient = self.rows_gradient(position, single, pt.constant(1, dtype="int64"))
@@ -333,9 +335,9 @@ class Posterior:
         return total, placeholders, length
 
     def _gradient_at(self, log_density: TensorVariable, position: TensorVariable) -> TensorVariable:
-        # PyMC's own order: rewrites that are safe and needed for stability first, then the
-        # gradient with respect to the value variables, then the position in their place.
-        # Differentiating through the pieces of the position would scatter each of them.
+        # The order is PyMC's: first rewrites that stability needs, then the gradient with respect
+        # to the value variables, and at last the position in place of these variables. A gradient
+        # with respect to the position itself would have one costly update for each variable.
         log_density = simplify_logistic(rewrite_pregrad(log_density))
         gradients = pt.grad(log_density, list(self.layout.variables), disconnected_inputs="ignore")
         return self._at(self.layout.join(gradients), position)
@@ -352,7 +354,7 @@ class Posterior:
     def set_others(self, point: Mapping[str, np.ndarray]) -> None:
         """Set the free variables outside the position to their values in a point."""
         for name, shared in self.others.items():
-            # A copy: worker processes hand out views of memory that others write to.
+            # A copy, since worker processes give views of memory that others write to.
             shared.set_value(np.array(point[name], dtype=shared.dtype), borrow=True)
 
     def log_density(self, position: np.ndarray) -> float:
@@ -463,8 +465,8 @@ class Posterior:
     def compile_for_setup(self, inputs: list, outputs: list, *, quick: bool = False):
         """Compile a function that is called a few times, on large arrays unless `quick`.
 
-        Always the same way, whatever the backend of the transitions, so that everything that
-        is computed before sampling is the same on all of them.
+        The mode does not depend on the backend of the transitions, so everything that is computed
+        before sampling is the same on all backends.
         """
         function = compile_quietly(inputs, outputs, PYTHON_MODE if quick else _setup_mode())
         function.trust_input = True
@@ -479,8 +481,8 @@ def _names_of(model: Model) -> frozenset[str]:
 def _setup_mode() -> Mode | str:
     """Mode of the functions for set-up: quick to compile, and the same on every backend.
 
-    They are called tens of times, with large arrays. C code compiles in a tenth of the time
-    that Numba needs and is as fast then; without a compiler NumPy serves, ten times slower.
+    They are called tens of times, with large arrays. C code compiles in a tenth of the time that
+    Numba needs and is then as fast. Without a C compiler NumPy is used, which is ten times slower.
     """
     if pytensor.config.cxx:
         return "CVM"

@@ -33,7 +33,7 @@ class RowLeaf:
     variables : tuple of Variable
         The variables by which it enters the graph of the log density, possibly several.
     values : numpy.ndarray
-        The full data with the axis of rows first, length N; never written to.
+        The full data with the axis of rows first, of length N. They are never written to.
     axis : int
         The axis of the variables that runs over the rows.
     """
@@ -44,7 +44,7 @@ class RowLeaf:
     axis: int = 0
 
     def placeholder(self, length: int | None = None) -> TensorVariable:
-        """Fresh symbolic input for a set of rows, of a fixed number where given."""
+        """New symbolic input for a set of rows, of a fixed number where given."""
         shape = (length, *self.values.shape[1:])
         return TensorType(self.values.dtype, shape=shape)(name=f"{self.name}_rows")
 
@@ -76,31 +76,30 @@ class Term:
 class SeparatedModel:
     """A log density split into a part without rows and a sum over rows.
 
-    It is a snapshot of the model that `pymc.set_data` does not change.
+    It does not change with the model: `pymc.set_data` has no effect on it.
 
     Attributes
     ----------
     full_terms : tuple of Term
         Prior, Jacobians, potentials and likelihoods that are not subsampled.
     row_terms : tuple of Term
-        Likelihood terms, unscaled, on the data as they stand in the model.
+        Likelihood terms, unscaled, on the data of the model.
     leaves : tuple of RowLeaf
         The data arrays to subsample together.
     n_rows : int
-        N.
+        The number of rows N.
     batch_size : int or None
         Rows that the model's `pymc.Minibatch` draws, None for an ordinary model.
     lengths : tuple of Variable
         Lengths of the model's dimensions that run over the rows.
     row_numbers : tuple of Variable
-        Arrays 0, 1, ..., N - 1 that number the rows of any part of the data, and are not data
-        themselves.
+        Arrays 0, 1, ..., N - 1 that number the rows of any part of the data and are not data.
     only_beside_rows : bool
         A length in the graph that equals the number of rows is taken for that number only in
         expressions of the data, not in those of parameters alone. (With minibatches of 10,
-        ``pt.zeros(10)`` can be either.)
+        ``pt.zeros(10)`` may have the length of a minibatch or of something else.)
     copied : tuple of (shared variable, numpy.ndarray)
-        Shared variables of the model that are no rows, with the copies of their values.
+        Shared variables of the model that hold no rows, with copies of their values.
     """
 
     full_terms: tuple[Term, ...]
@@ -140,7 +139,7 @@ class SeparatedModel:
         )
 
     def readings(self) -> list[SeparatedModel]:
-        """Possible readings of the graph, the likeliest first, which is this one."""
+        """Possible readings of the graph. The first is this one, which is the most likely."""
         numbers = [
             leaf
             for leaf in self.leaves
@@ -150,7 +149,7 @@ class SeparatedModel:
         ]
         readings = [self]
         if numbers and len(numbers) < len(self.leaves):
-            # `log_p[np.arange(N), y]`: the first index is not a trend over the rows.
+            # In `log_p[np.arange(N), y]` the first index numbers rows and is not a trend.
             variables = tuple(variable for leaf in numbers for variable in leaf.variables)
             others = tuple(leaf for leaf in self.leaves if leaf not in numbers)
             readings.append(replace(self, leaves=others, row_numbers=variables))
@@ -159,8 +158,8 @@ class SeparatedModel:
     def widest_row(self, layout: PositionLayout) -> int:
         """Elements of a row of all data, or of the widest intermediate result that has rows.
 
-        A model may multiply few columns by a large matrix of weights, so the data alone do not
-        bound the memory.
+        A model may multiply a few columns by a large matrix of weights. The size of the data then
+        does not bound the memory.
         """
         rows = [leaf.placeholder() for leaf in self.leaves]
         position = pt.tensor("position", shape=(layout.dimension,), dtype=layout.dtype)

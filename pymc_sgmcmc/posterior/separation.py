@@ -1,4 +1,4 @@
-"""Tell the rows of a model's data apart from everything else.
+"""Separate the rows of a model's data from everything else.
 
 A posterior can be subsampled when its log density is a prior part plus a sum over rows. This
 module finds that split in the graph of a PyMC model, in one of two ways:
@@ -49,10 +49,10 @@ def separate_rows(model: Model, rows: str | Sequence[str] | None = None) -> Sepa
     model : pymc.Model
         With or without `pymc.Minibatch`.
     rows : str or sequence of str, optional
-        For ordinary models in which the rows cannot be guessed: names of observed variables,
-        of `pymc.Data` variables, or of a dimension whose data run over the rows. Where data
-        variables are named, the other data variables are not subsampled; arrays without a name
-        are, if they have as many rows.
+        Only needed for ordinary models in which it is ambiguous which data run over the rows:
+        names of observed variables, of `pymc.Data` variables, or of a dimension. Where data
+        variables are named, the other data variables are not subsampled. Arrays without a name are
+        subsampled if they have as many rows.
 
     Raises
     ------
@@ -61,8 +61,8 @@ def separate_rows(model: Model, rows: str | Sequence[str] | None = None) -> Sepa
     """
     if not model.observed_RVs and not model.potentials:
         raise ModelError(
-            "The model has no observed variables, so there are no rows to subsample. "
-            "Sample it with NUTS: `pm.sample()`."
+            "The model has no observed variables, and so no rows to subsample. Sample it with "
+            "NUTS: `pm.sample()`."
         )
     refuse_labelled(model)
     refuse_imputed(model)
@@ -76,8 +76,8 @@ def separate_rows(model: Model, rows: str | Sequence[str] | None = None) -> Sepa
         return _own_shared(separate_ordinary_model(model, terms, rows))
     if rows is not None:
         raise ModelError(
-            "`rows` is for ordinary models, but this one uses `pm.Minibatch`, which names "
-            "its rows itself. Drop `rows`, or build the model on the full arrays."
+            "`rows` is for ordinary models, but this one uses `pm.Minibatch`. Leave `rows` out, "
+            "or build the model on the full arrays."
         )
     return _own_shared(separate_minibatch_model(model, terms, nodes))
 
@@ -85,8 +85,8 @@ def separate_rows(model: Model, rows: str | Sequence[str] | None = None) -> Sepa
 def _own_shared(separated: SeparatedModel) -> SeparatedModel:
     """Replace shared variables of the model by copies, so that `pymc.set_data` changes nothing.
 
-    The rows are copied anyway. If the rest followed the model, a change of its data would reach
-    only one part of the posterior.
+    The rows are copied in any case. If the rest used the variables of the model, a change of its
+    data would change only one part of the posterior.
     """
     # Variables that stand for rows stay as they are, since they are replaced later.
     rows = {variable for leaf in separated.leaves for variable in leaf.variables}

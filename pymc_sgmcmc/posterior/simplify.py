@@ -25,8 +25,8 @@ def drop_settled_switches(
 ) -> list[TensorVariable]:
     """Replace switches on a condition that holds for all rows of the data, or for none.
 
-    Distributions guard their support: ``switch(0 <= y <= 1, ..., -inf)``. The data are known,
-    so such a condition is evaluated once, here, instead of in each transition.
+    Distributions check their support, as in ``switch(0 <= y <= 1, ..., -inf)``. Since the data are
+    known, such a condition is evaluated once, here, instead of in each transition.
 
     Parameters
     ----------
@@ -100,8 +100,8 @@ def simplify_logistic(log_density: TensorVariable) -> TensorVariable:
 def local_log_logistic(fgraph, node):
     """switch(y, -softplus(-x), -softplus(x)) -> switch(y, x, 0) - softplus(x).
 
-    The Bernoulli log density on the logit scale. Compiled code evaluates both branches; this
-    form, with its gradient y - sigmoid(x), has one exponential a row in place of two.
+    This is the Bernoulli log density on the logit scale. Compiled code evaluates both branches. The
+    new form, with its gradient y - sigmoid(x), needs one exponential a row in place of two.
     """
     if not _is(node, ps.Switch):
         return None

@@ -28,10 +28,9 @@ RANDOM_IN_LOGP = "Random variables detected in the logp graph"
 def error_of_random(name: str) -> ModelError:
     """Error for a log density that depends on random numbers."""
     return ModelError(
-        f"The log density of `{name}` depends on random numbers that are no variable of the model, "
-        "such as those of a `.dist()`, of `pt.random` or of a `pm.Simulator`. Make them a free "
-        "variable with a prior, or draw them once with NumPy; sample a simulator with "
-        "`pm.sample_smc`."
+        f"The log density of `{name}` depends on random numbers that are no variable of the model "
+        "(`.dist()`, `pt.random` or `pm.Simulator`). Make them a free variable, draw them once "
+        "with NumPy, or sample a simulator with `pm.sample_smc`."
     )
 
 
@@ -80,8 +79,8 @@ def reference_terms(model: Model, rows: Mapping[RowLeaf, TensorVariable]) -> dic
     ----------
     model : pymc.Model
     rows : mapping
-        For a model with `pymc.Minibatch`, symbolic rows to put in the place of those that it
-        would draw, and as many.
+        For a model with `pymc.Minibatch`, symbolic rows that replace those that it would draw.
+        Their number is the same.
     """
     variables = [*model.free_RVs, *model.observed_RVs, *model.potentials]
     tensors = simplify_for_gradients(model.logp(vars=variables, sum=False))
@@ -134,7 +133,7 @@ def check_total_size(variable: TensorVariable, lengths: Sequence[int], drawn: bo
         if drawn:
             raise ModelError(
                 f"The observed variable `{variable.name}` uses minibatched data but has no "
-                f"`total_size`, so its likelihood would count n rows instead of {lengths[0]}. "
+                f"`total_size`, so its likelihood would not be scaled to {lengths[0]} rows. "
                 f"Pass `total_size={lengths[0]}` to it."
             )
         return

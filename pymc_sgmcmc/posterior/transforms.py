@@ -1,4 +1,4 @@
-"""Draws of the variables of a model as unconstrained positions, and back."""
+"""Convert draws of the variables of a model into unconstrained positions, and back."""
 
 from __future__ import annotations
 

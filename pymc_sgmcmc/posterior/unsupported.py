@@ -1,4 +1,4 @@
-"""Models that cannot be split into rows, each refused by name."""
+"""Refuse models that cannot be split into rows, and name the variable that is the reason."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def refuse_labelled(model: Model) -> None:
     for variable in [*model.basic_RVs, *model.potentials]:
         if not isinstance(variable.type, TensorType):
             raise ModelError(
-                f"The variable `{variable.name}` is a {type(variable).__name__}. Models with "
-                "labelled tensors (`pymc.dims`) are not supported: write the model with the "
-                "distributions of `pymc` and `dims=`."
+                f"`{variable.name}` is a {type(variable).__name__}, but labelled tensors "
+                "(`pymc.dims`) are not supported. Write the model with the distributions of "
+                "`pymc` and `dims=`."
             )
 
 
@@ -44,15 +44,16 @@ def refuse_imputed(model: Model) -> None:
         if name != variable.name and f"{name}_unobserved" in free:
             raise ModelError(
                 f"The observed variable `{name}` has missing values, which PyMC turns into the "
-                f"free variable `{name}_unobserved` with a number of rows of its own. Drop the "
-                "rows with missing values, or impute them beforehand."
+                f"free variable `{name}_unobserved`. Drop these rows, or impute the values "
+                "beforehand."
             )
 
 
 def check_parameters(model: Model, variable: TensorVariable) -> None:
-    """Refuse an observed variable that its parameters do not fit: a likelihood has one term a row.
+    """Refuse an observed variable whose shape is not that of its parameters.
 
-    PyTensor itself fails only where it knows the lengths beforehand, with a message of its own.
+    The likelihood would not have one term a row. PyTensor finds this only where it knows the
+    lengths beforehand, and its message does not name the data.
 
     Raises
     ------
@@ -80,8 +81,8 @@ def check_parameters(model: Model, variable: TensorVariable) -> None:
         if all(1 in pair or pair[0] == pair[1] for pair in pairs):
             product = " × ".join(str(max(pair)) for pair in reversed(pairs))
             raise ModelError(
-                f"{message}, which broadcast to {product} elements. Give one shape to both: the "
-                f"outcomes as `y[:, 0]` where `{variable.name}` is a single column."
+                f"{message}, which broadcast to {product} elements. Give both the same shape, for "
+                "example by `y[:, 0]` for a single column."
             )
         sources = {
             f"{f'`{leaf.name}`' if leaf.name else 'an array'} of shape {values.shape}"
@@ -108,7 +109,7 @@ def _known_shape(variable: TensorVariable) -> list[int | None]:
 
 
 def refuse_unsupported(term: Term) -> None:
-    """Refuse data types through which there is no gradient of rows, by the name of the data.
+    """Refuse types of data for which the rows have no gradient, and name the data.
 
     Raises
     ------
@@ -120,14 +121,14 @@ def refuse_unsupported(term: Term) -> None:
     for variable in reversed(list(ancestors(graph, blockers=drawn))):
         if isinstance(variable.type, SparseTensorType):
             raise ModelError(
-                f"{_named(variable, term)} is a sparse matrix, which is not supported. For one-hot "
-                "columns index by group instead, as in `effect[codes]` with the number of the "
-                "group in each row; otherwise pass it dense, as `X.toarray()`."
+                f"{_named(variable, term)} is a sparse matrix, which is not supported. Index by "
+                "group in place of one-hot columns, as in `effect[codes]`, or pass a dense "
+                "`X.toarray()`."
             )
         if isinstance(variable.type, TensorType) and variable.dtype.startswith("complex"):
             raise ModelError(
                 f"{_named(variable, term)} has complex numbers, which are not supported. Give "
-                "their real and imaginary parts as columns of their own."
+                "real and imaginary parts as separate columns."
             )
         if isinstance(variable.type, RandomType) and variable not in drawn:
             raise error_of_random(term.name)

@@ -19,8 +19,8 @@ def grouped(codes, *, named=True, minibatch=False):
     with pm.Model() as model:
         effect = pm.Normal("effect", 0, 1, shape=GROUPS)
         if minibatch:
-            some, observed = pm.Minibatch(codes, y, batch_size=50)
-            pm.Normal("y", effect[some], 1.0, observed=observed, total_size=len(codes))
+            drawn_codes, observed = pm.Minibatch(codes, y, batch_size=50)
+            pm.Normal("y", effect[drawn_codes], 1.0, observed=observed, total_size=len(codes))
         else:
             group = pm.Data("group", codes) if named else codes
             pm.Normal("y", effect[group], 1.0, observed=y)
@@ -40,15 +40,17 @@ def test_a_code_out_of_range(monkeypatch, settings, compared, code, row):
     """Whatever the settings, and whether or not the data are few enough to be compared."""
     if not compared:
         monkeypatch.setattr(check, "FULL_CHECK_ELEMENTS", 0)
-    message = rf"`group` should index an array of 20 .* but row {row} has the code {code}\."
+    message = rf"`group` should have codes from 0 to 19, but row {row} has the code {code}\."
     with pytest.raises(ModelError, match=message):
         SGLD(model=grouped(codes_with(code, row)), gradient="plain", **settings)
 
 
 def test_a_code_without_a_name_and_in_a_minibatch():
-    with pytest.raises(ModelError, match=r"`array of shape \(400,\) in y` should index .* row 7"):
+    with pytest.raises(
+        ModelError, match=r"`array of shape \(400,\) in y` should have codes .* row 7"
+    ):
         SGLDCV(model=grouped(codes_with(99, 7), named=False))
-    with pytest.raises(ModelError, match=r"should index an array of 20 .* row 7 has the code 99"):
+    with pytest.raises(ModelError, match=r"codes from 0 to 19, but row 7 has the code 99"):
         SGLDCV(model=grouped(codes_with(99, 7), minibatch=True))
 
 

@@ -58,47 +58,47 @@ def test_labels(model):
 
 
 def test_labels_are_in_the_order_of_the_position(model):
-    found = layout_of(model)
-    assert len(found.labels) == found.dimension == sum(found.sizes)
-    position = np.arange(found.dimension, dtype=float)
-    point = found.unravel(position)
-    assert point["by_group"][2, 1] == found.labels.index("by_group[group=30, feature=dose]")
-    assert point["effect_zerosum__"][1, 0] == found.labels.index(
+    layout = layout_of(model)
+    assert len(layout.labels) == layout.dimension == sum(layout.sizes)
+    position = np.arange(layout.dimension, dtype=float)
+    point = layout.unravel(position)
+    assert point["by_group"][2, 1] == layout.labels.index("by_group[group=30, feature=dose]")
+    assert point["effect_zerosum__"][1, 0] == layout.labels.index(
         "effect_zerosum__[feature=dose, 0]"
     )
 
 
 def test_ravel_and_unravel_are_inverse(model):
-    found = layout_of(model)
-    position = np.random.default_rng(1).normal(size=found.dimension)
-    point = found.unravel(position)
+    layout = layout_of(model)
+    position = np.random.default_rng(1).normal(size=layout.dimension)
+    point = layout.unravel(position)
     assert {name: value.shape for name, value in point.items()} == {
         name: value.shape for name, value in model.initial_point().items()
     }
-    np.testing.assert_array_equal(found.ravel(point), position)
+    np.testing.assert_array_equal(layout.ravel(point), position)
     point["beta"][:] = 9.0
     assert not np.any(position == 9.0)
 
 
 def test_split_and_join_are_inverse(model):
-    found = layout_of(model)
-    at = np.random.default_rng(2).normal(size=found.dimension)
-    position = pt.vector("position", dtype=found.dtype)
-    pieces = found.split(position)
+    layout = layout_of(model)
+    at = np.random.default_rng(2).normal(size=layout.dimension)
+    position = pt.vector("position", dtype=layout.dtype)
+    pieces = layout.split(position)
     evaluate = pytensor.function(
-        [position], [*pieces.values(), found.join(list(pieces.values()))], mode=PYTHON_MODE
+        [position], [*pieces.values(), layout.join(list(pieces.values()))], mode=PYTHON_MODE
     )
     *values, joined = evaluate(at)
     np.testing.assert_array_equal(joined, at)
-    for variable, value, expected in zip(pieces, values, found.unravel(at).values(), strict=True):
+    for variable, value, expected in zip(pieces, values, layout.unravel(at).values(), strict=True):
         np.testing.assert_array_equal(value, expected)
         assert variable.type.ndim == np.ndim(value)
 
 
 def test_same_order_as_pymc(model):
     """Step methods of PyMC ravel the point of the model as it comes."""
-    found = layout_of(model)
-    assert list(found.names) == list(model.initial_point())
+    layout = layout_of(model)
+    assert list(layout.names) == list(model.initial_point())
     chosen = [model["sigma"], model["by_group"], model["plain"]]
     assert layout_of(model, chosen).names == ("plain", "by_group", "sigma_log__")
 

@@ -19,7 +19,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior import posterior as posterior_module
+from pymc_sgmcmc.posterior import posterior_of as posterior_module
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE
 from tests.support.row_models import CASES, GROUP, N_ROWS, Case, X, Y
 from tests.support.row_reference import Reference, agrees, close
@@ -48,13 +48,13 @@ def reference(name: str) -> Reference:
 
 
 @functools.cache
-def posterior(name: str, way: str) -> Posterior:
+def posterior_of(name: str, way: str) -> Posterior:
     return Posterior(getattr(CASES[name], way)())
 
 
 def positions(name: str, number: int = 3) -> np.ndarray:
     rng = np.random.default_rng(len(name))
-    return rng.normal(0.0, 0.6, size=(number, posterior(name, "ordinary").dimension))
+    return rng.normal(0.0, 0.6, size=(number, posterior_of(name, "ordinary").dimension))
 
 
 # --- Both ways in are the same posterior, and that of the model -----------------------------
@@ -63,47 +63,54 @@ def positions(name: str, number: int = 3) -> np.ndarray:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("way", ["ordinary", "minibatch"])
 def test_agrees_with_the_model(name, way):
-    found, expected = posterior(name, way), reference(name)
-    assert found.n_rows == N_ROWS
-    everything = found.take(slice(None))
+    posterior, expected = posterior_of(name, way), reference(name)
+    assert posterior.n_rows == N_ROWS
+    everything = posterior.take(slice(None))
     for position in positions(name):
         value, gradient = expected.log_density_and_gradient(position)
         prior, by_row = expected.prior_and_rows(position)
 
-        found_value, found_gradient = found.log_density_and_gradient(position)
+        found_value, found_gradient = posterior.log_density_and_gradient(position)
         close(found_value, value)
         close(found_gradient, gradient)
-        found_prior, prior_gradient = found.log_prior_and_gradient(position)
+        found_prior, prior_gradient = posterior.log_prior_and_gradient(position)
         close(found_prior, prior)
-        likelihood, likelihood_gradient = found.log_likelihood_and_gradient(position, everything)
+        likelihood, likelihood_gradient = posterior.log_likelihood_and_gradient(
+            position, everything
+        )
         close(likelihood, by_row.sum())
         close(likelihood_gradient, gradient - prior_gradient)
 
-        some = np.array([30, 2, 2, 17])
-        close(found.log_likelihood_and_gradient(position, found.take(some))[0], by_row[some].sum())
-        row_gradients = found.row_gradients(position, everything)
-        assert row_gradients.shape == (N_ROWS, found.dimension)
+        numbers = np.array([30, 2, 2, 17])
+        close(
+            posterior.log_likelihood_and_gradient(position, posterior.take(numbers))[0],
+            by_row[numbers].sum(),
+        )
+        row_gradients = posterior.row_gradients(position, everything)
+        assert row_gradients.shape == (N_ROWS, posterior.dimension)
         close(row_gradients.sum(axis=0), likelihood_gradient)
         for row in (0, 20):
-            one = found.take(np.array([row]))
-            close(found.log_likelihood_and_gradient(position, one)[0], by_row[row])
-            close(found.log_likelihood_and_gradient(position, one)[1], row_gradients[row])
+            single_row = posterior.take(np.array([row]))
+            close(posterior.log_likelihood_and_gradient(position, single_row)[0], by_row[row])
+            close(
+                posterior.log_likelihood_and_gradient(position, single_row)[1], row_gradients[row]
+            )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_both_ways_are_the_same(name):
-    ordinary, minibatch = posterior(name, "ordinary"), posterior(name, "minibatch")
+    ordinary, minibatch = posterior_of(name, "ordinary"), posterior_of(name, "minibatch")
     assert ordinary.model_batch_size is None
     assert minibatch.model_batch_size == 11
     assert ordinary.labels == minibatch.labels
     assert ordinary.layout.names == minibatch.layout.names
     assert ordinary.dtype == minibatch.dtype == "float64"
     np.testing.assert_array_equal(ordinary.initial_position, minibatch.initial_position)
-    some = np.array([5, 0, 36, 11, 11])
+    numbers = np.array([5, 0, 36, 11, 11])
     for position in positions(name, 2):
         close(
-            minibatch.row_gradients(position, minibatch.take(some)),
-            ordinary.row_gradients(position, ordinary.take(some)),
+            minibatch.row_gradients(position, minibatch.take(numbers)),
+            ordinary.row_gradients(position, ordinary.take(numbers)),
         )
         close(
             minibatch.log_prior_and_gradient(position)[1],
@@ -113,7 +120,7 @@ def test_both_ways_are_the_same(name):
 
 @pytest.mark.parametrize("name", [*NAMED_BY_THE_ISSUE, "stacked_columns", "narrow_types"])
 def test_data_variables_are_the_same_as_constants(name):
-    with_data = posterior(name, "with_data")
+    with_data = posterior_of(name, "with_data")
     assert set(with_data.data_names) == {f"{key}_data" for key in CASES[name].data}
     for position in positions(name, 2):
         value, gradient = reference(name).log_density_and_gradient(position)
@@ -124,15 +131,15 @@ def test_data_variables_are_the_same_as_constants(name):
 @pytest.mark.parametrize("name", ["linear", "categorical", "two_observed"])
 @pytest.mark.parametrize("length", [1, 5, 7, 36])
 def test_chunks_add_up(name, length, monkeypatch):
-    found = posterior(name, "ordinary")
+    posterior = posterior_of(name, "ordinary")
     position = positions(name, 1)[0]
-    value, gradient = found.log_density_and_gradient(position)
-    monkeypatch.setattr(posterior_module, "CHUNK_ELEMENTS", length * found._widest_row)
-    sizes = [len(chunk[0]) for chunk in found.chunks()]
+    value, gradient = posterior.log_density_and_gradient(position)
+    monkeypatch.setattr(posterior_module, "CHUNK_ELEMENTS", length * posterior._widest_row)
+    sizes = [len(chunk[0]) for chunk in posterior.chunks()]
     assert sum(sizes) == N_ROWS
     assert max(sizes) == length
-    close(found.log_density_and_gradient(position)[0], value)
-    close(found.log_density_and_gradient(position)[1], gradient)
+    close(posterior.log_density_and_gradient(position)[0], value)
+    close(posterior.log_density_and_gradient(position)[1], gradient)
 
 
 def test_conditions_are_settled_by_all_chunks(monkeypatch):
@@ -142,9 +149,9 @@ def test_conditions_are_settled_by_all_chunks(monkeypatch):
         known, b = pm.Data("known", np.sort(X[:, 0])), pm.Normal("b", shape=3)
         mu = pt.switch(known > 0, b[0], pt.switch(known > 100, b[1], b[2]))
         pm.Normal("y", mu, 1.0, observed=Y)
-    found = Posterior(model)
-    assert len(list(found.chunks())) == N_ROWS
-    agrees(model, found)
+    posterior = Posterior(model)
+    assert len(list(posterior.chunks())) == N_ROWS
+    agrees(model, posterior)
 
 
 @pytest.mark.parametrize("container", [np.asarray, pm.Data])
@@ -154,40 +161,40 @@ def test_chunks_count_what_the_model_makes_of_a_row(container):
         W = pm.Normal("W", shape=(2, 150))
         data = container(x) if container is np.asarray else container("X", x)
         pm.Categorical("y", logit_p=data @ W, observed=kind)
-        found = Posterior()
+        posterior = Posterior()
     # Three numbers a row in the data, but 150 in the linear predictor.
-    assert found.row_elements == 3
-    assert found._widest_row == 150
+    assert posterior.row_elements == 3
+    assert posterior._widest_row == 150
 
 
 @pytest.mark.parametrize("name", ["categorical", "hierarchical_non_centred", "ordered_cutpoints"])
 @pytest.mark.parametrize("way", ["ordinary", "minibatch"])
 def test_symbolic_rows_of_fixed_number(name, way):
     """As JAX needs them: all shapes static, and the length a constant."""
-    found = posterior(name, way)
-    some = found.take(np.array([3, 1, 4, 1, 5]))
-    rows = [pt.constant(values) for values in some]
-    position = pt.tensor("position", shape=(found.dimension,))
-    gradient = found.rows_gradient(position, rows, pt.constant(5, dtype="int64"))
+    posterior = posterior_of(name, way)
+    fixed_rows = posterior.take(np.array([3, 1, 4, 1, 5]))
+    rows = [pt.constant(values) for values in fixed_rows]
+    position = pt.tensor("position", shape=(posterior.dimension,))
+    gradient = posterior.rows_gradient(position, rows, pt.constant(5, dtype="int64"))
     at = positions(name, 1)[0]
     evaluated = gradient.eval({position: at}, mode=PYTHON_MODE)
-    close(evaluated, found.log_likelihood_and_gradient(at, some)[1])
+    close(evaluated, posterior.log_likelihood_and_gradient(at, fixed_rows)[1])
     close(
-        found.prior_gradient(position).eval({position: at}, mode=PYTHON_MODE),
-        found.log_prior_and_gradient(at)[1],
+        posterior.prior_gradient(position).eval({position: at}, mode=PYTHON_MODE),
+        posterior.log_prior_and_gradient(at)[1],
     )
 
 
 @pytest.mark.usefixtures("real_mode")
 @pytest.mark.parametrize("way", ["ordinary", "minibatch"])
 def test_as_users_compile_it(way):
-    found = Posterior(getattr(CASES["logistic"], way)())
+    posterior = Posterior(getattr(CASES["logistic"], way)())
     for position in positions("logistic"):
         value, gradient = reference("logistic").log_density_and_gradient(position)
-        close(found.log_density(position), value)
-        close(found.gradient(position), gradient)
-        by_row = posterior("logistic", way).row_gradients(position, found.take(slice(None)))
-        close(found.row_gradients(position, found.take(slice(None))), by_row)
+        close(posterior.log_density(position), value)
+        close(posterior.gradient(position), gradient)
+        by_row = posterior_of("logistic", way).row_gradients(position, posterior.take(slice(None)))
+        close(posterior.row_gradients(position, posterior.take(slice(None))), by_row)
 
 
 # --- Ways of writing a model ------------------------------------------------------------------
@@ -364,9 +371,9 @@ def test_equal_arrays_are_one():
         b = pm.Normal("b", shape=2)
         pm.Normal("y", X @ pt.concatenate([b, b[:1]]) + X[:, 0] * b[1], 1.0, observed=X[:, 0])
         pm.Normal("z", X.copy() @ pt.concatenate([b[:1], b]), 1.0, observed=Y)
-    found = Posterior(model)
-    assert sorted(values.shape for values in found.data) == [(37,), (37,), (37, 3)]
-    agrees(model, found)
+    posterior = Posterior(model)
+    assert sorted(values.shape for values in posterior.data) == [(37,), (37,), (37, 3)]
+    agrees(model, posterior)
 
 
 def test_equal_arrays_in_a_minibatch_are_one():
@@ -374,11 +381,11 @@ def test_equal_arrays_in_a_minibatch_are_one():
         x, also_x, y = pm.Minibatch(X[:, 0], X[:, 0].copy(), Y, batch_size=5)
         b = pm.Normal("b", shape=2)
         pm.Normal("y", b[0] * x + b[1] * also_x**2, 1.0, observed=y, total_size=N_ROWS)
-    found = Posterior(model)
-    assert len(found.data) == 2
+    posterior = Posterior(model)
+    assert len(posterior.data) == 2
     position = np.array([0.4, -0.2])
     expected = -0.5 * np.sum((Y - 0.4 * X[:, 0] + 0.2 * X[:, 0] ** 2) ** 2 + np.log(2 * np.pi))
-    close(found.log_likelihood_and_gradient(position, found.take(slice(None)))[0], expected)
+    close(posterior.log_likelihood_and_gradient(position, posterior.take(slice(None)))[0], expected)
 
 
 def test_data_variable_both_drawn_and_whole():
@@ -387,11 +394,11 @@ def test_data_variable_both_drawn_and_whole():
         drawn, y = pm.Minibatch(table, Y, batch_size=5)
         b = pm.Normal("b")
         pm.Normal("y", b * drawn + table.mean() + table[3], 1.0, observed=y, total_size=N_ROWS)
-        found = Posterior()
+        posterior = Posterior()
     center = 0.3 * X[:, 0] + X[:, 0].mean() + X[3, 0]
     expected = -0.5 * np.sum((Y - center) ** 2 + np.log(2 * np.pi))
     at = np.array([0.3])
-    close(found.log_likelihood_and_gradient(at, found.take(slice(None)))[0], expected)
+    close(posterior.log_likelihood_and_gradient(at, posterior.take(slice(None)))[0], expected)
 
 
 def test_length_of_parameters_equal_to_the_batch():
@@ -399,11 +406,11 @@ def test_length_of_parameters_equal_to_the_batch():
         drawn, y = pm.Minibatch(X, Y, batch_size=3)
         b = pt.zeros(3) + pt.concatenate([pt.zeros(1), pm.Normal("b", shape=2)])
         pm.Normal("y", drawn @ b, 1.0, observed=y, total_size=N_ROWS)
-        found = Posterior()
+        posterior = Posterior()
     at = np.array([0.3, -0.7])
     expected = X[:, 1:].T @ (Y - X[:, 1:] @ at) - at
-    close(found.gradient(at), expected)
-    close(found.row_gradients(at, found.take([4]))[0], X[4, 1:] * (Y[4] - X[4, 1:] @ at))
+    close(posterior.gradient(at), expected)
+    close(posterior.row_gradients(at, posterior.take([4]))[0], X[4, 1:] * (Y[4] - X[4, 1:] @ at))
 
 
 def test_weights_as_potential_and_as_distribution():
@@ -413,23 +420,25 @@ def test_weights_as_potential_and_as_distribution():
         x, weight, y = (pm.Data(name, data[name]) for name in ("x", "weight", "y"))
         slope, sigma = pm.Normal("slope"), pm.HalfNormal("sigma")
         pm.Potential("y_weighted", weight * pm.logp(pm.Normal.dist(slope * x, sigma), y))
-    found = Posterior(model, rows=["x", "weight", "y"])
-    drawn = posterior("weighted", "minibatch")
+    posterior = Posterior(model, rows=["x", "weight", "y"])
+    drawn = posterior_of("weighted", "minibatch")
     for position in positions("weighted", 2):
-        close(found.log_density(position), drawn.log_density(position))
-        close(found.gradient(position), drawn.gradient(position))
-        some = np.array([3, 30, 3])
+        close(posterior.log_density(position), drawn.log_density(position))
+        close(posterior.gradient(position), drawn.gradient(position))
+        numbers = np.array([3, 30, 3])
         close(
-            found.row_gradients(position, found.take(some)),
-            drawn.row_gradients(position, drawn.take(some)),
+            posterior.row_gradients(position, posterior.take(numbers)),
+            drawn.row_gradients(position, drawn.take(numbers)),
         )
 
 
 def test_batch_of_one_and_of_all():
     for batch_size in (1, N_ROWS):
-        found = Posterior(CASES["linear"].minibatch(batch_size))
+        posterior = Posterior(CASES["linear"].minibatch(batch_size))
         position = positions("linear", 1)[0]
-        close(found.gradient(position), reference("linear").log_density_and_gradient(position)[1])
+        close(
+            posterior.gradient(position), reference("linear").log_density_and_gradient(position)[1]
+        )
 
 
 def test_second_observed_variable_in_full():
@@ -437,9 +446,9 @@ def test_second_observed_variable_in_full():
         b = pm.Normal("b")
         pm.Normal("y", b * X[:, 0], 1.0, observed=Y)
         pm.Normal("z", b, 1.0, observed=Y[:20])
-    found = Posterior(model, rows="y")
-    assert found.n_rows == N_ROWS
-    agrees(model, found)
+    posterior = Posterior(model, rows="y")
+    assert posterior.n_rows == N_ROWS
+    agrees(model, posterior)
     assert Posterior(model, rows=["z"]).n_rows == 20
 
     with pm.Model():
@@ -449,15 +458,17 @@ def test_second_observed_variable_in_full():
         pm.Normal("z", b, 1.0, observed=Y[:20])
         drawn = Posterior()
     at = np.array([0.4])
-    close(drawn.gradient(at), found.gradient(at))
+    close(drawn.gradient(at), posterior.gradient(at))
 
 
 def test_model_with_a_name():
     for way in ("ordinary", "minibatch"):
-        found = Posterior(getattr(CASES["linear"], way)(name="m"))
-        assert found.labels[0] == "m::beta[feature=age]"
+        posterior = Posterior(getattr(CASES["linear"], way)(name="m"))
+        assert posterior.labels[0] == "m::beta[feature=age]"
         position = positions("linear", 1)[0]
-        close(found.gradient(position), reference("linear").log_density_and_gradient(position)[1])
+        close(
+            posterior.gradient(position), reference("linear").log_density_and_gradient(position)[1]
+        )
     assert Posterior(CASES["linear"].ordinary(name="m"), rows="y").n_rows == N_ROWS
     assert Posterior(CASES["linear"].ordinary(name="m"), rows="m::y").n_rows == N_ROWS
 
@@ -467,9 +478,9 @@ def test_nested_models():
         b = pm.Normal("b")
         with pm.Model(name="inner"):
             pm.Normal("y", b * X[:, 0] + pm.Normal("a"), 1.0, observed=Y)
-    found = Posterior(outer)
-    assert found.labels == ("b", "inner::a")
-    agrees(outer, found)
+    posterior = Posterior(outer)
+    assert posterior.labels == ("b", "inner::a")
+    agrees(outer, posterior)
 
 
 def test_inside_and_outside_a_context():
@@ -479,8 +490,11 @@ def test_inside_and_outside_a_context():
     with pm.Model(), model:
         nested = Posterior()
     position = positions("linear", 1)[0]
-    for found in (inside, nested, Posterior(model)):
-        close(found.log_density(position), posterior("linear", "ordinary").log_density(position))
+    for posterior in (inside, nested, Posterior(model)):
+        close(
+            posterior.log_density(position),
+            posterior_of("linear", "ordinary").log_density(position),
+        )
     with pytest.raises(TypeError, match="context"):
         Posterior()
 
@@ -491,17 +505,17 @@ def test_single_precision():
         for key, value in CASES["hierarchical_non_centred"].data.items()
     }
     case = Case("", narrow, CASES["hierarchical_non_centred"].write, {"group": list("abcd")})
-    double = posterior("hierarchical_non_centred", "ordinary")
+    double = posterior_of("hierarchical_non_centred", "ordinary")
     position = positions("hierarchical_non_centred", 1)[0]
     expected = double.gradient(position)
     with pytensor.config.change_flags(floatX="float32", warn_float64="raise"):
         for way in ("ordinary", "with_data", "minibatch"):
-            found = Posterior(getattr(case, way)())
-            assert found.dtype == "float32"
-            assert {values.dtype.name for values in found.data} <= {"float32", "int16", "int64"}
-            everything = found.take(slice(None))
-            assert found.row_gradients(position, everything).dtype == "float32"
-            gradient = found.gradient(position)
+            posterior = Posterior(getattr(case, way)())
+            assert posterior.dtype == "float32"
+            assert {values.dtype.name for values in posterior.data} <= {"float32", "int16", "int64"}
+            everything = posterior.take(slice(None))
+            assert posterior.row_gradients(position, everything).dtype == "float32"
+            gradient = posterior.gradient(position)
             assert gradient.dtype == "float64"
             np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-4)
 
@@ -512,32 +526,32 @@ def test_single_precision():
 @pytest.mark.parametrize("order", [["slope", "mu"], ["mu", "slope"]])
 def test_some_variables_in_model_order(order):
     model = CASES["hierarchical_non_centred"].ordinary()
-    found = Posterior(model, [model[name] for name in order])
-    assert found.labels == ("mu", "slope")
-    assert set(found.others) == {"tau_log__", "offset"}
+    posterior = Posterior(model, [model[name] for name in order])
+    assert posterior.labels == ("mu", "slope")
+    assert set(posterior.others) == {"tau_log__", "offset"}
 
     whole = Posterior(model)
     rng = np.random.default_rng(6)
     for _ in range(2):
         position = rng.normal(0, 0.5, size=whole.dimension)
         point = whole.layout.unravel(position)
-        found.set_others(point)
-        some = found.layout.ravel(point)
-        keep = [whole.labels.index(label) for label in found.labels]
+        posterior.set_others(point)
+        moved_position = posterior.layout.ravel(point)
+        keep = [whole.labels.index(label) for label in posterior.labels]
         value, gradient = whole.log_density_and_gradient(position)
-        close(found.log_density(some), value)
-        close(found.gradient(some), gradient[keep])
-        rows = found.row_gradients(some, found.take(slice(None)))
+        close(posterior.log_density(moved_position), value)
+        close(posterior.gradient(moved_position), gradient[keep])
+        rows = posterior.row_gradients(moved_position, posterior.take(slice(None)))
         close(rows, whole.row_gradients(position, whole.take(slice(None)))[:, keep])
 
 
 def test_others_are_copies():
     model = CASES["hierarchical_non_centred"].ordinary()
-    found = Posterior(model, [model["mu"]])
+    posterior = Posterior(model, [model["mu"]])
     point = {name: np.array(value) for name, value in model.initial_point().items()}
-    found.set_others(point)
+    posterior.set_others(point)
     point["offset"][:] = 7.0
-    assert found.others["offset"].get_value().max() == 0.0
+    assert posterior.others["offset"].get_value().max() == 0.0
 
 
 def test_value_variables_and_a_single_variable():
@@ -552,33 +566,33 @@ def test_discrete_variable_left_to_others():
         shift = pm.Normal("shift")
         switch = pm.Bernoulli("switch", 0.5)
         pm.Normal("y", shift * switch, 1.0, observed=Y)
-    found = Posterior(model, [shift])
-    assert found.others["switch"].dtype == "int64"
+    posterior = Posterior(model, [shift])
+    assert posterior.others["switch"].dtype == "int64"
     for value in (0, 1):
-        found.set_others({"switch": np.array(value)})
-        close(found.gradient(np.array([0.5])), [-0.5 + value * np.sum(Y - 0.5 * value)])
+        posterior.set_others({"switch": np.array(value)})
+        close(posterior.gradient(np.array([0.5])), [-0.5 + value * np.sum(Y - 0.5 * value)])
 
 
 def test_minibatch_with_others():
     model = CASES["linear"].minibatch()
-    found = Posterior(model, [model["beta"]])
-    whole = posterior("linear", "ordinary")
+    posterior = Posterior(model, [model["beta"]])
+    whole = posterior_of("linear", "ordinary")
     position = positions("linear", 1)[0]
     point = whole.layout.unravel(position)
-    found.set_others(point)
-    close(found.gradient(point["beta"]), whole.gradient(position)[:3])
+    posterior.set_others(point)
+    close(posterior.gradient(point["beta"]), whole.gradient(position)[:3])
 
 
 def test_invalid_parameters_are_not_hidden():
     """PyMC's checks of parameters give -inf with a gradient of zero, which a chain drifts on."""
     with pm.Model() as model:
         pm.Normal("y", 0.0, pm.Normal("scale", initval=1.0), observed=Y)
-    found = Posterior(model)
-    assert np.isfinite(found.log_density(np.array([0.5])))
-    assert np.isnan(found.log_density(np.array([-0.5])))
+    posterior = Posterior(model)
+    assert np.isfinite(posterior.log_density(np.array([0.5])))
+    assert np.isnan(posterior.log_density(np.array([-0.5])))
     checks = [
         node
-        for term in (*found._separated.full_terms, *found._separated.row_terms)
+        for term in (*posterior._separated.full_terms, *posterior._separated.row_terms)
         for node in ancestors([term.log_density])
         if node.owner is not None and isinstance(node.owner.op, CheckParameterValue)
     ]
@@ -590,9 +604,9 @@ def test_invalid_parameters_are_not_hidden():
 
 def test_initial_point():
     model = CASES["linear"].ordinary()
-    found = Posterior(model, initial_point={"beta": [1, 2, 3]})
-    np.testing.assert_array_equal(found.initial_position, [1, 2, 3, 0, 0])
-    assert found.initial_position.dtype == "float64"
+    posterior = Posterior(model, initial_point={"beta": [1, 2, 3]})
+    np.testing.assert_array_equal(posterior.initial_position, [1, 2, 3, 0, 0])
+    assert posterior.initial_position.dtype == "float64"
     others = Posterior(model, [model["beta"]], initial_point={"intercept": 2}).others
     assert others["intercept"].dtype == "float64"
     assert others["intercept"].get_value() == 2.0
@@ -627,9 +641,9 @@ def test_model_is_untouched(way):
     model = getattr(CASES["two_observed"], way)()
     before = describe(model)
     density = model.compile_logp(mode=PYTHON_MODE) if way != "minibatch" else None
-    found = Posterior(model, [model["beta"]])
-    found.gradient(np.full(3, 0.1))
-    found.row_gradients(np.full(3, 0.1), found.take(slice(None)))
+    posterior = Posterior(model, [model["beta"]])
+    posterior.gradient(np.full(3, 0.1))
+    posterior.row_gradients(np.full(3, 0.1), posterior.take(slice(None)))
     after = describe(model)
     np.testing.assert_equal(after.pop("data"), before.pop("data"))
     assert after == before
@@ -641,7 +655,7 @@ def test_model_is_untouched(way):
 @pytest.mark.parametrize("way", ["ordinary", "with_data"])
 def test_prediction_and_log_likelihood_go_on_with_all_rows(way):
     model = getattr(CASES["linear"], way)()
-    found = Posterior(model)
+    posterior = Posterior(model)
     rng = np.random.default_rng(4)
     draws = {
         "beta": (("chain", "draw", "feature"), rng.normal(size=(1, 3, 3))),
@@ -657,7 +671,7 @@ def test_prediction_and_log_likelihood_go_on_with_all_rows(way):
     pointwise = trace.log_likelihood["y"].to_numpy()[0]
     assert pointwise.shape == (3, N_ROWS)
     position = np.concatenate([draws["beta"][0, 1], draws["intercept"][0, 1:2], np.log([1.0])])
-    likelihood = found.log_likelihood_and_gradient(position, found.take(slice(None)))[0]
+    likelihood = posterior.log_likelihood_and_gradient(position, posterior.take(slice(None)))[0]
     close(likelihood, pointwise[1].sum())
 
 
@@ -668,17 +682,20 @@ def test_is_a_snapshot_of_the_data():
         table = pm.Data("table", np.arange(4.0))
         b = pm.Normal("b", prior_mean + x.mean())
         pm.Normal("y", b * x + table[pm.Data("group", GROUP)], 1.0, observed=pm.Data("out", Y))
-    found, fresh = Posterior(model), Posterior(model)
+    posterior, fresh = Posterior(model), Posterior(model)
     at = np.array([0.4])
-    before = found.log_density_and_gradient(at), found.row_gradients(at, found.take([1]))
+    before = (
+        posterior.log_density_and_gradient(at),
+        posterior.row_gradients(at, posterior.take([1])),
+    )
     pm.set_data(
         {"x": X[:5, 1], "prior_mean": 9.0, "table": np.ones(4), "group": GROUP[:5], "out": Y[:5]},
         model=model,
     )
-    for one in (found, fresh):
-        assert one.log_density(at) == before[0][0]
-        np.testing.assert_array_equal(one.gradient(at), before[0][1])
-        np.testing.assert_array_equal(one.row_gradients(at, one.take([1])), before[1])
+    for copy in (posterior, fresh):
+        assert copy.log_density(at) == before[0][0]
+        np.testing.assert_array_equal(copy.gradient(at), before[0][1])
+        np.testing.assert_array_equal(copy.row_gradients(at, copy.take([1])), before[1])
     changed = Posterior(model)
     assert changed.n_rows == 5
     agrees(model, changed)
@@ -697,17 +714,17 @@ def test_changed_data_are_named(drawn):
         pm.Normal("y", b * x, 1.0, observed=y, **total)
         if not drawn:
             pm.Normal("z", (b * columns).sum(axis=0), 1.0, observed=Y)
-    found = Posterior(model)
-    assert found.changed_data() is None
+    posterior = Posterior(model)
+    assert posterior.changed_data() is None
     pm.set_data({"x": X[:, 0].copy()}, model=model)
-    assert found.changed_data() is None
+    assert posterior.changed_data() is None
     pm.set_data({"x": X[:, 1]}, model=model)
-    assert found.changed_data() == "x"
+    assert posterior.changed_data() == "x"
     pm.set_data({"x": X[:, 0], "outcome": Y[::-1].copy()}, model=model)
-    assert found.changed_data() == "outcome"
+    assert posterior.changed_data() == "outcome"
     if not drawn:
         pm.set_data({"outcome": Y, "columns": X[:, ::-1].T.copy()}, model=model)
-        assert found.changed_data() == "columns"
+        assert posterior.changed_data() == "columns"
 
 
 # --- Compiled functions -----------------------------------------------------------------------
@@ -716,11 +733,11 @@ def test_changed_data_are_named(drawn):
 @pytest.mark.parametrize("way", ["ordinary", "with_data", "minibatch"])
 @pytest.mark.parametrize("name", ["linear", "categorical", "stacked_columns"])
 def test_no_data_inside_compiled_functions(name, way):
-    found = posterior(name, way)
+    posterior = posterior_of(name, way)
     for function in (
-        found._log_likelihood_function,
-        found._row_gradients_function,
-        found._log_prior_function,
+        posterior._log_likelihood_function,
+        posterior._row_gradients_function,
+        posterior._log_prior_function,
     ):
         sizes = [
             variable.data.size
@@ -733,16 +750,16 @@ def test_no_data_inside_compiled_functions(name, way):
 def test_pickled_posterior_works_elsewhere():
     for way in ("with_data", "minibatch"):
         model = getattr(CASES["hierarchical_centred"], way)()
-        found = Posterior(model, [model["slope"], model["mu"]])
+        posterior = Posterior(model, [model["slope"], model["mu"]])
         at = np.array([0.1, -0.3])
-        expected = found.log_density_and_gradient(at)
-        loaded = cloudpickle.loads(cloudpickle.dumps(found))
-        assert loaded.labels == found.labels
+        expected = posterior.log_density_and_gradient(at)
+        loaded = cloudpickle.loads(cloudpickle.dumps(posterior))
+        assert loaded.labels == posterior.labels
         close(loaded.log_density(at), expected[0])
         close(loaded.gradient(at), expected[1])
         loaded.set_others({name: value + 1 for name, value in model.initial_point().items()})
         assert loaded.log_density(at) != expected[0]
-        close(found.log_density(at), expected[0])
+        close(posterior.log_density(at), expected[0])
 
 
 @pytest.mark.parametrize("way", ["ordinary", "with_data", "minibatch"])
@@ -762,6 +779,6 @@ def test_large_data_are_no_slower(way):
 
     model = getattr(Case("", data, write, {}), way)()
     start = time.process_time()
-    found = Posterior(model)
+    posterior = Posterior(model)
     assert time.process_time() - start < 2.0
-    assert found.n_rows == n
+    assert posterior.n_rows == n

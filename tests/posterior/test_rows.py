@@ -93,18 +93,18 @@ def group_table() -> pm.Model:
 def test_rows_name_the_data_that_run_over_them(rows):
     with pytest.raises(ModelError, match=r"`y` is not a sum over the 37 rows.*`table`.*rows=\["):
         Posterior(group_table())
-    found = Posterior(group_table(), rows=rows)
-    assert set(found.data_names) == {"y", "group", "x"}
-    agrees(group_table(), found)
+    posterior = Posterior(group_table(), rows=rows)
+    assert set(posterior.data_names) == {"y", "group", "x"}
+    agrees(group_table(), posterior)
 
 
 def test_rows_of_the_observed_variable_include_its_data():
     with pm.Model() as model:
         predictor = pm.Normal("b") * pm.Data("x", x)
         pm.Normal("y", predictor, 1.0, observed=pm.Data("outcome", Y))
-    found = Posterior(model, rows=["y", "x"])
-    assert set(found.data_names) == {"x", "outcome"}
-    agrees(model, found)
+    posterior = Posterior(model, rows=["y", "x"])
+    assert set(posterior.data_names) == {"x", "outcome"}
+    agrees(model, posterior)
 
 
 def test_rows_choose_among_observed_variables():
@@ -113,9 +113,9 @@ def test_rows_choose_among_observed_variables():
         pm.Normal("y", b * x, 1.0, observed=Y)
         pm.Normal("short", b, 1.0, observed=Y[:9])
     for rows in ("short", ["short"]):
-        found = Posterior(model, rows=rows)
-        assert found.n_rows == 9
-        agrees(model, found)
+        posterior = Posterior(model, rows=rows)
+        assert posterior.n_rows == 9
+        agrees(model, posterior)
 
 
 def test_rows_of_a_likelihood_written_as_potential():
@@ -126,11 +126,11 @@ def test_rows_of_a_likelihood_written_as_potential():
     refused(write, r"No observed variable .* If a potential is the likelihood, .* `rows=\[\"X\"\]`")
     with pm.Model() as model:
         write()
-    found = Posterior(model, rows=["Y", "weight"])
-    assert set(found.data_names) == {"Y", "weight"}
-    agrees(model, found)
+    posterior = Posterior(model, rows=["Y", "weight"])
+    assert set(posterior.data_names) == {"Y", "weight"}
+    agrees(model, posterior)
     at = np.array([0.3])
-    close(found.gradient(at), np.sum(x**2 * (Y - at)) - at)
+    close(posterior.gradient(at), np.sum(x**2 * (Y - at)) - at)
 
 
 def test_rows_refused():
@@ -142,7 +142,7 @@ def test_rows_refused():
     with pytest.raises(ModelError, match=r"`rows` should name .* but is \[\]"):
         Posterior(model, rows=[])
     minibatched = CASES["linear"].minibatch()
-    with pytest.raises(ModelError, match=r"`rows` is for ordinary models.*Drop `rows`"):
+    with pytest.raises(ModelError, match=r"`rows` is for ordinary models.*Leave `rows` out"):
         Posterior(minibatched, rows="y")
     with pm.Model() as mixed:
         pm.Normal("y", pm.Normal("b") * pm.Data("x", x)[:9], 1.0, observed=Y[:9])
@@ -169,28 +169,28 @@ def test_labelled_tensors():
     with pm.Model(coords={"obs": range(N_ROWS)}) as model:
         y = pmd.Data("Y", Y, dims="obs")
         pmd.Normal("y", pmd.Normal("b"), 1.0, observed=y)
-    with pytest.raises(ModelError, match=r"`b` is a XTensor.*`pymc.dims`.*not supported"):
+    with pytest.raises(ModelError, match=r"`b` is a XTensor.*`pymc.dims`.* not supported"):
         Posterior(model)
 
 
 def test_one_row():
     refused(
         lambda: pm.Normal("y", pm.Normal("b"), 1.0, observed=Y[:1]),
-        r"`y` has shape \(1,\), .* 1 row, but at least 2 .*NUTS",
+        r"`y` should have at least 2 rows .* has 1, since its shape is \(1,\).*NUTS",
     )
 
 
 def test_no_rows():
     refused(
         lambda: pm.Normal("y", pm.Normal("b"), 1.0, observed=Y[:0]),
-        r"`y` has shape \(0,\), .* 0 rows, but at least 2 .*NUTS",
+        r"`y` should have at least 2 rows .* has 0, since its shape is \(0,\).*NUTS",
     )
 
 
 def test_rows_on_the_second_axis():
     refused(
         lambda: pm.Normal("y", pm.Normal("b") * x, 1.0, observed=Y[None]),
-        r"`y` has shape \(1, 37\), .* 1 row, .*Transpose the data",
+        r"`y` should have .* has 1, since its shape is \(1, 37\).*Transpose the data",
     )
 
 
@@ -247,7 +247,7 @@ def test_minibatches_of_different_lengths():
         pm.Normal("y", b * drawn, 1.0, observed=y, total_size=N_ROWS)
         pm.Normal("z", b, 1.0, observed=minibatch(Y[:9]), total_size=9)
 
-    refused(write, r"different numbers of rows.*`z` of shape \(9,\).*give the other in full")
+    refused(write, r"different numbers of rows.*`z` of shape \(9,\).*give the other data in full")
 
 
 def test_one_minibatch_call_with_different_lengths():
@@ -271,7 +271,7 @@ def test_batch_larger_than_the_data():
         drawn, y = minibatch(x, Y, batch_size=50)
         pm.Normal("y", pm.Normal("b") * drawn, 1.0, observed=y, total_size=N_ROWS)
 
-    refused(write, "asks for 50 rows of data that have 37.*between 1 and 37")
+    refused(write, "between 1 and 37 rows.* but draws 50")
 
 
 def test_missing_values_of_the_outcome():
@@ -281,7 +281,7 @@ def test_missing_values_of_the_outcome():
         with pytest.warns(ImputationWarning):
             pm.Normal("y", pm.Normal("b") * x, 1.0, observed=y)
 
-    refused(write, r"`y` has missing values.*`y_unobserved`.*Drop the rows")
+    refused(write, r"`y` has missing values.*`y_unobserved`.*Drop these rows")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -313,7 +313,7 @@ def test_infinite_data_variable():
     def write():
         pm.Normal("y", pm.Normal("b") * pm.Data("dose", bad), 1.0, observed=Y)
 
-    refused(write, r"`dose` .* NaN or infinite.* row 2.*drop or impute")
+    refused(write, r"`dose` .* NaN or infinite.* row 2.*Drop or impute")
 
 
 # --- total_size -------------------------------------------------------------------------------
@@ -357,9 +357,9 @@ def test_total_size_of_other_axes():
     for total_size in ([N_ROWS, 3], [N_ROWS, ...], [N_ROWS, None], N_ROWS):
         with pm.Model():
             write(total_size)
-            found = Posterior()
+            posterior = Posterior()
         at = np.array([0.2])
-        close(found.gradient(at), np.sum(x[:, None] * (X - 0.2 * x[:, None])) - at)
+        close(posterior.gradient(at), np.sum(x[:, None] * (X - 0.2 * x[:, None])) - at)
 
 
 def test_total_size_of_an_ordinary_model():
@@ -521,13 +521,13 @@ def test_local_latent_variables():
     def ordinary():
         pm.Normal("y", pm.Normal("z", shape=N_ROWS), 1.0, observed=Y)
 
-    refused(ordinary, r"`y` is not a sum.*`z` has one element a row.*marginalise")
+    refused(ordinary, r"`y` is not a sum.*Marginalise out `z`")
 
     def drawn():
         mu = pm.Normal("z", shape=5)
         pm.Normal("y", mu, 1.0, observed=minibatch(Y), total_size=N_ROWS)
 
-    refused(drawn, r"`y` is not a sum.*`z` has one element a row.*marginalise")
+    refused(drawn, r"`y` is not a sum.*Marginalise out `z`")
 
 
 # --- Data and graphs that are not supported ---------------------------------------------------
@@ -549,7 +549,7 @@ def test_sparse_matrices(shared):
 def test_complex_numbers():
     refused(
         lambda: pm.Normal("y", pm.Normal("b") * pm.Data("X", x + 1j), 1.0, observed=Y),
-        "`X` has complex numbers, .* columns of their own",
+        "`X` has complex numbers, .* separate columns",
     )
 
 

@@ -1,9 +1,8 @@
-"""Models whose likelihood is a sum over rows, each buildable in both ways that PyMC offers.
+"""Models whose likelihood is a sum over rows, each of which can be built in both ways of PyMC.
 
-A case is a set of arrays with a common leading length and one function that writes the model
-on them. The function does not know whether it is given the full arrays (constants or
-`pymc.Data`) or the minibatches of one `pymc.Minibatch` call, so both ways are the same model
-by construction.
+A case is a set of arrays with a common leading length, and a function that writes the model on
+them. The function does not know whether it gets the full arrays (constants or `pymc.Data`) or the
+minibatches of one `pymc.Minibatch` call. So both ways give the same model by construction.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ class Case:
         return len(next(iter(self.data.values())))
 
     def ordinary(self, name: str = "") -> pm.Model:
-        """On the full arrays, as constants."""
+        """The model on the full arrays, as constants."""
         with pm.Model(coords=self.coords, name=name) as model:
             self.write(dict(self.data))
         return model
 
     def with_data(self, name: str = "") -> pm.Model:
-        """On the full arrays, each as `pymc.Data`."""
+        """The model on the full arrays, each as `pymc.Data`."""
         with pm.Model(coords=self.coords, name=name) as model:
             self.write({key: pm.Data(f"{key}_data", value) for key, value in self.data.items()})
         return model
 
     def minibatch(self, batch_size: int = BATCH_SIZE, name: str = "") -> pm.Model:
-        """On minibatches of one `pymc.Minibatch` call."""
+        """The model on minibatches of one `pymc.Minibatch` call."""
         with pm.Model(coords=self.coords, name=name) as model:
             # PyMC 6.4 refuses an observed minibatch whose precision it would have to change.
             arrays = [convert_data(value) for value in self.data.values()]
@@ -85,7 +84,7 @@ FEATURES = {"feature": ["age", "dose", "sex"]}
 GROUPS = {"group": list("abcd")}
 
 
-# --- The kinds of model that the issue names ------------------------------------------------
+# --- Common kinds of model ------------------------------------------------------------------
 
 
 @case(FEATURES, X=X, y=Y)

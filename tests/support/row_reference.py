@@ -1,4 +1,4 @@
-"""What PyMC itself says of an ordinary model."""
+"""Log density and gradient of an ordinary model, computed by PyMC itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.row_models import N_ROWS
 
 @dataclass(frozen=True)
 class Reference:
-    """What PyMC says of the ordinary model."""
+    """Log density, gradient and terms of an ordinary model by PyMC."""
 
     model: pm.Model
 
@@ -47,15 +47,15 @@ class Reference:
         return float(prior), rows
 
 
-def close(found, expected):
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+def close(actual, expected):
+    np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-9)
 
 
-def agrees(model: pm.Model, found: Posterior) -> None:
-    """The posterior of an ordinary model is that of PyMC, also row by row."""
-    position = np.random.default_rng(8).normal(0.0, 0.4, size=found.dimension)
+def agrees(model: pm.Model, posterior: Posterior) -> None:
+    """Check that the posterior of an ordinary model is that of PyMC, also row by row."""
+    position = np.random.default_rng(8).normal(0.0, 0.4, size=posterior.dimension)
     value, gradient = Reference(model).log_density_and_gradient(position)
-    close(found.log_density(position), value)
-    close(found.gradient(position), gradient)
-    rows = found.row_gradients(position, found.take(slice(None)))
-    close(rows.sum(axis=0) + found.log_prior_and_gradient(position)[1], gradient)
+    close(posterior.log_density(position), value)
+    close(posterior.gradient(position), gradient)
+    rows = posterior.row_gradients(position, posterior.take(slice(None)))
+    close(rows.sum(axis=0) + posterior.log_prior_and_gradient(position)[1], gradient)
