@@ -1,6 +1,6 @@
 """Centre, curvature and step size of a posterior, from its gradients alone.
 
-Everything here is deterministic for a given model and data: rows are sampled with fixed seeds.
+The results are deterministic for a given model and data, since rows are sampled with fixed seeds.
 """
 
 from pymc_sgmcmc.tuning.batch_size import choose_batch_size, least_cost

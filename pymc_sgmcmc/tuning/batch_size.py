@@ -1,22 +1,24 @@
-"""Batch size at which a stated accuracy costs least."""
+"""Batch size at which an effective draw of a stated accuracy costs least."""
 
 from __future__ import annotations
 
 import numpy as np
 
 OVERHEAD_OPERATIONS = 12_000
-"""A transition costs this many multiplications beside its rows and its matrix product: about 2
-microseconds."""
+"""A transition costs as much as this many multiplications, beside its rows and its matrix product.
+They take about 2 microseconds."""
 
 
 ALLOWED_COST = 1.1
-"""The smallest batch size is taken whose cost is at most this many times the least."""
+"""The smallest batch size is taken whose cost is at most this many times the least. It is a
+compromise between the cost and a small minibatch, with which a draw is spread over more
+transitions."""
 
 
 def choose_batch_size(
     noise_rows: float, n_rows: int, row_operations: int, matrix_operations: int = 0
 ) -> int:
-    r"""Smallest batch size at which an effective draw costs hardly more than at the best.
+    r"""Smallest batch size at which an effective draw costs hardly more than the least.
 
     At a variance inflation :math:`\delta` the step is
     :math:`h = 4\delta / (\lambda_V + \lambda_H)`, with gradient noise
@@ -26,21 +28,20 @@ def choose_batch_size(
     .. math:: \mathrm{cost}(n) \propto (r_0 + n) \left(1 + \tfrac{R}{n}\, c(n)\right), \qquad
               c(n) = \tfrac{N - n}{N - 1}
 
-    whatever :math:`\delta` is: smallest at about :math:`\sqrt{r_0 R}` for R far below N, and
-    nearly constant beyond some times :math:`r_0` for R of about N, as it is without control
-    variates. Up to 10 % above the least cost the smaller batch is taken, whose transitions
-    are finer.
+    whatever :math:`\delta` is. The cost is smallest at about :math:`\sqrt{r_0 R}` for R far below
+    N. For R of about N, as without control variates, it is nearly constant beyond a few times
+    :math:`r_0`. The smallest batch size is taken whose cost is at most 10 % above the least.
 
     Parameters
     ----------
     noise_rows : float
-        R, rows at which noise and curvature would be equal without the factor c.
+        R, the number of rows at which noise and curvature would be equal without the factor c.
     n_rows : int
-        N.
+        The number of rows N.
     row_operations : int
-        Multiplications of one row's gradient.
+        Number of multiplications for the gradient of one row.
     matrix_operations : int
-        Multiplications of a transition with its preconditioner, 2 d² for a dense one.
+        Number of multiplications with the preconditioner in a transition, 2 d² for a dense one.
 
     Examples
     --------

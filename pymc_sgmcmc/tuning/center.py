@@ -19,7 +19,9 @@ from pymc_sgmcmc.tuning.gaussian import (
 from pymc_sgmcmc.tuning.subsample import Subsample
 
 FARTHEST_CENTER = 3.0
-"""A centre farther from the mode than this many posterior standard deviations counts as no mode."""
+"""A centre farther from the mode than this many posterior standard deviations counts as no mode.
+A larger bound would accept centres whose curvature is not that at the mode, and a smaller one would
+refuse centres that control variates can still use."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ class Center:
         The part of the gradient that comes from the rows.
     curvature : Curvature
     bend : numpy.ndarray, shape (d,), optional
-        Error of each mean, in standard deviations, for a chain whose variances are all too large by
-        a factor of two, to first order. It follows from the third derivatives of the log density.
+        Error of each mean, in standard deviations and to first order, for a chain whose variances
+        are all too large by a factor of two. It comes from third derivatives of the log density.
     """
 
     position: np.ndarray
@@ -87,8 +89,9 @@ def laplace_draws(posterior: Posterior, center: Center, count: int) -> list[dict
 def laplace_pairs(posterior: Posterior, center: Center, count: int) -> list[dict[str, np.ndarray]]:
     """Points of the Gaussian approximation in pairs on opposite sides, along orthogonal directions.
 
-    Means over all directions of functions that are quadratic around the centre are exact. The
-    squared distances have the mean of those of draws, d, and about their spread.
+    The mean over all directions is exact for functions that are quadratic around the centre. The
+    squared distances from the centre have the same mean as those of draws, d, and about the same
+    spread.
     """
     d = posterior.dimension
     rng = np.random.default_rng(2014)

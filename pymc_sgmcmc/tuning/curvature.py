@@ -23,22 +23,25 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.subsample import Subsample
 
 DENSE_DIMENSION = 500
-"""Positions up to this length have dense curvature matrices: with 500 coordinates a matrix takes 2
-MB, and a product with it about as long as the gradient of some thousand rows."""
+"""Positions up to this length have dense curvature matrices. With 500 coordinates a matrix takes 2
+MB, and a product with it 250 000 multiplications."""
 
 LOW_RANK_DIMENSION = 20_000
-"""Positions up to this length have a diagonal curvature with a few directions, longer positions a
-diagonal one."""
+"""Positions up to this length have a diagonal curvature with a few directions, and longer positions
+a diagonal one. The bound limits the memory of the directions, at most 8 MB, and the time to find
+them."""
 
 MOST_DIRECTIONS = 50
-"""A curvature of low rank plus diagonal has at most this many directions."""
+"""A curvature of low rank plus diagonal has at most this many directions. More directions would
+describe more correlations, but each costs gradients to find it and products in each transition."""
 
 WORTHWHILE_DIRECTION = 1.5
-"""A direction is kept where its curvature is more than this many times the mean of the others,
-since each direction costs products in each transition."""
+"""A direction is kept where its curvature is more than this many times the mean of the others. It
+is a compromise between a larger step size and the products in each transition."""
 
 TRACE_PROBES = 16
-"""The mean curvature is estimated from this many random directions."""
+"""The mean curvature is estimated from this many random directions. It is a compromise between the
+error of the estimate and two passes over the sampled rows for each direction."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,9 @@ class Curvature:
     precision : numpy.ndarray, shape (d, d) or (d,), or LowRank
         H, or an approximation: its diagonal, or a diagonal with its largest directions.
     covariance : of the same kind
-        Its inverse.
+        The inverse of `precision`.
     root : of the same kind
-        L with covariance L Lᵀ.
+        The matrix L in covariance = L Lᵀ.
     remainder : float
         Largest eigenvalue of the covariance times the curvature itself, where `precision` is only
         an approximation.
@@ -83,10 +86,10 @@ class Curvature:
         return Curvature(precision, 1 / precision, root, remainder)
 
     def relative_to(self, root: Matrix) -> np.ndarray:
-        """Eigenvalues of MH for M = L Lᵀ, of their diagonals where H is diagonal.
+        """Eigenvalues of MH for M = L Lᵀ, or of their diagonals where H is diagonal.
 
-        Bounds on the eigenvalues where `precision` is an approximation; for matrices of low rank
-        the largest eigenvalue alone.
+        Where `precision` is an approximation they are bounds on the eigenvalues. For matrices of
+        low rank there is only the largest eigenvalue.
         """
         if isinstance(self.precision, LowRank) or isinstance(root, LowRank):
             dimension = len(self.standard_deviations)
@@ -124,23 +127,24 @@ def low_rank_curvature(
 ) -> Curvature:
     r"""A diagonal with the directions of largest curvature, from products with vectors alone.
 
-    In coordinates scaled by D the curvature :math:`D H D` has a few large eigenvalues, to the
-    eigenvectors U, where predictors or groups are correlated. With c the mean of the others
+    In coordinates scaled by D the curvature :math:`D H D` has a few large eigenvalues, with the
+    eigenvectors U, where predictors or groups are correlated. Let c be the mean of the other
+    eigenvalues. Then
 
     .. math:: H \approx c\, D^{-1} [I + U \mathrm{diag}(\lambda / c - 1) U^\top] D^{-1}
 
-    The eigenvalues are from Lanczos' method (ARPACK), the mean of the others from the trace, by
-    Hutchinson's estimate with probes orthogonal to U (Meyer et al. 2021).
+    The large eigenvalues are computed by Lanczos' method (ARPACK). The mean of the others comes
+    from Hutchinson's estimate of the trace, with probes orthogonal to U (Meyer et al. 2021).
 
     Parameters
     ----------
     gradient : callable
-        Of the log density.
+        Gradient of the log density.
     position : numpy.ndarray, shape (d,)
     scale : numpy.ndarray, shape (d,)
         D, rough standard deviations.
     width : float
-        Of the differences of gradients, in standard deviations.
+        Width of the differences of gradients, in standard deviations.
     """
     dimension = len(position)
 
@@ -160,16 +164,15 @@ def low_rank_curvature(
         )
     except ArpackNoConvergence as failure:  # The eigenvalues that did converge suffice.
         values, vectors = failure.eigenvalues, failure.eigenvectors
-    # The probes are orthogonal to U: the large eigenvalues would spoil the estimate.
+    # The probes are orthogonal to U, since the large eigenvalues would dominate the estimate.
     probes = rng.choice([-1.0, 1.0], size=(TRACE_PROBES, dimension))
     probes -= probes @ vectors @ vectors.T
     trace = float(np.mean([probe @ product(probe) for probe in probes]))
     other_mean = trace / (dimension - len(values))
     if not (np.isfinite(other_mean) and other_mean > 0):
         warnings.warn(
-            f"The mean curvature of the log posterior is {other_mean:.2g} at the centre but for "
-            f"{len(values)} directions: the centre may not be a mode, or the posterior may be "
-            "improper. Check the priors.",
+            "The mean curvature of the log posterior at the centre should be positive, but is "
+            f"{other_mean:.2g}. It may have no mode there, or be improper: check the priors.",
             CenterWarning,
             stacklevel=2,
         )
@@ -179,7 +182,7 @@ def low_rank_curvature(
         mean = (trace + values.sum()) / dimension
         remainder = max(1.0, float(values.max(initial=0.0)) / mean)
         return diagonal_curvature(scale / np.sqrt(mean), remainder)
-    # Eigenvalues are in ascending order: the smallest bounds those that were not computed.
+    # Eigenvalues are in ascending order, and the smallest bounds those that were not computed.
     left_out = values[:1] if worthwhile.all() else values[~worthwhile]
     remainder = max(1.0, float(left_out.max()) / other_mean)
     scale = scale / np.sqrt(other_mean)
@@ -193,9 +196,9 @@ def low_rank_curvature(
 def dense_curvature(scaled: np.ndarray, scale: np.ndarray) -> Curvature:
     """Curvature from a precision matrix in scaled coordinates, made positive definite.
 
-    Where a direction is flat or bends the wrong way, its absolute curvature, or a small fraction
-    of the largest, replaces its curvature: any positive definite matrix is a valid preconditioner,
-    though a less efficient one.
+    Where the log density is flat or bends upwards in a direction, the curvature is replaced by its
+    absolute value, or by a small fraction of the largest curvature. Any positive definite matrix is
+    a valid preconditioner, though a less efficient one.
     """
     if not np.isfinite(scaled).all():
         raise ValueError(
@@ -206,9 +209,9 @@ def dense_curvature(scaled: np.ndarray, scale: np.ndarray) -> Curvature:
     floor = 1e-8 * np.abs(values).max()
     if values[0] <= floor:
         warnings.warn(
-            "The log posterior is flat or bends upwards in some direction at the centre "
-            f"(smallest eigenvalue of the scaled curvature {values[0]:.2g}): it may have no mode "
-            "there, or be improper. Check the priors.",
+            "The log posterior is flat or bends upwards at the centre (smallest eigenvalue of the "
+            f"scaled curvature {values[0]:.2g}). It may have no mode there, or be improper: check "
+            "the priors.",
             CenterWarning,
             stacklevel=2,
         )
@@ -252,8 +255,8 @@ def prior_precision(
     posterior
     position : numpy.ndarray, shape (d,)
     information : numpy.ndarray, shape (d,)
-        Curvature of the likelihood in each coordinate, zero where it has none. The prior is
-        differentiated over distances of its inverse root.
+        Curvature of the likelihood in each coordinate, zero where the rows tell nothing. The prior
+        is differentiated over distances of its inverse root.
     """
     informed = information > 0
     scale = np.where(

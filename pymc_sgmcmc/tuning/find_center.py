@@ -44,48 +44,50 @@ _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its sett
 
 LARGEST_INIT_SHIFT = 1.0
 """The mean of a Gaussian that the user gives may be this many standard deviations from a better
-mean; for Gaussians of this package the bound is `LARGEST_SHIFT`."""
+mean. The bound is larger than `LARGEST_SHIFT`, that for Gaussians of this package, since an
+approximation such as a short run has errors of its own."""
 
 ABSURD_DISTANCE = 1e4
-"""Messages do not give distances of more standard deviations as a number."""
+"""A message gives a larger distance than this many standard deviations only as "more than", since
+the number itself would have no meaning."""
 
 FLAT_CURVATURE = 1e-7
 """A direction is flat where its curvature, in coordinates scaled to a diagonal of ones, is less
-than this part of the largest. `dense_curvature` raises curvatures to at least 1e-8 of the
-largest."""
+than this part of the largest. It is ten times the smallest part, 1e-8, that `dense_curvature`
+leaves."""
 
 FLAT = 1e-6
 """A direction is flat where its mean curvature over a Gaussian is less than this part of that at
-the centre."""
+the centre. A heavy tail, whose mean curvature is small but not zero, should stay above it."""
 
 NEWTON_STEPS = 2
 """The centre of a long position makes at most this many Newton steps towards the mean of the
-posterior."""
+posterior. A step that helps leaves about a tenth of the distance, so more are hardly needed."""
 
 NEWTON_PROGRESS = 0.35
-"""A Newton step is kept where it leaves less than this part of the distance. For a regression with
-a third as many predictors as rows a step leaves a tenth, for group effects with their scale nearly
-all."""
+"""A Newton step is kept where it leaves less than this part of the distance. A step leaves a tenth
+for a regression with a third as many predictors as rows, and nearly all for group effects with
+their scale."""
 
 
 def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") -> Center:
-    """Search the posterior mode or, where that is no guide, the Gaussian nearest to the posterior.
+    """Search the posterior mode or, where the mass lies elsewhere, the nearest Gaussian.
 
-    The search begins on a subsample of rows, whose mode is within a few posterior standard
-    deviations of the mode, and whose curvature makes the second part, on all rows, a
-    well-conditioned problem that takes a handful of passes over the data. Then gradients at
-    points of the Gaussian with this mode and curvature show whether the posterior is near it.
-    Where it is not, as with the group effects of hierarchical models, mean and curvature come
-    from the Gaussian nearest to the posterior, see `pymc_sgmcmc.tuning.gaussian`.
+    The search begins on a subsample of rows. Its mode is within a few posterior standard deviations
+    of the mode, and its curvature makes the search on all rows a well-conditioned problem that
+    takes a few passes over the data. Then gradients at points of the Gaussian with this mode and
+    curvature show whether the posterior is near it. Where it is not, as with the group effects of
+    hierarchical models, mean and curvature are those of the Gaussian nearest to the posterior, see
+    `pymc_sgmcmc.tuning.gaussian`.
 
     Parameters
     ----------
     posterior : Posterior
     start : numpy.ndarray, shape (d,)
     method : {"lbfgs", "sgd"}
-        "lbfgs" passes over all rows until the gradient is small. "sgd" passes once, with
-        Newton steps of decreasing size from blocks of rows, and then once more for the
-        gradient: for data too large for more.
+        "lbfgs" passes over all rows until the gradient is small. "sgd" is for data too large for
+        that: it passes once, with Newton steps of decreasing size from blocks of rows, and then
+        once more for the gradient.
 
     Raises
     ------
@@ -114,7 +116,7 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
         else:
             _warn_of_no_guide(posterior, coordinate_misfit, center, collapsed, flat, at_mode=True)
         return center
-    # Control variates at the centre leave little noise, so that fewer rows are enough.
+    # Control variates at the centre leave little noise, so fewer rows are enough.
     judge = Subsample(posterior, evaluations=8 * max(FEWEST_PAIRS, posterior.dimension))
     misfit = mismatch_at(posterior, judge, center)
     if is_guide(misfit) and not flat and not len(collapsed):
@@ -124,7 +126,7 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
         better, near = nearest_gaussian(posterior, judge, center, start, scale, subsample)
     if not near:
         if flat and _has_flat_direction(center.curvature):
-            # Along a flat direction other searches end wherever rounding leaves them.
+            # Along a flat direction rounding decides where other searches end.
             better = center
         misfit = mismatch_at(posterior, judge, better)
         at_mode = better.position is center.position
@@ -132,8 +134,8 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
         return better
     distance = np.abs((better.position - center.position) / better.curvature.standard_deviations)
     _log.info(
-        "The posterior mode is up to %.2g standard deviations from where the posterior has its "
-        "mass: the centre and the curvature are those of the Gaussian nearest to it",
+        "The posterior mode is up to %.2g standard deviations from the mean of the nearest "
+        "Gaussian: centre and curvature are those of this Gaussian",
         distance.max(),
     )
     warn_of_other_modes(posterior, subsample, better, start, scale, at_mode=False)
@@ -141,17 +143,17 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
 
 
 def _with_bend(center: Center, mean_gradient: np.ndarray) -> Center:
-    r"""Centre with the shift of the mean of a chain that is too wide.
+    r"""Centre with the shift of the mean of a chain whose variances are too large.
 
-    Over :math:`N(m, \Lambda)` the mean of :math:`\nabla \log \pi` less that at m is half the third
-    derivatives times Λ; with an excess δΛ of the covariance δ times that balances :math:`H` times
-    the shift of the mean.
+    The mean of :math:`\nabla \log \pi` over :math:`N(m, \Lambda)`, less its value at m, is half
+    the third derivatives times Λ. A chain whose covariance exceeds Λ by δΛ has δ times this mean
+    gradient, which balances :math:`H` times the shift of its mean.
 
     Parameters
     ----------
     center : Center
     mean_gradient : numpy.ndarray, shape (d,)
-        Over the Gaussian of the centre, in coordinates in which it is N(0, I).
+        Mean gradient over the Gaussian of the centre, in coordinates in which it is N(0, I).
     """
     root = center.curvature.root
     balance = mean_gradient - apply_transposed(root, center.gradient)
@@ -163,8 +165,8 @@ def _recentered(
 ) -> tuple[Center, MismatchAlongCoordinates]:
     """Centre of a long position at the mean of a Gaussian with the curvature at the mode.
 
-    Among many coordinates the mean of some may be several standard deviations from the mode, such
-    as that of the scale of a regression with many predictors.
+    Among many coordinates a few may have a mean that is several standard deviations from the mode,
+    for example the scale of a regression with many predictors.
     """
     misfit = mismatch_along_at(posterior, judge, center)
     for _ in range(NEWTON_STEPS):
@@ -178,7 +180,7 @@ def _recentered(
             break
         after = mismatch_along_at(posterior, judge, moved)
         if not after.shift < NEWTON_PROGRESS * misfit.shift:
-            break  # A Gaussian this narrow cannot leave a mode such as that of many group effects.
+            break  # Newton steps cannot leave a narrow mode such as that of many group effects.
         center, misfit = moved, after
     balance = misfit.newton - misfit.newton_of(
         apply_transposed(center.curvature.root, center.gradient)
@@ -195,7 +197,7 @@ def _has_flat_direction(curvature: Curvature) -> bool:
 
 
 def _shown(distance: float) -> str:
-    """A distance for a message, without the number where it is meaninglessly large."""
+    """A distance for a message, as "more than ..." where the number would have no meaning."""
     return f"{distance:.3g}" if distance < ABSURD_DISTANCE else f"more than {ABSURD_DISTANCE:g}"
 
 
@@ -231,31 +233,29 @@ def _warn_of_no_guide(
     scales = misfit.scales
     if len(collapsed):
         cause = (
-            "The search for the mode ran to a scale of zero, where the density of group effects "
-            f"such as {posterior.labels[collapsed[0]]} has no bound: write them non-centred."
+            "The search for the mode ended at a scale of zero: write group effects such as "
+            f"{posterior.labels[collapsed[0]]} non-centred."
         )
     elif scales[0] < FLAT or (at_mode and flat):
         cause = (
-            "The log posterior is flat or bends upwards there: priors may be improper, predictors "
-            "may separate outcomes, or the search may have ended between exchangeable modes (give "
-            "another `initval` or an ordered transform)."
+            "The log posterior is flat or bends upwards there: priors may be improper, outcomes "
+            "separated, or modes exchangeable."
         )
     elif at_mode and center.distance > FARTHEST_CENTER:
         cause = (
-            f"The search for the mode ended {_shown(center.distance)} posterior standard "
-            "deviations away from it: the log density may have no mode, jump, or be badly scaled."
+            f"The search for the mode ended {_shown(center.distance)} standard deviations from it: "
+            "the log density may jump, be badly scaled or have no mode."
         )
     else:
         cause = (
-            "The mode may lie on a boundary (a group scale near zero) or far from the mass (many "
-            "group effects), or there may be none (predictors that separate outcomes)."
+            "The mode may lie on a boundary or far from the mass (many group effects), or "
+            "outcomes may be separated."
         )
     warnings.warn(
-        "No Gaussian was found near the posterior, so draws may be wrong: over the one used the "
-        f"mean gradient is {_shown(misfit.shift)} standard "
-        f"deviations, most of all in {worst}, and the mean curvature {scales[0]:.3g} to "
-        f"{scales[-1]:.3g} times its own. {cause} Change priors or parametrisation, integrate "
-        "group effects out, give `center`, or sample with NUTS.",
+        "No Gaussian was found near the posterior, so draws may be wrong (mean gradient "
+        f"{_shown(misfit.shift)} standard deviations in {worst}, curvature ratio {scales[0]:.3g} "
+        f"to {scales[-1]:.3g}). {cause} Change priors or parametrisation, integrate out group "
+        "effects, give `center`, or sample with NUTS.",
         CenterWarning,
         stacklevel=3,
     )
@@ -264,8 +264,8 @@ def _warn_of_no_guide(
 def center_of(posterior: Posterior, position: np.ndarray, curvature: Curvature) -> Center:
     """Centre at the mean of a Gaussian that a user gave.
 
-    A diagonal has no correlations, so only directions in which the posterior is narrower count
-    against it; these bound the step.
+    A diagonal covariance has no correlations, so it is refused only for directions in which the
+    posterior is narrower, since these bound the step.
 
     Warns
     -----
@@ -293,13 +293,12 @@ def center_of(posterior: Posterior, position: np.ndarray, curvature: Curvature) 
         remedy = (
             ""
             if curvature.is_dense
-            else "Its variances are wrong, or leave strong correlations out: give a dense "
+            else "Its variances are wrong, or strong correlations are left out: give a dense "
             "covariance or more draws. "
         )
         warnings.warn(
-            "`init` is far from the posterior: over it the mean gradient is "
-            f"{shift:.3g} of its standard deviations, and the mean curvature "
-            f"{scales[0]:.3g} to {scales[-1]:.3g} times its own. {remedy}"
+            f"`init` is far from the posterior (mean gradient {shift:.3g} standard deviations, "
+            f"curvature ratio {scales[0]:.3g} to {scales[-1]:.3g}). {remedy}"
             "Leave `init` out to have the centre computed.",
             CenterWarning,
             stacklevel=3,
@@ -325,9 +324,9 @@ def check_given_center(center: Center) -> None:
     """
     if center.distance > FARTHEST_CENTER:
         warnings.warn(
-            f"`center` is {_shown(center.distance)} posterior standard deviations away from the "
-            "mode, so that control variates and the computed step size serve badly. Leave "
-            "`center` out to have the mode searched.",
+            f"`center` is {_shown(center.distance)} posterior standard deviations from the mode, "
+            "too far for control variates and the computed step size. Leave `center` out to have "
+            "the mode searched.",
             CenterWarning,
             stacklevel=2,
         )

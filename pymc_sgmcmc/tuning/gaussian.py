@@ -1,7 +1,7 @@
-r"""The Gaussian nearest to a posterior, for centres where the mode is no guide.
+r"""The Gaussian nearest to a posterior, for posteriors whose mode is far from their mass.
 
-In hierarchical models the joint mode may lie many standard deviations from where the posterior
-has its mass, or at a scale of zero where the density has no bound. The Gaussian
+In hierarchical models the joint mode may lie many standard deviations from the mass of the
+posterior, or at a scale of zero where the density has no bound. The Gaussian
 :math:`q = N(m, L L^\top)` with
 
 .. math:: \mathrm{E}_q[\nabla \log \pi] = 0, \qquad
@@ -12,10 +12,10 @@ is the one with the least Kullback-Leibler divergence to the posterior (Opper an
 chain meets on average. Both expectations are computed from gradients at points of q.
 
 A Gaussian that is too wide has points where the log density bends upwards, steeply where it has
-products or exponentials of parameters. The search takes absolute curvatures in place of those
-(Dauphin et al. 2014), since Newton steps would widen the Gaussian further and diverge. Where kinks
-or heavy tails keep the search from settling, steps of decreasing size at fresh points average over
-many more points (Robbins and Monro 1951).
+products or exponentials of parameters. Newton steps would widen the Gaussian further and diverge,
+so the search takes absolute values of negative curvatures (Dauphin et al. 2014). Where kinks or
+heavy tails prevent convergence, steps of decreasing size at new points average over many more
+points (Robbins and Monro 1951).
 
 References
 ----------
@@ -41,56 +41,62 @@ from scipy import linalg, stats
 from pymc_sgmcmc.matrices import Matrix, apply, apply_transposed
 
 FEWEST_PAIRS = 50
-"""Gradients are averaged over at least this many antithetic pairs of points, and over at least
-d."""
+"""Gradients are averaged over at least this many antithetic pairs of points, and over at least d
+pairs. It is a compromise between the noise of the averages in low dimension and their time."""
 
 MOST_ITERATIONS = 60
-"""The search makes at most this many steps with the same standardised points."""
+"""The search makes at most this many steps with the same standardised points, which bounds its
+time."""
 
 AVERAGING_ITERATIONS = 30
 """Where the search does not converge with the same points, this many steps of decreasing size at
-fresh points follow."""
+new points follow. It is a compromise between the noise of their average and their time."""
 
 FIRST_RATES = 4
-"""Of the steps of decreasing size the k-th, counted from 0, goes the part 2 / (k + 4) of the
-way."""
+"""The k-th step of decreasing size, counted from 0, goes the part 2 / (k + 4) of the way. The first
+step then goes half of the way, as the steps before it do, and the sizes fall as 1 / k (Robbins and
+Monro 1951)."""
 
 CONVERGED_SHIFT = 0.05
 """The search ends where the mean moves by less than this many standard deviations and the precision
-has converged too."""
+has converged too. It is a small part of `LARGEST_SHIFT`, the error that a centre may have."""
 
 CONVERGED_SCALE = 0.1
-"""The precision has converged where it changes by less than this relative amount in each
-direction."""
+"""The precision has converged where it changes by less than this relative amount in each direction.
+Step sizes that are computed from it need no smaller error."""
 
 LARGEST_STEP = 1.0
 """A step moves the mean by at most this many standard deviations, in any direction and in any
-coordinate."""
+coordinate, since the curvature is known only within the Gaussian."""
 
 HOPELESS_SHIFT = 5.0
-"""After a third of the steps the search is given up where the mean gradient is repeatedly larger,
-in standard deviations."""
+"""After a third of the steps the search ends without convergence where the mean gradient is
+repeatedly larger than this, in standard deviations. It is far above `LARGEST_SHIFT`, so a search
+that converges slowly goes on."""
 
 HOPELESS_ITERATIONS = 5
-"""The mean gradient has to be that large in this many successive steps, since heavy tails may cause
-a single large one."""
+"""The search ends in this way only where the mean gradient is that large in this many successive
+steps, since heavy tails may cause a single large one."""
 
 PRECISION_BOUNDS = (0.25, 4.0)
-"""One step changes the precision in any direction by a factor within these bounds."""
+"""One step changes the precision in any direction by a factor within these bounds. They keep a
+noisy estimate from making the Gaussian so wide or narrow that the next estimate fails."""
 
 PAIRS_ALONG_COORDINATES = 32
 """For positions that are too long for matrices, gradients are averaged over this many antithetic
-pairs."""
+pairs. It is a compromise between the noise of the averages and their time."""
 
 BEYOND_DOUBT = 5.0
-"""A deviation counts where it exceeds this many standard errors: among thousands of coordinates
+"""A deviation counts where it exceeds this many standard errors. Among thousands of coordinates
 hardly any does so by chance."""
 
 STEEPEST_POINTS = 20
-"""Where the mean curvature is no guide, the largest curvature is computed at this many points."""
+"""Where no Gaussian is near the posterior, the largest curvature is computed at this many points.
+More points would find steeper places, but each takes `POWER_ITERATIONS` products."""
 
 POWER_ITERATIONS = 8
-"""The power iteration makes this many products with the curvature at each point."""
+"""The power iteration makes this many products with the curvature at each point. A bound on the
+step size does not need many digits of the eigenvalue."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +125,9 @@ class Mismatch:
     gradient : numpy.ndarray, shape (d,)
         Mean gradient of the log posterior.
     precision : numpy.ndarray, shape (d, d)
-        Mean curvature; the unit matrix where the Gaussian is right.
+        Mean curvature, which is the unit matrix where the posterior is this Gaussian.
     lost : float
-        Part of the points without a finite gradient, such as those outside of the support.
+        Part of the points without a finite gradient, for example outside of the support.
     """
 
     gradient: np.ndarray
@@ -176,12 +182,12 @@ class MismatchAlongCoordinates:
 
     @property
     def shift(self) -> float:
-        """Largest distance to the better mean in standard deviations, beyond doubt."""
+        """Largest distance to the better mean in standard deviations, less its uncertainty."""
         return float((np.abs(self.gradient) - BEYOND_DOUBT * self.gradient_error).max())
 
     @property
     def scales(self) -> np.ndarray:
-        """Smallest and largest relative precision of a coordinate, beyond doubt."""
+        """Smallest and largest relative precision, each nearer to one by its uncertainty."""
         error = BEYOND_DOUBT * self.precision_error
         return np.array([(self.precision + error).min(), (self.precision - error).max()])
 
@@ -195,20 +201,21 @@ def mismatch_along_coordinates(
 ) -> MismatchAlongCoordinates:
     r"""Mean gradient and curvature over a Gaussian, for positions too long for matrices.
 
-    With antithetic pairs :math:`m \pm L z`: the mean gradient of each pair is zero for a quadratic
-    log density, and of the difference the i-th element times :math:`z_i` has the curvature along
-    the i-th coordinate for its mean (Bekas, Kokiopoulou and Saad 2007). The curvature at the mean
-    is from the same directions, so that their ratio is one for a quadratic, however rough L is.
+    The points are antithetic pairs :math:`m \pm L z`. For a quadratic log density the mean gradient
+    of each pair is zero. The i-th element of the difference of gradients, times :math:`z_i`, has
+    the curvature along the i-th coordinate as its mean (Bekas, Kokiopoulou and Saad 2007). The
+    curvature at the mean is estimated from the same directions, so the ratio of the two is one for
+    a quadratic log density, however rough L is.
 
     Parameters
     ----------
     gradient : callable
-        Of the log density at a position, shape (d,).
+        Gradient of the log density at a position, shape (d,).
     mean : numpy.ndarray, shape (d,)
     root : numpy.ndarray, shape (d,), or LowRank
     rng
     width : float
-        Of the differences of gradients at the mean, in units of the root.
+        Width of the differences of gradients at the mean, in units of the root.
 
     Examples
     --------
@@ -244,7 +251,7 @@ def mismatch_along_coordinates(
     total = np.sum(squares, axis=0)
     curvature = np.sum(at_mean, axis=0) / total
     error = _error_of_ratio(np.array(at_mean), curvature, np.array(squares))
-    # Correlated directions make the curvature uncertain: it is taken as at least its own error.
+    # Correlated directions make the curvature uncertain, so it is at least its own error.
     curvature = np.maximum(curvature, error)
     change = np.array(products) - np.array(at_mean)
     mean_change = change.sum(0) / total
@@ -273,11 +280,11 @@ def mismatch(
 ) -> Mismatch:
     r"""Mean gradient and curvature over a Gaussian.
 
-    Points are in antithetic pairs along random orthogonal directions, at a distance for each set
-    of d directions: exact for a quadratic log density. The curvature between two points counts
-    with the square of their distance, as in :math:`\mathrm{E}_q[-z \nabla^\top]`, which is the
-    mean curvature over the Gaussian (Stein's identity); with equal weights the centre would count
-    too much.
+    Points are in antithetic pairs along random orthogonal directions. Each set of d directions has
+    its own distance, and the result is exact for a quadratic log density. The curvature between two
+    points is weighted by the square of their distance, as in
+    :math:`\mathrm{E}_q[-z \nabla^\top]`, which is the mean curvature over the Gaussian (Stein's
+    identity). With equal weights the centre would count too much.
     """
     d = len(mean)
     sets = max(1, int(np.ceil(FEWEST_PAIRS / d)))
@@ -312,15 +319,15 @@ def steepest_curvature(
 ) -> float:
     """Largest curvature at points of a Gaussian, in units in which it is N(0, I).
 
-    It is computed by power iteration at each point. Where the mean curvature is no guide, a stable
-    step has to be stable at the worst of the points.
+    It is computed by power iteration at each point. Where no Gaussian is near the posterior, a step
+    has to be stable at the steepest of the points.
 
     Parameters
     ----------
     gradient, mean, root, rng
         As for `mismatch`.
     width : float
-        Of the differences of gradients, in units of the root.
+        Width of the differences of gradients, in units of the root.
     """
     d = len(mean)
     steepest = 0.0
@@ -347,24 +354,25 @@ def fit_gaussian(
 ) -> Gaussian:
     """Search the Gaussian nearest to a density with a given gradient of its logarithm.
 
-    The expectations are over the same standardised points in each step, so that the search is
-    that of a fixed point. Where it does not settle, steps of decreasing size at fresh points
-    follow: `mismatch` then tells whether their result is near the density.
+    The expectations are over the same standardised points in each step, which makes the search a
+    fixed-point iteration. Where it does not converge, steps of decreasing size at new points
+    follow, and `mismatch` tells whether their result is near the density.
 
     Parameters
     ----------
     gradient : callable
-        Of the log density at a position, shape (d,).
+        Gradient of the log density at a position, shape (d,).
     mean, root : numpy.ndarray, shape (d,) and (d, d)
         Mean and root with which the search begins.
     settles : bool
-        Whether to try the same points in each step; false where an earlier search did not settle.
+        Whether to try the same points in each step. It is false where an earlier search did not
+        converge.
     """
     far = 0
     for iteration in range(MOST_ITERATIONS if settles else 0):
         misfit = mismatch(gradient, mean, root, np.random.default_rng(1747))
         if not np.isfinite(misfit.shift):
-            # With half the width fewer points are where the density vanishes.
+            # With half the width fewer points are outside of the support.
             root = root / 2
             continue
         far = far + 1 if misfit.shift > HOPELESS_SHIFT else 0

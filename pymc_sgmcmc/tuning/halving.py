@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 KEPT = 3
-"""One candidate in this many goes on to the next round, which is longer by the same factor: all
+"""One candidate in this many goes on to the next round, which is longer by the same factor. All
 rounds then cost about the same (Coullon, South and Nemeth 2021)."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A step size, the state of its chain, and its score in the last round (small is good)."""
+    """A step size, the state of its chain, and its score in the last round (low is good)."""
 
     step_size: float
     state: Any
@@ -29,18 +29,19 @@ def successive_halving(
 ) -> list[Candidate]:
     """Candidates of the last round, the best first.
 
-    Chains with all step sizes run for a number of transitions; the best third runs on for three
-    times as many, and so on until one chain is left. All candidates have the same number of
-    transitions in a round, so that large steps gain by mixing and lose by bias.
+    Chains with all step sizes run for a number of transitions. The best third goes on for three
+    times as many, and so on until one chain is left. In a round all candidates make the same number
+    of transitions, so larger steps have better mixing and more bias.
 
     Parameters
     ----------
     step_sizes : sequence of float
     run : callable
-        Of a step size, the state of its chain (None at the start) and a number of transitions;
-        returns the state after them and a score, infinite or NaN where the chain diverged.
+        Function of a step size, the state of its chain (None at the start) and a number of
+        transitions. It returns the state after these and a score, which is infinite or NaN where
+        the chain diverged.
     transitions : int
-        Of the first round.
+        Number of transitions in the first round.
 
     Raises
     ------
@@ -71,7 +72,7 @@ def successive_halving(
         if not finished:
             smallest = min(candidate.step_size for candidate in candidates)
             raise ValueError(
-                "All chains of the search for a step size left the finite numbers, the last with "
+                "All chains of the search for a step size became NaN or infinite, the last with "
                 f"step size {smallest:.3g}. Give `step_size`."
             )
         candidates = finished[: max(1, len(candidates) // KEPT)]

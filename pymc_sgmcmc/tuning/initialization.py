@@ -19,11 +19,13 @@ from pymc_sgmcmc.posterior.transforms import unconstrain
 from pymc_sgmcmc.tuning.curvature import DENSE_DIMENSION, Curvature
 
 APPROXIMATION_DRAWS = 2_000
-"""An approximation of `pymc.fit` is represented by this many draws."""
+"""An approximation of `pymc.fit` is represented by this many draws. A standard deviation from them
+has a relative error of 1.6 %."""
 
 DRAWS_FOR_A_MATRIX = 5
-"""A dense covariance is estimated from at least this many draws for each dimension; from fewer
-draws only its diagonal."""
+"""A dense covariance is estimated from at least this many draws for each dimension, and only its
+diagonal from fewer. It is a compromise: the largest eigenvalues of a covariance from so few draws
+are too large by a factor of up to about two, and a diagonal leaves out all correlations."""
 
 
 def initial_gaussian(init: Any, model: Model, posterior: Posterior) -> tuple[np.ndarray, Curvature]:
@@ -34,7 +36,7 @@ def initial_gaussian(init: Any, model: Model, posterior: Posterior) -> tuple[np.
     init : mapping, xarray.DataTree or pymc Approximation
         ``{"mean": (d,), "covariance": (d, d) or (d,)}`` of the unconstrained position; draws of
         all free variables in a ``posterior`` group, as Pathfinder in `pymc_extras` or a short run
-        of NUTS returns them; or what `pymc.fit` returns.
+        of NUTS returns them; or the approximation that `pymc.fit` returns.
     model : pymc.Model
     posterior : Posterior
 
@@ -56,7 +58,7 @@ def initial_gaussian(init: Any, model: Model, posterior: Posterior) -> tuple[np.
             f"approximation of `pymc.fit`, but got {type(init).__name__}."
         )
     if not np.isfinite(mean).all():
-        raise ValueError("`init` has a mean that is not finite.")
+        raise ValueError("The mean of `init` should be finite, but has NaN or infinite entries.")
     root = matrix_root(covariance, "The covariance of `init`")
     if covariance.ndim < 2:
         return mean, Curvature(1 / covariance, covariance, root)
@@ -97,9 +99,8 @@ def _positions(draws: DataTree, model: Model, posterior: Posterior) -> np.ndarra
         shape, expected = draws_of.shape[2:], tuple(shape_of(variable))
         if draws_of.ndim < 2 or shape != expected:
             raise ValueError(
-                f"`init` should have draws of `{variable.name}` of shape {expected} each, after "
-                f"the dimensions of chains and draws, but they have shape {shape}. Give those of "
-                "a fit to this model."
+                f"Each draw of `{variable.name}` in `init` should have shape {expected}, but has "
+                f"shape {shape}. Give the draws of a fit to this model."
             )
         values[variable.name] = draws_of
     flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in values.items()}

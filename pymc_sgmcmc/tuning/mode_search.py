@@ -24,15 +24,16 @@ SEARCHES = ("lbfgs", "sgd")
 """These are the names of the searches for the mode."""
 
 CENTER_TOLERANCE = 1e-2
-"""The search ends at about this distance from the mode, in posterior standard deviations."""
+"""The search ends at about this distance from the mode, in posterior standard deviations. Control
+variates and curvature hardly change over such a distance."""
 
 COLLAPSED_PRIOR = 1e8
 """The prior of a coordinate has collapsed where the curvature of its log density is more than this
-many times that at the start."""
+many times that at the start: its standard deviation is then ten thousand times smaller."""
 
 COLLAPSED_SHARE = 1e4
-"""The prior of a coordinate has collapsed only where the curvature of its log density is more than
-this many times that of the likelihood."""
+"""The prior of a coordinate has collapsed only where the curvature of its log density is also more
+than this many times that of the likelihood. Otherwise the data may be what makes it narrow."""
 
 
 def find_mode(
@@ -43,7 +44,7 @@ def find_mode(
     scale: np.ndarray,
     method: str,
 ) -> Center:
-    """Mode by a search on a subsample, continued on all rows."""
+    """Search the mode on a subsample, and then on all rows."""
     position = minimize(subsample.log_density_and_gradient, start, scale, tolerance=0.1)
     curvature = curvature_at(posterior, large, position)
     if method == "sgd":
@@ -64,11 +65,11 @@ def find_mode(
 def collapsed_coordinates(
     posterior: Posterior, subsample: Subsample, center: Center, start: np.ndarray
 ) -> np.ndarray:
-    """Coordinates whose prior is far narrower at a centre than at the start, worst first.
+    """Coordinates whose prior is far narrower at a centre than at the start, the narrowest first.
 
-    The density of group effects with a scale of their own has no bound where scale and effects
-    are zero: a search may go there without end, and finds a Gaussian of zero width, at which all
-    gradients are small, though the rows do not ask for it.
+    The density of group effects with an unknown scale has no bound where scale and effects are
+    zero. A search may go there without end, whatever the rows say. It then finds a Gaussian of zero
+    width, at which all gradients are small.
     """
     prior = np.abs(prior_precision_diagonal(posterior, center.position))
     before = np.abs(prior_precision_diagonal(posterior, start))
@@ -92,10 +93,10 @@ def minimize(log_density_and_gradient, start, scale, tolerance: float) -> np.nda
     if not np.isfinite(first[0]):
         raise ValueError(
             "The log posterior or its gradient is not finite at the start of the search for "
-            "the mode. Check the data and the priors with `model.debug()`, or give `center`."
+            "the mode. Check the model with `model.debug()`, or give `center`."
         )
-    # SciPy stops on the largest gradient component, which in scaled coordinates is about the
-    # distance to the mode in standard deviations.
+    # SciPy stops at a bound on the largest component of the gradient. In scaled coordinates that
+    # component is about the distance to the mode in standard deviations.
     result = optimize.minimize(
         objective,
         np.zeros_like(start),

@@ -1,4 +1,4 @@
-"""Other modes that may hold mass."""
+"""A search for other modes that may hold mass."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from pymc_sgmcmc.tuning.subsample import Subsample
 
 DISPERSED_PAIRS = 3
 """Other modes are searched from this many pairs of starts, within 2 of the first start in each
-coordinate. The starts of a pair are on opposite sides of it: where modes are exchangeable, they end
-at different ones."""
+coordinate. The starts of a pair are on opposite sides of the first start, so that searches end at
+different modes where modes are exchangeable."""
 
 FARTHEST_MODE = 5.0
 """Two searches ended at different modes where their ends are more than this many standard
-deviations apart."""
+deviations apart. Searches that end early at the same mode are nearer to each other."""
 
 NEGLIGIBLE_MODE = 20.0
-"""A mode whose log density is lower by more than this holds a negligible part of the mass."""
+"""A mode whose log density is lower by more than this counts as one with a negligible part of the
+mass: the densities differ by a factor of 5e8."""
 
 LEAST_VALLEY = 1.0
 """Two ends of searches are different modes where the log density half-way is lower than at both by
-more than this."""
+more than this. It is above the error that a search leaves in the log density."""
 
 
 def warn_of_other_modes(
@@ -40,8 +41,8 @@ def warn_of_other_modes(
 ) -> None:
     """Warn where searches from dispersed starts end at another mode that may hold mass.
 
-    With `at_mode` false the centre is that of a Gaussian that is near the posterior. Where it has
-    no mode nearby, modes tell nothing about the mass, and there is no warning.
+    With `at_mode` false the centre is that of a Gaussian that is near the posterior. Where no mode
+    is near this centre, modes tell nothing about the mass, and there is no warning.
 
     Warns
     -----
@@ -50,7 +51,8 @@ def warn_of_other_modes(
     rng = np.random.default_rng(1963)
     sds = center.curvature.standard_deviations
     with np.errstate(all="ignore"):
-        # All searches use the same rows: a subsample moves the mode by several standard deviations.
+        # All searches use the same rows, since a subsample moves the mode by several standard
+        # deviations.
         first = minimize(subsample.log_density_and_gradient, center.position, scale, 0.1)
         top, _ = subsample.log_density_and_gradient(first)
         moved = float(np.max(np.abs(first - center.position) / sds))
@@ -70,13 +72,13 @@ def warn_of_other_modes(
                 continue
             between, _ = subsample.log_density_and_gradient((first + end) / 2)
             if not between < min(value, top) - LEAST_VALLEY:
-                continue  # Both ends belong to one mode, short of which a search ended.
+                continue  # Both ends belong to one mode that a search did not reach.
             warnings.warn(
                 "The posterior has more than one mode: a search from another start ended "
                 f"{distance:.3g} standard deviations from the centre, where the log density is "
-                f"{abs(value - top):.3g} {'higher' if value > top else 'lower'}, and chains hardly "
-                "ever leave the mode where they begin. Order or fix what makes modes exchangeable, "
-                "give `center`, or sample with NUTS.",
+                f"{abs(value - top):.3g} {'higher' if value > top else 'lower'}. Chains hardly "
+                "ever change modes: order or fix exchangeable parameters, give `center`, or sample "
+                "with NUTS.",
                 CenterWarning,
                 stacklevel=3,
             )

@@ -7,7 +7,8 @@ import numpy as np
 from pymc_sgmcmc.posterior import Posterior
 
 SUBSAMPLE_ROWS = 10_000
-"""The curvature is computed, and the search for the mode begins, on this many rows or more."""
+"""The curvature is computed, and the search for the mode begins, on this many rows or more. An
+element of the curvature from so many rows has a relative error of some per cent."""
 
 
 SUBSAMPLE_OPERATIONS = 1_000_000_000
@@ -23,7 +24,7 @@ class Subsample:
     posterior : Posterior
     evaluations : int
         Expected number of gradients. With few evaluations or small rows more rows are taken, up to
-        all of them, since few rows show the curvature of a rare predictor.
+        all of them, since a rare predictor has a curvature in few rows only.
     operations : int
         Rows times elements of a row times evaluations up to which more rows are taken.
     """

@@ -84,12 +84,12 @@ def test_diagonal_curvature_beyond_the_dense_bound(problem, posterior, monkeypat
     assert center.distance < 0.05
     assert not center.curvature.is_dense
     # Information from squared row gradients: right up to the noise of 200 rows.
-    found, exact = center.curvature, np.diag(problem.precision)
-    np.testing.assert_allclose(found.precision, exact, rtol=0.5)
+    curvature, exact = center.curvature, np.diag(problem.precision)
+    np.testing.assert_allclose(curvature.precision, exact, rtol=0.5)
     # The largest eigenvalue relative to it is known, which keeps the step from being too large.
-    scaled = problem.precision / np.sqrt(np.outer(found.precision, found.precision))
+    scaled = problem.precision / np.sqrt(np.outer(curvature.precision, curvature.precision))
     largest = np.linalg.eigvalsh(scaled)[-1]
-    assert found.relative_to(found.root).max() == pytest.approx(largest, rel=0.2)
+    assert curvature.relative_to(curvature.root).max() == pytest.approx(largest, rel=0.2)
 
 
 def test_a_saddle_is_reported():
@@ -206,7 +206,7 @@ def test_a_mode_on_the_boundary_is_reported(caplog):
         pm.Normal("y", effect[group], 1.0, observed=rng.normal(size=60))
     with caplog.at_level(logging.INFO, logger="pymc.sgmcmc"):
         find_center(Posterior(model), Posterior(model).initial_position)
-    assert "standard deviations from where the posterior has its mass" in caplog.text
+    assert "standard deviations from the mean of the nearest Gaussian" in caplog.text
 
 
 def test_a_support_that_depends_on_a_parameter_is_reported():
@@ -214,7 +214,7 @@ def test_a_support_that_depends_on_a_parameter_is_reported():
     with pm.Model() as model:
         upper = pm.HalfNormal("upper", 10.0)
         pm.Uniform("y", 0.0, upper, observed=rng.uniform(0, 3, size=1000))
-    with pytest.warns(CenterWarning, match="ended .* away from it"):
+    with pytest.warns(CenterWarning, match="ended .* standard deviations from it"):
         find_center(Posterior(model), Posterior(model).initial_position)
 
 
@@ -229,7 +229,7 @@ def test_separated_outcomes_without_a_prior_are_reported():
     with pm.Model() as model:
         beta = pm.Flat("beta", shape=2)
         pm.Bernoulli("y", logit_p=beta[0] + beta[1] * x, observed=x > 0)
-    with pytest.warns(CenterWarning, match="there may be none"):
+    with pytest.warns(CenterWarning, match="outcomes may be separated"):
         find_center(Posterior(model), np.zeros(2))
 
 

@@ -102,10 +102,10 @@ def search(model):
 @pytest.mark.parametrize(
     ("make_model", "message"),
     [
-        (lambda: grouped_logistic(520), f"{NO_GUIDE}.*most of all in log_scale.*far from the mass"),
+        (lambda: grouped_logistic(520), f"{NO_GUIDE}.*deviations in log_scale.*far from the mass"),
         (
             counts_in_centred_groups,
-            r"ran to a scale of zero, .* such as effect\[\d+\] has no bound",
+            r"ended at a scale of zero: .* such as effect\[\d+\] non-centred",
         ),
         (exchangeable_components, "more than one mode"),
         (exchangeable_components_in_a_long_position, "more than one mode"),
@@ -115,7 +115,7 @@ def search(model):
 def test_a_centre_that_is_no_guide(make_model, message):
     with pytest.warns(CenterWarning, match=message) as record:
         center = search(make_model())
-    assert len(record) == 1  # of the centre that is used, not of one that was abandoned
+    assert len(record) == 1  # The only warning is about the centre that is used.
     assert np.isfinite(center.position).all()
     # No runaway: of the last version 1e-15, and -34 for the log of the scale.
     assert center.curvature.standard_deviations.min() > 1e-5
@@ -139,20 +139,20 @@ def test_two_thousand_groups_are_warned_of_and_not_converged(caplog):
         with pytest.warns(CenterWarning, match=NO_GUIDE):
             step = SGLDCV(compile_kwargs=CVM)
         pm.sample(step=step, draws=200, tune=200, chains=2, cores=1, random_seed=1)
-    assert any(one.message.startswith("Not converged") for one in caplog.records)
+    assert any(record.message.startswith("Not converged") for record in caplog.records)
 
 
 def test_mismatch_of_a_skewed_coordinate():
     """log π = x - exp(x) in each coordinate: E[-H] = exp(1/2) times that at the mode."""
     scale = np.ones(2000)
-    found = mismatch_along_coordinates(
+    misfit = mismatch_along_coordinates(
         lambda x: 1 - np.exp(x), np.zeros(2000), scale, np.random.default_rng(1), 1e-3
     )
-    assert found.precision.mean() == pytest.approx(np.exp(0.5), rel=0.05)
-    assert found.gradient.mean() == pytest.approx(1 - np.exp(0.5), rel=0.02)
+    assert misfit.precision.mean() == pytest.approx(np.exp(0.5), rel=0.05)
+    assert misfit.gradient.mean() == pytest.approx(1 - np.exp(0.5), rel=0.02)
     # None of two thousand coordinates is beyond doubt by chance.
-    assert found.shift < np.exp(0.5) - 1
-    assert found.scales[1] < 2 * np.exp(0.5)
+    assert misfit.shift < np.exp(0.5) - 1
+    assert misfit.scales[1] < 2 * np.exp(0.5)
 
 
 # --- Errors of means that a stated bias brings -----------------------------------------------
@@ -173,10 +173,10 @@ def test_predicted_error_of_a_mean(d, n_rows, caplog):
         pm.Normal("y", X @ beta, scale, observed=X[:, 0] + rng.normal(size=n_rows))
     with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
         step = SGLDCV(model=model, bias=0.05, compile_kwargs=CVM)  # and no CenterWarning
-    found = step.run_settings.attributes
-    assert found["mean_error_of"] == "scale_log__"
+    attributes = step.run_settings.attributes
+    assert attributes["mean_error_of"] == "scale_log__"
     expected = 0.05 * d / np.sqrt(2 * n_rows)
     # The posterior has N - d degrees of freedom, and the curvature is that of one point.
-    assert found["mean_error"] == pytest.approx(expected, rel=0.15)
+    assert attributes["mean_error"] == pytest.approx(expected, rel=0.15)
     told = "the mean of `scale_log__` is off by up to about" in caplog.text
-    assert told == (found["mean_error"] > 0.1)
+    assert told == (attributes["mean_error"] > 0.1)

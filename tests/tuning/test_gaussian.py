@@ -25,15 +25,15 @@ def test_mismatch_of_a_quadratic_is_exact(rng):
     d = 4
     A = rng.normal(size=(d, d))
     H, m, a, R = A @ A.T + np.eye(d), rng.normal(size=d), rng.normal(size=d), random_root(rng, d)
-    found = mismatch(lambda x: -H @ (x - m), a, R, rng)
-    np.testing.assert_allclose(found.gradient, R.T @ H @ (m - a), rtol=1e-10)
-    np.testing.assert_allclose(found.precision, R.T @ H @ R, rtol=1e-8, atol=1e-10)
+    misfit = mismatch(lambda x: -H @ (x - m), a, R, rng)
+    np.testing.assert_allclose(misfit.gradient, R.T @ H @ (m - a), rtol=1e-10)
+    np.testing.assert_allclose(misfit.precision, R.T @ H @ R, rtol=1e-8, atol=1e-10)
 
 
 def test_mean_curvature_of_a_kink():
     """-|t| over N(0, I): the density of a standard normal at zero, twice."""
-    found = mismatch(lambda x: -np.sign(x), np.zeros(2), np.eye(2), np.random.default_rng(1))
-    np.testing.assert_allclose(np.diag(found.precision), np.sqrt(2 / np.pi), rtol=0.1)
+    misfit = mismatch(lambda x: -np.sign(x), np.zeros(2), np.eye(2), np.random.default_rng(1))
+    np.testing.assert_allclose(np.diag(misfit.precision), np.sqrt(2 / np.pi), rtol=0.1)
 
 
 def test_fit_of_a_gaussian_is_exact(rng):
@@ -128,9 +128,9 @@ def test_search_from_too_wide_a_gaussian():
 
     fitted = fit_gaussian(gradient, posterior.initial_position, np.eye(posterior.dimension))
     assert fitted.converged
-    found = mismatch(gradient, fitted.mean, fitted.root, np.random.default_rng(1))
-    assert found.shift < 0.3
-    np.testing.assert_allclose(found.scales, 1, atol=0.3)
+    misfit = mismatch(gradient, fitted.mean, fitted.root, np.random.default_rng(1))
+    assert misfit.shift < 0.3
+    np.testing.assert_allclose(misfit.scales, 1, atol=0.3)
 
 
 SHRINKAGE = 0.02
@@ -188,12 +188,12 @@ def test_search_that_does_not_settle():
 
     fitted = fit_gaussian(gradient, np.zeros(12), SHRINKAGE * np.eye(12))
     assert not fitted.converged
-    found = [
+    misfits = [
         mismatch(gradient, fitted.mean, fitted.root, np.random.default_rng(seed))
         for seed in range(20)
     ]
-    assert np.abs(np.mean([one.gradient for one in found], axis=0)).max() < 0.1
-    scales = np.linalg.eigvalsh(np.mean([one.precision for one in found], axis=0))
+    assert np.abs(np.mean([misfit.gradient for misfit in misfits], axis=0)).max() < 0.1
+    scales = np.linalg.eigvalsh(np.mean([misfit.precision for misfit in misfits], axis=0))
     np.testing.assert_allclose(scales, 1, atol=0.2)
 
 
@@ -201,8 +201,8 @@ def test_steepest_curvature_of_a_quadratic(rng):
     A = rng.normal(size=(3, 3))
     H, R = A @ A.T + np.eye(3), random_root(rng, 3)
     largest = np.linalg.eigvalsh(R.T @ H @ R)[-1]
-    found = steepest_curvature(lambda x: -H @ x, np.zeros(3), R, rng, 1e-3)
-    assert found == pytest.approx(largest, rel=0.05)
+    curvature = steepest_curvature(lambda x: -H @ x, np.zeros(3), R, rng, 1e-3)
+    assert curvature == pytest.approx(largest, rel=0.05)
 
 
 def test_center_where_no_gaussian_is_near():

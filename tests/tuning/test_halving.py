@@ -41,19 +41,22 @@ def test_discrepancy_is_the_mean_of_the_stein_kernel(rng):
         for m in range(6)
         if k != m
     ]
-    found = kernel_stein_discrepancy(positions, gradients)
-    assert found == pytest.approx(np.mean(pairs), abs=1e-6)
+    discrepancy = kernel_stein_discrepancy(positions, gradients)
+    assert discrepancy == pytest.approx(np.mean(pairs), abs=1e-6)
 
 
 @pytest.mark.parametrize("noise", [0.0, 2.0])
 def test_discrepancy_is_zero_for_draws_of_the_target(rng, noise):
     """With and without noise in the gradients; not so for draws that are too wide."""
     values = {1.0: [], 1.3: []}
-    for scale, found in values.items():
+    for scale, discrepancies in values.items():
         for _ in range(150):
             x = scale * rng.normal(size=(100, 2))
-            found.append(kernel_stein_discrepancy(x, -x + noise * rng.normal(size=x.shape)))
-    z = {scale: np.mean(found) / np.std(found) * np.sqrt(150) for scale, found in values.items()}
+            discrepancies.append(kernel_stein_discrepancy(x, -x + noise * rng.normal(size=x.shape)))
+    z = {
+        scale: np.mean(discrepancies) / np.std(discrepancies) * np.sqrt(150)
+        for scale, discrepancies in values.items()
+    }
     assert abs(z[1.0]) < 4.5
     assert z[1.3] > 4.5
 
@@ -69,19 +72,19 @@ def test_rounds():
         log.append((step_size, state, transitions))
         return (state or 0) + transitions, np.nan if step_size == 4 else abs(step_size - 5)
 
-    (best,) = successive_halving([float(one) for one in range(1, 10)], run, 10)
+    (best,) = successive_halving(list(np.arange(1.0, 10.0)), run, 10)
     assert best.step_size == 5
     first, second = log[:9], log[9:]
     assert {(state, transitions) for _, state, transitions in first} == {(None, 10)}
     # 4 diverged: next to 5 come 6, then 3 or 7, which are as good.
     assert {transitions for _, _, transitions in second} == {30}
     assert {state for _, state, _ in second} == {10}
-    assert [one for one, _, _ in second][:2] == [5.0, 6.0]
+    assert [step_size for step_size, _, _ in second][:2] == [5.0, 6.0]
     assert len(second) == 3
 
 
 def test_all_diverged():
-    with pytest.raises(ValueError, match=r"left the finite numbers, .* step size 0\.1"):
+    with pytest.raises(ValueError, match=r"became NaN or infinite, .* step size 0\.1"):
         successive_halving([1.0, 0.1], lambda h, state, n: (None, np.inf), 10)
 
 

@@ -39,9 +39,9 @@ def test_mean_and_covariance_are_taken_as_they_are(problem):
     )  # fmt: skip
     np.testing.assert_allclose(step.center.position, problem.mean)
     np.testing.assert_allclose(step.center.curvature.precision, problem.precision, rtol=1e-8)
-    found = find_center(step.posterior, np.zeros(3))
+    center = find_center(step.posterior, np.zeros(3))
     np.testing.assert_allclose(step.center.likelihood_gradient.shape, (3,))
-    assert np.abs(step.center.gradient).max() < 1e-6 * np.abs(found.curvature.precision).max()
+    assert np.abs(step.center.gradient).max() < 1e-6 * np.abs(center.curvature.precision).max()
 
 
 def test_draws_with_transforms():
@@ -96,7 +96,7 @@ def test_far_diagonal_is_reported(problem):
             model=problem.model(), batch_size=60, compile_kwargs=CVM,
             init={"mean": problem.mean + 3.0, "covariance": variances},
         )  # fmt: skip
-    with pytest.warns(CenterWarning, match="Its variances are wrong, or leave strong correlations"):
+    with pytest.warns(CenterWarning, match="Its variances are wrong, or strong correlations are"):
         SGLDCV(
             model=problem.model(), batch_size=60, compile_kwargs=CVM,
             init={"mean": problem.mean, "covariance": 100 * variances},
@@ -152,7 +152,7 @@ def test_curvature_that_a_diagonal_leaves_out_bounds_the_step(problem):
                 )
             },
             ValueError,
-            r"draws of `beta` of shape \(3,\) each, .* they have shape \(4,\)",
+            r"draw of `beta` in `init` should have shape \(3,\), but has shape \(4,\)",
         ),
     ],
 )
@@ -183,4 +183,4 @@ def test_two_modes_are_reported():
 def test_one_mode_is_not_reported(recwarn):
     posterior = Posterior(gaussian_model())
     find_center(posterior, posterior.initial_position)
-    assert not [one for one in recwarn if one.category is CenterWarning]
+    assert not [warning for warning in recwarn if warning.category is CenterWarning]

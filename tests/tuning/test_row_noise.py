@@ -53,13 +53,13 @@ def test_covariance_is_that_of_all_rows(extreme, rare, control_variate):
     """Also where two rows, or six, make most of it, which a sample of rows would not have."""
     model, X, covariance, mean = regression(extreme=extreme, rare=rare)
     y = model.rvs_to_values[model["y"]].data
-    found = found_noise(model, control_variate=control_variate).deviations
+    deviations = found_noise(model, control_variate=control_variate).deviations
     # E over the posterior of (x x⊤ δ)(x x⊤ δ)⊤ = x x⊤ (x⊤ P x), exactly.
     leverage = np.einsum("ni,ij,nj->n", X, covariance, X)
     weights = leverage if control_variate else (y - X @ mean) ** 2
     exact = np.einsum("n,ni,nj->ij", weights, X, X) / len(X)
     root = np.linalg.cholesky(covariance)
-    ratio = np.trace(root.T @ (found.T @ found / len(found)) @ root)
+    ratio = np.trace(root.T @ (deviations.T @ deviations / len(deviations)) @ root)
     ratio /= np.trace(root.T @ exact @ root)
     # With control variates sixteen points stand for a row: a chi-square of 16 has an sd of 35 %.
     assert ratio == pytest.approx(1.0, abs=0.7 if control_variate else 0.1)
@@ -67,9 +67,9 @@ def test_covariance_is_that_of_all_rows(extreme, rare, control_variate):
 
 def test_extreme_rows_are_kept():
     model, *_ = regression(extreme=(17, 20_000))
-    found = found_noise(model, control_variate=True, cost=cost)
-    assert {17, 20_000} <= set(found.kept)
-    assert found.n_rows == 30_000 - len(found.kept)
+    noise = found_noise(model, control_variate=True, cost=cost)
+    assert {17, 20_000} <= set(noise.kept)
+    assert noise.n_rows == 30_000 - len(noise.kept)
     # Plain gradients take no rows always, and neither does a run without any reason for it.
     assert not len(found_noise(model, control_variate=False, cost=cost).kept)
     assert not len(found_noise(regression()[0], control_variate=True, cost=cost).kept)
