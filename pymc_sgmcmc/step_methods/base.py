@@ -1,8 +1,8 @@
 """The contract between PyMC and a chain.
 
 `StochasticGradientStep` does everything that PyMC expects of a step method: model, seeds, state,
-statistics and progress. It has no formula: subclasses define the dynamics, and a `Chain` makes the
-draws.
+statistics and progress. It contains no formula: subclasses define the dynamics, and a `Chain`
+computes the draws.
 """
 
 from __future__ import annotations
@@ -44,24 +44,26 @@ from pymc_sgmcmc.step_methods.settings import Settings, is_curvature
 from pymc_sgmcmc.step_methods.setup import Design, Setup
 
 DRAW_ELEMENTS = 250_000_000
-"""A draw may have at most this many transitions times elements of the state, since all of its
-transitions are computed in one call: each array of them then takes at most 2 GB."""
+"""A draw may have at most this many transitions times elements of the state. All transitions of a
+draw are computed in one call, and each of its arrays then takes at most 2 GB."""
 
 SHRUNKEN_STEP = 0.3
-"""A warning follows where tuning leaves less than this part of the computed step size: draws then
+"""A warning follows where tuning leaves less than this part of the computed step size. Draws then
 depend on each other over at least three times as many transitions as planned."""
 
 JAX_BLOCK_TRANSITIONS = 256
 """Each call on JAX computes this fixed number of transitions, since JAX compiles a function anew
-for each length."""
+for each length. It is a compromise between the time of a call and transitions computed in vain at
+the end of a run."""
 
 
 @dataclass_state
 class StochasticGradientState(StepMethodState):
-    """State from which a chain resumes exactly where it was read.
+    """State from which a chain resumes exactly where the state was read.
 
-    Draws computed ahead are not stored: the state of the chain is that at the start of their run,
-    and `handed_out` is the number of them that were used. A resumed chain computes the run again.
+    Draws computed ahead are not stored. The state of the chain is that at the start of their run,
+    and `handed_out` is the number of draws already handed out. A resumed chain computes the run
+    again.
     """
 
     chain_state: dict[str, Any] | None
@@ -89,20 +91,20 @@ class _Run:
 
 
 class _StepMethodType(ABCMeta):
-    """Type of the step methods, whose text tells a user who passes the class what to write."""
+    """Type of the step methods. Its text helps a user who passes the class and not an instance."""
 
     def __str__(cls) -> str:
-        """Text that PyMC prints for a class that it was given in place of a step method."""
+        """Text that PyMC prints where it was given this class in place of a step method."""
         return f"the class {cls.__name__} (write `{cls.__name__}()`)"
 
 
 class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
     """Base of the step methods: runs of draws from compiled blocks of transitions.
 
-    Where the step method owns all variables of the model, a run of draws is computed in one
-    call and handed out one by one. Its results do not depend on how long the runs are.
+    Where the step method has all variables of the model, a run of draws is computed in one call and
+    handed out one by one. The results do not depend on the lengths of the runs.
 
-    A subclass keeps its own settings in `__init__`, passes the common ones on, and turns a
+    A subclass keeps its own settings in `__init__`, passes the common settings on, and turns a
     `Setup` into a `Design` in `_design`.
     """
 
@@ -121,13 +123,13 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
     _takes_low_rank: ClassVar[bool] = False
     """Whether the dynamics take a curvature of low rank plus diagonal."""
     _keeps_rows: ClassVar[bool] = True
-    """Whether some rows may be in each minibatch, so that V is the noise of the others alone."""
+    """Whether some rows may be in each minibatch, so that only the other rows cause the noise V."""
     _takes_all_rows: ClassVar[bool] = False
     """Whether the gradient is that of all rows."""
     _is_exact: ClassVar[bool] = False
     """Whether the law of a chain is the posterior, whatever the step size."""
     _refused: ClassVar[Mapping[str, str]] = {}
-    """Settings that other step methods have and this class refuses, with the reason."""
+    """Settings of other step methods that this class refuses, with the reason."""
     _preconditioner: str | np.ndarray | LowRank = "identity"
     posterior: Posterior
     batching: Batching
@@ -137,7 +139,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
     _run: _Run | None
 
     def __new__(cls, *args: Any, **kwargs: Any):
-        """Check what PyMC reads before `__init__` does, so that messages are of this package.
+        """Check arguments that PyMC reads before `__init__`, so that messages are of this package.
 
         Raises
         ------
@@ -152,8 +154,8 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
                 raise TypeError(f"`{cls.__name__}` {cls._refused[argument]}")
             if argument not in parameters and not takes_any:
                 raise TypeError(
-                    f"`{cls.__name__}` takes no argument `{argument}`. Its arguments are listed in "
-                    "its docstring."
+                    f"`{cls.__name__}` takes no argument `{argument}`. See its docstring for its "
+                    "arguments."
                 )
         model = kwargs.get("model")
         if model is None:
@@ -251,7 +253,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         return self.chain.block
 
     def _check_thin(self, thin: int, design: Design) -> None:
-        """Refuse more transitions a draw than fit into memory: one call computes all of them.
+        """Refuse more transitions a draw than fit into memory, since one call computes all of them.
 
         Raises
         ------
@@ -263,14 +265,14 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         most = max(1, DRAW_ELEMENTS // max(elements, self.batching.index_size))
         if thin > most:
             raise ValueError(
-                f"`thin` should be at most {most} here, since the transitions of a draw are all in "
-                f"memory at once, but got {thin}. Record more draws in its place."
+                f"`thin` should be at most {most} here, so that the transitions of a draw fit into "
+                f"memory, but got {thin}. Record more draws instead."
             )
 
     # --- Dynamics and statistics of a subclass -------------------------------------------
 
     def _design(self, setup: Setup) -> Design:
-        """Dynamics and their settings; called once, with all that is known about the posterior."""
+        """Dynamics and their settings for the posterior of a setup. It is called once."""
         raise NotImplementedError
 
     def _declare_stats(self) -> None:
@@ -286,7 +288,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             **{name: (dtype, []) for name, dtype in adapted.items()},
         }
         if self._owns_all:
-            # Plain arrays in place of objects: they take a third of the memory.
+            # Plain arrays take a third of the memory of objects.
             vector = np.dtype((self.posterior.dtype, (self.posterior.dimension,)))
             self.stats_dtypes_shapes |= {"gradient": (vector, []), "position": (vector, [])}
         self.stats_dtypes = [{name: dtype for name, (dtype, _) in self.stats_dtypes_shapes.items()}]
@@ -301,20 +303,20 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         """Begin a chain: reset everything that belongs to one chain."""
         if self._runs_on_jax and os.getpid() != self._process:
             raise RuntimeError(
-                "This process was forked from one that uses JAX, which can hang. Pass "
+                "This process was forked from one that uses JAX, so it may hang. Pass "
                 '`mp_ctx="forkserver"` or `mp_ctx="spawn"` to `pm.sample`, or `cores=1`.'
             )
         changed = self.posterior.changed_model()
         if changed is not None:
             raise ModelError(
                 "The variables of the model have changed since the step method was made: "
-                f"`{changed}` was added or taken away. Make a new step method."
+                f"`{changed}` was added or removed. Make a new step method."
             )
         changed = self.posterior.changed_data()
         if changed is not None:
             raise ModelError(
-                f"The data `{changed}` were changed after the step method was made, which has its "
-                "own copy of them, its centre and its step size. Make a new step method."
+                f"The data `{changed}` were changed after the step method was made, which uses its "
+                "own copy of them. Make a new step method."
             )
         super().setup_chain(rng, tune, draws)
         self.tune = tune > 0
@@ -366,7 +368,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
 
     @staticmethod
     def competence(var, has_grad):
-        """Never assigned by PyMC: the user chooses an inexact sampler explicitly."""
+        """PyMC never assigns this step method, since a user should choose an inexact sampler."""
         return Competence.INCOMPATIBLE
 
     @staticmethod
@@ -395,11 +397,11 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
 
     @property
     def _computes_ahead(self) -> bool:
-        """Whether draws may be computed ahead, and computed again where that was in vain."""
+        """Whether draws may be computed ahead, and computed again where they became invalid."""
         return self._owns_all and self.chain.can_repeat
 
     def _follow(self, incoming: np.ndarray) -> None:
-        """Make sure that the chain goes on from the point that PyMC hands in."""
+        """Make sure that the chain goes on from the point that PyMC passes."""
         if not self._begun:
             self._begin(incoming)
         elif self._run is None:
@@ -408,14 +410,14 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         elif self.handed_out and not np.array_equal(
             incoming, self._run.draws.positions[self.handed_out - 1]
         ):
-            # Another step method moved the same variables, so draws computed ahead are void.
+            # Another step method moved the same variables, so draws computed ahead are invalid.
             self.chain.state = self._run.before
             self.chain.advance(self.handed_out)
             self._run, self.handed_out = None, 0
             self.chain.move(incoming)
 
     def _begin(self, incoming: np.ndarray) -> None:
-        """Begin a chain around the centre, unless the user gave initial values of their own."""
+        """Begin a chain around the centre, or at the initial values that the user gave."""
         if not np.isfinite(incoming).all():
             names = [
                 label
@@ -423,8 +425,8 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
                 if not np.isfinite(value)
             ]
             raise ValueError(
-                f"The initial values of {names[:5]} are not finite. Give others as `initvals` to "
-                "`pm.sample`, or none, to start near the posterior mode."
+                f"The initial values of {names[:5]} should be finite. Give other `initvals` to "
+                "`pm.sample`, or none to start near the posterior mode."
             )
         position, root = incoming, None
         around = self._starts_around
@@ -434,7 +436,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         self._begun = True
 
     def _next_run(self) -> _Run:
-        """Draws computed ahead; only one where other step methods may change the next."""
+        """Draws computed ahead, or only one draw where other step methods move variables."""
         before = self.chain.snapshot
         remaining = self.total_draws - before.draws
         count = min(self.chain.run_length(), remaining) if self._computes_ahead else 1
@@ -451,7 +453,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         return SamplerWarning(WarningType.BAD_PARAMS, message, "warn", step=done - 1)
 
     def _record_after(self, done: int) -> RunRecord | None:
-        """Record in a draw of its run: the settings in the first, the moments in the last."""
+        """Record of the run in this draw: settings in the first draw, moments in the last one."""
         settings = self.run_settings if done == self.tune_draws + 1 else None
         moments = None
         if done == self.total_draws and self._moments is not None:
@@ -464,25 +466,24 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         if ratio > SHRUNKEN_STEP:
             return None
         return (
-            f"Tuning made the step size {ratio:.2g} of the computed one, since the posterior has "
-            "more gradient noise or curvature than at the centre. Use "
-            f"`thin={int(np.ceil(self.thin / ratio))}` or more draws, and check priors and "
-            "parametrisation."
+            f"Tuning reduced the step size to {ratio:.2g} of the computed one, since gradient "
+            "noise or curvature are larger than at the centre. Use "
+            f"`thin={int(np.ceil(self.thin / ratio))}` or more draws, and check the priors and "
+            "the parametrisation."
         )
 
     # --- Failure ----------------------------------------------------------------------------
 
     def _fail(self, point, run: _Run):
-        """Stop the chain: keep the draws so far, say what happened and what to try."""
+        """Stop the chain, keep the draws so far, and say what happened and what to do."""
         transition = run.draws.bad_transition
         assert transition is not None
         size = self.chain.present_step_size(transition)
         draw = run.before.draws + self.handed_out
         message = (
-            f"The chain left the finite numbers at transition {transition} (draw {draw}) with "
-            f"step size {size:.3g}: the step is too large for the posterior. "
-            f"{self._remedy or self._remedy_of(size)}; a larger `batch_size`, informative priors "
-            "or initial values nearer to the posterior may also help."
+            f"The chain became NaN or infinite at transition {transition} (draw {draw}): its step "
+            f"size of {size:.3g} is too large. {self._remedy or self._remedy_of(size)}. A larger "
+            "`batch_size`, informative priors or other initial values may also help."
         )
         if draw < self.tune_draws or not self._owns_all:
             raise NonFinitePositionError(message)
@@ -497,18 +498,18 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         return self._not_a_number(point, warning)
 
     def _remedy_of(self, step_size: float) -> str:
-        """Advice after a chain left the finite numbers with a step size."""
+        """Advice after a chain became NaN or infinite with a step size."""
         smaller = f"smaller `step_size`, for example {step_size / 4:.3g}"
         step_size_from = self.run_settings.attributes["step_size_from"]
         if step_size_from == GIVEN:
             return f"Try a {smaller}, or leave it out to have it computed"
-        # The step size is from the curvature at the centre, which is no guide to this posterior.
+        # The step size is from the curvature at the centre, and the posterior differs elsewhere.
         if is_curvature(self._preconditioner):
             # Beside a given step size the default preconditioner is "identity".
             smaller += ' with `preconditioner="curvature"`'
         bias = ", a smaller `bias`" if step_size_from == COMPUTED else ""
         return (
-            f"Give a {smaller}{bias}, or a `center` where the posterior has its mass, or sample "
+            f"Give a {smaller}{bias} or a `center` where the posterior has its mass, or sample "
             "with NUTS"
         )
 
@@ -526,13 +527,13 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
     # --- Pickling ---------------------------------------------------------------------------
 
     def __setstate__(self, state: dict) -> None:
-        """Restore the step method in the present process, which was not forked."""
+        """Restore the step method in a process that need not be a fork of the first one."""
         self.__dict__.update(state)
         self._process = os.getpid()
 
 
 def _tuning(design: Design, setup: Setup) -> tuple[Adaptation, ...]:
-    """Adaptation of a step size in closed form; a searched one has another aim and stays."""
+    """Adaptation of a step size in closed form. A searched one has another aim and is kept."""
     pace = design.pace
     if design.closed_form is None or not isinstance(pace.step_size, float):
         return ()

@@ -1,4 +1,4 @@
-"""The centre by the settings: searched, given, or from an approximation."""
+"""The centre that the settings ask for: searched, given, or from an approximation."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from pymc_sgmcmc.tuning import (
 )
 
 FARTHEST_GIVEN_CENTER = 1e6
-"""A given centre may be at most this many posterior standard deviations from the mode: the relative
+"""A given centre may be at most this many posterior standard deviations from the mode. The relative
 rounding error of its curvature is about 1e-16 times the square of that distance, here 1e-4."""
 
 FEW_LABELS = 5
-"""A message names at most this many coordinates."""
+"""A message names at most this many coordinates, so that it stays readable."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ def _searched(settings: Settings, posterior: Posterior) -> JointCenter:
     moved = [value for value in model.value_vars if value.dtype.startswith("float")]
     joint_draws = None
     if posterior.others and len(moved) > len(posterior.layout.variables):
-        # Other continuous variables start wherever they are, but the mode that matters for
-        # the control variate is the joint one.
+        # The control variate needs the joint mode, whatever the initial values of the other
+        # continuous variables.
         joint = Posterior(
             model, moved, rows=settings.rows, initial_point=settings.initial_point, check=False
         )
@@ -105,8 +105,8 @@ def _given(settings: Settings, posterior: Posterior) -> JointCenter:
     if not center.distance <= FARTHEST_GIVEN_CENTER:
         raise ValueError(
             f"`center` is more than {FARTHEST_GIVEN_CENTER:,.0f} posterior standard deviations "
-            "away from the mode, where rounding hides the curvature. Give a point near the mode, "
-            "or leave `center` out to have it searched."
+            "away from the mode. Give a point near the mode, or leave `center` out to have it "
+            "searched."
         )
     check_given_center(center)
     return JointCenter(center, _values_of_others(posterior))
@@ -122,8 +122,8 @@ def _center_from(settings: Settings, posterior: Posterior) -> JointCenter:
         raise ValueError("`init` and `center` both say where the centre is. Leave one of them out.")
     if posterior.others:
         raise ValueError(
-            "`init` is for a step method that has all variables of the model, but others move "
-            f"{sorted(posterior.others)}. Leave it out, or give `center`."
+            "`init` is for a step method that has all variables of the model, but this one lacks "
+            f"{sorted(posterior.others)}. Leave `init` out, or give `center`."
         )
     position, curvature = initial_gaussian(settings.init, settings.model, posterior)
     return JointCenter(center_of(posterior, position, curvature), {})
@@ -197,7 +197,6 @@ def check_determined(curvature: Curvature, posterior: Posterior) -> None:
         numbers = dependent_coordinates(curvature.covariance)[:FEW_LABELS]
         names = ", ".join(f"`{posterior.labels[number]}`" for number in numbers)
         raise ModelError(
-            f"The posterior is flat, or nearly so, in a combination of {names}: neither data nor "
-            "priors determine it. Give these variables proper priors, or leave out predictors that "
-            "are combinations of others."
+            f"The posterior is flat, or nearly so, in a combination of {names}. Give these "
+            "variables proper priors, or leave out predictors that are combinations of others."
         ) from None

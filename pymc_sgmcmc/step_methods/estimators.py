@@ -40,9 +40,8 @@ def make_estimator(
     if gradient == "saga":
         if static:
             raise ValueError(
-                '`gradient="saga"` does not run on JAX, which would copy the stored gradients of '
-                'all rows at each call. Use `compile_kwargs={"mode": "NUMBA"}`, or '
-                '`gradient="svrg"`.'
+                '`gradient="saga"` does not run on JAX, which would copy its memory at each call. '
+                'Use `compile_kwargs={"mode": "NUMBA"}`, or `gradient="svrg"`.'
             )
         return SAGAGradient.make(posterior, batch_size, batching=batching)
     batching = batching or "shuffle"
@@ -71,7 +70,7 @@ def make_estimator(
 
 
 def check_estimator(estimator: GradientEstimator, settings: Settings) -> None:
-    """Refuse an estimator that was made for something else than the step method.
+    """Refuse an estimator that does not fit the settings of the step method.
 
     Raises
     ------
@@ -92,8 +91,8 @@ def check_estimator(estimator: GradientEstimator, settings: Settings) -> None:
     foreign = [value.name for value in has if value not in of_model]
     if foreign:
         raise ValueError(
-            f"`gradient` was made for the posterior of another model: {foreign} are no value "
-            "variables of this one. Make it with `Posterior(model)` of the model that is sampled."
+            f"`gradient` was made for the posterior of another model, which has {foreign}. Make it "
+            "with `Posterior(model)` of the model that is sampled."
         )
     chosen = of_model
     if settings.vars is not None:
@@ -101,13 +100,13 @@ def check_estimator(estimator: GradientEstimator, settings: Settings) -> None:
     if set(has) != chosen:
         raise ValueError(
             f"`gradient` was made for the variables {sorted(value.name for value in has)}, but the "
-            f"step method is to move {sorted(str(value.name) for value in chosen)}. Give the same "
+            f"step method has {sorted(str(value.name) for value in chosen)}. Give the same "
             "variables to `Posterior` and, as `vars`, to the step method."
         )
     if static and not estimator.batching.static:
         raise ValueError(
-            "On JAX all shapes must be known, but the minibatch scheme of `gradient` was made "
-            "without. Make it with `static=True`."
+            "JAX needs known shapes, but the minibatch scheme of `gradient` has none. Make it with "
+            "`static=True`."
         )
     if static and estimator.memory is not None:
         raise ValueError(

@@ -42,20 +42,21 @@ class ULA(SGLD):
 
     .. math:: \theta' = \theta + \tfrac{h}{2} M \nabla(\theta) + N(0, h M)
 
-    **Law.** For a Gaussian posterior with precision H, the right mean and the covariance of
-    precision :math:`H - \tfrac{h}{4} H M H`: variances are too large by
-    :math:`1 / (1 - \tfrac{h}{4} \lambda(MH))` in each eigen-direction. In general a bias of first
-    order in h (Roberts and Tweedie 1996; "ULA" in Howell's notes, section 4). `MALA` has none.
+    **Law.** For a Gaussian posterior with precision H the mean is right, and the precision of the
+    chain is :math:`H - \tfrac{h}{4} H M H`: variances are too large by
+    :math:`1 / (1 - \tfrac{h}{4} \lambda(MH))` in each eigen-direction. In general the bias is of
+    first order in h (Roberts and Tweedie 1996; "ULA" in Howell's notes, section 4). `MALA` has
+    none.
 
-    **Cost.** One gradient of *all* N rows a transition: for teaching and as a reference for
-    the other samplers, whose cost does not depend on N. The data are not copied. The rows of
-    the model must be separable, as for the other samplers.
+    **Cost.** A transition takes one gradient of *all* N rows. The sampler is for teaching, and a
+    reference for the other samplers, whose cost does not depend on N. The data are not copied. The
+    rows of the model must be separable, as for the other samplers.
 
     Parameters
     ----------
     step_size : float or callable, optional
-        h. Where not given, :math:`4\delta / \lambda_{\max}(MH)` for a variance inflation
-        :math:`\delta` of 5 %.
+        The step size h. Default: :math:`4\delta / \lambda_{\max}(MH)` for the variance inflation
+        :math:`\delta` given as `bias`.
 
     Raises
     ------
@@ -121,25 +122,26 @@ class MALA(StochasticGradientStep):
                  {\pi(\theta)\, q(\theta^* \mid \theta)}\right\},
             \quad \theta \text{ otherwise}
 
-    with q the density of the proposal. Roberts and Tweedie (1996); Howell, section 2.
+    with q the density of the proposal. See Roberts and Tweedie (1996) and Howell, section 2.
 
-    **Law.** The posterior, for each h: no bias, only more or less autocorrelation.
+    **Law.** The law is the posterior for each h. There is no bias, only more or less
+    autocorrelation.
 
-    **Cost.** One log density and gradient of *all* N rows a transition: for teaching and as a
-    reference. The data are not copied. In a compound step one more evaluation a draw, since
-    the other variables have moved. The rows of the model must be separable, as for the other
-    samplers. In single precision the log density of many rows has few digits left after the
-    point: use double precision beyond some ten thousand rows.
+    **Cost.** A transition takes one log density and gradient of *all* N rows. The sampler is for
+    teaching and a reference. The data are not copied. A compound step takes one more evaluation a
+    draw, since the other variables have moved. The rows of the model must be separable, as for the
+    other samplers. In single precision the log density of many rows has few digits left after the
+    point: use double precision beyond ten thousand rows or so.
 
     Parameters
     ----------
     step_size : float or callable, optional
-        h. Where not given, :math:`h = 1.65^2 \left(\sum_i \lambda_i^3\right)^{-1/3}` with
-        :math:`\lambda_i` the eigenvalues of MH: for M the inverse curvature
+        The step size h. Default: :math:`h = 1.65^2 \left(\sum_i \lambda_i^3\right)^{-1/3}` with
+        :math:`\lambda_i` the eigenvalues of MH. For M the inverse curvature this is
         :math:`1.65^2 d^{-1/3}`, at which Roberts and Rosenthal (1998) find the acceptance rate
         of 0.574 that is best in high dimension.
     preconditioner : {"curvature", "identity"}, float, (d,) or (d, d) array, optional
-        M, symmetric positive definite.
+        The matrix M, symmetric positive definite.
 
     Raises
     ------
@@ -149,9 +151,9 @@ class MALA(StochasticGradientStep):
 
     Notes
     -----
-    `sample_stats` has, beside those of `SGLD`, for the last transition of each draw whether
-    it was ``accepted`` (0 or 1) and its probability ``acceptance_rate``. The ``gradient`` is the
-    exact one at the recorded position.
+    Beside the statistics of `SGLD`, `sample_stats` has for the last transition of each draw
+    whether it was ``accepted`` (0 or 1) and the probability of that, ``acceptance_rate``. The
+    ``gradient`` is the exact one at the recorded position.
 
     References
     ----------
@@ -182,7 +184,7 @@ class MALA(StochasticGradientStep):
     name = "mala"
     _takes_all_rows = True
     _is_exact = True
-    _refused = OF_MINIBATCHES | {"bias": "has no bias, and so takes no `bias`."}
+    _refused = OF_MINIBATCHES | {"bias": "has no bias, so it takes no `bias`. Leave it out."}
 
     def __init__(
         self,
@@ -216,7 +218,7 @@ class MALA(StochasticGradientStep):
             return Pace(step_size, default_thinning(step_size, choice.curvature), choice)
 
         pace = setup.pace(optimal)
-        # Compiles the function that begins a chain here, and not in each process.
+        # This call compiles the function that begins a chain here, and not in each process.
         posterior.log_density_and_gradient(posterior.initial_position)
         dynamics = MetropolisAdjustedLangevin(
             setup.shared(matrix, "preconditioner"),

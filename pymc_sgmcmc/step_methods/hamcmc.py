@@ -21,15 +21,17 @@ from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
 from pymc_sgmcmc.tuning import Center, difference_width
 
 REGULARIZATION = 1e-2
-"""By default λ and the threshold κ are this part of the largest curvature."""
+"""By default λ and the threshold κ are this part of the largest curvature. It is a compromise: a
+larger part slows the directions of small curvature, and a smaller one lets noisy pairs make large
+moves there."""
 
 PAIRS = ("own", "between")
 """The curvature is learnt from the moves of each chain ("own"), or from differences between the
 other chains ("between")."""
 
 CURVATURE_ROWS = 10_000
-"""In high dimension the largest curvature is computed from the gradients of at most this many
-rows."""
+"""In high dimension the largest curvature is computed from the gradients of at most this many rows,
+which bounds its time. The step size needs only a few digits of it."""
 
 
 @documented
@@ -43,82 +45,82 @@ class HAMCMC(StochasticGradientStep):
     with M - 1 pairs, :math:`\tau = t-M+1, \dots, t-1`:
     :math:`s_\tau = \theta_\tau - \theta_{\tau-M}` and
     :math:`y_\tau = \hat\nabla_{S_\tau}(\theta_{\tau-M}) - \hat\nabla_{S_\tau}(\theta_\tau)
-    + \lambda s_\tau`, both gradients from the same rows. Şimşekli et al. (2016), algorithm 1.
-    No matrix is stored: the two-loop recursion gives :math:`H_t \hat\nabla`, and
-    one like it gives noise with covariance :math:`H_t` exactly.
+    + \lambda s_\tau`, with both gradients from the same rows (Şimşekli et al. 2016, algorithm 1).
+    No matrix is stored: the two-loop recursion gives :math:`H_t \hat\nabla`, and a similar
+    recursion gives noise with covariance :math:`H_t` exactly.
 
-    These are M chains that take turns, each moved with a preconditioner learnt from the
-    others.
+    The sampler consists of M chains that take turns. Each chain is moved with a preconditioner
+    learnt from the others.
 
     **Law.** On a Gaussian posterior with curvature H, exact gradients and the default
-    :math:`\gamma`, :math:`H_t \preceq (H + \lambda I)^{-1}`, and the stationary covariance is
+    :math:`\gamma`, :math:`H_t \preceq (H + \lambda I)^{-1}`. The stationary covariance is then
     the posterior's up to a relative excess of about
-    :math:`\tfrac{h}{4}(H_t V + H_t H)`, V being the covariance of the gradient estimate. It
-    vanishes with h. On other posteriors a bias stays as h goes to zero: :math:`H_t` does not
-    use :math:`\theta_{t-M}`, so the correction :math:`\Gamma = \nabla \cdot H` is left out,
-    but the pairs' own noise depended on :math:`\theta_{t-M}` through earlier :math:`H_\tau`.
-    It was 2 % of a second moment in one strongly curved example, and 0.2 standard deviations of the
-    mean of a log scale in a small hierarchical model, in which ``pairs="between"`` left none.
-    :math:`\lambda` causes none.
+    :math:`\tfrac{h}{4}(H_t V + H_t H)`, with V the covariance of the gradient estimate. The
+    excess vanishes with h. On other posteriors a bias stays as h goes to zero. :math:`H_t` does
+    not use :math:`\theta_{t-M}`, so the correction :math:`\Gamma = \nabla \cdot H` is left out,
+    but the noise in the pairs depends on :math:`\theta_{t-M}` through earlier :math:`H_\tau`.
+    The bias was 2 % of a second moment in one strongly curved example. It was 0.2 standard
+    deviations of the mean of a log scale in a small hierarchical model, in which
+    ``pairs="between"`` left none. :math:`\lambda` causes no bias.
 
     ``pairs="between"`` learns the curvature from differences between the other chains,
-    :math:`s_\tau = \theta_\tau - \theta_{\tau-1}` for :math:`\tau = t-M+2, \dots, t-1`, on
-    which nothing of the moving chain bears: the product of M posteriors is invariant as h goes to
-    zero, whatever their shape (Leimkuhler, Matthews and Weare 2018).
+    :math:`s_\tau = \theta_\tau - \theta_{\tau-1}` for :math:`\tau = t-M+2, \dots, t-1`. The moving
+    chain has no influence on them, so the product of M posteriors is invariant as h goes to zero,
+    whatever their shape (Leimkuhler, Matthews and Weare 2018).
 
-    **Cost.** Two gradients of n rows a transition, three with ``pairs="between"``, and O(M d)
-    beside; the recursions are unrolled, so that compiling takes about a second a pair. A pair
-    informs one direction only, and the M - 1 at a time a few: the gain over `SGLD` without
-    preconditioner is large for few dimensions or many pairs, and small where many directions
-    are slow. Up to d = 500 `SGLD` with its dense preconditioner mixes faster; HAMCMC is for
-    posteriors on which no matrix can be stored, or whose curvature changes from place to place.
+    **Cost.** A transition takes two gradients of n rows, three with ``pairs="between"``, and O(M d)
+    further operations. The recursions are unrolled, so compiling takes about a second a pair. A
+    pair informs one direction only, and the M - 1 pairs in use inform a few. The gain over `SGLD`
+    without preconditioner is large for few dimensions or many pairs, and small where many
+    directions are slow. Up to d = 500 `SGLD` with its dense preconditioner mixes faster. HAMCMC is
+    for posteriors for which no matrix can be stored, or whose curvature changes with the position.
 
     Parameters
     ----------
     memory : int
-        M, at least 2: the number of chains that take turns, one more than that of the pairs.
+        M, at least 2: the number of chains that take turns. The number of pairs is one less.
     pairs : {"own", "between"}
-        Pairs of the paper, from each chain's own moves, or differences between chains, which
-        leave no bias as h goes to zero, for M of at least 3.
+        "own" are the pairs of the paper, from the moves of each chain. "between" are differences
+        between chains, which leave no bias as h goes to zero and need M of at least 3.
     initial_scale : float, optional
         :math:`\gamma`, in squared units of the unconstrained position. Default:
         :math:`1 / (\lambda_{\max}(H) + \lambda)`, at the centre.
     regularization : float, optional
-        :math:`\lambda \ge 0`, in inverse units of :math:`\gamma`: bounds :math:`H_t` by
+        :math:`\lambda \ge 0`, in inverse units of :math:`\gamma`. It bounds :math:`H_t` by
         :math:`1/\lambda` in flat directions. Default: 0.01 :math:`\lambda_{\max}(H)`.
     curvature_threshold : float, optional
-        :math:`\kappa > 0`, in the same units: a pair is used only if
+        :math:`\kappa > 0`, in the same units. A pair is used only if
         :math:`s^\top y > \kappa \|s\|^2`. Default: 0.01 :math:`\lambda_{\max}(H)`.
     step_size : float or callable, optional
-        h, in units in which the posterior's curvature is about 1 or less. Where not given,
+        The step size h, in units in which the posterior's curvature is about 1 or less. Default:
         that of `SGLD` with the preconditioner :math:`(H + \lambda I)^{-1}`, which bounds
-        :math:`H_t`, for a variance inflation of at most about 5 %.
+        :math:`H_t`, for the variance inflation given as `bias`.
     thin : int, optional
-        Transitions a recorded draw. Default: a multiple of M, so that all draws are from one of
-        the M chains, and about one relaxation time where the step size is computed. Any
-        other number is allowed where the step method has all variables: then draws are from
-        the M chains in turn, M times as many for the same work, but autocorrelations, and with
-        them the effective sample size of ArviZ, are those of the M chains interleaved: wrong
-        for M > 2. Take ``draws[k::M]`` as chains of their own.
+        Number of transitions for each recorded draw. Default: a multiple of M, so that all draws
+        are from one of the M chains, and about one relaxation time where the step size is computed.
+        Any other number is allowed where the step method has all variables. Draws are then from
+        the M chains in turn, M times as many for the same work. For M > 2 their autocorrelations,
+        and so the effective sample sizes of ArviZ, are wrong: treat each ``draws[k::M]`` as a
+        separate chain.
 
     Raises
     ------
     ValueError, TypeError
         For invalid settings, as in `SGLD`; for `memory` below 2, or below 3 with
-        ``pairs="between"``, with which no pair would leave out :math:`\theta_{t-M}`; and for a
-        `thin` that is no multiple of M where other step methods move other variables, which are
-        then conditioned on one of the M chains.
+        ``pairs="between"``, since every pair would then use :math:`\theta_{t-M}`; and for a `thin`
+        that is no multiple of M where other step methods move other variables, which are then
+        conditioned on one of the M chains.
     ModelError
         As in `SGLD`.
 
     Notes
     -----
-    Departures from the print of the paper, whose :math:`\epsilon` is h / 2: the M - 1 pairs up
-    to t - 1 (its indices apply M - 2 of them, none at M = 2); the noise recursion, since
-    eq. (11) is not a root of :math:`H_t`; and starts, of which it wants 2M + 1 given: all
-    M chains start from one point, and move first by SGLD with :math:`\gamma I`.
+    The paper's :math:`\epsilon` is h / 2. There are three departures from its print. All M - 1
+    pairs up to t - 1 are used (its indices give M - 2 of them, none at M = 2). The noise has
+    another recursion, since eq. (11) is not a root of :math:`H_t`. All M chains start from one
+    point and first move by SGLD with :math:`\gamma I`, where the paper asks for 2M + 1 starts.
 
-    `sample_stats` has what `SGLD` records, and ``pair_accepted``: 1 where the transition
+    Beside the statistics of `SGLD`, `sample_stats` has ``pair_accepted``: 1 where the transition
     made a pair that later ones use, else 0.
 
     References
@@ -186,9 +188,9 @@ class HAMCMC(StochasticGradientStep):
         thin = setup.settings.thin
         if thin is not None and thin % memory and setup.posterior.others:
             raise ValueError(
-                f"`thin` should be a multiple of `memory` = {memory} where other step methods have "
-                f"variables of their own, but got {thin}: the chains that take turns would "
-                "not all have seen the other variables move."
+                f"`thin` should be a multiple of `memory` = {memory} where other step methods move "
+                f"other variables, but got {thin}. Give such a multiple, so that all draws are "
+                "from one of the chains that take turns."
             )
         largest = np.nan
         scales = (self._initial_scale, self._regularization, self._curvature_threshold)
@@ -200,7 +202,7 @@ class HAMCMC(StochasticGradientStep):
 
         def computed() -> Pace:
             choice = setup.choose_step_size(_regularized_root(setup.center, regularization))
-            # Beyond the default γ, H_t can exceed the preconditioner of the closed form.
+            # With a γ above the default, H_t can exceed the preconditioner of the closed form.
             step_size = choice.step_size / max(1.0, scale * (largest + regularization))
             relaxation = default_thinning(choice.step_size, choice.curvature)
             turns = max(1, min(relaxation, MOST_THINNING // memory))
@@ -218,10 +220,10 @@ class HAMCMC(StochasticGradientStep):
 
 
 def steepest_curvature(posterior: Posterior, center: Center) -> float:
-    """Largest eigenvalue of the curvature at a centre, from products with vectors alone.
+    """Largest eigenvalue of the curvature at a centre.
 
-    Where the matrix is not known, by the Lanczos method on differences of gradients, from at
-    most `CURVATURE_ROWS` rows, to about 1 %.
+    Where the matrix is not known, it is computed to about 1 % by the Lanczos method, from
+    differences of gradients of at most `CURVATURE_ROWS` rows.
     """
     curvature = center.curvature
     if curvature.is_dense:
@@ -257,7 +259,7 @@ def steepest_curvature(posterior: Posterior, center: Center) -> float:
 
 
 def _regularized_root(center: Center, regularization: float) -> np.ndarray:
-    """Root of (H + λ I)⁻¹, with the diagonal of H where no more is known."""
+    """Root of (H + λ I)⁻¹, with only the diagonal of H where that is all that is known."""
     precision = center.curvature.precision
     if not center.curvature.is_dense:
         return (precision + regularization) ** -0.5
@@ -274,12 +276,12 @@ def _check_memory(memory: int, pairs: str) -> int:
         raise TypeError(f"`memory` should be a whole number, at least 2, but got {memory!r}.")
     if memory < 2:
         raise ValueError(
-            f"`memory` should be at least 2, but got {memory}: with one chain there is no pair "
-            "that leaves out the position from which it moves. Without pairs use `SGLD`."
+            f"`memory` should be at least 2, but got {memory}: a single chain has no pairs of "
+            "other positions. Use `SGLD` to sample without pairs."
         )
     if pairs == "between" and memory < 3:
         raise ValueError(
             f'`memory` should be at least 3 with `pairs="between"`, but got {memory}: a pair is a '
-            "difference between two chains other than the one that moves."
+            "difference between two chains that do not move."
         )
     return int(memory)

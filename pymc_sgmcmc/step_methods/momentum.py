@@ -18,14 +18,14 @@ from pymc_sgmcmc.tuning import DENSE_DIMENSION, VARIANCE_INFLATION, Center
 MOST_TIME_STEP = 1.0
 """The default step is at most this many units of 1 / sqrt(λ_max(MH)), half of what is stable.
 
-This bounds the step where the law of a Gaussian alone would allow a longer one: the error on other
-posteriors is of second order in the step. For the log rate of a Poisson distribution given five
-counts, whose posterior is skewed, BAOAB with this step is wrong by less than 1 % in the variance.
+The law of a Gaussian alone would often allow a longer step, but the error on other posteriors is of
+second order in the step. For the log rate of a Poisson distribution given five counts, whose
+posterior is skewed, BAOAB with this step is wrong by less than 1 % in the variance.
 """
 
 NOISE_ESTIMATE_ERROR = 0.2
-"""The default step size allows for an estimate of the gradient noise that is wrong by at least this
-relative amount."""
+"""The default step size assumes that the estimate of the gradient noise is wrong by at least this
+relative amount. It covers noise that changes with the position."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,10 @@ class GradientNoise:
     Attributes
     ----------
     root : numpy.ndarray, scalar, (d,) or (d, d)
-        L Q with M = L L⊤ and L⊤VL = Q diag(w) Q⊤: columns are the directions of the noise.
+        The matrix L Q with M = L L⊤ and L⊤VL = Q diag(w) Q⊤. Its columns are the directions of the
+        noise.
     variances : numpy.ndarray, scalar or (d,)
-        w.
+        The variances w of the noise in these directions.
     """
 
     root: np.ndarray
@@ -56,7 +57,7 @@ def curvature_range(center: Center, root: np.ndarray) -> tuple[float, float]:
 
 
 def rows_noise(setup: Setup) -> np.ndarray:
-    """V from gradients of single rows at the centre, dense up to d = 500, its diagonal beyond."""
+    """V from gradients of single rows at the centre: dense up to d = 500, diagonal beyond."""
     deviations = setup.gradient_deviations()
     if deviations.shape[1] > DENSE_DIMENSION:
         return np.einsum("ri,ri->i", deviations, deviations)
@@ -66,9 +67,9 @@ def rows_noise(setup: Setup) -> np.ndarray:
 def rows_noise_error(setup: Setup) -> float:
     """Relative error to expect of `rows_noise`.
 
-    The noise of a control variate is averaged over 8 draws of the Laplace approximation. It grows
-    with the square of their distance from the centre, which varies more for smaller d. For windows
-    of rows in one random order, the noise itself scatters about its mean over orders by a relative
+    The noise of a control variate is an average over points around the centre. It grows with the
+    square of the distance from the centre, which varies more for smaller d. For windows of rows in
+    one random order, the noise itself varies about its mean over orders by a relative
     sqrt(2 n / N).
     """
     errors, batching = [NOISE_ESTIMATE_ERROR], setup.estimator.batching
@@ -92,19 +93,18 @@ def check_noise(
     noise = as_array(name, noise)
     if noise.shape not in ((), (dimension,), (dimension, dimension)):
         raise ValueError(
-            f"`{name}` should be 'rows', None, or the covariance of the gradient estimate: "
-            f"a number or an array of shape ({dimension},) or ({dimension}, {dimension}), but "
-            f"has shape {noise.shape}."
+            f"`{name}` should be a number or an array of shape ({dimension},) or "
+            f"({dimension}, {dimension}), but has shape {noise.shape}."
         )
     if not np.isfinite(noise).all():
         raise ValueError(f"`{name}` should be finite, but has NaN or infinite entries.")
     if noise.ndim == 2 and not np.allclose(noise, noise.T, rtol=1e-6, atol=0):
-        raise ValueError(f"`{name}` should be symmetric.")
+        raise ValueError(f"`{name}` should be symmetric, as a covariance is.")
     values = eigenvalues(noise)
     if np.min(values) < -1e-8 * np.max(np.abs(values)):
         raise ValueError(
-            f"`{name}` is a covariance and should be positive semidefinite, but its "
-            f"smallest eigenvalue is {np.min(values):.3g}."
+            f"`{name}` should be positive semidefinite, as a covariance is, but its smallest "
+            f"eigenvalue is {np.min(values):.3g}."
         )
     return noise
 
@@ -151,8 +151,8 @@ def solve_step_size(
     integrator : type
     friction : float
     noise, curvature : float
-        Gradient variance and curvature in the worst direction, in units of M.
-    left : callable
+        Gradient variance and curvature in the direction where they are largest, in units of M.
+    uncorrected : callable
         Share of the noise that is not corrected, as a function of the step.
     inflation : float
     """
@@ -176,7 +176,7 @@ def solve_step_size(
 def relaxation_transitions(
     integrator: type[Underdamped], step_size: float, friction: float, curvature: float
 ) -> int:
-    """Transitions in which the mean loses its start by a factor e, at most `MOST_THINNING`."""
+    """Transitions after which the start counts 1/e in the mean, at most `MOST_THINNING`."""
     a, b = integrator.recurrence(step_size, friction, curvature)
     radius = float(np.abs(np.roots([1.0, -a, -b])).max())
     transitions = np.inf if radius >= 1 else -1 / np.log(radius) if radius > 0 else 0.0
@@ -192,7 +192,7 @@ def check_correction(
     curvatures: np.ndarray,
     steepest: float,
 ) -> None:
-    """Make sure that the noise that the friction allows is more than that of the gradient.
+    """Make sure that friction allows more noise than the gradient has.
 
     Parameters
     ----------
@@ -211,9 +211,8 @@ def check_correction(
     stable = np.inf if steepest == 0 else integrator.largest_step_size(friction, steepest)
     if step_size >= stable:
         raise ValueError(
-            f"`step_size` {step_size:.3g} is not stable with friction {friction:.3g} at the "
-            f"curvature at the centre: it should be below {stable:.3g}. Leave it out to have it "
-            "computed."
+            f"`step_size` should be below {stable:.3g} to be stable with friction {friction:.3g} "
+            f"at the centre, but is {step_size:.3g}. Leave it out to have it computed."
         )
 
     def share(step_size: float, friction: float) -> float:
@@ -230,7 +229,7 @@ def check_correction(
         )
         remedy = f"`friction` above {needed:.3g}, " + remedy
     raise ValueError(
-        f"The friction is too small for the noise: at step size {step_size:.3g} the gradient "
-        f"estimate brings {noise_ratio:.3g} times the noise that friction {friction:.3g} allows. "
+        f"The friction is too small for the noise: at step size {step_size:.3g} the gradient has "
+        f"{noise_ratio:.3g} times the noise that friction {friction:.3g} allows. "
         f"Use {remedy}, a larger `batch_size`, or `gradient='cv'`."
     )

@@ -48,15 +48,15 @@ STARTS = ("center", "model")
 """The chain and its matrices begin at the centre, or at the initial point of the model."""
 
 CURVATURE_ERROR = 0.35
-"""The default bound on k supposes that the curvature over the posterior is wrong by this relative
-amount: a bias of 5 % then gives k = 0.5."""
+"""The default bound on k assumes that the curvature over the posterior is wrong by this relative
+amount. A bias of 5 % then gives k = 0.5."""
 
 BOUND_TOLERANCE = 0.05
 """The bound on k may be exceeded by this relative amount before a warning follows, since V
 estimated from 10 000 rows is wrong by about as much."""
 
 SMALL_K = 0.02
-"""A warning follows where k is smaller: the autocorrelation time, about 4 / k, is then over 200
+"""A warning follows where k is smaller. The autocorrelation time, about 4 / k, is then over 200
 transitions."""
 
 
@@ -69,69 +69,70 @@ class OSGFS(StochasticGradientStep):
 
     with H the curvature of the negative log posterior and V the covariance of the gradient
     estimate, which is learned from the gradients of single rows (El hanchi 2018, eq. 8 and
-    algorithm 1). The gradient's own noise takes the place of injected noise, and the step is
-    as large as that allows. Meant for near-Gaussian posteriors.
+    algorithm 1). The noise of the gradient takes the place of injected noise, and the step is
+    as large as that allows. The sampler is meant for posteriors that are nearly Gaussian.
 
-    **Law.** On a Gaussian posterior exactly the posterior, at any k, where H and V are known.
-    A relative error e of H changes the variance by about :math:`-e\, (k/4) / (1 - k/4)`, and so
-    does a curvature that varies over the posterior: hence `max_k`. An error of V changes it by
-    up to as much.
+    **Law.** On a Gaussian posterior the law is exactly the posterior, at any k, where H and V are
+    known. A relative error e of H changes the variance by about
+    :math:`-e\, (k/4) / (1 - k/4)`. A curvature that varies over the posterior has the same effect,
+    which `max_k` bounds. An error of V changes the variance by up to as much.
 
     **Covariance of the gradient.** With C the covariance over rows of a row's gradient,
     :math:`V = \tfrac{N^2}{n} c\, C` with the factor c of the minibatch scheme. Every
     `update_every` transitions C is computed anew from some rows at the present position and
-    averaged, :math:`C \leftarrow (1 - \tfrac1i) C + \tfrac1i \mathrm{cov}`; before convergence
-    over the last 10 times only, so that C forgets where the chain came from. For
+    averaged, :math:`C \leftarrow (1 - \tfrac1i) C + \tfrac1i \mathrm{cov}`. Before convergence
+    the average is over the last 10 times only, so that C forgets where the chain came from. For
     ``gradient="cv"`` V is from the covariance of the *differences* to the centre. For other
     estimators V is the covariance of :math:`\hat\nabla + H \theta` over the last transitions.
     While there are fewer than 10 rows a dimension, C is shrunk towards its diagonal by the part
     d / (d + rows).
 
-    **Curvature.** In the paper :math:`H \approx NC + G`, G the curvature of the negative log prior:
-    Fisher's identity. It needs no centre, and with `start="model"` no pass over the data, but
-    holds only where the likelihood is well specified. On the Skin Segmentation data NC is
-    0.4 to 5 times the curvature, which at k = 0.5 makes the covariance wrong by 20 %; so the
-    curvature of the centre is used where there is one.
+    **Curvature.** The paper takes :math:`H \approx NC + G` by Fisher's identity, with G the
+    curvature of the negative log prior. This needs no centre, and with `start="model"` no pass over
+    the data, but it holds only where the likelihood is well specified. On the Skin Segmentation
+    data NC is 0.4 to 5 times the curvature, which at k = 0.5 makes the covariance wrong by 20 %. So
+    the curvature at the centre is used where there is a centre.
 
     **Convergence.** The mean of each window of gradients, 50 of them by default where k is at
     least 0.02, is compared with its variance at stationarity. The first window that passes sets
     ``converged``, and C is computed anew. See `pymc_sgmcmc.adaptation.convergence`.
 
     **Departures from the paper.** Its algorithm cites (7), whose covariance is too large by
-    1/(1 - k/4); (8) is used. The chain is stable for k in (0, 4), not (0, 1). V has the
+    1/(1 - k/4), and here (8) is used. The chain is stable for k in (0, 4), not (0, 1). V has the
     factor c, without which sampling without replacement loses half of the variance at n = N/2.
     The prior counts once, not N times. k may differ between directions.
 
-    **Cost.** One gradient of n rows and a d × d product a transition, as for `SGLD` with a dense
-    preconditioner, and about 2 ms every 1000 transitions for the updates at d = 10. Dimensions
-    up to 500.
+    **Cost.** A transition takes one gradient of n rows and a d × d product, as for `SGLD` with a
+    dense preconditioner. The updates take about 2 ms every 1000 transitions at d = 10. The position
+    may have up to 500 dimensions.
 
     Parameters
     ----------
     k : {"matrix", "scalar", "weak_prior", "strong_prior", "paper"} or float, optional
-        Twice the part of the way to the mode that one transition goes, k in (0, 4); at k = 2
-        draws from a Gaussian are independent.
-        "matrix" (default): in each direction in which H and V are both diagonal the largest k
-        for which Σ is positive semidefinite, :math:`k_j = \min(c, 4 / (1 + v_j))`.
-        "scalar": the same k in all, :math:`\min(c, 4 / (1 + \max_j v_j))`, D = (k/2) H⁻¹.
-        The paper's bounds: "weak_prior", its (13), 4 / (1 + cN/n); "strong_prior", its (15);
-        "paper", its (16), the larger of the two. (15) is sufficient for Σ to be positive
-        semidefinite; (13), and so (16), only where H = NC + G, which holds where the likelihood is
-        well specified. Elsewhere the chain may be too wide. A number is taken as it is.
+        Twice the part of the way to the mode that one transition goes, in (0, 4). At k = 2 draws
+        from a Gaussian are independent.
+        "matrix" (default) takes, in each direction in which H and V are both diagonal, the largest
+        k for which Σ is positive semidefinite: :math:`k_j = \min(c, 4 / (1 + v_j))`.
+        "scalar" takes the same k in all, :math:`\min(c, 4 / (1 + \max_j v_j))`, D = (k/2) H⁻¹.
+        The other names are the paper's bounds: "weak_prior", its (13), 4 / (1 + cN/n);
+        "strong_prior", its (15); and "paper", its (16), the larger of the two. (15) is sufficient
+        for Σ to be positive semidefinite. (13), and so (16), is sufficient only where H = NC + G,
+        which holds where the likelihood is well specified. Elsewhere the chain may be too wide. A
+        number is used as it is.
     max_k : float, optional
-        Bound on k, in (0, 2]; c in (16), where the paper takes 0.1. Default: :math:`4x / (1 + x)`
-        with x = `bias` / 0.35: 0.5 for the default bias of 5 %, which a curvature that is wrong by
-        35 % keeps.
+        Bound on k, in (0, 2], which is c in (16), where the paper takes 0.1. Default:
+        :math:`4x / (1 + x)` with x = `bias` / 0.35. This is 0.5 for the default bias of 5 %, which
+        holds for a curvature that is wrong by up to 35 %.
     curvature : {"center", "fisher"}, optional
-        H: the curvature of the log posterior at the centre, fixed, or NC + G, which is right for
-        well specified likelihoods only. Default: "center" where a centre is computed and the
-        step method has all variables, otherwise "fisher".
+        The matrix H: the fixed curvature of the log posterior at the centre, or NC + G, which is
+        right for well specified likelihoods only. Default: "center" where a centre is computed
+        and the step method has all variables, otherwise "fisher".
     start : {"center", "model"}
-        Begin at the centre, with H and V from there, or, as in the paper, at the model's
+        Where to begin: at the centre, with H and V from there, or, as in the paper, at the model's
         initial point without a search for the mode. Initial values of the user have precedence.
     covariance_rows : int, optional
-        Rows from which C is computed each time. Default: n, but between 500 (and 20 d) and
-        10 000; not more than N.
+        Number of rows from which C is computed each time. Default: n, but at least 500 and 20 d,
+        at most 10 000, and never more than N.
     update_every : int, optional
         Transitions between two updates of C. Default: 1000, or more where computing C is costly.
     convergence_rule : {"chi2", "elementwise"}
@@ -139,32 +140,33 @@ class OSGFS(StochasticGradientStep):
         "elementwise": the paper's (17), :math:`|\bar Y_i| \le b \sqrt{(H + V)_{ii} / n_w}` for all
         i, which in many dimensions hardly ever passes.
     b : float, optional
-        Of the elementwise rule, in (0, 2]; default 1.
+        The factor b of the elementwise rule, in (0, 2]. Default: 1.
     window : int, optional
-        Gradients in a window, :math:`n_w`. Default: 1/k, as the paper suggests, with k of the
-        slowest direction, but at least 50 (so 50 for each k from 0.02 on) and at most 10 000.
+        Number of gradients in a window, :math:`n_w`. Default: 1/k, as the paper suggests, with k of
+        the slowest direction, but at least 50 (so 50 for each k from 0.02 on) and at most 10 000.
     thin : int, optional
-        Transitions a recorded draw. Default: one relaxation time of the fastest direction.
+        Number of transitions for each recorded draw. Default: one relaxation time of the fastest
+        direction.
 
     Raises
     ------
     ModelError
-        Where the model's rows cannot be told apart.
+        Where the rows of the model cannot be separated.
     ValueError, TypeError
-        For invalid settings; each message says what was given and what should be.
+        For invalid settings.
 
     Warns
     -----
     BatchSizeWarning
-        Where k is below 0.02, or where k, given or by one of the paper's bounds, is above the
-        exact one, so that Σ is not positive semidefinite and the chain too wide.
+        Where k is below 0.02. Also where k, given or by one of the paper's bounds, is above the
+        exact bound, so that Σ is not positive semidefinite and the chain is too wide.
 
     Notes
     -----
-    Beside what `SGLD` records, `sample_stats` has for each draw ``converged``; the last
-    ``convergence_statistic``, which is relative to its bound (passed where at most 1), infinite
-    before the end of the first window; and ``k``, that of the slowest direction:
-    autocorrelation times are about 4/k transitions. ``step_size`` is 1.
+    Beside the statistics of `SGLD`, `sample_stats` has for each draw ``converged``, the last
+    ``convergence_statistic``, and ``k`` of the slowest direction. The convergence statistic is
+    relative to its bound: a window passes where it is at most 1, and it is infinite before the end
+    of the first window. Autocorrelation times are about 4/k transitions. ``step_size`` is 1.
 
     References
     ----------
@@ -197,7 +199,7 @@ class OSGFS(StochasticGradientStep):
     name = "osgfs"
     _keeps_rows = False
     _refused: ClassVar = {
-        "step_size": "computes its steps and has no `step_size`. Set `k` or `max_k`.",
+        "step_size": "computes its steps, so it takes no `step_size`. Set `k` or `max_k`.",
     }
 
     def __init__(
@@ -245,13 +247,13 @@ class OSGFS(StochasticGradientStep):
         if b is not None and convergence_rule != "elementwise":
             raise ValueError(
                 f'`b` belongs to `convergence_rule="elementwise"`, but got b={b!r} with '
-                f"{convergence_rule!r}."
+                f"{convergence_rule!r}. Leave it out."
             )
         self._b = positive_number("b", 1.0 if b is None else b, most=2.0)
         plain = gradient == "plain" or isinstance(gradient, PlainGradient)
         if self._k in ("weak_prior", "paper") and not plain:
             raise ValueError(
-                f"`k={k!r}` supposes the noise of the plain gradient, but got "
+                f"`k={k!r}` assumes the noise of the plain gradient, but got "
                 f'`gradient={gradient!r}`. Use "matrix", "scalar" or "strong_prior".'
             )
         super().__init__(Settings.of(locals(), step_size=None))
@@ -261,8 +263,8 @@ class OSGFS(StochasticGradientStep):
         dimension = posterior.dimension
         if dimension > DENSE_DIMENSION:
             raise ValueError(
-                f"`OSGFS` keeps {dimension} × {dimension} matrices; it is meant for at most "
-                f"{DENSE_DIMENSION} unconstrained parameters. Use `SGLD` or `SGLDCV`."
+                f"`OSGFS` has dense matrices for at most {DENSE_DIMENSION} dimensions, but the "
+                f"position has {dimension}. Use `SGLD` or `SGLDCV`."
             )
         # Chains do not begin at a centre that only the gradient or the curvature needs.
         at_center = self._start_at == "center"
@@ -310,7 +312,7 @@ class OSGFS(StochasticGradientStep):
         )
 
     def _noise_model(self, setup: Setup, center: Center | None) -> NoiseModel:
-        """How V of the estimator is learned."""
+        """The way in which V of the estimator is learned."""
         posterior, estimator = setup.posterior, setup.estimator
         batching = estimator.batching
         # V = (N²/n) c C.
@@ -331,7 +333,7 @@ class OSGFS(StochasticGradientStep):
         # Σ is positive semidefinite where in each direction d (1 + v) is at most 2.
         excess = float((fractions * (1 + noise)).max() / 2)
         if excess > 1 + BOUND_TOLERANCE:
-            # The bounds of the paper suppose a curvature of N C and the prior.
+            # The bounds of the paper assume a curvature of N C and the prior.
             origin = f" by `k={self._k!r}`" if isinstance(self._k, str) else ""
             warnings.warn(
                 f"k = {2 * fractions.max():.3g}{origin} is above {bound:.3g}, beyond which "
@@ -345,7 +347,7 @@ class OSGFS(StochasticGradientStep):
             remedy = "" if setup.estimator.reduces_variance else ' or `gradient="cv"`'
             warnings.warn(
                 f"The noise of a gradient from {batching.batch_size} of {batching.n_rows} rows "
-                f"allows only k = {smallest:.3g}: autocorrelation times of about "
+                f"allows only k = {smallest:.3g}, so autocorrelation times are about "
                 f"{4 / smallest:.0f} transitions. Use a larger `batch_size`{remedy}.",
                 BatchSizeWarning,
                 stacklevel=4,
@@ -372,7 +374,7 @@ def _check_k(k: str | float) -> str | float:
     number = isinstance(k, int | float | np.number) and not isinstance(k, bool)
     if not number or not 0 < k < 4:
         raise ValueError(
-            f"`k` should be a number in (0, 4), outside of which the chain has no stationary law, "
-            f"or one of {CHOICES_OF_K}, but got {k!r}."
+            f"`k` should be a number in (0, 4), where the chain has a stationary law, or one of "
+            f"{CHOICES_OF_K}, but got {k!r}."
         )
     return float(k)

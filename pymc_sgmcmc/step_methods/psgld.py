@@ -32,26 +32,26 @@ class PSGLD(StochasticGradientStep):
         M = \operatorname{diag}\left(\frac{1}{\lambda + \sqrt{v}}\right) \\
         \theta' &= \theta + \tfrac{h}{2} M \hat\nabla(\theta) + N(0, h M)
 
-    with :math:`\bar g = \hat\nabla / N` the gradient a row. Li, Chen, Carlson and Carin (2016),
-    algorithm 1. While tuning, v follows the gradients of all transitions, and M follows v every
-    hundred transitions. Without tuning draws, M is that of the start.
+    with :math:`\bar g = \hat\nabla / N` the gradient a row (Li, Chen, Carlson and Carin 2016,
+    algorithm 1). During tuning v follows the gradients of all transitions, and M follows v every
+    hundred transitions. Without tuning draws M is that of the start.
 
     **Departures from the paper.** There :math:`\bar g` is the mean over the minibatch of the
-    rows' gradients of the log likelihood; here it is the estimate that moves the chain, with the
-    prior's gradient in it, divided by N. And **after tuning, M is frozen**: the paper goes on
-    adapting and leaves out the term :math:`\Gamma_i = \sum_j \partial_j M_{ij}` that a
-    preconditioner which moves with the position needs, a bias that does not vanish with the step
-    size; a frozen M needs no such term.
+    gradients of the log likelihood of the rows. Here it is the estimate that moves the chain, which
+    contains the gradient of the prior, divided by N. And **after tuning, M is frozen**. The paper
+    goes on adapting and leaves out the term :math:`\Gamma_i = \sum_j \partial_j M_{ij}`, which a
+    preconditioner that changes with the position needs. That causes a bias that does not vanish
+    with the step size. A frozen M needs no such term.
 
-    **Law.** After tuning, that of `SGLD` with the fixed preconditioner M: on a Gaussian
-    posterior the right mean, and a covariance too large by about
-    :math:`\tfrac{h}{4}(MV + MH)`. RMSprop equalises the sizes of gradients, not
-    curvatures: at stationarity gradients scale like :math:`H^{1/2}`, so M is about the diagonal
+    **Law.** After tuning the law is that of `SGLD` with the fixed preconditioner M: on a Gaussian
+    posterior the mean is right, and the covariance is too large by about
+    :math:`\tfrac{h}{4}(MV + MH)`. RMSprop makes the sizes of gradients equal, not those of
+    curvatures. At stationarity gradients scale like :math:`H^{1/2}`, so M is about the diagonal
     :math:`H^{-1/2}`, and the condition number of MH is the root of that of H. Where a curvature at
-    the centre is available, ``PSGLD(preconditioner="curvature")``, the dense frozen variant, mixes
-    faster; it is the default of `SGLD`.
+    the centre is available, the dense frozen variant ``PSGLD(preconditioner="curvature")`` mixes
+    faster. It is the default of `SGLD`.
 
-    **Cost.** That of `SGLD`; while tuning, a fraction more.
+    **Cost.** The cost is that of `SGLD`, and slightly more during tuning.
 
     Parameters
     ----------
@@ -60,12 +60,13 @@ class PSGLD(StochasticGradientStep):
     decay : float
         :math:`\alpha`, in (0, 1).
     regularization : float
-        :math:`\lambda > 0`, in units of the gradient of one row: a bound on M in directions
+        :math:`\lambda > 0`, in units of the gradient of one row. It bounds M in directions
         without gradient.
     step_size : float or callable, optional
-        h for M as above. Where not given, M is rescaled to
-        :math:`\lambda_{\max}(MV) + \lambda_{\max}(MH) = 1` with the curvature H at the centre and
-        the covariance V of the gradient estimate, and h is 4 times the variance inflation, 5 %.
+        The step size h for M as above. Where not given, M is rescaled to
+        :math:`\lambda_{\max}(MV) + \lambda_{\max}(MH) = 1`, with the curvature H at the centre and
+        the covariance V of the gradient estimate, and h is 4 times the variance inflation given as
+        `bias`.
 
     Raises
     ------
@@ -140,7 +141,7 @@ class PSGLD(StochasticGradientStep):
             return Design(dynamics, pace, preconditioner=matrix)
 
         def scaled() -> Pace:
-            # Thinning for the best diagonal M, which that of RMSprop may come near.
+            # The thinning is that for the best diagonal M, which RMSprop may approach.
             best = setup.closed_form(setup.center.curvature.standard_deviations)
             return replace(best, step_size=4 * setup.bias)
 

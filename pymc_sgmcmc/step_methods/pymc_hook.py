@@ -1,10 +1,9 @@
 """The end of `pymc.sample`, where settings and reports of a whole run are written.
 
 PyMC 6.4 builds the trace of a run from the recorded statistics alone, and calls no step method when
-the run has ended: there is no public way to write settings into a trace, to name the coordinates of
+the run has ended. There is no public way to write settings into a trace, to name the coordinates of
 a statistic or to report on a run. So the first step method that is made wraps the private function
-with which `pymc.sample` ends. Results of runs without a step method of this package are returned
-unchanged.
+that ends `pymc.sample`. Runs without a step method of this package return what PyMC returns.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its setti
 
 
 def install() -> None:
-    """Wrap the last function of `pymc.sample`, once."""
+    """Wrap the last function of `pymc.sample`, where that was not done before."""
     if not hasattr(mcmc._sample_return, "_pymc_sgmcmc"):
         mcmc._sample_return = _with_settings(mcmc._sample_return)
 
@@ -42,8 +41,8 @@ def _with_settings(sample_return: Callable[..., Any]) -> Callable[..., Any]:
             if known and kwargs.get("compute_convergence_checks") and not kwargs.get("quiet"):
                 for message in _messages(result):
                     log.warning(message)
-        except Exception:  # The draws are worth more than the report, whatever is wrong with it.
-            log.exception("The report of the run failed; the draws are not affected.")
+        except Exception:  # An error in the report should not cost the user the draws.
+            log.exception("The report of the run failed. The draws are not affected.")
         return result
 
     wrapped._pymc_sgmcmc = True  # type: ignore[attr-defined]
@@ -63,7 +62,7 @@ def _is_ours(idata: DataTree) -> bool:
 
 
 def _step_methods(traces: Any) -> list[Any]:
-    """Types of the statistics of each step method, as far as the traces tell."""
+    """Types of the statistics of each step method, where the traces have them."""
     try:
         return list(next(iter(traces)).sampler_vars)
     except (TypeError, StopIteration, AttributeError):
@@ -71,7 +70,7 @@ def _step_methods(traces: Any) -> list[Any]:
 
 
 def _last_records(arguments: Mapping[str, Any]) -> list[Any] | None:
-    """Records in the last draws of the chains, which an interrupt may keep out of the trace."""
+    """Records in the last draws of the chains, which the trace may lack after an interrupt."""
     tune = arguments["tune"] if arguments["discard_tuned_samples"] else 0
     try:
         chosen = mcmc._choose_chains(arguments["traces"], tune)[0]

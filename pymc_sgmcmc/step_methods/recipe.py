@@ -1,4 +1,4 @@
-"""Samplers from their two matrices: the complete recipe as a step method."""
+"""The complete recipe as a step method: samplers that are made from two matrices."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
 from pymc_sgmcmc.tuning import Center
 
 CHECKED_POINTS = 5
-"""D and Q are checked at this many random states before sampling."""
+"""D and Q are checked at this many random states before sampling. A matrix that is wrong everywhere
+fails at each of them, and more states would take more time."""
 
 LARGEST_LINEAR_STATE = 400
-"""A step size is computed for states of at most this many coordinates, since each trial step solves
-a Lyapunov equation of that size."""
+"""A step size is computed for states of at most this many coordinates. Each step size that is tried
+needs the solution of a Lyapunov equation of that size."""
 
 SINGLE_SINGULAR = 1e-6
 """In single precision an eigenvalue of a correlation matrix counts as zero up to this size, in
-place of `SINGULAR`."""
+place of `SINGULAR`. It is about ten times the relative rounding error of single precision."""
 
 
 @documented
@@ -45,21 +46,22 @@ class Recipe(StochasticGradientStep):
               + N\!\left(0,\; h D(z) - \tfrac{h^2}{4} (D + Q) \hat V (D + Q)^\top \right), \qquad
         \Gamma_i = \sum_j \partial_j (D_{ij} + Q_{ij})
 
-    The complete recipe of Ma, Chen and Fox (2015): each continuous Markov process with the law p
-    has this form, in the limit of small steps, with D positive semi-definite and Q skew-symmetric.
-    The state z is the position and Gaussian auxiliaries r,
-    :math:`\log p(z) = \log \pi(\theta) + \sum \log N(r; \text{mean}, \text{variance})`, and
+    This is the complete recipe of Ma, Chen and Fox (2015). In the limit of small steps, each
+    continuous Markov process with the law p has this form, with D positive semi-definite and Q
+    skew-symmetric. The state z is the position and Gaussian auxiliaries r, with
+    :math:`\log p(z) = \log \pi(\theta) + \sum \log N(r; \text{mean}, \text{variance})`.
     :math:`\Gamma` is computed by automatic differentiation.
 
-    **Law.** For each valid D and Q the posterior, as h goes to zero. For h > 0 a bias of first
-    order in h from the Euler step, and from the gradient noise of covariance V, through
-    :math:`\tfrac{h^2}{4} (D+Q) V (D+Q)^\top`, as far as `gradient_noise` does not remove it. The
-    time step is h / 2: ``D=M`` is `SGLD` with the preconditioner M and the same h.
+    **Law.** For each valid D and Q the law tends to the posterior as h goes to zero. For h > 0
+    there is a bias of first order in h. It comes from the Euler step, and from the gradient noise
+    of covariance V through :math:`\tfrac{h^2}{4} (D+Q) V (D+Q)^\top`, as far as `gradient_noise`
+    does not remove it. The time step is h / 2: ``D=M`` is `SGLD` with the preconditioner M and the
+    same h.
 
-    **Cost.** One gradient of n rows a transition, and D and Q. Blocks that depend on z are
-    differentiated in each direction of the part of z that their columns stand for, at about the
-    cost of evaluating them as many times; constant ones cost nothing. A dense D has a Cholesky
-    root each time.
+    **Cost.** A transition takes one gradient of n rows, and D and Q. Blocks that depend on z are
+    differentiated in each direction of the part of z that belongs to their columns. That costs
+    about as much as evaluating them as many times; constant blocks cost nothing. A dense D needs a
+    Cholesky root each time.
 
     Parameters
     ----------
@@ -67,29 +69,30 @@ class Recipe(StochasticGradientStep):
         The diffusion matrix: a function of the symbolic position and auxiliaries, in the order
         of `auxiliaries`. It gives rows of blocks, one for each pair of parts of the state: 0
         for zero, a number for a multiple of the identity, a vector for a diagonal, or a matrix.
-        Or the whole matrix as a number, a vector or a matrix.
+        It may also give the whole matrix as a number, a vector or a matrix.
     Q : callable, optional
-        The curl matrix, likewise. Zero where not given.
+        The curl matrix, in the same form. Default: zero.
     auxiliaries : sequence of str or GaussianAuxiliary
-        Names of vectors as long as the position that are standard normal in the target; for
-        others a `GaussianAuxiliary`, with its size, mean and variance.
+        A name stands for a vector as long as the position that is standard normal in the target.
+        A `GaussianAuxiliary` has its own size, mean and variance.
     gradient_noise : "center" or (d,) or (d, d) array, optional
-        Estimate :math:`\hat V` of the covariance of the gradient estimate, to be subtracted from
-        the noise; "center" computes it there. Not subtracted where not given.
+        Estimate :math:`\hat V` of the covariance of the gradient estimate, which is subtracted
+        from the noise. "center" computes it at the centre. Nothing is subtracted where it is not
+        given.
     step_size : float or callable, optional
-        h. Where not given, the largest for which the process linearised at the centre has a
-        stationary variance at most 5 % too large in each direction, with the curvature
-        there and the noise of the gradient.
+        The step size h. Default: the largest at which the process linearised at the centre has
+        stationary variances that are too large by at most `bias` in each direction. The process
+        has the curvature at the centre and the noise of the gradient there.
 
     Raises
     ------
     TypeError
         Where D or Q is no function of the parts of the state.
     ValueError
-        Where blocks do not fit; where, at random states, D is not symmetric or not positive
-        semi-definite, Q not skew-symmetric, or some of the position is not moved by either; where
-        `gradient_noise` leaves too little noise; where no step size can be computed; otherwise as
-        `SGLD`.
+        Where the shapes of blocks are wrong; where, at random states, D is not symmetric or not
+        positive semi-definite, Q is not skew-symmetric, or neither moves some part of the position;
+        where `gradient_noise` leaves too little noise; where no step size can be computed;
+        otherwise as `SGLD`.
 
     Notes
     -----
@@ -104,7 +107,8 @@ class Recipe(StochasticGradientStep):
 
     Examples
     --------
-    SGHMC, in the Euler form, is four blocks: friction on the momentum, and the symplectic Q.
+    SGHMC in the Euler form has four blocks in each matrix, with friction on the momentum in D and a
+    symplectic Q:
 
     >>> import numpy as np, pymc as pm
     >>> rng = np.random.default_rng(1)
@@ -131,8 +135,8 @@ class Recipe(StochasticGradientStep):
     >>> bool(abs(idata.posterior["slope"].mean() - 2) < 0.1)
     True
 
-    A metric G that depends on the position makes it stochastic gradient Riemannian HMC; here
-    ``root`` is :math:`G^{-1/2}`:
+    With a metric G that depends on the position this becomes stochastic gradient Riemannian HMC.
+    Here ``root`` is :math:`G^{-1/2}`:
 
     >>> def D(theta, r):
     ...     root = 1 / (1 + theta**2)
@@ -245,17 +249,17 @@ def _check_auxiliaries(
         auxiliary = GaussianAuxiliary(auxiliary) if isinstance(auxiliary, str) else auxiliary
         if not isinstance(auxiliary, GaussianAuxiliary):
             raise TypeError(
-                "`auxiliaries` should be names or `GaussianAuxiliary` objects, but one of them is "
+                "`auxiliaries` should be names or `GaussianAuxiliary` objects, but has "
                 f"{auxiliary!r}."
             )
         if not (np.isfinite(auxiliary.variance) and auxiliary.variance > 0):
             raise ValueError(
                 f"The variance of the auxiliary `{auxiliary.name}` should be positive and finite, "
-                f"but is {auxiliary.variance}."
+                f"but got {auxiliary.variance}."
             )
         if auxiliary.size is not None and auxiliary.size < 1:
             raise ValueError(
-                f"The size of the auxiliary `{auxiliary.name}` should be at least 1, but is "
+                f"The size of the auxiliary `{auxiliary.name}` should be at least 1, but got "
                 f"{auxiliary.size}."
             )
         gaussians.append(auxiliary)
@@ -283,7 +287,7 @@ def _gradient_noise(setup: Setup, setting: str | np.ndarray | None) -> np.ndarra
 
 
 class _Matrices:
-    """Values of D, Q and the covariance of the noise at a state, dense."""
+    """Dense values of D, Q and the covariance of the noise at a state."""
 
     def __init__(self, dynamics: RecipeDynamics, posterior: Posterior):
         self.sizes = dynamics.sizes(posterior.dimension)
@@ -346,7 +350,7 @@ def _random_states(
 def check_matrices(
     values: _Matrices, states: Sequence[Sequence[np.ndarray]]
 ) -> tuple[float, float]:
-    """Smallest and largest eigenvalue of a valid D, without parts for which D has no block.
+    """Smallest and largest eigenvalue of a valid D, without the parts that D has no block for.
 
     Raises
     ------
@@ -360,7 +364,7 @@ def check_matrices(
         at = f"at the random state {[np.round(part[:5], 3).tolist() for part in state]}"
         for name, matrix in (("D", D), ("Q", Q)):
             if not np.isfinite(matrix).all():
-                raise ValueError(f"`{name}` has entries that are not finite {at}.")
+                raise ValueError(f"`{name}` should be finite, but is not {at}.")
         size = max(np.abs(D).max(), np.finfo(float).tiny)
         asymmetry = np.abs(D - D.T).max()
         if asymmetry > tolerance * size:
@@ -375,8 +379,8 @@ def check_matrices(
             )
         if not D.any():
             raise ValueError(
-                f"`D` is zero {at}: without noise the chain would stay on one orbit. Give some "
-                "part of the state a positive diffusion."
+                f"`D` is zero {at}, so the chain would stay on one orbit. Give some part of the "
+                "state a positive diffusion."
             )
         eigenvalues = linalg.eigvalsh(D[values.diffusing])
         if eigenvalues[0] < -tolerance * size:
@@ -412,8 +416,8 @@ def _check_moved(
     names = ", ".join(f"`{labels[number]}`" for number in still[:FEW_LABELS])
     combination = "a combination of " if sizes.all() else ""
     raise ValueError(
-        f"`D` and `Q` do not move {combination}{names}: draws are then not of the posterior. Give "
-        "it a positive diffusion in `D`, or a coupling to a momentum in `Q`."
+        f"`D` and `Q` do not move {combination}{names}, so draws would not be of the posterior. "
+        "Give it a positive diffusion in `D`, or a coupling to a momentum in `Q`."
     )
 
 
@@ -426,7 +430,7 @@ def _check_injected(
         if smallest < -1e-6 * np.abs(D).max():
             raise ValueError(
                 "`gradient_noise` is more than the noise of a step: D - (h/4)(D + Q) V (D + Q)ᵀ "
-                f"has the eigenvalue {smallest:.3g} with step size {step_size:.3g}. Use a smaller "
+                f"has the eigenvalue {smallest:.3g} at step size {step_size:.3g}. Use a smaller "
                 "`step_size` or no `gradient_noise`."
             )
 
@@ -440,13 +444,14 @@ class LinearProcess:
     .. math:: \Lambda = F \Lambda F^\top + h D + \tfrac{h^2}{4} A (V - \hat V) A^\top, \qquad
               F = I - \tfrac{h}{2} A P, \quad A = D + Q
 
-    with P the precision of the target: the curvature H, and that of the auxiliaries.
+    with P the precision of the target: the curvature H for the position, and the inverse variances
+    of the auxiliaries.
 
     Parameters
     ----------
     D, Q : (m, m) arrays
     precision : (m, m) array
-        P.
+        The precision P.
     noise : (d, d) array
         :math:`V - \hat V`.
     """
@@ -454,7 +459,7 @@ class LinearProcess:
     def __init__(self, D: np.ndarray, Q: np.ndarray, precision: np.ndarray, noise: np.ndarray):
         d = len(noise)
         A = D + Q
-        # Auxiliaries without any coupling at the centre, such as a thermostat, are left out.
+        # Auxiliaries that are not coupled at the centre, such as a thermostat, are left out.
         used = np.abs(A).max(0) + np.abs(A).max(1) > 0
         used[:d] = True
         keep = np.ix_(used, used)
@@ -483,7 +488,7 @@ def largest_step(process: LinearProcess, inflation: float) -> float:
     Raises
     ------
     ValueError
-        Where there is none.
+        Where there is no such step.
     """
     if process.rate > 0:
         high = 4 / process.rate
@@ -501,8 +506,8 @@ def largest_step(process: LinearProcess, inflation: float) -> float:
         if low > 0:
             return float(low)
     raise ValueError(
-        "No step size gives the process of `D` and `Q`, linearised at the centre, a stationary "
-        f"variance within {100 * inflation:.0f} % of the posterior's. Make noise reach all "
+        "No step size keeps the variances of the process of `D` and `Q` within "
+        f"{100 * inflation:.0f} % of the posterior's at the centre. Make noise reach all "
         "directions, or give `step_size`."
     )
 
@@ -516,8 +521,8 @@ def _linearised(
     d, total = setup.posterior.dimension, sum(values.sizes)
     if total > LARGEST_LINEAR_STATE:
         raise ValueError(
-            f"The state has {total} coordinates, too many to compute a step size (at most "
-            f"{LARGEST_LINEAR_STATE}). Give `step_size`."
+            f"A step size is computed for at most {LARGEST_LINEAR_STATE} coordinates, but the "
+            f"state has {total}. Give `step_size`."
         )
     state = [
         setup.center.position,

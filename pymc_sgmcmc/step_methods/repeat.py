@@ -1,4 +1,4 @@
-"""The step method of a run, made again from its trace with another step size."""
+"""Make the step method of a run again, from its trace and with another step size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from pymc_sgmcmc.step_methods.sgld import SGLD, SGLDCV
 from pymc_sgmcmc.tuning import Center, Curvature, center_at
 
 STEP_METHODS: dict[str, type[SGLD]] = {method.__name__: method for method in (SGLD, SGLDCV)}
-"""Only these step methods can be made again from a trace."""
+"""These step methods can be made again from a trace. The others have settings that a trace does not
+hold."""
 
 
 def repeated_step(
@@ -80,8 +81,8 @@ def repeated_step(
 def _center(posterior: Posterior, arrays: Any) -> Center | None:
     """Centre of a trace, with the curvature that it had there.
 
-    The curvature is not computed anew: where the centre is the mean of the nearest Gaussian, the
-    curvature at the centre itself is no guide to where chains should begin.
+    The curvature is not computed anew. Where the centre is the mean of the nearest Gaussian, chains
+    should begin with the covariance of this Gaussian, and the curvature at the point is another.
     """
     if "center" not in arrays.data_vars:
         return None
@@ -96,7 +97,7 @@ def _curvature(precision: Matrix) -> Curvature | None:
         return None
     if precision.ndim < 2:
         return Curvature(precision, 1 / precision, precision**-0.5)
-    scale = np.diag(precision) ** -0.5  # units of coordinates may differ by orders of magnitude
+    scale = np.diag(precision) ** -0.5  # Units of coordinates may differ by orders of magnitude.
     scales = np.outer(scale, scale)
     inverse = np.linalg.inv(precision * scales)
     covariance = 0.5 * (inverse + inverse.T) * scales

@@ -1,4 +1,4 @@
-"""The settings of a run, as its trace keeps them."""
+"""The settings of a run that its trace stores."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_settings(setup: Setup, design: Design) -> RunSettings:
         "n_rows": setup.posterior.n_rows,
         "kept_rows": setup.estimator.kept_rows,
         "thin": design.pace.thin,
-        # As JSON, since trace files hold no lists of words.
+        # They are stored as JSON, since trace files hold no lists of words.
         "rows": json.dumps(rows if rows is None or isinstance(rows, str) else list(rows)),
         "estimator_from": GIVEN if by_hand else COMPUTED,
     }
@@ -47,7 +47,7 @@ def run_settings(setup: Setup, design: Design) -> RunSettings:
         attributes["refresh"] = setup.estimator.refresh
     step_size_from = _step_size_from(setup, design)
     if step_size_from != SEARCHED and not setup.is_exact:
-        # A searched step size has no stated accuracy: it trades bias for mixing.
+        # A searched step size has no stated accuracy.
         attributes["bias"] = setup.bias
     if isinstance(design.pace.step_size, int | float):
         attributes["step_size"] = float(design.pace.step_size)
@@ -108,7 +108,7 @@ def _why(setup: Setup, design: Design) -> str:
     if setup.settings.thin is None and setup.settings.step_size is not None:
         thin = "every transition recorded"
     elif setup.settings.thin is None and design.pace.thin == MOST_THINNING:
-        thin = f"one draw in {MOST_THINNING} transitions, the most, though they are dependent"
+        thin = f"one draw in {MOST_THINNING} transitions, the most by default, so draws depend"
     kept_rows = setup.estimator.kept_rows
     always = f", {kept_rows} others in every transition" if kept_rows else ""
     return f"{step}; {size} ({batching.batch_size} of {batching.n_rows}{always}); {thin}"

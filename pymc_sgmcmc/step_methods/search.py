@@ -15,10 +15,12 @@ from pymc_sgmcmc.tuning.halving import successive_halving
 
 LARGEST_STEP, SMALLEST_STEP, CANDIDATES = 1.0, 1e-4, 9
 """The grid has this largest step size, smallest step size and number of candidates, equidistant in
-the logarithm, in units of 1 / λ_max(MH)."""
+the logarithm, in units of 1 / λ_max(MH). The largest is a quarter of what is stable without noise.
+Two rounds leave one of nine candidates, see `KEPT`."""
 
 FIRST_TRANSITIONS = 500
-"""Each candidate runs for this many transitions in the first round."""
+"""Each candidate runs for this many transitions in the first round. It is a compromise between the
+time of the search and the noise of the first comparison."""
 
 POINTS = 200
 """The discrepancy is computed from about this many positions, since its cost grows with their
@@ -31,26 +33,25 @@ def check_searchable(setup: Setup, design: Design) -> None:
     Raises
     ------
     ValueError
-        For other dynamics than Langevin's with a fixed preconditioner, estimators with a memory,
-        and JAX.
+        For dynamics other than Langevin's with a fixed preconditioner, for estimators with a
+        memory, and for JAX.
     """
     estimator = setup.estimator
     follows = estimator.memory is not None or estimator.reference is not None
     if design.closed_form is None or follows:
         raise ValueError(
             '`tune_method="halving"` is for SGLD, SGLDCV and PSGLD(preconditioner="curvature") '
-            f"with plain gradients or control variates at the centre, but got {setup.name} with "
-            f'"{estimator.name}".'
+            f'with `gradient="plain"` or "cv", but got {setup.name} with "{estimator.name}".'
         )
     if setup.settings.on_jax:
         raise ValueError(
-            '`tune_method="halving"` runs chains of many lengths, for each of which JAX would '
-            'compile anew. Use `compile_kwargs={"mode": "NUMBA"}`.'
+            '`tune_method="halving"` runs chains of many lengths, and JAX would compile for each. '
+            'Use `compile_kwargs={"mode": "NUMBA"}`.'
         )
 
 
 def search_step_size(block: TransitionBlock, setup: Setup, design: Design) -> Design:
-    """Design with the step size that successive halving finds, which is logged.
+    """Design with the step size that successive halving finds. The step size is logged.
 
     The seed is fixed, so that the same model and data give the same step size.
 

@@ -30,7 +30,7 @@ TUNE_METHODS = ("closed_form", "halving")
 """A step size is computed in closed form, or searched by successive halving."""
 
 CENTERS = "the name of a search, an array of numbers or a mapping from names to such arrays"
-"""Messages describe by these words what a centre may be."""
+"""Messages use these words for the values that `center` may have."""
 
 COMPILED_WITH = ("inputs", "outputs", "updates", "on_unused_input")
 """The step method sets these arguments of `pytensor.function` itself."""
@@ -41,15 +41,15 @@ CenterSetting = str | Mapping[str, Any] | np.ndarray | None
 
 
 def arguments_of(initializer: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of an `__init__` by name, from its ``locals()`` before it has any others."""
+    """Arguments of an `__init__` by name, from its ``locals()`` before it assigns others."""
     return {name: initializer[name] for name in initializer if name not in ("self", "__class__")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Common settings of a step method, checked as far as they can be without a posterior.
+    """Common settings of a step method, with the checks that need no posterior.
 
-    Their meaning is that of the parameters of `SGLD`.
+    The settings are the parameters of `SGLD`.
 
     Raises
     ------
@@ -76,7 +76,7 @@ class Settings:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], **changed: Any) -> Settings:
-        """Settings from the arguments of an `__init__`, its ``locals()``, that has all of them."""
+        """Settings from the ``locals()`` of an `__init__` that has all of them as arguments."""
         values = {**arguments, **changed}
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
@@ -143,8 +143,8 @@ def _check_search(step_size: StepSize | None, bias: float | None) -> None:
         )
     if bias is not None:
         raise ValueError(
-            '`tune_method="halving"` searches the step size that trades bias for mixing, without a '
-            f"stated accuracy, but got bias={bias!r} as well. Leave one of them out."
+            '`tune_method="halving"` searches a step size without a stated accuracy, but got '
+            f"bias={bias!r} as well. Leave one of them out."
         )
 
 
@@ -153,8 +153,8 @@ def _check_generator(rng: Any) -> None:
         get_random_generator(rng, copy=False)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"`rng` should be a seed, a whole number that is not negative, or a generator of "
-            f"NumPy, but got {rng!r}."
+            "`rng` should be a seed (a whole number that is not negative) or a generator of NumPy, "
+            f"but got {rng!r}."
         ) from error
 
 
@@ -164,15 +164,15 @@ def _check_bias(bias: float | None, step_size: StepSize | None) -> None:
     Raises
     ------
     TypeError, ValueError
-        Where it is no number in (0, 1), or given beside a step size.
+        Where it is no number in (0, 1), or is given together with a step size.
     """
     if bias is None:
         return
     bias = positive_number("bias", bias)
     if bias >= 1:
         raise ValueError(
-            "`bias` is the relative error of the posterior variance that you accept, a number in "
-            f"(0, 1) such as 0.05, but got {bias!r}."
+            "`bias` should be the relative error of the posterior variance that you accept, in "
+            f"(0, 1), such as 0.05, but got {bias!r}."
         )
     if step_size is not None:
         raise ValueError(

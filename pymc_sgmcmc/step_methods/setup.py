@@ -1,4 +1,4 @@
-"""The parts that a sampler is made of, each computed at its first use.
+"""The parts of a sampler, each of which is computed at its first use.
 
 Each part of `Setup` depends on earlier ones: settings, posterior, centre, noise of the rows, batch
 size, gradient estimator, step size. A sampler reads what it needs and returns a `Design`.
@@ -48,12 +48,12 @@ from pymc_sgmcmc.tuning import (
 log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
 NOISE_WARNING = 1.0
-"""A warning follows where the gradient noise is more than this many times the largest curvature:
-the step is then less than half of what the curvature alone would allow."""
+"""A warning follows where the gradient noise is more than this many times the largest curvature.
+The step is then less than half of what the curvature alone would allow."""
 
 IMPLAUSIBLE_NOISE = 1e4
-"""Noise of more than this many times the curvature points at the model and not at the size of the
-minibatch."""
+"""Noise of more than this many times the curvature points to a fault of the model, such as an
+improper posterior, rather than to the size of the minibatch."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,15 @@ class Design:
     adaptations : tuple of Adaptation
         Settings of the dynamics that change between blocks of transitions.
     preconditioner : numpy.ndarray or LowRank, optional
-        M, scalar, (d,), (d, d) or of low rank, where the dynamics are Langevin's with a fixed one
-        and a computed step size is that of the closed form.
+        M, scalar, (d,), (d, d) or of low rank. It is set where the dynamics are Langevin's with a
+        fixed M, and a computed step size is that of the closed form.
     watch : callable, optional
         A function of the statistics of a draw that returns a warning about the chain, or None. It
         is called at the end of tuning and at the end of the chain.
     begins_at_center : bool
         Whether chains begin around the centre, where there is one.
     remedy : str, optional
-        Advice after a chain has left the finite numbers, where a smaller step size is not it.
+        Advice after a chain became NaN or infinite, where it is not a smaller step size.
     """
 
     dynamics: Dynamics
@@ -106,7 +106,7 @@ class Design:
 
     @property
     def closed_form(self) -> StepSizeChoice | None:
-        """Noise and curvature behind the step size, where that is of the closed form."""
+        """Noise and curvature of the step size, where that has the closed form."""
         return None if self.preconditioner is None else self.pace.choice
 
 
@@ -116,14 +116,14 @@ class Setup:
     Parameters
     ----------
     name : str
-        Of the step method, for messages.
+        Name of the step method, for messages.
     settings : Settings
     preconditioner : str, numpy.ndarray or LowRank
         Setting of the sampler, where it has one.
     takes_low_rank : bool
         Whether the dynamics take a curvature of low rank plus diagonal.
     keeps_rows : bool
-        Whether some rows may be in each minibatch, so that V is the noise of the others alone.
+        Whether some rows may be in each minibatch, so that only the other rows cause the noise V.
     takes_all_rows : bool
         Whether the gradient is that of all rows, whatever the setting.
     is_exact : bool
@@ -167,16 +167,16 @@ class Setup:
         if self.posterior.others and self.posterior.model_batch_size is not None:
             warnings.warn(
                 "The model uses `pm.Minibatch`, but the step method has only some of its "
-                "variables: the other step methods would see one fixed minibatch. Build the model "
-                "on the full arrays and pass `batch_size` to the step method.",
+                "variables, and the others would see one fixed minibatch. Build the model on the "
+                "full arrays, and pass `batch_size` to the step method.",
                 UserWarning,
                 stacklevel=4,
             )
-        # Rows are in every transition only where the batch size is computed.
+        # Every transition evaluates the same rows only where the batch size is computed.
         self._keeps_rows = keeps_rows and gradient == "cv" and self._batch_size is None
 
     def _batch_size_given(self) -> tuple[int | None, str]:
-        """Batch size by the settings or the model, or None, and its origin."""
+        """Batch size that the settings or the model give, or None, and its origin."""
         settings, posterior = self.settings, self.posterior
         if isinstance(settings.gradient, GradientEstimator):
             return settings.gradient.batching.batch_size, "given"
@@ -205,7 +205,7 @@ class Setup:
 
     @property
     def known_center(self) -> Center | None:
-        """The centre where it was given or has been computed; None otherwise."""
+        """The centre where it was given or has been computed, and None otherwise."""
         is_given = self.settings.center is not None or self.settings.init is not None
         return self.center if is_given or "_joint_center" in vars(self) else None
 
@@ -215,9 +215,9 @@ class Setup:
         return None if self.known_center is None else self._joint_center.joint_draws
 
     def mean_error(self) -> tuple[str, float] | None:
-        """Label and size of the largest error of a mean that the stated bias brings, if known.
+        """Label and size of the largest error of a mean that the stated bias causes, if known.
 
-        In posterior standard deviations, to first order, see `Center`.
+        The size is in posterior standard deviations and to first order, see `Center`.
         """
         center = self.known_center
         if self.is_exact or center is None or center.bend is None:
@@ -269,13 +269,13 @@ class Setup:
         )
 
     def _cheapest_batch_size(self) -> int:
-        """Batch size for the preconditioner that is the inverse curvature."""
+        """Batch size at least cost where the preconditioner is the inverse curvature."""
         curvature, noise_of_rows = self.center.curvature, self.noise
         largest = float(curvature.relative_to(curvature.root).max())
         squares = largest_mean_square(apply_to_rows(curvature.root, noise_of_rows.deviations))
         noise = noise_of_rows.n_rows**2 * squares / largest
         if self.settings.gradient not in ("plain", "cv"):
-            noise *= 2  # The points of reference of these estimators are as far away as the chain.
+            noise *= 2  # Positions of reference vary about the centre as much as the chain.
         rows, matrix = _operations(self.posterior, self.center)
         rows_always = len(noise_of_rows.kept) * rows
         return choose_batch_size(noise, noise_of_rows.n_rows, rows, matrix + rows_always)
@@ -293,7 +293,7 @@ class Setup:
         curvature = self.center.curvature
         rows = rows * np.sqrt(of_noise)
         if not of_curvature or not curvature.is_dense:
-            # In so many dimensions a diagonal has no factor of few rows, and is much smaller.
+            # A diagonal of so many dimensions has no root with few rows, and is much smaller.
             return rows
         root = matrix_root(curvature.precision)
         return np.concatenate([rows, root.T * np.sqrt(of_curvature)])
@@ -342,12 +342,12 @@ class Setup:
         return Pace(choice.step_size, thin, choice)
 
     def pace(self, compute: Callable[[], Pace], thin: int = 1) -> Pace:
-        """Step size and thinning: as given, otherwise computed and logged.
+        """Step size and thinning as given, or computed and logged.
 
         Parameters
         ----------
         compute : callable
-            Called where no step size was given.
+            Function that is called where no step size was given.
         thin : int
             Thinning where a step size was given without it.
         """
@@ -375,7 +375,7 @@ class Setup:
             pace.thin,
             batching.batch_size,
             batching.n_rows,
-            f" beside {kept_rows} in every one" if kept_rows else "",
+            f" beside {kept_rows} rows in each" if kept_rows else "",
             choice.noise,
             choice.curvature,
         )
@@ -383,8 +383,8 @@ class Setup:
         if error > LARGEST_MEAN_ERROR:
             log.warning(
                 "%s: with variances too large by %.2g the mean of `%s` is off by up to about %.1g "
-                "posterior standard deviations, since the posterior is skewed there. Use "
-                "`bias=%.1g` where that matters",
+                "standard deviations, as the posterior is skewed. Use `bias=%.1g` where that "
+                "matters.",
                 name,
                 self.bias,
                 label,
@@ -394,15 +394,15 @@ class Setup:
         relaxation = 2 / (step_size * choice.curvature)
         if pace.thin == MOST_THINNING and relaxation > 2 * MOST_THINNING:
             log.warning(
-                "%s: a draw should have %.3g transitions to be worth its storage, but has only "
-                "%d: expect few effective draws. A larger `bias`, or less gradient noise (see "
-                "`batch_size`), makes the steps larger",
+                "%s: the relaxation time is %.3g transitions, but a draw has only %d: expect few "
+                "effective draws. Use a larger `bias`, or less gradient noise by a larger "
+                "`batch_size`.",
                 name,
                 relaxation,
                 MOST_THINNING,
             )
         ratio = choice.noise / choice.curvature
-        # For control variates a computed batch size already trades noise against cost.
+        # For control variates a computed batch size already balances noise and cost.
         weighed = self.batch_size_from == "computed" and self.estimator.reduces_variance
         if ratio > (IMPLAUSIBLE_NOISE if weighed else NOISE_WARNING):
             warnings.warn(
@@ -412,26 +412,25 @@ class Setup:
 
 def _noise_message(choice: StepSizeChoice, batching, estimator: GradientEstimator) -> str:
     remedy = (
-        "or fewer predictors that are non-zero or extreme in only a few rows, which cause "
-        "most of the noise that control variates leave"
+        "or fewer predictors that are non-zero or extreme in only a few rows"
         if estimator.reduces_variance
-        else 'or `gradient="cv"` (`SGLDCV`), whose noise does not grow with the data'
+        else 'or `gradient="cv"` (`SGLDCV`)'
     )
     ratio = choice.noise / choice.curvature
     if ratio > IMPLAUSIBLE_NOISE:
         remedy += (
-            ". Such noise may also mean that the posterior is improper or has no mode, as with "
-            "outcomes that predictors separate under a flat prior"
+            ". The posterior may also be improper or have no mode, as with separated outcomes "
+            "under a flat prior"
         )
     return (
         f"The noise of a gradient from {batching.batch_size} of {batching.n_rows} rows is "
-        f"{ratio:.3g} times the curvature, which makes steps small and the chain slow. Use about "
+        f"{ratio:.3g} times the curvature, which makes the chain slow. Use about "
         f"`batch_size={choice.batch_size_needed}`, {remedy}."
     )
 
 
 def _operations(posterior: Posterior, center: Center) -> tuple[int, int]:
-    """Multiplications of a row's gradient, and of the preconditioner, in a transition."""
+    """Multiplications in a transition for the gradient of a row and for the preconditioner."""
     matrix = center.curvature.covariance
     elements = 2 * matrix.vectors.size if isinstance(matrix, LowRank) else matrix.size
     return 4 * max(1, posterior.row_elements), 2 * elements

@@ -39,7 +39,7 @@ from pymc_sgmcmc.step_methods.settings import (
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 
 INTEGRATORS: dict[str, type[Underdamped]] = {"baoab": BAOAB, "euler": SGHMCEuler}
-"""These classes integrate the dynamics, by the name of the setting."""
+"""These classes integrate the dynamics. The names are those of the setting."""
 
 
 @documented
@@ -61,61 +61,63 @@ class SGHMC(StochasticGradientStep):
         \qquad \theta' = \theta + \epsilon v',
 
     where :math:`\alpha = \gamma\epsilon` and :math:`\hat\beta = \tfrac12 \epsilon^2 M \hat V`.
-    The paper's velocity is :math:`\epsilon v`, its learning rate :math:`\eta = \epsilon^2 M`, and
-    its leapfrog steps a draw are `thin` here, each with a minibatch of its own.
+    The paper's velocity is :math:`\epsilon v`, and its learning rate is
+    :math:`\eta = \epsilon^2 M`. Its number of leapfrog steps is `thin` here, and each step has its
+    own minibatch.
 
-    **Law.** With the gradient of all rows and for small steps, :math:`\pi(\theta)\, N(v; 0, M)`.
-    On a Gaussian posterior the mean is right at every stable step. The variance of the
-    position, in a direction of curvature H and gradient noise V where M = I, is too large by a
-    relative :math:`u \approx \epsilon V / 2\gamma` from the noise (exactly so for Euler;
-    for BAOAB :math:`\tfrac14 \epsilon^2 V \coth(\gamma\epsilon/2) / (1 - \epsilon^2 H/4)`), and
-    from the step by nothing for BAOAB and :math:`\epsilon^2 H / (4 - 2\alpha - \epsilon^2 H)`
-    for Euler.
+    **Law.** With the gradient of all rows and for small steps, the law is
+    :math:`\pi(\theta)\, N(v; 0, M)`. On a Gaussian posterior the mean is right at every stable
+    step. Take a direction of curvature H and gradient noise V where M = I. The noise makes the
+    variance of the position too large by a relative :math:`u \approx \epsilon V / 2\gamma`, exactly
+    so for Euler; for BAOAB it is
+    :math:`\tfrac14 \epsilon^2 V \coth(\gamma\epsilon/2) / (1 - \epsilon^2 H/4)`. The step adds
+    nothing for BAOAB and :math:`\epsilon^2 H / (4 - 2\alpha - \epsilon^2 H)` for Euler.
 
     **Correction.** The noise of the gradient is estimated at set-up, from gradients of single
-    rows at the centre, and so much less noise is injected: U and :math:`\hat\beta`. For a constant
-    V this removes the inflation by noise: exactly for Euler, and for BAOAB exactly where V and H
-    commute after whitening by M, as for M = H⁻¹ or V proportional to H, and to first order
-    in ε otherwise. Without the estimate (``noise_estimate=None``) the chain is too hot: on a
-    regression with 40 rows and 5 a minibatch the variance was 1.37 times the posterior's, and
-    with it 1.003 (Euler) and 1.0001 (BAOAB) times. What is left comes from the error of
-    the estimate, and from noise that changes with the position.
+    rows at the centre, and the injected noise is reduced by as much: U and :math:`\hat\beta`. For a
+    constant V this removes the inflation by noise. It does so exactly for Euler, and for BAOAB
+    exactly where V and H commute after whitening by M, as for M = H⁻¹ or V proportional to H, and
+    to first order in ε otherwise. Without the estimate (``noise_estimate=None``) the variances are
+    too large. On a regression with 40 rows and 5 a minibatch the variance was 1.37 times the
+    posterior's, and with the estimate 1.003 (Euler) and 1.0001 (BAOAB) times. The remaining error
+    comes from that of the estimate, and from noise that changes with the position.
 
-    **Cost.** One gradient of n rows a transition, independent of N, a product with M, and for the
-    noise a product with a matrix of its directions.
+    **Cost.** A transition takes one gradient of n rows, independent of N, a product with M, and for
+    the noise a product with a matrix of its directions.
 
     Parameters
     ----------
     integrator : {"baoab", "euler"}
-        BAOAB is the better one at any step; Euler is that of the paper.
+        BAOAB is more accurate at any step; Euler is that of the paper.
     friction : float, optional
-        :math:`\gamma`, in units of 1 / time, the unit of `step_size`; for a matrix friction C of
-        the paper, :math:`C M = \gamma I`. Where not given, critical damping of the slowest
+        :math:`\gamma`, in units of 1 / time, where time is the unit of `step_size`. For the matrix
+        friction C of the paper, :math:`C M = \gamma I`. Default: critical damping of the slowest
         direction at the centre, :math:`2 \sqrt{\lambda_{\min}(MH)}`, which is 2 for
         ``preconditioner="curvature"``.
     step_size : float or callable, optional
-        :math:`\epsilon`, in units of time: a position moves by :math:`\epsilon v` with v of
-        covariance M, so that :math:`\epsilon` has no unit for ``preconditioner="curvature"`` and
-        that of the position for "identity"; :math:`\epsilon^2` is to a gradient what h is to it in
-        `SGLD`. Where not given, the step at which the law above has a variance inflation of 5 %
-        if V is wrong by 20 % (by more where it is known worse: :math:`1 / 2\sqrt{d}` with a
-        control variate, :math:`\sqrt{2n/N}` for windows of rows; all of V without
-        `noise_estimate`), and at most :math:`1 / \sqrt{\lambda_{\max}(MH)}`. For a function,
-        friction and noise are checked at transition 0: let it decrease.
+        :math:`\epsilon`, in units of time. A position moves by :math:`\epsilon v` with v of
+        covariance M, so :math:`\epsilon` has no unit for ``preconditioner="curvature"`` and that
+        of the position for "identity". :math:`\epsilon^2` has the role of h in `SGLD`. Default:
+        the step at which the law above has the variance inflation given as `bias` where V is wrong
+        by 20 %, and at most :math:`1 / \sqrt{\lambda_{\max}(MH)}`. The assumed error of V is larger
+        where less is known: :math:`1 / 2\sqrt{d}` with a control variate, :math:`\sqrt{2n/N}` for
+        windows of rows, and all of V without `noise_estimate`. For a function, friction and noise
+        are checked at transition 0, so it should decrease.
     preconditioner : {"curvature", "identity"}, float, (d,) or (d, d) array, optional
         M, the inverse of the mass matrix. Default: "curvature" where the step size is computed,
         "identity" where it is given.
     noise_estimate : {"rows"}, None, float, (d,) or (d, d) array
-        Estimate of V, the covariance of the gradient estimate of the full-data gradient. "rows"
-        (default): from gradients of single rows at the centre, dense up to d = 500 and diagonal
-        beyond. None or False: none, and none either for ``gradient="svrg"`` and ``"saga"``, of
-        whose noise only a bound is known.
+        Estimate of V, the covariance of the gradient estimate. "rows" (default) is computed from
+        gradients of single rows at the centre, dense up to d = 500 and diagonal beyond. With None
+        or False there is no correction. There is none either with "rows" for ``gradient="svrg"``
+        and ``"saga"``, since only a bound on their noise is known.
     resample_momentum : int or {"draw"}, optional
-        Draw v from N(0, M) every so many transitions, or with each draw. Not needed, as
-        friction does the same; frequent draws make a random walk.
+        Number of transitions after which v is drawn anew from N(0, M), or "draw" for once in each
+        recorded draw. It is not needed, since friction has the same effect. Frequent resampling
+        makes the chain a random walk.
     thin : int, optional
-        Transitions a recorded draw. Default: one relaxation time of the slowest direction, at
-        most 100, where the step size is computed, and 1 where it is given.
+        Number of transitions for each recorded draw. Default: one relaxation time of the slowest
+        direction, at most 1000, where the step size is computed, and 1 where it is given.
 
     Raises
     ------
@@ -253,7 +255,7 @@ class SGHMC(StochasticGradientStep):
             return None, 1.0
         if isinstance(noise_estimate, str):
             if setup.estimator.noise_factors != (1.0, 0.0):
-                return None, 1.0  # no estimate but a bound, with which the chain would be too cold
+                return None, 1.0  # With the bound on their noise variances would be too small.
             return noise_directions(rows_noise(setup), root), rows_noise_error(setup)
         covariance = check_noise(noise_estimate, setup.posterior.dimension)
         if not covariance.any():

@@ -30,28 +30,28 @@ class SGLD(StochasticGradientStep):
     .. math:: \theta' = \theta + \tfrac{h}{2} M \hat\nabla(\theta) + N(0, h M)
 
     with :math:`\hat\nabla` an unbiased estimate of the gradient of the log posterior from a
-    minibatch of rows. Welling and Teh (2011), eq. 4, with M = I; no accept-reject step.
+    minibatch of rows (Welling and Teh 2011, eq. 4, with M = I). There is no accept-reject step.
 
-    **Law.** The chain leaves invariant not the posterior but a law near it: on a Gaussian
-    posterior with precision H it has the right mean and, for small h, a covariance too large
-    by the relative amount :math:`\tfrac{h}{4}(MV + MH)`, with V the covariance of the gradient
-    estimate. With a plain gradient V grows with N at a fixed batch size, so h must shrink:
-    prefer `SGLDCV` on large data.
+    **Law.** The stationary law of the chain is near the posterior and not equal to it. On a
+    Gaussian posterior with precision H it has the right mean and, for small h, a covariance that is
+    too large by the relative amount :math:`\tfrac{h}{4}(MV + MH)`, with V the covariance of the
+    gradient estimate. With a plain gradient V grows with N at a fixed batch size, so h must shrink.
+    Prefer `SGLDCV` for large data.
 
-    **Cost.** One gradient of n rows a transition, independent of N.
+    **Cost.** A transition takes one gradient of n rows, independent of N.
 
     Raises
     ------
     ModelError
-        Where the model's rows cannot be told apart.
+        Where the rows of the model cannot be separated.
     ValueError, TypeError
-        For invalid settings; each message says what was given and what should be.
+        For invalid settings.
 
     Warns
     -----
     BatchSizeWarning
-        Where the noise of the gradient makes the computed step much smaller than
-        curvature would; it names the batch size at which it would not.
+        Where the noise of the gradient makes the computed step much smaller than the curvature
+        would. The message names a batch size at which it would not.
     CenterWarning
         Where the search for the mode failed, or the posterior around it is far from Gaussian.
 
@@ -61,7 +61,7 @@ class SGLD(StochasticGradientStep):
     estimate there (the one that makes the next transition), its norm ``gradient_norm``, and
     the ``step_size``. Chains begin at the centre, displaced by one draw from the Laplace
     approximation, unless `initvals` other than the model's initial point are given to
-    `pymc.sample`. The data are those at the time when the step method was made: sampling after
+    `pymc.sample`. The data are those at the time when the step method was made, and sampling after
     `pymc.set_data` is refused.
 
     References
@@ -132,20 +132,20 @@ class SGLDCV(SGLD):
               &\quad + \tfrac{N}{n} \sum_{j \in S} [\nabla \log p(x_j \mid \theta)
                                             - \nabla \log p(x_j \mid \hat\theta)]
 
-    with the same rows S in both terms (Baker et al. 2019, algorithm 1). The same as `SGLD`
+    with the same rows S in both terms (Baker et al. 2019, algorithm 1). It is the same as `SGLD`
     with ``gradient="cv"``.
 
-    **Law.** As for `SGLD`, with a gradient covariance V that is proportional to the squared
-    distance from the centre. For a posterior that contracts like :math:`N^{-1/2}` around it,
-    V does not grow relative to the curvature, so the same batch size serves for all N. Rows that
-    alone would make most of V, as those of a rare level of a factor, are in each transition where
-    the batch size is computed: their differences have no noise.
+    **Law.** The law is that of `SGLD`, with a gradient covariance V that is proportional to the
+    squared distance from the centre. For a posterior that contracts like :math:`N^{-1/2}` around
+    the centre, V does not grow relative to the curvature, so the same batch size is right for all
+    N. Where the batch size is computed, every transition evaluates the rows that would cause most
+    of V, such as those of a rare level of a factor. These rows then cause no noise.
 
-    **Cost.** At most two gradients of n rows a transition, independent of N. The difference of
-    the two is taken inside sums and products, so that one matrix product serves both in a
-    regression, and quantities at the centre, such as its fitted values, are stored once where
-    they take little memory: a transition then costs as much as one of `SGLD`. The centre takes a
-    few passes over the data, once.
+    **Cost.** A transition takes at most two gradients of n rows, independent of N. Their difference
+    is taken inside sums and products, so that a regression needs one matrix product for both.
+    Quantities at the centre, such as its fitted values, are stored once where they take little
+    memory, and a transition then costs as much as one of `SGLD`. The centre takes a few passes over
+    the data, once.
 
     References
     ----------

@@ -37,7 +37,7 @@ THERMOSTATS = ("scalar", "diagonal")
 
 MOST_THERMOSTAT = 10.0
 """A chain counts as frozen where its thermostat is more than this many times what friction and
-noise explain."""
+noise explain. A stationary thermostat fluctuates by far less, see `FEWEST_DEGREES`."""
 
 FEWEST_DEGREES = 4
 """A thermostat with fewer degrees of freedom has a default mass that is larger in proportion.
@@ -56,49 +56,51 @@ class SGNHT(StochasticGradientStep):
     .. math:: dr = L^\top \hat\nabla\, dt - \xi r\, dt + \sqrt{2 A}\, dW, \qquad
               d\xi = \frac{1}{\mu} \left(\frac{r^\top r}{d} - 1\right) dt
 
-    Ding et al. (2014), integrated by the BADODAB splitting (Leimkuhler and Shang 2016) with one
-    gradient a transition, see `pymc_sgmcmc.dynamics.sgnht.NoseHoover`; the paper's Euler step
-    overflows at steps at which this one is accurate.
+    The dynamics are those of Ding et al. (2014). They are integrated by the BADODAB splitting
+    (Leimkuhler and Shang 2016) with one gradient a transition, see
+    `pymc_sgmcmc.dynamics.sgnht.NoseHoover`. The paper's Euler step overflows at step sizes at which
+    this splitting is accurate.
 
-    **Law.** With the gradient of all rows and for small steps :math:`\pi(\theta)\, N(r; 0, I)\,
-    N(\xi; A, 1/(\mu d))`. Gradient noise of covariance V with :math:`L^\top V L = w I` moves the
-    mean of ξ to :math:`A + \epsilon w / 2` and leaves the law of the position as it is, to
-    first order in ε, without an estimate of w. A scalar thermostat corrects the noise averaged
-    over directions only: directions with more noise come out too wide, by
-    :math:`\epsilon (w_j - \bar w) / 2A`, others too narrow. ``thermostat="diagonal"`` corrects
-    noise that is uncorrelated in the coordinates of r. The temperature is measured where a
-    position does not feel all of the noise: what noise would inflate by u comes out too narrow by
-    about :math:`\epsilon^2 H u`.
-    `SGHMC` corrects noise of any covariance, with an estimate made at set-up; this sampler
-    needs none and follows noise that changes.
+    **Law.** With the gradient of all rows and for small steps the law is
+    :math:`\pi(\theta)\, N(r; 0, I)\, N(\xi; A, 1/(\mu d))`. Gradient noise of covariance V with
+    :math:`L^\top V L = w I` moves the mean of ξ to :math:`A + \epsilon w / 2`. It leaves the law of
+    the position as it is, to first order in ε, without an estimate of w. A scalar thermostat
+    corrects only the mean noise over all directions: directions with more noise get too wide, by
+    :math:`\epsilon (w_j - \bar w) / 2A`, and others too narrow. ``thermostat="diagonal"`` corrects
+    noise that is uncorrelated in the coordinates of r. The temperature is measured at a point of
+    the splitting where the position has not felt all of the noise. A variance that noise would
+    inflate by u is therefore too small by about :math:`\epsilon^2 H u`.
+    `SGHMC` corrects noise of any covariance, with an estimate made at set-up. This sampler needs no
+    estimate, and it follows noise that changes.
 
-    **Cost.** One gradient of n rows a transition, independent of N, and two products with L.
+    **Cost.** A transition takes one gradient of n rows, independent of N, and two products with L.
 
     Parameters
     ----------
     friction : float, optional
-        A, which is ξ for a gradient without noise, in units of 1 / time. Where not given, critical
-        damping of the slowest direction at the centre, :math:`2 \sqrt{\lambda_{\min}(MH)}`.
+        A, in units of 1 / time, which is the mean of ξ for a gradient without noise. Default:
+        critical damping of the slowest direction at the centre,
+        :math:`2 \sqrt{\lambda_{\min}(MH)}`.
     thermostat : {"scalar", "diagonal"}
-        One thermostat, or one for each coordinate of r. With a dense preconditioner and where
-        the centre is known, the diagonal one has the directions of the gradient noise at the
-        centre as coordinates.
+        One thermostat, or one for each coordinate of r. With a dense preconditioner and a known
+        centre, the coordinates of the diagonal one are the directions of the gradient noise at the
+        centre.
     thermostat_mass : float, optional
-        μ, in units of time². Default :math:`4 / A^2`, more for fewer than four degrees of
-        freedom: ξ then fluctuates by :math:`A / 2\sqrt{d}`, at most A / 4, and settles within
-        some :math:`4 / A` to :math:`16 / A` of time.
+        μ, in units of time². Default: :math:`4 / A^2`, and more for fewer than four degrees of
+        freedom. Then ξ fluctuates by :math:`A / 2\sqrt{d}`, at most A / 4, and becomes stationary
+        within about :math:`4 / A` to :math:`16 / A` of time.
     step_size : float or callable, optional
-        :math:`\epsilon`, in units of time, see `SGHMC`. Where not given, the step of BAOAB with
-        friction A at which noise that the thermostat does not correct changes a variance by 5 %
-        (the largest deviation of the noise of a direction from the mean; the largest noise times
-        :math:`\epsilon^2 \lambda_{\max}(MH)`, or 20 % of it where these are more), and at most
-        :math:`1 / \sqrt{\lambda_{\max}(MH)}`.
+        :math:`\epsilon`, in units of time, see `SGHMC`. Default: the step of BAOAB with friction A
+        at which noise that the thermostat does not correct changes a variance by `bias`, and at
+        most :math:`1 / \sqrt{\lambda_{\max}(MH)}`. That noise is the largest of three: the largest
+        deviation of the noise of a direction from the mean, the largest noise times
+        :math:`\epsilon^2 \lambda_{\max}(MH)`, and 20 % of the largest noise.
     preconditioner : {"curvature", "identity"}, float, (d,) or (d, d) array, optional
         M, the inverse of the mass matrix. Default: "curvature" where the step size is computed,
         "identity" where it is given.
     thin : int, optional
-        Transitions a recorded draw. Default: one relaxation time of the slowest direction, at
-        most 100, where the step size is computed, and 1 where it is given.
+        Number of transitions for each recorded draw. Default: one relaxation time of the slowest
+        direction, at most 1000, where the step size is computed, and 1 where it is given.
 
     Raises
     ------
@@ -108,8 +110,8 @@ class SGNHT(StochasticGradientStep):
 
     Notes
     -----
-    `sample_stats` has ``thermostat``, the mean of ξ after each draw: an excess over `friction`
-    is the noise of the gradient.
+    `sample_stats` has ``thermostat``, the mean of ξ after each draw. Its excess over `friction`
+    comes from the noise of the gradient.
 
     References
     ----------
@@ -230,8 +232,8 @@ class SGNHT(StochasticGradientStep):
 def check_heat(step_size: float, friction: float, noise: float, curvature: float) -> None:
     r"""Make sure that the thermostat can absorb the noise of the gradient.
 
-    However large the friction, each kick adds :math:`\epsilon^2 \mathrm{tr}(MV) / d` to the mean
-    square of the momentum, of which the thermostat sees one half: beyond 2 it grows without end.
+    Whatever the friction, each kick adds :math:`\epsilon^2 \mathrm{tr}(MV) / d` to the mean square
+    of the momentum, of which the thermostat measures one half. Beyond 2 it grows without end.
 
     Raises
     ------
@@ -241,13 +243,13 @@ def check_heat(step_size: float, friction: float, noise: float, curvature: float
     stable = BAOAB.largest_step_size(friction, curvature)
     if step_size >= stable:
         raise ValueError(
-            f"`step_size` {step_size:.3g} is not stable at the curvature at the centre: it should "
-            f"be below {stable:.3g}. Leave it out to have it computed."
+            f"`step_size` should be below {stable:.3g} to be stable at the centre, but is "
+            f"{step_size:.3g}. Leave it out to have it computed."
         )
     if step_size**2 * noise >= 1:
         raise ValueError(
-            f"The gradient noise is too large for the thermostat: with step size {step_size:.3g} "
-            f"each step brings {step_size**2 * noise:.3g} times the kinetic energy. Use a "
+            f"The gradient noise is too large for the thermostat: at step size {step_size:.3g} "
+            f"each step adds {step_size**2 * noise:.3g} times the kinetic energy. Use a "
             f"`step_size` below {noise**-0.5:.3g}, a larger `batch_size`, or `gradient='cv'`."
         )
 
@@ -255,12 +257,12 @@ def check_heat(step_size: float, friction: float, noise: float, curvature: float
 def _frozen(thermostat: float, expected: float) -> str | None:
     """Warning where a thermostat is far above its stationary law, otherwise None.
 
-    The large gradients at a start far from the posterior heat a thermostat so.
+    The large gradients at a start far from the posterior have this effect.
     """
     if not thermostat > MOST_THERMOSTAT * expected:
         return None
     return (
-        f"The thermostat is at {thermostat:.3g}, but friction and gradient noise explain at most "
-        f"about {expected:.3g}: the chain hardly moves, and its draws are too narrow. Give "
-        "`initvals` nearer to the posterior, or none, or use SGHMC."
+        f"The thermostat is at {thermostat:.3g}, but should be about {expected:.3g}, so the chain "
+        "hardly moves and its draws are too narrow. Give `initvals` nearer to the posterior, or "
+        "none, or use SGHMC."
     )

@@ -21,12 +21,13 @@ from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 from pymc_sgmcmc.tuning import prior_precision
 
 LARGEST_DIMENSION = 50
-"""The position has at most this many coordinates, since the metric is dense and is differentiated
-in each of them."""
+"""The position has at most this many coordinates. The metric is dense and is differentiated in each
+of them, so its cost grows with the third power of their number."""
 
 LEAST_METRIC_ROWS = 200
 """By default the metric is made of this many rows, or of ten for each coordinate where that is
-more."""
+more. It is a compromise between the cost of a transition and the error of the metric, which affects
+only how fast the chain mixes."""
 
 
 @documented
@@ -40,35 +41,36 @@ class SGRLD(StochasticGradientStep):
         M(\theta)^{-1} &= \frac{N}{R} \sum_{i=1}^{R} \nabla \log p(x_i \mid \theta)\,
             \nabla \log p(x_i \mid \theta)^\top + P
 
-    Patterson and Teh (2013), with the expected Fisher information estimated by the second
-    moment of the gradients of single rows, and the curvature P of the prior, at the centre where
-    there is one and at the initial point otherwise. The R rows are drawn once, at random, and kept:
-    the metric is a *deterministic* function of the position, so that the chain has a well-defined
-    law, and :math:`\Gamma` is computed exactly, by automatic differentiation. Any positive definite
-    M leaves the posterior invariant; how well R rows estimate the information only affects how
-    fast the chain mixes. (The drift in print is another one, and in general wrong in more than one
-    dimension: see `pymc_sgmcmc.dynamics.riemannian.RiemannianLangevin`.)
+    The sampler is that of Patterson and Teh (2013). The expected Fisher information is estimated by
+    the second moment of the gradients of single rows. P is the curvature of the prior, at the
+    centre where there is one and at the initial point otherwise. The R rows are drawn at random
+    once, so the metric is a *deterministic* function of the position and the chain has a
+    well-defined law. :math:`\Gamma` is computed exactly, by automatic differentiation. Any positive
+    definite M leaves the posterior invariant, and the error of an estimate from R rows affects only
+    how fast the chain mixes. (The drift in print differs, and is in general wrong in more than one
+    dimension, see `pymc_sgmcmc.dynamics.riemannian.RiemannianLangevin`.)
 
-    **Law.** The posterior, up to a bias of first order in h from the Euler step and the noise of
-    the gradient: near a Gaussian posterior about that of `SGLD` with M at the centre.
+    **Law.** The law is the posterior up to a bias of first order in h, from the Euler step and the
+    noise of the gradient. Near a Gaussian posterior the bias is about that of `SGLD` with M at the
+    centre.
 
-    **Cost.** One gradient of n rows a transition; for the metric the gradients of R rows apart
-    and their derivatives in d directions, :math:`O(R d^2)`, and :math:`O(d^3)` for the root of a
-    matrix. Where the curvature hardly changes over the posterior, `SGLD` with its constant
+    **Cost.** A transition takes one gradient of n rows. The metric takes the gradients of R single
+    rows and their derivatives in d directions, :math:`O(R d^2)`, and :math:`O(d^3)` for the root of
+    a matrix. Where the curvature hardly changes over the posterior, `SGLD` with its constant
     preconditioner mixes as well at a fraction of the cost.
 
     Parameters
     ----------
     metric_rows : int, optional
-        R. Where not given 200, or 10 d if that is more, and at most N.
+        The number of rows R. Default: 200, or 10 d if that is more, and at most N.
     step_size : float or callable, optional
-        h. Where not given, as for `SGLD` with M at the centre.
+        The step size h. Default: that of `SGLD` with M at the centre.
 
     Raises
     ------
     TypeError, ValueError
-        Where `metric_rows` is no whole number between 1 and N, or the position has more than
-        50 coordinates; otherwise as `SGLD`.
+        Where `metric_rows` is no whole number between 1 and N, or the position has more than 50
+        coordinates; otherwise as `SGLD`.
 
     References
     ----------
@@ -153,7 +155,7 @@ class SGRLD(StochasticGradientStep):
 
 
 def _choose_rows(count: int | None, posterior: Posterior) -> np.ndarray:
-    """Numbers of the rows of the metric, the same each time."""
+    """Numbers of the rows of the metric, which are the same each time."""
     n_rows = posterior.n_rows
     if count is None:
         count = min(n_rows, max(LEAST_METRIC_ROWS, 10 * posterior.dimension))
@@ -171,8 +173,8 @@ def _positive_prior_precision(
     curvature = prior_precision(posterior, position, np.diag(information))
     if not (np.isfinite(curvature).all() and np.isfinite(information).all()):
         raise ValueError(
-            "The gradients of the log density are not finite around the point at which the metric "
-            "is made. Give another `center`, or other initial values."
+            "The gradients of the log density are not finite near the point where the metric is "
+            "made. Give another `center`, or other initial values."
         )
     values, vectors = linalg.eigh(curvature)
     floor = 1e-6 * max(np.trace(information) / len(information), np.abs(values).max())

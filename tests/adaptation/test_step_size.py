@@ -90,8 +90,8 @@ def test_few_draws_in_many_dimensions_leave_the_step(rng):
 def test_step_grows_within_a_bound(rng, step_size, expected):
     center = center_with(np.eye(3))
     chain = gaussian_chain(rng, center, np.zeros((3, 3)), 0.2, 500, THIN)
-    found = factor(center, *chain, step_size=step_size)
-    assert found == pytest.approx(expected, rel=0.02)
+    tuned = factor(center, *chain, step_size=step_size)
+    assert tuned == pytest.approx(expected, rel=0.02)
 
 
 def test_curvature_that_is_larger_than_at_the_centre(rng):
@@ -122,8 +122,8 @@ def test_runs_of_any_length_give_the_same(rng):
         state, start = tuning.begin(center.position), 0
         for stop in stops:
             part = slice(start * THIN, stop * THIN)
-            one = seen(positions[part], gradients[part], boundary=stop == 300)
-            state, _ = tuning.update(state, one)
+            run = seen(positions[part], gradients[part], boundary=stop == 300)
+            state, _ = tuning.update(state, run)
             start = stop
         states.append(state)
     for name in states[0]:
@@ -170,4 +170,4 @@ def test_too_few_transitions_a_draw_are_said(caplog):
         step = SGLDCV(model=logistic_model(), bias=1e-5, compile_kwargs={"mode": "CVM"})
     assert "expect few effective draws" in caplog.text
     assert step.thin == 1000
-    assert "the most, though they are dependent" in step.run_settings.attributes["why"]
+    assert "the most by default, so draws depend" in step.run_settings.attributes["why"]

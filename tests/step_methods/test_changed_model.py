@@ -81,12 +81,12 @@ def test_variables_added(model, added):
             pm.Potential("new", -(model["beta"] ** 2))
         else:
             pm.Normal("new")
-    with pytest.raises(ModelError, match="`new` was added or taken away"):
+    with pytest.raises(ModelError, match="`new` was added or removed"):
         step.setup_chain(1, 10, 10)
 
 
 @pytest.mark.parametrize("given", ["beta", ["beta"], ("beta",)])
 def test_variables_by_name(model, given):
-    assert [one.name for one in SGLD(given, model=model, step_size=1e-3, batch_size=9).vars] == [
-        "beta"
-    ]
+    assert [
+        variable.name for variable in SGLD(given, model=model, step_size=1e-3, batch_size=9).vars
+    ] == ["beta"]

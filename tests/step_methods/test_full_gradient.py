@@ -293,8 +293,8 @@ def mala(model):
 def test_processes_give_the_same_draws(model, mala):
     expected = sample(model, mala, draws=30, chains=2)
     for context in ("fork", "forkserver"):
-        found = sample(model, mala, draws=30, chains=2, cores=2, mp_ctx=context)
-        np.testing.assert_array_equal(found.posterior["beta"], expected.posterior["beta"])
+        draws = sample(model, mala, draws=30, chains=2, cores=2, mp_ctx=context)
+        np.testing.assert_array_equal(draws.posterior["beta"], expected.posterior["beta"])
     assert set(np.unique(expected.sample_stats["accepted"])) == {0.0, 1.0}
 
 
@@ -303,12 +303,12 @@ def test_state_in_the_middle_of_a_run(model, mala):
     point = model.initial_point()
     for _ in range(17):
         point, _ = mala.step(point)
-    state, again, found = mala.sampling_state, point, []
+    state, again, resumed = mala.sampling_state, point, []
     expected = [(point := mala.step(point)[0])["beta"] for _ in range(20)]
     mala.setup_chain(np.random.default_rng(6), 0, 60)
     mala.sampling_state = state
-    found = [(again := mala.step(again)[0])["beta"] for _ in range(20)]
-    np.testing.assert_array_equal(found, expected)
+    resumed = [(again := mala.step(again)[0])["beta"] for _ in range(20)]
+    np.testing.assert_array_equal(resumed, expected)
 
 
 def test_other_variables_that_move_change_the_density():

@@ -98,8 +98,8 @@ class NumpyHAMCMC:
     def root_times(self, pairs, z, xi):
         """The noise recursion: eta - rho s (y'eta) + sqrt(rho) s xi."""
         eta = np.sqrt(self.initial_scale) * z
-        for (s, y, rho), one in zip(pairs, xi.T[-len(pairs) :] if pairs else [], strict=True):
-            eta = eta + s * (np.sqrt(rho) * one - rho * dot(y, eta))[:, None]
+        for (s, y, rho), number in zip(pairs, xi.T[-len(pairs) :] if pairs else [], strict=True):
+            eta = eta + s * (np.sqrt(rho) * number - rho * dot(y, eta))[:, None]
         return eta
 
 
@@ -443,10 +443,10 @@ def reference(model, step):
     return sample(model, step)
 
 
-def assert_same_draws(found, expected, **tolerances):
+def assert_same_draws(actual, expected, **tolerances):
     for name in ("position", "gradient", "pair_accepted"):
         np.testing.assert_allclose(
-            found.sample_stats[name], expected.sample_stats[name], **{"rtol": 0, **tolerances}
+            actual.sample_stats[name], expected.sample_stats[name], **{"rtol": 0, **tolerances}
         )
 
 
@@ -496,9 +496,9 @@ def test_state_resumes_beside_other_step_methods():
     fresh = make_step(model, vars=ours, thin=3)
     fresh.setup_chain(np.random.default_rng(6), 0, 30)
     fresh.sampling_state = state
-    found = walk(fresh, point, 3)
+    resumed = walk(fresh, point, 3)
     for name, value in expected.items():
-        np.testing.assert_array_equal(found[name], value)
+        np.testing.assert_array_equal(resumed[name], value)
 
 
 @pytest.mark.slow
@@ -509,8 +509,8 @@ def test_processes_give_the_same_draws(model, step, reference):
 @pytest.mark.slow
 def test_jax_gives_the_same_draws(model, reference):
     """Its runs are padded, and its shapes static."""
-    found = sample(model, make_step(model, thin=2, compile_kwargs={"mode": "JAX"}))
-    assert_same_draws(found, reference, rtol=1e-8, atol=1e-8)
+    draws = sample(model, make_step(model, thin=2, compile_kwargs={"mode": "JAX"}))
+    assert_same_draws(draws, reference, rtol=1e-8, atol=1e-8)
 
 
 def test_gradient_is_that_of_the_recorded_position(model):
@@ -616,7 +616,7 @@ def test_a_chain_that_leaves_the_finite_numbers_keeps_its_draws(model, caplog):
         beta = sample(model, step, draws=30, quiet=False).posterior["beta"].values
     assert np.isfinite(beta[:, :10]).all()
     assert np.isnan(beta[:, 11:]).all()
-    assert "left the finite numbers at transition 4" in caplog.text
+    assert "became NaN or infinite at transition 4" in caplog.text
     early = make_step(model, thin=2, step_size=lambda t: 0.05 if t < 11 else 1e300)
     with pytest.raises(NonFinitePositionError, match=r"at transition 11 .* Try a smaller"):
         sample(model, early, draws=30)

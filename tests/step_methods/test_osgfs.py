@@ -506,8 +506,8 @@ def test_variance_of_the_mean_of_a_window(length):
         ]
         lags = np.abs(np.subtract.outer(range(length), range(length)))
         expected.append(np.array(auto)[lags].mean())
-    found = window_mean_variance(noise, fractions, length)
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    variance = window_mean_variance(noise, fractions, length)
+    np.testing.assert_allclose(variance, expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("dimension", [1, 8, 50])
@@ -644,9 +644,9 @@ def test_gradients_with_references_that_follow_the_chain(gradient):
 def walk(step, point, count):
     draws, recorded = [], []
     for _ in range(count):
-        point, (one,) = step.step(point)
+        point, (stats,) = step.step(point)
         draws.append(point["beta"])
-        recorded.append((one["converged"], one["convergence_statistic"], one["k"]))
+        recorded.append((stats["converged"], stats["convergence_statistic"], stats["k"]))
     return point, np.array(draws), np.array(recorded, dtype=float)
 
 
@@ -680,8 +680,8 @@ def test_state_read_in_the_middle_resumes_there(problem, used):
     step.setup_chain(np.random.default_rng(99), 0, 60)
     walk(step, {"beta": problem.mean - 5.0}, 11)
     step.sampling_state = state
-    _, found, again = walk(step, point, 25)
-    np.testing.assert_array_equal(found, expected)
+    _, resumed, again = walk(step, point, 25)
+    np.testing.assert_array_equal(resumed, expected)
     np.testing.assert_array_equal(again, recorded)
 
 
@@ -689,11 +689,11 @@ def test_state_read_in_the_middle_resumes_there(problem, used):
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_processes_give_the_same_draws(problem, start_method):
     step = make_step(problem, thin=3, update_every=30, window=7)
-    one = sample(step, 60, tune=10, chains=2)
+    sequential = sample(step, 60, tune=10, chains=2)
     two = sample(step, 60, tune=10, chains=2, cores=2, mp_ctx=start_method)
-    np.testing.assert_array_equal(two.posterior["beta"], one.posterior["beta"])
+    np.testing.assert_array_equal(two.posterior["beta"], sequential.posterior["beta"])
     for name in ("converged", "convergence_statistic", "k"):
-        np.testing.assert_array_equal(two.sample_stats[name], one.sample_stats[name])
+        np.testing.assert_array_equal(two.sample_stats[name], sequential.sample_stats[name])
 
 
 @pytest.mark.slow
@@ -792,7 +792,7 @@ def test_centre_for_gradients_only(problem, monkeypatch):
         ({"window": 0}, "`window` should be a whole number, at least 1, but got 0"),
         ({"covariance_rows": 1}, "`covariance_rows` should be a whole number, at least 2"),
         ({"update_every": 2.5}, "`update_every` should be a whole number"),
-        ({"step_size": 0.1}, "has no `step_size`. Set `k`"),
+        ({"step_size": 0.1}, "takes no `step_size`. Set `k`"),
     ],
 )
 def test_bad_settings(problem, settings, message):

@@ -128,7 +128,7 @@ def test_condition_number_falls_to_its_root(rng):
 
 def test_curvature_is_sgld_with_the_inverse_curvature(problem):
     step = make(problem, preconditioner="curvature")
-    assert not any(isinstance(one, RMSprop) for one in step.chain.adaptations)
+    assert not any(isinstance(adaptation, RMSprop) for adaptation in step.chain.adaptations)
     np.testing.assert_allclose(
         step.block.dynamics.preconditioner.get_value(), np.linalg.inv(problem.precision), rtol=1e-6
     )

@@ -71,16 +71,16 @@ def test_every_setting_but_the_step_size(case):
     second = repeated_step(
         model, settings_of(idata), arrays, step_size=1e-4, thin=3, compile_kwargs=CVM
     )
-    expected, found = first.run_settings, second.run_settings
+    expected, actual = first.run_settings, second.run_settings
     where_from = {name for name in expected.attributes if name.endswith("_from")} | {"rows"}
     compared = set(expected.attributes) - OF_THE_STEP_SIZE - where_from
     assert compared >= {"sampler", "gradient", "batching", "batch_size", "n_rows", "kept_rows"}
     for name in compared:
-        assert found.attributes[name] == expected.attributes[name], name
+        assert actual.attributes[name] == expected.attributes[name], name
     assert second.posterior.data_names == first.posterior.data_names
-    assert set(found.arrays) >= set(expected.arrays)
+    assert set(actual.arrays) >= set(expected.arrays)
     for name, values in expected.arrays.items():
-        np.testing.assert_allclose(found.arrays[name], values, rtol=1e-9, atol=0, err_msg=name)
+        np.testing.assert_allclose(actual.arrays[name], values, rtol=1e-9, atol=0, err_msg=name)
     if case == "rows in each transition":
         assert expected.attributes["kept_rows"] >= 5
     if case == "named rows":

@@ -85,11 +85,11 @@ def sample(model, step, draws=25, tune=10, chains=2, cores=1, seed=3, **kwargs):
         )
 
 
-def assert_same(found, expected):
-    np.testing.assert_array_equal(found.posterior["beta"], expected.posterior["beta"])
+def assert_same(actual, expected):
+    np.testing.assert_array_equal(actual.posterior["beta"], expected.posterior["beta"])
     for name in expected.sample_stats.data_vars:
         if name not in ("divergences", "perf_counter_diff"):
-            np.testing.assert_array_equal(found.sample_stats[name], expected.sample_stats[name])
+            np.testing.assert_array_equal(actual.sample_stats[name], expected.sample_stats[name])
 
 
 @every_sampler
@@ -136,8 +136,8 @@ def test_state_in_the_middle_of_a_run(sampler, gradient, steps):
     step.setup_chain(np.random.default_rng(6), 10, 30)
     walk({"beta": np.ones(3)}, 4)
     step.sampling_state = state
-    _, found = walk(point, 20)
-    np.testing.assert_array_equal(found, expected)
+    _, resumed = walk(point, 20)
+    np.testing.assert_array_equal(resumed, expected)
 
 
 @every_sampler

@@ -214,5 +214,5 @@ def test_single_precision(sampler):
             np.testing.assert_allclose(
                 getattr(single, name), expected, atol=2e-5 * max(1, np.abs(expected).max())
             )
-    double, single = (stationary_law(one)[1] for one in matrices)
+    double, single = (stationary_law(transitions)[1] for transitions in matrices)
     np.testing.assert_allclose(single, double, rtol=1e-3, atol=1e-6 * double.max())

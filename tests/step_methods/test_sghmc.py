@@ -462,9 +462,9 @@ def test_steps_that_change_and_fresh_momenta(larger, integrator, every):
         step, larger, state, indices, noise, step_sizes, integrator, 9.0,
         4 if every == "draw" else every, V,
     )  # fmt: skip
-    found = np.concatenate([first.positions, second.positions])
+    positions = np.concatenate([first.positions, second.positions])
     # The sign of eigenvectors is arbitrary: so is that of the noise along them.
-    if not np.allclose(found, expected, rtol=1e-9):
+    if not np.allclose(positions, expected, rtol=1e-9):
         W = step.block.dynamics.noise_root.get_value()
         signs = np.sign(np.einsum("ij,ij->j", W, np.linalg.eigh(V)[1]))
         columns = slice(None) if every is None else slice(0, None, 2)
@@ -474,7 +474,7 @@ def test_steps_that_change_and_fresh_momenta(larger, integrator, every):
             step, larger, state, indices, flipped, step_sizes, integrator, 9.0,
             4 if every == "draw" else every, V,
         )  # fmt: skip
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    np.testing.assert_allclose(positions, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("integrator", INTEGRATORS)
@@ -578,7 +578,7 @@ def test_friction_too_small_for_the_noise(larger, integrator):
 
 def test_step_that_is_not_stable(larger):
     fastest = np.sqrt(np.linalg.eigvalsh(larger.precision)[-1])
-    with pytest.raises(ValueError, match=r"not stable .* should be below"):
+    with pytest.raises(ValueError, match=r"should be below .* to be stable with friction"):
         make(larger, step_size=2.05 / fastest, friction=1.0, center={"beta": larger.mean})
 
 

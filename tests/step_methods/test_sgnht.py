@@ -74,10 +74,12 @@ def frozen_law(step, friction):
     origin[2 * d :] = friction
     transitions = []
     for index in all_indices(step.batching):
-        one = affine_transition(step.block, index, float(step.step_size), origin)
-        at_origin = one.shift + one.slope @ origin
+        transition = affine_transition(step.block, index, float(step.step_size), origin)
+        at_origin = transition.shift + transition.slope @ origin
         transitions.append(
-            AffineTransition(one.slope[: 2 * d, : 2 * d], at_origin[: 2 * d], one.root[: 2 * d])
+            AffineTransition(
+                transition.slope[: 2 * d, : 2 * d], at_origin[: 2 * d], transition.root[: 2 * d]
+            )
         )
     mean, covariance = stationary_law(transitions)
     return mean[:d], covariance[:d, :d]
@@ -376,8 +378,8 @@ def test_bad_settings(settings, error, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"step_size": 2.5, "batch_size": 400}, "`step_size` 2.5 is not stable .* below 2"),
-        ({"step_size": 0.5, "batch_size": 4}, r"brings \d.* times the kinetic energy.* below 0"),
+        ({"step_size": 2.5, "batch_size": 400}, "`step_size` should be below 2 .* but is 2.5"),
+        ({"step_size": 0.5, "batch_size": 4}, r"adds \d.* times the kinetic energy.* below 0"),
     ],
 )
 def test_noise_that_no_thermostat_takes_up(settings, message):

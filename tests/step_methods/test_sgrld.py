@@ -297,8 +297,8 @@ def test_mean_and_variance_of_a_chain(model, step):
 def test_processes_give_the_same_draws(model, step):
     expected = sample(model, step, chains=2)
     for context in ("fork", "forkserver"):
-        found = sample(model, step, chains=2, cores=2, mp_ctx=context)
-        np.testing.assert_array_equal(found.posterior["beta"], expected.posterior["beta"])
+        draws = sample(model, step, chains=2, cores=2, mp_ctx=context)
+        np.testing.assert_array_equal(draws.posterior["beta"], expected.posterior["beta"])
 
 
 @pytest.mark.slow
@@ -311,8 +311,8 @@ def test_state_in_the_middle_of_a_run(model, step):
     expected = [(point := step.step(point)[0])["beta"] for _ in range(20)]
     step.setup_chain(np.random.default_rng(6), 0, 60)
     step.sampling_state = state
-    found = [(again := step.step(again)[0])["beta"] for _ in range(20)]
-    np.testing.assert_array_equal(found, expected)
+    resumed = [(again := step.step(again)[0])["beta"] for _ in range(20)]
+    np.testing.assert_array_equal(resumed, expected)
 
 
 @pytest.mark.slow
