@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 AdaptationState = Mapping[str, np.ndarray]
-"""Arrays by name, which are never changed in place."""
+"""A state holds arrays by name. They are never changed in place."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A run of transitions with the information that adaptations use.
+    """A run of transitions, with the information that adaptations use.
 
     Attributes
     ----------
@@ -49,13 +49,13 @@ class Seen:
 class Adaptation(ABC):
     """A change between blocks. Its state is part of the state of the chain.
 
-    Runs of draws never cross a boundary, but may end before it: `update` must give the same state
-    after a and then b transitions as after a + b.
+    Runs of draws never cross a boundary, but may end before it. So `update` must give the same
+    state after a and then b transitions as after a + b.
 
     Attributes
     ----------
     transitions : int
-        Transitions between two boundaries. Rounded to whole draws.
+        Transitions between two boundaries, rounded to whole draws.
     stats : mapping of str to numpy dtypes
         Names and types of the statistics that are recorded with each draw.
     """

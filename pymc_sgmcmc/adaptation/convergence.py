@@ -1,13 +1,13 @@
 r"""Has a stochastic gradient chain converged? Statistics of the mean of a window of gradients.
 
-At stationarity the gradients of a chain have mean zero, and on a near-Gaussian posterior their
-mean over a window of transitions has a variance in closed form; far from the mode it is larger
-by orders of magnitude (El hanchi 2018, §2.3.2). Plain NumPy, for chains as they run and for
-stored gradients alike.
+At stationarity the gradients of a chain have mean zero. On a near-Gaussian posterior their mean
+over a window of transitions has a variance in closed form. Far from the mode the mean is larger by
+orders of magnitude (El hanchi 2018, §2.3.2). These functions use plain NumPy, for chains as they
+run and for stored gradients.
 
 In the basis W with :math:`W^\top H W = I` and :math:`W^\top V W = \mathrm{diag}(v)` a transition
 :math:`\theta' = \theta + D \hat\nabla + \ldots` with :math:`D = W \mathrm{diag}(d) W^\top` moves
-each coordinate on its own, and a gradient :math:`y = W^\top \hat\nabla` has the autocovariance
+each coordinate separately, and a gradient :math:`y = W^\top \hat\nabla` has the autocovariance
 :math:`\varphi_j^l - d_j \varphi_j^{l-1} v_j` at lag l, :math:`\varphi_j = 1 - d_j`.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from scipy import stats
 
 CONVERGENCE_RULES = ("chi2", "elementwise")
-"""These are the names of the rules."""
+"""These are the names of the convergence rules of `OSGFS`."""
 
 
 def window_mean_variance(noise: np.ndarray, fractions: np.ndarray, length: int) -> np.ndarray:
@@ -28,17 +28,17 @@ def window_mean_variance(noise: np.ndarray, fractions: np.ndarray, length: int) 
     .. math:: \mathrm{Var}(\bar y_j) = \frac{1 + v_j}{n_w} + \frac{2}{n_w^2}
               \sum_{l=1}^{n_w - 1} (n_w - l) \varphi_j^{l-1} (\varphi_j - d_j v_j)
 
-    El hanchi (2018), eq. 17, has the first term only, and that without C in it: as if the
-    positions were independent.
+    El hanchi (2018), eq. 17, has only the first term, and without C in it. That would be right for
+    independent positions.
 
     Parameters
     ----------
     noise : numpy.ndarray, shape (d,)
         v, the variance of the gradient noise in units of the curvature.
     fractions : numpy.ndarray, shape (d,)
-        d, in (0, 2).
+        The fractions d, in (0, 2).
     length : int
-        :math:`n_w`, gradients in the window.
+        :math:`n_w`, the number of gradients in the window.
 
     Returns
     -------
@@ -69,16 +69,16 @@ def chi_square_statistic(
     mean_gradient : numpy.ndarray, shape (d,)
         Mean of the gradient estimates of the window.
     basis : numpy.ndarray, shape (d, d)
-        W.
+        The basis W.
     variance : numpy.ndarray, shape (d,)
-        That of `window_mean_variance`.
+        Result of `window_mean_variance`.
     """
     return float(np.sum((basis.T @ mean_gradient) ** 2 / variance))
 
 
 @cache
 def chi_square_bound(dimension: int, level: float = 0.95) -> float:
-    """Value that the statistic stays under with probability `level` at stationarity."""
+    """Bound that the statistic does not exceed with probability `level` at stationarity."""
     return float(stats.chi2.ppf(level, dimension))
 
 
@@ -87,9 +87,9 @@ def elementwise_statistic(
 ) -> float:
     r"""Largest of :math:`|\bar Y_i| / \sqrt{(H + V)_{ii} / n_w}`, to be compared with b.
 
-    El hanchi (2018), eq. 17, with the C that its last term lacks. At stationarity it passes
-    b = 1 the more rarely the more coordinates there are: at :math:`n_w = 1/k` in about 74 %
-    of the windows for d = 1, 8 % for d = 8 and none for d = 50.
+    This is El hanchi (2018), eq. 17, with the C that its last term lacks. With more coordinates it
+    passes b = 1 more rarely at stationarity. At :math:`n_w = 1/k` it passes in about 74 % of the
+    windows for d = 1, in 8 % for d = 8 and in none for d = 50.
 
     Parameters
     ----------
@@ -97,6 +97,6 @@ def elementwise_statistic(
     gradient_variances : numpy.ndarray, shape (d,)
         Diagonal of H + V.
     length : int
-        Gradients in the window.
+        Number of gradients in the window.
     """
     return float(np.max(np.abs(mean_gradient) / np.sqrt(gradient_variances / length)))

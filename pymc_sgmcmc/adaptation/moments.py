@@ -1,9 +1,8 @@
 r"""Moments of positions and gradients over all transitions, in constant memory.
 
-A draw is recorded every `thin` transitions, and long runs of long positions are not stored at all.
-Means, covariances and the products for control variates and Stein's identity are sums over
-transitions. They are kept by batches of successive transitions, whose length doubles whenever
-`BATCHES` of them are full.
+Only one position in `thin` transitions is recorded. Means, covariances and the products for control
+variates and Stein's identity are sums over all transitions. They are kept in batches of successive
+transitions. The length of the batches doubles whenever `BATCHES` of them are full.
 """
 
 from __future__ import annotations
@@ -15,14 +14,16 @@ import numpy as np
 from pymc_sgmcmc.adaptation.base import Adaptation, AdaptationState, Seen
 
 BATCHES = 256
-"""A chain has at most this many batches, a power of two."""
+"""A chain has at most this many batches, a power of two, so that batches can be joined in pairs.
+More batches show shorter autocorrelations and take more memory in the trace."""
 
 PRODUCT_ELEMENTS = 4_000_000
 """A chain keeps at most this many products of positions and gradients, 32 MB. With more coordinates
-several batches share their products."""
+several batches share their products, so that the memory stays bounded."""
 
 MOST_COORDINATES = 500
-"""Longer positions have no products, as they have no dense matrices."""
+"""Longer positions have no products, since they have no dense matrices either, see
+`DENSE_DIMENSION`."""
 
 WAITING = 64
 """At least this many transitions are gathered before they are added, since each addition copies all
@@ -32,17 +33,17 @@ sums."""
 class RunningMoments(Adaptation):
     r"""Sums over transitions of z = (θ - origin, ∇̂), and of z zᵀ, by batches.
 
-    The origin is the position of a chain at its first transition after tuning: products of
-    positions far from it would lose the digits of the covariance.
+    The origin is the position of a chain at its first transition after tuning. Products of
+    positions far from it would lose digits of the covariance.
 
     After tuning each transition is counted in the present batch. When `BATCHES` batches are full,
-    neighbours are added and further batches have twice the length: there are always between half as
-    many and `BATCHES`, of equal length, whatever the length of the run.
+    neighbours are added, and further batches have twice the length. A long run of any length then
+    has between `BATCHES` / 2 and `BATCHES` batches of equal length.
 
     Parameters
     ----------
     thin : int
-        Transitions of a batch to begin with.
+        Number of transitions in a batch at the start.
     """
 
     transitions = 10**9
@@ -89,8 +90,8 @@ class RunningMoments(Adaptation):
         """Moments of a chain that has ended."""
         state = {**state, **_with(state, state["waiting"])}
         full, groups = int(state["full"]), len(state["products"])
-        # The last batch is left out where it is not full; the last group has its own number of
-        # transitions.
+        # The last batch is left out where it is not full. The last group may have fewer transitions
+        # than the others.
         batches_a_group = BATCHES // groups if groups else BATCHES
         transitions_a_group = batches_a_group * int(state["length"])
         counts = (

@@ -6,12 +6,12 @@ At stationarity the second moments of a Langevin chain do not change, so for
 .. math:: -\operatorname{sym} \mathrm{E}[(\theta - \mu) (M \nabla \log \pi)^\top]
           = M + \tfrac{h}{4} M \, \mathrm{E}[\hat\nabla \hat\nabla^\top] M
 
-while draws of the posterior have M on the left-hand side (Stein's identity): the excess on the
-right is the discretisation error and the gradient noise. Relative to M it is the error of the
-variance where M is about the covariance of a near-Gaussian posterior, and a mean of squares,
-whose Monte-Carlo error is a few percent *of itself* after a thousand draws. Of other dynamics
-the left-hand side is estimated as it stands, for which the error of the mean over coordinates is
-about :math:`\sqrt{2 / (d K)}` after K independent draws.
+while draws of the posterior would have M on the left-hand side (Stein's identity). The excess on
+the right is the discretisation error and the gradient noise. Where M is about the covariance of a
+near-Gaussian posterior, the excess relative to M is the error of the variance. It is a mean of
+squares, whose Monte Carlo error is a few per cent *of itself* after a thousand draws. For other
+dynamics the left-hand side itself is estimated. The error of its mean over coordinates is about
+:math:`\sqrt{2 / (d K)}` after K independent draws.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ STATISTIC = "variance_error"
 
 
 def langevin_excess(gradients: np.ndarray, preconditioner: Matrix) -> np.ndarray:
-    r"""Relative variance error of each draw for a step of 1: its mean over draws times h.
+    r"""Relative variance error of each draw for a step of 1.
+
+    Its mean over draws, times h, estimates the error:
 
     .. math:: \tfrac14 (M \hat\nabla)_i^2 / M_{ii}
 
@@ -46,12 +48,12 @@ def langevin_excess(gradients: np.ndarray, preconditioner: Matrix) -> np.ndarray
 
 
 class LangevinMonitor(Adaptation):
-    """Records the variance error of a Langevin chain.
+    """Record of the variance error of a Langevin chain.
 
     Parameters
     ----------
     preconditioner : numpy.ndarray, scalar, (d,) or (d, d), or LowRank
-        M, fixed.
+        The fixed preconditioner M.
     """
 
     transitions = 10**9
@@ -86,7 +88,7 @@ class LangevinMonitor(Adaptation):
 
 
 class SteinMonitor(Adaptation):
-    r"""Records the mean over coordinates of :math:`-\mathrm{Cov}(\theta_i, \hat\nabla_i) - 1`."""
+    r"""Record of the mean over coordinates of :math:`-\mathrm{Cov}(\theta_i, \hat\nabla_i) - 1`."""
 
     transitions = 10**9
 

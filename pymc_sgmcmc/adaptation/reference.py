@@ -1,4 +1,4 @@
-"""The reference of a gradient estimator, which follows the chain from time to time."""
+"""The reference position of a gradient estimator, which follows the chain from time to time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pymc_sgmcmc.gradient_estimators.base import Reference
 
 
 class RefreshedReference(Adaptation):
-    """Makes the last position the reference at each boundary.
+    """Adaptation that makes the last position the reference at each boundary.
 
     Parameters
     ----------

@@ -11,16 +11,18 @@ from pymc_sgmcmc.adaptation.base import Adaptation, AdaptationState, Seen
 from pymc_sgmcmc.posterior import Posterior
 
 TRANSITIONS_BETWEEN_UPDATES = 100
-"""While the preconditioner is adapted, this many transitions share one."""
+"""During tuning the preconditioner changes after this many transitions, which is the memory of the
+second moment at the default decay of 0.99."""
 
 ROWS_AT_START = 1_000
-"""The second moment at the start of a chain is from the gradients of this many rows."""
+"""The second moment at the start of a chain is from the gradients of this many rows. Its root, of
+which the preconditioner is made, then has a relative error of some per cent."""
 
 
 class RMSprop(Adaptation):
     r"""Diagonal preconditioner from a running second moment of gradients, frozen after tuning.
 
-    State: the second moment v of the gradient a row, and the diagonal of M that is in use.
+    The state is the second moment v of the gradient a row, and the diagonal of M that is in use.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class RMSprop(Adaptation):
     def update(
         self, state: AdaptationState, seen: Seen
     ) -> tuple[AdaptationState, dict[str, np.ndarray]]:
-        """Follow the gradients; change M at a boundary while tuning."""
+        """Follow the gradients, and change M at a boundary during tuning."""
         if not seen.tuning:
             return state, {}
         squares = (seen.gradients.astype(float) / self._posterior.n_rows) ** 2

@@ -1,8 +1,8 @@
-r"""The step size of Langevin dynamics, set anew while tuning from the gradients of the chain.
+r"""The step size of Langevin dynamics, computed anew during tuning from the gradients of the chain.
 
-The closed form needs the curvature and the covariance V of the gradient estimate, which are
-computed around the centre, from a part of the rows. The gradients of the chain show both where the
-posterior has its mass, and from all rows.
+The closed form needs the curvature and the covariance V of the gradient estimate. Both are computed
+around the centre, from a part of the rows. The gradients of the chain show both over the mass of
+the posterior and from all rows.
 """
 
 from __future__ import annotations
@@ -16,54 +16,57 @@ from pymc_sgmcmc.matrices import LowRank, Matrix, apply_to_rows, congruent, dens
 from pymc_sgmcmc.tuning import DENSE_DIMENSION, Center
 
 FIRST_WINDOW = 100
-"""The step size is set for the first time after this many draws, and then every so many draws. Each
-window of draws is twice as long as the one before and starts afresh, since a chain may begin far
+"""The step size is set for the first time after this many draws, and then at each multiple of them.
+Each window of draws is twice as long as the one before and starts anew, since a chain may begin far
 from its law."""
 
 MARGIN = 0.9
-"""Tuning aims at this part of the stated error."""
+"""Tuning aims at this part of the stated error, so that errors of the estimate rarely lead to a
+larger error than the stated one."""
 
 SMALLEST_FACTOR, LARGEST_FACTOR = 0.01, 10.0
-"""Tuning multiplies the computed step size by a factor within these bounds."""
+"""Tuning multiplies the computed step size by a factor within these bounds. They keep a wrong
+estimate from an unusual window from stopping the chain or making it diverge at once."""
 
 GRADIENTS_A_DRAW = 10
-"""At most this many gradients of the transitions to a draw are used, since their noise is
-independent in each transition."""
+"""At most this many gradients of the transitions to a draw are used. Their noise is independent in
+each transition, and so many give the noise of a window with a small error at little cost."""
 
 STANDARD_ERRORS = 3.0
 """The error of a coordinate counts after subtracting this many standard errors, since the largest
-of many errors is large by chance."""
+of many errors is large by chance alone."""
 
 SQUARES_A_DRAW = 1 / 1.3
-"""Each draw gives this many independent squares, for draws that are one relaxation time apart."""
+"""Each draw gives this many independent squares. Squares of draws that are one relaxation time
+apart have the autocorrelation time (1 + e⁻²) / (1 - e⁻²) = 1.3."""
 
 
 class LangevinStepSize(Adaptation):
-    r"""Keeps the variance error of a Langevin chain to the stated one.
+    r"""Adaptation that keeps the variance error of a Langevin chain near the stated one.
 
     .. math:: h = \frac{4 \delta}{\lambda_{\max}(L^\top (H + V) L)}, \qquad M = L L^\top
 
-    with H the curvature at the centre c and V from the residuals
-    :math:`r = \hat\nabla + H (\theta - c)`, the noise of the gradients and the part of the
-    posterior that is not Gaussian. Noise is independent between transitions, while the gradients
-    themselves follow the position, so that a few draws suffice for its covariance. The largest
-    direction is searched in the draws of even number and measured in those of odd number, and
-    vice versa, since the largest eigenvalue of one estimate is too large, by
-    :math:`(1 + \sqrt{d / K})^2` after K residuals. In addition, an error of a coordinate that is
-    larger than chance explains bounds the step. In dimensions above `DENSE_DIMENSION` only the
+    with H the curvature at the centre c. V is the covariance of the residuals
+    :math:`r = \hat\nabla + H (\theta - c)`, which hold the noise of the gradients and the part of
+    the posterior that is not Gaussian. Noise is independent between transitions, while the
+    gradients follow the position, so a few draws suffice for its covariance. The direction of
+    largest variance is searched in the draws of even number and measured in those of odd number,
+    and vice versa. The largest eigenvalue of one estimate would be too large, by
+    :math:`(1 + \sqrt{d / K})^2` after K residuals. An error of a coordinate that is larger than
+    chance explains bounds the step as well. In dimensions above `DENSE_DIMENSION` only the
     coordinates are used, and the step is never made larger.
 
     Parameters
     ----------
     preconditioner : numpy.ndarray, scalar, (d,) or (d, d), or LowRank
-        M, fixed.
+        The fixed preconditioner M.
     thin : int
     step_size : float
         The computed step size.
     bias : float
         Stated relative error :math:`\delta`.
     center : Center
-        c and H.
+        The centre, with c and H.
     """
 
     def __init__(
@@ -96,7 +99,7 @@ class LangevinStepSize(Adaptation):
         }
 
     def load(self, state: AdaptationState) -> None:
-        """Nothing to set: the step size is an argument of the transitions."""
+        """Nothing to set, since the step size is an argument of the transitions."""
 
     def step_size_factor(self, state: AdaptationState) -> float:
         """Factor that tuning has found."""
@@ -105,7 +108,7 @@ class LangevinStepSize(Adaptation):
     def update(
         self, state: AdaptationState, seen: Seen
     ) -> tuple[AdaptationState, dict[str, np.ndarray]]:
-        """Add draws while tuning; at a boundary set the step size anew."""
+        """Add draws during tuning, and at a boundary set the step size anew."""
         if not seen.tuning:
             return state, {}
         state = self._with_draws(state, seen)
@@ -163,7 +166,7 @@ class LangevinStepSize(Adaptation):
 
 
 def _largest_direction(first: np.ndarray, second: np.ndarray) -> float:
-    r"""Mean of :math:`v^\top A v` for v the largest direction of one estimate, A the other."""
+    r"""Mean of :math:`v^\top A v` for v the first eigenvector of one estimate and A the other."""
     variances = []
     for searched, measured in ((first, second), (second, first)):
         largest = linalg.eigh(searched)[1][:, -1]

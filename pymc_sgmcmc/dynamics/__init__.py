@@ -1,4 +1,4 @@
-"""Transitions of chains: one file an algorithm."""
+"""Transitions of chains, with one file for each algorithm."""
 
 from pymc_sgmcmc.dynamics.baoab import BAOAB
 from pymc_sgmcmc.dynamics.base import Auxiliary, Dynamics, Transition

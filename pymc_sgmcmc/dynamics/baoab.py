@@ -20,25 +20,25 @@ class BAOAB(Underdamped):
         v'  &= e^{-\gamma\delta} v_+ + \sqrt{1 - e^{-2\gamma\delta}}\, L \xi \\
         \theta' &= \theta + \tfrac{\delta}{2} (v_+ + v')
 
-    A transition ends after the second drift (A): the half kick (B) at its end and that at the
-    beginning of the next are at the same position, and are made in one with one gradient. The
-    positions are those of BAOAB; the velocities are half a kick behind.
+    A transition ends after the second drift (A). The half kick (B) at its end and that at the
+    beginning of the next are at the same position, and both are made at once with one gradient. The
+    positions are those of BAOAB, and the velocities are half a kick behind.
 
-    On a Gaussian with precision H (M = I) and an exact gradient the position has *exactly* the
-    covariance :math:`H^{-1}` for every step below :math:`2 / \sqrt{\lambda_{\max}(H)}`. Noise of
-    the gradient with variance V in a direction of curvature H inflates the variance by
+    On a Gaussian with precision H (M = I) and with an exact gradient, the position has *exactly*
+    the covariance :math:`H^{-1}` for every step below :math:`2 / \sqrt{\lambda_{\max}(H)}`. Noise
+    of the gradient with variance V in a direction of curvature H inflates the variance by
 
     .. math:: u = \frac{\delta^2 V}{4 (1 - \delta^2 H / 4)} \coth \frac{\gamma\delta}{2}
-                \approx \frac{\delta V}{2 \gamma},
+                \approx \frac{\delta V}{2 \gamma} .
 
-    which follows from the recurrence that positions satisfy, with :math:`c = e^{-\gamma\delta}`:
+    This follows from the recurrence of the positions, with :math:`c = e^{-\gamma\delta}`:
     :math:`\theta_{k+1} - (1 + c) \theta_k + c\, \theta_{k-1} = \tfrac{\delta}{2} [(1 + c) \delta
     \hat\nabla_k + \sqrt{1 - c^2}\, (\xi_k + \xi_{k-1})]`. Injecting the variance
     :math:`(1 - c^2)(1 - u)` therefore makes the covariance of the position exact again, for
-    constant V, wherever L⊤VL and L⊤HL commute: for M = H⁻¹, and for V proportional to H.
-    With the curvature not known (0) a relative :math:`\delta^2 H / 4` of u is left.
+    constant V, wherever L⊤VL and L⊤HL commute, as for M = H⁻¹ and for V proportional to H.
+    With an unknown curvature (0) a relative :math:`\delta^2 H / 4` of u remains.
 
-    Attributes are those of `Underdamped`.
+    The attributes are those of `Underdamped`.
     """
 
     @staticmethod

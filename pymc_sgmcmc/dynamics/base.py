@@ -11,13 +11,13 @@ import numpy as np
 from pytensor.tensor.variable import TensorVariable
 
 type Array = np.ndarray | TensorVariable
-"""Transitions take arrays of NumPy and symbolic tensors alike."""
+"""Transitions take arrays of NumPy as well as symbolic tensors."""
 
 type State = tuple[Array, ...]
-"""The position, shape (d,), followed by the auxiliaries of the dynamics."""
+"""A state is the position, shape (d,), followed by the auxiliaries of the dynamics."""
 
 type Gradient = Callable[[Array], Array]
-"""Gradient estimate on the rows of a transition, as a function of a position."""
+"""A gradient estimate on the rows of a transition, as a function of a position."""
 
 
 class Transition(NamedTuple):
@@ -63,10 +63,10 @@ class Dynamics(ABC):
     stats : tuple of str
         Names of the numbers that each transition reports beside the gradient.
     lag : int
-        Transitions between the one that makes a position and the one that evaluates the
-        gradient there: 1 where each transition starts from the last position.
+        Number of transitions from the one that makes a position to the one that evaluates the
+        gradient there. It is 1 where each transition starts from the last position.
     depends_on_others : bool
-        Whether the auxiliaries belong to the values of variables outside of the position.
+        Whether the auxiliaries depend on the values of variables outside the position.
     """
 
     stats: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ class Dynamics(ABC):
         return dimension
 
     def scaled_noise(self, noise: Array, step_sizes: Array) -> Array:
-        """Noise as the transitions take it, scaled for all of a block at once.
+        """Noise in the form that the transitions take, scaled for a whole block at once.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Matrices over the parts of a state, block by block, and their derivatives."""
+"""Matrices over the parts of a state in blocks, and their derivatives."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorVariable
 
 Blocks = Mapping[tuple[int, int], Any]
-"""Blocks by their place: a number stands for a multiple of the identity, a vector for a diagonal,
-and a missing block for zero."""
+"""The blocks of a matrix by their place. A number stands for a multiple of the identity, a vector
+for a diagonal, and a missing block for zero."""
 
 
 def as_blocks(value: Any, sizes: Sequence[int], name: str, dtype: str) -> Blocks:
@@ -24,8 +24,8 @@ def as_blocks(value: Any, sizes: Sequence[int], name: str, dtype: str) -> Blocks
     Parameters
     ----------
     value : nested sequence, number, vector, matrix or None
-        Rows of blocks; or the whole matrix: a multiple of the identity, a diagonal or dense.
-        None and the number zero stand for zero.
+        Rows of blocks, or the whole matrix: a multiple of the identity, a diagonal, or a dense
+        matrix. None and the number zero stand for zero.
     sizes : sequence of int
         Lengths of the parts.
     name : str
@@ -36,9 +36,9 @@ def as_blocks(value: Any, sizes: Sequence[int], name: str, dtype: str) -> Blocks
     Raises
     ------
     TypeError
-        Where a block is no number and no tensor.
+        Where a block is neither a number nor a tensor.
     ValueError
-        Where blocks and parts do not fit.
+        Where the shape of a block is not that of its parts.
     """
     count, total = len(sizes), sum(sizes)
     if isinstance(value, list | tuple):
@@ -133,7 +133,7 @@ def scale(factor: Any, blocks: Blocks) -> Blocks:
 
 
 def apply_blocks(blocks: Blocks, vectors: Sequence[Any]) -> list[Any]:
-    """Product with a vector that is given in parts; zero where a row has no block."""
+    """Product with a vector that is given in parts. It is zero where a row has no block."""
     products: list[Any] = [0.0] * len(vectors)
     for (i, j), block in blocks.items():
         product = block @ vectors[j] if block.ndim == 2 else block * vectors[j]
@@ -144,8 +144,8 @@ def apply_blocks(blocks: Blocks, vectors: Sequence[Any]) -> list[Any]:
 def divergence(blocks: Blocks, parts: Sequence[TensorVariable]) -> list[Any]:
     r"""Parts of :math:`\Gamma_i = \sum_j \partial_j A_{ij}`, by automatic differentiation.
 
-    Zero, without any cost, for blocks that do not depend on the part of their columns.
-    Elsewhere a block is differentiated in each direction of that part.
+    A block that does not depend on the part of its columns gives zero without any cost. Any other
+    block is differentiated in each direction of that part.
     """
     totals: list[Any] = [0.0] * len(parts)
     for (i, j), block in blocks.items():
@@ -164,9 +164,9 @@ def divergence(blocks: Blocks, parts: Sequence[TensorVariable]) -> list[Any]:
 
 
 def tangents(graph: TensorVariable, vector: TensorVariable) -> TensorVariable | None:
-    """Derivatives of a graph in each direction of a vector, leading axis over directions.
+    """Derivatives of a graph in each direction of a vector, with directions as the first axis.
 
-    None where the graph does not depend on the vector.
+    The result is None where the graph does not depend on the vector.
     """
     if vector not in set(ancestors([graph])):
         return None
@@ -186,10 +186,10 @@ def root_product(blocks: Blocks, noise: Sequence[Any], *, singular: bool = False
     ----------
     blocks : Blocks
     noise : sequence
-        ξ in parts.
+        The vector ξ in parts.
     singular : bool
-        Whether dense blocks may be singular: their root is then the symmetric one, by
-        eigenvalues, in place of Cholesky's.
+        Whether dense blocks may be singular. Their root is then computed from eigenvalues, in place
+        of Cholesky's.
     """
     products: list[Any] = [0.0] * len(noise)
     if all(i == j for i, j in blocks):

@@ -11,8 +11,9 @@ import pytensor.tensor as pt
 from pymc_sgmcmc.dynamics.base import Array, Auxiliary, Dynamics, Gradient, State, Transition
 
 LARGEST_CHANGE = 4.0
-"""A pair between two chains is used where γ‖y‖² / sᵀy is at most this number; on a quadratic log
-density it is at most 1."""
+"""A pair between two chains is used where γ‖y‖² / sᵀy is at most this number. On a quadratic log
+density the ratio is at most 1 for the default γ, so the bound leaves room for a curvature that
+varies."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,9 @@ class QuasiNewtonLangevin(Dynamics):
               y_\tau = \hat\nabla_{S_\tau}(\theta_{\tau-M}) - \hat\nabla_{S_\tau}(\theta_\tau)
               + \lambda s_\tau
 
-    with both gradients from the same rows. None of them involves :math:`\theta_{t-M}`. These
-    are M chains that take turns and share what they learn of the curvature; each is recorded
-    in the order of the transitions.
+    with both gradients from the same rows. None of them involves :math:`\theta_{t-M}`. There are
+    M chains that take turns and share what they learn of the curvature. Their positions are
+    recorded in the order of the transitions.
 
     With ``between_chains`` the pairs are differences between the present positions of two chains
     that took their turns one after the other, M - 2 pairs :math:`\tau = t-M+2, \dots, t-1`,
@@ -40,14 +41,15 @@ class QuasiNewtonLangevin(Dynamics):
               y_\tau = \hat\nabla_{S_\tau}(\theta_{\tau-1}) - \hat\nabla_{S_\tau}(\theta_\tau)
               + \lambda s_\tau
 
-    with a second condition, :math:`\gamma \|y\|^2 \le 4 s^\top y`, which curvature of at most
-    :math:`4 / \gamma` fulfils. They depend on the other chains alone, as in the ensembles of
-    Leimkuhler, Matthews and Weare (2018): as h goes to zero, the product of M posteriors is
-    invariant.
+    with a second condition, :math:`\gamma \|y\|^2 \le 4 s^\top y`, which holds for a curvature of
+    at most :math:`4 / \gamma`. They depend on the other chains alone, as in the ensembles of
+    Leimkuhler, Matthews and Weare (2018), so the product of M posteriors is invariant as h goes to
+    zero.
 
-    A pair is stored divided by :math:`\sqrt{s^\top y}`, and as zeros, which change nothing,
-    where :math:`s^\top y \le \kappa \|s\|^2`. The first M transitions use no pairs, since all
-    chains start from one point: they are steps of SGLD with :math:`\gamma I`.
+    A pair is stored divided by :math:`\sqrt{s^\top y}`. Where
+    :math:`s^\top y \le \kappa \|s\|^2` it is stored as zeros, which have no effect. The first M
+    transitions use no pairs, since all chains start from one point. They are steps of SGLD with
+    :math:`\gamma I`.
 
     Attributes
     ----------
@@ -78,11 +80,11 @@ class QuasiNewtonLangevin(Dynamics):
 
     @property
     def lag(self) -> int:  # type: ignore[override]
-        """M: the gradient at a position is evaluated when its own chain moves again."""
+        """M, since the gradient at a position is evaluated when the same chain moves again."""
         return self.memory
 
     def auxiliaries(self, dimension: int) -> Sequence[Auxiliary]:
-        """Positions t - M to t - 2, the scaled pairs, and transitions until these are used."""
+        """Positions t - M to t - 2, the scaled pairs, and transitions until the pairs are used."""
         return (
             Auxiliary("earlier_positions", (self.memory - 1, dimension)),
             Auxiliary("displacements", (self.pairs, dimension)),
@@ -146,8 +148,8 @@ class QuasiNewtonLangevin(Dynamics):
         product = displacement @ change
         accepted = product > self.curvature_threshold * (displacement @ displacement)
         if self.between_chains:
-            # Between distant positions the gradients may differ in another direction than the
-            # positions, which would make the update of H_t unbounded.
+            # Between distant positions the difference of gradients may have another direction than
+            # that of positions, which would make the update of H_t unbounded.
             size = self.initial_scale * (change @ change)
             accepted = accepted & (size <= LARGEST_CHANGE * product)
         # For a refused pair the product may be negative.
@@ -172,31 +174,31 @@ def preconditioned_move(
 ) -> Array:
     r"""Return :math:`H v + \eta` with H from BFGS updates of :math:`\gamma I`, and Cov η = H.
 
-    With the pairs scaled to :math:`s_i^\top y_i = 1`, the first loop of the recursion of
-    Nocedal (1980) makes of v, newest pair first, :math:`\alpha_i = s_i^\top v` and
-    :math:`v \leftarrow v - \alpha_i y_i`. Its second loop, oldest pair first, is the linear
-    map that turns a root of one BFGS matrix into that of the next: each update is
+    The pairs are scaled to :math:`s_i^\top y_i = 1`. The first loop of the recursion of Nocedal
+    (1980) goes from the newest to the oldest pair, with :math:`\alpha_i = s_i^\top v` and
+    :math:`v \leftarrow v - \alpha_i y_i`. Its second loop goes from the oldest to the newest. It
+    is the linear map that turns a root of one BFGS matrix into a root of the next: each update is
     :math:`H \leftarrow (I - s y^\top) H (I - y s^\top) + s s^\top`, so noise with covariance
-    H becomes noise with the new one by
-    :math:`\eta \leftarrow \eta - s\, y^\top \eta + s\, \xi`. One loop therefore serves both,
-    from :math:`w = \gamma v + \sqrt{\gamma}\, z`:
+    H becomes noise with the new covariance by
+    :math:`\eta \leftarrow \eta - s\, y^\top \eta + s\, \xi`. So one loop serves for both, from
+    :math:`w = \gamma v + \sqrt{\gamma}\, z`:
 
     .. math:: w \leftarrow w + s_i (\alpha_i + \xi_i - y_i^\top w)
 
-    It takes the place of the paper's eq. (11), whose print does not give a root of H.
+    It replaces the paper's eq. (11), which in print does not give a root of H.
 
     Parameters
     ----------
     drift : (d,)
-        v.
+        The vector v.
     noise : (d,)
         :math:`\sqrt{\gamma}\, z` with z standard normal.
     pair_noise : (pairs,)
-        The :math:`\xi_i`.
+        The numbers :math:`\xi_i`.
     displacements, gradient_changes : (pairs, d)
-        The s_i and y_i, oldest first; both zero for a pair that is not used.
+        The vectors s_i and y_i, oldest first. Both are zero for a pair that is not used.
     initial_scale : scalar
-        γ.
+        The scale γ.
     """
     count = displacements.type.shape[0] if hasattr(displacements, "type") else len(displacements)
     coefficients = [None] * count

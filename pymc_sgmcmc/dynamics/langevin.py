@@ -21,27 +21,28 @@ class Langevin(Dynamics):
     .. math:: \theta' = \theta + \tfrac{h}{2} M \hat\nabla(\theta) + \sqrt{h}\, L \xi,
               \qquad M = L L^\top, \quad \xi \sim N(0, I)
 
-    For a Gaussian posterior with precision H the law that this leaves invariant is Gaussian
-    with the posterior's mean and a covariance that solves
+    For a Gaussian posterior with precision H the stationary law is Gaussian. It has the posterior's
+    mean and a covariance that solves
     :math:`\Lambda = F \Lambda F^\top + hM + \tfrac{h^2}{4} M \mathcal{V}(\Lambda) M`,
     :math:`F = I - \tfrac{h}{2} M H`, with :math:`\mathcal{V}` the covariance of the gradient
-    estimate: larger than the posterior's by about :math:`\tfrac{h}{4}(MV + MH)`.
+    estimate. The covariance is larger than the posterior's by about
+    :math:`\tfrac{h}{4}(MV + MH)`.
 
-    All methods take arrays and symbolic tensors alike.
+    All methods take arrays as well as symbolic tensors.
 
     Attributes
     ----------
     preconditioner : scalar, (d,) or (d, d)
         M: a number, a diagonal, or a symmetric positive definite matrix.
     root : scalar, (d,) or (d, d)
-        L with M = L Lᵀ, of the same kind.
+        The matrix L in M = L Lᵀ, of the same kind.
     """
 
     preconditioner: Array
     root: Array
 
     def scaled_noise(self, noise: Array, step_sizes: Array) -> Array:
-        r"""Rows :math:`\sqrt{h} L \xi`: one matrix product instead of many."""
+        r"""Rows :math:`\sqrt{h} L \xi`, by one matrix product instead of many."""
         return step_sizes[:, None] ** 0.5 * apply_to_each(self.root, noise)
 
     def transition(
@@ -51,7 +52,7 @@ class Langevin(Dynamics):
         scaled_noise: Array,
         step_size: Array,
     ) -> Transition:
-        """One step from the position; the state has nothing else."""
+        """One step from the position, which is the whole state."""
         (position,) = state
         estimate = gradient(position)
         drift = apply(self.preconditioner, estimate)

@@ -22,7 +22,7 @@ from pymc_sgmcmc.matrices import apply, apply_to_each
 
 @dataclass(frozen=True)
 class MetropolisAdjustedLangevin(Dynamics):
-    r"""A Langevin proposal, accepted or rejected so that the posterior is left invariant.
+    r"""A Langevin proposal that is accepted or rejected so that the posterior is invariant.
 
     .. math::
         \theta^* &= \theta + \tfrac{h}{2} M \nabla(\theta) + \zeta, \qquad
@@ -33,13 +33,12 @@ class MetropolisAdjustedLangevin(Dynamics):
     with :math:`g = \nabla(\theta)`, :math:`g^* = \nabla(\theta^*)` and acceptance with probability
     :math:`\min(1, \alpha)`. The last two terms are the log ratio of the proposal densities
     :math:`q(\theta \mid \theta^*) / q(\theta^* \mid \theta)`, written without the inverse of M. The
-    law is the posterior, for each h, *where the gradient is that of all rows*: with minibatches
+    law is the posterior for each h *where the gradient is that of all rows*. With minibatches
     neither the density nor the proposal would be a function of the position.
 
-    A proposal at which the log density is not a number is rejected. The uniform number of the
-    decision is :math:`u = \Phi(\xi_{d+1})`, so that standard normal numbers are all that a
-    transition takes. Log density and gradient at the present position are parts of the state,
-    so each transition evaluates them once.
+    A proposal at which the log density is NaN is rejected. The uniform number of the decision is
+    :math:`u = \Phi(\xi_{d+1})`, so a transition takes only standard normal numbers. Log density and
+    gradient at the present position are parts of the state, so each transition evaluates them once.
 
     Attributes
     ----------
@@ -48,7 +47,8 @@ class MetropolisAdjustedLangevin(Dynamics):
     log_density : callable
         Symbolic log posterior at a symbolic position, up to a constant.
     evaluate : callable
-        Log density, up to the same constant, and gradient at a position: in NumPy, for the start.
+        Function of a NumPy position for the start: log density, up to the same constant, and
+        gradient.
     """
 
     preconditioner: Array
@@ -73,7 +73,7 @@ class MetropolisAdjustedLangevin(Dynamics):
     def auxiliaries_after_move(
         self, position: np.ndarray, auxiliaries: tuple[np.ndarray, ...], rng: np.random.Generator
     ) -> tuple[np.ndarray, ...]:
-        """New values, since those at the old position or for the old posterior are void."""
+        """New values, since those at the old position or for the old posterior are invalid."""
         return self.initial_auxiliaries(position, rng)
 
     def noise_size(self, dimension: int) -> int:
@@ -94,7 +94,7 @@ class MetropolisAdjustedLangevin(Dynamics):
         scaled_noise: Array,
         step_size: Array,
     ) -> Transition:
-        """One proposal and its decision; reports whether it was accepted, and min(1, α)."""
+        """One proposal and its decision, with whether it was accepted, and min(1, α)."""
         position, log_density, gradient_here = state
         move, log_uniform = scaled_noise[:-1], scaled_noise[-1]
         proposal = position + 0.5 * step_size * apply(self.preconditioner, gradient_here) + move

@@ -1,6 +1,6 @@
 r"""Optimized stochastic gradient Fisher scoring (El hanchi 2018).
 
-The transition, and the choice of its two matrices in closed form, which is plain NumPy.
+This module has the transition, and the choice of its two matrices in closed form in plain NumPy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from pymc_sgmcmc.dynamics.base import (
 from pymc_sgmcmc.matrices import apply, apply_to_each
 
 SMALLEST_CURVATURE = 1e-8
-"""Eigenvalues of a scaled precision matrix are raised to at least this part of the largest."""
+"""Eigenvalues of a scaled precision matrix are raised to at least this part of the largest, about
+the root of the rounding error, so that the inverse keeps half of the digits."""
 
 
 @dataclass(frozen=True)
@@ -31,25 +32,25 @@ class FisherScoring(Dynamics):
     .. math:: \theta' = \theta + D \hat\nabla(\theta) + S \xi, \qquad
               S S^\top = \Sigma = 2D - D (H + V) D, \quad \xi \sim N(0, I)
 
-    (El hanchi 2018, eq. 8; algorithm 1 there cites eq. 7, whose covariance is too large by
-    :math:`1 / (1 - k/4)`.) The law that this leaves invariant on a Gaussian posterior with
+    This is eq. 8 of El hanchi (2018). Algorithm 1 there cites eq. 7, whose covariance is too large
+    by :math:`1 / (1 - k/4)`. The covariance of the stationary law on a Gaussian posterior with
     precision H solves :math:`\Lambda = (I - DH) \Lambda (I - DH)^\top + D \mathcal{V}(\Lambda)
-    D^\top + \Sigma`: exactly the posterior's where :math:`V = \mathcal{V}(H^{-1})`. There is no
-    step size: D has its place, and that of the dynamics is ignored.
+    D^\top + \Sigma`. It is exactly the posterior's where :math:`V = \mathcal{V}(H^{-1})`. D takes
+    the place of the step size, which is ignored.
 
     Attributes
     ----------
     drift : (d, d)
-        D.
+        The matrix D.
     root : (d, d)
-        S.
+        The matrix S.
     """
 
     drift: Array
     root: Array
 
     def scaled_noise(self, noise: Array, step_sizes: Array) -> Array:
-        r"""Rows :math:`S \xi`: one matrix product instead of many."""
+        r"""Rows :math:`S \xi`, by one matrix product instead of many."""
         return apply_to_each(self.root, noise)
 
     def transition(
@@ -59,7 +60,7 @@ class FisherScoring(Dynamics):
         scaled_noise: Array,
         step_size: Array,
     ) -> Transition:
-        """One step from the position; the state has nothing else."""
+        """One step from the position, which is the whole state."""
         (position,) = state
         estimate = gradient(position)
         return Transition((position + apply(self.drift, estimate) + scaled_noise,), estimate)
@@ -67,7 +68,7 @@ class FisherScoring(Dynamics):
 
 @dataclass(frozen=True)
 class ScoringMatrices:
-    r"""D and Σ in the basis W that diagonalizes curvature and gradient noise at once.
+    r"""D and Σ in the basis W in which both curvature and gradient noise are diagonal.
 
     With :math:`W^\top H W = I` and :math:`W^\top V W = \mathrm{diag}(v)`, coordinates u of
     :math:`\theta = m + W u` move independently of each other:
@@ -121,9 +122,9 @@ def joint_basis(precision: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, n
     Parameters
     ----------
     precision : numpy.ndarray, shape (d, d)
-        H. Where it is not positive definite, small or negative eigenvalues, in coordinates
-        scaled by its diagonal, are replaced by their absolute value or a small fraction of
-        the largest.
+        The matrix H. Where it is not positive definite in coordinates scaled by its diagonal, small
+        or negative eigenvalues are replaced by their absolute value or a small fraction of the
+        largest.
     noise : numpy.ndarray, shape (d, d)
         V, the covariance of a gradient estimate.
     """
@@ -146,8 +147,8 @@ def matrix_fractions(noise: np.ndarray, max_k: float) -> np.ndarray:
     r"""Largest :math:`d_j \le c/2` of each direction with :math:`\Sigma \succeq 0`.
 
     :math:`\Sigma \succeq 0 \Leftrightarrow D \preceq 2 (H + V)^{-1}`, so
-    :math:`d_j = \min(c/2, 2 / (1 + v_j))`: it closes the gap between (13) and (15) that El
-    hanchi (2018) leaves open.
+    :math:`d_j = \min(c/2, 2 / (1 + v_j))`. This closes the gap between (13) and (15) that El hanchi
+    (2018) leaves open.
     """
     return np.minimum(max_k / 2, 2 / (1 + noise))
 
@@ -163,16 +164,16 @@ def weak_prior_bound(noise_ratio: float) -> float:
     Parameters
     ----------
     noise_ratio : float
-        cN/n, with the factor c of the minibatch scheme, which the paper leaves out: V is this
-        times NC.
+        The ratio cN/n of V and NC, with the factor c of the minibatch scheme, which the paper
+        leaves out.
     """
     return 4 / (1 + noise_ratio)
 
 
 def strong_prior_bound(precision: np.ndarray, noise: np.ndarray) -> float:
-    r"""Bound (15) of El hanchi (2018), :math:`k \le 4r / (r + N/n)`: sufficient.
+    r"""Bound (15) of El hanchi (2018), :math:`k \le 4r / (r + N/n)`, which is sufficient.
 
-    Written for any V: :math:`k \le 4r / (r + 1)` with :math:`r = \lambda_{\min}(H^{-1}) /
+    For any V it is :math:`k \le 4r / (r + 1)` with :math:`r = \lambda_{\min}(H^{-1}) /
     \lambda_{\max}(H^{-1} V H^{-1})`, which is (15) for :math:`V = (cN/n) N C`. It depends on the
     units of the parameters.
     """
@@ -198,9 +199,9 @@ def scoring_matrices(
     k : {"matrix", "scalar", "weak_prior", "strong_prior", "paper"} or float
         See `OSGFS`.
     max_k : float
-        Bound c on k; of no effect where k is a number.
+        Bound c on k, which has no effect where k is a number.
     noise_ratio : float
-        cN/n, for "weak_prior" and "paper".
+        The ratio cN/n, for "weak_prior" and "paper".
     """
     basis, variances = joint_basis(precision, noise)
     if k == "matrix":

@@ -24,7 +24,7 @@ from pymc_sgmcmc.dynamics.blocks import (
 
 @dataclass(frozen=True)
 class GaussianAuxiliary:
-    r"""A vector beside the position that is Gaussian in the target: a momentum, a thermostat.
+    r"""A vector beside the position that is Gaussian in the target, as a momentum is.
 
     Its coordinates are independent, :math:`r \sim N(\text{mean}, \text{variance} \cdot I)`.
 
@@ -32,10 +32,10 @@ class GaussianAuxiliary:
     ----------
     name : str
     size : int, optional
-        Its length; that of the position where not given.
+        Its length. Default: that of the position.
     mean : float
     variance : float
-        The mass, for a momentum.
+        The variance of each coordinate, which is the mass for a momentum.
     """
 
     name: str
@@ -56,11 +56,11 @@ class RecipeDynamics(Dynamics):
 
     (Ma, Chen and Fox 2015, section 2), with z the position and the auxiliaries, and
     :math:`\log p(z) = \log \pi(\theta) + \sum \log N(r; \text{mean}, \text{variance})`. The time
-    step is h / 2, so that D = M with Q = 0 is `Langevin` with preconditioner M. For D positive
-    semi-definite and Q skew-symmetric the equation leaves p invariant; the Euler step does up to
-    terms of order h, and gradient noise adds an error that the estimate :math:`\hat V` of its
-    covariance reduces. (In print the step has :math:`-\Gamma` with the sign of the gradient of
-    -log p; Γ is added, as in the equation.)
+    step is h / 2, so D = M with Q = 0 is `Langevin` with preconditioner M. For D positive
+    semi-definite and Q skew-symmetric the equation leaves p invariant. The Euler step does so up to
+    terms of order h. Gradient noise adds an error, which the estimate :math:`\hat V` of its
+    covariance reduces. (In print the step has :math:`-\Gamma`, with the sign of the gradient of
+    -log p. Here Γ is added, as in the equation.)
 
     Attributes
     ----------
@@ -132,7 +132,7 @@ class RecipeDynamics(Dynamics):
         scaled_noise: Array,
         step_size: Array,
     ) -> Transition:
-        """One Euler step of all parts, each from the present values of all."""
+        """One Euler step of all parts, from the present values of all parts."""
         estimate = gradient(state[0])
         gradients = [estimate]
         for part, auxiliary in zip(state[1:], self.gaussians, strict=True):

@@ -24,15 +24,15 @@ class RiemannianLangevin(Dynamics):
                   = -\sum_{jkl} M_{ik}\, (\partial_j G_{kl})\, M_{lj}
 
     with scores S, scaled so that :math:`S^\top S` estimates the Fisher information of all rows.
-    The recipe of Ma, Chen and Fox (2015) with D = M and Q = 0, which leaves the posterior
+    This is the recipe of Ma, Chen and Fox (2015) with D = M and Q = 0, which leaves the posterior
     invariant up to terms of order h. The drift that Patterson and Teh print (after Girolami
     and Calderhead) has :math:`-2 M (\partial_j G) M + M \operatorname{tr}(M \partial_j G)`
     in place of :math:`-M (\partial_j G) M`. The two agree where :math:`\partial_j G_{kl}` is
-    symmetric in all its indices, as in one dimension or for one linear predictor; elsewhere the
+    symmetric in all its indices, as in one dimension or for one linear predictor. Elsewhere the
     printed drift leaves another law invariant (Xifara et al. 2014).
 
-    Scores are differentiated once in each of the d directions, so that a transition costs about
-    d evaluations of them, and :math:`d^3` for the root of G.
+    Scores are differentiated once in each of the d directions, so a transition costs about d
+    evaluations of them, and :math:`d^3` for the root of G.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class RiemannianLangevin(Dynamics):
         scaled_noise: Array,
         step_size: Array,
     ) -> Transition:
-        """One step from the position; the state has nothing else."""
+        """One step from the position, which is the whole state."""
         (position,) = state
         estimate = gradient(position)
         S = self.scores(position)
@@ -71,9 +71,9 @@ def metric_divergence(
 ) -> TensorVariable:
     r"""The vector :math:`v_k = \sum_{jl} (\partial_j G_{kl}) M_{lj}` for G = SᵀS + P.
 
-    With :math:`\partial_j G = (\partial_j S)^\top S + S^\top \partial_j S`; then
-    :math:`\Gamma = -M v`. By automatic differentiation, without the d matrices
-    :math:`\partial_j G`.
+    Here :math:`\partial_j G = (\partial_j S)^\top S + S^\top \partial_j S`, and
+    :math:`\Gamma = -M v`. The vector is computed by automatic differentiation, without the d
+    matrices :math:`\partial_j G`.
     """
     derivatives = tangents(S, position)  # (direction, row, coordinate)
     if derivatives is None:

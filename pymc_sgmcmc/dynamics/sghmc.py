@@ -13,7 +13,7 @@ from pymc_sgmcmc.matrices import apply
 
 @dataclass(frozen=True)
 class SGHMCEuler(Underdamped):
-    r"""The update of the paper.
+    r"""The Euler update of the paper.
 
     .. math::
         v' &= (1 - \alpha) v + \epsilon M \hat\nabla(\theta)
@@ -21,17 +21,18 @@ class SGHMCEuler(Underdamped):
         \theta' &= \theta + \epsilon v', \qquad \alpha = \gamma \epsilon, \quad
               \hat\beta = \tfrac{1}{2} \epsilon^2 M \hat V
 
-    This is eq. 15 of Chen et al. with their velocity in units of distance a transition,
-    :math:`\epsilon v`, and learning rate :math:`\eta = \epsilon^2 M`. Here v is a distance a
-    unit of time, N(0, M) at stationarity whatever the step, so that the step may change.
+    This is eq. 15 of Chen et al. Their velocity is a distance for each transition,
+    :math:`\epsilon v`, and their learning rate is :math:`\eta = \epsilon^2 M`. Here v is a distance
+    for each unit of time. Its law is N(0, M) at stationarity whatever the step, so the step may
+    change.
 
-    On a Gaussian with precision H in one dimension (M = 1) the law that this leaves invariant
-    has variance :math:`H^{-1} (1 + u - \hat u)(4 - 2\alpha) / (4 - 2\alpha - \epsilon^2 H)`
-    with :math:`u = \epsilon V / 2\gamma` from the noise of the gradient and :math:`\hat u` its
-    estimate, and is unstable from :math:`\epsilon^2 H = 4 - 2\alpha` on. Gradient noise enters
-    the velocity exactly as the injected noise does, so the correction is exact for constant V.
+    On a Gaussian with precision H in one dimension (M = 1) the stationary variance is
+    :math:`H^{-1} (1 + u - \hat u)(4 - 2\alpha) / (4 - 2\alpha - \epsilon^2 H)`, with
+    :math:`u = \epsilon V / 2\gamma` from the noise of the gradient and :math:`\hat u` its estimate.
+    The chain is unstable from :math:`\epsilon^2 H = 4 - 2\alpha` on. Gradient noise enters the
+    velocity exactly as the injected noise does, so the correction is exact for constant V.
 
-    Attributes are those of `Underdamped`.
+    The attributes are those of `Underdamped`.
     """
 
     @staticmethod

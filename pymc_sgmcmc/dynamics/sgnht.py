@@ -29,13 +29,13 @@ class NoseHoover(Dynamics):
               d\xi = \frac{1}{\mu} \left(\frac{r^\top r}{d} - 1\right) dt
 
     leaves :math:`\pi(\theta)\, N(r; 0, I)\, N(\xi; A, 1 / (\mu d))` invariant. Noise of the
-    gradient with covariance :math:`w I` in these units acts like a larger A: the thermostat
-    settles at :math:`\xi \approx A + \epsilon w / 2` and π stays invariant to first order, without
-    any estimate of w. A diagonal thermostat, :math:`d\xi_j = (r_j^2 - 1)\, dt / \mu`, with law
-    :math:`N(A, 1 / \mu)` each, does the same for noise with another variance in each coordinate
+    gradient with covariance :math:`w I` in these units acts like a larger A. The thermostat moves
+    to :math:`\xi \approx A + \epsilon w / 2`, and π stays invariant to first order without any
+    estimate of w. A diagonal thermostat, :math:`d\xi_j = (r_j^2 - 1)\, dt / \mu` with law
+    :math:`N(A, 1 / \mu)` each, does the same for noise with a different variance in each coordinate
     of r.
 
-    A transition is composed of exact flows, the two kicks (B) between two drifts (A) in one:
+    A transition is a sequence of exact flows. The two kicks (B) between two drifts (A) are joined:
 
     .. math::
         r_1 &= r + \epsilon L^\top \hat\nabla(\theta) \\
@@ -45,19 +45,20 @@ class NoseHoover(Dynamics):
         \xi' &= \xi_1 + \tfrac{\epsilon}{2\mu} (r'^\top r' / d - 1) \\
         \theta' &= \theta + \tfrac{\epsilon}{2} L (r_1 + r')
 
-    (Leimkuhler and Shang 2016; Ding et al. print an explicit Euler step, algorithm 1, which
-    diverges at steps at which this one is accurate.) With ξ held at A it is BAOAB.
+    This is the splitting of Leimkuhler and Shang (2016). Ding et al. print an explicit Euler step,
+    algorithm 1, which diverges at step sizes at which this splitting is accurate. With ξ fixed at A
+    it is BAOAB.
 
     Attributes
     ----------
     root : scalar, (d,) or (d, d)
         L with M = L L⊤, the inverse of the mass.
     friction : scalar
-        A, at which the thermostat settles for an exact gradient, in units of 1 / time.
+        A, the mean of the thermostat for an exact gradient, in units of 1 / time.
     thermostat_mass : scalar
         μ, in units of time².
     diagonal : bool
-        One thermostat a coordinate of r in place of one.
+        Whether each coordinate of r has its own thermostat.
     """
 
     root: Array
@@ -89,7 +90,7 @@ class NoseHoover(Dynamics):
         scaled_noise: Array,
         step_size: Array,
     ) -> Transition:
-        """B (both halves), A, D, O, D, A; reports the mean of the thermostats."""
+        """B (both halves), A, D, O, D, A, with the mean of the thermostats as statistic."""
         position, momentum, thermostat = state
         xp = functions_for(position, step_size)
         estimate = gradient(position)

@@ -40,29 +40,30 @@ class Underdamped(Dynamics):
               dv = M \nabla \log \pi(\theta)\, dt - \gamma v\, dt + \sqrt{2 \gamma}\, L\, dW,
               \qquad M = L L^\top
 
-    which leaves :math:`\pi(\theta)\, N(v; 0, M)` invariant; the mass is :math:`M^{-1}`. The state
+    which leaves :math:`\pi(\theta)\, N(v; 0, M)` invariant. The mass is :math:`M^{-1}`. The state
     of the chain is the position and the velocity v. A gradient estimate with covariance V adds
-    noise to v, so correspondingly less is injected: in the eigenvectors of the noise,
+    noise to v, so the injected noise is reduced by as much. With the eigenvectors of the noise,
     :math:`L^\top \hat V L = Q \operatorname{diag}(w)\, Q^\top`, the injected noise is
-    :math:`L Q \operatorname{diag}(s (1 - u))^{1/2} \xi`, with s the variance that an exact
-    gradient needs and u the share of it that gradient noise already provides (`noise_share`).
+    :math:`L Q \operatorname{diag}(s (1 - u))^{1/2} \xi`. Here s is the variance that an exact
+    gradient needs, and u is the share of it that gradient noise already provides (`noise_share`).
 
     Attributes
     ----------
     preconditioner : scalar, (d,) or (d, d)
         M, the inverse of the mass.
     root : scalar, (d,) or (d, d)
-        L with M = L Lᵀ.
+        The matrix L in M = L Lᵀ.
     friction : scalar
-        :math:`\gamma`, in units of 1 / time, the unit of time being that of the step size.
+        :math:`\gamma`, in units of 1 / time, where time has the unit of the step size.
     noise_root : scalar, (d,) or (d, d)
-        L Q, columns the directions of the gradient noise; L where no noise is to be corrected.
+        L Q, whose columns are the directions of the gradient noise, or L without a correction.
     noise : scalar or (d,)
-        w, estimated variances of the gradient in these directions; 0 to correct nothing.
+        Estimated variances w of the gradient in these directions, or 0 without a correction.
     noise_curvature : scalar or (d,)
-        Curvature of the posterior in the same directions; 0 where not known.
+        Curvature of the posterior in the same directions, or 0 where it is not known.
     resample_every : scalar or None
-        Transitions after which the velocity is drawn afresh from N(0, M), never where None.
+        Number of transitions after which the velocity is drawn anew from N(0, M). It is never drawn
+        anew where this is None.
     """
 
     preconditioner: Array
@@ -78,7 +79,7 @@ class Underdamped(Dynamics):
     @staticmethod
     @abstractmethod
     def noise_share(step_size: Array, friction: Array, noise: Array, curvature: Array) -> Array:
-        """Share u of the injected noise that is to be left out for gradient noise.
+        """Share u of the injected noise that gradient noise replaces.
 
         It is also the relative excess of the position's variance without this correction.
         """
@@ -124,11 +125,11 @@ class Underdamped(Dynamics):
         return (velocity,) if self.resample_every is None else (velocity, np.zeros(1))
 
     def noise_size(self, dimension: int) -> int:
-        """One number a coordinate, another where velocities are drawn afresh."""
+        """One number for each coordinate, or two where velocities are drawn anew."""
         return dimension if self.resample_every is None else 2 * dimension
 
     def scaled_noise(self, noise: Array, step_sizes: Array) -> Array:
-        """Injected noise, shape (transitions, d), or with fresh velocities (transitions, 2, d)."""
+        """Injected noise, shape (transitions, d), or with new velocities (transitions, 2, d)."""
         xp = functions_for(noise, step_sizes, self.friction)
         steps = step_sizes[:, None]
         share = self.noise_share(steps, self.friction, self.noise, self.noise_curvature)
@@ -145,7 +146,7 @@ class Underdamped(Dynamics):
         scaled_noise: Array,
         step_size: Array,
     ) -> Transition:
-        """One transition, from a fresh velocity where it is due."""
+        """One transition, from a new velocity where it is time for one."""
         position, velocity, *clock = state
         estimate = gradient(position)
         if self.resample_every is None:
