@@ -1,10 +1,10 @@
-r"""Which rows make up a minibatch: index arguments and the data that they select from.
+r"""The rows of a minibatch: index arguments, and the data from which they select.
 
-A scheme holds the data in shared variables (never constants: compiled code is then the same
-for all data of one shape and comes from the disk cache) and says how an index argument selects
-rows of them. The indices themselves are drawn outside, from the chain's generator.
+A scheme holds the data in shared variables and says how an index argument selects rows of them.
+The data are never constants: compiled code is then the same for all data of one shape, and comes
+from the disk cache. The indices are drawn outside, from the generator of the chain.
 
-The scheme's ``variance_factor`` is the factor c in the covariance of the stochastic gradient,
+The ``variance_factor`` of a scheme is the factor c in the covariance of the stochastic gradient,
 
 .. math:: V = \frac{N^2}{n}\, c\, C, \qquad
           c = 1 \text{ with replacement},\quad c = \frac{N-n}{N-1} \text{ without},
@@ -27,12 +27,13 @@ from pytensor.tensor.variable import TensorVariable
 EPOCHS_BETWEEN_SHUFFLES = 100
 """The rows are put into a new random order after this many passes over the data.
 
-A fixed order has only N different windows. Their covariance scatters about its expectation by
-a relative sqrt(2 n / N), which new orders average out; at 100 passes the copying costs less
-than 3 % of the transitions."""
+A fixed order has only N different windows. Their covariance differs from its expectation by a
+relative sqrt(2 n / N), which new orders average out. At 100 passes the copying costs less than 3 %
+of the transitions."""
 
 FIRST_ORDER = 0
-"""The rows are in the order of this seed when a chain begins."""
+"""The rows are in the order of this seed when a chain begins, so that a new chain needs no copying.
+Its value has no meaning."""
 
 
 class Batching(ABC):
@@ -41,16 +42,16 @@ class Batching(ABC):
     Parameters
     ----------
     data : sequence of numpy.ndarray
-        Never written to.
+        The data, which are never written to.
     batch_size : int
-        Rows n a minibatch, between 1 and N.
+        Number n of rows in a minibatch, between 1 and N.
     derived : sequence of numpy.ndarray
-        Further arrays that belong to the scheme alone; no second copy of them is kept.
+        Further arrays that belong to the scheme alone. No second copy of them is kept.
     static : bool
-        Make all shapes constants of the graph, as JAX needs; otherwise one compiled function
-        serves all N and n.
+        Whether all shapes are constants of the graph, as JAX needs. Otherwise one compiled function
+        works for all N and n.
     excluded : numpy.ndarray of int, optional
-        Numbers of rows that no minibatch has; N counts the others.
+        Numbers of rows that no minibatch has. N counts the others.
     """
 
     name: ClassVar[str]
@@ -87,7 +88,7 @@ class Batching(ABC):
 
     @property
     def derived(self) -> tuple[SharedVariable, ...]:
-        """The derived arrays in the present order; only their first N rows count."""
+        """The derived arrays in the present order, of which only the first N rows count."""
         return self._shared[len(self._data) :]
 
     def read_derived(self) -> list[np.ndarray]:
@@ -121,7 +122,7 @@ class Batching(ABC):
 
     @abstractmethod
     def index_variable(self, name: str) -> TensorVariable:
-        """Symbolic indices of a run of minibatches, leading axis over minibatches."""
+        """Symbolic indices of a run of minibatches, with minibatches as the first axis."""
 
     @abstractmethod
     def rows(self, index: TensorVariable) -> list[TensorVariable]:
@@ -135,25 +136,25 @@ class Batching(ABC):
     def with_stored_rows(
         self, table: TensorVariable, index: TensorVariable, rows: TensorVariable
     ) -> TensorVariable:
-        """The table with the rows of an index replaced; of a repeated row one value is stored."""
+        """The table with the rows of an index replaced. A repeated row is stored once."""
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
-        """Draw the indices of minibatches, leading axis over minibatches.
+        """Draw the indices of minibatches, with minibatches as the first axis.
 
         Drawing a and then b minibatches gives the same as drawing a + b at once.
         """
 
     @abstractmethod
     def selected(self, index: np.ndarray) -> np.ndarray:
-        """Row numbers in the original data, shape (n,), that an index stands for now."""
+        """Row numbers in the original data, shape (n,), that an index has at present."""
 
     @abstractmethod
     def set_order(self, seed: int) -> None:
-        """Put the rows in the random order of a seed; schemes without an order ignore it."""
+        """Put the rows in the random order of a seed, where the scheme has an order."""
 
     def _buffers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Arrays from which minibatches are read: the data themselves where contiguous."""
+        """Arrays from which minibatches are read, which are the data where these are contiguous."""
         return [np.ascontiguousarray(values) for values in arrays]
 
     def _static_shape(self, values: np.ndarray) -> tuple[int | None, ...]:
@@ -163,11 +164,11 @@ class Batching(ABC):
 
 
 class ShuffledWindows(Batching):
-    """A random window, wrapped round, of a copy of the data in random order.
+    """A random window of a copy of the data in random order, continued from its beginning.
 
-    Each row is in a window with probability n / N and no row twice, so the gradient estimate
-    is unbiased for each order, and memory is read in sequence: on large data several times
-    faster than gathering random rows.
+    Each row is in a window with probability n / N and no row is in it twice, so the gradient
+    estimate is unbiased for each order. Memory is read in sequence, which on large data is several
+    times faster than gathering random rows.
     """
 
     name = "shuffle"
@@ -283,13 +284,13 @@ class ShuffledWindows(Batching):
         return buffers
 
     def _fill(self, buffer: np.ndarray, values: np.ndarray, permutation: np.ndarray) -> None:
-        # "clip" lets NumPy write into `out` directly; the permutation is in range anyway.
+        # With "clip" NumPy writes into `out` directly. The permutation is always in range.
         np.take(values, permutation, axis=0, out=buffer[: self.n_rows], mode="clip")
         buffer[self.n_rows :] = buffer[: len(buffer) - self.n_rows]
 
 
 class WithReplacement(Batching):
-    """n independent uniform rows, the same row possibly several times (`pymc.Minibatch`)."""
+    """n independent uniform rows, as in `pymc.Minibatch`. A row may be drawn several times."""
 
     name = "replace"
     without_replacement = False
@@ -334,18 +335,18 @@ class WithReplacement(Batching):
         return np.asarray(index)
 
     def set_order(self, seed: int) -> None:
-        """Nothing: there is no order."""
+        """Nothing to do, since there is no order."""
 
 
 class AllRows(Batching):
-    """All rows in their own order, every time, and no copy of them."""
+    """All rows in the order of the data, every time and without a copy."""
 
     name = "all"
     without_replacement = True
 
     @property
     def variance_factor(self) -> float:
-        """c = 0: the gradient has no noise."""
+        """c = 0, since the gradient has no noise."""
         return 0.0
 
     @property
@@ -372,7 +373,7 @@ class AllRows(Batching):
         return rows
 
     def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
-        """Zeros: nothing is drawn."""
+        """Zeros, since nothing is drawn."""
         return np.zeros(minibatches, dtype=np.int64)
 
     def selected(self, index: np.ndarray) -> np.ndarray:
@@ -380,13 +381,13 @@ class AllRows(Batching):
         return np.arange(self.n_rows)
 
     def set_order(self, seed: int) -> None:
-        """Nothing: there is no order."""
+        """Nothing to do, since there is no order."""
 
 
 SCHEMES: dict[str, type[Batching]] = {
     scheme.name: scheme for scheme in (ShuffledWindows, WithReplacement)
 }
-"""These are the minibatch schemes that a user can choose, by name."""
+"""These are the minibatch schemes that a user can choose by name."""
 
 
 def make_batching(

@@ -1,8 +1,8 @@
 """One chain of compiled transitions: its state, and how it advances.
 
 A chain depends neither on PyMC nor on the use of its draws. All randomness comes from its own two
-generators, so that its draws depend on its state alone: not on how many of them one call computes,
-and not on the process.
+generators. So its draws depend only on its state, and not on the process or on how many draws one
+call computes.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from pymc_sgmcmc.matrices import Matrix, apply
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 
 BLOCK_TRANSITIONS = 10_000
-"""One call computes at most this many transitions."""
+"""One call computes at most this many transitions. The time of a call itself is then a small part
+of that of its transitions, and more transitions would only take more memory."""
 
 BLOCK_OPERATIONS = 2e8
-"""One call computes at most this many transitions x rows x elements of a row, which take a few
-tenths of a second: the progress bar moves, and an interrupt has an effect."""
+"""One call computes at most this many transitions x rows x elements of a row. They take a few
+tenths of a second, so that the progress bar moves and an interrupt has an effect."""
 
 BLOCK_ELEMENTS = 1_000_000
 """One call has at most this many transitions x elements of the state, and transitions x integers of
-an index: positions, noise and row numbers then take some megabytes."""
+an index. Positions, noise and row numbers then take at most 8 MB each."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Draws:
     ----------
     positions : numpy.ndarray, shape (draws, d)
     gradients : numpy.ndarray, shape (draws, d)
-        Estimates at these positions, which the next transitions use.
+        Gradient estimates at these positions, which the next transitions use.
     stats : dict of str to numpy.ndarray, shape (draws, ...)
     bad_transition : int or None
         Number of the transition after which position or gradient were not finite. The draws are
@@ -59,23 +60,23 @@ class Draws:
 
 @dataclass(frozen=True)
 class ChainState:
-    """State of a chain between two draws, from which it continues exactly.
+    """State of a chain between two draws, from which it can continue exactly.
 
     Attributes
     ----------
     position : numpy.ndarray, shape (d,)
     auxiliaries : tuple of numpy.ndarray
-        The rest of the state of the dynamics.
+        The other parts of the state of the dynamics.
     adapted : tuple of mappings
         States of the adaptations.
     memory : tuple of numpy.ndarray
-        Memory of the gradient estimator; only `Chain.state` fills it.
+        Memory of the gradient estimator, which only `Chain.state` fills.
     pending : numpy.ndarray or None
         Indices that are drawn already, for the gradients at the present positions.
     rng, noise_rng : numpy.random.Generator
-        Generators of minibatches and of noise; copied before anything is drawn from them.
+        Generators of minibatches and of noise. They are copied before they are used.
     order_entropy : int
-        Seeds the random orders of the rows.
+        Seed of the random orders of the rows.
     tune : int
         Draws during which the adaptations tune.
     draws : int
@@ -103,7 +104,7 @@ class Chain:
     step_size : float or callable
         A number, or a function of the number of the transition.
     thin : int
-        Transitions a recorded draw.
+        Number of transitions for each recorded draw.
     adaptations : sequence of Adaptation
         Settings that change between runs of draws.
 
@@ -153,10 +154,10 @@ class Chain:
         Parameters
         ----------
         rng : numpy.random.Generator
-            Generator from which the two of the chain are made; it is drawn from.
+            Generator from which the two of the chain are made. Numbers are drawn from it.
         position : numpy.ndarray, shape (d,)
         root : numpy.ndarray, scalar, (d,) or (d, d), or LowRank, optional
-            L, to begin at a draw from N(position, L Lᵀ) instead.
+            The matrix L. Where it is given, the chain begins at a draw from N(position, L Lᵀ).
         tune : int
             Draws during which the adaptations tune.
         """
@@ -183,7 +184,7 @@ class Chain:
 
     @property
     def state(self) -> ChainState:
-        """State of the chain; the chain continues from a state that is assigned.
+        """State of the chain. The chain continues from a state that is assigned.
 
         Raises
         ------
@@ -218,7 +219,7 @@ class Chain:
         ----------
         position : numpy.ndarray, shape (d,)
         others_moved : bool
-            Whether variables outside of the position may have changed too.
+            Whether variables outside the position may have changed too.
         """
         state = self._begun()
         dynamics = self.block.dynamics
@@ -245,8 +246,8 @@ class Chain:
     def advance(self, draws: int) -> Draws:
         """Advance by a number of draws.
 
-        Where position or gradient leave the finite numbers, fewer draws are returned, and the chain
-        stays in the state in which its last run of draws began.
+        Where the position or the gradient becomes NaN or infinite, fewer draws are returned, and
+        the chain stays in the state in which its last run of draws began.
 
         Raises
         ------
@@ -363,7 +364,7 @@ class Chain:
                 draws=state.draws + count,
             )
         return Draws(
-            # Copies, so that the transitions between draws can be freed.
+            # Copies let the memory of the transitions between draws be freed.
             ran.positions[recorded][:good].copy(),
             ran.gradients[recorded][:good].copy(),
             {name: values[:good] for name, values in stats.items()},

@@ -1,7 +1,7 @@
 """A block of transitions as one pure compiled function.
 
-All randomness is an argument: the function of (position, indices, noise, step sizes) has no
-random generator, so its values depend on nothing else, on any backend and in any process.
+All randomness is an argument: the function of (position, indices, noise, step sizes) has no random
+generator. So its values depend only on its arguments, on any backend and in any process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Transitions(NamedTuple):
     gradients : numpy.ndarray, shape (B, d)
         Gradient estimates at these positions.
     auxiliaries : tuple of numpy.ndarray, each (B, ...)
-        The rest of the state after each transition.
+        The other parts of the state after each transition.
     stats : tuple of numpy.ndarray, each (B,)
         Statistics of the dynamics for each transition.
     """
@@ -43,20 +43,20 @@ class Transitions(NamedTuple):
 
 
 class TransitionBlock:
-    """B transitions of a chain, compiled.
+    """B compiled transitions of a chain.
 
     The gradient recorded with a position is the one that makes a transition from it, so its
     rows are drawn after the position is known. A call therefore passes over B + lag indices, with
-    a lag of 1 for most dynamics: the next block begins with the last indices of this one.
+    a lag of 1 for most dynamics, and the next block begins with the last indices of this one.
 
     Parameters
     ----------
     dynamics : Dynamics
     estimator : GradientEstimator
     compile_kwargs : mapping, optional
-        Passed to `pytensor.function`.
+        Arguments of `pytensor.function`.
     static_length : int, optional
-        Fixed number of transitions B, as JAX needs it; shorter blocks are padded.
+        Fixed number of transitions B, as JAX needs it. Shorter blocks are padded.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class TransitionBlock:
         self._shapes = [(self.dimension,), *(auxiliary.shape for auxiliary in self.auxiliaries)]
         self._function = self._compile(estimator, dict(compile_kwargs or {}))
         self._function.trust_input = True
-        # Numba and JAX compile at the first call. Doing it here, in the parent process, spares
-        # each forked chain the same work.
+        # Numba and JAX compile at the first call. After a call here, in the parent process, forked
+        # chains need not compile again.
         self(
             tuple(np.zeros(shape) for shape in self._shapes),
             estimator.batching.draw(np.random.default_rng(0), 1 + self.lag),
@@ -103,7 +103,8 @@ class TransitionBlock:
         noise = pt.tensor("noise", shape=(passes, self.noise_size), dtype=self.dtype)
         step_sizes = pt.tensor("step_sizes", shape=(passes,), dtype=self.dtype)
         remembered = () if self.memory is None else self.memory.variables
-        # Passes that only evaluate gradients do not change the memory: the next block repeats them.
+        # Passes that only evaluate gradients do not change the memory, since the next block repeats
+        # them.
         remember = pt.arange(indices.shape[0]) < indices.shape[0] - self.lag
         outputs = pytensor.scan(
             self._transition(estimator),
@@ -125,7 +126,7 @@ class TransitionBlock:
         if remembered:
             compile_kwargs["mode"] = in_place_mode(compile_kwargs.get("mode"))
         with warnings.catch_warnings():
-            # PyTensor's C code falls back on NumPy's BLAS, which is what is wanted.
+            # PyTensor's C code then uses NumPy's BLAS.
             warnings.filterwarnings("ignore", message="PyTensor could not link to a BLAS")
             return pytensor.function(
                 [*state, indices, noise, step_sizes],
@@ -192,7 +193,7 @@ class TransitionBlock:
         indices : numpy.ndarray, shape (B + lag, ...)
             Minibatch of each transition, and those of the gradients at the last positions.
         noise : numpy.ndarray, shape (B, noise_size)
-            Standard normal.
+            Standard normal numbers.
         step_sizes : numpy.ndarray, shape (B,)
         """
         length = len(noise)
@@ -231,7 +232,7 @@ def _pad(values: np.ndarray, length: int, dtype: str | None = None) -> np.ndarra
 def in_place_mode(mode: Mode | str | None) -> Mode:
     """Mode in which a scan changes a large array in place where only its last value is used.
 
-    By default only Numba does: C code, and the Python code of FAST_COMPILE, would copy the array
+    By default only Numba does so. C code and the Python code of FAST_COMPILE would copy the array
     in each transition.
     """
     return (

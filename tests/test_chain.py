@@ -47,9 +47,9 @@ def test_goes_on_from_a_stored_state(gradient):
     chain.begin(np.random.default_rng(2), np.ones(3))
     chain.advance(11)
     chain.state = pickle.loads(stored)
-    found = chain.advance(30)
-    np.testing.assert_array_equal(found.positions, expected.positions)
-    np.testing.assert_array_equal(found.gradients, expected.gradients)
+    resumed = chain.advance(30)
+    np.testing.assert_array_equal(resumed.positions, expected.positions)
+    np.testing.assert_array_equal(resumed.gradients, expected.gradients)
 
 
 def test_begins_around_a_point(chain):

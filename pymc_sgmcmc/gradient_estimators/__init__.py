@@ -1,7 +1,7 @@
-"""Estimators of the gradient of the log posterior from a minibatch: one file an estimator.
+"""Estimators of the gradient of the log posterior from a minibatch, with one file for each.
 
 An estimator turns a posterior and a minibatch scheme into a symbolic function of a position
-and an index. All are unbiased for each position; they differ in their variance.
+and an index. All are unbiased for each position. They differ in their variance.
 """
 
 from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Memory, Reference

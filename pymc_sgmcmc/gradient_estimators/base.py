@@ -18,7 +18,7 @@ from pymc_sgmcmc.posterior import Posterior
 class Memory(ABC):
     """The memory of an estimator from one transition to the next.
 
-    It is too large to be copied in each transition, so it is held in shared variables that the
+    It is too large to be copied in each transition, so it is stored in shared variables that the
     compiled transitions change in place. Its values belong to the chain.
 
     Attributes
@@ -34,7 +34,7 @@ class Memory(ABC):
 
     @abstractmethod
     def read(self) -> tuple[np.ndarray, ...]:
-        """Copies from which a chain resumes, independent of the present order of the rows."""
+        """Copies from which a chain resumes. They do not depend on the order of the rows."""
 
     @abstractmethod
     def write(self, values: tuple[np.ndarray, ...]) -> None:
@@ -42,7 +42,7 @@ class Memory(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Remove accumulated rounding errors, where the rows are put in a new order."""
+        """Remove accumulated rounding errors, when the rows get a new order."""
 
     @abstractmethod
     def estimate(
@@ -62,12 +62,12 @@ class Memory(ABC):
         values : tuple of TensorVariable
             Values of `variables`.
         remember : TensorVariable
-            A boolean scalar: where false, the values stay as they are.
+            A boolean scalar. Where it is false, the values do not change.
         """
 
 
 class Reference(ABC):
-    """The reference of an estimator, set anew at the position of the chain from time to time.
+    """The reference position of an estimator, which follows the chain from time to time.
 
     Attributes
     ----------
@@ -97,10 +97,10 @@ class GradientEstimator(ABC):
     reference : Reference or None
         Reference that follows the chain from time to time.
     kept : numpy.ndarray of int
-        Numbers of the rows that each estimate takes, beside a minibatch of the others.
+        Numbers of the rows that every estimate evaluates, beside a minibatch of the others.
     memory : Memory or None
-        Memory that each transition changes; None where the estimate is a function of position and
-        index alone, which makes it possible to compute many draws ahead.
+        Memory that each transition changes. Where it is None the estimate is a function of position
+        and index alone, so many draws can be computed ahead.
     """
 
     name: str
@@ -117,7 +117,7 @@ class GradientEstimator(ABC):
 
     @property
     def kept_rows(self) -> int:
-        """Number of the rows that each estimate takes."""
+        """Number of the rows that every estimate evaluates."""
         return len(self.kept)
 
     @abstractmethod

@@ -2,10 +2,10 @@ r"""The difference between the gradients of a set of rows at a position and at a
 
 The control variate needs :math:`\sum_{j \in S} [\nabla \log p(x_j \mid \theta)
 - \nabla \log p(x_j \mid \hat\theta)]` in each transition. For a generalised linear model this is
-:math:`X_S^\top (\hat\mu_S - \mu_S)`: the outcomes cancel, one matrix product serves both
+:math:`X_S^\top (\hat\mu_S - \mu_S)`. The outcomes cancel, one matrix product is enough for both
 gradients, and the means :math:`\hat\mu_j` at the centre never change. This module finds such
-forms in any gradient graph: it takes the difference inside sums and products, and computes
-vectors with one entry a row that depend on the rows and the centre alone once, for all rows.
+forms in any gradient graph. It takes the difference inside sums and products. Vectors with one
+entry a row that depend only on the rows and the centre are computed once, for all rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from pymc_sgmcmc.posterior import Posterior
 
 MOST_EXTRA_MEMORY = 1 / 8
 """Columns are stored where they take at most this fraction of the memory of the data, after
-subtracting the data that are no longer needed."""
+subtracting the data that are no longer needed. It is a compromise between the memory and the time
+of a second evaluation at the centre in each transition."""
 
 _REWRITES = RewriteDatabaseQuery(include=["merge", "canonicalize", "stabilize"])
 """These rewrites bring the two gradients into one form before their difference is taken."""
@@ -50,7 +51,7 @@ class CenterDifference:
     data : tuple of numpy.ndarray
         The arrays of the posterior's data that the difference needs.
     columns : tuple of numpy.ndarray, each of N elements
-        The stored quantities, leading length N; empty where nothing was worth storing.
+        The stored quantities, with leading length N. Empty where nothing is stored.
     """
 
     data: tuple[np.ndarray, ...]
@@ -73,8 +74,8 @@ class CenterDifference:
         ----------
         center : numpy.ndarray, shape (d,)
         center_of_others : mapping, optional
-            Values of free variables outside the position that belong to the centre; those that are
-            not given stay.
+            Values at the centre of free variables outside the position. Those that are not given do
+            not change.
 
         Raises
         ------
@@ -94,7 +95,7 @@ class CenterDifference:
     def __call__(
         self, position: TensorVariable, rows: Sequence[TensorVariable], length: TensorVariable
     ) -> TensorVariable:
-        """Gradient of the log likelihood of some rows less that at the centre, shape (d,).
+        """Gradient of the log likelihood of the given rows less that at the centre, shape (d,).
 
         Parameters
         ----------
@@ -123,10 +124,11 @@ def find_center_difference(
     posterior : Posterior
     center : numpy.ndarray, shape (d,)
     center_of_others : mapping, optional
-        Values of the free variables outside the position that belong to the centre; their present
-        values where not given.
+        Values at the centre of the free variables outside the position. Default: their present
+        values.
     store_columns : bool
-        Compute per-row quantities at the centre once, for all rows, which fixes the centre.
+        Whether to compute quantities of rows at the centre once, for all rows. The centre is then
+        fixed.
     """
     rows = tuple(
         pt.tensor(f"rows_{index}", dtype=values.dtype, shape=(None, *values.shape[1:]))
@@ -190,7 +192,7 @@ def _simplified_difference(
     rows: Sequence[TensorVariable],
     length: TensorVariable,
 ) -> TensorVariable:
-    """Rewritten ``left - right``, the difference taken as far inside as linearity allows."""
+    """Rewritten ``left - right``, with the difference as far inside as linearity allows."""
     left, right = _rewritten([left, right], rows, length)
     (graph,) = _rewritten([_difference(left, right)], rows, length)
     return graph
@@ -199,8 +201,7 @@ def _simplified_difference(
 def _rewritten(
     outputs: Sequence[Variable], rows: Sequence[TensorVariable], length: TensorVariable
 ) -> list[Variable]:
-    # With known shapes no array is computed for its shape alone, which would look like a use of
-    # the array.
+    # With known shapes no array is computed only for its shape. Otherwise it would count as used.
     graph = FunctionGraph(
         outputs=list(outputs),
         clone=True,
@@ -219,7 +220,7 @@ def _rewritten(
 
 
 def _difference(left: Variable, right: Variable) -> Variable:
-    """Graph of ``left - right``: f(a) - f(b) becomes f(a - b) for linear operations f."""
+    """Graph of ``left - right``, where f(a) - f(b) becomes f(a - b) for linear operations f."""
     if _same(left, right):
         return pt.zeros_like(left)
     first, second = left.owner, right.owner
@@ -271,7 +272,7 @@ def _last_row_vectors(
     fixed: set[Variable],
     moving: set[Variable],
 ) -> list[TensorVariable]:
-    """Vectors with one entry a row that depend on rows and centre alone and that others use."""
+    """Vectors with one entry a row that depend only on rows and centre, and that others use."""
     nodes = list(toposort([graph]))
     of_rows, of_fixed, of_moving = (_descendants(nodes, roots) for roots in (rows, fixed, moving))
     candidates = [
@@ -316,9 +317,9 @@ def _descendants(nodes: Iterable[Apply], roots: Iterable[Variable]) -> set[Varia
 
 
 def _aligned(posterior, candidates, rows, length) -> set[Variable]:
-    """Candidates whose value on a part of the rows is that part of their value on all of them.
+    """Candidates whose value on a part of the rows is that part of their value on all rows.
 
-    This is found by evaluation, which needs no knowledge of any operation.
+    They are found by evaluation, so no operation has to be known.
     """
     function = posterior.compile_for_setup([length, *rows], candidates, quick=True)
     chosen = np.random.default_rng(2019).choice(

@@ -21,25 +21,25 @@ class ControlVariateGradient(GradientEstimator):
               + \frac{N}{n} \sum_{j \in S} [\nabla \log p(x_j \mid \theta)
                                             - \nabla \log p(x_j \mid \hat\theta)]
 
-    with the same rows S in both sums (Baker et al. 2019, eq. 4). Unbiased for any centre; the
-    variance is zero there and grows with the square of the distance from it.
+    with the same rows S in both sums (Baker et al. 2019, eq. 4). The estimate is unbiased for any
+    centre. Its variance is zero at the centre and grows with the square of the distance from it.
 
-    Where the posterior has other variables, which other step methods move, the differences
-    are taken between their present values and those that the centre was computed with, so the
-    estimate stays unbiased for the conditional gradient.
+    Other step methods may move other variables of the posterior. The differences are then between
+    the present values of these variables and those for which the centre was computed, so the
+    estimate is unbiased for the conditional gradient.
 
     Parameters
     ----------
     posterior : Posterior
     batching : Batching
-        Over `data` and `columns` of the difference.
+        Minibatch scheme over `data` and `columns` of the difference.
     difference : CenterDifference
         Gradient of rows less that at the centre.
     likelihood_gradient : numpy.ndarray, shape (d,)
         Gradient of the log likelihood of all rows at the centre.
     kept : numpy.ndarray of int, optional
-        Numbers of rows K that each estimate takes, and no minibatch has: their differences
-        :math:`\sum_{j \in K}` have no noise, and N counts the others.
+        Numbers of rows K that every estimate evaluates and no minibatch has. Their differences
+        :math:`\sum_{j \in K}` have no noise, and N counts the other rows.
     """
 
     name = "cv"

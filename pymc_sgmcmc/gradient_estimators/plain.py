@@ -13,7 +13,7 @@ class PlainGradient(GradientEstimator):
     .. math:: \hat\nabla(\theta) = \nabla \log p(\theta)
               + \frac{N}{n} \sum_{j \in S} \nabla \log p(x_j \mid \theta)
 
-    (Welling and Teh 2011, eq. 4.)
+    This is the estimate of Welling and Teh (2011), eq. 4.
     """
 
     name = "plain"

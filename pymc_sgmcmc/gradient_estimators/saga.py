@@ -18,7 +18,8 @@ from pymc_sgmcmc.posterior import Posterior
 log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
 CHUNK_ELEMENTS = 2_000_000
-"""When a chain begins, the table is computed in pieces of about this many elements, 16 MB."""
+"""When a chain begins, the table is computed in pieces of about this many elements, 16 MB, which
+bounds the memory beside the table."""
 
 
 class SAGAGradient(GradientEstimator):
@@ -28,40 +29,42 @@ class SAGAGradient(GradientEstimator):
               + \frac{N}{n} \sum_{j \in S} [\nabla \log p(x_j \mid \theta) - \alpha_j],
               \qquad \alpha_j \leftarrow \nabla \log p(x_j \mid \theta) \quad (j \in S)
 
-    after the transition from :math:`\theta`: SAGA-LD of Dubey et al. (2016). A chain begins
-    with the gradients at its first position, one pass over all rows. With replacement a row may
-    stand in S twice: it then has two terms in the estimate, which keeps it unbiased, and one
-    update of its :math:`\alpha_j`, counted once in the running sum. Where dynamics ask for
-    several gradients in a transition, all use the same :math:`\alpha`, and the first updates it.
+    where the update follows the transition from :math:`\theta`. This is SAGA-LD of Dubey et al.
+    (2016). A chain begins with the gradients at its first position, by one pass over all rows. With
+    replacement a row may be in S twice. It then has two terms in the estimate, which keeps the
+    estimate unbiased, and one update of its :math:`\alpha_j`, which counts once in the running sum.
+    Where dynamics need several gradients in a transition, all use the same :math:`\alpha`, and the
+    first one updates it.
 
-    **Law.** Unbiased for any :math:`\alpha`. On a Gaussian posterior position and
-    :math:`\alpha` together make an affine chain, whose stationary mean is exact. There
-    :math:`\alpha_i = \nabla \log p(x_i \mid \theta_i)` with :math:`\theta_i` a position about
-    N / n transitions old, so with curvatures :math:`A_i` of the rows the covariance of the
-    estimate is at most
+    **Law.** The estimate is unbiased for any :math:`\alpha`. On a Gaussian posterior position and
+    :math:`\alpha` together are an affine chain, whose stationary mean is exact. There
+    :math:`\alpha_i = \nabla \log p(x_i \mid \theta_i)`, with :math:`\theta_i` a position about
+    N / n transitions ago. With curvatures :math:`A_i` of the rows the covariance of the estimate is
+    therefore at most
 
     .. math:: \frac{N^2 c}{n} \frac1N \sum_i A_i \, 2 \Lambda \, A_i
               \approx 2 V_0 + \frac{2c}{n} H
 
-    with c = 1 where rows are drawn one by one and autocorrelations are not negative, :math:`V_0`
-    being that of control variates at the mode. The second term is there because references
-    differ between rows, so that their scatter does not cancel in the sum. In windows of shuffled
-    rows it does not even fall with n, as neighbouring rows are drawn together and have the same
-    reference: :math:`V \preceq 2 V_0 + H`. Rows are therefore drawn with replacement by default.
-    Computed step sizes assume these bounds.
+    with c = 1 where rows are drawn one by one and autocorrelations are not negative.
+    :math:`V_0` is the covariance of control variates at the mode. The second term is there because
+    references differ between rows, so their variation does not cancel in the sum. In windows of
+    shuffled rows this term does not even fall with n, since neighbouring rows are drawn together
+    and have the same reference: :math:`V \preceq 2 V_0 + H`. Rows are therefore drawn with
+    replacement by default. Computed step sizes assume these bounds.
 
-    **Cost.** A gradient for each of n rows apart and some copies of n x d numbers a
-    transition; no passes over the data after the first. **Memory:** N x d numbers a chain, and
-    as many again while rows are put in a new order; 16 MB each for N = 200 000 and d = 10. Draws
-    are computed one at a time, so that the table need never be computed again: leave `thin`
-    at some tens of transitions. Where N or d is large prefer `SVRGGradient`, or control variates
-    at the mode. Not for JAX, which would copy the table.
+    **Cost.** A transition takes a separate gradient for each of n rows, and a few copies of n x d
+    numbers. There are no passes over the data after the first. **Memory:** a chain stores N x d
+    numbers, and twice as many while rows get a new order. That is 16 MB each for N = 200 000 and
+    d = 10. Draws are computed one at a time, so that the table never has to be computed again: keep
+    `thin` at tens of transitions. For large N or d prefer `SVRGGradient`, or control variates at
+    the mode. The estimator does not run on JAX, which would copy the table.
 
     Parameters
     ----------
     posterior : Posterior
     batching : Batching
-        Over the data of the posterior, with one derived array of shape (N, d), see `make`.
+        Minibatch scheme over the data of the posterior, with one derived array of shape (N, d), see
+        `make`.
 
     Raises
     ------
@@ -101,7 +104,7 @@ class SAGAGradient(GradientEstimator):
         if shapes != [expected]:
             raise ValueError(
                 f"`batching` should have one derived array of shape {expected}, but has {shapes}. "
-                "`SAGAGradient.make` makes it."
+                "Use `SAGAGradient.make`."
             )
         self.memory = _Table(posterior, batching, self._scale)
 
@@ -123,12 +126,12 @@ class SAGAGradient(GradientEstimator):
         return cls(posterior, scheme)
 
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
-        """Gradient estimate, shape (d,), from the memory as it is."""
+        """Gradient estimate, shape (d,), from the present memory."""
         return self.memory.estimate(position, index, self.memory.variables, pt.constant(False))[0]
 
     @property
     def noise_factors(self) -> tuple[float, float]:
-        """Twice the noise of control variates at the mode, and the scatter of references."""
+        """Twice the noise of control variates at the mode, and the part of the references."""
         if self.batching.without_replacement:
             return 2.0, 1.0
         return 2.0, 2.0 / self.batching.batch_size
@@ -214,9 +217,9 @@ def check_table_memory(table_bytes: int, n_rows: int, dimension: int) -> None:
     available = available_memory()
     if available is not None and 2 * table_bytes > available:
         raise MemoryError(
-            f'`gradient="saga"` stores {dimension} numbers for each of {n_rows} rows, '
-            f"{table_bytes / 1e9:.3g} GB, at times twice, but only {available / 1e9:.3g} GB of "
-            'memory are available. Use `gradient="svrg"` or `gradient="cv"`.'
+            f'`gradient="saga"` stores {dimension} numbers for each of {n_rows} rows, at times '
+            f"twice {table_bytes / 1e9:.3g} GB, but {available / 1e9:.3g} GB are available. Use "
+            '`gradient="svrg"` or `gradient="cv"`.'
         )
 
 

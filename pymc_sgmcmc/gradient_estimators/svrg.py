@@ -30,8 +30,8 @@ class SVRG:
     Parameters
     ----------
     refresh : int, optional
-        Transitions between two references, rounded to whole draws. One epoch, N / n, where
-        not given.
+        Number of transitions between two references, rounded to whole draws. Default: one epoch,
+        N / n.
 
     Raises
     ------
@@ -60,35 +60,35 @@ class SVRGGradient(GradientEstimator):
               + \frac{N}{n} \sum_{j \in S} [\nabla \log p(x_j \mid \theta)
                                             - \nabla \log p(x_j \mid \bar\theta)]
 
-    with the same rows S in both gradients and :math:`\bar\theta` the position of the chain at
-    the last refresh, by default once an epoch: SVRG-LD of Dubey et al. (2016). They count m
-    transitions between refreshes; here these are rounded to whole draws. It needs no centre, and so
-    also works where there is no useful mode.
+    with the same rows S in both gradients. :math:`\bar\theta` is the position of the chain at the
+    last refresh, by default once an epoch. This is SVRG-LD of Dubey et al. (2016). Their m
+    transitions between refreshes are rounded to whole draws here. The estimator needs no centre, so
+    it also works where there is no useful mode.
 
-    **Law.** Unbiased for any reference. On a Gaussian posterior the mean of a chain is exact
-    and the covariance that of Langevin dynamics with the noise of control variates at distance
-    :math:`\theta - \bar\theta`. At stationarity both are draws of the chain, so the mean of
-    :math:`(\theta - \bar\theta)(\theta - \bar\theta)^\top` is at most twice the posterior
-    covariance where the autocorrelations are not negative: the noise is at most twice that of
-    control variates at the mode, and less where an epoch is shorter than the relaxation time.
-    Computed step sizes assume the bound.
+    **Law.** The estimate is unbiased for any reference. On a Gaussian posterior the mean of a chain
+    is exact, and the covariance is that of Langevin dynamics with the noise of control variates at
+    distance :math:`\theta - \bar\theta`. At stationarity both positions are draws of the chain. The
+    mean of :math:`(\theta - \bar\theta)(\theta - \bar\theta)^\top` is then at most twice the
+    posterior covariance, where the autocorrelations are not negative. So the noise is at most twice
+    that of control variates at the mode, and less where an epoch is shorter than the relaxation
+    time. Computed step sizes assume this bound.
 
-    **Cost.** As for control variates a transition, without stored columns (the second gradient
-    shares its matrix product where the model has one), and one pass over all rows a refresh:
-    at one an epoch another n gradients a transition.
+    **Cost.** A transition costs as much as with control variates without stored columns, where the
+    second gradient shares the matrix product if the model has one. A refresh takes one pass over
+    all rows. At one refresh an epoch this is another n gradients a transition.
 
-    Where the posterior has other variables, which other step methods move, their values at
-    the refresh belong to the reference.
+    Other step methods may move other variables of the posterior. The values of these at the refresh
+    belong to the reference.
 
     Parameters
     ----------
     posterior : Posterior
     batching : Batching
-        Over `data` of the difference.
+        Minibatch scheme over `data` of the difference.
     difference : CenterDifference
-        Found with ``store_columns=False``.
+        Difference that was found with ``store_columns=False``.
     refresh : int, optional
-        Transitions between two references; N / n where not given.
+        Number of transitions between two references. Default: N / n.
 
     References
     ----------
@@ -151,7 +151,7 @@ class SVRGGradient(GradientEstimator):
         refresh: int | None = None,
         static: bool = False,
     ) -> SVRGGradient:
-        """Estimator with a minibatch scheme by name; the parameters are those of its parts."""
+        """Estimator with a minibatch scheme by name. The parameters are those of its parts."""
         difference = find_center_difference(
             posterior, posterior.initial_position, store_columns=False
         )
@@ -174,7 +174,7 @@ class SVRGGradient(GradientEstimator):
 
 
 class GradientReference(Reference):
-    """A position, with the values of other variables and the likelihood's gradient there.
+    """A position, with the values of other variables and the gradient of the likelihood there.
 
     Parameters
     ----------

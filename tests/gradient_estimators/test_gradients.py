@@ -106,7 +106,7 @@ def test_rows_in_every_estimate(posterior, scheme):
             batching.set_order(order)
             windows = [batching.selected(start) for start in minibatches]
             assert set(np.concatenate(windows)) == set(others)
-    estimates = np.array([estimate(position, one) for one in minibatches])
+    estimates = np.array([estimate(position, minibatch) for minibatch in minibatches])
     np.testing.assert_allclose(estimates.mean(0), posterior.gradient(position), atol=1e-13)
     if scheme == "replace":  # one order has other windows than all subsets
         rows = posterior.row_gradients(position, posterior.take(others))

@@ -104,13 +104,13 @@ def test_exact_law_of_position_and_table(problem, batching):
     read, by_hand = [], []
     for key, count in counted.items():
         index = np.asarray(key, dtype=np.int64)
-        found = compiled_transition(block, problem, index, step_size)
+        actual = compiled_transition(block, problem, index, step_size)
         expected = augmented_transition(
             problem, estimator.batching.selected(index).tolist(), step_size, BATCH_SIZE
         )
         for name in ("slope", "shift", "root"):
-            np.testing.assert_allclose(getattr(found, name), getattr(expected, name), atol=1e-12)
-        read += [found] * count
+            np.testing.assert_allclose(getattr(actual, name), getattr(expected, name), atol=1e-12)
+        read += [actual] * count
         by_hand += [expected] * count
     mean, covariance = stationary_law(read)
     exact_mean, exact = stationary_law(by_hand)
@@ -165,8 +165,8 @@ def test_recursion_on_stored_positions_is_the_augmented_law(problem):
     exact = stationary_law(
         augmented_transition(problem, rows.tolist(), step_size, BATCH_SIZE) for rows in windows
     )[1]
-    found = large_law(problem, BATCH_SIZE, step_size)
-    np.testing.assert_allclose(found, exact[:DIMENSION, :DIMENSION], rtol=1e-5)
+    actual = large_law(problem, BATCH_SIZE, step_size)
+    np.testing.assert_allclose(actual, exact[:DIMENSION, :DIMENSION], rtol=1e-5)
 
 
 @pytest.mark.parametrize("batch_size", [10, 20])
@@ -260,12 +260,12 @@ def test_all_rows_leave_the_gradients_of_the_present_position(model):
 def test_order_of_the_rows_of_the_data_changes_nothing(problem):
     order = np.array([3, 0, 5, 1, 4, 2])
     results = []
-    for one in (np.arange(N_ROWS), order):
-        permuted = LinearGaussian(problem.X[one], problem.y[one])
+    for row_order in (np.arange(N_ROWS), order):
+        permuted = LinearGaussian(problem.X[row_order], problem.y[row_order])
         estimator = SAGAGradient.make(Posterior(permuted.model()), BATCH_SIZE, batching="replace")
         block = TransitionBlock(IDENTITY, estimator, CVM)
         estimator.memory.begin(np.array([0.3, -0.2]))
-        where = np.argsort(one)
+        where = np.argsort(row_order)
         rows = np.array([[0, 4, 4], [5, 2, 1], [3, 3, 3]])
         ran = block((np.array([0.1, 0.2]),), where[rows], np.ones((2, 2)), np.full(2, 0.01))
         results.append((ran.positions, ran.gradients, estimator.memory.read()[0][where]))
@@ -373,8 +373,8 @@ def test_a_state_resumes_where_it_was_read(model, used, monkeypatch):
     fresh.setup_chain(np.random.default_rng(6), 10, 30)
     walk(fresh, model.initial_point(), 3)
     fresh.sampling_state = state
-    _, found = walk(fresh, point, 12)
-    np.testing.assert_array_equal(found, expected)
+    _, resumed = walk(fresh, point, 12)
+    np.testing.assert_array_equal(resumed, expected)
     # And the state once more in the step method that it is from.
     step.sampling_state = state
     _, again = walk(step, point, 12)

@@ -120,12 +120,12 @@ def test_exact_covariance_over_a_cycle(problem, batching):
     by_hand = [
         joint_transition(problem, step.batching.selected(index), step_size) for index in indices
     ]
-    found = cycle_covariances([slope for slope, _, _ in read], step_size, DIMENSION, EPOCH)
+    actual = cycle_covariances([slope for slope, _, _ in read], step_size, DIMENSION, EPOCH)
     exact = cycle_covariances(by_hand, step_size, DIMENSION, EPOCH)
-    np.testing.assert_allclose(found, exact, rtol=1e-8)
-    np.testing.assert_allclose(found[0], found[-1], rtol=1e-8)
+    np.testing.assert_allclose(actual, exact, rtol=1e-8)
+    np.testing.assert_allclose(actual[0], actual[-1], rtol=1e-8)
     # The position within a cycle matters: the test sees where the refresh is.
-    assert np.abs(found[0] / found[2] - 1).max() > 1e-3
+    assert np.abs(actual[0] / actual[2] - 1).max() > 1e-3
 
 
 def second_moment_law(problem, variance_factor, batch_size, step_size, epoch):
@@ -157,7 +157,7 @@ def second_moment_law(problem, variance_factor, batch_size, step_size, epoch):
 def test_closed_form_law_is_the_enumerated_one(problem):
     step_size = 0.4 / np.linalg.eigvalsh(problem.precision)[-1]
     rows = [np.array(index) for index in np.ndindex((N_ROWS,) * 2)]
-    slopes = [joint_transition(problem, one, step_size) for one in rows]
+    slopes = [joint_transition(problem, minibatch, step_size) for minibatch in rows]
     enumerated = np.mean(cycle_covariances(slopes, step_size, DIMENSION, EPOCH)[:-1], axis=0)
     formula = second_moment_law(problem, 1.0, 2, step_size, EPOCH)
     np.testing.assert_allclose(formula, enumerated, rtol=1e-9)
@@ -296,19 +296,19 @@ def test_a_state_resumes_where_it_was_read(model, step, used):
     for _ in range(used):
         point, _ = step.step(point)
     state = step.sampling_state
-    expected = [one["beta"] for one in walk(step, point, 12)[0]]
+    expected = [draw["beta"] for draw in walk(step, point, 12)[0]]
     fresh = svrg_step(model, thin=3, gradient=SVRG(refresh=12))
     fresh.setup_chain(np.random.default_rng(6), 10, 30)
     fresh.sampling_state = state
-    found = [one["beta"] for one in walk(fresh, point, 12)[0]]
-    np.testing.assert_array_equal(found, expected)
+    resumed = [draw["beta"] for draw in walk(fresh, point, 12)[0]]
+    np.testing.assert_array_equal(resumed, expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["JAX"])
 def test_backends_give_the_same_draws(model, mode):
     expected = sample(model, svrg_step(model, thin=3), draws=20, tune=0)
-    found = sample(
+    draws = sample(
         model,
         SGLD(
             model=model,
@@ -321,7 +321,7 @@ def test_backends_give_the_same_draws(model, mode):
         draws=20,
         tune=0,
     )
-    np.testing.assert_allclose(found.posterior["beta"], expected.posterior["beta"], rtol=1e-9)
+    np.testing.assert_allclose(draws.posterior["beta"], expected.posterior["beta"], rtol=1e-9)
 
 
 @pytest.mark.slow
@@ -392,10 +392,10 @@ def test_an_estimator_of_the_user_gives_the_same_draws_as_its_name(model, kind):
     step = SGLD(model=model, gradient=estimator, step_size=1e-3, thin=2, compile_kwargs=CVM)
     assert step.batch_size == 20
     assert step.batching_name == "replace"
-    found = sample(model, step, draws=10)
+    draws = sample(model, step, draws=10)
     named = svrg_step(model, gradient=kind, batching="replace", thin=2)
     expected = sample(model, named, draws=10)
-    np.testing.assert_array_equal(found.posterior["beta"], expected.posterior["beta"])
+    np.testing.assert_array_equal(draws.posterior["beta"], expected.posterior["beta"])
 
 
 @pytest.mark.parametrize(
