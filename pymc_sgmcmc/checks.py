@@ -1,4 +1,4 @@
-"""Checks of single settings; messages say what was given and what was expected."""
+"""Checks of single settings. Messages say what was given and what was expected."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def whole_number(name: str, value: Any, least: int, of: str = "") -> int:
 
 
 def accepts(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function takes this number of arguments, as far as its signature tells."""
+    """Whether a function takes this number of arguments, where its signature is known."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # Functions of C code may have no signature.

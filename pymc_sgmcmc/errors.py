@@ -18,7 +18,7 @@ class CalibrationError(ValueError):
 
 
 class BatchSizeWarning(UserWarning):
-    """Gradient noise, rather than curvature, limits the step size of a plain gradient."""
+    """Gradient noise, and not curvature, limits the step size."""
 
 
 class CenterWarning(UserWarning):

@@ -1,4 +1,4 @@
-"""``python -m pymc_sgmcmc``: a Bayesian regression on a table, sampled, checked and written."""
+"""``python -m pymc_sgmcmc``: sample a Bayesian regression on a table, check it and write files."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ EXAMPLES: dict[str, tuple[Callable[[], datasets.Dataset], str]] = {
     "cod-rna": (datasets.load_cod_rna, "non_coding == 1"),
     "run-or-walk": (datasets.load_run_or_walk, "activity == 1"),
 }
-"""Public tables and their outcomes; the first two need neither a network nor a folder."""
+"""These public tables can be named on the command line, with the outcome to model. The first two
+need neither a network nor a folder."""
 
 FEWEST_DRAWS = 4
-"""Of which ArviZ makes a summary."""
+"""ArviZ summarises a chain of at least this many draws."""
 
 NUMBERS = {
     "draws": (FEWEST_DRAWS, 1000, "draws to keep in each chain"),
@@ -53,18 +54,18 @@ NUMBERS = {
     "cores": (1, os.cpu_count(), "chains at the same time"),
     "seed": (0, 1, "of all random numbers"),
 }
-"""Options in whole numbers, with the least, the default, and what they are."""
+"""These options are whole numbers. Each has its smallest value, its default and its help text."""
 
 MOST_PLOTTED = 60
-"""Coefficients in the plot, each 0.4 inches high."""
+"""The plot shows at most this many coefficients, since each makes it 0.4 inches higher."""
 
 NOT_WRITTEN, BAD_INPUT, INTERRUPTED = 1, 2, 130
-"""Exit statuses; the last is that of shells for a program ended by Ctrl-C."""
+"""These are the exit statuses. A shell gives the last one for a program that Ctrl-C ended."""
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
-        """Leave with one line; the usage, which argparse puts before it, is in ``--help``."""
+        """Exit with the message alone: the usage, which argparse would add, is in ``--help``."""
         self.exit(BAD_INPUT, f"{self.prog}: error: {message}\n")
 
 
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return run(options, console)
         except InputError as error:
-            # One line, whatever a library put into its message.
+            # Messages of other libraries may have several lines, and this program prints one.
             print(f"{PROGRAM}: error: {' '.join(str(error).split())}", file=sys.stderr)
             return BAD_INPUT
         except KeyboardInterrupt:
@@ -108,15 +109,15 @@ def make_parser() -> argparse.ArgumentParser:
         "--data",
         choices=EXAMPLES,
         default="randhie",
-        help="a public table; %(default)s if not given",
+        help="public table to sample; %(default)s if not given",
     )
-    table.add_argument("--file", type=Path, help="a CSV (in UTF-8) or parquet file of yours")
-    add("--separator", help="what is between the columns of the CSV file; found if not given")
-    add("--outcome", help="column to model; --file needs it, or --formula")
-    add("--columns", nargs="+", help="columns to explain it by; all others if not given")
-    add("--formula", help="'y ~ x + C(group)', in place of --outcome and --columns")
-    add("--family", choices=FAMILIES, help="bernoulli for two values, else normal, if not given")
-    add("--bias", type=float, help="relative error of posterior variances to accept; 0.05")
+    table.add_argument("--file", type=Path, help="your own CSV (in UTF-8) or parquet file")
+    add("--separator", help="separator of the columns of a CSV file; guessed if not given")
+    add("--outcome", help="column to model; --file needs it or --formula")
+    add("--columns", nargs="+", help="predictors of the outcome; all other columns if not given")
+    add("--formula", help="such as 'y ~ x + C(group)', instead of --outcome and --columns")
+    add("--family", choices=FAMILIES, help="if not given, bernoulli for two values, else normal")
+    add("--bias", type=float, help="accepted relative error of variances; 0.05 if not given")
     for name, (_, default, text) in NUMBERS.items():
         add(f"--{name}", type=int, default=default, help=f"{text}; %(default)s if not given")
     modes = ("CVM", "NUMBA", "FAST_COMPILE")
@@ -124,8 +125,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--mode",
         choices=modes,
         default=modes[not pytensor.config.cxx],
-        help="of PyTensor: NUMBA compiles for a minute, and then runs faster than CVM, which needs "
-        "a C++ compiler; %(default)s if not given",
+        help="mode of PyTensor: NUMBA compiles for a minute and then runs faster than CVM, which "
+        "needs a C++ compiler; %(default)s if not given",
     )
     folder = "pymc_sgmcmc_output"
     add("--output", type=Path, default=folder, help=f"folder for the files; {folder} if not given")
@@ -133,7 +134,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Sample, report and write; the exit status."""
+    """Sample, report and write files; return the exit status."""
     folder = options.output.expanduser()
     name, regression = load(options)
     try:
@@ -141,7 +142,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise InputError(
-            f"--output should be a folder that can be written to, but {str(folder)!r} cannot: "
+            f"--output should be a folder with permission to write, but {str(folder)!r} is not: "
             f"{error.strerror}."
         ) from error
     for note in regression.notes:
@@ -156,7 +157,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     console.print(table)
     console.print(words)
     contents: dict[str, Callable[[], bytes]] = {
-        # In memory, since HDF5 ends the process where it cannot write to a file.
+        # Made in memory, since HDF5 ends the process if it cannot write to a file.
         f"{name}.nc": lambda: bytes(trace.to_netcdf(engine="h5netcdf")),
         f"{name}.png": partial(forest_plot, trace, center),
     }
@@ -190,12 +191,12 @@ def load(options: argparse.Namespace) -> tuple[str, Regression]:
 def sample(
     regression: Regression, options: argparse.Namespace, console: Console
 ) -> tuple[DataTree, Center]:
-    """Draws, fewer where it was interrupted, and the centre of the step method."""
+    """Draws, of which there are fewer after an interrupt, and the centre of the step method."""
     cores = min(options.chains, options.cores)
     length, last = options.tune + options.draws, (0, 0)
 
     def stop_all(trace: Any, draw: Any) -> None:
-        # Of chains one after the other, PyMC takes Ctrl-C for the end of the present one.
+        # Where chains run one after the other, PyMC ends only the present chain at Ctrl-C.
         nonlocal last
         if draw.chain != last[0] and last[1] < length:
             raise KeyboardInterrupt
@@ -218,7 +219,7 @@ def sample(
                 callback=stop_all if cores == 1 else None,
             )
         except ValueError as error:
-            # What PyMC says to an interrupt during warm-up.
+            # PyMC raises this error for an interrupt during warm-up.
             if "Not enough samples to build a trace" not in str(error):
                 raise
             raise KeyboardInterrupt from error
@@ -227,8 +228,8 @@ def sample(
         raise KeyboardInterrupt
     if (chains, draws) != (options.chains, options.draws):
         console.print(
-            f"Note: interrupted, so going on with {chains} of {options.chains} chains and {draws} "
-            f"of {options.draws} draws in each."
+            f"Note: interrupted. The results are from {chains} of {options.chains} chains and "
+            f"{draws} of {options.draws} draws in each."
         )
     assert step.center is not None  # computed whenever the step size is
     return trace, step.center
@@ -264,8 +265,8 @@ def comparison(trace: DataTree, center: Center, regression: Regression) -> tuple
     )
     if regression.y.dtype == bool and ((regression.X @ center.position > 0) == regression.y).all():
         words += (
-            "\nNote: the columns tell all outcomes apart, so the prior shapes the posterior, and "
-            "the Gaussian approximation is a rough one."
+            "\nNote: the columns separate the outcomes, so the posterior depends on the prior and "
+            "the Gaussian approximation is rough."
         )
     return table, words
 
@@ -294,20 +295,20 @@ def forest_plot(trace: DataTree, center: Center) -> bytes:
 
 
 def _write(path: Path, make: Callable[[], bytes], console: Console) -> bool:
-    """Write a file or say why not; whether it is written."""
+    """Write a file, or print why it cannot be written; return whether it was written."""
     part = path.with_name(f".{path.name}.part")
     try:
         content = make()
         try:
             part.write_bytes(content)
-            part.replace(path)  # so that no half of a file takes the place of one of before
+            part.replace(path)  # so that an incomplete file never replaces a complete one
         finally:
             part.unlink(missing_ok=True)
     except (OSError, ImportError) as error:
         reason = getattr(error, "strerror", None) or error
         print(
-            f"{PROGRAM}: error: {str(path)!r} could not be written: {reason}. Make room for it, or "
-            "give another folder by --output, and run again.",
+            f"{PROGRAM}: error: {str(path)!r} could not be written: {reason}. Make room for it or "
+            "give another folder by --output, then run again.",
             file=sys.stderr,
         )
         return False

@@ -1,4 +1,4 @@
-"""A table as a Bayesian regression: read from a file, coded by formulae, modelled in PyMC."""
+"""Bayesian regression on a table: read a file, code it by formulae, and make a PyMC model."""
 
 from __future__ import annotations
 
@@ -14,30 +14,33 @@ import pymc as pm
 import pytensor
 
 FAMILIES = ("bernoulli", "normal", "poisson")
+"""A regression may have these families of outcomes."""
 
 PRIOR_SD = 2.5
-"""Of a coefficient, for logits, logarithms or sds of the outcome: weak for standardised columns,
-as 2.5 takes a probability from 0.5 to 0.92."""
+"""The prior of a coefficient has this standard deviation, in logits, logarithms or standard
+deviations of the outcome. It is weak for standardised columns, since a logit of 2.5 takes a
+probability from 0.5 to 0.92."""
 
 MOST_LEVELS = 20
-"""Values of a column of text that is taken for groups where no formula says so. More are names, or
-numbers with a slip in them, far more often."""
+"""Without a formula, a column of text with at most this many different values is taken for groups.
+A column with more values usually holds names, or numbers with a typing error among them."""
 
 DEPENDENT = 1e-6
-"""Part of a column, relative to its length, that other columns do not determine and that counts as
-none: rounding leaves some 1e-12 of a standardised one."""
+"""Other columns determine a column where its distance to their span is at most this part of its
+length. Rounding leaves a distance of about 1e-12 for a standardised column."""
 
 LISTED = 20
-"""Names or values in a message."""
+"""A message lists at most this many names or values, so that it stays readable."""
 
 NUMBER_WITH_COMMAS = r"[+-]?\d[\d.]*(?:,\d+)*(?:[eE][+-]?\d+)?"
 DECIMAL_COMMA = r"[+-]?\d+(?:,\d+)?(?:[eE][+-]?\d+)?"
 PERHAPS_THOUSANDS = r"[+-]?(?:[1-9]\d{0,2},\d{3}|\d+)"
-"""Numbers whose commas are decimal or separate thousands, are decimal, or may be either."""
+"""These patterns match numbers with commas of any kind, numbers whose comma can be a decimal comma,
+and numbers whose comma can be either a decimal comma or a separator of thousands."""
 
 
 class InputError(ValueError):
-    """What was asked for cannot be done; the message says what to change."""
+    """The input cannot be used; the message says what to change."""
 
 
 # --- Reading --------------------------------------------------------------------------------------
@@ -46,8 +49,8 @@ class InputError(ValueError):
 def read_table(path: Path, separator: str | None = None) -> pd.DataFrame:
     """Read a CSV file in UTF-8, with decimal points or commas, or a parquet file.
 
-    The separator of a CSV file is, where not given, that of ``,;|`` and the tab which is most
-    frequent in the line of names. What cannot be read, or in two ways, is an `InputError`.
+    Where no separator of a CSV file is given, it is the most frequent of ``,;|`` and the tab in the
+    line of names. A file that cannot be read, or that can be read in two ways, is an `InputError`.
     """
     kind = {".parquet": "parquet", ".csv": "CSV in UTF-8", ".txt": "CSV in UTF-8"}.get(path.suffix)
     if kind is None:
@@ -56,7 +59,7 @@ def read_table(path: Path, separator: str | None = None) -> pd.DataFrame:
         if kind == "parquet":
             return pd.read_parquet(path).rename(columns=str)
         return _read_csv(path, separator)
-    except (OSError, ImportError, ValueError) as error:  # those of pandas and pyarrow, and ours
+    except (OSError, ImportError, ValueError) as error:  # InputError included
         raise InputError(f"{path} could not be read as {kind}: {error}") from error
 
 
@@ -64,22 +67,22 @@ def _read_csv(path: Path, separator: str | None) -> pd.DataFrame:
     with path.open(encoding="utf-8-sig") as file:
         heading = file.readline()
     if "\0" in heading:
-        raise InputError("it has bytes of value 0, as in UTF-16.")
+        raise InputError("it has zero bytes, as in UTF-16. Save it in UTF-8.")
     unquoted = re.sub(r'"[^"]*"', "", heading)
     separator = separator or max(",;\t|", key=unquoted.count)
-    # With the line below: where that is longer, pandas takes its first values for names of rows.
+    # Together with the next line: if that is longer, pandas takes its first values for row names.
     names = pd.read_csv(path, sep=separator, header=None, nrows=2, dtype=str).iloc[0]
     if names.isna().any() or names.duplicated().any():
         raise InputError(
             f"each column should have a name of its own, but got {_listed(names)}. Rename columns, "
             "and leave out row numbers (index=False in pandas, row.names=FALSE in R)."
         )
-    # In one piece, because the type of a column that is read in pieces may change between them.
+    # In one piece, because the type of a column may differ between pieces.
     return pd.read_csv(path, sep=separator, low_memory=False).apply(_with_decimal_points)
 
 
 def _with_decimal_points(column: pd.Series) -> pd.Series:
-    """Numbers, for a column of text that has numbers with decimal commas."""
+    """Convert a column of text to numbers where it holds numbers with decimal commas."""
     if pd.api.types.is_numeric_dtype(column):
         return column
     text = column.dropna().astype(str).str.strip()
@@ -88,8 +91,8 @@ def _with_decimal_points(column: pd.Series) -> pd.Series:
         return column
     if text.str.fullmatch(PERHAPS_THOUSANDS).all() or not text.str.fullmatch(DECIMAL_COMMA).all():
         raise InputError(
-            f"commas in column {column.name!r}, as in {commas.iloc[0]}, may be decimal or separate "
-            "thousands. Write its numbers with decimal points alone."
+            f"commas in column {column.name!r}, as in {commas.iloc[0]}, may be decimal commas or "
+            "separate thousands. Write its numbers with decimal points."
         )
     return column.str.strip().str.replace(",", ".").astype(float)
 
@@ -101,8 +104,8 @@ def _with_decimal_points(column: pd.Series) -> pd.Series:
 class Regression:
     """A generalised linear model of the rows of a table.
 
-    `X` has the columns `names`. Coefficients are of logits for "bernoulli", of logarithms for
-    "poisson". `outcome` says what `y` is, and `notes` what was done to the table.
+    `X` has the columns `names`. The linear predictor is a logit for "bernoulli" and a logarithm for
+    "poisson". `outcome` describes `y`, and `notes` lists the changes made to the table.
     """
 
     X: np.ndarray
@@ -113,8 +116,8 @@ class Regression:
     notes: tuple[str, ...]
 
     def model(self) -> pm.Model:
-        """An ordinary model of all rows: ``beta``, for Normal outcomes ``log_sigma``, and ``y``."""
-        # Counts and measurements may be orders of magnitude away from where a prior expects them.
+        """An ordinary model of all rows: ``beta``, for normal outcomes ``log_sigma``, and ``y``."""
+        # Priors follow the outcome, since counts and measurements can have any order of magnitude.
         mean = float(self.y.mean()) if "Intercept" in self.names else 0.0
         spread = float(np.sqrt(np.mean((self.y - mean) ** 2))) if self.family == "normal" else 1.0
         center = {"bernoulli": 0.0, "normal": mean, "poisson": np.log(mean or 1.0)}[self.family]
@@ -139,12 +142,12 @@ def make_regression(
     formula: str | None = None,
     family: str | None = None,
 ) -> Regression:
-    """Code a table, by a formula in place of an outcome and columns where there is one.
+    """Code a table by a formula, or by the names of an outcome and columns.
 
-    The family of an outcome with two values is "bernoulli", that of others "normal", where not
-    given. Columns of the design are standardised but for those of zeros and ones. Rows with missing
-    values, and columns that those before them determine, are left out with a note. What formula and
-    table cannot have between them is an `InputError`.
+    Where no family is given, an outcome with two values is "bernoulli" and any other is "normal".
+    Columns of the design are standardised, except those of zeros and ones. Rows with missing values
+    and columns that earlier columns determine are left out, with a note. A formula that does not
+    fit the table is an `InputError`.
 
     Examples
     --------
@@ -156,11 +159,11 @@ def make_regression(
     try:
         from formulae import design_matrices, model_description
     except ModuleNotFoundError as error:
-        raise InputError('Install formulae by: pip install "pymc_sgmcmc[demo]"') from error
+        raise InputError('Install formulae: pip install "pymc_sgmcmc[demo]"') from error
     text = formula or f"`{outcome}` ~ {' + '.join(f'`{name}`' for name in columns) or 1}"
     try:
-        used = sorted(filter(None, model_description(text).var_names))  # numbers are nameless
-    except Exception as error:  # whatever its parser stumbles on
+        used = sorted(filter(None, model_description(text).var_names))  # numbers have no name
+    except Exception as error:  # the parser of formulae raises errors of many types
         raise InputError(
             f"The formula should be like 'y ~ x + C(group)', but got {text!r}: {error}"
         ) from error
@@ -168,7 +171,7 @@ def make_regression(
     if unknown:
         raise InputError(
             f"The table has no column {_listed(map(repr, unknown))}. Its columns are "
-            f"{_listed(frame)}; --separator says what is between those of a CSV file."
+            f"{_listed(frame)}. If they are wrong, give the --separator of the CSV file."
         )
     notes = []
     holes = frame[used].isna()
@@ -177,22 +180,22 @@ def make_regression(
     if not complete.any():
         raise InputError(
             f"The table should have rows without missing values, but each of its {len(frame)} rows "
-            f"has {where}. Fill them in, or leave columns out by --columns."
+            f"has {where}. Fill them in, or leave out columns by --columns."
         )
     if not complete.all():
-        notes.append(f"dropped {(~complete).sum():,} of {len(frame):,} rows, which have {where}")
+        notes.append(f"dropped {(~complete).sum():,} of {len(frame):,} rows with {where}")
     table = frame.loc[complete, used].apply(_in_known_type)
     for name in columns if formula is None else ():
         levels = table[name].nunique()
         if not pd.api.types.is_numeric_dtype(table[name]) and levels > MOST_LEVELS:
             raise InputError(
-                f"Column {name!r} is text with {levels} different values, but groups may be "
-                f"{MOST_LEVELS}. Correct them, leave it out by --columns or name it in a --formula."
+                f"Column {name!r} of text should have at most {MOST_LEVELS} different values, but "
+                f"has {levels}. Correct it, leave it out by --columns, or name it in a --formula."
             )
     functions = {"np": np, "log": np.log, "exp": np.exp, "sqrt": np.sqrt}
     try:
         design = design_matrices(text, table, na_action="error", extra_namespace=functions)
-    except Exception as error:  # functions in a formula raise what they like
+    except Exception as error:  # functions in a formula may raise any error
         raise InputError(f"The formula {text!r} does not fit the table: {error!r}.") from error
     if design.response is None or design.common is None or design.group is not None:
         raise InputError(
@@ -205,8 +208,8 @@ def make_regression(
     y, chosen, meaning = _coded_outcome(values, label, family)
     if family is None and chosen == "normal" and not (y % 1).any():
         notes.append(
-            f"the outcome {label!r} has {values.nunique()} distinct values, not two, so the "
-            "regression is linear; --family poisson is for counts"
+            f"the regression is linear, since the outcome {label!r} has {values.nunique()} "
+            "different values; use --family poisson for counts"
         )
     matrix = design.common.as_dataframe()
     X, names = _standardised(matrix), np.array(matrix.columns)
@@ -215,11 +218,11 @@ def make_regression(
     distance[: len(X)] = np.abs(np.diag(np.linalg.qr(X, mode="r")))
     dependent = distance <= DEPENDENT * np.linalg.norm(X, axis=0)
     if dependent.any():
-        notes.append(f"dropped {_listed(names[dependent])}: determined by the columns before")
+        notes.append(f"dropped {_listed(names[dependent])}, which earlier columns determine")
     if formula is None and dependent[1:].all():
         raise InputError(
-            f"No column but {label!r} differs between rows, so nothing explains it. Add a column "
-            "with at least two values."
+            f"No column except {label!r} differs between rows. Add a predictor with at least two "
+            "values."
         )
     kept = tuple(names[~dependent].tolist())
     return Regression(X[:, ~dependent], y, kept, chosen, meaning, tuple(notes))
@@ -237,8 +240,8 @@ def _coded_outcome(
         suits = not (outcome % 1).any() and outcome.min() >= 0
     if len(levels) < 2 or not suits:
         raise InputError(
-            f"The outcome {name!r} should have two distinct values, or be finite numbers (counts "
-            f"for poisson), but has {len(levels)} ({_listed(levels)}). Choose another by --outcome."
+            f"The outcome {name!r} should have two different values, or finite numbers (counts for "
+            f"poisson), but has {len(levels)}: {_listed(levels)}. Give another --outcome."
         )
     if family == "bernoulli":
         y = (outcome == levels[1]).to_numpy()
@@ -254,14 +257,14 @@ def _standardised(matrix: pd.DataFrame) -> np.ndarray:
     if infinite.any():
         raise InputError(
             f"{_listed(matrix.columns[infinite])} should be finite, but has infinite values. "
-            "Correct them, or leave out their rows."
+            "Correct or leave out their rows."
         )
-    # Indicators stay as they are: that of a rare event, divided by its sd, would be so large that
-    # the prior says nothing of the event.
+    # Indicators are not scaled. The indicator of a rare event, divided by its sd, would be so large
+    # that the prior would hardly bound the effect of the event.
     numbers = ~matrix.isin((0.0, 1.0)).all()
     # The largest first, since squares of large numbers overflow.
     X = matrix.to_numpy(dtype=float) / np.where(numbers, matrix.abs().max(), 1.0)
-    # Without an intercept nothing makes up for another origin.
+    # Centring changes the model where no intercept makes up for it.
     X -= np.where(numbers & ("Intercept" in matrix), X.mean(axis=0), 0.0)
     sd = X.std(axis=0)
     return X / np.where(numbers & (sd > 0), sd, 1.0)
@@ -275,8 +278,8 @@ def _in_known_type(column: pd.Series) -> pd.Series:
     if kind in ("string", "mixed-integer", "categorical"):
         return column if kind == "categorical" else column.astype(str)
     raise InputError(
-        f"Column {column.name!r} has the type {kind}, which is neither numbers nor text. Turn it "
-        "into numbers (dates into days), or leave it out by --columns."
+        f"Column {column.name!r} should be numbers or text, but has the type {kind}. Convert it "
+        "(dates into days), or leave it out by --columns."
     )
 
 

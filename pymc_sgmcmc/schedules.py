@@ -10,7 +10,8 @@ import numpy as np
 from pymc_sgmcmc.checks import accepts, positive_number
 
 MOST_THINNING = 1000
-"""The default number of transitions a recorded draw is at most this number."""
+"""The default number of transitions a recorded draw is at most this number. It bounds the time of a
+draw where the chain is slow, so that a run shows progress; its draws are then dependent."""
 
 StepSize = float | Callable[[int], float]
 
@@ -20,7 +21,7 @@ class PolynomialDecay:
     r"""The decreasing step size :math:`h_t = a (b + t)^{-\gamma}` of Welling and Teh (2011).
 
     With :math:`\gamma \in (1/2, 1]` the steps sum to infinity and their squares do not, so
-    that the chain converges to the posterior, ever more slowly.
+    that the chain converges to the posterior while it moves more and more slowly.
 
     Parameters
     ----------
@@ -63,8 +64,8 @@ def check_step_size(step_size: StepSize) -> StepSize:
     if callable(step_size):
         if isinstance(step_size, type) or not accepts(step_size, 1):
             raise TypeError(
-                "`step_size` as a function should take the number of the transition and give a "
-                f"number, such as `lambda t: 0.1 / (1 + t)`, but got {step_size!r}."
+                "`step_size` should be a function of the number of the transition, such as "
+                f"`lambda t: 0.1 / (1 + t)`, but got {step_size!r}."
             )
         step_sizes(step_size, 0, 1)
         return step_size

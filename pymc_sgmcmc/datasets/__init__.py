@@ -8,15 +8,15 @@ No data ship with the package. A loader looks for its file in this order:
 4. the official home of the data, from which the file is downloaded into that cache.
 
 A folder may hold the file as it was downloaded, unpacked, or converted (``.npz``, with the arrays X
-and y), under the names that the loader's docstring lists; it is never written to. `Dataset.origin`
-says where the rows came from. `load_randhie` and `load_fair` read tables that are part of
-statsmodels and need neither folder nor network.
+and y), under the names that the docstring of the loader lists. Nothing is ever written to a folder.
+`Dataset.origin` says where the rows came from. `load_randhie` and `load_fair` read tables that are
+part of statsmodels and need neither folder nor network.
 
-Downloads are checked by their hash, except those of three data sets of which no hash is published
+Downloads are checked by their hash, except those of three data sets. No hash of these is published
 and none could be computed: `load_skin` checks a hash of the values, and `load_covertype` and
 `load_cod_rna` say what they check instead.
 
-Downloads need pooch, Cod-RNA scikit-learn, and the two tables statsmodels:
+Downloads need pooch, `load_cod_rna` needs scikit-learn, and the two tables need statsmodels:
 ``pip install "pymc_sgmcmc[datasets]"``.
 """
 

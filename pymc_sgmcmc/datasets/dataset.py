@@ -1,4 +1,4 @@
-"""What a loader returns, and the error where it cannot."""
+"""The data set that a loader returns, and the error when it cannot find the data."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ class DatasetUnavailableError(FileNotFoundError):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Dataset:
-    """A table, and what there is to know about it.
+    """A table, with its description, source and licence.
 
     Attributes
     ----------
     name : str
-        Short name; of a part or a sample of a data set, it says which.
+        Short name. Where only a part or a sample was read, the name says which.
     frame : pandas.DataFrame
         The rows, one column a variable, indexed 0 to ``n_rows - 1``.
     target : str or None
-        The column that is modelled, None where there is none.
+        The column to model, or None where there is none.
     feature_names : tuple of str
         The columns of `X`, in order.
     group_names : tuple of str
         The columns that number the groups of a mixed model.
     description : str
-        What a row is, with the coding and the units that are not obvious.
+        What a row is, and the coding and the units where they are not obvious.
     source : str
-        Where the data have their home.
+        Where the data are published.
     licence : str
-        The terms under which they are given.
+        The terms under which they are published.
     citation : str
         The publication to cite.
     origin : str
@@ -62,7 +62,7 @@ class Dataset:
     origin: str
 
     def __repr__(self) -> str:
-        """One line: a frame of thousands of rows would hide the rest."""
+        """One line, since a printed frame of thousands of rows would hide the rest."""
         return (
             f"{type(self).__name__}(name={self.name!r}, {len(self.frame)} rows, "
             f"target {self.target!r}, {len(self.feature_names)} features, origin={self.origin!r})"
@@ -72,8 +72,8 @@ class Dataset:
     def X(self) -> np.ndarray:  # noqa: N802 - matrices are called X, as in the papers
         """Features as a new array, (n_rows, n_features).
 
-        In the smallest type that holds every column; missing values of pandas' nullable types are
-        NaN.
+        Its type is the smallest that holds every column. Missing values of pandas' nullable types
+        become NaN.
 
         Raises
         ------
@@ -84,8 +84,8 @@ class Dataset:
         is_numeric = pd.api.types.is_numeric_dtype
         if not_numeric := [name for name, column in features.items() if not is_numeric(column)]:
             raise TypeError(
-                f"{self.name}: X should be made of numeric columns but {not_numeric} are not. "
-                "Encode them first, for instance by pandas.get_dummies(dataset.frame)."
+                f"{self.name}: X needs numeric columns, but {not_numeric} are not numeric. Encode "
+                "them first, for example by pandas.get_dummies(dataset.frame)."
             )
         dtypes = list(features.dtypes)
         if all(isinstance(dtype, np.dtype) for dtype in dtypes):
@@ -105,7 +105,7 @@ class Dataset:
             When the data set has no target.
         """
         if self.target is None:
-            raise ValueError(f"{self.name} has no target column; its columns are in dataset.frame.")
+            raise ValueError(f"{self.name} has no target column. Use the columns of dataset.frame.")
         return np.array(self.frame[self.target].to_numpy())
 
 

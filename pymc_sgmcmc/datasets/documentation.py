@@ -1,4 +1,4 @@
-"""What the docstrings of the loaders have in common, and what the registry knows."""
+"""Docstrings of the loaders, completed from their common parts and the registry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PARAMETERS = "Parameters\n----------\n"
 
 _DATA_HOME = """data_home : path, optional
     Folder with {files}.
-    Without it, see the order of places in `pymc_sgmcmc.datasets`.
+    Where not given, the places that `pymc_sgmcmc.datasets` lists are searched in order.
 """
 
 _IMPORT_ERROR = """Raises

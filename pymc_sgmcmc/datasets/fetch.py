@@ -1,4 +1,4 @@
-"""Finding the file of a data set: in a user's folder, in the cache, or at its home."""
+"""Finding the file of a data set: in a user's folder, in the cache, or at its official home."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ from pymc_sgmcmc.datasets.reading import read_table
 from pymc_sgmcmc.datasets.registry import REGISTRY, Entry
 
 FOLDER_VARIABLE = "PYMC_SGMCMC_DATA"
+"""This environment variable names a folder of data sets."""
 
 DOWNLOAD_TIMEOUT = (10.0, 30.0)
-"""Seconds to connect, and between two packets: a slow download may take as long as it needs."""
+"""A download fails after this many seconds without a connection, or between two packets. The whole
+download may take as long as it needs, so these bounds are patient with a slow server and still end
+the wait for one that does not answer."""
 
 UNREADABLE = (
     ValueError,
@@ -36,7 +39,8 @@ UNREADABLE = (
     gzip.BadGzipFile,
     zlib.error,
 )
-"""What readers raise on a damaged file. A lack of permission, say, speaks for itself."""
+"""Readers raise these errors on a damaged file, and the message then names the file and the remedy.
+Other errors, such as a lack of permission, already name the file."""
 
 
 def load(
@@ -44,7 +48,7 @@ def load(
     data_home: str | os.PathLike[str] | None,
     reader: Callable[[Path, Entry], pd.DataFrame] = read_table,
 ) -> Dataset:
-    """Return a data set of the registry whose rows `reader` takes from the file."""
+    """Return a data set of the registry; `reader` reads its rows from the file."""
     frame, origin = read(name, data_home, reader)
     return Dataset(frame=frame, origin=origin, **REGISTRY[name].facts)
 
@@ -54,16 +58,16 @@ def read[Content](
     data_home: str | os.PathLike[str] | None,
     reader: Callable[[Path, Entry], Content],
 ) -> tuple[Content, str]:
-    """Return what `reader` makes of the file of a data set, and where the file was."""
+    """Return the result of `reader` on the file of a data set, and where the file was."""
     entry = REGISTRY[name]
     path, origin = _find(entry, data_home)
     try:
         with _unpacked(path, entry.member) as file:
             return reader(file, entry), origin
     except UNREADABLE as error:
-        remedy = "Delete it, and it is downloaded again."
+        remedy = "Delete it to download it again."
         if origin.startswith("folder"):
-            remedy = f"Replace it by the original from {entry.source}, or move it away."
+            remedy = f"Replace it by the original from {entry.source}, or remove it."
         raise ValueError(f"{name}: the file {path} cannot be used: {error}. {remedy}") from error
 
 
@@ -75,15 +79,15 @@ def import_optional(module: str, extra: str, purpose: str) -> ModuleType:
         package = module.partition(".")[0]
         raise ImportError(
             f"{purpose} needs the package {package}, which is not installed. "
-            f'Install it by: pip install "pymc_sgmcmc[{extra}]"'
+            f'Install it: pip install "pymc_sgmcmc[{extra}]"'
         ) from error
 
 
 def _find(entry: Entry, data_home: str | os.PathLike[str] | None) -> tuple[Path, str]:
-    """Path of a file, and where it is: in the first place of the search order that has it.
+    """Path of a file in the first place of the search order that has it, and what place that is.
 
-    A user's folder is not given to pooch as its cache, by its argument `env`: pooch would replace
-    a converted file, whose hash is not that of the download, and write to what may be read-only.
+    A user's folder is not given to pooch as its cache (argument `env`). pooch would replace a
+    converted file, whose hash is not that of the download, and the folder may be read-only.
     """
     searched = []
     given = {"data_home": data_home, FOLDER_VARIABLE: os.environ.get(FOLDER_VARIABLE)}
@@ -94,7 +98,7 @@ def _find(entry: Entry, data_home: str | os.PathLike[str] | None) -> tuple[Path,
         if not folder.is_dir():
             # Going on to the next place would hide a misspelt path behind a download.
             raise NotADirectoryError(
-                f"{name} should be an existing folder but is {str(value)!r}. "
+                f"{name} should be an existing folder, but is {str(value)!r}. "
                 "Correct it, create the folder, or leave it unset to download the data."
             )
         for file_name in entry.files:
@@ -105,7 +109,7 @@ def _find(entry: Entry, data_home: str | os.PathLike[str] | None) -> tuple[Path,
 
 
 def _download(entry: Entry, searched: Sequence[str]) -> tuple[Path, str]:
-    """Take a file from the cache of pooch, or from its home where it is not there yet."""
+    """Take a file from the cache of pooch, or download it into that cache."""
     absent = f"The data set {entry.name} is in no folder ({', '.join(searched) or 'none given'})"
     advice = (
         f"put {' or '.join(entry.files)} in a folder given as data_home or named by the "
@@ -143,10 +147,10 @@ def _download(entry: Entry, searched: Sequence[str]) -> tuple[Path, str]:
 
 @contextmanager
 def _unpacked(path: Path, member: str) -> Iterator[Path]:
-    """Path of a file, or of a member of an archive while it is unpacked.
+    """Path of a file, or of a member of an archive that is unpacked into a temporary folder.
 
-    The processors of pooch unpack beside the archive, perhaps in a folder that cannot be written,
-    and do not compare what they unpacked before with an archive that has changed.
+    The processors of pooch are not used: they unpack beside the archive, where the folder may be
+    read-only, and they keep files unpacked earlier even if the archive has changed since.
     """
     if path.suffix not in (".zip", ".tgz"):
         yield path

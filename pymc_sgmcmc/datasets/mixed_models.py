@@ -1,4 +1,4 @@
-"""Tables for mixed models, from R packages by way of Rdatasets."""
+"""Tables for mixed models, from R packages through Rdatasets."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def load_contraception(data_home: str | os.PathLike[str] | None = None) -> Datas
     Dataset
         1934 rows: woman (a number), district (the group), use (the target), livch (living
         children, ordered categories "0", "1", "2", "3+"), age, urban. The file has Y and N for
-        use and urban. ``X`` asks for livch to be encoded first.
+        use and urban. Encode livch before you use ``X``.
 
     Examples
     --------
@@ -71,8 +71,7 @@ def load_epil(data_home: str | os.PathLike[str] | None = None) -> Dataset:
     -------
     Dataset
         236 rows: y (the target), trt (categories "placebo" and "progabide"), base, age, V4,
-        subject (the group, 1 to 59), period, lbase and lage. ``X`` asks for trt to be encoded
-        first.
+        subject (the group, 1 to 59), period, lbase and lage. Encode trt before you use ``X``.
 
     Examples
     --------
@@ -92,7 +91,7 @@ def load_salamander(data_home: str | os.PathLike[str] | None = None) -> Dataset:
         360 rows: Season (categories "Fall" and "Summer"), Experiment (1 to 3), TypeM and TypeF
         (categories "R" and "W"), Cross (categories "RR", "RW", "WR", "WW"), Male and Female (the
         groups, 1 to 60 each), Mate (the target). The first letter of Cross is the type of the
-        female. ``X`` asks for the categories to be encoded first.
+        female. Encode the categories before you use ``X``.
 
     Examples
     --------

@@ -18,10 +18,11 @@ from pymc_sgmcmc.datasets.registry import REGISTRY, Entry
 
 AP_DOCUMENTS = 2_246
 AP_WORDS = 10_473
-"""Sizes of the corpus, as lda-c gives them."""
+"""These are the numbers of documents and of different words in the corpus, as lda-c gives them."""
 
 AP_LARGEST_COUNT = 1_000
-"""Bounds the count of a word in a document; the largest in the published file is far smaller."""
+"""A larger count of a word in a document means that the file is damaged. The largest count in the
+published file is far smaller."""
 
 MovieLensSize = Literal["100k", "1m"]
 
@@ -33,8 +34,8 @@ def load_movielens(
     """MovieLens: ratings of movies by users.
 
     **The data may not be redistributed.** GroupLens allows their use for research and asks for
-    acknowledgement; passing them on, or any commercial use, needs their permission. This loader
-    only fetches them from GroupLens for the person who calls it.
+    acknowledgement. Redistribution and commercial use need the permission of GroupLens. This loader
+    only fetches the data from GroupLens for the person who calls it.
 
     Parameters
     ----------
@@ -89,7 +90,7 @@ def _read_movielens(path: Path, entry: Entry) -> pd.DataFrame:
     shape = (entry.n_rows, len(entry.columns))
     if path.name == "u.data":
         table = read_integers(path, "\t", shape)
-    else:  # "::" between the fields: with pandas' fast reader, an empty one after each
+    else:  # Fields are separated by "::", which pandas' fast reader takes for an empty field.
         table = read_integers(path, ":", shape, fields=range(0, 7, 2))
     check_range(table[:, 2], 1, 5, "ratings")
     return pd.DataFrame(table, columns=list(entry.columns))
@@ -113,7 +114,7 @@ def _read_ap(path: Path, entry: Entry) -> tuple[pd.DataFrame, tuple[str, ...]]:
 def _read_lda_c(path: Path) -> np.ndarray:
     """Read lines ``n word:count …``, one a document, into rows (document, word, count).
 
-    The format is not svmlight's, in which the numbers of a line would have to ascend.
+    Readers of svmlight's format do not apply, since they want ascending numbers in each line.
     """
     rows = []
     for document, line in enumerate(path.read_text(encoding="utf-8").splitlines()):

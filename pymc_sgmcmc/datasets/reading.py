@@ -1,6 +1,6 @@
-"""Readers of tables and arrays, and checks of what they read against what was published.
+"""Readers of tables and arrays, and checks of the values against the published ones.
 
-Errors say what was found and what was expected; `fetch.load` adds the file.
+Error messages say what was found and what was expected; `fetch.load` adds the name of the file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pymc_sgmcmc.datasets.registry import Entry
 
 
 def read_table(path: Path, entry: Entry) -> pd.DataFrame:
-    """Columns of a CSV file, in order; those of categories as categories or as their codes."""
+    """Read the columns of a CSV file, in order, with categorical ones as categories or codes."""
     columns = list(entry.columns)
     frame = pd.read_csv(path, usecols=columns)[columns]
     if len(frame) != entry.n_rows:
@@ -32,8 +32,8 @@ def read_table(path: Path, entry: Entry) -> pd.DataFrame:
 
 
 def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
-    """Arrays of integers or text in an ``.npz`` file."""
-    # Opened here, because np.load leaves the file open where it is no archive.
+    """Read arrays of integers or text from an ``.npz`` file."""
+    # Opened here, because np.load leaves a file open that is no archive.
     with path.open("rb") as file:
         archive = np.load(file, allow_pickle=False)
         arrays = [archive[name] for name in names]
@@ -47,7 +47,7 @@ def read_integers(
 ) -> np.ndarray:
     """Read a table from text without a header, or from arrays X and y; int64.
 
-    `fields` are the numbers of those to read from each line of the text, all where not given.
+    `fields` are the numbers of the fields to read from each line. All are read where not given.
     """
     if path.suffix == ".npz":
         table = np.column_stack(read_arrays(path, "X", "y"))
@@ -65,7 +65,7 @@ def check_shape(values: np.ndarray, shape: tuple[int, ...]) -> None:
 
 
 def check_range(values: np.ndarray, low: float, high: float, what: str) -> None:
-    """Refuse values out of range, which a smaller type would wrap without a word."""
+    """Refuse values out of range, which a smaller integer type would silently change."""
     if not (values.min() >= low and values.max() <= high):
         raise ValueError(
             f"found {what} from {values.min()} to {values.max()}, expected {low} to {high}"
@@ -73,7 +73,7 @@ def check_range(values: np.ndarray, low: float, high: float, what: str) -> None:
 
 
 def check_sha256(values: np.ndarray, sha256: str) -> None:
-    """Refuse values with another SHA-256, which is the same whatever file they are from."""
+    """Refuse values with another SHA-256, which does not depend on the format of the file."""
     computed = hashlib.sha256(np.ascontiguousarray(values)).hexdigest()
     if computed != sha256:
         raise ValueError(f"found values with SHA-256 {computed}, expected {sha256}")

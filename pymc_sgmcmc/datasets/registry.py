@@ -1,4 +1,4 @@
-"""What is known of each data set before its rows are read: its home, terms, file and hash."""
+"""The registry of data sets: home, licence, file and hash of each, known before it is read."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ class Entry:
     Attributes
     ----------
     files : sequence of str
-        Names looked for in a folder, in order: of the download, a file in it, or a converted file.
+        File names to look for in a folder, in order: the download, a file in it, or a converted
+        file.
     member : str
-        Name of the file within the archive; "" where the download is none.
+        Name of the file within the archive; "" where the download is no archive.
     url : str or None
-        Address of the download; None where there is none without an account.
+        Address of the download; None where the download needs an account.
     known_hash : str or None
-        Of the download, as pooch writes it. None where it is not known: then the loader checks the
-        values that it has read.
+        Hash of the download, as pooch writes it. None where it is not known: then the loader checks
+        the values that it has read.
     columns : sequence of str
-        Of a table, those that the frame has, in order.
+        The columns of a table that the frame has, in order.
     categories : mapping of str to sequence
         The values that columns of a CSV file may have.
     ordered, coded : sequence of str
-        Those of `categories` whose values have an order, and those that the frame has as numbers
-        from 0 in place of the values.
+        The keys of `categories` whose values have an order, and the keys whose columns hold numbers
+        from 0 in the frame, in place of the values.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Entry:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a `Dataset` tells of itself beside its rows."""
+        """The attributes of a `Dataset` other than its rows."""
         own = {attribute.name for attribute in fields(self)}
         return {fact.name: getattr(self, fact.name) for fact in fields(Dataset) if fact.name in own}
 
@@ -72,4 +73,4 @@ def _read_registry() -> dict[str, Entry]:
 
 
 REGISTRY = _read_registry()
-"""All data sets by name. Two have no file: they are part of statsmodels."""
+"""This mapping holds all data sets by name. Two of them have no file: statsmodels has them."""

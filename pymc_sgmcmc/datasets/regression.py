@@ -18,19 +18,20 @@ from pymc_sgmcmc.datasets.reading import check_range, check_sha256, check_shape,
 from pymc_sgmcmc.datasets.registry import REGISTRY, Entry
 
 SKIN_SHA256 = "357dd600dc24bae68d8d0215373834ad11a2223a91a8c360b412b74c79974b9c"
-"""Of the bytes B, G, R and class of all rows, computed from the published file."""
+"""This is the hash of the bytes B, G, R and class of all rows, computed from the published file."""
 
 COVER_TYPE_COUNTS = (211_840, 283_301, 35_754, 2_747, 9_493, 17_367, 20_510)
-"""Rows of each cover type in the full table, from the description that UCI gives with it."""
+"""The full table has these numbers of rows of each cover type, according to UCI's description."""
 
 COVERTYPE_SAMPLE_ROWS = 92_962
-"""Rows of the converted file, 16% of all."""
+"""The converted file has this many rows, 16% of all."""
 
 COVERTYPE_SAMPLE_SHA256 = "9e223d5f11894f84c9b50eab0a41d7935c3f47dcec66c3c3bc5cd01faccb433d"
-"""Of the 54 features and the cover type of all rows of the sample, as little-endian int16."""
+"""This is the hash of the 54 features and the cover type of all rows of the sample, as
+little-endian int16, computed from the converted file."""
 
 N_QUANTITIES = 10
-"""First columns of Covertype, which are quantities; the others are 0 or 1."""
+"""The first columns of Covertype, of this number, are quantities; the others are 0 or 1."""
 
 CodRnaSubset = Literal["train", "test"]
 
@@ -39,8 +40,8 @@ CodRnaSubset = Literal["train", "test"]
 def load_skin(data_home: str | os.PathLike[str] | None = None) -> Dataset:
     """Skin Segmentation: is a pixel skin, given its colour.
 
-    245 057 pixels from photographs of faces, 50 859 of them skin. The values are checked by their
-    SHA-256 whatever file they come from.
+    The rows are 245 057 pixels from photographs of faces, 50 859 of them skin. The values are
+    checked by their SHA-256, whatever the format of the file.
 
     Returns
     -------
@@ -60,16 +61,17 @@ def load_skin(data_home: str | os.PathLike[str] | None = None) -> Dataset:
 def load_covertype(data_home: str | os.PathLike[str] | None = None) -> Dataset:
     """Covertype: the kind of forest, given the terrain.
 
-    Cells of 30 m × 30 m in the Roosevelt National Forest, Colorado. The sample of 16%,
-    ``covertype_16pct.npz``, is taken from a folder that has nothing else; its values are checked by
-    their SHA-256. No hash of the full table is known: its shape, its ranges and the published
-    number of rows of each cover type are checked.
+    The rows are cells of 30 m × 30 m in the Roosevelt National Forest, Colorado. A folder without
+    the full table may have a sample of 16%, ``covertype_16pct.npz``, which is checked by the
+    SHA-256 of its values. No hash of the full table is known. Its shape, its ranges and the
+    published number of rows of each cover type are checked instead.
 
     Returns
     -------
     Dataset
-        ``name`` says which: ``"covertype"`` has n = 581012 rows, ``"covertype-16pct"`` has
-        n = 92962. ``X`` is (n, 54) int16: 10 quantities, then 44 indicators; ``y`` is (n,) uint8.
+        Its ``name`` is ``"covertype"`` for the full table of n = 581012 rows and
+        ``"covertype-16pct"`` for the sample of n = 92962. ``X`` is (n, 54) int16 with 10 quantities
+        and then 44 indicators, and ``y`` is (n,) uint8.
         The quantities of the sample were restored from scaled values and rounded.
 
     Examples
@@ -90,8 +92,8 @@ def load_cod_rna(
 ) -> Dataset:
     """Non-coding RNA: detection from the free energy of folding.
 
-    The files are those that the LIBSVM site prepared, in svmlight format. It publishes no hash of
-    them and none could be computed: shape, labels and the range of the frequencies are checked.
+    The files are those of the LIBSVM site, in svmlight format. The site publishes no hash of them
+    and none could be computed, so shape, labels and the range of the frequencies are checked.
 
     Parameters
     ----------
@@ -101,8 +103,9 @@ def load_cod_rna(
     Returns
     -------
     Dataset
-        ``X`` is (59535, 8) float64 for ``"train"``, (271617, 8) for ``"test"``, unscaled, lengths
-        in nucleotides. ``y`` is int8, 1 where the file has the label +1, 0 where it has -1.
+        ``X`` is (59535, 8) float64 for ``"train"`` and (271617, 8) for ``"test"``. It is not
+        scaled, and lengths are in nucleotides. ``y`` is int8: 1 where the file has the label +1
+        and 0 where it has -1.
 
     Examples
     --------
@@ -117,9 +120,9 @@ def load_cod_rna(
 def load_run_or_walk(data_home: str | os.PathLike[str] | None = None) -> Dataset:
     """Run or walk: what a person does, given accelerometer and gyroscope.
 
-    Kaggle gives no file without an account, so this data set is read from a folder only: download
-    it by hand from https://www.kaggle.com/datasets/vmalyi/run-or-walk. Its ``dataset.csv`` may be
-    called ``run_or_walk.csv``, or lie in ``run-or-walk.zip``.
+    Kaggle asks for an account, so this data set is only read from a folder. Download it by hand
+    from https://www.kaggle.com/datasets/vmalyi/run-or-walk. Its ``dataset.csv`` may be renamed to
+    ``run_or_walk.csv``, or stay in ``run-or-walk.zip``.
 
     Returns
     -------

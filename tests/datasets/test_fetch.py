@@ -74,7 +74,7 @@ def test_missing_folder_is_not_passed_over(tmp_path, monkeypatch, given):
     missing = tmp_path / "mispelt"
     if given == FOLDER_VARIABLE:
         monkeypatch.setenv(FOLDER_VARIABLE, str(missing))
-    expected = f"{given} should be an existing folder but is {str(missing)!r}"
+    expected = f"{given} should be an existing folder, but is {str(missing)!r}"
     with pytest.raises(NotADirectoryError, match=re.escape(expected)):
         load_sleepstudy(missing if given == "data_home" else None)
 
