@@ -62,7 +62,7 @@ class WordsOnly(doctest.OutputChecker):
     """Compares outputs without their numbers, which rounding changes."""
 
     def check_output(self, want: str, got: str, optionflags: int) -> bool:
-        want, got = (re.sub(r"\d+(\.\d+)?(e[+-]\d+)?", "#", one) for one in (want, got))
+        want, got = (re.sub(r"\d+(\.\d+)?(e[+-]\d+)?", "#", text) for text in (want, got))
         return super().check_output(want, got, optionflags)
 
 
@@ -132,17 +132,17 @@ def test_table_of_what_goes_together(monkeypatch, uncompiled):
 
     labels = [line.split(" | ")[0].removeprefix("| ") for line in lines]
     every = {name: getattr(step_methods, name) for name in step_methods.__all__}
-    every = {name: one for name, one in every.items() if issubclass(one, StochasticGradientStep)}
-    others = [one for name, one in every.items() if f"`{name}`" not in labels[-1]]
+    every = {name: cls for name, cls in every.items() if issubclass(cls, StochasticGradientStep)}
+    others = [cls for name, cls in every.items() if f"`{name}`" not in labels[-1]]
     made = []
     for label in labels:
         calls = re.findall(r"`(\w+)(?:\((.*?)\))?`", label)
         if "JAX" in label:
-            cases = [(one, {"compile_kwargs": {"mode": "JAX"}}) for one in others]
+            cases = [(cls, {"compile_kwargs": {"mode": "JAX"}}) for cls in others]
         elif calls:
             cases = [(every[name], eval(f"dict({settings})")) for name, settings in calls]
         else:
-            cases = [(one, {}) for one in others]
+            cases = [(cls, {}) for cls in others]
         cells = [{takes(*case, column) for case in cases} for column in columns]
         made.append(f"| {label} | {' | '.join('/'.join(sorted(cell)) for cell in cells)} |")
     assert made == lines

@@ -38,16 +38,16 @@ WITHOUT_PYMC = ("batching", "gradient_estimators", "dynamics", "engine", "adapta
 
 def imports(path: Path) -> list[str]:
     """Modules that a file imports anywhere: indented and for type checking too."""
-    found = []
+    modules = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} has a relative import"
-            found.append(node.module)
+            modules.append(node.module)
             if node.module == "pymc_sgmcmc":
-                found += [f"pymc_sgmcmc.{alias.name}" for alias in node.names]
-    return found
+                modules += [f"pymc_sgmcmc.{alias.name}" for alias in node.names]
+    return modules
 
 
 def name_of(path: Path) -> str:
@@ -76,7 +76,7 @@ def floor_of(module: str) -> int:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_no_import_goes_up(module):
-    above = sorted(one for one in ARROWS[module] if floor_of(one) > floor_of(module))
+    above = sorted(target for target in ARROWS[module] if floor_of(target) > floor_of(module))
     assert not above
 
 
@@ -95,4 +95,4 @@ def test_rooms_that_do_not_know_pymc(room):
     modules = [name for name in MODULES if name.split(".")[0] == room]
     assert modules
     for name in modules:
-        assert not [one for one in MODULES[name] if one.split(".")[0] == "pymc"], name
+        assert not [target for target in MODULES[name] if target.split(".")[0] == "pymc"], name

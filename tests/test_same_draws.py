@@ -110,8 +110,8 @@ def digest(name: str) -> str:
     method, settings = (CASES | COMPOUND)[name]
     with model() as regression, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        some = [regression["intercept"], regression["slopes"]] if name in COMPOUND else None
-        step = method(some, compile_kwargs=CVM, **settings)
+        moved = [regression["intercept"], regression["slopes"]] if name in COMPOUND else None
+        step = method(moved, compile_kwargs=CVM, **settings)
         steps = [step, pm.Metropolis([regression["sigma"]])] if name in COMPOUND else step
         idata = pm.sample(
             step=steps,
@@ -138,7 +138,8 @@ def digest(name: str) -> str:
 
 def machine() -> str:
     cpu = next(
-        (one for one in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in one), ""
+        (line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        "",
     )
     kernels = os.environ.get("OPENBLAS_CORETYPE", "")
     return f"{platform.machine()} {cpu.split(':')[-1].strip()} {kernels} {np.__version__}"

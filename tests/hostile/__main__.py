@@ -28,19 +28,19 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="whole messages, not their beginnings")
     options = parser.parse_args()
     chosen = [
-        one
-        for one in CASES.values()
-        if re.search(options.k, one.name) and not (options.fast and one.slow)
+        case
+        for case in CASES.values()
+        if re.search(options.k, case.name) and not (options.fast and case.slow)
     ]
     counts: Counter[str] = Counter()
-    for one in chosen:
+    for case in chosen:
         start = time.perf_counter()
-        verdict = judge(one)
+        verdict = judge(case)
         counts[verdict.word] += 1
         text = " ".join(verdict.text.split())
         shown = text if options.full or len(text) <= WIDTH else text[: WIDTH - 1] + "…"
         seconds = time.perf_counter() - start
-        print(f"{verdict.word:7}{seconds:6.1f} s  {one.name}: {shown}", flush=True)
+        print(f"{verdict.word:7}{seconds:6.1f} s  {case.name}: {shown}", flush=True)
     listed = ", ".join(f"{counts[word]} {word}" for word in (CLEAR, AGREES, RAW, SILENT))
     print(f"{len(chosen)} cases of {', '.join(MODULES)}: {listed}")
     return 1 if counts[RAW] or counts[SILENT] else 0

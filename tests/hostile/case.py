@@ -1,4 +1,4 @@
-"""A bad input or a planted fault, and the judgement of what it ended in."""
+"""Bad inputs and planted faults, and a judgement of how each of them ended."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from pymc_sgmcmc import NonFinitePositionError
 from tests.hostile.law import Comparison, Run
 
 CLEAR, AGREES, RAW, SILENT = "clear", "agrees", "raw", "silent"
-"""A message that says what is wrong; draws of the full-data posterior; an exception of another
-library that came through the package, or a message about something else; none of these."""
+"""A case can end in four ways: in a message that says what is wrong; in draws of the full-data
+posterior; in an exception of another library or a message about something else; or in none of
+these."""
 
 PACKAGE = str(Path(pymc_sgmcmc.__file__).parent)
 
 USER = str(Path(__file__).parent)
-"""Functions of the cases, as a user writes them: what they raise themselves is no riddle."""
+"""The cases are in this folder, as a user would write them. An error that they raise themselves is
+no fault of the package."""
 
 NAMED = r"`[^`]+`|\"[^\"]+\"|'[^']+'|--\w+|[Cc]hains? \[?\d"
-"""What a message should name: a variable, an argument, an option or a chain."""
+"""A message should name a variable, an argument, an option or a chain."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +40,17 @@ class Case:
     Attributes
     ----------
     name : str
-        Subject and fault, ``settings.bias_above_one``.
+        Subject and fault, such as ``settings.bias_above_one``.
     run : callable
-        Without arguments. Returns a `Run` that is still to be made, a `Comparison`, the words in
-        which a result says what is wrong, or None.
+        Function without arguments. It returns a `Run` that is not made yet, a `Comparison`, the
+        text in which a result says what is wrong, or None.
     says : str
-        Regular expression that the message should match, whatever the case of its letters.
+        Regular expression that the message should match. Upper and lower case are the same.
     may_end_in_log : bool
-        Whether a warning of the log at the end of the run will do, where only the draws show the
+        Whether a warning in the log at the end of the run is enough, where only the draws show the
         fault.
     must_agree : bool
-        Whether the input is a right one, so that a message is none of its ends.
+        Whether the input is a right one, for which there should be no message.
     slow : bool
     """
 
@@ -61,24 +63,24 @@ class Case:
 
 
 class UnclearError(Exception):
-    """What a command or a tool said is not what was wanted."""
+    """The output of a command or a tool does not say what is wrong."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a case ended in, and the words that it did so with."""
+    """The way in which a case ended, and the text of its message or result."""
 
     word: str
     text: str
 
     @property
     def good(self) -> bool:
-        """Whether nobody was left with a wrong answer, or a riddle."""
+        """Whether the user got a right answer or a clear message."""
         return self.word in (CLEAR, AGREES)
 
 
 CASES: dict[str, Case] = {}
-"""All cases by name; the modules of the catalogue add theirs when they are imported."""
+"""This mapping has all cases by name. The modules of the catalogue add theirs when imported."""
 
 
 def add(name: str, run: Callable[[], Any], says: str = "", **flags: Any) -> None:
@@ -89,7 +91,7 @@ def add(name: str, run: Callable[[], Any], says: str = "", **flags: Any) -> None
 
 
 def case(says: str = "", **flags: Any) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Add a function to the catalogue, by the names of its module and itself."""
+    """Add a function to the catalogue, under the names of its module and itself."""
 
     def register(run: Callable[[], Any]) -> Callable[[], Any]:
         add(f"{run.__module__.rpartition('.')[2]}.{run.__name__}", run, says, **flags)
@@ -99,7 +101,7 @@ def case(says: str = "", **flags: Any) -> Callable[[Callable[[], Any]], Callable
 
 
 def judge(case: Case) -> Verdict:
-    """Run a case, and say what it ended in."""
+    """Run a case, and judge how it ended."""
     journal = Journal()
     try:
         with journal.recording():
@@ -133,7 +135,7 @@ def _of_error(case: Case, error: BaseException) -> Verdict:
     if file.startswith(USER) and not any(ours):
         return Verdict(RAW, text)
     if any(ours) and not file.startswith(USER):
-        # A frame of the package is the last one too where C code failed that it called.
+        # A frame of the package is also the last one where C code failed that it called.
         raised = ours[-1] and linecache.getline(file, line).lstrip().startswith("raise ")
         kind = isinstance(error, (ValueError, TypeError, ImportError, NonFinitePositionError))
         if not (raised and kind and re.search(NAMED, str(error))):
@@ -148,12 +150,15 @@ def _says(case: Case, text: str) -> bool:
 
 
 def _first_that_says(case: Case, messages: list[str]) -> str | None:
-    return next((one for one in messages if re.search(NAMED, one) and _says(case, one)), None)
+    return next(
+        (message for message in messages if re.search(NAMED, message) and _says(case, message)),
+        None,
+    )
 
 
 @dataclass
 class Journal(logging.Handler):
-    """Warnings of the package, and what it logged as such, in the order in which they came."""
+    """Warnings that the package raised and logged, in order."""
 
     warnings: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
@@ -171,7 +176,7 @@ class Journal(logging.Handler):
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Record, in place of showing."""
+        """Record warnings and do not show them."""
         logger = logging.getLogger("pymc")
         handlers, logger.handlers = logger.handlers, [self]
         try:
@@ -186,6 +191,6 @@ class Journal(logging.Handler):
         frame = sys._getframe(1)
         while frame.f_back is not None and "warnings.py" in frame.f_code.co_filename:
             frame = frame.f_back
-        # Where it was raised, not the line of the user that it points at.
+        # The frame that raised the warning, not the line of the user that it refers to.
         if frame.f_code.co_filename.startswith(PACKAGE) and issubclass(category, UserWarning):
             self.warnings.append(f"{category.__name__}: {message}")

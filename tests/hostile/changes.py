@@ -1,4 +1,4 @@
-"""Models and data that change after the step method was made, which has copies of its own."""
+"""Models and data that change after the step method, which has its own copies, was made."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OFFSETS = np.array([0.0, 1.0])
 
 
 def adjustable() -> pm.Model:
-    """A regression all of whose numbers are `pm.Data`."""
+    """A regression in which all numbers are `pm.Data`."""
     with pm.Model(coords={"feature": ["intercept", "slope"], "row": range(ROWS)}) as model:
         columns = pm.Data("columns", X, dims=("row", "feature"))
         outcome = pm.Data("outcome", Y, dims="row")
@@ -59,7 +59,7 @@ def changed(change: Callable[[], Any], law: Callable[[], Law], **settings: Any) 
 
 
 def after_set_data(**values: Any) -> Run:
-    """The same with other values of data variables."""
+    """A run of a step method that was made before data variables got other values."""
     coords = {"row": range(len(values["outcome"]))} if "outcome" in values else None
     return changed(lambda: pm.set_data(values, coords=coords), lambda: expected(**values))
 

@@ -1,4 +1,4 @@
-"""Draws beside the posterior that they should be of."""
+"""Comparison of draws with the posterior that they should have."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from arviz_stats.base import array_stats
 from xarray import DataTree
 
 MEAN_ERROR, SD_ERROR = 0.15, 0.12
-"""Largest error of a mean, in standard deviations, and of a standard deviation, relative."""
+"""Draws agree where the error of a mean, in standard deviations, and the relative error of a
+standard deviation are at most these."""
 
 MONTE_CARLO_ERRORS = 4.5
-"""Standard errors of both sides together that an error may be instead."""
+"""Draws also agree where an error is at most this many standard errors of both sides together."""
 
 TOLD_APART = 0.5
-"""Of a standard deviation: draws that are known less well than this agree with nothing."""
+"""An error above this part of a standard deviation is never accepted as Monte Carlo error."""
 
 
 @dataclass(frozen=True)
 class Law:
-    """Means and standard deviations of the variables, flat, with their Monte-Carlo errors."""
+    """Means and standard deviations of the variables, flat, with their Monte Carlo errors."""
 
     mean: np.ndarray
     sd: np.ndarray
@@ -32,7 +33,7 @@ class Law:
 
     @classmethod
     def of(cls, idata: DataTree, names: Sequence[str]) -> Law:
-        """That of the draws of a trace."""
+        """Law of the draws of a trace."""
         posterior = idata["posterior"]
         shape = (posterior.sizes["chain"], posterior.sizes["draw"], -1)
         values = np.concatenate(
@@ -43,8 +44,8 @@ class Law:
             compute = getattr(array_stats, function)
             return np.array(
                 [
-                    compute(one, chain_axis=0, draw_axis=1, **how)
-                    for one in np.moveaxis(values, -1, 0)
+                    compute(coordinate, chain_axis=0, draw_axis=1, **how)
+                    for coordinate in np.moveaxis(values, -1, 0)
                 ]
             )
 
@@ -54,7 +55,7 @@ class Law:
 
     @classmethod
     def by_nuts(cls, model: pm.Model, names: Sequence[str], draws: int = 1000) -> Law:
-        """That of the full-data posterior by NUTS."""
+        """Law of the full-data posterior by NUTS."""
         with model:
             idata = pm.sample(
                 draws=draws,
@@ -72,58 +73,58 @@ class Law:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Draws that were made, and the law that they should have."""
+    """The law of draws, and the law that they should have."""
 
-    found: Law
+    actual: Law
     expected: Callable[[], Law] | None
     names: tuple[str, ...] = ()
 
     def disagreement(self) -> str:
-        """Where they are furthest apart, empty where they agree."""
+        """Description of the largest difference, empty where the laws agree."""
         if self.expected is None:
-            return f"means {np.array2string(self.found.mean[:4], precision=3)}"
-        found, expected = self.found, self.expected()
+            return f"means {np.array2string(self.actual.mean[:4], precision=3)}"
+        actual, expected = self.actual, self.expected()
         bounds = []
         for error, own, others in (
-            (MEAN_ERROR, found.mean_error, expected.mean_error),
-            (SD_ERROR, found.sd_error, expected.sd_error),
+            (MEAN_ERROR, actual.mean_error, expected.mean_error),
+            (SD_ERROR, actual.sd_error, expected.sd_error),
         ):
             chance = MONTE_CARLO_ERRORS * np.hypot(own, others)
             bounds.append(
                 np.maximum(error * expected.sd, np.minimum(chance, TOLD_APART * expected.sd))
             )
         with np.errstate(all="ignore"):
-            off = np.abs(found.mean - expected.mean) / bounds[0]
-            wide = np.abs(found.sd - expected.sd) / bounds[1]
+            off = np.abs(actual.mean - expected.mean) / bounds[0]
+            wide = np.abs(actual.sd - expected.sd) / bounds[1]
             worst = np.maximum(np.nan_to_num(off, nan=np.inf), np.nan_to_num(wide, nan=np.inf))
         if (worst <= 1).all():
             return ""
         at = int(np.argmax(worst))
         return (
             f"{np.sum(worst > 1)} of {len(worst)} coordinates are off, number {at} most of all: "
-            f"mean {found.mean[at]:.4g}, sd {found.sd[at]:.4g}, should be "
+            f"mean {actual.mean[at]:.4g}, sd {actual.sd[at]:.4g}, should be "
             f"{expected.mean[at]:.4g} and {expected.sd[at]:.4g}"
         )
 
     def __str__(self) -> str:
-        return f"means {np.array2string(self.found.mean[:4], precision=3)}"
+        return f"means {np.array2string(self.actual.mean[:4], precision=3)}"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run still to be made, so that what is said before sampling is told from what comes after.
+    """A run that is not made yet, so that messages before sampling can be told from later ones.
 
     Attributes
     ----------
     model : pymc.Model
     step : step method, or sequence of them
     expected : callable, optional
-        Gives the law of the free variables `names`, one after the other. None where no draws of
-        this step method can be right.
+        Function that gives the law of the free variables `names`, one after the other. None where
+        no draws of this step method can be right.
     names : tuple of str, optional
-        All free variables where not given.
+        Names of free variables. Default: all of them.
     settings : dict
-        Of `pymc.sample`.
+        Arguments of `pymc.sample`.
     """
 
     model: pm.Model
@@ -139,6 +140,6 @@ class Run:
             return pm.sample(step=self.step, cores=1, progressbar=False, **settings)
 
     def sample(self) -> Comparison:
-        """Sample, and put the draws beside what they should be."""
-        names = self.names or tuple(one.name for one in self.model.free_RVs)
+        """Sample, and compare the draws with the law that they should have."""
+        names = self.names or tuple(variable.name for variable in self.model.free_RVs)
         return Comparison(Law.of(self.trace(), names), self.expected, names)

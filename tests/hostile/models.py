@@ -556,10 +556,10 @@ def outcomes_of_several_columns():
         pm.MvNormal("y", X @ beta, np.eye(3), observed=outcomes)
 
     def expected():
-        columns = [gaussian(X, one) for one in outcomes.T]
+        columns = [gaussian(X, law) for law in outcomes.T]
         return Law(
-            np.column_stack([one.mean for one in columns]).ravel(),
-            np.column_stack([one.sd for one in columns]).ravel(),
+            np.column_stack([law.mean for law in columns]).ravel(),
+            np.column_stack([law.sd for law in columns]).ravel(),
         )
 
     return run_of(model, expected)

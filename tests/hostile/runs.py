@@ -176,7 +176,7 @@ def beside_nuts():
             SGLDCV([model["intercept"], model["slope"]], batch_size=50, compile_kwargs=COMPILED),
             pm.NUTS([model["sigma"]], compile_kwargs=COMPILED),
         ]
-    names = tuple(one.name for one in model.free_RVs)
+    names = tuple(variable.name for variable in model.free_RVs)
     return Run(model, steps, lambda: Law.by_nuts(model, names))
 
 
@@ -188,7 +188,7 @@ def beside_metropolis():
             SGLDCV([model["intercept"], model["slope"]], batch_size=50, compile_kwargs=COMPILED),
             pm.Metropolis([model["sigma"]]),
         ]
-    names = tuple(one.name for one in model.free_RVs)
+    names = tuple(variable.name for variable in model.free_RVs)
     return Run(model, steps, lambda: Law.by_nuts(model, names), settings={"draws": 2000})
 
 
@@ -229,8 +229,8 @@ def interrupted_in_the_second_chain():
     idata = run.trace()
     table = zero_variance_of_moments(idata)
     law = gaussian()
-    found = Law(table["mean"].to_numpy(), law.sd, table["mcse"].to_numpy())
-    return Comparison(found, lambda: law)
+    printed_law = Law(table["mean"].to_numpy(), law.sd, table["mcse"].to_numpy())
+    return Comparison(printed_law, lambda: law)
 
 
 # --- Posteriors whose mode is no guide ------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Small models and their exact posteriors, which most cases begin with."""
+"""Small models and their exact posteriors, with which most cases begin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pymc_sgmcmc import SGLDCV
 from tests.hostile.law import Law, Run
 
 QUICK = {"mode": "FAST_COMPILE"}
-"""Backend of most cases: what they are about does not depend on it."""
+"""Most cases run on this backend, since their results do not depend on it."""
 
 ROWS, PRIOR_SD = 400, 2.0
 
@@ -37,7 +37,7 @@ def line(X: Any = None, y: Any = None) -> pm.Model:
 
 @functools.cache
 def shared_line() -> pm.Model:
-    """One `line` for all cases that leave it as it is."""
+    """A `line` model that is shared by all cases that do not change it."""
     return line()
 
 
@@ -65,6 +65,6 @@ def run_of(
 
 
 def nuts_run_of(model: pm.Model, /, *, step_method: Any = SGLDCV, **settings: Any) -> Run:
-    """The same, to be compared with NUTS."""
-    names = tuple(one.name for one in model.free_RVs)
+    """A default run on a model, to be compared with NUTS."""
+    names = tuple(variable.name for variable in model.free_RVs)
     return run_of(model, lambda: Law.by_nuts(model, names), step_method, **settings)

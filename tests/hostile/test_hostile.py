@@ -20,8 +20,8 @@ def is_slow(case: Case) -> bool:
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(one, id=name, marks=[pytest.mark.slow] if is_slow(one) else [])
-        for name, one in CASES.items()
+        pytest.param(entry, id=name, marks=[pytest.mark.slow] if is_slow(entry) else [])
+        for name, entry in CASES.items()
     ],
 )
 def test_no_wrong_answer_without_a_word(case: Case):

@@ -1,1 +1,1 @@
-"""What tests of several rooms share: models, exact laws, samplers and ways to sample."""
+"""Models, exact laws, samplers and ways to sample that several folders of tests share."""

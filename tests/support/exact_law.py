@@ -1,9 +1,9 @@
-"""Exact stationary laws of compiled chains, without drawing a single random number.
+"""Exact stationary laws of compiled chains, without drawing a random number.
 
 On a Gaussian posterior with quadratic rows most transitions are affine in the state and in the
-noise. Their matrices are read off the *compiled* block, minibatch by minibatch, and the
-stationary mean and covariance follow from linear equations. A test then compares them with a
-formula, to many digits, where a Monte-Carlo test would see errors of some percent.
+noise. Their matrices are read off the *compiled* block for each minibatch, and the stationary mean
+and covariance follow from linear equations. A test then compares them with a formula to many
+digits. A Monte Carlo test would only show errors of some per cent.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def all_indices(batching: Batching) -> list[np.ndarray]:
 def run_one(block: TransitionBlock, state: np.ndarray, index, noise, step_size: float):
     """State after one transition, as one vector."""
     parts, start = [], 0
-    for shape in [(block.dimension,), *(one.shape for one in block.auxiliaries)]:
+    for shape in [(block.dimension,), *(auxiliary.shape for auxiliary in block.auxiliaries)]:
         size = int(np.prod(shape))
         parts.append(state[start : start + size].reshape(shape))
         start += size
@@ -52,7 +52,7 @@ def run_one(block: TransitionBlock, state: np.ndarray, index, noise, step_size: 
         np.array([step_size]),
     )
     if block.memory is not None:
-        # What the estimator remembers is a given here, as its references are.
+        # The memory of the estimator is fixed here, as its references are.
         block.memory.write(remembered)
     return np.concatenate(
         [ran.positions[0].ravel(), *(values[0].ravel() for values in ran.auxiliaries)]
@@ -62,7 +62,7 @@ def run_one(block: TransitionBlock, state: np.ndarray, index, noise, step_size: 
 def affine_transition(
     block: TransitionBlock, index, step_size: float, origin: np.ndarray | None = None
 ) -> AffineTransition:
-    """Read the matrices of a transition that is affine off a compiled block."""
+    """Read the matrices of an affine transition off a compiled block."""
     size = block.state_elements
     origin = np.zeros(size) if origin is None else origin
     quiet = np.zeros(block.noise_size)
@@ -83,18 +83,22 @@ def affine_transition(
 
 
 def stationary_law(transitions: Iterable[AffineTransition]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and covariance that a random choice among transitions leaves invariant."""
+    """Stationary mean and covariance of a chain that chooses among transitions at random."""
     transitions = list(transitions)
     size, count = len(transitions[0].shift), len(transitions)
-    slope = sum(one.slope for one in transitions) / count
-    mean = np.linalg.solve(np.eye(size) - slope, sum(one.shift for one in transitions) / count)
+    slope = sum(transition.slope for transition in transitions) / count
+    mean = np.linalg.solve(
+        np.eye(size) - slope, sum(transition.shift for transition in transitions) / count
+    )
     constant = np.zeros((size, size))
-    for one in transitions:
-        moved = one.slope @ mean + one.shift - mean
-        constant += (np.outer(moved, moved) + one.root @ one.root.T) / count
+    for transition in transitions:
+        moved = transition.slope @ mean + transition.shift - mean
+        constant += (np.outer(moved, moved) + transition.root @ transition.root.T) / count
     if count == 1:
         return mean, solve_discrete_lyapunov(slope, constant)
-    operator = sum(np.kron(one.slope, one.slope) for one in transitions) / count
+    operator = (
+        sum(np.kron(transition.slope, transition.slope) for transition in transitions) / count
+    )
     radius = np.abs(np.linalg.eigvals(operator)).max()
     assert radius < 1, f"the chain is unstable: spectral radius {radius}"
     covariance = np.linalg.solve(np.eye(size * size) - operator, constant.ravel())
@@ -112,9 +116,9 @@ def compiled_law(step, step_size: float | None = None) -> tuple[np.ndarray, np.n
 def noise_operator(problem, batching: Batching, center: np.ndarray | None = None):
     """Covariance of the gradient estimate as a function of the covariance of the position.
 
-    The formula of the theory for rows with gradients b_i - A_i theta: N^2 c / n times
-    mean_i[A_i L A_i] - mean(A) L mean(A) + Cov_i(r_i). For windows of one fixed order it holds
-    on average over orders only; `exact_noise_operator` enumerates.
+    For rows with gradients b_i - A_i theta the theory gives N^2 c / n times
+    mean_i[A_i L A_i] - mean(A) L mean(A) + Cov_i(r_i). For windows of one fixed order this holds
+    only on average over orders, and `exact_noise_operator` enumerates the windows.
     """
     A, N = problem.row_precisions, problem.n_rows
     mean_A = A.mean(0)
@@ -129,7 +133,7 @@ def noise_operator(problem, batching: Batching, center: np.ndarray | None = None
 
 
 def exact_noise_operator(problem, batching: Batching, center: np.ndarray | None = None):
-    """The same by enumeration of the minibatches of a scheme in its present order."""
+    """The same operator by enumeration of the minibatches of a scheme in its present order."""
     from tests.support.linear_gaussian import affine_estimate
 
     estimates = [

@@ -1,9 +1,9 @@
-"""Whether the limit of small steps of a compiled chain leaves a density invariant.
+"""Tests of whether a compiled chain leaves a density invariant in the limit of small steps.
 
 A diffusion dz = b dt + sqrt(2 D) dW leaves p invariant exactly where the generator of each test
 function f, b . grad f + D : hess f, has expectation zero under p. Drift and diffusion of an Euler
-step are read off its *compiled* block, at the nodes of a quadrature rule: no random number is
-drawn, and an error of a formula shows in full.
+step are read off its *compiled* block, at the nodes of a quadrature rule. No random number is
+drawn, so no Monte Carlo error can hide an error of a formula.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tests.support.exact_law import run_one
 
 
 def drift(block: TransitionBlock, z: np.ndarray) -> np.ndarray:
-    """Drift per unit of time, a step being h / 2 of it."""
+    """Drift per unit of time, of which a step takes h / 2."""
     return run_one(block, z, 0, np.zeros(block.noise_size), 2.0) - z
 
 
 def diffusion(block: TransitionBlock, z: np.ndarray) -> np.ndarray:
     """D, from noise of covariance h D."""
     still = run_one(block, z, 0, np.zeros(block.noise_size), 2.0)
-    root = np.array([run_one(block, z, 0, one, 2.0) - still for one in np.eye(block.noise_size)])
+    root = np.array([run_one(block, z, 0, unit, 2.0) - still for unit in np.eye(block.noise_size)])
     return root.T @ root / 2
 
 
@@ -56,9 +56,9 @@ def largest_residual(
     nodes, weights : arrays, shapes (nodes, m) and (nodes,)
         A quadrature rule for the density, up to a constant.
     degree : int
-        Of the monomials, in coordinates of mean zero and variance one.
+        Largest degree of the monomials, in coordinates of mean zero and variance one.
     generator_of : callable, optional
-        Drift and D at a node, where something is known of them; read off the block otherwise.
+        Function of a node that gives drift and D. Default: they are read off the block.
     """
     weights = weights / weights.sum()
     keep = weights > 1e-13 * weights.max()
@@ -68,8 +68,9 @@ def largest_residual(
     mean = weights @ nodes
     sd = np.sqrt(weights @ (nodes - mean) ** 2)
     z = (nodes - mean) / sd
-    b = np.array([one for one, _ in values]) / sd
-    D = np.array([one for _, one in values]) / np.outer(sd, sd)
+    drifts, diffusions = zip(*values, strict=True)
+    b = np.array(drifts) / sd
+    D = np.array(diffusions) / np.outer(sd, sd)
     size = nodes.shape[1]
     worst = 0.0
     for order in range(1, degree + 1):

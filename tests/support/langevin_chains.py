@@ -1,6 +1,7 @@
 """Stochastic gradient Langevin chains in NumPy, many at a time, as traces of `pymc.sample`.
 
-Written apart from the package: what the tools find on them is not a check of the package by itself.
+They do not use the code of the package, so a test of the tools on them does not compare the package
+with itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import xarray as xr
 from scipy.stats import chi2, norm, qmc
 
 Gradient = Callable[[np.ndarray, np.random.Generator], np.ndarray]
-"""Estimates at positions, (chains, d), of the gradient of the log posterior."""
+"""A function that estimates the gradient of the log posterior at positions, (chains, d)."""
 
 
 def langevin(
@@ -51,7 +52,7 @@ def as_trace(
     preconditioner: np.ndarray | None = None,
     **settings,
 ) -> xr.DataTree:
-    """Trace with a variable `theta`; of Langevin dynamics where a step size is given."""
+    """Trace with a variable `theta`, and with settings of Langevin dynamics if a step is given."""
     chains, draws, d = positions.shape
     coords = {"chain": np.arange(chains), "draw": np.arange(draws)}
     dims = ("chain", "draw", "unconstrained_position")
@@ -130,14 +131,14 @@ class Logistic:
 
     @property
     def mode(self) -> np.ndarray:
-        """By Newton's method."""
+        """Mode of the posterior, by Newton's method."""
         beta = np.zeros(self.X.shape[1])
         for _ in range(30):
             beta = beta + np.linalg.solve(self.precision(beta), self.gradient(beta))
         return beta
 
     def gradient(self, beta: np.ndarray) -> np.ndarray:
-        """Of all rows."""
+        """Gradient of the log posterior of all rows."""
         p = 1 / (1 + np.exp(-self.X @ beta))
         return self.X.T @ (self.y - p) - beta / self.prior_sd**2
 
@@ -164,7 +165,7 @@ class Logistic:
         return gradient
 
     def standard_deviations(self, points: int = 8192) -> np.ndarray:
-        """Of the posterior, by quasi-random importance sampling from a Student t at the mode."""
+        """Posterior standard deviations, by quasi-random importance sampling from a Student t."""
         center = self.mode
         root = np.linalg.cholesky(np.linalg.inv(self.precision(center)))
         d, degrees = len(center), 8
@@ -192,5 +193,5 @@ class Logistic:
         rng = np.random.default_rng(seed + 1)
         start = mode + rng.normal(size=(count, len(mode))) @ np.linalg.cholesky(M).T
         estimate = self.estimate(batch_size, mode if cv else None)
-        found = langevin(estimate, start, draws, step_size, M, seed, burn_in=burn_in, **kw)
-        return *found, M
+        trace = langevin(estimate, start, draws, step_size, M, seed, burn_in=burn_in, **kw)
+        return *trace, M

@@ -8,14 +8,14 @@ from scipy.linalg import solve_discrete_lyapunov
 from tests.support.exact_law import fixed_point
 
 RECIPE_FRICTION = 20.0
-"""Friction of the momentum in the settings below."""
+"""The momentum has this friction in the settings below."""
 
 RECIPE_SETTINGS = {
     "D": lambda theta, r: [[0, 0], [0, RECIPE_FRICTION]],
     "Q": lambda theta, r: [[0, -1], [1, 0]],
     "auxiliaries": ["momentum"],
 }
-"""Euler SGHMC as a recipe."""
+"""These settings of `Recipe` give Euler SGHMC."""
 
 
 def no_noise(covariance):
@@ -49,7 +49,7 @@ def osgfs_law(H, noise, D, Sigma):
 
 
 def osgfs_law_of_step(H, noise, h, step):
-    """The law of the matrices that a step method's compiled transitions have now."""
+    """The law for the present matrices of the compiled transitions of a step method."""
     D, S = (shared.get_value() for shared in (step.block.dynamics.drift, step.block.dynamics.root))
     return osgfs_law(H, noise, D, S @ S.T)
 
@@ -75,7 +75,7 @@ def state_law(T, B, Q, noise):
         if np.allclose(following, P, rtol=1e-13, atol=1e-15 * np.abs(P).max()):
             return following
         P = following
-    raise AssertionError("the covariance of the gradient does not settle")
+    raise AssertionError("the covariance of the gradient does not converge")
 
 
 def sghmc_euler_law(H, noise, step_size, friction, noise_estimate=None):
@@ -94,7 +94,7 @@ def sghmc_euler_law(H, noise, step_size, friction, noise_estimate=None):
 
 
 def baoab_law(H, noise, step_size, friction, noise_estimate=None):
-    """The same for BAOAB, the injected noise being (1 - c²)(I - U).
+    """The same for BAOAB, with the injected noise (1 - c²)(I - U).
 
     U has, in the eigenvectors q of V̂, the eigenvalue
     δ² v coth(γδ/2) / (4 - δ² q'Hq).

@@ -1,7 +1,7 @@
 """Exact laws of stochastic gradient chains on Gaussian linear regression.
 
-With known noise sd and a Gaussian prior the log posterior is quadratic, each minibatch gradient
-is affine in the position, and the stationary mean and covariance of a chain solve linear
+With a known noise sd and a Gaussian prior the log posterior is quadratic, and each minibatch
+gradient is affine in the position. The stationary mean and covariance of a chain then solve linear
 equations. The tests compare a sampler with *its own* exact law, bias included.
 """
 
@@ -26,7 +26,7 @@ class LinearGaussian:
 
     @classmethod
     def simulate(cls, n_rows: int, dimension: int, seed: int, **kwargs) -> LinearGaussian:
-        """Correlated predictors, so that the covariance has off-diagonal entries to get wrong."""
+        """Correlated predictors, so that an error in off-diagonal entries shows."""
         rng = np.random.default_rng(seed)
         mixing = np.tril(rng.normal(size=(dimension, dimension)), -1) * 0.5 + np.eye(dimension)
         X = rng.normal(size=(n_rows, dimension)) @ mixing.T
@@ -80,9 +80,10 @@ class LinearGaussian:
 def affine_estimate(
     problem: LinearGaussian, rows: np.ndarray, center: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Gradient estimate from given rows as a - B b: its a and B.
+    """The vector a and the matrix B of a gradient estimate a - B b from the given rows.
 
-    A control variate at `center` leaves B and replaces the noise of a by that of B's error.
+    A control variate at `center` does not change B. It changes a, whose noise then comes from that
+    of B.
     """
     scale = problem.n_rows / len(rows)
     sloped = scale * problem.row_precisions[rows].sum(0)
@@ -102,7 +103,7 @@ def sgld_covariance(
 ) -> np.ndarray:
     """Stationary covariance of SGLD by enumeration of equally likely minibatches.
 
-    Solves L = mean_S[F_S L F_S'] + hM + h^2/4 mean_S[M r_S r_S' M] with F_S = I - h/2 M B_S and
+    It solves L = mean_S[F_S L F_S'] + hM + h^2/4 mean_S[M r_S r_S' M] with F_S = I - h/2 M B_S and
     r_S the estimate at the posterior mean. The stationary mean is the posterior mean.
     """
     d = problem.dimension
@@ -149,7 +150,7 @@ def all_subsets(n_rows: int, batch_size: int) -> list[np.ndarray]:
 
 
 def covariance_z_scores(draws: np.ndarray, mean: np.ndarray, covariance: np.ndarray):
-    """z of the sample mean and of the sample covariance of independent Gaussian draws.
+    """Z scores of the sample mean and the sample covariance of independent Gaussian draws.
 
     Returns
     -------

@@ -1,6 +1,6 @@
-"""The samplers, each with what is known of it.
+"""The samplers, with their settings, exact laws and orders of bias.
 
-A new sampler is one `Sampler` in `SAMPLERS`. Its exact law is given as a formula, in NumPy, and
+A new sampler is one `Sampler` in `SAMPLERS`. Its exact law is given as a formula in NumPy, and
 compared with the law that follows from its compiled transitions.
 """
 
@@ -26,31 +26,31 @@ from tests.support.laws import (
 from tests.support.sampling import CVM
 
 NO_PAIRS = {"curvature_threshold": 1e30}
-"""Settings with which no pair is accepted: M interleaved chains of SGLD with γI."""
+"""With these settings no pair is accepted, so HAMCMC is M interleaved chains of SGLD with γI."""
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """A sampler and what is known of it.
+    """A sampler with its settings, exact law and order of bias.
 
     Attributes
     ----------
     name : str
     step_class : callable
     step_size : callable
-        Of the largest curvature: a step well inside the stable range, for M = I.
+        Function of the largest curvature that gives a step well inside the stable range, for M = I.
     settings : mapping
-        Others that make M = I.
+        Other settings, which make M = I.
     law : callable, optional
-        Of (H, noise operator, step size, step method): the exact stationary covariance of the
-        position. None where the transition is not affine.
+        Function of (H, noise operator, step size, step method) that gives the exact stationary
+        covariance of the position. None where the transition is not affine.
     bias_order : float, optional
-        Power of the step size that the bias of the covariance is of, with an exact gradient.
+        Power of the step size in the bias of the covariance with an exact gradient.
     has_step_size : bool
         Whether a step size can be given.
     careful : mapping, optional
-        Settings with which the bias on smooth posteriors is of some percent; None to leave the
-        sampler out of tests that need it.
+        Settings with which the bias on smooth posteriors is some per cent. With None the sampler is
+        left out of tests that need them.
     """
 
     name: str

@@ -9,10 +9,10 @@ import pytensor
 from tests.support.models import logistic_model, two_variable_model
 
 CVM = {"mode": "CVM"}
-"""Compiled in C, which takes less time with empty caches."""
+"""Transitions are compiled in C, which takes less time with empty caches."""
 
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
-"""Arguments of `pm.sample` for runs whose output nobody reads."""
+"""These arguments of `pm.sample` suppress its output."""
 
 
 def sample(model, step, draws=25, tune=10, chains=2, cores=1, seed=3, **kwargs):
@@ -29,7 +29,7 @@ def sample(model, step, draws=25, tune=10, chains=2, cores=1, seed=3, **kwargs):
 
 
 def check_processes_and_resumption(step_class, **settings):
-    """The same draws in other processes, and after a state is read in the middle of a run."""
+    """Check that draws are the same in other processes, and after resuming in a run of draws."""
     model = logistic_model()
 
     def fresh():
@@ -74,7 +74,7 @@ def check_float32(step_class, **settings):
 
 
 def check_compound(step_class, other, **settings):
-    """Another step method owns a variable: finite, and the joint law's means within reach."""
+    """Check means and scales where another step method moves one of the variables."""
     model = two_variable_model()
     with model:
         steps = [
@@ -93,7 +93,7 @@ def check_compound(step_class, other, **settings):
 
 
 def check_estimators(step_class, gradient, **settings):
-    """No constants given: posterior means and scales of a logistic regression."""
+    """Check means and scales of a logistic regression with default settings."""
     model = logistic_model()
     step = step_class(
         model=model, batch_size=250, gradient=gradient, compile_kwargs=CVM, **settings
