@@ -1,4 +1,4 @@
-"""The code in the documentation runs, and its pages build."""
+"""The code of the documentation runs, and its pages build."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DOCS = ROOT / "docs"
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="needs the folder docs of a clone")
 
 SMALL = {"100_000": "5_000", "draws=1000": "draws=20", "tune=200": "tune=10", "tune=500": "tune=10"}
-"""What to write in the code for fewer rows and draws."""
+"""These replacements in the code make fewer rows and draws."""
 
 DOCS_EXTRA = ("furo", "myst_nb", "numpydoc", "sphinx")
 
@@ -46,7 +46,7 @@ def python_blocks(path: Path) -> list[tuple[int, str]]:
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Sample in this process, and compile in the mode that is soonest ready."""
+    """Sample in this process, and compile in the fastest mode to compile."""
     sample = pm.sample
 
     def quiet_sample(*args, **kwargs):
@@ -59,7 +59,7 @@ def quick(monkeypatch):
 
 
 class WordsOnly(doctest.OutputChecker):
-    """Compares outputs without their numbers, which rounding changes."""
+    """Comparison of outputs without their numbers, which rounding changes."""
 
     def check_output(self, want: str, got: str, optionflags: int) -> bool:
         want, got = (re.sub(r"\d+(\.\d+)?(e[+-]\d+)?", "#", text) for text in (want, got))
@@ -105,7 +105,7 @@ def test_code_runs(name, quick, capsys):
 
 @pytest.mark.filterwarnings("ignore::pymc_sgmcmc.BatchSizeWarning")
 def test_table_of_what_goes_together(monkeypatch, uncompiled):
-    """Made anew from the step methods, which refuse before they compile."""
+    """The table is computed from the step methods, which refuse settings before they compile."""
     page = (DOCS / "samplers.md").read_text(encoding="utf-8")
     heading, _, *lines = (
         page.partition("## Which go together\n\n")[2].partition("\n\n")[0].split("\n")

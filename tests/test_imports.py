@@ -1,4 +1,4 @@
-"""Which module imports which: one way, from the model up to the tools on a trace."""
+"""Imports between modules go one way, from the model up to the tools for traces."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ FLOORS = (
     ("main",),
     ("__init__", "__main__"),
 )
-"""Rooms from the ground up. A room may import from those below it."""
+"""The folders are listed from the lowest up. A folder may import from those below it."""
 
 WITHOUT_PYMC = ("batching", "gradient_estimators", "dynamics", "engine", "adaptation", "chain")
-"""Rooms that import nothing of PyMC."""
+"""These folders import nothing of PyMC."""
 
 
 def imports(path: Path) -> list[str]:

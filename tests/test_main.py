@@ -57,7 +57,7 @@ def numbers_of(printed: str) -> pd.DataFrame:
 
 @pytest.fixture
 def patients(rng) -> pd.DataFrame:
-    """A table with text, an outcome in two values and one in numbers."""
+    """A table with text, an outcome with two values and one with numbers."""
     age, ward = rng.normal(50, 10, 400).round(1), rng.choice(["a", "b", "c"], 400)
     effect = 0.1 * (age - 50) + (ward == "b")
     return pd.DataFrame(
@@ -75,7 +75,7 @@ def patients(rng) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def default(tmp_path_factory):
-    """Folder and printed text of a run without options but for the folder."""
+    """Folder and printed text of a run with no option except the folder."""
     folder = tmp_path_factory.mktemp("default")
     made = subprocess.run(
         [sys.executable, "-m", "pymc_sgmcmc", "--output", "new/folder"],

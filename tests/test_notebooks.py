@@ -14,11 +14,11 @@ from nbclient import NotebookClient
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 FEW_DRAWS = {"QUICKSTART_DRAWS": "60"}
-"""What the notebooks read from the environment. With fewer draws NUTS has not found its step size
-by the end of its tuning, and takes longer."""
+"""The notebooks read these variables of the environment. With fewer draws NUTS has not found its
+step size by the end of its tuning, and takes longer."""
 
 MOST_BYTES = 300_000
-"""Bound on the size of a notebook, outputs included."""
+"""A notebook with its outputs is at most this large."""
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 

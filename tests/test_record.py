@@ -1,4 +1,4 @@
-"""What a run writes into its trace when it has ended."""
+"""The settings and statistics that a run writes into its trace at its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws of a seed, which a change of structure leaves as they are.
+"""The draws of a seed, which a change of structure should not change.
 
 Bits depend on the processor, its kernels and the versions of libraries, so the hashes are of one
 machine: `python -m tests.test_same_draws` makes them anew, on the commit to compare with.

@@ -1,4 +1,4 @@
-"""The step size of Langevin dynamics, set anew while tuning."""
+"""The step size of Langevin dynamics, computed anew during tuning."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_step_follows_the_worst_direction(rng, noise):
 
 
 def test_few_draws_in_many_dimensions_leave_the_step(rng):
-    """No noise, 120 coordinates, 100 draws: positions alone say nothing against the step."""
+    """Without noise, 100 draws of 120 coordinates reduce the step size only by the margin."""
     center = center_with(np.eye(120))
     chain = gaussian_chain(rng, center, np.zeros((120, 120)), 0.2, 100, 10)
     assert factor(center, *chain, thin=10) == pytest.approx(0.9, abs=0.03)

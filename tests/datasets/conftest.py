@@ -1,4 +1,4 @@
-"""Neither the user's folder nor the user's cache, and no network."""
+"""Tests use neither the user's folder or cache nor the network."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SLEEPSTUDY = "rownames,Reaction,Days,Subject\n" + "".join(
     for day in range(10)
     for subject in range(18)
 )
-"""A file as that of the registry, but for its values."""
+"""A file with the form of that in the registry, and other values."""
 
 
 class Network:
-    """In place of pooch's downloader: files by their address, and the addresses asked for."""
+    """A replacement of pooch's downloader, with files by address and a list of requests."""
 
     def __init__(self):
         self.files: dict[str, str | Exception] = {}

@@ -1,4 +1,4 @@
-"""Files that are damaged: the error names the file, what is wrong with it and what to do."""
+"""Damaged files: the error names the file, the damage and what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.datasets.test_loaders import tarred, zipped
 
 
 def refuse(loader, path, message):
-    """Load a damaged file, and compare what is told."""
+    """Load a damaged file, and compare the message."""
     expected = f"{re.escape(str(path))} cannot be used: .*({message}).* Replace it by the original"
     with pytest.raises(ValueError, match=expected):
         loader(path.parent)

@@ -1,4 +1,4 @@
-"""What a loader returns."""
+"""The data sets that loaders return."""
 
 from __future__ import annotations
 

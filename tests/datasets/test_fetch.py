@@ -1,4 +1,4 @@
-"""Where files are looked for, what is downloaded, and what a user is told where that fails."""
+"""Search for files, downloads, and messages where they fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INSTALL = re.escape('pip install "pymc_sgmcmc[datasets]"')
 
 @pytest.fixture
 def home(monkeypatch, network):
-    """Sleepstudy as its home would send it, with the hash of that."""
+    """The file of sleepstudy as a download would give it, with its hash."""
     network.files[URL] = SLEEPSTUDY
     sha256 = hashlib.sha256(SLEEPSTUDY.encode()).hexdigest()
     entry = replace(REGISTRY["sleepstudy"], known_hash=f"sha256:{sha256}")
@@ -117,7 +117,7 @@ def test_cache_that_cannot_be_written(tmp_path):
 
 
 def test_download_without_a_known_hash_is_checked_by_its_values(network, tmp_path, capfd):
-    """It is quiet about the hash, which pooch would ask the user to write down."""
+    """There is no message about the hash, which pooch would print for an unknown one."""
     url = REGISTRY["cod-rna-train"].url
     network.files[url] = "-1 1:1\n"
     cached = tmp_path / "cache" / "pymc_sgmcmc" / "cod-rna"

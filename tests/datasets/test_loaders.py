@@ -1,4 +1,4 @@
-"""What each loader makes of the published files, and of files of the same form."""
+"""Results of each loader on the published files, and on files of the same form."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IN_FOLDER = {  # loader: rows, target
 
 
 def shorten(monkeypatch, name, n_rows):
-    """Have the registry expect a short file."""
+    """Make the registry expect a short file."""
     monkeypatch.setitem(REGISTRY, name, replace(REGISTRY[name], n_rows=n_rows))
 
 

@@ -31,12 +31,12 @@ def posterior() -> Posterior:
 
 
 def random_table() -> np.ndarray:
-    """Any stored gradients: the estimate is unbiased for all of them."""
+    """The estimate is unbiased for any stored gradients."""
     return np.random.default_rng(17).normal(size=(N_ROWS, 3))
 
 
 KEPT = np.array([1, 4])
-"""Rows that the estimator "kept" takes in each estimate."""
+"""The estimator "kept" evaluates these rows in every estimate."""
 
 
 def estimate_function(posterior, scheme, estimator_name):
@@ -181,7 +181,7 @@ def test_window_selects_the_rows_it_says(rng):
 
 
 def test_difference_to_the_center_of_a_regression_takes_no_more_memory_than_its_data():
-    """The outcomes cancel, and the mean at the centre takes their place."""
+    """The outcomes cancel, and the mean at the centre replaces them."""
     X = np.random.default_rng(2).normal(size=(200, 4))
     y = (X.sum(1) > 0).astype(float)
     with pm.Model() as model:

@@ -43,7 +43,7 @@ def saga_step(model, **settings):
 
 
 def augmented_transition(problem, rows, step_size, batch_size):
-    """Affine transition of (position, table) by hand; a row may stand in `rows` twice."""
+    """Affine transition of (position, table) by hand. A row may be in `rows` twice."""
     A, b = problem.row_precisions, problem.row_shifts
     N, d = b.shape
     size = d + N * d
@@ -68,7 +68,7 @@ def augmented_transition(problem, rows, step_size, batch_size):
 
 
 def compiled_transition(block, problem, index, step_size):
-    """The same, read off the compiled block."""
+    """The same transition, read off the compiled block."""
     N, d = problem.n_rows, problem.dimension
 
     def run(state, noise):
@@ -122,7 +122,7 @@ def test_exact_law_of_position_and_table(problem, batching):
 
 
 def large_law(problem, batch_size, step_size):
-    """Exact stationary covariance of the position, for windows of the rows as they stand.
+    """Exact stationary covariance of the position, for windows of the rows in their order.
 
     With stored *positions* t_i in place of the gradients -A_i t_i, so that all moments are of
     the size of the posterior covariance.
@@ -326,7 +326,7 @@ def test_same_seed_same_draws_after_another_chain(model, step, reference):
 
 
 def test_one_block_is_the_same_as_several(model):
-    """The last pass of a block evaluates its gradient and leaves the table alone."""
+    """The last pass of a block evaluates its gradient and does not change the table."""
     rng = np.random.default_rng(3)
     results = []
     for parts in ([9], [1, 4, 3, 1]):

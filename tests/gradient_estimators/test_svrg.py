@@ -52,7 +52,7 @@ def joint_transition(problem, rows, step_size):
 
 
 def compiled_transition(step, problem, index, step_size):
-    """The same, read off the compiled block with the reference loaded."""
+    """The same transition, read off the compiled block with the reference loaded."""
     d = problem.dimension
     reference = step.chain.adaptations[0]
 

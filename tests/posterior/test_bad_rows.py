@@ -1,4 +1,4 @@
-"""Rows that cannot be evaluated are found before sampling, and named."""
+"""Rows that cannot be evaluated are found before sampling, and the message names them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def codes_with(code, row):
 @pytest.mark.parametrize("compared", [True, False], ids=["small data", "large data"])
 @pytest.mark.parametrize(("code", "row"), [(GROUPS, 0), (23, 333), (-21, N - 1)])
 def test_a_code_out_of_range(monkeypatch, settings, compared, code, row):
-    """Whatever the settings, and whether or not the data are few enough to be compared."""
+    """The row is named for all settings, and whether or not all rows are compared."""
     if not compared:
         monkeypatch.setattr(check, "FULL_CHECK_ELEMENTS", 0)
     message = rf"`group` should have codes from 0 to 19, but row {row} has the code {code}\."

@@ -1,4 +1,4 @@
-"""The check of the split finds what would otherwise be silently wrong."""
+"""The check of the split finds errors that would otherwise be silent."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_finds_an_array_that_was_missed(way):
 
 @pytest.mark.parametrize("name", ["predicts_itself", "two_observed"])
 def test_finds_a_twin_that_was_missed(name):
-    """One `pm.Minibatch` stands in the graph as several nodes; one of them is not replaced."""
+    """One `pm.Minibatch` call is several nodes of the graph, and one of them is not replaced."""
     model = CASES[name].minibatch()
     separated = separate_rows(model)
     in_use = set(ancestors([term.log_density for term in separated.row_terms]))
@@ -68,7 +68,7 @@ def test_finds_a_twin_that_was_missed(name):
 
 
 def test_finds_arrays_with_rows_in_another_order():
-    """Sums over parts agree, and all rows do not, where two arrays are out of step."""
+    """Where two arrays have different orders, sums over parts agree and all rows do not."""
     model = CASES["linear"].ordinary()
     separated = separate_rows(model)
     first, *others = separated.leaves
@@ -117,7 +117,7 @@ def test_finds_a_term_that_was_left_out(way):
 
 
 def test_looks_inside_the_support():
-    """Far from the initial point the density is zero, whatever the split."""
+    """Far from the initial point the density is zero for any split."""
     with pm.Model() as model:
         b = pm.Normal("b", initval=1e-4)
         y = pm.Data("Y", np.linspace(-1e-3, 1e-3, N_ROWS))
@@ -136,7 +136,7 @@ def test_values_outside_the_support_alone_are_no_reason():
 
 
 def test_large_data_are_compared_in_part(monkeypatch):
-    """Above the limit nothing is evaluated on all rows, and dependent rows are still found."""
+    """Above the limit nothing is evaluated on all rows. Dependent rows are still found."""
     monkeypatch.setattr(check, "FULL_CHECK_ELEMENTS", 100)
     model = CASES["linear"].ordinary()
     lengths = []

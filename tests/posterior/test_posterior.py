@@ -143,7 +143,7 @@ def test_chunks_add_up(name, length, monkeypatch):
 
 
 def test_conditions_are_settled_by_all_chunks(monkeypatch):
-    """A condition on the data that all rows of one chunk meet is not met by all rows."""
+    """A condition may hold for all rows of one chunk and not for all rows."""
     monkeypatch.setattr(posterior_module, "CHUNK_ELEMENTS", 1)
     with pm.Model() as model:
         known, b = pm.Data("known", np.sort(X[:, 0])), pm.Normal("b", shape=3)
@@ -170,7 +170,7 @@ def test_chunks_count_what_the_model_makes_of_a_row(container):
 @pytest.mark.parametrize("name", ["categorical", "hierarchical_non_centred", "ordered_cutpoints"])
 @pytest.mark.parametrize("way", ["ordinary", "minibatch"])
 def test_symbolic_rows_of_fixed_number(name, way):
-    """As JAX needs them: all shapes static, and the length a constant."""
+    """JAX needs static shapes, with the length as a constant."""
     posterior = posterior_of(name, way)
     fixed_rows = posterior.take(np.array([3, 1, 4, 1, 5]))
     rows = [pt.constant(values) for values in fixed_rows]
@@ -584,7 +584,7 @@ def test_minibatch_with_others():
 
 
 def test_invalid_parameters_are_not_hidden():
-    """PyMC's checks of parameters give -inf with a gradient of zero, which a chain drifts on."""
+    """PyMC's checks of parameters give -inf with a gradient of zero, so a chain would go on."""
     with pm.Model() as model:
         pm.Normal("y", 0.0, pm.Normal("scale", initval=1.0), observed=Y)
     posterior = Posterior(model)
@@ -676,7 +676,7 @@ def test_prediction_and_log_likelihood_go_on_with_all_rows(way):
 
 
 def test_is_a_snapshot_of_the_data():
-    """New data in the model change nothing, neither in the rows nor in what is not drawn."""
+    """New data in the model change neither the rows nor the other data of the posterior."""
     with pm.Model() as model:
         x, prior_mean = pm.Data("x", X[:, 0]), pm.Data("prior_mean", 0.5)
         table = pm.Data("table", np.arange(4.0))

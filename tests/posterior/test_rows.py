@@ -1,4 +1,4 @@
-"""Telling rows apart, and refusing with a reason where that cannot be done."""
+"""Separation of rows, and models that are refused with a reason."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ x = X[:, 0]
 
 
 def refused(write, match: str, **settings) -> None:
-    """The model is refused when the posterior is made, with this message."""
+    """Check that the model is refused with this message when the posterior is made."""
     with pm.Model() as model:
         write()
     with pytest.raises(ModelError, match=match):
@@ -77,7 +77,7 @@ def test_data_variables_in_minibatch_keep_their_names():
 
 
 def group_table() -> pm.Model:
-    """A table by group with, by chance, as many entries as there are rows."""
+    """A table by group that has by chance as many entries as there are rows."""
     with pm.Model(coords={"obs": range(N_ROWS)}) as model:
         table = pm.Data("table", np.linspace(-1, 1, N_ROWS))
         group = pm.Data("group", GROUP, dims="obs")

@@ -1,4 +1,4 @@
-"""What changes in a model after a step method was made of it is seen before a chain begins."""
+"""Changes in a model after its step method was made are noticed before a chain begins."""
 
 from __future__ import annotations
 

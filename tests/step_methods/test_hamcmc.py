@@ -355,7 +355,7 @@ def stationary_variances(dimension, h, chains, transitions, seed, memory=3):
 
 
 def test_variance_in_one_dimension_is_exact():
-    """One pair finds the curvature: 1/(1 - h/4 mu/(mu + lambda)) times the posterior's."""
+    """With one pair variances are 1/(1 - h/4 mu/(mu + lambda)) times the posterior's."""
     h = 0.5
     ratio, error = stationary_variances(1, h, 2000, 300, seed=1)
     exact = 1 / (1 - h / 4 / 1.01)
@@ -421,7 +421,7 @@ def make_step(model, **settings):
 
 @pytest.fixture(scope="module")
 def step(model):
-    """Draws from all chains in turn, some of which a run of draws always cuts."""
+    """Draws are from all chains in turn, and a run of draws can end within a turn."""
     return make_step(model, thin=2)
 
 
@@ -452,7 +452,7 @@ def assert_same_draws(actual, expected, **tolerances):
 
 @pytest.mark.parametrize("length", [2, 4, 12])
 def test_draws_do_not_depend_on_the_length_of_runs(model, step, reference, monkeypatch, length):
-    """Not even where a run is shorter than the lag of M passes."""
+    """Draws do not change even where a run is shorter than the lag of M passes."""
     monkeypatch.setattr(chain, "BLOCK_TRANSITIONS", length)
     assert_same_draws(sample(model, step), reference)
 
@@ -478,7 +478,7 @@ def test_state_read_in_the_middle_of_a_run_resumes_there(model, step, used):
 
 @pytest.mark.slow
 def test_state_resumes_beside_other_step_methods():
-    """Their variables move between draws, so that no draw can be computed again."""
+    """The variables of other step methods move between draws, so draws cannot be repeated."""
     model = two_variable_model()
     ours = [model["slope"], model["intercept"]]
 
@@ -508,7 +508,7 @@ def test_processes_give_the_same_draws(model, step, reference):
 
 @pytest.mark.slow
 def test_jax_gives_the_same_draws(model, reference):
-    """Its runs are padded, and its shapes static."""
+    """On JAX runs are padded, and shapes are static."""
     draws = sample(model, make_step(model, thin=2, compile_kwargs={"mode": "JAX"}))
     assert_same_draws(draws, reference, rtol=1e-8, atol=1e-8)
 
@@ -596,7 +596,7 @@ def test_compound_step(other):
 
 
 def test_a_point_moved_by_others_is_followed(model, step):
-    """All chains go on from there, and no pair spans the jump."""
+    """All chains go on from the new position, and no pair spans the jump."""
     step.setup_chain(np.random.default_rng(5), 0, 30)
     point, _ = step.step(model.initial_point())
     for _ in range(3):
@@ -679,7 +679,7 @@ def test_largest_curvature_without_a_matrix():
 
 @pytest.mark.slow
 def test_ten_thousand_dimensions_without_a_matrix():
-    """Nothing of the size of a D x D array, 800 MB, not even while the step is made."""
+    """No array has the size D x D, 800 MB, not even while the step method is made."""
     D, n_rows = 10_000, 500
     rng = np.random.default_rng(4)
     X = rng.normal(size=(n_rows, D)) / 100

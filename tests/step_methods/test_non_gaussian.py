@@ -20,7 +20,7 @@ SLOW = pytest.mark.slow
 CHAINS = 20
 BURN_IN, DRAWS, THIN = 50, 1_000, 10
 BIAS = 0.05
-"""Bound on the bias: of means in posterior sds, and of variances relative to them."""
+"""The bias is at most this, for means in posterior sds and for variances relatively."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def banana_moments():
 
 
 def mixture() -> pm.Model:
-    """Two modes, at plus and minus about one, with a way between them."""
+    """Two modes, at about plus and minus one, between which chains can move."""
     with pm.Model() as model:
         shift = pm.Normal("shift", 0.3, 1.0)
         pm.NormalMixture(
@@ -103,7 +103,7 @@ def mixture_moments():
 
 
 def hierarchical() -> pm.Model:
-    """Group effects, not centred, with a scale whose prior keeps it from zero."""
+    """Non-centred group effects with a scale whose prior keeps it from zero."""
     with pm.Model() as model:
         log_scale = pm.Normal("log_scale", 0.0, 0.5)
         effect = pm.Normal("effect", 0.0, 1.0, shape=3)

@@ -1,4 +1,4 @@
-"""OSGFS: its matrices, its exact laws, what it learns of the gradient, and its convergence flag."""
+"""OSGFS: its matrices, exact laws, learned covariance of the gradient and convergence flag."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def sample(step, draws, tune=0, chains=1, cores=1, seed=3, model=None, **kwargs)
 
 
 def state_of(matrices: ScoringMatrices) -> dict[str, np.ndarray]:
-    """What an adaptation needs in order to set the matrices of the compiled transitions."""
+    """Shared matrices for an adaptation to set, without compiled transitions."""
     return {
         "basis": matrices.basis,
         "noise": matrices.noise,
@@ -193,7 +193,7 @@ def test_the_law_is_the_posterior(problem, prior, fraction, without_replacement,
 
 @pytest.mark.parametrize("fraction", [0.05, 0.25, 0.5])
 def test_the_law_without_the_factor_of_the_scheme(fraction):
-    """What the paper's V does when rows are drawn without replacement: a known error.
+    """The error of the paper's V where rows are drawn without replacement.
 
     Under a weak prior the variance is (N - n) / (N - 1) of the posterior's: half of it at n = N/2.
     """
@@ -241,7 +241,7 @@ def test_compiled_transitions_have_their_law(batching, gradient):
 
 
 def well_specified(n_rows, dimension, prior, seed=2):
-    """Residuals of equal size, so that Fisher's identity holds for the rows at hand."""
+    """Residuals of equal size, so that Fisher's identity holds for these rows."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n_rows, dimension)) @ np.tril(rng.normal(size=(dimension,) * 2))
     X = np.concatenate([X, X])
@@ -277,7 +277,7 @@ def test_what_the_step_learns_from_all_rows_gives_the_posterior(prior, fraction,
 
 
 def test_matrix_k_mixes_where_scalar_k_does_not():
-    """A strong prior on one of two coordinates frees that one only with a matrix."""
+    """With a strong prior on one of two coordinates, only "matrix" gives it a larger k."""
     H, V = np.diag([1.0, 1000.0]), np.diag([20.0, 20.0])
     fractions = scoring_matrices(H, V, "matrix", 2.0).fractions
     np.testing.assert_allclose(np.sort(1 - fractions), [1 - 1.0, 1 - 2 / 21])
@@ -388,7 +388,7 @@ def test_control_variates_have_two_covariances(problem):
 
 
 class Anonymous(PlainGradient):
-    """An estimator whose noise OSGFS has no formula for."""
+    """An estimator for whose noise OSGFS has no formula."""
 
     name = "anonymous"
 
@@ -439,7 +439,7 @@ def test_few_rows_are_shrunk_towards_the_diagonal():
 
 
 def test_curvature_of_the_centre(problem):
-    """The default, and fixed: V goes on being learned."""
+    """By default H is fixed, and V is still learned."""
     step = make_step(problem)
     state = step.scoring.begin(problem.mean)
     position = problem.mean + 0.5

@@ -1,4 +1,4 @@
-"""The RMSprop preconditioner: what it converges to, when it is frozen, and the law after that."""
+"""The RMSprop preconditioner: its limit, when it is frozen, and the law after that."""
 
 from __future__ import annotations
 

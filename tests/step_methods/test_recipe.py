@@ -352,7 +352,7 @@ def test_default_step_size(settings):
 
 
 def test_no_step_size_where_no_noise_reaches_the_position():
-    """A coordinate apart from the others, whose momentum has no friction."""
+    """The momentum of a separate coordinate has no friction."""
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, 1, shape=2)
         pm.Normal("y", beta[np.arange(40) % 2], 1.0, observed=np.arange(40.0))
@@ -484,7 +484,7 @@ def test_settings_of_the_wrong_type(settings, message):
 
 
 def test_a_singular_dense_diffusion_is_allowed():
-    """Rank one: Cholesky has no root, the eigenvalues have."""
+    """A matrix of rank one has no Cholesky root, but one from eigenvalues."""
     D = np.outer([1.0, 2.0, -1.0], [1.0, 2.0, -1.0]) / 10
     Q = np.cross(np.eye(3), [1.0, 2.0, -1.0])  # what has no noise is moved all the same
     step = Recipe(
@@ -495,7 +495,7 @@ def test_a_singular_dense_diffusion_is_allowed():
 
 
 def test_a_whole_matrix_is_the_same_as_its_blocks():
-    """Also where it is zero for a part of the state, so that it has no Cholesky root."""
+    """The same where D is zero for a part of the state, so that it has no Cholesky root."""
     model, _ = poisson_problem(2)
     friction = np.array([[2.0, 0.5], [0.5, 1.0]])
     curl = np.kron([[0.0, -1.0], [1.0, 0.0]], np.eye(2))

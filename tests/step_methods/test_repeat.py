@@ -1,4 +1,4 @@
-"""A second run has every setting of the first but the step size."""
+"""A second run has every setting of the first except the step size."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OF_THE_STEP_SIZE = {
     "step_size", "step_size_from", "thin", "bias", "noise", "curvature", "why", "mean_error",
     "mean_error_of",
 }  # fmt: skip
-"""Settings that are about the step size, and those that say where settings are from."""
+"""These settings are about the step size, or say where settings are from."""
 
 
 def rare_column():
@@ -38,7 +38,7 @@ def rare_column():
 
 
 def two_blocks():
-    """Two observed variables of different lengths: rows have to be named."""
+    """Two observed variables have different lengths, so rows have to be named."""
     rng = np.random.default_rng(3)
     with pm.Model() as model:
         slope = pm.Normal("slope")
@@ -91,7 +91,7 @@ def test_every_setting_but_the_step_size(case):
 
 @pytest.mark.slow
 def test_report_of_a_run_with_rows_in_each_transition():
-    """Without them the second run is forty times as wide, and condemns the first."""
+    """Without these rows the second run would be forty times as wide, and the report wrong."""
     model = rare_column()
     with model:
         step = SGLDCV(compile_kwargs=CVM)

@@ -1,4 +1,4 @@
-"""What PyMC asks of every sampler, without arguments and with every gradient estimator.
+"""The contract with PyMC for every sampler, by default and with every gradient estimator.
 
 `test_step_contract.py` has the rest, which does not depend on the sampler.
 """
@@ -27,7 +27,7 @@ every_estimator = pytest.mark.parametrize(
     ],
 )
 VARIANTS = ("HAMCMC (between)", "SGHMC (Euler)", "HAMCMC", "SGRLD")
-"""Left out of the default run: twins of others, and those with tests like these of their own."""
+"""These are left out of the default run, since they repeat others or have their own tests."""
 
 every_sampler = pytest.mark.parametrize(
     "sampler",
@@ -48,7 +48,7 @@ one_sampler = pytest.mark.parametrize(
     ],
     scope="module",
 )
-"""All of them, but the first alone in the default run."""
+"""All parameters run, but only the first one in the default run."""
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_processes_that_do_not_fork(sampler, steps, model):
 @every_estimator
 @pytest.mark.filterwarnings("ignore::pymc_sgmcmc.BatchSizeWarning")
 def test_state_in_the_middle_of_a_run(sampler, gradient, steps):
-    """What was drawn after the state was read is drawn again from it."""
+    """A chain draws the same numbers again from a state."""
     step = steps(sampler, gradient)
     step.setup_chain(np.random.default_rng(5), 10, 30)
 

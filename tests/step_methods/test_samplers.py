@@ -1,4 +1,4 @@
-"""What every sampler must satisfy, with every gradient estimator.
+"""Properties that every sampler must have, with every gradient estimator.
 
 A new sampler is one `Sampler` in `SAMPLERS`. Its exact law is given as a formula, in NumPy, and
 compared with the law that follows from its compiled transitions.
@@ -127,7 +127,7 @@ def test_law_with_minibatches(sampler, gradient, prior_sd, batching, n_rows, bat
 
 
 def with_reference_at(step, position):
-    """Make a position the start of a chain, for all that its adaptations and gradients refer to."""
+    """Make a position the start of a chain, with its adaptations and references."""
     for adaptation in step.chain.adaptations:
         adaptation.load(adaptation.begin(np.asarray(position)))
     if step.block.memory is not None:

@@ -224,7 +224,7 @@ def test_the_estimate_is_the_covariance_of_the_gradient_at_the_centre(larger, ba
 
 @pytest.mark.parametrize("integrator", INTEGRATORS)
 def test_the_estimate_removes_the_inflation(larger, integrator):
-    """Figures of the docstring, with V̂ at the posterior's covariance and c = 1."""
+    """The figures of the docstring, with V̂ at the posterior's covariance and c = 1."""
     fastest = np.sqrt(np.linalg.eigvalsh(larger.precision)[-1])
     probe = make(larger, batch_size=5, step_size=1e-4, friction=1.0, noise_estimate=None,
                  batching="replace")  # fmt: skip
@@ -312,7 +312,7 @@ def test_default_step_without_an_estimate_has_the_requested_inflation(integrator
 @pytest.mark.parametrize("batching", ["shuffle", "replace"])
 @pytest.mark.usefixtures("uncompiled")
 def test_default_step_with_the_estimate(integrator, batching):
-    """Nothing is left but the step's own bias, and no more than 5 % if V is wrong as allowed."""
+    """Only the bias of the step remains, and at most 5 % if V is wrong as allowed."""
     problem = LinearGaussian.simulate(1000, 2, seed=5)
     settings = {"batch_size": 100, "integrator": integrator, "batching": batching}
     with pytest.warns(BatchSizeWarning):
@@ -331,7 +331,7 @@ def test_default_step_with_the_estimate(integrator, batching):
 
 @pytest.mark.slow
 def test_default_step_over_orders_of_the_rows():
-    """The compiled chain itself: its noise in one order differs from the mean over orders."""
+    """The law of the compiled chain, whose noise in one order differs from the mean over orders."""
     problem = LinearGaussian.simulate(300, 2, seed=5)
     with pytest.warns(BatchSizeWarning):
         step = make(problem, batch_size=60)

@@ -180,7 +180,7 @@ def test_a_centre_that_is_no_numbers(model):
 
 
 def test_a_centre_out_of_sight_of_the_posterior():
-    """The curvature there is nothing but rounding errors."""
+    """The curvature there consists of rounding errors."""
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, 1, shape=2)
         pm.Normal("y", beta[np.arange(40) % 2], 1.0, observed=np.arange(40.0))
@@ -253,7 +253,7 @@ def test_a_posterior_that_nothing_determines():
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6])
 def test_a_posterior_whose_covariance_is_singular(scale):
-    """By more than the stated tolerance, whatever the machine rounds to."""
+    """The asymmetry is larger than the tolerance on any machine."""
     covariance = scale * np.array([[1.0, 1.0 - 1e-13], [1.0 - 1e-13, 1.0]])
     curvature = Curvature(np.eye(2), covariance, np.eye(2))
     with pm.Model() as flat:
@@ -274,7 +274,7 @@ def test_unknown_argument(model):
 
 
 def test_far_center_warns(model):
-    """A centre of the user that is no mode: how far off it is, in posterior sds."""
+    """A centre far from the mode gives a warning with its distance in posterior sds."""
     X, _ = logistic_data()
     with pytest.warns(CenterWarning, match=r"`center` is \d+.* posterior standard deviations away"):
         SGLDCV(

@@ -58,7 +58,7 @@ def run(step, transitions, seed, start=None):
 
 
 def z_score(values, expected, batches=100):
-    """z of the mean of a chain's values from means of batches."""
+    """Z score of the mean of a chain's values, from means of batches."""
     values = np.asarray(values)[: len(values) // batches * batches]
     means = values.reshape(batches, -1, *values.shape[1:]).mean(1)
     return (means.mean(0) - expected) / (means.std(0, ddof=1) / np.sqrt(batches))
@@ -394,7 +394,7 @@ def test_noise_that_no_thermostat_takes_up(settings, message):
 
 
 def test_chain_frozen_by_a_far_start_says_so():
-    """Large gradients heat the thermostat, which then holds the chain in place."""
+    """Large gradients make the thermostat so large that the chain hardly moves."""
     model = logistic_model()
     step = SGNHT(model=model, batch_size=100, gradient="cv", compile_kwargs=CVM)
     messages = []

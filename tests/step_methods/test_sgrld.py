@@ -228,7 +228,7 @@ def test_default_step_size_is_that_of_sgld_with_the_metric_at_the_centre():
 
 @pytest.mark.slow
 def test_a_prior_that_bends_upwards():
-    """A metric is positive definite all the same."""
+    """The metric is positive definite even then."""
     with pm.Model() as model:
         slope = pm.StudentT("slope", nu=1.0, mu=0.0, sigma=0.05, initval=1.0)
         pm.Normal("y", slope * np.ones(5), 2.0, observed=np.full(5, 2.0))

@@ -1,4 +1,4 @@
-"""What help, an editor and the API page show of the step methods."""
+"""Signatures and docstrings of the step methods, as help, editors and the API page show them."""
 
 from __future__ import annotations
 

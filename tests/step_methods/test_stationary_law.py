@@ -26,7 +26,7 @@ def problem() -> LinearGaussian:
 
 
 def step_size_for(problem: LinearGaussian, relative: float) -> float:
-    """A step of some fraction of the stability limit of the full gradient."""
+    """A step size that is a fraction of the stability limit of the full gradient."""
     return relative / np.linalg.eigvalsh(problem.precision)[-1]
 
 

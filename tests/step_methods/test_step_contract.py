@@ -1,4 +1,4 @@
-"""What PyMC asks of a step method: seeds, state, statistics, processes, compound steps."""
+"""The contract with PyMC: seeds, state, statistics, processes, compound steps."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_state_of_other_settings_is_refused(model, step):
 
 
 def test_new_orders_of_the_rows(model, monkeypatch):
-    """Runs end where rows are put in a new order, and a resumed chain finds the order again."""
+    """Runs end where rows get a new order, and a resumed chain has the same order."""
     monkeypatch.setattr(chain, "EPOCHS_BETWEEN_SHUFFLES", 0.25)
     step = make_step(model=model, thin=1)
     assert step.chain.draws_per_order == 5
@@ -383,7 +383,7 @@ def test_interrupted_runs_keep_what_was_drawn(model, step, reference):
 
 
 def exploding(model, at):
-    """A step that is sane up to some transition and absurd from there on."""
+    """A step size that is far too large from a given transition on."""
     return make_step(model=model, thin=2, step_size=lambda t: 1e-3 if t < at else 1e300)
 
 

@@ -1,4 +1,4 @@
-"""A default run whose centre is no guide to the posterior says so before it samples."""
+"""A default run warns before it samples if the posterior is far from its centre's Gaussian."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_GUIDE = "No Gaussian was found near the posterior"
 
 
 def grouped_logistic(groups, rows_a_group=10):
-    """Random intercepts, not centred, with a scale of their own."""
+    """Non-centred random intercepts with an unknown scale."""
     rng = np.random.default_rng(1)
     group = np.repeat(np.arange(groups), rows_a_group)
     X = np.column_stack([np.ones(len(group)), rng.normal(size=(len(group), 2))])
@@ -84,7 +84,7 @@ def known_variances(groups=1000):
 
 
 def many_predictors():
-    """Of so many coordinates the mean of some is standard deviations from the mode."""
+    """Among so many coordinates a few have a mean several standard deviations from the mode."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(6000, 520))
     with pm.Model() as model:
@@ -126,7 +126,7 @@ def test_a_centre_that_is_no_guide(make_model, message):
     "make_model", [lambda: grouped_logistic(60), known_variances, many_predictors]
 )
 def test_a_centre_that_is_a_guide(make_model):
-    """Nothing is said; groups that are few have a Gaussian near their posterior."""
+    """There is no warning, since few groups have a Gaussian near their posterior."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         search(make_model())

@@ -108,7 +108,7 @@ def log_scale_moments():
 
 @pytest.mark.parametrize("centred", [True, False])
 def test_center_of_a_hierarchy_is_where_its_mass_is(centred):
-    """The joint mode is at a scale of zero, or many sds away; the centre is not."""
+    """The joint mode is at a scale of zero or many sds away, and the centre is not."""
     posterior = Posterior(hierarchy(centred=centred))
     with warnings.catch_warnings():
         warnings.simplefilter("error", CenterWarning)
@@ -120,7 +120,7 @@ def test_center_of_a_hierarchy_is_where_its_mass_is(centred):
 
 
 def test_search_from_too_wide_a_gaussian():
-    """Products of scale and effects bend upwards over it: the search must not run away."""
+    """The log density bends upwards in products of scale and effects. The search must converge."""
     posterior = Posterior(hierarchy(centred=False))
 
     def gradient(position):
@@ -160,7 +160,7 @@ def laplace_moments():
 
 
 def test_center_of_a_posterior_with_kinks():
-    """The mode has coefficients at exactly zero, where differences show the kink alone."""
+    """The mode has coefficients at exactly zero, where differences show only the kink."""
     X, y = orthogonal_regression()
     with pm.Model() as model:
         slopes = pm.Laplace("slopes", 0, SHRINKAGE, shape=COEFFICIENTS)
@@ -178,7 +178,7 @@ def test_center_of_a_posterior_with_kinks():
 
 
 def test_search_that_does_not_settle():
-    """Kinks keep steps at fixed points from getting small; those at fresh points average."""
+    """Kinks keep steps at fixed points from getting small, and steps at new points average."""
     rng = np.random.default_rng(30)
     X = rng.normal(size=(300, 12))
     y = 0.6 * X[:, 0] - 0.3 * X[:, 1] + 2 * rng.normal(size=300)
@@ -206,7 +206,7 @@ def test_steepest_curvature_of_a_quadratic(rng):
 
 
 def test_center_where_no_gaussian_is_near():
-    """The centre is narrow enough for a stable step, and it is said that it is no guide."""
+    """The centre is narrow enough for a stable step, and a warning follows."""
     rng = np.random.default_rng(6)
     X = rng.normal(size=(200, 5))
     y = X[:, 0] - 0.5 * X[:, 1] + rng.normal(size=200)
@@ -228,7 +228,7 @@ def test_center_where_no_gaussian_is_near():
 
 
 def test_spread_of_log_weights_is_that_over_all_rows():
-    """The mode of a subsample is deviations away, which says nothing of how Gaussian it is."""
+    """The mode of a subsample is far away, which does not make the posterior less Gaussian."""
     rng = np.random.default_rng(5)
     x = rng.standard_normal(200_000)
     with pm.Model() as model:

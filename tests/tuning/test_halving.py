@@ -47,7 +47,7 @@ def test_discrepancy_is_the_mean_of_the_stein_kernel(rng):
 
 @pytest.mark.parametrize("noise", [0.0, 2.0])
 def test_discrepancy_is_zero_for_draws_of_the_target(rng, noise):
-    """With and without noise in the gradients; not so for draws that are too wide."""
+    """It is zero with and without noise in the gradients, and positive for draws too wide."""
     values = {1.0: [], 1.3: []}
     for scale, discrepancies in values.items():
         for _ in range(150):
@@ -65,7 +65,7 @@ def test_discrepancy_is_zero_for_draws_of_the_target(rng, noise):
 
 
 def test_rounds():
-    """Nine, three, one; three times as long each; the states go on; divergence drops out."""
+    """Rounds of nine, three and one get longer, states go on, and divergent chains drop out."""
     log = []
 
     def run(step_size, state, transitions):
@@ -91,7 +91,7 @@ def test_all_diverged():
 @pytest.mark.filterwarnings("ignore::pymc_sgmcmc.BatchSizeWarning")
 @pytest.mark.parametrize("step_class", [pytest.param(SGLD, marks=pytest.mark.slow), SGLDCV])
 def test_search(step_class):
-    """A step that is neither so large that it distorts nor so small that nothing moves."""
+    """The step size is neither so large that it distorts nor so small that the chain stays."""
     settings = {"batch_size": 200, "tune_method": "halving", "compile_kwargs": CVM}
     step = step_class(model=logistic_model(), **settings)
     again = step_class(model=logistic_model(), **settings)

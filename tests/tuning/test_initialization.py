@@ -169,7 +169,7 @@ def test_approximation_of_some_variables_is_refused():
 
 
 def test_two_modes_are_reported():
-    """The sign of a factor that enters squared: two modes, far apart, alike."""
+    """The sign of a factor that enters squared gives two equal modes that are far apart."""
     rng = np.random.default_rng(2)
     x = rng.normal(size=500)
     with pm.Model() as model:

@@ -1,4 +1,4 @@
-"""Noise of minibatches from the gradients of single rows, and rows that make most of it."""
+"""Noise of minibatches from the gradients of single rows, and rows that cause most of it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def found_noise(model, **settings):
 @pytest.mark.parametrize(("extreme", "rare"), [((), 0), ((17, 20_000), 0), ((), 6)])
 @pytest.mark.parametrize("control_variate", [False, True])
 def test_covariance_is_that_of_all_rows(extreme, rare, control_variate):
-    """Also where two rows, or six, make most of it, which a sample of rows would not have."""
+    """This also holds where two or six rows, which a sample would miss, cause most of the noise."""
     model, X, covariance, mean = regression(extreme=extreme, rare=rare)
     y = model.rvs_to_values[model["y"]].data
     deviations = found_noise(model, control_variate=control_variate).deviations
@@ -76,7 +76,7 @@ def test_extreme_rows_are_kept():
 
 
 def test_rows_that_are_kept_make_draws_cheaper():
-    """Noise and cost with and without them: by more than a factor of ten here."""
+    """With these rows in every transition the step size is more than ten times as large."""
     model, *_ = regression(rare=6)
     step = SGLDCV(model=model, compile_kwargs=CVM)
     with pytest.warns(BatchSizeWarning, match="non-zero or extreme in only a few rows"):
@@ -89,7 +89,7 @@ def test_rows_that_are_kept_make_draws_cheaper():
 
 @pytest.mark.parametrize(("step_class", "mode"), [(SGLDCV, "CVM"), (SGHMC, "CVM"), (SGLDCV, "JAX")])
 def test_law_with_kept_rows(step_class, mode):
-    """Rare rows, default settings: means and variances of the exact posterior."""
+    """With rare rows and default settings, means and variances are those of the posterior."""
     model, _, covariance, mean = regression(rare=6)
     settings = {} if step_class is SGLDCV else {"gradient": "cv"}
     with model:
