@@ -628,7 +628,7 @@ def test_a_chain_that_leaves_the_finite_numbers_keeps_its_draws(model, caplog):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"memory": 1}, ValueError, "`memory` should be at least 2, but got 1.* use `SGLD`"),
+        ({"memory": 1}, ValueError, "`memory` should be at least 2, but got 1.* Use `SGLD`"),
         ({"memory": 0}, ValueError, "but got 0"),
         (
             {"memory": 2, "pairs": "between"},

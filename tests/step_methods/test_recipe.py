@@ -369,10 +369,10 @@ def test_no_step_size_where_no_noise_reaches_the_position():
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
-        ({"D": lambda theta: np.array([1e-3, 1.0, 0.0])}, r"do not move `beta\[feature=height\]`:"),
+        ({"D": lambda theta: np.array([1e-3, 1.0, 0.0])}, r"not move `beta\[feature=height\]`, so"),
         (
             {"D": lambda theta: pt.outer(theta, theta) * np.diag([1.0, 1, 0])},
-            r"move `beta\[feature=height\]`:",
+            r"move `beta\[feature=height\]`, so",
         ),
         ({"D": lambda theta: np.ones((3, 3))}, "do not move a combination of `beta"),
         ({**RECIPE_SETTINGS, "Q": lambda theta, r: 0}, r"move `beta\[feature=intercept\]`, `beta"),
@@ -386,7 +386,7 @@ def test_no_step_size_for_a_long_state():
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, 1, shape=250)
         pm.Normal("y", beta[0] * np.ones(4), 1.0, observed=np.arange(4.0))
-    refuse(ValueError, r"500 coordinates, .* Give `step_size`", model=model, step_size=None,
+    refuse(ValueError, r"the state has 500. Give `step_size`", model=model, step_size=None,
            **RECIPE_SETTINGS)  # fmt: skip
 
 

@@ -563,7 +563,7 @@ def test_friction_too_small_for_the_noise(larger, integrator):
         "step_size": 0.05 / fastest,
         "center": {"beta": larger.mean},
     }
-    with pytest.raises(ValueError, match=r"brings .* times the noise .* `friction` above") as error:
+    with pytest.raises(ValueError, match=r"has .* times the noise .* `friction` above") as error:
         make(larger, friction=0.1, **settings)
     words = str(error.value).split()
     needed = float(words[words.index("above") + 1].strip(","))

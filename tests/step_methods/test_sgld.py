@@ -122,7 +122,7 @@ def test_bad_batch_size(model, batch_size, error, message):
         (
             dict,
             TypeError,
-            "`step_size`.* a function of the number of the transition .* <class 'dict'>",
+            "`step_size`.* a function of the number of the transition.* <class 'dict'>",
         ),
         (lambda t: None, TypeError, "`step_size`.* one number .* but gave None for transition 0"),
         (lambda t: "0.1", TypeError, "`step_size`.* one number .* but gave '0.1' for transition 0"),

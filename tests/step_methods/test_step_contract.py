@@ -396,7 +396,7 @@ def test_a_chain_that_leaves_the_finite_numbers_keeps_its_draws(model, caplog):
     assert np.isfinite(beta[:, :10]).all()
     assert np.isnan(beta[:, 11:]).all()
     assert "became NaN or infinite at transition 4" in caplog.text
-    assert "step size 1e+300" in caplog.text
+    assert "step size of 1e+300" in caplog.text
     assert "smaller `step_size`" in caplog.text
     assert "draws of this chain are kept" in caplog.text
 
