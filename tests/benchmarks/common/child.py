@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 REPOSITORY = BENCHMARKS.parents[1]
@@ -56,10 +56,16 @@ def run_in_fresh_process(
     return json.loads(finished.stdout.splitlines()[-1])
 
 
-def main() -> None:
-    """Call the function named by the first argument."""
+def answer_stream() -> TextIO:
+    """Keep standard output for answers: what else is written there goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    return answers
+
+
+def main() -> None:
+    """Call the function named by the first argument."""
+    answers = answer_stream()
     module, _, name = sys.argv[1].partition(":")
     arguments = json.load(sys.stdin)
     function = getattr(importlib.import_module(module), name)

@@ -8,39 +8,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import blackjax
+import jax
 import numpy as np
+from blackjax.sgmcmc import gradients
 from common.problem import Problem
 
-from transition_benchmark.interface import Prepared, Run, Settings, UnavailableError
+from transition_benchmark import Run, Settings
+from transition_benchmark.jax_regression import Regression
+
+PACKAGES = ("blackjax", "jax", "jaxlib", "numpy")
 
 
-def prepare(problem: Problem, settings: Settings) -> Prepared:
+def prepare(problem: Problem, settings: Settings) -> dict[str, Run]:
     """Compile a chain for each method."""
-    try:
-        import blackjax
-        import jax
-    except ImportError as error:
-        raise UnavailableError(f"blackjax cannot be imported: {error}") from error
-    jax.config.update("jax_enable_x64", problem.dtype == np.float64)
-    import jax.numpy as jnp
-    from blackjax.sgmcmc import gradients
-
-    data = (jnp.asarray(problem.design), jnp.asarray(problem.response))
-    start = jnp.asarray(problem.start, problem.dtype)
-    mode = jnp.asarray(problem.mode, problem.dtype)
-
-    def log_prior(position: Any) -> Any:
-        return -0.5 * jnp.sum(position**2) / problem.prior_sd**2
-
-    def log_likelihood(position: Any, row: Any) -> Any:
-        covariates, response = row
-        predictor = covariates @ position
-        # Faster here than `jax.nn.softplus`, whose derivative guards against infinite arguments;
-        # no predictor of this problem comes near the overflow of `exp`.
-        return response * predictor - jnp.log1p(jnp.exp(predictor))
-
-    plain = gradients.grad_estimator(log_prior, log_likelihood, problem.rows)
-    centred = gradients.control_variates(plain, mode, data)
+    regression = Regression(problem)
+    plain = gradients.grad_estimator(
+        regression.log_prior,
+        lambda position, row: regression.log_likelihood(position, *row),
+        regression.rows,
+    )
+    centred = gradients.control_variates(plain, regression.mode, regression.data)
 
     def make_run(estimator: Any) -> Run:
         sampler = blackjax.sgld(estimator)
@@ -50,7 +38,7 @@ def prepare(problem: Problem, settings: Settings) -> Prepared:
         def chain(key: Any, start: Any, design: Any, response: Any) -> Any:
             def transition(position: Any, key: Any) -> Any:
                 key_rows, key_noise = jax.random.split(key)
-                rows = jax.random.randint(key_rows, (settings.batch,), 0, problem.rows)
+                rows = jax.random.randint(key_rows, (settings.batch,), 0, regression.rows)
                 minibatch = (design[rows], response[rows])
                 # blackjax steps by eps * gradient + N(0, 2 eps).
                 position = sampler.step(key_noise, position, minibatch, settings.step_size / 2)
@@ -59,9 +47,8 @@ def prepare(problem: Problem, settings: Settings) -> Prepared:
             keys = jax.random.split(key, settings.transitions)
             return jax.lax.scan(transition, start, keys)[1]
 
-        return lambda seed: np.asarray(chain(jax.random.key(seed), start, *data))
+        return lambda seed: np.asarray(
+            chain(jax.random.key(seed), regression.start, *regression.data)
+        )
 
-    return Prepared(
-        runs={"sgld": make_run(plain), "sgld-cv": make_run(centred)},
-        packages=("blackjax", "jax", "jaxlib", "numpy"),
-    )
+    return {"sgld": make_run(plain), "sgld-cv": make_run(centred)}

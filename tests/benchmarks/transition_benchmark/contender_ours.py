@@ -11,15 +11,13 @@ from common import METHODS
 from common.model import build_model, engine_chain, make_step
 from common.problem import Problem
 
-from transition_benchmark.interface import Prepared, Run, Settings, UnavailableError
+from transition_benchmark import Run, Settings
+
+PACKAGES = ("pymc_sgmcmc", "pymc", "pytensor", "numba", "numpy")
 
 
-def prepare(problem: Problem, settings: Settings) -> Prepared:
+def prepare(problem: Problem, settings: Settings) -> dict[str, Run]:
     """Build the model and compile a chain for each method."""
-    try:
-        import pymc_sgmcmc  # noqa: F401
-    except ImportError as error:
-        raise UnavailableError(f"pymc_sgmcmc cannot be imported: {error}") from error
     model = build_model(problem, settings.batch)
 
     def make_run(method: str) -> Run:
@@ -28,7 +26,4 @@ def prepare(problem: Problem, settings: Settings) -> Prepared:
         chain = engine_chain(step, problem.start, settings.step_size)
         return lambda seed: chain(seed, settings.transitions)
 
-    return Prepared(
-        runs={method: make_run(method) for method in METHODS},
-        packages=("pymc_sgmcmc", "pymc", "pytensor", "numba", "numpy"),
-    )
+    return {method: make_run(method) for method in METHODS}

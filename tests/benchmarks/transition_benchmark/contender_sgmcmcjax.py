@@ -8,37 +8,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 from common.problem import Problem
+from sgmcmcjax import kernels
 
-from transition_benchmark.interface import Prepared, Run, Settings, UnavailableError
+from transition_benchmark import Run, Settings
+from transition_benchmark.jax_regression import Regression
+
+PACKAGES = ("sgmcmcjax", "jax", "jaxlib", "numpy", "scipy")
 
 
-def prepare(problem: Problem, settings: Settings) -> Prepared:
+def prepare(problem: Problem, settings: Settings) -> dict[str, Run]:
     """Compile a chain for each method."""
-    try:
-        import jax
-        from sgmcmcjax import kernels
-    except ImportError as error:
-        raise UnavailableError(f"SGMCMCJax cannot be imported: {error}") from error
-    jax.config.update("jax_enable_x64", problem.dtype == np.float64)
-    import jax.numpy as jnp
-
-    data = (jnp.asarray(problem.design), jnp.asarray(problem.response))
-    start = jnp.asarray(problem.start, problem.dtype)
-    mode = jnp.asarray(problem.mode, problem.dtype)
-
-    def log_prior(position: Any) -> Any:
-        return -0.5 * jnp.sum(position**2) / problem.prior_sd**2
-
-    def log_likelihood(position: Any, covariates: Any, response: Any) -> Any:
-        predictor = covariates @ position
-        # Faster here than `jax.nn.softplus`, whose derivative guards against infinite arguments;
-        # no predictor of this problem comes near the overflow of `exp`.
-        return response * predictor - jnp.log1p(jnp.exp(predictor))
-
-    # SGMCMCJax steps by dt * gradient + N(0, 2 dt).
-    common = (settings.step_size / 2, log_likelihood, log_prior, data, settings.batch)
+    regression = Regression(problem)
+    shared = (
+        settings.step_size / 2,  # SGMCMCJax steps by dt * gradient + N(0, 2 dt).
+        regression.log_likelihood,
+        regression.log_prior,
+        regression.data,
+        settings.batch,
+    )
 
     def make_run(triple: Any) -> Run:
         initialise, kernel, get_position = triple
@@ -51,18 +41,13 @@ def prepare(problem: Problem, settings: Settings) -> Prepared:
                 return state, get_position(state)
 
             key_start, key_chain = jax.random.split(key)
-            steps = (
-                jnp.arange(settings.transitions),
-                jax.random.split(key_chain, settings.transitions),
-            )
+            keys = jax.random.split(key_chain, settings.transitions)
+            steps = (jax.numpy.arange(settings.transitions), keys)
             return jax.lax.scan(transition, initialise(key_start, start), steps)[1]
 
-        return lambda seed: np.asarray(chain(jax.random.PRNGKey(seed), start))
+        return lambda seed: np.asarray(chain(jax.random.PRNGKey(seed), regression.start))
 
-    return Prepared(
-        runs={
-            "sgld": make_run(kernels.build_sgld_kernel(*common)),
-            "sgld-cv": make_run(kernels.build_sgldCV_kernel(*common, mode)),
-        },
-        packages=("sgmcmcjax", "jax", "jaxlib", "numpy", "scipy"),
-    )
+    return {
+        "sgld": make_run(kernels.build_sgld_kernel(*shared)),
+        "sgld-cv": make_run(kernels.build_sgldCV_kernel(*shared, regression.mode)),
+    }

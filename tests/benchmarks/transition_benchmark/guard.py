@@ -13,12 +13,10 @@ is close to a Gaussian with precision H, so both of these are known in advance f
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-
 import numpy as np
 from common.problem import GRADIENT_NOISE_INFLATION, Problem
 
-from transition_benchmark.interface import Settings
+from transition_benchmark import Settings
 
 MEAN_TOLERANCE = 2.0
 """Posterior standard deviations (root mean square over coordinates). The mean of a chain as long
@@ -28,92 +26,47 @@ INCREMENT_TOLERANCE = 0.1
 _RELAXATIONS = 6.0
 
 
-@dataclass(frozen=True)
-class Summary:
-    """What a worker tells of one chain.
-
-    Attributes
-    ----------
-    mean : list of float
-        Mean of the positions.
-    increment_square : float
-        Mean over transitions and coordinates of the squared increment, the first from the start.
-    finite : bool
-        All positions are finite.
-    moved : bool
-        Every transition changed the position.
-    """
-
-    mean: list[float]
-    increment_square: float
-    finite: bool
-    moved: bool
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The guard's finding on one chain.
-
-    Attributes
-    ----------
-    mean_error : float
-        Distance of the mean from the expected one, root mean square over coordinates, in
-        posterior standard deviations.
-    increment_ratio : float
-        Mean squared increment relative to the expected one; should be 1.
-    passed : bool
-        Finite, moved, and both figures within tolerance.
-    """
-
-    mean_error: float
-    increment_ratio: float
-    passed: bool
-
-
-def summarise(positions: np.ndarray, start: np.ndarray) -> dict[str, object]:
-    """Reduce positions of shape (transitions, features) to the fields of :class:`Summary`."""
-    positions = np.asarray(positions, dtype=float)
-    increments = np.diff(positions, axis=0, prepend=start[None])
-    return asdict(
-        Summary(
-            mean=positions.mean(axis=0).tolist(),
-            increment_square=float(np.mean(increments**2)),
-            finite=bool(np.isfinite(positions).all()),
-            moved=bool(np.all(np.any(increments != 0, axis=1))),
-        )
-    )
-
-
 def least_transitions(problem: Problem, step_size: float) -> int:
     """Transitions after which the mean of a chain tells drift from no drift."""
     slowest = np.linalg.eigvalsh(problem.curvature)[0]
     return int(np.ceil(_RELAXATIONS / (step_size * slowest)))
 
 
-def judge(summary: Summary, problem: Problem, settings: Settings, method: str) -> Verdict:
-    """Compare a chain's summary with the values expected of its method."""
+def examine(
+    positions: np.ndarray, problem: Problem, settings: Settings, method: str
+) -> dict[str, float | bool]:
+    """Compare the positions of a chain with what theory says of its method.
+
+    Returns
+    -------
+    dict
+        ``mean_error``, the distance of the mean of the chain from the expected mean (root mean
+        square over coordinates, in posterior standard deviations); ``increment_ratio``, the mean
+        squared increment relative to the expected one; and ``passed``: every transition moved,
+        and both figures are within their tolerances.
+    """
+    positions = np.asarray(positions, dtype=float)
+    increments = np.diff(positions, axis=0, prepend=problem.start[None])
     mean, increment_square = _expectations(problem, settings, method)
     posterior_sd = np.sqrt(np.diag(np.linalg.inv(problem.curvature)))
-    error = (np.array(summary.mean) - mean) / posterior_sd
+    error = (positions.mean(axis=0) - mean) / posterior_sd
     mean_error = float(np.sqrt(np.mean(error**2)))
-    ratio = summary.increment_square / increment_square
-    # Comparisons with nan are false, so a chain that is not finite fails these as well.
+    ratio = float(np.mean(increments**2) / increment_square)
+    # Comparisons with nan are false, so a chain that is not finite fails.
     passed = (
-        summary.finite
-        and summary.moved
+        bool(np.all(np.any(increments != 0, axis=1)))
         and mean_error <= MEAN_TOLERANCE
         and abs(ratio - 1) <= INCREMENT_TOLERANCE
     )
-    return Verdict(mean_error=mean_error, increment_ratio=ratio, passed=passed)
+    return {"mean_error": mean_error, "increment_ratio": ratio, "passed": passed}
 
 
 def _expectations(problem: Problem, settings: Settings, method: str) -> tuple[np.ndarray, float]:
     """Give the expected mean of the positions and mean square of the increments."""
-    h = settings.step_size
+    h, count = settings.step_size, settings.transitions
     values, vectors = np.linalg.eigh(problem.curvature)
     offset = vectors.T @ (problem.start - problem.mode)
     factor = 1 - h * values / 2
-    count = settings.transitions
     path_sum = factor * (1 - factor**count) / (1 - factor)
     mean = problem.mode + vectors @ (offset * path_sum / count)
 

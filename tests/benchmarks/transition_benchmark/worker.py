@@ -1,126 +1,54 @@
-"""The far side of the protocol: one contender in a process of its own.
+"""One contender in a process of its own, at the other end of two pipes.
 
-``python -m transition_benchmark.worker <contender>`` reads one JSON object a line from standard
-input and answers each with one JSON object a line on standard output:
-
-===================================================  ==============================================
-request                                              answer
-===================================================  ==============================================
-``{"command": "prepare", "folder", "settings"}``     ``methods, versions, notes, seconds``
-``{"command": "check", "method", "seed"}``           the fields of ``guard.Summary``
-``{"command": "time", "method", "seed"}``            ``wall_seconds, cpu_seconds``
-``{"command": "stop"}``                              none, the process ends
-===================================================  ==============================================
-
-A failed request is answered with ``{"error": message, "unavailable": bool}``; the process goes on.
+``python -m transition_benchmark.worker <contender> <folder> <settings>`` prepares the contender for
+the problem in the folder and prints one JSON object, with ``versions`` and the ``guards`` of the
+methods, or with an ``error``. For each line ``[method, seed]`` that it then reads, it prints the
+time of one chain by both clocks. It ends with its input.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import os
 import platform
 import sys
-import time
-import traceback
-from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from importlib import metadata
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from common.problem import Problem, load_problem
+from common.child import answer_stream
+from common.problem import load_problem
+from common.timing import timed
 
-from transition_benchmark.guard import summarise
-from transition_benchmark.interface import Prepared, Settings, UnavailableError
-
-
-class Worker:
-    """Answers the requests for one contender.
-
-    Parameters
-    ----------
-    contender : str
-        Name of the module ``contender_<contender>`` of this package.
-    """
-
-    def __init__(self, contender: str) -> None:
-        self._module = importlib.import_module(f"transition_benchmark.contender_{contender}")
-        self._problem: Problem | None = None
-        self._prepared: Prepared | None = None
-
-    def prepare(self, folder: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Load the problem, set the contender up, compile."""
-        started = time.perf_counter()
-        self._problem = load_problem(Path(folder))
-        self._prepared = self._module.prepare(self._problem, Settings(**settings))
-        return {
-            "methods": list(self._prepared.runs),
-            "versions": _versions(self._prepared.packages),
-            "notes": dict(self._prepared.notes),
-            "seconds": time.perf_counter() - started,
-        }
-
-    def check(self, method: str, seed: int) -> dict[str, Any]:
-        """Run one chain, untimed, and describe it; the first call may compile."""
-        problem, prepared = self._ready()
-        return summarise(prepared.runs[method](seed), problem.start)
-
-    def time(self, method: str, seed: int) -> dict[str, Any]:
-        """Time one chain."""
-        run = self._ready()[1].runs[method]
-        cpu = time.process_time()
-        wall = time.perf_counter()
-        run(seed)
-        wall = time.perf_counter() - wall
-        cpu = time.process_time() - cpu
-        return {"wall_seconds": wall, "cpu_seconds": cpu}
-
-    def _ready(self) -> tuple[Problem, Prepared]:
-        if self._problem is None or self._prepared is None:
-            raise RuntimeError("the first request should be 'prepare'")
-        return self._problem, self._prepared
-
-
-def serve(worker: Worker, requests: TextIO, answers: TextIO) -> None:
-    """Answer requests until ``stop`` or the end of the input."""
-    commands: dict[str, Callable[..., dict[str, Any]]] = {
-        "prepare": worker.prepare,
-        "check": worker.check,
-        "time": worker.time,
-    }
-    for line in requests:
-        request = json.loads(line)
-        command = request.pop("command")
-        if command == "stop":
-            return
-        try:
-            answer = commands[command](**request)
-        except UnavailableError as error:
-            answer = {"error": str(error), "unavailable": True}
-        except Exception as error:
-            traceback.print_exc()
-            answer = {"error": f"{type(error).__name__}: {error}", "unavailable": False}
-        print(json.dumps(answer), file=answers, flush=True)
+from transition_benchmark import Settings
+from transition_benchmark.guard import examine
 
 
 def main() -> None:
     """Serve the contender named by the first argument."""
-    # Libraries print where they like: standard output is kept for the answers by moving
-    # everything else that is written there, from C as well, to standard error.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    serve(Worker(sys.argv[1]), sys.stdin, answers)
+    answers = answer_stream()
 
+    def answer(value: dict[str, Any]) -> None:
+        print(json.dumps(value), file=answers, flush=True)
 
-def _versions(packages: tuple[str, ...]) -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package in packages:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "unknown"
-    return versions
+    try:
+        contender = importlib.import_module(f"transition_benchmark.contender_{sys.argv[1]}")
+        problem, settings = load_problem(sys.argv[2]), Settings(**json.loads(sys.argv[3]))
+        runs = contender.prepare(problem, settings)
+        # The chains that the guard examines warm the contender up too.
+        guards = {
+            method: examine(run(0), problem, settings, method) for method, run in runs.items()
+        }
+        versions = {package: metadata.version(package) for package in contender.PACKAGES}
+    except Exception as error:
+        answer({"error": f"{type(error).__name__}: {error}"})
+        if isinstance(error, ImportError):
+            return  # A package is missing, and the answer says which.
+        raise
+    answer({"versions": {"python": platform.python_version(), **versions}, "guards": guards})
+    for line in sys.stdin:
+        method, seed = json.loads(line)
+        answer(asdict(timed(runs[method], seed)[1]))
 
 
 if __name__ == "__main__":
