@@ -233,7 +233,8 @@ def main(arguments: list[str] | None = None) -> int:
                     transitions = max(LEAST_TRANSITIONS, int(options.seconds / predicted))
                     settings = Settings(batch, h, max(transitions, least_transitions(problem, h)))
                     timed = measure(folder, settings, options.peers, options.rounds, absent)
-                    results += [{"features": features, "dtype": dtype, **one} for one in timed]
+                    shared = {"features": features, "dtype": dtype}
+                    results += [shared | result for result in timed]
                     # Written after every configuration: a long grid may be broken off.
                     absences = [
                         {"contender": name, "absent": reason} for name, reason in absent.items()
