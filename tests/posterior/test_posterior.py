@@ -19,7 +19,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior import posterior_of as posterior_module
+from pymc_sgmcmc.posterior import posterior as posterior_module
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE
 from tests.support.row_models import CASES, GROUP, N_ROWS, Case, X, Y
 from tests.support.row_reference import Reference, agrees, close
