@@ -18,7 +18,7 @@ from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
 from pymc_sgmcmc.batching import EPOCHS_BETWEEN_SHUFFLES, FIRST_ORDER
 from pymc_sgmcmc.checks import whole_number
 from pymc_sgmcmc.engine import TransitionBlock, Transitions
-from pymc_sgmcmc.matrices import Matrix, apply
+from pymc_sgmcmc.matrices import Matrix
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 
 BLOCK_TRANSITIONS = 10_000
@@ -156,8 +156,8 @@ class Chain:
         rng : numpy.random.Generator
             Generator from which the two of the chain are made. Numbers are drawn from it.
         position : numpy.ndarray, shape (d,)
-        root : numpy.ndarray, scalar, (d,) or (d, d), or LowRank, optional
-            The matrix L. Where it is given, the chain begins at a draw from N(position, L Lᵀ).
+        root : Matrix, optional
+            L, to begin at a draw from N(position, L Lᵀ) instead.
         tune : int
             Draws during which the adaptations tune.
         """
@@ -165,7 +165,7 @@ class Chain:
         order_entropy = int(rng.integers(1, 2**31))
         dtype = self.block.dtype
         if root is not None:
-            position = position + apply(root, noise_rng.standard_normal(len(position)))
+            position = position + root @ noise_rng.standard_normal(len(position))
         position = np.array(position, dtype=dtype)
         auxiliaries = self.block.dynamics.initial_auxiliaries(position, noise_rng)
         if self.block.memory is not None:

@@ -1,11 +1,13 @@
-"""Linear algebra for matrices that may be given as scalars, diagonals or of low rank."""
+"""Matrices as diagonals, dense, or of low rank plus diagonal, with the same operations."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pytensor.graph.basic import Variable
 from scipy import linalg
 from scipy.sparse.linalg import LinearOperator, eigsh
 
@@ -14,17 +16,143 @@ SINGULAR = 1e-11
 Rounding leaves eigenvalues of a singular matrix at up to about 1e-16 d, of a sign that depends on
 the kernels of the machine."""
 
-Matrix = Any
-"""A scalar, a diagonal (d,) or a dense matrix (d, d), all arrays, or a `LowRank`. No union, since
-most callers know which of them it is."""
+
+class _Parts:
+    """What matrices of all kinds have in common. Their parts are arrays or symbolic tensors."""
+
+    __array_ufunc__ = None  # NumPy leaves `rows @ matrix` to these classes
+
+    @property
+    def shape(self: Any) -> tuple[int, ...]:
+        """Shape (d, d), or that of the entries of a diagonal."""
+        return np.shape(self.values)
+
+    def each(self: Any, vectors: Any) -> Any:
+        """A x for each row x: ``vectors @ matrix.T``, which symbolic vectors do not know."""
+        return self.T.__rmatmul__(vectors)
+
+    def map[Kind](self: Kind, function: Callable[[Any], Any]) -> Kind:
+        """Matrix of the same kind, whose parts are a function of those of this matrix."""
+        return type(self)(*map(function, vars(self).values()))
 
 
 @dataclass(frozen=True, eq=False)
-class LowRank:
+class Diagonal(_Parts):
+    r"""The matrix :math:`A = \mathrm{diag}(a)`, or :math:`a I` for a number.
+
+    Attributes
+    ----------
+    values : scalar or (d,)
+        a.
+    """
+
+    values: Any
+
+    def __matmul__(self, vector: Any) -> Any:
+        """A x for a vector x, or for each column of an array."""
+        return (self.values * vector.T).T
+
+    def __rmatmul__(self, rows: Any) -> Any:
+        """R A for a matrix R of row vectors."""
+        return rows * self.values
+
+    @property
+    def T(self) -> Diagonal:  # noqa: N802  # as of an array
+        """A⊤."""
+        return self
+
+    @property
+    def inverse(self) -> Diagonal:
+        """A⁻¹."""
+        return Diagonal(1 / self.values)
+
+    @property
+    def root(self) -> Diagonal:
+        """L with A = L Lᵀ; `LinAlgError` where A is not positive definite."""
+        _check_variances(self.values)
+        return Diagonal(np.sqrt(self.values))
+
+    def diagonal(self) -> np.ndarray:
+        """Diagonal of A: a."""
+        return self.values
+
+    def dense(self, dimension: int | None = None) -> np.ndarray:
+        """A as an array; a multiple of the identity has to be told its dimension."""
+        return np.diag(np.broadcast_to(self.values, dimension or self.shape))
+
+    def congruence(self, root: Matrix) -> Diagonal | Dense:
+        """L⊤ A L, diagonal where L is."""
+        if isinstance(root, Diagonal):
+            return Diagonal(self.values * root.values**2)
+        factor = root.dense()
+        return Dense(factor.T @ (self @ factor))
+
+    def eigenvalues(self) -> np.ndarray:
+        """Eigenvalues of A: a, shape (d,) or (1,)."""
+        return np.atleast_1d(self.values)
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(_Parts):
+    """A matrix A of any entries.
+
+    Attributes
+    ----------
+    values : (d, d)
+    """
+
+    values: Any
+
+    def __matmul__(self, vector: Any) -> Any:
+        """A x for a vector x, or for each column of an array."""
+        return self.values @ vector
+
+    def __rmatmul__(self, rows: Any) -> Any:
+        """R A for a matrix R of row vectors."""
+        return rows @ self.values
+
+    @property
+    def T(self) -> Dense:  # noqa: N802  # as of an array
+        """A⊤."""
+        return Dense(self.values.T)
+
+    @property
+    def inverse(self) -> Dense:
+        """A⁻¹."""
+        return Dense(np.linalg.inv(self.values))
+
+    @property
+    def root(self) -> Dense:
+        """Lower triangular L with A = L Lᵀ; `LinAlgError` where A is not positive definite."""
+        if not np.allclose(self.values, self.values.T, rtol=1e-6, atol=0, equal_nan=True):
+            raise linalg.LinAlgError("it is not symmetric")
+        return Dense(covariance_root(self.values))
+
+    def diagonal(self) -> np.ndarray:
+        """Diagonal of A, shape (d,)."""
+        return np.diag(self.values)
+
+    def dense(self, dimension: int | None = None) -> np.ndarray:
+        """A as an array."""
+        return self.values
+
+    def congruence(self, root: Matrix) -> Dense:
+        """L⊤ A L."""
+        if isinstance(root, Diagonal):
+            return Dense(self.values * (np.reshape(root.values, (-1, 1)) * root.values))
+        factor = root.dense()
+        return Dense(factor.T @ self.values @ factor)
+
+    def eigenvalues(self) -> np.ndarray:
+        """Eigenvalues of a symmetric matrix, shape (d,)."""
+        return linalg.eigvalsh(self.values)
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank(_Parts):
     r"""The matrix :math:`A = \mathrm{diag}(a) (I + U \mathrm{diag}(f) U^\top) \mathrm{diag}(b)`.
 
-    A product with a vector takes 2 d k multiplications. Its parts are arrays or symbolic
-    tensors, and so are the vectors that it is multiplied with.
+    A product with a vector takes 2 d k multiplications.
 
     Attributes
     ----------
@@ -56,11 +184,10 @@ class LowRank:
     factors: Any
     right: Any
 
-    ndim = 2
-    __array_ufunc__ = None  # NumPy leaves `rows @ matrix` to this class
-
-    def __len__(self) -> int:
-        return len(self.left)
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(d, d)."""
+        return len(self.left), len(self.left)
 
     def __matmul__(self, vector: Any) -> Any:
         """A x for a vector x."""
@@ -93,27 +220,34 @@ class LowRank:
         """Diagonal of A, shape (d,)."""
         return self.left * self.right * (1 + self.vectors**2 @ self.factors)
 
+    def dense(self, dimension: int | None = None) -> np.ndarray:
+        """A as an array."""
+        return np.eye(len(self.left)) @ self
 
-def apply(matrix: Matrix, vector: Any) -> Any:
-    """Product of a matrix with a vector, both numbers or symbolic tensors."""
-    return matrix @ vector if np.ndim(matrix) == 2 else matrix * vector
-
-
-def apply_to_each(matrix: Matrix, vectors: Any) -> Any:
-    """Product of a matrix with each of some vectors, the rows of an array or symbolic tensor."""
-    if isinstance(matrix, LowRank):
-        return matrix.T.__rmatmul__(vectors)  # a symbolic left factor would not ask for it
-    return vectors @ matrix.T if np.ndim(matrix) == 2 else vectors * matrix
+    def congruence(self, root: Matrix) -> Dense:
+        """L⊤ A L."""
+        return Dense(self.dense()).congruence(root)
 
 
-def apply_transposed(matrix: Matrix, vector: np.ndarray) -> np.ndarray:
-    """Product of the transposed matrix with a vector."""
-    return matrix.T @ vector if np.ndim(matrix) == 2 else matrix * vector
+Matrix = Diagonal | Dense | LowRank
 
 
-def apply_to_rows(matrix: Matrix, rows: np.ndarray) -> np.ndarray:
-    """Product of the transposed matrix with each row of an array."""
-    return rows @ matrix if np.ndim(matrix) == 2 else rows * matrix
+def as_matrix(value: Any) -> Any:
+    """Matrix of a number, a diagonal (d,) or a matrix (d, d), as arrays or symbolic tensors.
+
+    Examples
+    --------
+    >>> as_matrix([1, 4]).root @ np.ones(2)
+    array([1., 2.])
+    >>> np.ones((1, 2)) @ as_matrix([[4, 2], [2, 5]])
+    array([[6., 7.]])
+    >>> as_matrix([[4, 2], [2, 5]]).congruence(as_matrix(0.5)).diagonal()
+    array([1.  , 1.25])
+    """
+    if isinstance(value, Matrix):
+        return value
+    values = value if isinstance(value, Variable) else np.asarray(value, dtype=float)
+    return Dense(values) if values.ndim == 2 else Diagonal(values)
 
 
 def covariance_root(covariance: np.ndarray) -> np.ndarray:
@@ -129,8 +263,7 @@ def covariance_root(covariance: np.ndarray) -> np.ndarray:
         Where it is not positive definite.
     """
     variances = np.diag(covariance)
-    if not (np.isfinite(variances) & (variances > 0)).all():
-        raise linalg.LinAlgError("its diagonal is not positive and finite")
+    _check_variances(variances)
     scale = np.sqrt(variances)
     correlation = covariance / np.outer(scale, scale)
     if not np.isfinite(correlation).all():
@@ -141,6 +274,12 @@ def covariance_root(covariance: np.ndarray) -> np.ndarray:
             f"its smallest eigenvalue, scaled to a diagonal of ones, is {smallest:.3g}"
         )
     return scale[:, None] * linalg.cholesky(correlation, lower=True)
+
+
+def _check_variances(variances: np.ndarray) -> None:
+    wrong = np.extract(~(np.isfinite(variances) & (variances > 0)), variances)
+    if wrong.size:
+        raise linalg.LinAlgError(f"its diagonal has the entry {wrong[0]:.3g}")
 
 
 def dependent_coordinates(covariance: np.ndarray) -> np.ndarray:
@@ -159,8 +298,8 @@ def dependent_coordinates(covariance: np.ndarray) -> np.ndarray:
     return moving[weights > 0.1 * weights.max()]
 
 
-def matrix_root(matrix: Any, name: str = "`preconditioner`") -> Any:
-    """Root L of a positive definite matrix, L Lᵀ, of the same kind.
+def matrix_root(matrix: Any, name: str = "`preconditioner`") -> Matrix:
+    """Root L of a positive definite matrix that a user gave.
 
     `name` is that of the matrix, for messages.
 
@@ -169,21 +308,8 @@ def matrix_root(matrix: Any, name: str = "`preconditioner`") -> Any:
     ValueError
         Where the matrix is not symmetric positive definite.
     """
-    if isinstance(matrix, LowRank):
-        return matrix.root
-    matrix = np.asarray(matrix, dtype=float)
-    if not np.isfinite(matrix).all():
-        raise ValueError(f"{name} should be finite, but has NaN or infinite entries.")
-    if matrix.ndim < 2:
-        if not (matrix > 0).all():
-            raise ValueError(
-                f"{name} should be positive, but its smallest entry is {matrix.min()}."
-            )
-        return np.sqrt(matrix)
-    if not np.allclose(matrix, matrix.T, rtol=1e-6, atol=0):
-        raise ValueError(f"{name} should be symmetric.")
     try:
-        return covariance_root(matrix)
+        return as_matrix(matrix).root
     except linalg.LinAlgError as error:
         raise ValueError(f"{name} should be positive definite, but {error}.") from None
 
@@ -194,55 +320,15 @@ def triangular_root(root: np.ndarray) -> np.ndarray:
     return (triangular * np.sign(np.diag(triangular))[:, None]).T
 
 
-def congruent(matrix: np.ndarray, root: Matrix) -> np.ndarray:
-    """L⊤ A L, for scalar, diagonal or dense A and L; diagonal or scalar where both are.
-
-    With a dense A for L of low rank.
-    """
-    if isinstance(root, LowRank):
-        return ((matrix @ root).T @ root).T
-    matrix, root = np.asarray(matrix, dtype=float), np.asarray(root, dtype=float)
-    if root.ndim < 2:
-        return matrix * (root**2 if matrix.ndim < 2 else root.reshape(-1, 1) * root)
-    if matrix.ndim == 2:
-        return root.T @ matrix @ root
-    return root.T @ (np.broadcast_to(matrix, len(root))[:, None] * root)
-
-
-def inverse(matrix: Matrix) -> Matrix:
-    """Inverse of a matrix, of the same kind."""
-    if isinstance(matrix, LowRank):
-        return matrix.inverse
-    return np.linalg.inv(matrix) if np.ndim(matrix) == 2 else 1 / matrix
-
-
-def dense(matrix: Matrix, dimension: int) -> np.ndarray:
-    """Shape (d, d), of a matrix that may be a scalar or a diagonal."""
-    matrix = np.asarray(matrix, dtype=float)
-    return matrix if matrix.ndim == 2 else np.diag(np.broadcast_to(matrix, dimension))
-
-
-def diagonal(matrix: Matrix) -> np.ndarray:
-    """Diagonal of a matrix, a scalar for a scalar."""
-    if isinstance(matrix, LowRank):
-        return matrix.diagonal()
-    return np.diag(matrix) if np.ndim(matrix) == 2 else np.asarray(matrix)
-
-
 def largest_eigenvalue(matrix: Matrix, root: Matrix, dimension: int) -> float:
     """Largest eigenvalue of L⊤ A L, from products alone."""
     operator = LinearOperator(
         (dimension, dimension),
-        matvec=lambda x: apply_transposed(root, apply(matrix, apply(root, x.ravel()))),
+        matvec=lambda x: root.T @ (matrix @ (root @ x.ravel())),
         dtype=float,
     )
     start = np.ones(dimension)  # fixed, so that runs agree
     return float(eigsh(operator, k=1, v0=start, tol=1e-4, return_eigenvectors=False)[0])
-
-
-def eigenvalues(matrix: np.ndarray) -> np.ndarray:
-    """Eigenvalues of a symmetric matrix, the entries of a diagonal or scalar one."""
-    return linalg.eigvalsh(matrix) if np.ndim(matrix) == 2 else np.atleast_1d(matrix)
 
 
 def largest_mean_square(rows: np.ndarray) -> float:

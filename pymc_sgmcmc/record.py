@@ -18,7 +18,7 @@ import numpy as np
 import xarray as xr
 from xarray import DataTree
 
-from pymc_sgmcmc.matrices import LowRank, Matrix
+from pymc_sgmcmc.matrices import LowRank, Matrix, as_matrix
 
 POSITION, GRADIENT = "position", "gradient"
 """These statistics have an array for each draw: the unconstrained position, and the gradient
@@ -357,7 +357,7 @@ def stored_rows(settings: Mapping[str, Any]) -> str | list[str] | None:
 def stored_matrix(group: Any, name: str) -> Matrix | None:
     """A matrix of the settings of a trace, None where it has none of this name."""
     if name in group.data_vars:
-        return np.asarray(group[name], dtype=float)
+        return as_matrix(group[name])
     if f"{name}_{SCALE}" not in group.data_vars:
         return None
     scale, vectors, factors = (

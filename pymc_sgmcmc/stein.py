@@ -9,19 +9,12 @@ is from that, without a pass over the data.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy import linalg, stats
 
-from pymc_sgmcmc.matrices import (
-    SINGULAR,
-    LowRank,
-    Matrix,
-    apply_to_rows,
-    congruent,
-    diagonal,
-    matrix_root,
-)
+from pymc_sgmcmc.matrices import SINGULAR, Dense, LowRank, as_matrix
 
 BATCHES = 20
 """Monte-Carlo errors are computed from the means of at most this many batches of each chain."""
@@ -65,8 +58,8 @@ def mean_with_error(values: np.ndarray) -> Estimate:
 def langevin_variance_error(
     gradients: np.ndarray,
     step_sizes: np.ndarray,
-    preconditioner: Matrix,
-    precision: Matrix,
+    preconditioner: Any,
+    precision: Any,
 ) -> Estimate:
     r"""Relative error of each variance of a Langevin chain with preconditioner M.
 
@@ -83,11 +76,11 @@ def langevin_variance_error(
     ----------
     gradients : numpy.ndarray, shape (chains, draws, d)
     step_sizes : numpy.ndarray, shape (chains, draws)
-    preconditioner : numpy.ndarray, scalar, (d,) or (d, d), or LowRank
+    preconditioner : numpy.ndarray, scalar, (d,) or (d, d), or Matrix
         M.
-    precision : numpy.ndarray, (d,) or (d, d), or LowRank
-        H, the curvature at the mode. Where one of the two is of low rank M counts as the
-        inverse of H.
+    precision : numpy.ndarray, (d,) or (d, d), or Matrix
+        H, the curvature at the mode. Where one of the two is of low rank, or both are diagonal, M
+        counts as the inverse of H.
 
     Examples
     --------
@@ -97,19 +90,14 @@ def langevin_variance_error(
     >>> langevin_variance_error(gradients, step_sizes, np.eye(2), np.eye(2)).value.round(2)
     array([0.05, 0.05])
     """
-    if isinstance(preconditioner, LowRank) or isinstance(precision, LowRank):
-        moved = apply_to_rows(preconditioner, gradients.reshape(-1, gradients.shape[-1]))
-        squares = moved.reshape(gradients.shape) ** 2 / diagonal(preconditioner)
+    preconditioner, precision = as_matrix(preconditioner), as_matrix(precision)
+    kinds = {type(preconditioner), type(precision)}
+    if LowRank in kinds or Dense not in kinds:
+        squares = (gradients @ preconditioner) ** 2 / preconditioner.diagonal()
         return mean_with_error(0.25 * step_sizes[..., None] * squares)
-    preconditioner = np.asarray(preconditioner, dtype=float)
-    precision = np.asarray(precision, dtype=float)
     dimension = gradients.shape[-1]
-    if preconditioner.ndim < 2 and precision.ndim < 2:
-        return mean_with_error(0.25 * step_sizes[..., None] * gradients**2 * preconditioner)
-    root = matrix_root(np.asarray(preconditioner))
-    if root.ndim < 2:
-        root = np.diag(np.broadcast_to(root, dimension))
-    values, vectors = linalg.eigh(congruent(precision, root))
+    root = preconditioner.root
+    values, vectors = linalg.eigh(precision.congruence(root).dense())
     directions = root @ vectors
     sums = values[:, None] + values
     variances = np.einsum("ij,j,ij->i", directions, 1 / values, directions)

@@ -9,6 +9,7 @@ import pytest
 
 from pymc_sgmcmc import SGHMC, SGLD, SGLDCV
 from pymc_sgmcmc.chain import Chain
+from pymc_sgmcmc.matrices import Diagonal
 from tests.support.models import logistic_model
 
 CVM = {"mode": "CVM"}
@@ -55,7 +56,9 @@ def test_goes_on_from_a_stored_state(gradient):
 def test_begins_around_a_point(chain):
     positions = []
     for seed in range(400):
-        chain.begin(np.random.default_rng(seed), np.arange(3.0), root=np.array([1.0, 2.0, 0.5]))
+        chain.begin(
+            np.random.default_rng(seed), np.arange(3.0), root=Diagonal(np.array([1.0, 2.0, 0.5]))
+        )
         positions.append(chain.state.position)
     z = (np.array(positions) - np.arange(3)) / [1.0, 2.0, 0.5]
     assert np.abs(z.mean(0)).max() < 4.5 / np.sqrt(400)

@@ -1,4 +1,4 @@
-"""Whether a matrix is singular does not depend on how a factorisation rounds."""
+"""Matrices of all kinds, and whether one is singular, however a factorisation rounds."""
 
 from __future__ import annotations
 
@@ -8,15 +8,95 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytensor
+import pytensor.tensor as pt
 import pytest
 from scipy import linalg
 
 from pymc_sgmcmc.matrices import (
     SINGULAR,
+    Dense,
+    Diagonal,
+    LowRank,
+    as_matrix,
     covariance_root,
     dependent_coordinates,
+    largest_eigenvalue,
     matrix_root,
 )
+
+D = 6
+
+
+def matrix_of(kind):
+    """A symmetric positive definite matrix of some kind."""
+    rng = np.random.default_rng(3)
+    scale, vectors = rng.uniform(0.5, 2, size=D), np.linalg.qr(rng.normal(size=(D, 2)))[0]
+    if kind == "low rank":
+        return LowRank(scale, vectors, np.array([3.0, -0.6]), scale)
+    return as_matrix(
+        {"scalar": 0.7, "diagonal": scale, "dense": np.cov(rng.normal(size=(D, 20)))}[kind]
+    )
+
+
+KINDS = ("scalar", "diagonal", "dense", "low rank")
+
+
+@pytest.fixture(params=KINDS)
+def matrix(request):
+    return matrix_of(request.param)
+
+
+def test_operations_are_those_of_the_dense_matrix(matrix, rng):
+    vector, rows, full = rng.normal(size=D), rng.normal(size=(4, D)), matrix.dense(D)
+    np.testing.assert_allclose(full, full.T)
+    root, inverse = matrix.root, matrix.inverse
+    np.testing.assert_allclose(root.dense(D) @ root.dense(D).T, full)
+    np.testing.assert_allclose(inverse.dense(D), np.linalg.inv(full))
+    np.testing.assert_allclose(np.broadcast_to(matrix.diagonal(), D), np.diag(full))
+    for factor in (matrix, root, root.T, inverse):
+        np.testing.assert_allclose(factor @ vector, factor.dense(D) @ vector)
+        np.testing.assert_allclose(rows @ factor, rows @ factor.dense(D))
+        np.testing.assert_allclose(factor.each(rows), rows @ factor.dense(D).T)
+        assert type(factor) is type(matrix)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_congruence(matrix, kind):
+    root = matrix_of(kind).root.T  # not symmetric where it need not be
+    expected = root.dense(D).T @ matrix.dense(D) @ root.dense(D)
+    found = matrix.congruence(root)
+    np.testing.assert_allclose(found.dense(D), expected, atol=1e-14)
+    assert isinstance(found, Diagonal) == (
+        isinstance(matrix, Diagonal) and isinstance(root, Diagonal)
+    )
+    values = np.linalg.eigvalsh(expected)
+    assert found.eigenvalues().max() == pytest.approx(values[-1])
+    assert largest_eigenvalue(matrix, root, D) == pytest.approx(values[-1], rel=1e-3)
+
+
+def test_symbolic_products(matrix, rng):
+    symbolic = matrix.map(pytensor.shared)
+    x, rows = pt.vector("x", dtype="float64"), pt.matrix("rows", dtype="float64")
+    products = [symbolic @ x, symbolic.each(rows), symbolic.T @ x]
+    vector, many, full = rng.normal(size=D), rng.normal(size=(3, D)), matrix.dense(D)
+    product, of_each, of_transposed = pytensor.function([x, rows], products, mode="FAST_COMPILE")(
+        vector, many
+    )
+    np.testing.assert_allclose(product, full @ vector)
+    np.testing.assert_allclose(of_each, many @ full.T)
+    np.testing.assert_allclose(of_transposed, full.T @ vector)
+
+
+def test_a_matrix_is_made_of_numbers_arrays_and_tensors(matrix):
+    assert as_matrix(matrix) is matrix
+    for number in (2, np.float32(2.0), pt.constant(2.0)):
+        assert isinstance(as_matrix(number), Diagonal)
+    assert isinstance(as_matrix([1, 2]), Diagonal)
+    assert isinstance(as_matrix(pt.vector()), Diagonal)
+    assert isinstance(as_matrix(np.eye(2)), Dense)
+    assert isinstance(as_matrix(pt.matrix()), Dense)
+
 
 CORES = ("Haswell", "SkylakeX", "Zen")
 """Kernels of OpenBLAS, which round apart."""

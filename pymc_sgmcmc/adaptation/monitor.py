@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from pymc_sgmcmc.adaptation.base import Adaptation, AdaptationState, Seen
-from pymc_sgmcmc.matrices import Matrix, apply_to_rows, diagonal
+from pymc_sgmcmc.matrices import Matrix
 
 STATISTIC = "variance_error"
 """The running estimate is recorded under this name."""
@@ -37,14 +37,14 @@ def langevin_excess(gradients: np.ndarray, preconditioner: Matrix) -> np.ndarray
     Parameters
     ----------
     gradients : numpy.ndarray, shape (..., d)
-    preconditioner : numpy.ndarray, scalar, (d,) or (d, d), or LowRank
+    preconditioner : Matrix
 
     Returns
     -------
     numpy.ndarray, shape (..., d)
     """
-    moved = apply_to_rows(preconditioner, np.asarray(gradients, dtype=float))
-    return 0.25 * moved**2 / diagonal(preconditioner)
+    moved = np.asarray(gradients, dtype=float) @ preconditioner
+    return 0.25 * moved**2 / preconditioner.diagonal()
 
 
 class LangevinMonitor(Adaptation):
@@ -52,8 +52,8 @@ class LangevinMonitor(Adaptation):
 
     Parameters
     ----------
-    preconditioner : numpy.ndarray, scalar, (d,) or (d, d), or LowRank
-        The fixed preconditioner M.
+    preconditioner : Matrix
+        M, fixed.
     """
 
     transitions = 10**9

@@ -12,7 +12,7 @@ from scipy import linalg
 
 from pymc_sgmcmc.adaptation.base import Adaptation, AdaptationState, Seen
 from pymc_sgmcmc.adaptation.monitor import langevin_excess
-from pymc_sgmcmc.matrices import LowRank, Matrix, apply_to_rows, congruent, dense, matrix_root
+from pymc_sgmcmc.matrices import Dense, LowRank, Matrix
 from pymc_sgmcmc.tuning import DENSE_DIMENSION, Center
 
 FIRST_WINDOW = 100
@@ -58,8 +58,8 @@ class LangevinStepSize(Adaptation):
 
     Parameters
     ----------
-    preconditioner : numpy.ndarray, scalar, (d,) or (d, d), or LowRank
-        The fixed preconditioner M.
+    preconditioner : Matrix
+        M, fixed.
     thin : int
     step_size : float
         The computed step size.
@@ -80,8 +80,9 @@ class LangevinStepSize(Adaptation):
         low_rank = isinstance(self._precision, LowRank)
         self._searches = len(self._center) <= DENSE_DIMENSION and not low_rank
         if self._searches:
-            self._root = matrix_root(preconditioner)
-            self._curvature = dense(congruent(self._precision, self._root), len(self._center))
+            self._root = preconditioner.root
+            curvature = self._precision.congruence(self._root)
+            self._curvature = curvature.dense(len(self._center))
 
     def begin(self, position: np.ndarray) -> AdaptationState:
         """No draws yet."""
@@ -136,9 +137,8 @@ class LangevinStepSize(Adaptation):
             for number, (draw_gradients, draw_positions) in enumerate(
                 zip(gradients, positions, strict=True), start=draws
             ):
-                draw_residuals = draw_gradients + apply_to_rows(
-                    self._precision, draw_positions - self._center
-                )
+                shifts = draw_positions - self._center
+                draw_residuals = draw_gradients + shifts @ self._precision
                 products[number % 2] += draw_residuals.T @ draw_residuals
                 residuals[number % 2] += draw_residuals.sum(0)
                 counts[number % 2] += len(draw_residuals)
@@ -160,7 +160,7 @@ class LangevinStepSize(Adaptation):
             means = state["residuals"] / state["counts"][:, None]
             products = state["products"] / state["counts"][:, None, None]
             noise = products - means[:, :, None] * means[:, None, :]
-            whitened = [self._curvature + congruent(covariance, self._root) for covariance in noise]
+            whitened = [self._curvature + Dense(V).congruence(self._root).values for V in noise]
             largest, most = max(largest, 0.25 * _largest_direction(*whitened)), LARGEST_FACTOR
         return float(np.clip(self._wanted / max(largest, 1e-300), SMALLEST_FACTOR, most))
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from pymc_sgmcmc.dynamics.base import Array
 from pymc_sgmcmc.dynamics.underdamped import Underdamped, functions_for
-from pymc_sgmcmc.matrices import apply
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,6 @@ class BAOAB(Underdamped):
     ) -> tuple[Array, Array]:
         """B (both halves), A, O, A."""
         xp = functions_for(step_size, self.friction)
-        kicked = velocity + step_size * apply(self.preconditioner, gradient)
+        kicked = velocity + step_size * (self.preconditioner @ gradient)
         following = xp.exp(-self.friction * step_size) * kicked + injected
         return position + 0.5 * step_size * (kicked + following), following

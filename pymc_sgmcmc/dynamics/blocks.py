@@ -13,6 +13,8 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sgmcmc.matrices import as_matrix
+
 Blocks = Mapping[tuple[int, int], Any]
 """The blocks of a matrix by their place. A number stands for a multiple of the identity, a vector
 for a diagonal, and a missing block for zero."""
@@ -121,9 +123,7 @@ def congruence(left: Blocks, middle: Any) -> Blocks:
     """A V Aᵀ for a matrix V over the first part: a number, a diagonal or dense."""
     column = {i: block for (i, j), block in left.items() if j == 0}
     return {
-        (i, j): _product(_product(column[i], middle), _transposed(column[j]))
-        for i in column
-        for j in column
+        (i, j): _product(_product(column[i], middle), column[j].T) for i in column for j in column
     }
 
 
@@ -136,8 +136,7 @@ def apply_blocks(blocks: Blocks, vectors: Sequence[Any]) -> list[Any]:
     """Product with a vector that is given in parts. It is zero where a row has no block."""
     products: list[Any] = [0.0] * len(vectors)
     for (i, j), block in blocks.items():
-        product = block @ vectors[j] if block.ndim == 2 else block * vectors[j]
-        products[i] = products[i] + product
+        products[i] = products[i] + as_matrix(block) @ vectors[j]
     return products
 
 
@@ -247,7 +246,3 @@ def _product(left: Any, right: Any) -> Any:
     if left.ndim == 1 and right.ndim == 2:
         return left[:, None] * right
     return left * right
-
-
-def _transposed(block: Any) -> Any:
-    return block.T if block.ndim == 2 else block

@@ -11,7 +11,7 @@ from pymc_sgmcmc.dynamics.base import (
     State,
     Transition,
 )
-from pymc_sgmcmc.matrices import apply, apply_to_each
+from pymc_sgmcmc.matrices import Matrix
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ class Langevin(Dynamics):
 
     Attributes
     ----------
-    preconditioner : scalar, (d,) or (d, d)
-        M: a number, a diagonal, or a symmetric positive definite matrix.
-    root : scalar, (d,) or (d, d)
-        The matrix L in M = L Lᵀ, of the same kind.
+    preconditioner : Matrix
+        M, symmetric positive definite.
+    root : Matrix
+        L with M = L Lᵀ, of the same kind.
     """
 
-    preconditioner: Array
-    root: Array
+    preconditioner: Matrix
+    root: Matrix
 
     def scaled_noise(self, noise: Array, step_sizes: Array) -> Array:
-        r"""Rows :math:`\sqrt{h} L \xi`, by one matrix product instead of many."""
-        return step_sizes[:, None] ** 0.5 * apply_to_each(self.root, noise)
+        r"""Rows :math:`\sqrt{h} L \xi`: one matrix product instead of many."""
+        return step_sizes[:, None] ** 0.5 * self.root.each(noise)
 
     def transition(
         self,
@@ -55,5 +55,5 @@ class Langevin(Dynamics):
         """One step from the position, which is the whole state."""
         (position,) = state
         estimate = gradient(position)
-        drift = apply(self.preconditioner, estimate)
+        drift = self.preconditioner @ estimate
         return Transition((position + 0.5 * step_size * drift + scaled_noise,), estimate)

@@ -17,7 +17,7 @@ from pymc_sgmcmc.dynamics.base import (
     State,
     Transition,
 )
-from pymc_sgmcmc.matrices import apply, apply_to_each
+from pymc_sgmcmc.matrices import Matrix
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class MetropolisAdjustedLangevin(Dynamics):
 
     Attributes
     ----------
-    preconditioner, root : scalar, (d,) or (d, d)
+    preconditioner, root : Matrix
         M and L.
     log_density : callable
         Symbolic log posterior at a symbolic position, up to a constant.
@@ -51,8 +51,8 @@ class MetropolisAdjustedLangevin(Dynamics):
         gradient.
     """
 
-    preconditioner: Array
-    root: Array
+    preconditioner: Matrix
+    root: Matrix
     log_density: Gradient
     evaluate: Callable[[np.ndarray], tuple[float, np.ndarray]]
 
@@ -82,7 +82,7 @@ class MetropolisAdjustedLangevin(Dynamics):
 
     def scaled_noise(self, noise: Array, step_sizes: Array) -> Array:
         r"""Rows :math:`\sqrt{h} L \xi`, followed by log u."""
-        move = step_sizes[:, None] ** 0.5 * apply_to_each(self.root, noise[:, :-1])
+        move = step_sizes[:, None] ** 0.5 * self.root.each(noise[:, :-1])
         root_half = np.asarray(np.sqrt(0.5), dtype=noise.dtype)
         log_uniform = pt.log(0.5 * pt.erfc(-root_half * noise[:, -1:]))
         return pt.concatenate([move, log_uniform], axis=1)
@@ -97,7 +97,7 @@ class MetropolisAdjustedLangevin(Dynamics):
         """One proposal and its decision, with whether it was accepted, and min(1, α)."""
         position, log_density, gradient_here = state
         move, log_uniform = scaled_noise[:-1], scaled_noise[-1]
-        proposal = position + 0.5 * step_size * apply(self.preconditioner, gradient_here) + move
+        proposal = position + 0.5 * step_size * (self.preconditioner @ gradient_here) + move
         gradient_there = gradient(proposal)
         log_density_there = self.log_density(proposal)
         gradient_sum = gradient_here + gradient_there
@@ -105,7 +105,7 @@ class MetropolisAdjustedLangevin(Dynamics):
             log_density_there
             - log_density
             - 0.5 * (gradient_sum * move).sum()
-            - 0.125 * step_size * (gradient_sum * apply(self.preconditioner, gradient_sum)).sum()
+            - 0.125 * step_size * (gradient_sum * (self.preconditioner @ gradient_sum)).sum()
         )
         log_ratio = pt.switch(pt.isnan(log_ratio), -np.inf, log_ratio)
         accepted = log_uniform < log_ratio

@@ -18,7 +18,6 @@ from pymc_sgmcmc.dynamics.base import (
     State,
     Transition,
 )
-from pymc_sgmcmc.matrices import apply, apply_to_each
 
 SMALLEST_CURVATURE = 1e-8
 """Eigenvalues of a scaled precision matrix are raised to at least this part of the largest, about
@@ -50,8 +49,8 @@ class FisherScoring(Dynamics):
     root: Array
 
     def scaled_noise(self, noise: Array, step_sizes: Array) -> Array:
-        r"""Rows :math:`S \xi`, by one matrix product instead of many."""
-        return apply_to_each(self.root, noise)
+        r"""Rows :math:`S \xi`: one matrix product instead of many."""
+        return noise @ self.root.T
 
     def transition(
         self,
@@ -63,7 +62,7 @@ class FisherScoring(Dynamics):
         """One step from the position, which is the whole state."""
         (position,) = state
         estimate = gradient(position)
-        return Transition((position + apply(self.drift, estimate) + scaled_noise,), estimate)
+        return Transition((position + self.drift @ estimate + scaled_noise,), estimate)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class RecipeDynamics(Dynamics):
     diffusion, curl : callable
         D and Q as functions of the parts of z, see `as_blocks` for what they return.
     gaussians : tuple of GaussianAuxiliary
-    gradient_noise : (d,) or (d, d), optional
+    gradient_noise : scalar, (d,) or (d, d), optional
         Covariance :math:`\hat V` of the gradient estimate, to subtract from the noise.
     singular : bool
         Whether dense blocks of D may be singular.

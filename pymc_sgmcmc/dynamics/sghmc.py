@@ -8,7 +8,6 @@ import numpy as np
 
 from pymc_sgmcmc.dynamics.base import Array
 from pymc_sgmcmc.dynamics.underdamped import Underdamped
-from pymc_sgmcmc.matrices import apply
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,6 @@ class SGHMCEuler(Underdamped):
         self, position: Array, velocity: Array, gradient: Array, injected: Array, step_size: Array
     ) -> tuple[Array, Array]:
         """Velocity, then position with the new velocity."""
-        kick = step_size * apply(self.preconditioner, gradient)
+        kick = step_size * (self.preconditioner @ gradient)
         following = (1 - self.friction * step_size) * velocity + kick + injected
         return position + step_size * following, following

@@ -16,7 +16,7 @@ from pymc_sgmcmc.dynamics.base import (
     Transition,
 )
 from pymc_sgmcmc.dynamics.underdamped import functions_for, numeric
-from pymc_sgmcmc.matrices import apply
+from pymc_sgmcmc.matrices import Matrix
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class NoseHoover(Dynamics):
 
     Attributes
     ----------
-    root : scalar, (d,) or (d, d)
+    root : Matrix
         L with M = L L⊤, the inverse of the mass.
     friction : scalar
         A, the mean of the thermostat for an exact gradient, in units of 1 / time.
@@ -61,7 +61,7 @@ class NoseHoover(Dynamics):
         Whether each coordinate of r has its own thermostat.
     """
 
-    root: Array
+    root: Matrix
     friction: Array
     thermostat_mass: Array
     diagonal: bool = False
@@ -94,7 +94,7 @@ class NoseHoover(Dynamics):
         position, momentum, thermostat = state
         xp = functions_for(position, step_size)
         estimate = gradient(position)
-        kicked = momentum + step_size * apply(self.root.T, estimate)
+        kicked = momentum + step_size * (self.root.T @ estimate)
         halfway = thermostat + self._heat(kicked, step_size)
         # (1 - exp(-x)) / x, also where the friction passes through zero.
         exponent = 2 * step_size * halfway
@@ -103,7 +103,7 @@ class NoseHoover(Dynamics):
         noise = (2 * self.friction * step_size * ratio) ** 0.5 * scaled_noise
         following = xp.exp(-step_size * halfway) * kicked + noise
         after = halfway + self._heat(following, step_size)
-        drift = apply(self.root, kicked + following)
+        drift = self.root @ (kicked + following)
         state = (position + 0.5 * step_size * drift, following, after)
         return Transition(state, estimate, (after.mean(),))
 

@@ -19,7 +19,7 @@ from pymc_sgmcmc.dynamics.base import (
     State,
     Transition,
 )
-from pymc_sgmcmc.matrices import apply, apply_to_each
+from pymc_sgmcmc.matrices import Matrix
 
 
 def functions_for(*values: Array) -> ModuleType:
@@ -49,14 +49,14 @@ class Underdamped(Dynamics):
 
     Attributes
     ----------
-    preconditioner : scalar, (d,) or (d, d)
+    preconditioner : Matrix
         M, the inverse of the mass.
-    root : scalar, (d,) or (d, d)
-        The matrix L in M = L Lᵀ.
+    root : Matrix
+        L with M = L Lᵀ.
     friction : scalar
-        :math:`\gamma`, in units of 1 / time, where time has the unit of the step size.
-    noise_root : scalar, (d,) or (d, d)
-        L Q, whose columns are the directions of the gradient noise, or L without a correction.
+        :math:`\gamma`, in units of 1 / time, the unit of time being that of the step size.
+    noise_root : Matrix
+        L Q, columns the directions of the gradient noise; L where no noise is to be corrected.
     noise : scalar or (d,)
         Estimated variances w of the gradient in these directions, or 0 without a correction.
     noise_curvature : scalar or (d,)
@@ -66,10 +66,10 @@ class Underdamped(Dynamics):
         anew where this is None.
     """
 
-    preconditioner: Array
-    root: Array
+    preconditioner: Matrix
+    root: Matrix
     friction: Array
-    noise_root: Array
+    noise_root: Matrix
     noise: Array = 0.0
     noise_curvature: Array = 0.0
     resample_every: Array = None
@@ -121,7 +121,7 @@ class Underdamped(Dynamics):
         self, position: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, ...]:
         """A velocity from N(0, M)."""
-        velocity = apply(numeric(self.root), rng.standard_normal(len(position)))
+        velocity = self.root.map(numeric) @ rng.standard_normal(len(position))
         return (velocity,) if self.resample_every is None else (velocity, np.zeros(1))
 
     def noise_size(self, dimension: int) -> int:
@@ -135,9 +135,9 @@ class Underdamped(Dynamics):
         share = self.noise_share(steps, self.friction, self.noise, self.noise_curvature)
         amplitude = (self.injected_variance(steps, self.friction) * (1 - share)) ** 0.5
         if self.resample_every is None:
-            return apply_to_each(self.noise_root, amplitude * noise)
-        injected = apply_to_each(self.noise_root, amplitude * noise[:, 0::2])
-        return xp.stack([injected, apply_to_each(self.root, noise[:, 1::2])], axis=1)
+            return self.noise_root.each(amplitude * noise)
+        injected = self.noise_root.each(amplitude * noise[:, 0::2])
+        return xp.stack([injected, self.root.each(noise[:, 1::2])], axis=1)
 
     def transition(
         self,

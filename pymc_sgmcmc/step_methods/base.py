@@ -32,7 +32,7 @@ from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.chain import Chain, ChainState, Draws, missing_value
 from pymc_sgmcmc.engine import TransitionBlock
 from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
-from pymc_sgmcmc.matrices import LowRank
+from pymc_sgmcmc.matrices import Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import NOTHING_FREE, value_variables
 from pymc_sgmcmc.record import COMPUTED, GIVEN, RECORD, RunRecord
@@ -129,8 +129,8 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
     _is_exact: ClassVar[bool] = False
     """Whether the law of a chain is the posterior, whatever the step size."""
     _refused: ClassVar[Mapping[str, str]] = {}
-    """Settings of other step methods that this class refuses, with the reason."""
-    _preconditioner: str | np.ndarray | LowRank = "identity"
+    """Settings that other step methods have and this class refuses, with the reason."""
+    _preconditioner: str | np.ndarray | Matrix = "identity"
     posterior: Posterior
     batching: Batching
     chain: Chain
@@ -535,10 +535,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
 def _tuning(design: Design, setup: Setup) -> tuple[Adaptation, ...]:
     """Adaptation of a step size in closed form. A searched one has another aim and is kept."""
     pace = design.pace
-    if design.closed_form is None or not isinstance(pace.step_size, float):
+    matrix = design.preconditioner
+    if matrix is None or pace.choice is None or not isinstance(pace.step_size, float):
         return ()
-    return (
-        LangevinStepSize(
-            design.preconditioner, pace.thin, pace.step_size, setup.bias, setup.center
-        ),
-    )
+    return (LangevinStepSize(matrix, pace.thin, pace.step_size, setup.bias, setup.center),)

@@ -191,10 +191,11 @@ def check_determined(curvature: Curvature, posterior: Posterior) -> None:
     """
     if not curvature.is_dense:
         return
+    covariance = curvature.covariance.dense()
     try:
-        covariance_root(curvature.covariance)
+        covariance_root(covariance)
     except linalg.LinAlgError:
-        numbers = dependent_coordinates(curvature.covariance)[:FEW_LABELS]
+        numbers = dependent_coordinates(covariance)[:FEW_LABELS]
         names = ", ".join(f"`{posterior.labels[number]}`" for number in numbers)
         raise ModelError(
             f"The posterior is flat, or nearly so, in a combination of {names}. Give these "

@@ -221,8 +221,8 @@ class MALA(StochasticGradientStep):
         # This call compiles the function that begins a chain here, and not in each process.
         posterior.log_density_and_gradient(posterior.initial_position)
         dynamics = MetropolisAdjustedLangevin(
-            setup.shared(matrix, "preconditioner"),
-            setup.shared(root, "preconditioner_root"),
+            matrix.map(setup.shared),
+            root.map(setup.shared),
             estimator.log_density,
             posterior.log_density_and_gradient,
         )

@@ -11,7 +11,7 @@ from scipy.sparse import linalg as sparse_linalg
 
 from pymc_sgmcmc.checks import one_of, or_none, positive_number
 from pymc_sgmcmc.dynamics.hamcmc import QuasiNewtonLangevin
-from pymc_sgmcmc.matrices import matrix_root
+from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import MOST_THINNING, StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
@@ -227,7 +227,7 @@ def steepest_curvature(posterior: Posterior, center: Center) -> float:
     """
     curvature = center.curvature
     if curvature.is_dense:
-        return float(np.linalg.eigvalsh(curvature.precision)[-1])
+        return float(np.linalg.eigvalsh(curvature.precision.dense())[-1])
     rng = np.random.default_rng(1980)
     count = min(posterior.n_rows, CURVATURE_ROWS)
     rows = posterior.take(np.sort(rng.choice(posterior.n_rows, size=count, replace=False)))
@@ -258,13 +258,13 @@ def steepest_curvature(posterior: Posterior, center: Center) -> float:
     return float(values[0])
 
 
-def _regularized_root(center: Center, regularization: float) -> np.ndarray:
-    """Root of (H + λ I)⁻¹, with only the diagonal of H where that is all that is known."""
+def _regularized_root(center: Center, regularization: float) -> Matrix:
+    """Root of (H + λ I)⁻¹, with the diagonal of H where no more is known."""
     precision = center.curvature.precision
     if not center.curvature.is_dense:
-        return (precision + regularization) ** -0.5
-    identity = np.eye(len(precision))
-    return matrix_root(np.linalg.inv(precision + regularization * identity))
+        return Diagonal((precision.diagonal() + regularization) ** -0.5)
+    values = precision.dense()
+    return Dense(np.linalg.inv(values + regularization * np.eye(len(values)))).root
 
 
 def _given_or(given: float | None, default: float) -> float:

@@ -10,7 +10,7 @@ from scipy import linalg, optimize
 
 from pymc_sgmcmc.checks import as_array
 from pymc_sgmcmc.dynamics.underdamped import Underdamped
-from pymc_sgmcmc.matrices import congruent, eigenvalues
+from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix, as_matrix
 from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.step_methods.setup import Setup
 from pymc_sgmcmc.tuning import DENSE_DIMENSION, VARIANCE_INFLATION, Center
@@ -34,14 +34,13 @@ class GradientNoise:
 
     Attributes
     ----------
-    root : numpy.ndarray, scalar, (d,) or (d, d)
-        The matrix L Q with M = L L⊤ and L⊤VL = Q diag(w) Q⊤. Its columns are the directions of the
-        noise.
+    root : Diagonal or Dense
+        L Q with M = L L⊤ and L⊤VL = Q diag(w) Q⊤: columns are the directions of the noise.
     variances : numpy.ndarray, scalar or (d,)
         The variances w of the noise in these directions.
     """
 
-    root: np.ndarray
+    root: Matrix
     variances: np.ndarray
 
     @property
@@ -50,18 +49,18 @@ class GradientNoise:
         return float(np.max(self.variances))
 
 
-def curvature_range(center: Center, root: np.ndarray) -> tuple[float, float]:
+def curvature_range(center: Center, root: Matrix) -> tuple[float, float]:
     """Smallest and largest eigenvalue of MH."""
     values = center.curvature.relative_to(root)
     return float(np.min(values)), float(np.max(values))
 
 
-def rows_noise(setup: Setup) -> np.ndarray:
-    """V from gradients of single rows at the centre: dense up to d = 500, diagonal beyond."""
+def rows_noise(setup: Setup) -> Diagonal | Dense:
+    """V from gradients of single rows at the centre, dense up to d = 500, its diagonal beyond."""
     deviations = setup.gradient_deviations()
     if deviations.shape[1] > DENSE_DIMENSION:
-        return np.einsum("ri,ri->i", deviations, deviations)
-    return deviations.T @ deviations
+        return Diagonal(np.einsum("ri,ri->i", deviations, deviations))
+    return Dense(deviations.T @ deviations)
 
 
 def rows_noise_error(setup: Setup) -> float:
@@ -82,8 +81,8 @@ def rows_noise_error(setup: Setup) -> float:
 
 def check_noise(
     noise: float | np.ndarray, dimension: int, name: str = "noise_estimate"
-) -> np.ndarray:
-    """Return a covariance of the gradient that a user gave, as an array.
+) -> Diagonal | Dense:
+    """Return a covariance of the gradient that a user gave.
 
     Raises
     ------
@@ -98,37 +97,36 @@ def check_noise(
         )
     if not np.isfinite(noise).all():
         raise ValueError(f"`{name}` should be finite, but has NaN or infinite entries.")
-    if noise.ndim == 2 and not np.allclose(noise, noise.T, rtol=1e-6, atol=0):
-        raise ValueError(f"`{name}` should be symmetric, as a covariance is.")
-    values = eigenvalues(noise)
+    if not np.allclose(noise, noise.T, rtol=1e-6, atol=0):
+        raise ValueError(f"`{name}` should be symmetric.")
+    covariance = as_matrix(noise)
+    values = covariance.eigenvalues()
     if np.min(values) < -1e-8 * np.max(np.abs(values)):
         raise ValueError(
             f"`{name}` should be positive semidefinite, as a covariance is, but its smallest "
             f"eigenvalue is {np.min(values):.3g}."
         )
-    return noise
+    return covariance
 
 
-def noise_directions(noise: np.ndarray, root: np.ndarray) -> GradientNoise:
+def noise_directions(noise: Diagonal | Dense, root: Matrix) -> GradientNoise:
     """Directions in which the noise of the gradient is uncorrelated, and its variances there."""
-    covariance = congruent(noise, root)
-    if covariance.ndim < 2:
-        return GradientNoise(np.asarray(root, dtype=float), np.maximum(covariance, 0))
-    values, vectors = linalg.eigh(covariance)
-    rotated = root @ vectors if np.ndim(root) == 2 else np.reshape(root, (-1, 1)) * vectors
-    return GradientNoise(rotated, np.maximum(values, 0))
+    covariance = noise.congruence(root)
+    if isinstance(covariance, Diagonal):
+        return GradientNoise(root, np.maximum(covariance.values, 0))
+    values, vectors = linalg.eigh(covariance.values)
+    return GradientNoise(Dense(root @ vectors), np.maximum(values, 0))
 
 
-def directional_curvature(center: Center | None, directions: np.ndarray) -> np.ndarray:
+def directional_curvature(center: Center | None, directions: Matrix) -> np.ndarray:
     """Curvature of the posterior in the directions of the noise, 0 where not known."""
     if center is None:
         return np.asarray(0.0)
     precision = center.curvature.precision
-    if np.ndim(directions) < 2:
-        diagonal = np.diag(precision) if precision.ndim == 2 else precision
-        return diagonal * directions**2
-    applied = precision @ directions if precision.ndim == 2 else precision[:, None] * directions
-    return np.einsum("ij,ij->j", directions, applied)
+    if isinstance(directions, Diagonal):
+        return precision.diagonal() * directions.values**2
+    columns = directions.dense()
+    return np.einsum("ij,ij->j", columns, precision @ columns)
 
 
 def critical_friction(curvature: float) -> float:

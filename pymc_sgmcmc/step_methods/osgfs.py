@@ -279,7 +279,7 @@ class OSGFS(StochasticGradientStep):
             drift,
             root,
             self._noise_model(setup, center),
-            precision=setup.center.curvature.precision if curvature == "center" else None,
+            precision=setup.center.curvature.precision.dense() if curvature == "center" else None,
             start=center.position if at_center and center is not None else None,
             k=self._k,
             max_k=largest_k(setup.bias) if self._max_k is None else self._max_k,

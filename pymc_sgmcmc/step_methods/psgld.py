@@ -12,7 +12,7 @@ from pymc.model import Model
 from pymc_sgmcmc.adaptation.rmsprop import RMSprop
 from pymc_sgmcmc.checks import one_of, positive_number
 from pymc_sgmcmc.dynamics import Langevin
-from pymc_sgmcmc.matrices import largest_mean_square
+from pymc_sgmcmc.matrices import Diagonal, largest_mean_square
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
@@ -129,20 +129,19 @@ class PSGLD(StochasticGradientStep):
         super().__init__(Settings.of(locals()))
 
     def _design(self, setup: Setup) -> Design:
-        rmsprop = self._preconditioner == "rmsprop"
-        matrix = root = np.ones(setup.posterior.dimension)
-        if not rmsprop:
+        if self._preconditioner == "curvature":
             matrix, root = setup.preconditioner("curvature")
-        preconditioner = setup.shared(matrix, "preconditioner")
-        preconditioner_root = setup.shared(root, "preconditioner_root")
-        dynamics = Langevin(preconditioner, preconditioner_root)
-        if not rmsprop:
             pace = setup.pace(lambda: setup.closed_form(root))
+            dynamics = Langevin(matrix.map(setup.shared), root.map(setup.shared))
             return Design(dynamics, pace, preconditioner=matrix)
+        ones = np.ones(setup.posterior.dimension)
+        preconditioner = setup.shared(ones, "preconditioner")
+        preconditioner_root = setup.shared(ones, "preconditioner_root")
+        dynamics = Langevin(Diagonal(preconditioner), Diagonal(preconditioner_root))
 
         def scaled() -> Pace:
-            # The thinning is that for the best diagonal M, which RMSprop may approach.
-            best = setup.closed_form(setup.center.curvature.standard_deviations)
+            # Thinning for the best diagonal M, which that of RMSprop may come near.
+            best = setup.closed_form(Diagonal(setup.center.curvature.standard_deviations))
             return replace(best, step_size=4 * setup.bias)
 
         pace = setup.pace(scaled)
@@ -162,13 +161,13 @@ def _diagonal_size(setup: Setup) -> Callable[[np.ndarray], float]:
     """λ_max(MV) + λ_max(MH) as a function of a diagonal M."""
     curvature = setup.center.curvature
     deviations = setup.gradient_deviations()
-    if len(deviations) > len(curvature.precision):
+    if len(deviations) > deviations.shape[1]:
         # These d rows have the same V.
         deviations = np.linalg.qr(deviations, mode="r")
 
     def size(diagonal: np.ndarray) -> float:
-        root = np.sqrt(diagonal)
-        noise = len(deviations) * largest_mean_square(deviations * root)
+        root = Diagonal(np.sqrt(diagonal))
+        noise = len(deviations) * largest_mean_square(deviations @ root)
         return noise + float(curvature.relative_to(root).max())
 
     return size

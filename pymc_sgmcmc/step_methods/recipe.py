@@ -12,7 +12,7 @@ from scipy import linalg
 
 from pymc_sgmcmc.checks import accepts
 from pymc_sgmcmc.dynamics.recipe import GaussianAuxiliary, RecipeDynamics
-from pymc_sgmcmc.matrices import SINGULAR, apply, dependent_coordinates
+from pymc_sgmcmc.matrices import SINGULAR, Dense, Diagonal, Matrix, as_matrix, dependent_coordinates
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.schedules import StepSize, step_sizes
@@ -203,7 +203,7 @@ class Recipe(StochasticGradientStep):
             self._diffusion,
             self._curl,
             self._gaussians,
-            None if noise is None else setup.shared(noise, "gradient_noise"),
+            None if noise is None else setup.shared(noise.values, "gradient_noise"),
         )
         values = _Matrices(dynamics, setup.posterior)
         center = setup.center if setup.settings.step_size is None else setup.known_center
@@ -272,15 +272,13 @@ def _check_auxiliaries(
     return tuple(gaussians)
 
 
-def _gradient_noise(setup: Setup, setting: str | np.ndarray | None) -> np.ndarray | None:
+def _gradient_noise(setup: Setup, setting: str | np.ndarray | None) -> Diagonal | Dense | None:
     if setting is None:
         return None
     if isinstance(setting, str):
         deviations = setup.gradient_deviations()
-        return deviations.T @ deviations
-    dimension = setup.posterior.dimension
-    noise = check_noise(setting, dimension, "gradient_noise")
-    return np.full(dimension, noise) if noise.ndim == 0 else noise
+        return Dense(deviations.T @ deviations)
+    return check_noise(setting, setup.posterior.dimension, "gradient_noise")
 
 
 # --- Checks ---------------------------------------------------------------------------------
@@ -317,9 +315,7 @@ class _Matrices:
         for places in self._places:
             matrix = np.zeros((sum(self.sizes),) * 2)
             for i, j in places:
-                block = np.asarray(next(values), dtype=float)
-                if block.ndim < 2:
-                    block = np.diag(np.broadcast_to(block, self.sizes[i]))
+                block = as_matrix(next(values)).dense(self.sizes[i])
                 rows, columns = stops[i] - self.sizes[i], stops[j] - self.sizes[j]
                 matrix[rows : stops[i], columns : stops[j]] = block
             matrices.append(matrix)
@@ -330,12 +326,12 @@ def _random_states(
     posterior: Posterior, center: Center | None, gaussians: Sequence[GaussianAuxiliary]
 ) -> list[list[np.ndarray]]:
     rng = np.random.default_rng(2015)
-    start, root = posterior.initial_position, np.asarray(1.0)
+    start, root = posterior.initial_position, as_matrix(1.0)
     if center is not None:
         start, root = center.position, center.curvature.root
     return [
         [
-            start + apply(root, rng.standard_normal(posterior.dimension)),
+            start + root @ rng.standard_normal(posterior.dimension),
             *(
                 gaussian.mean
                 + np.sqrt(gaussian.variance)
@@ -516,7 +512,7 @@ def _linearised(
     setup: Setup,
     values: _Matrices,
     gaussians: Sequence[GaussianAuxiliary],
-    subtracted: np.ndarray | None,
+    subtracted: Matrix | None,
 ) -> LinearProcess:
     d, total = setup.posterior.dimension, sum(values.sizes)
     if total > LARGEST_LINEAR_STATE:
@@ -533,7 +529,7 @@ def _linearised(
     ]
     D, Q, _ = values(state)
     precision = np.zeros((total, total))
-    precision[:d, :d] = setup.center.curvature.precision
+    precision[:d, :d] = setup.center.curvature.precision.dense()
     variances = [
         np.full(size, gaussian.variance)
         for gaussian, size in zip(gaussians, values.sizes[1:], strict=True)
@@ -542,5 +538,5 @@ def _linearised(
     deviations = setup.gradient_deviations()
     noise = deviations.T @ deviations
     if subtracted is not None:
-        noise = noise - (np.diag(subtracted) if subtracted.ndim == 1 else subtracted)
+        noise = noise - subtracted.dense(d)
     return LinearProcess(D, Q, precision, noise)

@@ -12,7 +12,7 @@ from pymc.model import Model
 from pymc_sgmcmc.engine import is_jax_mode
 from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.gradient_estimators import SVRG
-from pymc_sgmcmc.matrices import LowRank, Matrix, covariance_root
+from pymc_sgmcmc.matrices import Dense, Diagonal, LowRank, Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.record import KEPT_ROWS, stored_matrix, stored_rows
 from pymc_sgmcmc.step_methods.center import JointCenter
@@ -95,13 +95,13 @@ def _curvature(precision: Matrix) -> Curvature | None:
     if isinstance(precision, LowRank):
         # In so many dimensions the centre is a mode, whose curvature is computed again.
         return None
-    if precision.ndim < 2:
-        return Curvature(precision, 1 / precision, precision**-0.5)
-    scale = np.diag(precision) ** -0.5  # Units of coordinates may differ by orders of magnitude.
+    if isinstance(precision, Diagonal):
+        return Curvature(precision, precision.inverse, precision.inverse.root)
+    scale = precision.diagonal() ** -0.5  # units of coordinates may differ by orders of magnitude
     scales = np.outer(scale, scale)
-    inverse = np.linalg.inv(precision * scales)
-    covariance = 0.5 * (inverse + inverse.T) * scales
-    return Curvature(precision, covariance, covariance_root(covariance))
+    inverse = np.linalg.inv(precision.values * scales)
+    covariance = Dense(0.5 * (inverse + inverse.T) * scales)
+    return Curvature(precision, covariance, covariance.root)
 
 
 def _of_center(center: Center | None) -> dict[str, Any]:
@@ -110,4 +110,4 @@ def _of_center(center: Center | None) -> dict[str, Any]:
     covariance = center.curvature.covariance
     if isinstance(covariance, LowRank):
         return {"center": center.position}
-    return {"init": {"mean": center.position, "covariance": covariance}}
+    return {"init": {"mean": center.position, "covariance": covariance.values}}

@@ -70,7 +70,7 @@ def run_settings(setup: Setup, design: Design) -> RunSettings:
             arrays[f"{name}_{VECTORS}"] = matrix.vectors
             arrays[f"{name}_{FACTORS}"] = matrix.factors
         elif matrix is not None:
-            arrays[name] = np.asarray(matrix, dtype=np.float64)
+            arrays[name] = np.asarray(matrix.values, dtype=np.float64)
     return RunSettings(attributes, arrays, tuple(map(str, setup.posterior.labels)))
 
 

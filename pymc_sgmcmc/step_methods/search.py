@@ -8,7 +8,6 @@ import numpy as np
 
 from pymc_sgmcmc.chain import Chain
 from pymc_sgmcmc.engine import TransitionBlock
-from pymc_sgmcmc.matrices import apply, apply_to_rows, inverse
 from pymc_sgmcmc.stein import kernel_stein_discrepancy
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
 from pymc_sgmcmc.tuning.halving import successive_halving
@@ -64,8 +63,8 @@ def search_step_size(block: TransitionBlock, setup: Setup, design: Design) -> De
     assert choice is not None  # checked before
     # Discrepancies are computed in coordinates in which the Gaussian of the centre is N(0, I).
     root = center.curvature.root
-    inverse_root = inverse(root)
-    shift = apply(root, np.random.default_rng(7).standard_normal(setup.posterior.dimension))
+    inverse_root = root.inverse
+    shift = root @ np.random.default_rng(7).standard_normal(setup.posterior.dimension)
 
     def run(step_size: float, chain: Chain | None, transitions: int) -> tuple[Chain, float]:
         if chain is None:
@@ -75,8 +74,8 @@ def search_step_size(block: TransitionBlock, setup: Setup, design: Design) -> De
         if draws.bad_transition is not None:
             return chain, np.inf
         thinned = slice(None, None, max(1, len(draws) // POINTS))
-        white = apply_to_rows(inverse_root.T, draws.positions[thinned] - center.position)
-        scores = apply_to_rows(root, draws.gradients[thinned])
+        white = inverse_root.each(draws.positions[thinned] - center.position)
+        scores = draws.gradients[thinned] @ root
         return chain, kernel_stein_discrepancy(white, scores)
 
     grid = np.geomspace(LARGEST_STEP, SMALLEST_STEP, CANDIDATES) / choice.curvature

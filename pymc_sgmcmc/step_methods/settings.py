@@ -16,7 +16,7 @@ from pymc_sgmcmc.batching import SCHEMES, check_batch_size
 from pymc_sgmcmc.checks import as_array, one_of, positive_number, whole_number
 from pymc_sgmcmc.engine import is_jax_mode
 from pymc_sgmcmc.gradient_estimators import SVRG, GradientEstimator
-from pymc_sgmcmc.matrices import LowRank, matrix_root
+from pymc_sgmcmc.matrices import Matrix, matrix_root
 from pymc_sgmcmc.schedules import StepSize, check_step_size
 from pymc_sgmcmc.tuning import SEARCHES, VARIANCE_INFLATION
 
@@ -36,7 +36,7 @@ COMPILED_WITH = ("inputs", "outputs", "updates", "on_unused_input")
 """The step method sets these arguments of `pytensor.function` itself."""
 
 Gradient = str | SVRG | GradientEstimator
-Preconditioner = str | float | np.ndarray | LowRank | None
+Preconditioner = str | float | np.ndarray | Matrix | None
 CenterSetting = str | Mapping[str, Any] | np.ndarray | None
 
 
@@ -241,7 +241,7 @@ def _check_compile_kwargs(compile_kwargs: Any) -> None:
 
 def default_preconditioner(
     preconditioner: Preconditioner, step_size: StepSize | None
-) -> str | np.ndarray | LowRank:
+) -> str | np.ndarray | Matrix:
     """Return the given preconditioner; by default the curvature where the step size is computed.
 
     Raises
@@ -251,7 +251,7 @@ def default_preconditioner(
     """
     if preconditioner is None:
         return "curvature" if step_size is None else "identity"
-    if isinstance(preconditioner, LowRank):
+    if isinstance(preconditioner, Matrix):
         return preconditioner
     if isinstance(preconditioner, str):
         or_else = ", a positive number, a vector or a positive definite matrix"
@@ -261,12 +261,12 @@ def default_preconditioner(
     )
 
 
-def is_curvature(preconditioner: str | float | np.ndarray | LowRank) -> bool:
+def is_curvature(preconditioner: str | float | np.ndarray | Matrix) -> bool:
     """Whether a preconditioner is the inverse curvature at the centre."""
     return isinstance(preconditioner, str) and preconditioner == "curvature"
 
 
-def check_preconditioner(preconditioner: str | np.ndarray | LowRank, dimension: int) -> None:
+def check_preconditioner(preconditioner: str | np.ndarray | Matrix, dimension: int) -> None:
     """Refuse a preconditioner that is not positive definite or has another dimension.
 
     Raises
@@ -275,11 +275,7 @@ def check_preconditioner(preconditioner: str | np.ndarray | LowRank, dimension: 
     """
     if isinstance(preconditioner, str):
         return
-    shape = (
-        (len(preconditioner),) * 2
-        if isinstance(preconditioner, LowRank)
-        else np.shape(preconditioner)
-    )
+    shape = preconditioner.shape
     if shape not in ((), (dimension,), (dimension, dimension)):
         raise ValueError(
             f"`preconditioner` should be a number or have shape ({dimension},) or "

@@ -22,13 +22,7 @@ from pymc_sgmcmc.batching import check_batch_size
 from pymc_sgmcmc.dynamics import Dynamics
 from pymc_sgmcmc.errors import BatchSizeWarning
 from pymc_sgmcmc.gradient_estimators import FullGradient, GradientEstimator
-from pymc_sgmcmc.matrices import (
-    LowRank,
-    Matrix,
-    apply_to_rows,
-    largest_mean_square,
-    matrix_root,
-)
+from pymc_sgmcmc.matrices import LowRank, Matrix, as_matrix, largest_mean_square
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.record import LARGEST_MEAN_ERROR
 from pymc_sgmcmc.schedules import MOST_THINNING, StepSize
@@ -84,9 +78,9 @@ class Design:
     pace : Pace
     adaptations : tuple of Adaptation
         Settings of the dynamics that change between blocks of transitions.
-    preconditioner : numpy.ndarray or LowRank, optional
-        M, scalar, (d,), (d, d) or of low rank. It is set where the dynamics are Langevin's with a
-        fixed M, and a computed step size is that of the closed form.
+    preconditioner : Matrix, optional
+        M, where the dynamics are Langevin's with a fixed one
+        and a computed step size is that of the closed form.
     watch : callable, optional
         A function of the statistics of a draw that returns a warning about the chain, or None. It
         is called at the end of tuning and at the end of the chain.
@@ -118,7 +112,7 @@ class Setup:
     name : str
         Name of the step method, for messages.
     settings : Settings
-    preconditioner : str, numpy.ndarray or LowRank
+    preconditioner : str, numpy.ndarray or Matrix
         Setting of the sampler, where it has one.
     takes_low_rank : bool
         Whether the dynamics take a curvature of low rank plus diagonal.
@@ -139,7 +133,7 @@ class Setup:
         name: str,
         settings: Settings,
         *,
-        preconditioner: str | np.ndarray | LowRank = "identity",
+        preconditioner: str | np.ndarray | Matrix = "identity",
         takes_low_rank: bool = False,
         keeps_rows: bool = True,
         takes_all_rows: bool = False,
@@ -272,7 +266,7 @@ class Setup:
         """Batch size at least cost where the preconditioner is the inverse curvature."""
         curvature, noise_of_rows = self.center.curvature, self.noise
         largest = float(curvature.relative_to(curvature.root).max())
-        squares = largest_mean_square(apply_to_rows(curvature.root, noise_of_rows.deviations))
+        squares = largest_mean_square(noise_of_rows.deviations @ curvature.root)
         noise = noise_of_rows.n_rows**2 * squares / largest
         if self.settings.gradient not in ("plain", "cv"):
             noise *= 2  # Positions of reference vary about the centre as much as the chain.
@@ -295,31 +289,26 @@ class Setup:
         if not of_curvature or not curvature.is_dense:
             # A diagonal of so many dimensions has no root with few rows, and is much smaller.
             return rows
-        root = matrix_root(curvature.precision)
+        root = curvature.precision.root.dense()
         return np.concatenate([rows, root.T * np.sqrt(of_curvature)])
 
     # --- Dynamics ----------------------------------------------------------------------------
 
-    def shared(self, values: Matrix | float, name: str) -> SharedVariable | LowRank:
+    def shared(self, values: np.ndarray | float, name: str | None = None) -> SharedVariable:
         """Shared variable in the floating type of the position, of static shape.
 
-        A vector of length one broadcasts only with a static shape. A matrix of low rank has a
-        shared variable for each of its parts.
+        A vector of length one broadcasts only with a static shape.
         """
-        if isinstance(values, LowRank):
-            parts = ("left", "vectors", "factors", "right")
-            shared = [self.shared(getattr(values, part), f"{name}_{part}") for part in parts]
-            return LowRank(*shared)
         values = np.asarray(values, dtype=self.posterior.dtype)
         static = {"shape": values.shape} if values.ndim else {}
         return pytensor.shared(values, name, **static)
 
-    def preconditioner(self, setting: str | np.ndarray | LowRank) -> tuple[Matrix, Matrix]:
-        """Preconditioner M and a root L with M = L Lᵀ: scalar, diagonal, dense or low rank."""
+    def preconditioner(self, setting: str | np.ndarray | Matrix) -> tuple[Matrix, Matrix]:
+        """Preconditioner M and a root L with M = L Lᵀ, of the same kind."""
         if is_curvature(setting):
             return self.center.curvature.covariance, self.center.curvature.root
-        matrix = np.asarray(1.0) if isinstance(setting, str) else setting
-        return matrix, matrix_root(matrix)
+        matrix = as_matrix(1.0 if isinstance(setting, str) else setting)
+        return matrix, matrix.root
 
     # --- Step size ---------------------------------------------------------------------------
 
@@ -432,7 +421,7 @@ def _noise_message(choice: StepSizeChoice, batching, estimator: GradientEstimato
 def _operations(posterior: Posterior, center: Center) -> tuple[int, int]:
     """Multiplications in a transition for the gradient of a row and for the preconditioner."""
     matrix = center.curvature.covariance
-    elements = 2 * matrix.vectors.size if isinstance(matrix, LowRank) else matrix.size
+    elements = 2 * matrix.vectors.size if isinstance(matrix, LowRank) else matrix.values.size
     return 4 * max(1, posterior.row_elements), 2 * elements
 
 

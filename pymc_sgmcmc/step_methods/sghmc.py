@@ -12,6 +12,7 @@ from pymc_sgmcmc.checks import one_of, or_none, positive_number, whole_number
 from pymc_sgmcmc.dynamics.baoab import BAOAB
 from pymc_sgmcmc.dynamics.sghmc import SGHMCEuler
 from pymc_sgmcmc.dynamics.underdamped import Underdamped
+from pymc_sgmcmc.matrices import Matrix
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
@@ -239,16 +240,16 @@ class SGHMC(StochasticGradientStep):
             every = pace.thin
         self.friction = friction
         dynamics = integrator(
-            preconditioner=shared(matrix, "preconditioner"),
-            root=shared(root, "preconditioner_root"),
+            preconditioner=matrix.map(shared),
+            root=root.map(shared),
             friction=shared(friction, "friction"),
-            noise_root=shared(root if noise is None else noise.root, "noise_root"),
+            noise_root=(root if noise is None else noise.root).map(shared),
             resample_every=None if every is None else shared(every, "resample_every"),
             **correction,
         )
         return Design(dynamics, pace)
 
-    def _noise(self, setup: Setup, root: np.ndarray) -> tuple[GradientNoise | None, float]:
+    def _noise(self, setup: Setup, root: Matrix) -> tuple[GradientNoise | None, float]:
         """Noise to correct for, and the relative error to expect of its estimate."""
         noise_estimate = self._noise_estimate
         if noise_estimate is None:
@@ -258,7 +259,7 @@ class SGHMC(StochasticGradientStep):
                 return None, 1.0  # With the bound on their noise variances would be too small.
             return noise_directions(rows_noise(setup), root), rows_noise_error(setup)
         covariance = check_noise(noise_estimate, setup.posterior.dimension)
-        if not covariance.any():
+        if not covariance.eigenvalues().any():
             return None, 1.0
         return noise_directions(covariance, root), NOISE_ESTIMATE_ERROR
 

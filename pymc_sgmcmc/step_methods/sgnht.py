@@ -11,6 +11,7 @@ from pymc.model import Model
 from pymc_sgmcmc.checks import or_none, positive_number
 from pymc_sgmcmc.dynamics.baoab import BAOAB
 from pymc_sgmcmc.dynamics.sgnht import NoseHoover
+from pymc_sgmcmc.matrices import Dense
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
@@ -184,7 +185,7 @@ class SGNHT(StochasticGradientStep):
         noise = None
         if center is not None:
             noise = noise_directions(rows_noise(setup), root)
-            if diagonal and root.ndim == 2:
+            if diagonal and isinstance(root, Dense):
                 root = noise.root
         friction = self._friction
         if friction is None:
@@ -216,7 +217,7 @@ class SGNHT(StochasticGradientStep):
             largest = curvature_range(center, root)[1]
             check_heat(float(step_sizes(pace.step_size, 0, 1)[0]), friction, noise_size, largest)
         dynamics = NoseHoover(
-            root=setup.shared(root, "preconditioner_root"),
+            root=root.map(setup.shared),
             friction=setup.shared(friction, "friction"),
             thermostat_mass=setup.shared(mass, "thermostat_mass"),
             diagonal=diagonal,

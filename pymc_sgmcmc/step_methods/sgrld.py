@@ -12,6 +12,7 @@ from scipy import linalg
 
 from pymc_sgmcmc.checks import or_none, whole_number
 from pymc_sgmcmc.dynamics.riemannian import RiemannianLangevin
+from pymc_sgmcmc.matrices import Dense
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
@@ -139,7 +140,7 @@ class SGRLD(StochasticGradientStep):
 
         def computed() -> Pace:
             root = linalg.cholesky(linalg.inv(information + prior), lower=True)
-            return setup.closed_form(root)
+            return setup.closed_form(Dense(root))
 
         pace = setup.pace(computed)
         shared = [

@@ -512,7 +512,7 @@ def _langevin_precision(moments: _Moments, run: StoredRun) -> np.ndarray:
     """H for which the chain's covariance is stationary; symmetric."""
     assert moments.gg is not None
     M, d = run.preconditioner, run.dimension
-    root = matrix_root(M, "The preconditioner in the trace")
+    root = matrix_root(M, "The preconditioner in the trace").dense()
     scaled = linalg.solve_triangular(root, moments.covariance(), lower=True)
     scaled = linalg.solve_triangular(root, scaled.T, lower=True)
     right = 2 * np.eye(d) + 0.5 * root.T @ (moments.gg / moments.count) @ root

@@ -22,7 +22,7 @@ from xarray import DataTree
 
 from pymc_sgmcmc.adaptation.convergence import CONVERGENCE_RULES
 from pymc_sgmcmc.checks import one_of, positive_number
-from pymc_sgmcmc.matrices import covariance_root, dense, matrix_root
+from pymc_sgmcmc.matrices import as_matrix, covariance_root
 from pymc_sgmcmc.record import MOMENTS, PREFIX, groups_of, is_of_draws
 from pymc_sgmcmc.trace_tools.reader import StoredRun, read_run
 
@@ -498,7 +498,7 @@ def langevin_window_covariance(
     array([[3.]])
     """
     h = step_size
-    root = matrix_root(preconditioner)
+    root = covariance_root(preconditioner)
     values, vectors = linalg.eigh(root.T @ precision @ root)
     W = root @ vectors  # M = W Wᵀ, Wᵀ H W is diagonal
     G = W.T @ second_moment @ W
@@ -534,7 +534,7 @@ def _closed_form(idata: DataTree, run: StoredRun, length: int) -> np.ndarray:
             f"{_draw_labels(idata, draws)[:5]}... Select evenly spaced ones, "
             '`idata.sel(draw=slice(None, None, 10))` does, or use `variance="batch_means"`.'
         )
-    precision = dense(run.arrays["precision"], d)
+    precision = as_matrix(run.arrays["precision"]).dense(d)
     statistic = np.empty((chains, draws - length + 1))
     for chain in range(chains):
         covariance = langevin_window_covariance(

@@ -11,7 +11,7 @@ import xarray as xr
 from scipy import linalg
 from xarray import DataTree
 
-from pymc_sgmcmc.matrices import LowRank, covariance_root, dense, dependent_coordinates
+from pymc_sgmcmc.matrices import Dense, as_matrix, covariance_root, dependent_coordinates
 from pymc_sgmcmc.record import (
     DIMENSION,
     GIVEN,
@@ -106,7 +106,7 @@ class StoredRun:
     @property
     def preconditioner(self) -> np.ndarray:
         """M of Langevin dynamics, shape (d, d)."""
-        return dense(self.arrays["preconditioner"], self.dimension)
+        return as_matrix(self.arrays["preconditioner"]).dense(self.dimension)
 
 
 def read_run(
@@ -389,12 +389,10 @@ def _center(idata: DataTree) -> tuple[np.ndarray | None, np.ndarray | None]:
     center = np.asarray(group["center"], dtype=float)
     if precision is None or DIMENSION not in group["center"].dims:
         return None, None
-    if isinstance(precision, LowRank):
-        return center, np.sqrt(precision.inverse.diagonal())
-    if precision.ndim < 2:
-        return center, np.broadcast_to(precision, center.shape) ** -0.5
-    scale = np.sqrt(np.diag(precision))  # coordinates in units that differ by orders
-    covariance = np.linalg.pinv(precision / np.outer(scale, scale), hermitian=True)
+    if not isinstance(precision, Dense):
+        return center, np.sqrt(np.broadcast_to(precision.inverse.diagonal(), center.shape))
+    scale = np.sqrt(precision.diagonal())  # coordinates in units that differ by orders
+    covariance = np.linalg.pinv(precision.values / np.outer(scale, scale), hermitian=True)
     return center, np.sqrt(np.diag(covariance)) / scale
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from pymc_sgmcmc.matrices import apply, apply_transposed
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.curvature import (
     Curvature,
@@ -50,7 +49,7 @@ class Center:
     @property
     def distance(self) -> float:
         """Estimated distance to the mode in posterior standard deviations (largest axis)."""
-        return float(np.max(np.abs(apply_transposed(self.curvature.root, self.gradient))))
+        return float(np.max(np.abs(self.curvature.root.T @ self.gradient)))
 
 
 def center_at(
@@ -80,7 +79,7 @@ def laplace_draws(posterior: Posterior, center: Center, count: int) -> list[dict
     rng = np.random.default_rng(2014)
     return [
         posterior.layout.unravel(
-            center.position + apply(center.curvature.root, rng.standard_normal(posterior.dimension))
+            center.position + center.curvature.root @ rng.standard_normal(posterior.dimension)
         )
         for _ in range(count)
     ]
@@ -102,6 +101,6 @@ def laplace_pairs(posterior: Posterior, center: Center, count: int) -> list[dict
     for radius in radii:
         directions = np.linalg.qr(rng.standard_normal((d, d)))[0][: (count + 1) // 2]
         for direction in directions:
-            shift = apply(center.curvature.root, radius * direction)
+            shift = center.curvature.root @ (radius * direction)
             points += [center.position + shift, center.position - shift]
     return [posterior.layout.unravel(point) for point in points]

@@ -11,14 +11,7 @@ from scipy import linalg
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from pymc_sgmcmc.errors import CenterWarning
-from pymc_sgmcmc.matrices import (
-    LowRank,
-    Matrix,
-    congruent,
-    diagonal,
-    eigenvalues,
-    largest_eigenvalue,
-)
+from pymc_sgmcmc.matrices import Dense, Diagonal, LowRank, Matrix, largest_eigenvalue
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.subsample import Subsample
 
@@ -50,7 +43,7 @@ class Curvature:
 
     Attributes
     ----------
-    precision : numpy.ndarray, shape (d, d) or (d,), or LowRank
+    precision : Matrix
         H, or an approximation: its diagonal, or a diagonal with its largest directions.
     covariance : of the same kind
         The inverse of `precision`.
@@ -69,21 +62,21 @@ class Curvature:
     @property
     def is_dense(self) -> bool:
         """Whether all off-diagonal curvature is known."""
-        return isinstance(self.precision, np.ndarray) and self.precision.ndim == 2
+        return isinstance(self.precision, Dense)
 
     @property
     def standard_deviations(self) -> np.ndarray:
         """Standard deviation of each coordinate, shape (d,)."""
-        return np.sqrt(diagonal(self.covariance))
+        return np.sqrt(self.covariance.diagonal())
 
     def without_directions(self) -> Curvature:
         """The diagonal of a curvature of low rank plus diagonal; any other curvature unchanged."""
         if not isinstance(self.precision, LowRank):
             return self
-        precision = self.precision.diagonal()
-        root = precision**-0.5
+        precision = Diagonal(self.precision.diagonal())
+        root = Diagonal(precision.values**-0.5)
         remainder = float(self.relative_to(root).max())
-        return Curvature(precision, 1 / precision, root, remainder)
+        return Curvature(precision, precision.inverse, root, remainder)
 
     def relative_to(self, root: Matrix) -> np.ndarray:
         """Eigenvalues of MH for M = L Lᵀ, or of their diagonals where H is diagonal.
@@ -94,10 +87,10 @@ class Curvature:
         if isinstance(self.precision, LowRank) or isinstance(root, LowRank):
             dimension = len(self.standard_deviations)
             values = np.array([largest_eigenvalue(self.precision, root, dimension)])
-        elif not self.is_dense and np.ndim(root) == 2:
-            values = self.precision * np.einsum("ij,ij->i", root, root)
+        elif isinstance(self.precision, Diagonal) and isinstance(root, Dense):
+            values = self.precision.values * np.einsum("ij,ij->i", root.values, root.values)
         else:
-            values = eigenvalues(congruent(self.precision, root))
+            values = self.precision.congruence(root).eigenvalues()
         return self.remainder * values
 
 
@@ -116,7 +109,7 @@ def curvature_at(posterior: Posterior, subsample: Subsample, position: np.ndarra
 
 def diagonal_curvature(scale: np.ndarray, remainder: float = 1.0) -> Curvature:
     """Curvature of coordinates with the given standard deviations."""
-    return Curvature(1.0 / scale**2, scale**2, scale, remainder)
+    return Curvature(Diagonal(1.0 / scale**2), Diagonal(scale**2), Diagonal(scale), remainder)
 
 
 def low_rank_curvature(
@@ -219,7 +212,8 @@ def dense_curvature(scaled: np.ndarray, scale: np.ndarray) -> Curvature:
     precision = (vectors * values) @ vectors.T / np.outer(scale, scale)
     covariance = (vectors / values) @ vectors.T * np.outer(scale, scale)
     covariance = 0.5 * (covariance + covariance.T)
-    return Curvature(precision, covariance, linalg.cholesky(covariance, lower=True))
+    root = linalg.cholesky(covariance, lower=True)
+    return Curvature(Dense(precision), Dense(covariance), Dense(root))
 
 
 def coordinate_scale(

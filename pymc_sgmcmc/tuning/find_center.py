@@ -11,7 +11,6 @@ from scipy import linalg
 
 from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.errors import CenterWarning
-from pymc_sgmcmc.matrices import apply, apply_transposed
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import FARTHEST_CENTER, Center, center_at
 from pymc_sgmcmc.tuning.curvature import (
@@ -156,8 +155,8 @@ def _with_bend(center: Center, mean_gradient: np.ndarray) -> Center:
         Mean gradient over the Gaussian of the centre, in coordinates in which it is N(0, I).
     """
     root = center.curvature.root
-    balance = mean_gradient - apply_transposed(root, center.gradient)
-    return replace(center, bend=apply(root, balance) / center.curvature.standard_deviations)
+    balance = mean_gradient - root.T @ center.gradient
+    return replace(center, bend=root @ balance / center.curvature.standard_deviations)
 
 
 def _recentered(
@@ -173,7 +172,7 @@ def _recentered(
         finite = np.isfinite(misfit.gradient).all() and np.isfinite(misfit.newton).all()
         if misfit.shift <= LARGEST_SHIFT or not finite:
             break
-        shift = apply(center.curvature.root, misfit.newton)
+        shift = center.curvature.root @ misfit.newton
         try:
             moved = center_at(posterior, center.position + shift, center.curvature)
         except ValueError:  # The gradient at that point is not finite.
@@ -182,17 +181,17 @@ def _recentered(
         if not after.shift < NEWTON_PROGRESS * misfit.shift:
             break  # Newton steps cannot leave a narrow mode such as that of many group effects.
         center, misfit = moved, after
-    balance = misfit.newton - misfit.newton_of(
-        apply_transposed(center.curvature.root, center.gradient)
-    )
-    bend = apply(center.curvature.root, balance) / center.curvature.standard_deviations
+    root = center.curvature.root
+    balance = misfit.newton - misfit.newton_of(root.T @ center.gradient)
+    bend = root @ balance / center.curvature.standard_deviations
     return replace(center, bend=bend), misfit
 
 
 def _has_flat_direction(curvature: Curvature) -> bool:
     """Whether a curvature is at the floor of `dense_curvature` in some direction."""
-    scale = np.diag(curvature.precision) ** -0.5
-    values = linalg.eigvalsh(curvature.precision * np.outer(scale, scale))
+    precision = curvature.precision.dense()
+    scale = np.diag(precision) ** -0.5
+    values = linalg.eigvalsh(precision * np.outer(scale, scale))
     return bool(values[0] < FLAT_CURVATURE * values[-1])
 
 
@@ -278,8 +277,7 @@ def center_of(posterior: Posterior, position: np.ndarray, curvature: Curvature) 
     evaluations = 2 * max(FEWEST_PAIRS, posterior.dimension)
     subsample = Subsample(posterior, evaluations)
     gradient = gradient_around(posterior, subsample, center)
-    root = curvature.root if curvature.is_dense else np.diag(curvature.root)
-    misfit = mismatch(gradient, position, root, np.random.default_rng(1735))
+    misfit = mismatch(gradient, position, curvature.root.dense(), np.random.default_rng(1735))
     scales = misfit.scales
     if curvature.is_dense:
         shift, guide = misfit.shift, is_guide(misfit, LARGEST_INIT_SHIFT)

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import linalg, stats
 
-from pymc_sgmcmc.matrices import Matrix, apply, apply_transposed
+from pymc_sgmcmc.matrices import Matrix
 
 FEWEST_PAIRS = 50
 """Gradients are averaged over at least this many antithetic pairs of points, and over at least d
@@ -212,15 +212,17 @@ def mismatch_along_coordinates(
     gradient : callable
         Gradient of the log density at a position, shape (d,).
     mean : numpy.ndarray, shape (d,)
-    root : numpy.ndarray, shape (d,), or LowRank
+    root : Matrix
     rng
     width : float
         Width of the differences of gradients at the mean, in units of the root.
 
     Examples
     --------
+    >>> from pymc_sgmcmc.matrices import Diagonal
+    >>> identity, rng = Diagonal(1.0), np.random.default_rng(1)
     >>> misfit = mismatch_along_coordinates(
-    ...     lambda x: -x / [0.01, 9.0], np.zeros(2), np.ones(2), np.random.default_rng(1), 1e-3
+    ...     lambda x: -x / [0.01, 9.0], np.zeros(2), identity, rng, 1e-3
     ... )
     >>> misfit.shift, misfit.scales
     (0.0, array([1., 1.]))
@@ -233,10 +235,9 @@ def mismatch_along_coordinates(
     means, products, at_mean, squares = [], [], [], []
     for _ in range(PAIRS_ALONG_COORDINATES):
         z = rng.standard_normal(len(mean))
-        shift = apply(root, z)
+        shift = root @ z
         ahead, behind, near_ahead, near_behind = (
-            apply_transposed(root, gradient(mean + size * shift))
-            for size in (1.0, -1.0, width, -width)
+            root.T @ gradient(mean + size * shift) for size in (1.0, -1.0, width, -width)
         )
         if np.isfinite(ahead + behind + near_ahead + near_behind).all():
             means.append((ahead + behind) / 2)

@@ -12,7 +12,7 @@ from scipy import linalg
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import as_array
-from pymc_sgmcmc.matrices import matrix_root
+from pymc_sgmcmc.matrices import Dense, Diagonal, as_matrix, matrix_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.graphs import shape_of
 from pymc_sgmcmc.posterior.transforms import unconstrain
@@ -60,10 +60,11 @@ def initial_gaussian(init: Any, model: Model, posterior: Posterior) -> tuple[np.
     if not np.isfinite(mean).all():
         raise ValueError("The mean of `init` should be finite, but has NaN or infinite entries.")
     root = matrix_root(covariance, "The covariance of `init`")
-    if covariance.ndim < 2:
-        return mean, Curvature(1 / covariance, covariance, root)
-    inverse = linalg.solve_triangular(root, np.eye(len(root)), lower=True)
-    return mean, Curvature(inverse.T @ inverse, covariance, root)
+    matrix = as_matrix(covariance)
+    if isinstance(matrix, Diagonal):
+        return mean, Curvature(matrix.inverse, matrix, root)
+    inverse = linalg.solve_triangular(root.dense(), np.eye(len(mean)), lower=True)
+    return mean, Curvature(Dense(inverse.T @ inverse), matrix, root)
 
 
 def _from_mapping(init: Mapping[str, Any], dimension: int) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ import logging
 import numpy as np
 from scipy import optimize
 
-from pymc_sgmcmc.matrices import apply, apply_transposed
+from pymc_sgmcmc.matrices import Diagonal, Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center, center_at
 from pymc_sgmcmc.tuning.curvature import (
@@ -44,8 +44,8 @@ def find_mode(
     scale: np.ndarray,
     method: str,
 ) -> Center:
-    """Search the mode on a subsample, and then on all rows."""
-    position = minimize(subsample.log_density_and_gradient, start, scale, tolerance=0.1)
+    """Mode by a search on a subsample, continued on all rows."""
+    position = minimize(subsample.log_density_and_gradient, start, Diagonal(scale), tolerance=0.1)
     curvature = curvature_at(posterior, large, position)
     if method == "sgd":
         position = _newton_sgd(posterior, position, curvature)
@@ -80,14 +80,14 @@ def collapsed_coordinates(
     return collapsed[np.argsort(-prior[collapsed], kind="stable")]
 
 
-def minimize(log_density_and_gradient, start, scale, tolerance: float) -> np.ndarray:
+def minimize(log_density_and_gradient, start, scale: Matrix, tolerance: float) -> np.ndarray:
     """Maximize a log density by L-BFGS in scaled coordinates."""
 
     def objective(coordinates):
-        value, gradient = log_density_and_gradient(start + apply(scale, coordinates))
+        value, gradient = log_density_and_gradient(start + scale @ coordinates)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             return np.inf, np.zeros_like(coordinates)
-        return -value, -apply_transposed(scale, gradient)
+        return -value, -(scale.T @ gradient)
 
     first = objective(np.zeros_like(start))
     if not np.isfinite(first[0]):
@@ -106,7 +106,7 @@ def minimize(log_density_and_gradient, start, scale, tolerance: float) -> np.nda
     )
     if not np.max(np.abs(result.jac)) <= 10 * tolerance:
         _log.debug("Search for the mode ended early: %s", result.message)
-    return start + apply(scale, result.x)
+    return start + scale @ result.x
 
 
 def _newton_sgd(posterior: Posterior, position: np.ndarray, curvature: Curvature) -> np.ndarray:
@@ -120,5 +120,5 @@ def _newton_sgd(posterior: Posterior, position: np.ndarray, curvature: Curvature
         _, gradient = posterior.log_prior_and_gradient(position)
         _, row_gradient = posterior.log_likelihood_and_gradient(position, rows)
         gradient = gradient + posterior.n_rows / len(block) * row_gradient
-        position = position + apply(curvature.covariance, gradient) / number
+        position = position + curvature.covariance @ gradient / number
     return position

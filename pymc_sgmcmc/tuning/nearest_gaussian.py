@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from scipy import linalg
 
-from pymc_sgmcmc.matrices import triangular_root
+from pymc_sgmcmc.matrices import Dense, triangular_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center, center_at
 from pymc_sgmcmc.tuning.curvature import (
@@ -88,7 +88,7 @@ def mismatch_at(posterior: Posterior, subsample: Subsample, center: Center) -> M
     """How the Gaussian of a centre differs from the posterior."""
     rng = np.random.default_rng(1735)
     gradient = gradient_around(posterior, subsample, center)
-    return mismatch(gradient, center.position, center.curvature.root, rng)
+    return mismatch(gradient, center.position, center.curvature.root.dense(), rng)
 
 
 def mismatch_along_at(
@@ -134,8 +134,8 @@ def nearest_gaussian(
 
     pairs = 2 * max(FEWEST_PAIRS, posterior.dimension)
     subsample = Subsample(posterior, pairs * EXPECTED_ITERATIONS, 4 * SUBSAMPLE_OPERATIONS)
-    # A search that begins at a mode without curvature may not leave it.
-    begins = [(mode.position, mode.curvature.root), (start, np.diag(scale))]
+    # Where the mode has no curvature, a search that begins there may not leave it.
+    begins = [(mode.position, mode.curvature.root.dense()), (start, np.diag(scale))]
     near: list[tuple[float, Center]] = []
     far = [(unlikeness(mismatch_at(posterior, judge, mode), mode), mode)]
     for position, root in begins:
@@ -195,14 +195,14 @@ def _curvature_of(root: np.ndarray) -> Curvature:
     if not (np.abs(np.diag(lower)) > SMALLEST_CONDITIONAL * deviations).all():
         raise linalg.LinAlgError("The root of a covariance is singular.")
     inverse = linalg.solve_triangular(lower, np.eye(len(lower)), lower=True)
-    return Curvature(inverse.T @ inverse, lower @ lower.T, lower)
+    return Curvature(Dense(inverse.T @ inverse), Dense(lower @ lower.T), Dense(lower))
 
 
 def _narrowed(posterior: Posterior, judge: Subsample, center: Center) -> Center:
     """Gaussian so narrow that the curvature at its points is not larger than its own."""
     for _ in range(MOST_NARROWINGS):
         misfit = mismatch_at(posterior, judge, center)
-        root = center.curvature.root
+        root = center.curvature.root.dense()
         if np.isfinite(misfit.scales).all():
             values, vectors = linalg.eigh(misfit.precision)
             values = np.abs(values)
@@ -212,7 +212,7 @@ def _narrowed(posterior: Posterior, judge: Subsample, center: Center) -> Center:
         else:
             root = root / 2  # Some points are outside of the support.
         center = replace(center, curvature=_curvature_of(root))
-    root = center.curvature.root
+    root = center.curvature.root.dense()
     steepest = steepest_curvature(
         gradient_around(posterior, judge, center),
         center.position,
@@ -230,7 +230,7 @@ def evidence(subsample: Subsample, center: Center) -> tuple[float, float]:
     1999). The standard deviation of this difference is zero where the posterior is this Gaussian.
     """
     rng = np.random.default_rng(1748)
-    root = center.curvature.root
+    root = center.curvature.root.dense()
     draws = rng.standard_normal((EVIDENCE_DRAWS, len(root)))
     # The mode of a subsample is several standard deviations from that of all rows.
     balance = root.T @ (center.gradient - subsample.gradient(center.position))

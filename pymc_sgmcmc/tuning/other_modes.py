@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 
 from pymc_sgmcmc.errors import CenterWarning
+from pymc_sgmcmc.matrices import Diagonal
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center
 from pymc_sgmcmc.tuning.mode_search import minimize
@@ -51,9 +52,9 @@ def warn_of_other_modes(
     rng = np.random.default_rng(1963)
     sds = center.curvature.standard_deviations
     with np.errstate(all="ignore"):
-        # All searches use the same rows, since a subsample moves the mode by several standard
-        # deviations.
-        first = minimize(subsample.log_density_and_gradient, center.position, scale, 0.1)
+        # All searches use the same rows: a subsample moves the mode by several standard deviations.
+        scaling = Diagonal(scale)
+        first = minimize(subsample.log_density_and_gradient, center.position, scaling, 0.1)
         top, _ = subsample.log_density_and_gradient(first)
         moved = float(np.max(np.abs(first - center.position) / sds))
         if not at_mode and moved > FARTHEST_MODE:
@@ -62,7 +63,7 @@ def warn_of_other_modes(
         shifts = rng.uniform(-2, 2, size=(DISPERSED_PAIRS, len(start)))
         for begin in (start + sign * shift for shift in shifts for sign in (1, -1)):
             try:
-                end = minimize(subsample.log_density_and_gradient, begin, scale, 0.1)
+                end = minimize(subsample.log_density_and_gradient, begin, scaling, 0.1)
             except ValueError:
                 continue  # The log density is not finite at this start.
             value, gradient = subsample.log_density_and_gradient(end)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pymc_sgmcmc.matrices import apply_to_rows, largest_mean_square
+from pymc_sgmcmc.matrices import largest_mean_square
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center, laplace_draws
 
@@ -131,7 +131,7 @@ def row_noise(
 
         def cost_of(kept: int) -> float:
             drawn = n_rows - kept
-            noise = drawn**2 * largest_mean_square(apply_to_rows(root, without(kept))) / curvature
+            noise = drawn**2 * largest_mean_square(without(kept) @ root) / curvature
             return cost(noise, drawn, kept)
 
         costs = {number: cost_of(number) for number in CANDIDATES if number <= count}
@@ -171,7 +171,7 @@ class _Rows:
         points = self._points[:: max(1, len(self._points) // count)][:count] or (None,)
         if d > SKETCH:
             directions = np.random.default_rng(1984).standard_normal((SKETCH, d))
-            sketch = apply_to_rows(root.T, directions).T / np.sqrt(SKETCH)
+            sketch = root.each(directions).T / np.sqrt(SKETCH)
         sizes = []
         for chunk in posterior.chunks(d):
             total = 0.0
@@ -180,7 +180,7 @@ class _Rows:
                 gradients = at_center
                 if point is not None:
                     gradients = self._at(point, chunk) - at_center
-                white = gradients @ sketch if d > SKETCH else apply_to_rows(root, gradients)
+                white = gradients @ (sketch if d > SKETCH else root)
                 total = total + np.einsum("ij,ij->i", white, white)
             sizes.append(total)
         return np.concatenate(sizes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pymc_sgmcmc.batching import Batching
-from pymc_sgmcmc.matrices import apply_to_rows, largest_mean_square
+from pymc_sgmcmc.matrices import Matrix, largest_mean_square
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center
 
@@ -42,7 +42,7 @@ class StepSizeChoice:
 def choose_step_size(
     posterior: Posterior,
     center: Center,
-    preconditioner_root: np.ndarray,
+    preconditioner_root: Matrix,
     batching: Batching,
     *,
     deviations: np.ndarray,
@@ -54,8 +54,8 @@ def choose_step_size(
     Parameters
     ----------
     posterior, center, batching
-    preconditioner_root : numpy.ndarray
-        The matrix L in M = L Lᵀ: scalar, diagonal or dense.
+    preconditioner_root : Matrix
+        L with M = L Lᵀ.
     deviations : numpy.ndarray, shape (rows, d)
         Deviations of the rows that minibatches are drawn from, see `RowNoise`.
     noise_factors : tuple of float
@@ -64,7 +64,7 @@ def choose_step_size(
         The relative error :math:`\delta` of the variance.
     """
     # L⊤g: gradients in coordinates in which M = I.
-    row_covariance = largest_mean_square(apply_to_rows(preconditioner_root, deviations))
+    row_covariance = largest_mean_square(deviations @ preconditioner_root)
     n_rows, batch_size = batching.n_rows, batching.batch_size
     curvature = float(center.curvature.relative_to(preconditioner_root).max())
     of_noise, of_curvature = noise_factors

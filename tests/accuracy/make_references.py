@@ -134,7 +134,7 @@ def sample(posterior: Posterior, settings: Settings) -> tuple[xr.DataTree, float
 
     begin = time.perf_counter()
     center = find_center(posterior, posterior.initial_position)
-    covariance = center.curvature.covariance
+    covariance = center.curvature.covariance.dense()
     if settings.metric != "laplace":
         # Narrow differences: the prior alone holds some directions, and is lost in wide ones.
         width = 1e-3 * center.curvature.standard_deviations

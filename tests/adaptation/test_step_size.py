@@ -10,6 +10,7 @@ import pytest
 from pymc_sgmcmc import SGLDCV
 from pymc_sgmcmc.adaptation import Seen
 from pymc_sgmcmc.adaptation.step_size import LangevinStepSize
+from pymc_sgmcmc.matrices import Dense
 from pymc_sgmcmc.tuning import Center
 from pymc_sgmcmc.tuning.curvature import Curvature, diagonal_curvature
 from tests.support.models import logistic_model
@@ -24,7 +25,8 @@ def center_with(precision: np.ndarray) -> Center:
         curvature = diagonal_curvature(precision**-0.5)
     else:
         covariance = np.linalg.inv(precision)
-        curvature = Curvature(precision, covariance, np.linalg.cholesky(covariance))
+        root = np.linalg.cholesky(covariance)
+        curvature = Curvature(Dense(precision), Dense(covariance), Dense(root))
     return Center(np.arange(1.0, d + 1), np.zeros(d), np.zeros(d), curvature)
 
 
@@ -36,9 +38,9 @@ def gaussian_chain(rng, center, noise_root, step_size, draws, thin):
     positions, gradients = np.empty((2, draws * thin, d))
     for k in range(draws * thin):
         at = root @ white
-        gradient = -precision @ at + noise_root @ rng.standard_normal(d)
+        gradient = -(precision @ at) + noise_root @ rng.standard_normal(d)
         positions[k], gradients[k] = center.position + at, gradient
-        white = white + step_size / 2 * root.T @ gradient
+        white = white + step_size / 2 * (root.T @ gradient)
         white = white + np.sqrt(step_size) * rng.standard_normal(d)
     return positions, gradients
 
@@ -116,7 +118,7 @@ def test_only_coordinates_in_high_dimension(rng, monkeypatch):
 def test_runs_of_any_length_give_the_same(rng):
     center = center_with(np.eye(2))
     positions, gradients = gaussian_chain(rng, center, np.eye(2), 0.2, 300, THIN)
-    tuning = LangevinStepSize(np.eye(2), THIN, 0.2, 0.05, center)
+    tuning = LangevinStepSize(Dense(np.eye(2)), THIN, 0.2, 0.05, center)
     states = []
     for stops in ((300,), (20, 21, 60, 300)):
         state, start = tuning.begin(center.position), 0
@@ -134,7 +136,7 @@ def test_runs_of_any_length_give_the_same(rng):
 def test_a_bad_beginning_is_forgotten(rng):
     """A first window with huge gradients: later ones give the step back."""
     center = center_with(np.eye(2))
-    tuning = LangevinStepSize(np.eye(2), THIN, 0.2, 0.05, center)
+    tuning = LangevinStepSize(Dense(np.eye(2)), THIN, 0.2, 0.05, center)
     state, factors = tuning.begin(center.position), []
     for number in range(7):
         positions, gradients = gaussian_chain(rng, center, np.zeros((2, 2)), 0.2, 100, THIN)
@@ -147,7 +149,7 @@ def test_a_bad_beginning_is_forgotten(rng):
 
 def test_nothing_changes_after_tuning(rng):
     center = center_with(np.eye(2))
-    tuning = LangevinStepSize(np.eye(2), THIN, 0.2, 0.05, center)
+    tuning = LangevinStepSize(Dense(np.eye(2)), THIN, 0.2, 0.05, center)
     state = tuning.begin(center.position)
     chain = gaussian_chain(rng, center, 2 * np.eye(2), 0.2, 200, THIN)
     state, _ = tuning.update(state, seen(*chain))

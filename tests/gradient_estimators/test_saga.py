@@ -15,13 +15,14 @@ from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.dynamics import Langevin
 from pymc_sgmcmc.engine import TransitionBlock
 from pymc_sgmcmc.gradient_estimators import SAGAGradient, saga
+from pymc_sgmcmc.matrices import Diagonal
 from tests.support.exact_law import AffineTransition, all_indices, stationary_law
 from tests.support.linear_gaussian import LinearGaussian
 from tests.support.models import logistic_model, two_variable_model
 from tests.support.sampling import CVM, QUIET, sample
 
 N_ROWS, BATCH_SIZE, DIMENSION = 6, 3, 2
-IDENTITY = Langevin(np.asarray(1.0), np.asarray(1.0))
+IDENTITY = Langevin(Diagonal(1.0), Diagonal(1.0))
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def run(step, tune, draws, seed=3):
     diagonals = []
     for _ in range(tune + draws):
         point, _ = step.step(point)
-        diagonals.append(step.block.dynamics.preconditioner.get_value())
+        diagonals.append(step.block.dynamics.preconditioner.values.get_value())
     return point, np.array(diagonals)
 
 
@@ -130,7 +130,9 @@ def test_curvature_is_sgld_with_the_inverse_curvature(problem):
     step = make(problem, preconditioner="curvature")
     assert not any(isinstance(adaptation, RMSprop) for adaptation in step.chain.adaptations)
     np.testing.assert_allclose(
-        step.block.dynamics.preconditioner.get_value(), np.linalg.inv(problem.precision), rtol=1e-6
+        step.block.dynamics.preconditioner.values.get_value(),
+        np.linalg.inv(problem.precision),
+        rtol=1e-6,
     )
 
 

@@ -9,6 +9,7 @@ import pymc as pm
 import pytest
 
 from pymc_sgmcmc import SGLD, SGLDCV, BatchSizeWarning, CenterWarning, ModelError, PolynomialDecay
+from pymc_sgmcmc.matrices import Dense
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.step_methods.center import check_determined
 from pymc_sgmcmc.tuning import Curvature
@@ -255,7 +256,7 @@ def test_a_posterior_that_nothing_determines():
 def test_a_posterior_whose_covariance_is_singular(scale):
     """The asymmetry is larger than the tolerance on any machine."""
     covariance = scale * np.array([[1.0, 1.0 - 1e-13], [1.0 - 1e-13, 1.0]])
-    curvature = Curvature(np.eye(2), covariance, np.eye(2))
+    curvature = Curvature(Dense(np.eye(2)), Dense(covariance), Dense(np.eye(2)))
     with pm.Model() as flat:
         beta = pm.Flat("beta", shape=2)
         pm.Normal("y", beta[0] + beta[1], 1.0, observed=np.zeros(9))

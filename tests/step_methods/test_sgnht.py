@@ -336,7 +336,7 @@ def test_diagonal_thermostats_stand_in_the_directions_of_the_noise():
         batching="replace",
         center={"beta": problem.mean},
     )
-    W = step.block.dynamics.root.get_value()
+    W = step.block.dynamics.root.values.get_value()
     np.testing.assert_allclose(W @ W.T, M, rtol=1e-9)
     noise = W.T @ exact_covariance(problem, 5) @ W
     np.testing.assert_allclose(noise, np.diag(np.diag(noise)), atol=1e-8 * noise.max())

@@ -25,7 +25,7 @@ def no_noise(covariance):
 
 def langevin_law(H, noise, h, step):
     """L = F L F' + h M + h^2/4 M V(L) M with F = I - h/2 M H, for a diagonal M."""
-    M = np.diag(np.broadcast_to(step.block.dynamics.preconditioner.get_value(), len(H)))
+    M = np.diag(np.broadcast_to(step.block.dynamics.preconditioner.values.get_value(), len(H)))
     F = np.eye(len(H)) - h / 2 * M @ H
     return fixed_point(
         lambda L: F @ L @ F.T + h * M + h**2 / 4 * M @ noise(L) @ M, np.linalg.inv(H)

@@ -11,7 +11,7 @@ import pytest
 from pymc_sgmcmc import tuning
 from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.errors import CenterWarning
-from pymc_sgmcmc.matrices import matrix_root
+from pymc_sgmcmc.matrices import as_matrix, matrix_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning import (
     center_at,
@@ -50,9 +50,11 @@ def test_centre_is_the_mode(problem, posterior, method):
 
 def test_curvature_is_the_precision(problem, posterior):
     curvature = find_center(posterior, np.zeros(4)).curvature
-    np.testing.assert_allclose(curvature.precision, problem.precision, rtol=1e-6)
+    np.testing.assert_allclose(curvature.precision.values, problem.precision, rtol=1e-6)
     np.testing.assert_allclose(curvature.covariance @ problem.precision, np.eye(4), atol=1e-6)
-    np.testing.assert_allclose(curvature.root @ curvature.root.T, curvature.covariance, rtol=1e-10)
+    np.testing.assert_allclose(
+        curvature.root @ curvature.root.T.values, curvature.covariance.values, rtol=1e-10
+    )
 
 
 def test_centre_on_data_larger_than_the_subsample(problem, posterior, monkeypatch):
@@ -85,9 +87,10 @@ def test_diagonal_curvature_beyond_the_dense_bound(problem, posterior, monkeypat
     assert not center.curvature.is_dense
     # Information from squared row gradients: right up to the noise of 200 rows.
     curvature, exact = center.curvature, np.diag(problem.precision)
-    np.testing.assert_allclose(curvature.precision, exact, rtol=0.5)
+    np.testing.assert_allclose(curvature.precision.values, exact, rtol=0.5)
     # The largest eigenvalue relative to it is known, which keeps the step from being too large.
-    scaled = problem.precision / np.sqrt(np.outer(curvature.precision, curvature.precision))
+    values = curvature.precision.values
+    scaled = problem.precision / np.sqrt(np.outer(values, values))
     largest = np.linalg.eigvalsh(scaled)[-1]
     assert curvature.relative_to(curvature.root).max() == pytest.approx(largest, rel=0.2)
 
@@ -95,7 +98,7 @@ def test_diagonal_curvature_beyond_the_dense_bound(problem, posterior, monkeypat
 def test_a_saddle_is_reported():
     with pytest.warns(UserWarning, match="flat or bends upwards"):
         curvature = dense_curvature(np.diag([1.0, -0.5]), np.ones(2))
-    assert np.all(np.linalg.eigvalsh(curvature.covariance) > 0)
+    assert np.all(np.linalg.eigvalsh(curvature.covariance.values) > 0)
 
 
 def test_search_from_an_impossible_start(posterior):
@@ -162,7 +165,6 @@ def test_curvature_under_any_preconditioner(problem, posterior, preconditioner):
         "diagonal": np.array([0.01, 0.02, 0.03, 0.04]),
         "dense": np.linalg.inv(problem.precision) + 0.01 * np.eye(4),
     }[preconditioner]
-    dense = np.diag(np.broadcast_to(matrix, 4)) if matrix.ndim < 2 else matrix
     batching = make_batching("shuffle", posterior.data, 50)
     choice = choose_step_size(
         posterior,
@@ -171,18 +173,19 @@ def test_curvature_under_any_preconditioner(problem, posterior, preconditioner):
         batching,
         deviations=row_noise(posterior, center, control_variate=True).deviations,
     )
-    expected = np.linalg.eigvals(dense @ problem.precision).real.max()
+    expected = np.linalg.eigvals(as_matrix(matrix) @ problem.precision).real.max()
     assert choice.curvature == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("matrix", "message"),
     [
-        (-1.0, "positive, but its smallest entry is -1.0"),
-        (np.array([1.0, 0.0]), "positive, but its smallest entry is 0.0"),
+        (-1.0, "positive definite, but its diagonal has the entry -1"),
+        (np.array([1.0, 0.0]), "its diagonal has the entry 0"),
         (np.array([[1.0, 2.0], [2.0, 1.0]]), "positive definite, but its smallest eigenvalue"),
-        (np.array([[1.0, 0.5], [0.0, 1.0]]), "symmetric"),
-        (np.array([np.nan, 1.0]), "finite"),
+        (np.array([[1.0, 0.5], [0.0, 1.0]]), "positive definite, but it is not symmetric"),
+        (np.array([np.nan, 1.0]), "its diagonal has the entry nan"),
+        (np.array([[1.0, np.nan], [np.nan, 1.0]]), "it has NaN or infinite entries"),
     ],
 )
 def test_bad_preconditioners(matrix, message):

@@ -12,6 +12,7 @@ from scipy import stats
 
 from pymc_sgmcmc import SGLDCV
 from pymc_sgmcmc.errors import CenterWarning
+from pymc_sgmcmc.matrices import Diagonal
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning import find_center
 from pymc_sgmcmc.tuning.gaussian import mismatch_along_coordinates
@@ -144,7 +145,7 @@ def test_two_thousand_groups_are_warned_of_and_not_converged(caplog):
 
 def test_mismatch_of_a_skewed_coordinate():
     """log π = x - exp(x) in each coordinate: E[-H] = exp(1/2) times that at the mode."""
-    scale = np.ones(2000)
+    scale = Diagonal(np.ones(2000))
     misfit = mismatch_along_coordinates(
         lambda x: 1 - np.exp(x), np.zeros(2000), scale, np.random.default_rng(1), 1e-3
     )

@@ -222,7 +222,7 @@ def test_center_where_no_gaussian_is_near():
     def gradient(position):
         return posterior.log_density_and_gradient(position)[1]
 
-    root = center.curvature.root
+    root = center.curvature.root.dense()
     steepest = steepest_curvature(gradient, center.position, root, rng, 1e-3)
     assert steepest < 2
 
