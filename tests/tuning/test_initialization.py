@@ -7,7 +7,7 @@ import pymc as pm
 import pytest
 import xarray as xr
 
-from pymc_sgmcmc import SGLDCV, CenterWarning, Posterior
+from pymc_sgmcmc import OSGFS, SGLDCV, CenterWarning, Posterior, Recipe
 from pymc_sgmcmc.matrices import Diagonal
 from pymc_sgmcmc.tuning import find_center, initial_gaussian
 from tests.support.linear_gaussian import LinearGaussian
@@ -84,6 +84,22 @@ def test_variational_fit():
         center = find_center(posterior, posterior.initial_position)
     distance = (mean - center.position) / center.curvature.standard_deviations
     assert np.abs(distance).max() < 2
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"), [(Recipe, {"D": lambda theta: 0.01}), (OSGFS, {"curvature": "center"})]
+)
+@pytest.mark.filterwarnings("ignore:`init` is far")  # a matrix without the correlations
+def test_a_diagonal_is_taken_where_matrices_are_needed(problem, method, settings):
+    variances = 1 / np.diag(problem.precision)
+    sizes = []
+    for covariance in (variances, np.diag(variances)):
+        step = method(
+            model=problem.model(), batch_size=60, compile_kwargs=CVM,
+            init={"mean": problem.mean, "covariance": covariance}, **settings,
+        )  # fmt: skip
+        sizes.append(step.step_size)
+    assert sizes[0] == pytest.approx(sizes[1])
 
 
 def test_far_approximation_is_reported(problem):
