@@ -157,7 +157,7 @@ class Chain:
             Generator from which the two of the chain are made. Numbers are drawn from it.
         position : numpy.ndarray, shape (d,)
         root : Matrix, optional
-            L, to begin at a draw from N(position, L Lᵀ) instead.
+            The matrix L. Where it is given, the chain begins at a draw from N(position, L Lᵀ).
         tune : int
             Draws during which the adaptations tune.
         """

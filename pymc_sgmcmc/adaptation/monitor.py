@@ -53,7 +53,7 @@ class LangevinMonitor(Adaptation):
     Parameters
     ----------
     preconditioner : Matrix
-        M, fixed.
+        The fixed preconditioner M.
     """
 
     transitions = 10**9

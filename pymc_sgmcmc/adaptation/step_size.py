@@ -59,7 +59,7 @@ class LangevinStepSize(Adaptation):
     Parameters
     ----------
     preconditioner : Matrix
-        M, fixed.
+        The fixed preconditioner M.
     thin : int
     step_size : float
         The computed step size.

@@ -33,16 +33,16 @@ class Langevin(Dynamics):
     Attributes
     ----------
     preconditioner : Matrix
-        M, symmetric positive definite.
+        The symmetric positive definite matrix M.
     root : Matrix
-        L with M = L Lᵀ, of the same kind.
+        The matrix L in M = L Lᵀ, of the same kind.
     """
 
     preconditioner: Matrix
     root: Matrix
 
     def scaled_noise(self, noise: Array, step_sizes: Array) -> Array:
-        r"""Rows :math:`\sqrt{h} L \xi`: one matrix product instead of many."""
+        r"""Rows :math:`\sqrt{h} L \xi`, by one matrix product instead of many."""
         return step_sizes[:, None] ** 0.5 * self.root.each(noise)
 
     def transition(

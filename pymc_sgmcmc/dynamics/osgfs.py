@@ -49,7 +49,7 @@ class FisherScoring(Dynamics):
     root: Array
 
     def scaled_noise(self, noise: Array, step_sizes: Array) -> Array:
-        r"""Rows :math:`S \xi`: one matrix product instead of many."""
+        r"""Rows :math:`S \xi`, by one matrix product instead of many."""
         return noise @ self.root.T
 
     def transition(

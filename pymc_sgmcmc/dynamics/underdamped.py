@@ -52,11 +52,11 @@ class Underdamped(Dynamics):
     preconditioner : Matrix
         M, the inverse of the mass.
     root : Matrix
-        L with M = L Lᵀ.
+        The matrix L in M = L Lᵀ.
     friction : scalar
-        :math:`\gamma`, in units of 1 / time, the unit of time being that of the step size.
+        :math:`\gamma`, in units of 1 / time, where time has the unit of the step size.
     noise_root : Matrix
-        L Q, columns the directions of the gradient noise; L where no noise is to be corrected.
+        L Q, whose columns are the directions of the gradient noise, or L without a correction.
     noise : scalar or (d,)
         Estimated variances w of the gradient in these directions, or 0 without a correction.
     noise_curvature : scalar or (d,)

@@ -129,7 +129,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
     _is_exact: ClassVar[bool] = False
     """Whether the law of a chain is the posterior, whatever the step size."""
     _refused: ClassVar[Mapping[str, str]] = {}
-    """Settings that other step methods have and this class refuses, with the reason."""
+    """Settings of other step methods that this class refuses, with the reason."""
     _preconditioner: str | np.ndarray | Matrix = "identity"
     posterior: Posterior
     batching: Batching

@@ -35,7 +35,7 @@ class GradientNoise:
     Attributes
     ----------
     root : Diagonal or Dense
-        L Q with M = L L⊤ and L⊤VL = Q diag(w) Q⊤: columns are the directions of the noise.
+        L Q with M = L L⊤ and L⊤VL = Q diag(w) Q⊤. Its columns are the directions of the noise.
     variances : numpy.ndarray, scalar or (d,)
         The variances w of the noise in these directions.
     """
@@ -56,7 +56,7 @@ def curvature_range(center: Center, root: Matrix) -> tuple[float, float]:
 
 
 def rows_noise(setup: Setup) -> Diagonal | Dense:
-    """V from gradients of single rows at the centre, dense up to d = 500, its diagonal beyond."""
+    """V from gradients of single rows at the centre: dense up to d = 500, diagonal beyond."""
     deviations = setup.gradient_deviations()
     if deviations.shape[1] > DENSE_DIMENSION:
         return Diagonal(np.einsum("ri,ri->i", deviations, deviations))
@@ -98,7 +98,7 @@ def check_noise(
     if not np.isfinite(noise).all():
         raise ValueError(f"`{name}` should be finite, but has NaN or infinite entries.")
     if not np.allclose(noise, noise.T, rtol=1e-6, atol=0):
-        raise ValueError(f"`{name}` should be symmetric.")
+        raise ValueError(f"`{name}` should be symmetric, as a covariance is.")
     covariance = as_matrix(noise)
     values = covariance.eigenvalues()
     if np.min(values) < -1e-8 * np.max(np.abs(values)):

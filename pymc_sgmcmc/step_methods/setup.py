@@ -79,8 +79,8 @@ class Design:
     adaptations : tuple of Adaptation
         Settings of the dynamics that change between blocks of transitions.
     preconditioner : Matrix, optional
-        M, where the dynamics are Langevin's with a fixed one
-        and a computed step size is that of the closed form.
+        The fixed matrix M of Langevin dynamics, where a computed step size is that of the closed
+        form.
     watch : callable, optional
         A function of the statistics of a draw that returns a warning about the chain, or None. It
         is called at the end of tuning and at the end of the chain.

@@ -44,7 +44,7 @@ def find_mode(
     scale: np.ndarray,
     method: str,
 ) -> Center:
-    """Mode by a search on a subsample, continued on all rows."""
+    """Search the mode on a subsample, and then on all rows."""
     position = minimize(subsample.log_density_and_gradient, start, Diagonal(scale), tolerance=0.1)
     curvature = curvature_at(posterior, large, position)
     if method == "sgd":

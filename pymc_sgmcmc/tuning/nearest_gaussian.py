@@ -134,7 +134,7 @@ def nearest_gaussian(
 
     pairs = 2 * max(FEWEST_PAIRS, posterior.dimension)
     subsample = Subsample(posterior, pairs * EXPECTED_ITERATIONS, 4 * SUBSAMPLE_OPERATIONS)
-    # Where the mode has no curvature, a search that begins there may not leave it.
+    # A search that begins at a mode without curvature may not leave it.
     begins = [(mode.position, mode.curvature.root.dense()), (start, np.diag(scale))]
     near: list[tuple[float, Center]] = []
     far = [(unlikeness(mismatch_at(posterior, judge, mode), mode), mode)]

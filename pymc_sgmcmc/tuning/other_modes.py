@@ -52,7 +52,8 @@ def warn_of_other_modes(
     rng = np.random.default_rng(1963)
     sds = center.curvature.standard_deviations
     with np.errstate(all="ignore"):
-        # All searches use the same rows: a subsample moves the mode by several standard deviations.
+        # All searches use the same rows, since a subsample moves the mode by several standard
+        # deviations.
         scaling = Diagonal(scale)
         first = minimize(subsample.log_density_and_gradient, center.position, scaling, 0.1)
         top, _ = subsample.log_density_and_gradient(first)

@@ -55,7 +55,7 @@ def choose_step_size(
     ----------
     posterior, center, batching
     preconditioner_root : Matrix
-        L with M = L Lᵀ.
+        The matrix L in M = L Lᵀ.
     deviations : numpy.ndarray, shape (rows, d)
         Deviations of the rows that minibatches are drawn from, see `RowNoise`.
     noise_factors : tuple of float
