@@ -19,6 +19,7 @@ from pytensor.link.jax.linker import JAXLinker
 
 from pymc_sgmcmc.dynamics import Dynamics
 from pymc_sgmcmc.gradient_estimators import GradientEstimator
+from pymc_sgmcmc.numba_products import with_numpy_products
 
 
 class Transitions(NamedTuple):
@@ -123,8 +124,8 @@ class TransitionBlock:
             for variable, values in zip(remembered, outputs[memory_outputs], strict=True)
         }
         del outputs[memory_outputs]
-        if remembered:
-            compile_kwargs["mode"] = in_place_mode(compile_kwargs.get("mode"))
+        mode = with_numpy_products(compile_kwargs.get("mode"))
+        compile_kwargs["mode"] = in_place_mode(mode) if remembered else mode
         with warnings.catch_warnings():
             # PyTensor's C code then uses NumPy's BLAS.
             warnings.filterwarnings("ignore", message="PyTensor could not link to a BLAS")
@@ -229,16 +230,14 @@ def _pad(values: np.ndarray, length: int, dtype: str | None = None) -> np.ndarra
     return padded
 
 
-def in_place_mode(mode: Mode | str | None) -> Mode:
+def in_place_mode(mode: Mode) -> Mode:
     """Mode in which a scan changes a large array in place where only its last value is used.
 
     By default only Numba does so. C code and the Python code of FAST_COMPILE would copy the array
     in each transition.
     """
-    return (
-        get_mode(mode)
-        .excluding("scan_save_mem_prealloc")
-        .including("scan_save_mem_no_prealloc", "scan_sit_sot_to_untraced", "inplace")
+    return mode.excluding("scan_save_mem_prealloc").including(
+        "scan_save_mem_no_prealloc", "scan_sit_sot_to_untraced", "inplace"
     )
 
 

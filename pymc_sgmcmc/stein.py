@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import linalg, stats
+from scipy import linalg, special
 
 from pymc_sgmcmc.matrices import SINGULAR, Dense, LowRank, as_matrix
 
@@ -162,9 +162,9 @@ def mean_gradient_test(gradients: np.ndarray) -> float:
         if not rank:
             return np.nan
         ratio = (count - rank) / (rank * (count - 1)) * squared
-        return float(stats.f.sf(ratio, rank, count - rank))
+        return float(special.fdtrc(rank, count - rank, ratio))
     t = centre / (means.std(0, ddof=1) / np.sqrt(count))
-    return float(min(1.0, dimension * 2 * stats.t.sf(np.abs(t), count - 1).min()))
+    return float(min(1.0, dimension * 2 * special.stdtr(count - 1, -np.abs(t)).min()))
 
 
 def kernel_stein_discrepancy(positions: np.ndarray, gradients: np.ndarray) -> float:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 CONVERGENCE_RULES = ("chi2", "elementwise")
 """These are the names of the convergence rules of `OSGFS`."""
@@ -79,7 +79,7 @@ def chi_square_statistic(
 @cache
 def chi_square_bound(dimension: int, level: float = 0.95) -> float:
     """Bound that the statistic does not exceed with probability `level` at stationarity."""
-    return float(stats.chi2.ppf(level, dimension))
+    return float(2 * special.gammaincinv(dimension / 2, level))
 
 
 def elementwise_statistic(

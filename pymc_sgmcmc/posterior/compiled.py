@@ -8,12 +8,16 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytensor
+import pytensor.scalar.basic as scalar_basic
+import pytensor.scalar.math as scalar_math
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.executor import Function
 from pytensor.compile.mode import Mode
 from pytensor.compile.rewriting import inline_ofg_node
 from pytensor.graph.basic import Variable
+from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.tensor.elemwise import Elemwise
 
 
 @node_rewriter([OpFromGraph])
@@ -25,7 +29,10 @@ inline_inner_graphs = dfs_rewriter(_inline)
 """This rewriter replaces each operation that holds an inner graph, such as softmax and logsumexp,
 by that graph."""
 
-_AFTER_OTHER_REWRITES = 49.5
+_BEFORE_OTHER_REWRITES = 0.05
+"""This position in the order of the rewrites comes before those that simplify the graph."""
+
+_AFTER_OTHER_REWRITES = 49.4
 """This position in the order of the rewrites is behind the last one that changes the graph."""
 
 PYTHON_MODE = Mode(linker="py", optimizer="minimum_compile").register(
@@ -34,6 +41,50 @@ PYTHON_MODE = Mode(linker="py", optimizer="minimum_compile").register(
 )
 """In this mode NumPy evaluates a graph without compilation. It serves for functions that are called
 only a few times."""
+
+_ON_ARRAYS = {
+    scalar_math.Softplus: "pymc_sgmcmc.posterior.numpy_functions.softplus",
+    scalar_math.Log1mexp: "pymc_sgmcmc.posterior.numpy_functions.log1mexp",
+    scalar_math.TriGamma: "pymc_sgmcmc.posterior.numpy_functions.trigamma",
+    scalar_basic.Second: "pymc_sgmcmc.posterior.numpy_functions.second",
+    scalar_basic.Clip: "numpy.clip",
+    scalar_basic.Identity: "numpy.positive",
+}
+"""These functions evaluate scalar operations for which PyTensor names none of NumPy's."""
+
+
+@node_rewriter([Elemwise])
+def _on_arrays(fgraph, node):
+    name = _ON_ARRAYS.get(type(node.op.scalar_op))
+    if name is None or node.op.nfunc_spec is not None:
+        return None
+    scalar = node.op.scalar_op
+    return Elemwise(scalar, nfunc_spec=(name, scalar.nin, 1))(*node.inputs, return_list=True)
+
+
+NUMPY_MODE = (
+    Mode(linker="py", optimizer="fast_run")
+    .excluding("fusion", "inplace", "local_pow_to_nested_squaring")  # the last makes a Composite
+    .register(
+        (inline_inner_graphs, _BEFORE_OTHER_REWRITES),
+        (inline_inner_graphs, _AFTER_OTHER_REWRITES),
+        (dfs_rewriter(_on_arrays), _AFTER_OTHER_REWRITES + 0.1),
+    )
+)
+"""In this mode NumPy evaluates a simplified graph. On large arrays it is as fast as C code where
+each operation is a function of NumPy or SciPy, see `runs_on_arrays`, and it needs no compiler."""
+
+
+def runs_on_arrays(function: Function) -> bool:
+    """Whether a function in `NUMPY_MODE` has no operation that Python does for each element."""
+    for node in function.maker.fgraph.apply_nodes:
+        if isinstance(node.op, Elemwise):
+            scalar = node.op.scalar_op
+            if node.op.nfunc_spec is None and not isinstance(scalar, scalar_basic.Cast):
+                return False
+        elif isinstance(node.op, HasInnerGraph):  # such as a Scan
+            return False
+    return True
 
 
 @contextmanager

@@ -14,7 +14,6 @@ import pytensor
 import pytensor.tensor as pt
 from pymc.model import Model, modelcontext
 from pymc.pytensorf import rewrite_pregrad
-from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
@@ -28,9 +27,11 @@ from pymc_sgmcmc.posterior.bad_rows import (
 )
 from pymc_sgmcmc.posterior.check import check_separation
 from pymc_sgmcmc.posterior.compiled import (
+    NUMPY_MODE,
     PYTHON_MODE,
     compile_quietly,
     inline_inner_graphs,
+    runs_on_arrays,
     without_blas_warning,
 )
 from pymc_sgmcmc.posterior.position import PositionLayout, complete_point, layout_from_model
@@ -468,7 +469,9 @@ class Posterior:
         The mode does not depend on the backend of the transitions, so everything that is computed
         before sampling is the same on all backends.
         """
-        function = compile_quietly(inputs, outputs, PYTHON_MODE if quick else _setup_mode())
+        function = compile_quietly(inputs, outputs, PYTHON_MODE if quick else NUMPY_MODE)
+        if not (quick or runs_on_arrays(function)) and pytensor.config.cxx:
+            function = compile_quietly(inputs, outputs, "CVM")
         function.trust_input = True
         return function
 
@@ -476,14 +479,3 @@ class Posterior:
 def _names_of(model: Model) -> frozenset[str]:
     """Names of the variables and potentials of a model."""
     return frozenset(variable.name for variable in (*model.basic_RVs, *model.potentials))
-
-
-def _setup_mode() -> Mode | str:
-    """Mode of the functions for set-up: quick to compile, and the same on every backend.
-
-    They are called tens of times, with large arrays. C code compiles in a tenth of the time that
-    Numba needs and is then as fast. Without a C compiler NumPy is used, which is ten times slower.
-    """
-    if pytensor.config.cxx:
-        return "CVM"
-    return Mode(linker="py", optimizer="fast_run").excluding("fusion")

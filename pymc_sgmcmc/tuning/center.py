@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.curvature import (
     Curvature,
     curvature_at,
 )
-from pymc_sgmcmc.tuning.gaussian import (
-    FEWEST_PAIRS,
-)
+from pymc_sgmcmc.tuning.gaussian import FEWEST_PAIRS, chi_quantiles
 from pymc_sgmcmc.tuning.subsample import Subsample
 
 FARTHEST_CENTER = 3.0
@@ -95,7 +92,7 @@ def laplace_pairs(posterior: Posterior, center: Center, count: int) -> list[dict
     d = posterior.dimension
     rng = np.random.default_rng(2014)
     sets = -(-count // (2 * d))
-    radii = stats.chi.ppf((np.arange(sets) + 0.5) / sets, d)
+    radii = chi_quantiles(sets, d)
     radii *= np.sqrt(d / np.mean(radii**2))
     points = []
     for radius in radii:

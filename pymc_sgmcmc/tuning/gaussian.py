@@ -36,7 +36,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import linalg, stats
+from scipy import linalg, special
 
 from pymc_sgmcmc.matrices import Matrix
 
@@ -273,6 +273,12 @@ def _error_of_ratio(values: np.ndarray, ratio: np.ndarray, weights: np.ndarray) 
     return residuals.std(0, ddof=1) / np.sqrt(len(values)) / weights.mean(0)
 
 
+def chi_quantiles(count: int, dimension: int) -> np.ndarray:
+    """Lengths of standard normal vectors at as many levels, evenly spaced, shape (count,)."""
+    levels = (np.arange(count) + 0.5) / count
+    return np.sqrt(2 * special.gammaincinv(dimension / 2, levels))
+
+
 def mismatch(
     gradient: Callable[[np.ndarray], np.ndarray],
     mean: np.ndarray,
@@ -289,7 +295,7 @@ def mismatch(
     """
     d = len(mean)
     sets = max(1, int(np.ceil(FEWEST_PAIRS / d)))
-    radii = stats.chi.ppf((np.arange(sets) + 0.5) / sets, d)
+    radii = chi_quantiles(sets, d)
     total, outer, weight, used = np.zeros(d), np.zeros((d, d)), 0.0, 0
     for radius in radii:
         directions = np.linalg.qr(rng.standard_normal((d, d)))[0]

@@ -1,0 +1,85 @@
+"""Matrix products that Numba compiles in less than a second.
+
+PyTensor 3.3 writes the calls of BLAS for a product of two matrices into each place that has one,
+which takes Numba 15 to 20 seconds a product where its cache is empty. NumPy's own `dot` in Numba
+takes less than one, and is no slower at run time. It is used in the functions that this package
+compiles, as a rewrite of their mode: other functions of the process keep PyTensor's.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import numpy as np
+from pytensor.compile.mode import Mode, get_mode
+from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.link.numba.linker import NumbaLinker
+from pytensor.tensor.math import Dot
+
+FLOATING = ("float32", "float64")
+"""These are the types of numbers that BLAS multiplies."""
+
+LAST = 49.45
+"""This position in the order of the rewrites comes after all that look for a `Dot`."""
+
+
+class NumpyDot(Dot):
+    """The product of two matrices, by `numpy.dot` in Numba."""
+
+
+@node_rewriter([Dot])
+def _use_numpy_dot(fgraph, node):
+    types = {variable.type.dtype for variable in (*node.inputs, *node.outputs)}
+    if type(node.op) is not Dot or len(types) > 1 or not types <= set(FLOATING):
+        return None
+    return [NumpyDot()(*node.inputs)]
+
+
+_use_numpy_dot_everywhere = dfs_rewriter(_use_numpy_dot)
+
+
+def with_numpy_products(mode: Mode | str | None) -> Mode:
+    """The mode, whose functions use `NumpyDot` where it compiles by Numba.
+
+    Inner graphs of scans are rewritten in the mode of the function as well.
+    """
+    given: Mode = get_mode(mode)
+    if not isinstance(given.linker, NumbaLinker):
+        return given
+    _register()
+    return given.register((_use_numpy_dot_everywhere, LAST))
+
+
+def _contiguous(matrix):
+    """The matrix where BLAS reads it as it lies in memory, otherwise a copy."""
+    return np.ascontiguousarray(matrix)
+
+
+def _register() -> None:
+    """Tell PyTensor how Numba computes the product; its dispatch imports Numba, in a second."""
+    if "numba" in vars(NumpyDot):
+        return
+    from numba.extending import overload
+    from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
+
+    @overload(_contiguous)
+    def contiguous(matrix):
+        if matrix.layout in "CF":
+            return lambda matrix: matrix
+        return lambda matrix: np.ascontiguousarray(matrix)
+
+    @numba_njit
+    def by_matrix(x, y):
+        return np.dot(_contiguous(x), _contiguous(y))
+
+    @numba_njit
+    def by_column(x, y):
+        return np.dot(_contiguous(x), np.ascontiguousarray(y).reshape(-1)).reshape(-1, 1)
+
+    @register_funcify_and_cache_key(NumpyDot)
+    def numba_funcify_numpy_dot(op, node, **kwargs):
+        is_column = node.inputs[1].type.shape[1] == 1
+        key = f"pymc_sgmcmc.NumpyDot, column: {is_column}, version 1"
+        return by_column if is_column else by_matrix, sha256(key.encode()).hexdigest()
+
+    NumpyDot.numba = numba_funcify_numpy_dot
