@@ -185,7 +185,7 @@ def test_symbolic_rows_of_fixed_number(name, way):
     )
 
 
-@pytest.mark.usefixtures("real_mode")
+@pytest.mark.usefixtures("with_compiler")
 @pytest.mark.parametrize("way", ["ordinary", "minibatch"])
 def test_as_users_compile_it(way):
     posterior = Posterior(getattr(CASES["logistic"], way)())
