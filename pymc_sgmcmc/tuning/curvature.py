@@ -97,13 +97,10 @@ class Curvature:
 def curvature_at(posterior: Posterior, subsample: Subsample, position: np.ndarray) -> Curvature:
     """Curvature at a position, dense up to `DENSE_DIMENSION`, of low rank or diagonal beyond."""
     scale = coordinate_scale(posterior, subsample, position)
-
-    def gradient(position: np.ndarray) -> np.ndarray:
-        return subsample.log_density_and_gradient(position)[1]
-
+    gradient, width = subsample.gradient_alone, difference_width(posterior)
     if posterior.dimension > DENSE_DIMENSION:
-        return low_rank_curvature(gradient, position, scale, difference_width(posterior))
-    precision = curvature_by_differences(gradient, position, scale * difference_width(posterior))
+        return low_rank_curvature(gradient, position, scale, width)
+    precision = curvature_by_differences(gradient, position, scale * width)
     return dense_curvature(precision * np.outer(scale, scale), scale)
 
 

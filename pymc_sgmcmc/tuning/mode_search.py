@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import warnings
 
 import numpy as np
 from scipy import optimize
 
+from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.matrices import Diagonal, Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center, center_at
@@ -46,20 +48,18 @@ def find_mode(
 ) -> Center:
     """Search the mode on a subsample, and then on all rows."""
     position = minimize(subsample.log_density_and_gradient, start, Diagonal(scale), tolerance=0.1)
-    curvature = curvature_at(posterior, large, position)
     if method == "sgd":
+        curvature = curvature_at(posterior, large, position)
         position = _newton_sgd(posterior, position, curvature)
-    else:
-        before = position
-        position = minimize(
-            posterior.log_density_and_gradient,
-            before,
-            curvature.root,
-            tolerance=CENTER_TOLERANCE,
-        )
-        if np.max(np.abs(position - before) / curvature.standard_deviations) > 1:
-            curvature = curvature_at(posterior, large, position)
-    return center_at(posterior, position, curvature)
+        return center_at(posterior, position, curvature)
+    with warnings.catch_warnings():
+        # A few rows may not inform some coordinates, which only makes the search longer.
+        warnings.simplefilter("ignore", CenterWarning)
+        rough = curvature_at(posterior, subsample, position)
+    position = minimize(
+        posterior.log_density_and_gradient, position, rough.root, tolerance=CENTER_TOLERANCE
+    )
+    return center_at(posterior, position, curvature_at(posterior, large, position))
 
 
 def collapsed_coordinates(
