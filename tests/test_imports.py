@@ -12,7 +12,7 @@ import pymc_sgmcmc
 PACKAGE = Path(pymc_sgmcmc.__file__).parent
 
 FLOORS = (
-    ("errors", "checks", "matrices"),
+    ("errors", "checks", "matrices", "numba_products"),
     ("schedules", "stein"),
     ("posterior",),
     ("batching",),
@@ -32,7 +32,15 @@ FLOORS = (
 )
 """The folders are listed from the lowest up. A folder may import from those below it."""
 
-WITHOUT_PYMC = ("batching", "gradient_estimators", "dynamics", "engine", "adaptation", "chain")
+WITHOUT_PYMC = (
+    "numba_products",
+    "batching",
+    "gradient_estimators",
+    "dynamics",
+    "engine",
+    "adaptation",
+    "chain",
+)
 """These folders import nothing of PyMC."""
 
 

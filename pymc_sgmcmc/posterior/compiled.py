@@ -35,13 +35,6 @@ _BEFORE_OTHER_REWRITES = 0.05
 _AFTER_OTHER_REWRITES = 49.4
 """This position in the order of the rewrites is behind the last one that changes the graph."""
 
-PYTHON_MODE = Mode(linker="py", optimizer="minimum_compile").register(
-    # Inner graphs would be compiled in C, which takes seconds, for a few calls.
-    (inline_inner_graphs, _AFTER_OTHER_REWRITES)
-)
-"""In this mode NumPy evaluates a graph without compilation. It serves for functions that are called
-only a few times."""
-
 _ON_ARRAYS = {
     scalar_math.Softplus: "pymc_sgmcmc.posterior.numpy_functions.softplus",
     scalar_math.Log1mexp: "pymc_sgmcmc.posterior.numpy_functions.log1mexp",
@@ -62,14 +55,19 @@ def _on_arrays(fgraph, node):
     return Elemwise(scalar, nfunc_spec=(name, scalar.nin, 1))(*node.inputs, return_list=True)
 
 
+_use_numpy = [
+    (inline_inner_graphs, _AFTER_OTHER_REWRITES),
+    (dfs_rewriter(_on_arrays), _AFTER_OTHER_REWRITES + 0.1),
+]
+
+PYTHON_MODE = Mode(linker="py", optimizer="minimum_compile").register(*_use_numpy)
+"""In this mode NumPy evaluates a graph as it stands. It serves for functions that are called only a
+few times."""
+
 NUMPY_MODE = (
     Mode(linker="py", optimizer="fast_run")
     .excluding("fusion", "inplace", "local_pow_to_nested_squaring")  # the last makes a Composite
-    .register(
-        (inline_inner_graphs, _BEFORE_OTHER_REWRITES),
-        (inline_inner_graphs, _AFTER_OTHER_REWRITES),
-        (dfs_rewriter(_on_arrays), _AFTER_OTHER_REWRITES + 0.1),
-    )
+    .register((inline_inner_graphs, _BEFORE_OTHER_REWRITES), *_use_numpy)
 )
 """In this mode NumPy evaluates a simplified graph. On large arrays it is as fast as C code where
 each operation is a function of NumPy or SciPy, see `runs_on_arrays`, and it needs no compiler."""
