@@ -18,7 +18,6 @@ import arviz_plots as azp
 import matplotlib
 import numpy as np
 import pymc as pm
-import pytensor
 from rich.console import Console
 from rich.table import Table
 from scipy import stats
@@ -120,13 +119,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--bias", type=float, help="accepted relative error of variances; 0.05 if not given")
     for name, (_, default, text) in NUMBERS.items():
         add(f"--{name}", type=int, default=default, help=f"{text}; %(default)s if not given")
-    modes = ("CVM", "NUMBA", "FAST_COMPILE")
     add(
         "--mode",
-        choices=modes,
-        default=modes[not pytensor.config.cxx],
-        help="mode of PyTensor: NUMBA compiles for a minute and then runs faster than CVM, which "
-        "needs a C++ compiler; %(default)s if not given",
+        choices=("NUMBA", "CVM", "FAST_COMPILE"),
+        default="NUMBA",
+        help="mode of PyTensor for the transitions: CVM needs a C++ compiler, compiles faster and "
+        "runs slower; %(default)s if not given",
     )
     folder = "pymc_sgmcmc_output"
     add("--output", type=Path, default=folder, help=f"folder for the files; {folder} if not given")
