@@ -415,7 +415,7 @@ def test_settings_beside_an_estimator(model, settings, message):
 
 def test_an_estimator_of_another_model():
     estimator = SVRGGradient.make(Posterior(logistic_model()), 20)
-    with pytest.raises(ValueError, match=r"posterior of another model: \['beta'\]"):
+    with pytest.raises(ValueError, match=r"posterior of another model, which has \['beta'\]"):
         SGLD(model=logistic_model(), gradient=estimator, step_size=1e-3)
 
 
