@@ -1,9 +1,9 @@
 r"""Stein's identity on arrays of positions and gradients.
 
 For a density :math:`\pi` with mean :math:`\mu`, :math:`\mathrm{E}_\pi[(\theta - \mu)
-\nabla \log \pi(\theta)^\top] = -I`. On a chain with unbiased gradients
+\nabla \log \pi(\theta)^\top] = -I`. On a chain with unbiased gradients the matrix
 :math:`S = \mathrm{mean}[(\theta - \bar\theta) \hat\nabla^\top]` shows how far the law of the chain
-is from that, without a pass over the data.
+is from :math:`\pi`. No pass over the data is needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from scipy import linalg, special
 from pymc_sgmcmc.matrices import SINGULAR, Dense, LowRank, as_matrix
 
 BATCHES = 20
-"""Monte-Carlo errors are computed from the means of at most this many batches of each chain."""
+"""Monte-Carlo errors are computed from the means of at most this many batches of each chain. The
+number is a compromise: with more batches the error is known better, and with fewer the batches are
+longer, so that their means are closer to independent."""
 
 
 @dataclass(frozen=True)
@@ -28,31 +30,42 @@ class Estimate:
     standard_error: np.ndarray
 
 
-def split_into_batches(values: np.ndarray) -> np.ndarray:
-    """Successive batches of each chain, shape (chains * batches, length, ...).
+def split_into_batches(values: np.ndarray, batches: int | None = None) -> np.ndarray:
+    """Successive batches of each chain, shape (chains, batches, length, ...).
+
+    The result is a view. The first draws are left out where the number of draws is not a multiple
+    of the number of batches.
 
     Parameters
     ----------
     values : numpy.ndarray, shape (chains, draws, ...)
+    batches : int, optional
+        Number of batches of a chain. The default is `BATCHES`, or fewer where a batch would have
+        fewer than two draws.
     """
-    draws = values.shape[1]
-    batches = max(1, min(BATCHES, draws // 2))
+    chains, draws = values.shape[:2]
+    if batches is None:
+        batches = max(1, min(BATCHES, draws // 2))
     length = draws // batches
     trimmed = values[:, draws - batches * length :]
-    shape = (len(values) * batches, length, *values.shape[2:])
-    return trimmed.reshape(shape)
+    return trimmed.reshape(chains, batches, length, *values.shape[2:])
 
 
-def batch_means(values: np.ndarray) -> np.ndarray:
-    """Means over successive batches of each chain, shape (chains * batches, ...)."""
-    return split_into_batches(values).mean(1)
+def batch_means(values: np.ndarray, batches: int | None = None) -> np.ndarray:
+    """Means over the batches of `split_into_batches`, shape (chains * batches, ...)."""
+    return np.concatenate(split_into_batches(values, batches).mean(2, dtype=float))
 
 
 def mean_with_error(values: np.ndarray) -> Estimate:
-    """Mean over chains and draws, with the error that batch means show."""
-    means = batch_means(values)
-    spread = means.std(0, ddof=1) if len(means) > 1 else np.full(means.shape[1:], np.nan)
-    return Estimate(values.mean((0, 1)), spread / np.sqrt(len(means)))
+    """Mean over chains and draws, with the standard error that the batch means show."""
+    return Estimate(values.mean((0, 1)), _standard_error(batch_means(values)))
+
+
+def _standard_error(estimates: np.ndarray) -> np.ndarray:
+    """Standard error of the mean of independent estimates, NaN where there is only one."""
+    if len(estimates) < 2:
+        return np.full(estimates.shape[1:], np.nan)
+    return estimates.std(0, ddof=1) / np.sqrt(len(estimates))
 
 
 def langevin_variance_error(
@@ -70,7 +83,7 @@ def langevin_variance_error(
     .. math:: X H M + M H X = \tfrac{h}{2} M \, \mathrm{E}[\hat\nabla \hat\nabla^\top] M
 
     and by :math:`\tfrac{h}{4} M \mathrm{E}[\hat\nabla \hat\nabla^\top] M` for M the inverse of H.
-    Noise of the gradient that depends on the position counts as it is over the chain.
+    Where the noise of the gradient depends on the position, its mean over the chain counts.
 
     Parameters
     ----------
@@ -79,8 +92,8 @@ def langevin_variance_error(
     preconditioner : numpy.ndarray, scalar, (d,) or (d, d), or Matrix
         M.
     precision : numpy.ndarray, (d,) or (d, d), or Matrix
-        H, the curvature at the mode. Where one of the two is of low rank, or both are diagonal, M
-        counts as the inverse of H.
+        H, the curvature at the mode. Where one of the two matrices is of low rank, or both are
+        diagonal, M is taken for the inverse of H.
 
     Examples
     --------
@@ -107,14 +120,13 @@ def langevin_variance_error(
         excess = rows.T @ rows / len(rows) / sums
         return np.einsum("ij,jk,ik->i", directions, excess, directions) / variances
 
-    batches = split_into_batches(scaled)
+    batches = np.concatenate(split_into_batches(scaled))
     batch_errors = np.array([errors(batch) for batch in batches])
-    spread = batch_errors.std(0, ddof=1) if len(batch_errors) > 1 else np.full(dimension, np.nan)
-    return Estimate(errors(scaled.reshape(-1, dimension)), spread / np.sqrt(len(batch_errors)))
+    return Estimate(errors(scaled.reshape(-1, dimension)), _standard_error(batch_errors))
 
 
 def stein_variance_error(positions: np.ndarray, gradients: np.ndarray) -> Estimate:
-    r"""Relative error of each variance of any chain: the diagonal of :math:`-S - I`.
+    r"""Relative error of each variance of a chain of any sampler: the diagonal of :math:`-S - I`.
 
     Parameters
     ----------
@@ -129,18 +141,17 @@ def stein_variance_error(positions: np.ndarray, gradients: np.ndarray) -> Estima
     array([0. , 0.5])
     """
     centred = positions - positions.mean((0, 1))
-    return _less_one(mean_with_error(-centred * (gradients - gradients.mean((0, 1)))))
-
-
-def _less_one(estimate: Estimate) -> Estimate:
-    return Estimate(estimate.value - 1, estimate.standard_error)
+    ratio = mean_with_error(-centred * (gradients - gradients.mean((0, 1))))
+    return Estimate(ratio.value - 1, ratio.standard_error)
 
 
 def mean_gradient_test(gradients: np.ndarray) -> float:
-    r"""Probability that a chain at stationarity has a mean gradient as large as this one.
+    """Probability that chains at stationarity have a mean gradient as large as this one.
 
-    The mean gradient is zero at stationarity. Hotelling's test on the batch means, or, with as
-    many coordinates as batches, the smallest of the single tests with Bonferroni's correction.
+    The expectation of the gradient is zero at stationarity. The probability is that of Hotelling's
+    test on the batch means. With too few batches for the number of coordinates it is the smallest
+    probability of the tests of single coordinates, with Bonferroni's correction. It is NaN with
+    fewer than four batches.
 
     Parameters
     ----------
@@ -152,36 +163,38 @@ def mean_gradient_test(gradients: np.ndarray) -> float:
         return np.nan
     scale = means.std(0)  # The units of the user may differ by any factor.
     means = means / np.where(scale > 0, scale, 1)
-    centre = means.mean(0)
+    mean = means.mean(0)
     if count > 2 * dimension + 2:
         values, vectors = linalg.eigh(np.atleast_2d(np.cov(means.T)))
         # Coordinates that are functions of others add no information.
         used = values > SINGULAR * max(values[-1], np.finfo(float).tiny)
         rank = int(used.sum())
-        squared = count * ((vectors.T @ centre)[used] ** 2 / values[used]).sum()
+        squared = count * ((vectors.T @ mean)[used] ** 2 / values[used]).sum()
         if not rank:
             return np.nan
         ratio = (count - rank) / (rank * (count - 1)) * squared
         return float(special.fdtrc(rank, count - rank, ratio))
-    t = centre / (means.std(0, ddof=1) / np.sqrt(count))
+    t = mean / _standard_error(means)
     return float(min(1.0, dimension * 2 * special.stdtr(count - 1, -np.abs(t)).min()))
 
 
-def kernel_stein_discrepancy(positions: np.ndarray, gradients: np.ndarray) -> float:
+def kernel_stein_discrepancy(positions: np.ndarray, gradients: np.ndarray) -> Estimate:
     r"""Squared kernel Stein discrepancy with the inverse multiquadric kernel, a U-statistic.
 
     .. math:: \frac{1}{K (K - 1)} \sum_{k \ne l} k_\pi(\theta_k, \theta_l), \qquad
               k(x, y) = (1 + \|x - y\|^2)^{-1/2}
 
     with :math:`k_\pi` of Gorham and Mackey (2017). Its expectation is zero for draws of the
-    posterior and positive for others. Unbiased gradient estimates with noise that is independent
-    between draws leave it unbiased, since no draw is paired with itself.
+    posterior and positive for other draws. It is also unbiased with unbiased gradient estimates
+    whose noise is independent between draws, since no draw is paired with itself. The standard
+    error is that for independent draws of the posterior: the U-statistic is degenerate then, so
+    that its pairs are uncorrelated.
 
     Parameters
     ----------
     positions, gradients : numpy.ndarray, shape (K, d)
-        In coordinates in which the posterior's scales are about 1. Takes memory for some K²
-        numbers.
+        The posterior standard deviations should be about 1 in these coordinates. The memory
+        needed is that of several matrices of shape (K, K).
 
     References
     ----------
@@ -191,12 +204,15 @@ def kernel_stein_discrepancy(positions: np.ndarray, gradients: np.ndarray) -> fl
     --------
     >>> import numpy as np
     >>> x = np.random.default_rng(1).normal(size=(400, 2))
-    >>> kernel_stein_discrepancy(x, -x) < kernel_stein_discrepancy(1.5 * x, -1.5 * x)
+    >>> right, too_wide = (kernel_stein_discrepancy(s * x, -s * x) for s in (1, 1.5))
+    >>> bool(right.value < 3 * right.standard_error < too_wide.value)
     True
     """
     values = stein_kernel(positions, gradients)
-    count = len(values)
-    return float((values.sum() - np.trace(values)) / (count * (count - 1)))
+    pairs = len(values) * (len(values) - 1)
+    value = (values.sum() - np.trace(values)) / pairs
+    np.fill_diagonal(values, 0)
+    return Estimate(value, np.sqrt(2 * (values**2).sum()) / pairs)
 
 
 def stein_kernel(positions: np.ndarray, gradients: np.ndarray) -> np.ndarray:
@@ -212,13 +228,13 @@ def stein_kernel(positions: np.ndarray, gradients: np.ndarray) -> np.ndarray:
 
     Examples
     --------
-    On the diagonal it is the squared gradient and the dimension.
+    On the diagonal it is the squared length of the gradient plus the dimension.
 
     >>> stein_kernel(np.zeros((1, 3)), np.ones((1, 3)))
     array([[6.]])
     """
     dimension = positions.shape[1]
-    # About their mean, so that products differ by more than rounding.
+    # Centred, since products of large numbers would differ by little more than rounding.
     x = positions - positions.mean(0)
     products = x @ x.T
     lengths = np.diag(products)

@@ -76,7 +76,7 @@ def search_step_size(block: TransitionBlock, setup: Setup, design: Design) -> De
         thinned = slice(None, None, max(1, len(draws) // POINTS))
         white = inverse_root.each(draws.positions[thinned] - center.position)
         scores = draws.gradients[thinned] @ root
-        return chain, kernel_stein_discrepancy(white, scores)
+        return chain, float(kernel_stein_discrepancy(white, scores).value)
 
     grid = np.geomspace(LARGEST_STEP, SMALLEST_STEP, CANDIDATES) / choice.curvature
     best = successive_halving(list(grid), run, FIRST_TRANSITIONS)[0]

@@ -279,7 +279,8 @@ def _stored(
             "method of pymc_sgmcmc, such as `pm.sample(step=SGLDCV())`."
         )
     positions, gradients = run.positions.astype(float), run.gradients.astype(float)
-    reasons = diverged(idata, positions, gradients, run.chains)
+    found = diverged(idata, positions, gradients, run.chains)
+    reasons = {chain: reason for chain, reason in found.items() if reason is not None}
     if reasons:
         limits = (-LARGEST_POSITION, LARGEST_POSITION)
         positions, gradients = (np.clip(values, *limits) for values in (positions, gradients))

@@ -24,6 +24,7 @@ from pymc_sgmcmc.adaptation.convergence import CONVERGENCE_RULES
 from pymc_sgmcmc.checks import one_of, positive_number
 from pymc_sgmcmc.matrices import as_matrix, covariance_root
 from pymc_sgmcmc.record import MOMENTS, PREFIX, groups_of, is_of_draws
+from pymc_sgmcmc.trace_tools.langevin import langevin_window_covariance
 from pymc_sgmcmc.trace_tools.reader import StoredRun, read_run
 
 VARIANCES = ("batch_means", "closed_form")
@@ -446,70 +447,6 @@ def _elementwise(run: StoredRun, length: int) -> np.ndarray:
     variances = np.mean(np.square(last, dtype=float), axis=(0, 1))
     scale = np.sqrt(variances / length)
     return np.array([np.abs(window_means(chain, length) / scale).max(1) for chain in run.gradients])
-
-
-# --- Langevin dynamics ----------------------------------------------------------------------
-
-
-def langevin_window_covariance(
-    second_moment: np.ndarray,
-    step_size: float,
-    preconditioner: np.ndarray,
-    precision: np.ndarray,
-    length: int,
-    thin: int = 1,
-) -> np.ndarray:
-    r"""Covariance of the mean of a window of gradients of a stationary Langevin chain.
-
-    On a Gaussian with precision H, :math:`\theta' = \theta + \tfrac{h}{2} M g + N(0, hM)`, with
-    :math:`F = I - \tfrac{h}{2} M H`, :math:`G = \mathrm{E}[g g^\top]` and every T-th transition
-    recorded,
-
-    .. math:: \mathrm{Var}(\bar Y) = \frac{G}{n_w} - \frac{1}{n_w^2} \sum_{l=1}^{n_w - 1} (n_w - l)
-              \bigl[H F^{Tl - 1} C + (H F^{Tl - 1} C)^\top\bigr], \qquad
-              C = \tfrac{h}{2} M G - \Lambda H
-
-    where the stationary covariance solves :math:`M H \Lambda + \Lambda H M = 2 M + \tfrac{h}{2} M
-    G M`. All of it in the basis in which M and H are diagonal. El hanchi (2018), eq. 17, has only
-    the first term.
-
-    Parameters
-    ----------
-    second_moment : numpy.ndarray, shape (d, d)
-        G.
-    step_size : float
-        h.
-    preconditioner, precision : numpy.ndarray, shape (d, d)
-        M and H.
-    length : int
-        :math:`n_w`, gradients in the window.
-    thin : int
-        T.
-
-    Returns
-    -------
-    numpy.ndarray, shape (d, d)
-
-    Examples
-    --------
-    One gradient.
-
-    >>> langevin_window_covariance(3 * np.eye(1), 0.1, np.eye(1), np.eye(1), 1)
-    array([[3.]])
-    """
-    h = step_size
-    root = covariance_root(preconditioner)
-    values, vectors = linalg.eigh(root.T @ precision @ root)
-    W = root @ vectors  # M = W Wᵀ, Wᵀ H W is diagonal
-    G = W.T @ second_moment @ W
-    Lambda = (2 * np.eye(len(G)) + h / 2 * G) / (values[:, None] + values)
-    C = h / 2 * G - Lambda * values
-    lags = np.arange(1, length)
-    powers = (1 - h / 2 * values)[:, None] ** (thin * lags - 1)
-    lagged = -((values * (powers @ (length - lags)))[:, None] * C)
-    covariance = G / length + (lagged + lagged.T) / length**2
-    inverse = linalg.inv(W)
-    return inverse.T @ covariance @ inverse
 
 
 def _closed_form(idata: DataTree, run: StoredRun, length: int) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""Chains that left the posterior for good and are still finite: what gives them away, on arrays.
+"""Signs on arrays that a chain left the posterior for good, while its numbers are still finite.
 
 A step that is too large for the curvature makes the position grow by a factor in each transition.
-It takes hundreds of transitions until the numbers overflow, and a run may end before: nothing that
-is computed from such draws means anything.
+It takes hundreds of transitions until the numbers overflow, and a run may end before that. Nothing
+that is computed from such draws means anything.
 """
 
 from __future__ import annotations
@@ -12,21 +12,26 @@ import numpy as np
 from pymc_sgmcmc.stein import stein_variance_error
 
 LARGEST_POSITION = 1e100
-"""Size of a coordinate from which on squares and their sums overflow."""
+"""A chain whose coordinates or gradients reach this number has diverged. The largest number in
+double precision is about 1e308, so that a product of two squares of such numbers overflows."""
 
 LARGEST_EXCESS = 1e4
-"""Variance error by Stein's identity, relative, of a chain that is a hundred times too wide. A
-chain at stationarity whose step is just stable has some hundreds."""
+"""A chain whose relative variance error by Stein's identity is larger has diverged: it is a hundred
+times too wide. For a chain at stationarity whose step is just stable the error is some hundreds."""
 
 LARGEST_DISTANCE = 1e4
-"""Median distance from the centre, in its standard deviations, of a chain that is too wide as well.
-Where the centre is no guide, chains of the right width may rightly be far away."""
+"""A chain that is too wide, and whose median distance from the centre is larger than this number of
+posterior standard deviations, has diverged. The distance alone does not count, since a chain of the
+right width may rightly be far from a centre that is not near the mode."""
 
 FEWEST_DRAWS = 80
-"""Draws below which the spread of a quarter says nothing: by chance it may be a hundredth."""
+"""The growth of a chain with fewer draws, or batch means, is not looked at. The spread of so short
+a quarter may be a hundredth of the right one by chance, since draws depend on each other."""
 
 LARGEST_GROWTH = 100.0
-"""Spread of a coordinate in the last quarter of a chain over that in the first."""
+"""A chain has diverged where the spread of a coordinate in its last quarter is more than this
+multiple of that in its first quarter. The number is a compromise: a chain that begins at one point
+also grows, and a chain that diverges slowly should still be seen."""
 
 
 def find_divergence(
@@ -35,23 +40,23 @@ def find_divergence(
     center: np.ndarray | None = None,
     standard_deviations: np.ndarray | None = None,
 ) -> str | None:
-    r"""What shows that a chain diverged, None where nothing does.
+    r"""Evidence that a chain diverged, None where there is none.
 
-    Its size; its distance from the centre in posterior standard deviations; how its spread grows
-    along the chain, by median absolute deviations, which heavy tails do not move; and Stein's
-    identity: at stationarity :math:`-\mathrm{Cov}(\theta_i, \hat\nabla_i) = 1 + \delta_i` with the
-    variance error :math:`\delta_i`, whatever the posterior.
+    Four things are looked at: the size of the numbers; the growth of the spread along the chain;
+    Stein's identity, by which :math:`-\mathrm{Cov}(\theta_i, \hat\nabla_i) = 1 + \delta_i` at
+    stationarity, with the variance error :math:`\delta_i`, for any posterior; and the distance from
+    the centre.
 
     Parameters
     ----------
     positions, gradients : numpy.ndarray, shape (draws, d)
     center, standard_deviations : numpy.ndarray, shape (d,), optional
-        Of the posterior, as far as they are known.
+        The centre of the run, and the posterior standard deviations there, where they are known.
 
     Returns
     -------
     str or None
-        Ends a sentence that begins with the chain.
+        The end of a sentence that begins with the name of the chain.
 
     Examples
     --------
@@ -61,17 +66,12 @@ def find_divergence(
     'grows: its spread in the last quarter is 4e+06 times that in the first'
     """
     x, g = np.asarray(positions, dtype=float), np.asarray(gradients, dtype=float)
-    size = float(max(np.abs(x).max(), np.abs(g).max()))
-    if not size < LARGEST_POSITION:
-        return f"reaches {size:.2g}, where squares overflow"
-    growth = find_growth(x)
+    growth = find_overflow(x, g) or find_growth(x)
     if growth is not None:
         return growth
     excess = float(stein_variance_error(x[None], g[None]).value.max())
     if excess > LARGEST_EXCESS:
-        return (
-            f"is too wide for its gradients: by these its variance is {excess:.2g} times too large"
-        )
+        return f"is too wide: its variance is {excess:.2g} times too large for its gradients"
     if center is not None and standard_deviations is not None and excess > 1:
         away = float((np.median(np.abs(x - center), axis=0) / standard_deviations).max())
         if away > LARGEST_DISTANCE:
@@ -79,32 +79,30 @@ def find_divergence(
     return None
 
 
-def find_growth(positions: np.ndarray) -> str | None:
-    """Evidence that a chain grows, from its draws or their batch means, shape (draws, d).
+def find_overflow(*arrays: np.ndarray) -> str | None:
+    """Evidence that squares of the numbers of a chain overflow, as the end of a sentence."""
+    size = float(max(np.abs(values).max() for values in arrays))
+    return None if size < LARGEST_POSITION else f"reaches {size:.2g}, where squares overflow"
 
-    Returns
-    -------
-    str or None
-        Ends a sentence that begins with the chain.
+
+def find_growth(positions: np.ndarray) -> str | None:
+    """Evidence that a chain grows, as the end of a sentence.
+
+    The spread is the median absolute deviation, which heavy tails do not move.
+
+    Parameters
+    ----------
+    positions : numpy.ndarray, shape (draws, d)
+        Draws, or means of batches of them.
     """
-    x = np.asarray(positions, dtype=float)
-    size = float(np.abs(x).max())
-    if not size < LARGEST_POSITION:
-        return f"reaches {size:.2g}, where squares overflow"
-    if len(x) < FEWEST_DRAWS:
+    if len(positions) < FEWEST_DRAWS:
         return None
-    first, last = (_spread(x[part]) for part in _end_quarters(len(x)))
+    quarter = len(positions) // 4
+    first, last = (
+        np.median(np.abs(part - np.median(part, axis=0)), axis=0)
+        for part in (positions[:quarter], positions[-quarter:])
+    )
     growth = float((last / np.where(first > 0, first, np.inf)).max())
     if growth > LARGEST_GROWTH:
         return f"grows: its spread in the last quarter is {growth:.1g} times that in the first"
     return None
-
-
-def _end_quarters(draws: int) -> tuple[slice, slice]:
-    quarter = max(1, draws // 4)
-    return slice(quarter), slice(draws - quarter, draws)
-
-
-def _spread(values: np.ndarray) -> np.ndarray:
-    """Median absolute deviation of each coordinate."""
-    return np.median(np.abs(values - np.median(values, axis=0)), axis=0)

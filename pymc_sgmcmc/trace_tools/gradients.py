@@ -21,34 +21,36 @@ from pymc_sgmcmc.trace_tools.reader import check_same_draws, check_trace, poster
 def gradients(idata: DataTree, model: pm.Model | None = None) -> DataTree:
     r"""Full-data gradients of the log posterior at the draws of a trace of any sampler.
 
-    With them `zero_variance` and `stein_calibrate` work on draws of NUTS, say, and on thinned
-    draws of samplers with noisy gradients. One pass over the data for each draw, in chunks of
-    bounded memory: leave out draws first, ``idata.sel(draw=slice(None, None, 10))``, where that
-    is too much.
+    With these gradients, `zero_variance` and `stein_calibrate` work on draws of NUTS, for example,
+    and on thinned draws of samplers with noisy gradients. Each draw takes one pass over the data,
+    in chunks of bounded memory. Where that takes too long, leave out draws first:
+    ``idata.sel(draw=slice(None, None, 10))``.
 
     Parameters
     ----------
     idata : xarray.DataTree
-        With a group `posterior` that has all free variables of the model. Not changed.
+        Trace with a group `posterior` that has all free variables of the model. It is not changed.
     model : pymc.Model, optional
-        That of the context where not given. All of its free variables should be continuous.
+        Model of the trace. The default is the model of the context. All of its free variables
+        should be continuous.
 
     Returns
     -------
     xarray.DataTree
-        With `position`, unconstrained, and `gradient` in `sample_stats`, both of shape
-        (chain, draw, d). The settings of a stochastic gradient run are left out, since they are
-        about other gradients.
+        Trace with the unconstrained `position` and the `gradient` in `sample_stats`, both of shape
+        (chain, draw, d). The settings of a stochastic gradient run are left out, since they belong
+        to other gradients.
 
     Warns
     -----
     UserWarning
-        Where the data of the model are not those in the trace.
+        Where the model has other data than the trace.
 
     Raises
     ------
     ValueError
-        Where the posterior lacks variables of the model, or they have other shapes.
+        Where the posterior lacks variables of the model, has them in other shapes, or where a
+        gradient is not finite.
     ModelError
         Where the model is not one that this package samples.
 
@@ -61,7 +63,8 @@ def gradients(idata: DataTree, model: pm.Model | None = None) -> DataTree:
     >>> draws = xr.Dataset({"scale": (("chain", "draw"), np.ones((1, 2)))})
     >>> with_gradients = gradients(xr.DataTree.from_dict({"posterior": draws}), model)
 
-    The gradient in log(scale) is -10 + 10 + 1 - 1, of likelihood, Jacobian and prior.
+    The gradient in log(scale) is the sum of 10 - 10 from the likelihood, 1 from the Jacobian and
+    -1 from the prior.
 
     >>> with_gradients["sample_stats"]["gradient"].values.ravel().round(6) + 0.0
     array([0., 0.])
@@ -80,8 +83,8 @@ def gradients(idata: DataTree, model: pm.Model | None = None) -> DataTree:
             bad = posterior.labels[int(np.argmin(np.isfinite(values[index])))]
             raise ValueError(
                 f"All gradients should be finite, but that in `{bad}` is not at draw {draw} of "
-                f"chain {chain}: the draw is outside of the support of the model, or the model is "
-                "not the one that was sampled. Leave such draws out, or pass that model."
+                f"chain {chain}. Leave out draws outside of the support, or pass the model that "
+                "was sampled."
             )
     stats = xr.Dataset()
     if "sample_stats" in idata.children:
@@ -105,7 +108,7 @@ def gradients(idata: DataTree, model: pm.Model | None = None) -> DataTree:
 
 
 def changed_data(idata: DataTree, model: pm.Model) -> list[str]:
-    """Names of data whose values in the model are not those that the trace was sampled with."""
+    """Names of the data that have other values in the model than in the trace."""
     of_model = {variable.name: model.rvs_to_values[variable] for variable in model.observed_RVs}
     of_model |= {variable.name: variable for variable in model.data_vars}
     changed = []
@@ -118,32 +121,32 @@ def changed_data(idata: DataTree, model: pm.Model) -> list[str]:
 
 
 def _check_data(idata: DataTree, model: pm.Model) -> None:
-    """Warn where the model has other data than the trace says that it was sampled with."""
+    """Warn where the model has other data than the trace."""
     changed = changed_data(idata, model)
     if changed:
         warnings.warn(
-            f"The model has other values of {', '.join(changed)} than the trace: the gradients "
-            "will not be those of the posterior that was sampled. Set the data of the model back, "
-            "or sample again.",
+            f"The model has other values of {', '.join(changed)} than the trace, so that the "
+            "gradients are those of another posterior. Set the data back, or sample again.",
             UserWarning,
             stacklevel=3,
         )
 
 
 def _model(model: pm.Model | None) -> pm.Model:
+    """The given model, or that of the context."""
     if model is not None and not isinstance(model, pm.Model):
         raise TypeError(f"`model` should be a pymc.Model, but is of type {type(model).__name__}.")
     try:
         return pm.modelcontext(model)
     except TypeError:
         raise TypeError(
-            "`model` should be that of the trace, but is None, and there is none on the context "
-            "stack. Pass `model=`, or call `gradients` inside of `with model:`."
+            "`model` should be that of the trace, but is None outside of the context of a model. "
+            "Pass `model=`."
         ) from None
 
 
 def _values(variable: Any) -> np.ndarray | None:
-    """Value of a constant or of a shared variable."""
+    """Value of a constant or of a shared variable, None for anything else."""
     if isinstance(variable, SharedVariable):
         return np.asarray(variable.get_value())
     return np.asarray(variable.data) if isinstance(variable, Constant) else None
@@ -155,7 +158,7 @@ def _rows(idata: DataTree) -> str | list[str] | None:
 
 
 def _check_order(draws: xr.Dataset, model: pm.Model) -> None:
-    """Refuse variables whose elements are in another order than in the model."""
+    """Raise a ValueError where elements of a variable are in another order than in the model."""
     for variable in model.free_RVs:
         values = draws[variable.name]
         for dim in model.named_vars_to_dims.get(variable.name) or ():
@@ -167,7 +170,7 @@ def _check_order(draws: xr.Dataset, model: pm.Model) -> None:
                 raise ValueError(
                     f"`{variable.name}` should have its elements in the order of the model, but "
                     f"`{dim}` is {', '.join(stored[:5])} in the trace and "
-                    f"{', '.join(map(str, labels[:5]))} in the model. Put it back by "
+                    f"{', '.join(map(str, labels[:5]))} in the model. Use "
                     f'`idata.sel({dim}=list(model.coords["{dim}"]))`.'
                 )
 
@@ -178,9 +181,8 @@ def _positions(idata: DataTree, model: pm.Model, posterior: Posterior) -> np.nda
     missing = [variable.name for variable in model.free_RVs if variable.name not in draws.data_vars]
     if missing:
         raise ValueError(
-            f"The posterior should have all free variables of the model, but has no "
-            f"{', '.join(f'`{name}`' for name in missing)}. Pass the model that was sampled, and "
-            "a trace of all its variables."
+            "The posterior should have all free variables of the model, but has no "
+            f"{', '.join(f'`{name}`' for name in missing)}. Pass the model that was sampled."
         )
     values = {variable.name: np.asarray(draws[variable.name]) for variable in model.free_RVs}
     count = (draws.sizes["chain"], draws.sizes["draw"])
@@ -190,12 +192,12 @@ def _positions(idata: DataTree, model: pm.Model, posterior: Posterior) -> np.nda
         if array.shape[2:] != tuple(shapes[name]):
             raise ValueError(
                 f"`{name}` should have draws of shape {tuple(shapes[name])}, as in the model, but "
-                f"has {array.shape[2:]}. Pass the model that was sampled."
+                f"has shape {array.shape[2:]}. Pass the model that was sampled."
             )
         if not np.isfinite(array).all():
             raise ValueError(
-                f"All draws should be finite, but `{name}` has NaN or infinite ones. Leave them "
-                "out, `idata.sel(draw=...)`, or sample again."
+                f"All draws should be finite, but those of `{name}` are not. Leave such draws out, "
+                "`idata.sel(draw=...)`, or sample again."
             )
     flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in values.items()}
     return unconstrain(flat, model, posterior.layout).reshape(*count, -1)

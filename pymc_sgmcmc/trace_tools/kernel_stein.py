@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
-from scipy import linalg
 from xarray import DataArray, DataTree
 
 from pymc_sgmcmc.checks import whole_number
 from pymc_sgmcmc.record import MOMENTS, groups_of, is_of_draws
-from pymc_sgmcmc.stein import Estimate, stein_kernel
+from pymc_sgmcmc.stein import Estimate
+from pymc_sgmcmc.stein import kernel_stein_discrepancy as discrepancy_of_arrays
 from pymc_sgmcmc.trace_tools.gradients import gradients
 from pymc_sgmcmc.trace_tools.reader import (
     StoredRun,
@@ -22,31 +22,35 @@ from pymc_sgmcmc.trace_tools.reader import (
     read_run,
     root_of_draws,
 )
+from pymc_sgmcmc.trace_tools.whitening import Whitening
 
 MOST_DRAWS = 1_000
-"""Largest number of draws. All pairs are taken, so that time grows with its square."""
+"""The discrepancy is computed from at most this number of draws by default. All pairs of draws are
+taken, so that time and memory grow with its square."""
 
 MOST_CANDIDATES = 50_000
-"""Largest number of draws among which Stein thinning chooses."""
+"""Stein thinning chooses among at most this number of draws. Each draw that it chooses takes a time
+proportional to this number."""
 
 DRAWS_A_COORDINATE = 10
-"""Draws for each coordinate below which covariances are taken as zero, since their estimates are
-mostly noise."""
+"""Covariances between coordinates count as zero where a trace has fewer draws for each coordinate,
+since their estimates are mostly noise then."""
 
 
 def kernel_stein_discrepancy(idata: DataTree, *, draws: int = MOST_DRAWS) -> Estimate:
     r"""Squared kernel Stein discrepancy between the draws of a trace and the posterior.
 
-    The U-statistic with the inverse multiquadric kernel :math:`(1 + \|u - v\|^2)^{-1/2}` over
-    pairs of draws of all chains, thinned evenly, in the coordinates u in which the draws have unit
-    covariance. Its expectation is zero for draws of the posterior and positive for others, also
-    where they are wrong in more than mean and variance. It is relative: of two runs on one
-    posterior the one with the smaller value is nearer to it.
+    This is the U-statistic with the inverse multiquadric kernel
+    :math:`(1 + \|u - v\|^2)^{-1/2}` over pairs of evenly spaced draws of all chains. The
+    coordinates u are those in which the draws have unit covariance. The expectation is zero for
+    draws of the posterior and positive for other draws, also where these have the right mean and
+    variance. The value has no scale of its own, but two runs on the same posterior can be compared:
+    the run with the smaller value is closer to the posterior.
 
-    Noisy gradients do: the kernel is linear in the gradient at either draw, so that noise with
-    mean zero, independent between draws, adds nothing to the expectation of a pair of different
-    draws, and a draw is never paired with itself. It adds to the standard error. Draws that are
-    correlated add to the value.
+    Gradients of minibatches are allowed. The kernel is linear in the gradient at each of the two
+    draws, so that noise with mean zero, independent between draws, adds nothing to the expectation
+    for a pair of different draws, and no draw is paired with itself. The noise adds to the standard
+    error. Correlation between successive draws adds to the value.
 
     Parameters
     ----------
@@ -54,18 +58,19 @@ def kernel_stein_discrepancy(idata: DataTree, *, draws: int = MOST_DRAWS) -> Est
         With `position` and `gradient` in `sample_stats`: from `pymc.sample` with a step method of
         this package, or from `gradients`. Not changed.
     draws : int
-        At most so many draws, of all chains together; the time grows with the square.
+        Largest number of draws of all chains together. The time grows with its square.
 
     Returns
     -------
     Estimate
-        ``value``, and ``standard_error``, that of so many independent draws of the posterior with
-        gradients as noisy as these: values within two or three of them of zero say nothing.
+        ``value`` and ``standard_error``. The latter is that for as many independent draws of the
+        posterior with gradients as noisy as these. Values within two or three standard errors of
+        zero do not show a difference from the posterior.
 
     Raises
     ------
     ValueError
-        Where there are no stored gradients, draws are not finite, chains are far from the
+        Where the trace has no stored gradients, draws are not finite, chains are far from the
         others, or a coordinate does not move.
 
     References
@@ -88,54 +93,48 @@ def kernel_stein_discrepancy(idata: DataTree, *, draws: int = MOST_DRAWS) -> Est
     whole_number("draws", draws, 4)
     run = read_run(idata)
     chosen = slice(None, None, max(1, -(-run.positions.shape[0] * run.positions.shape[1] // draws)))
-    u, g = _whitened(run, run.positions[:, chosen], run.gradients[:, chosen])
-    count = len(u)
-    values = stein_kernel(u, g)
-    np.fill_diagonal(values, 0)
-    pairs = count * (count - 1)
-    # The U-statistic is degenerate for draws of the posterior: pairs are uncorrelated.
-    error = np.sqrt(2 * (values**2).sum() / pairs / pairs)
-    return Estimate(values.sum() / pairs, error)
+    return discrepancy_of_arrays(*_whitened(run, chosen))
 
 
 def stein_thin(idata: DataTree, draws: int = 100, model: pm.Model | None = None) -> DataTree:
     r"""Trace of the few draws whose kernel Stein discrepancy is smallest (Riabiz et al. 2022).
 
-    One after the other the draw is taken that makes the discrepancy of those taken so far
-    smallest, by the library `stein_thinning`. Draws can be taken more than once. Means over the
-    thinned draws are nearer to those of the posterior than means over as many evenly spaced ones,
-    and on a biased chain they lose some of the bias.
+    The library `stein_thinning` takes one draw after the other, each time the draw that makes the
+    discrepancy of all draws taken so far smallest. A draw can be taken more than once. Means over
+    the thinned draws are closer to those of the posterior than means over as many evenly spaced
+    draws, and on a biased chain they lose some of the bias.
 
-    The gradients have to be those of all rows, since here each draw counts with itself: from
-    gradients of minibatches draws are chosen for the noise of their gradients, and are worse
-    than evenly spaced ones. With a model they are computed here, in one pass over the data for
-    each draw: leave out draws first, ``idata.sel(draw=slice(None, None, 10))``, where that is too
-    much.
+    The gradients have to be those of all rows, since here each draw is also paired with itself.
+    With gradients of minibatches, draws would be chosen for the noise of their gradients, and would
+    be worse than evenly spaced draws. If a model is given, the gradients are computed here, with
+    one pass over the data for each draw. Where that takes too long, leave out draws first:
+    ``idata.sel(draw=slice(None, None, 10))``.
 
     Parameters
     ----------
     idata : xarray.DataTree
         With `position` and `gradient` in `sample_stats`. Not changed.
     draws : int
-        Draws of the result; at most 50 000 of the trace, evenly spaced, are considered.
+        Number of draws of the result. They are chosen among at most 50 000 evenly spaced draws of
+        the trace.
     model : pymc.Model, optional
-        To compute the gradients with, where those of the trace are of minibatches or there are
-        none.
+        Model to compute the gradients with, where those of the trace are of minibatches or the
+        trace has none.
 
     Returns
     -------
     xarray.DataTree
-        With one chain in all groups that have `chain` and `draw`, in the order of choice; the
-        coordinates ``of_chain`` and ``of_draw`` say where a draw is from. Groups about tuning are
-        left out.
+        Trace with a single chain in all groups that have `chain` and `draw`, in the order of
+        choice. The coordinates ``of_chain`` and ``of_draw`` say where a draw is from. The groups of
+        tuning are left out.
 
     Raises
     ------
     ImportError
-        Where the library is missing, which is in the extra `thinning`.
+        Where the library is missing. The extra `thinning` of this package has it.
     ValueError
-        As `kernel_stein_discrepancy`, where draws are fewer than asked for, and where gradients
-        are of minibatches and no model is given.
+        In the cases of `kernel_stein_discrepancy`, where the trace has fewer draws than asked for,
+        and where gradients are of minibatches and no model is given.
 
     References
     ----------
@@ -149,9 +148,8 @@ def stein_thin(idata: DataTree, draws: int = 100, model: pm.Model | None = None)
     rows, batch = run.settings.get("n_rows", 0), run.settings.get("batch_size", 0)
     if batch < rows:
         raise ValueError(
-            "Stein thinning needs the gradients of all rows, but those of the trace are of "
-            f"minibatches of {batch} of {rows} rows, by whose noise it would choose. Pass "
-            "`model=`, or compute them by `gradients(idata, model)`."
+            "Stein thinning needs the gradients of all rows, but the trace has those of "
+            f"minibatches of {batch} of {rows} rows. Pass `model=`, by which they are computed."
         )
     check_mean_gradient(run)
     if "posterior" in used.children:
@@ -163,7 +161,7 @@ def stein_thin(idata: DataTree, draws: int = 100, model: pm.Model | None = None)
         )
     step = max(1, -(-chains * length // MOST_CANDIDATES))
     candidates = np.arange(0, length, step)
-    u, g = _whitened(run, run.positions[:, candidates], run.gradients[:, candidates])
+    u, g = _whitened(run, candidates)
     index = np.asarray(thin(u, g, draws, standardize=False), dtype=int)
     chain, draw = np.divmod(index, len(candidates))
     draw = candidates[draw]
@@ -172,13 +170,13 @@ def stein_thin(idata: DataTree, draws: int = 100, model: pm.Model | None = None)
         if is_of_draws(name, dataset, chains, length)
         else dataset
         for name, dataset in groups_of(used).items()
-        if not name.startswith(("warmup_", MOMENTS))  # the moments are those of all draws
+        if not name.startswith(("warmup_", MOMENTS))  # The moments are those of all draws.
     }
     return DataTree.from_dict(groups, name=idata.name)
 
 
 def _chosen(dataset: Any, chain: np.ndarray, draw: np.ndarray) -> Any:
-    """One chain of the chosen draws."""
+    """Dataset with one chain of the chosen draws."""
     labels = {
         name: dataset[name].values if name in dataset.coords else np.arange(dataset.sizes[name])
         for name in ("chain", "draw")
@@ -195,23 +193,26 @@ def _chosen(dataset: Any, chain: np.ndarray, draw: np.ndarray) -> Any:
     return dataset.transpose("chain", "draw", ...)
 
 
-def _whitened(
-    run: StoredRun, positions: np.ndarray, gradients: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Draws with unit covariance, or unit variances where they are few, and gradients in these."""
+def _whitened(run: StoredRun, chosen: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and gradients of the chosen draws, in coordinates with unit covariance.
+
+    Where draws are few, only the variances are made 1.
+    """
     d = run.dimension
     draws = every_nth(run.positions).reshape(-1, d)
-    x = positions.reshape(-1, d).astype(float) - draws.mean(0)
-    g = gradients.reshape(-1, d).astype(float)
     if len(draws) < DRAWS_A_COORDINATE * d:
-        scale = draws.std(0)
-        return x / scale, g * scale
-    root = root_of_draws(np.atleast_2d(np.cov(draws.T)), run.labels, len(draws))
-    return linalg.solve_triangular(root, x.T, lower=True).T, g @ root
+        root = np.diag(draws.std(0))
+    else:
+        root = root_of_draws(np.atleast_2d(np.cov(draws.T)), run.labels, len(draws))
+    whitening = Whitening(draws.mean(0), root)
+    positions, gradients = (
+        values[:, chosen].reshape(-1, d).astype(float) for values in (run.positions, run.gradients)
+    )
+    return whitening.positions(positions), whitening.gradients(gradients)
 
 
 def _library() -> Any:
-    """The function of `stein_thinning`, which is needed here alone."""
+    """Function of the library `stein_thinning`, which is optional."""
     try:
         from stein_thinning.thinning import thin
     except ImportError:

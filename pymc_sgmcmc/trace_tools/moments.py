@@ -9,7 +9,7 @@ import xarray as xr
 from xarray import DataTree
 
 from pymc_sgmcmc.record import DIMENSION, DRAWS, MOMENTS, settings_of
-from pymc_sgmcmc.trace_tools.divergence import find_growth
+from pymc_sgmcmc.trace_tools.divergence import find_growth, find_overflow
 from pymc_sgmcmc.trace_tools.reader import (
     check_chains,
     check_constant,
@@ -19,27 +19,31 @@ from pymc_sgmcmc.trace_tools.reader import (
 )
 
 FEWEST_BATCHES = 8
-"""Smallest number of batches of a chain whose spread says whether chains have the same law. With
-fewer the spread itself is uncertain by more than a quarter."""
+"""Chains are compared with each other only where each has at least this number of batches. With
+fewer batches the standard deviation of their means is uncertain by more than a quarter."""
 
 
 @dataclass(frozen=True)
 class StoredMoments:
-    """Moments of a run over groups of transitions, positions from an origin.
+    """Moments of a run over batches of transitions, and over groups of several batches.
 
     Attributes
     ----------
     origin : numpy.ndarray, shape (d,)
+        The point from which all positions below are measured.
     batch_position, batch_gradient : numpy.ndarray, shape (chains, batches, d)
         Means over successive batches.
     group_position, group_gradient : numpy.ndarray, shape (chains, groups, d)
+        Means over successive groups.
     position_position, position_gradient : numpy.ndarray, shape (chains, groups, d, d)
-        Means of products over longer batches; no groups for very long positions.
+        Means of products over the groups. Very long positions have no groups.
     batch_length : int
-        Transitions.
+        Number of transitions in a batch.
     group_counts : numpy.ndarray, shape (chains, groups)
-        Transitions; those of the last may be fewer than those of the others, which are equal.
+        Number of transitions in each group. All groups are equally long, but for the last one,
+        which may be shorter.
     labels : tuple of str
+        Labels of the coordinates.
     """
 
     origin: np.ndarray
@@ -55,25 +59,24 @@ class StoredMoments:
 
 
 def read_moments(idata: DataTree) -> StoredMoments:
-    """Moments of a trace.
+    """Read the moments of a trace.
 
     Raises
     ------
     ValueError
-        Where the trace has none, numbers that are not finite, other draws than at the end of the
-        run, and where chains are far from the others.
+        Where the trace has no moments, moments that are not finite, or other draws than at the end
+        of the run, and where a chain diverged or is far from the others.
     """
     check_trace(idata)
     if MOMENTS not in idata.children:
         raise ValueError(
-            f"The trace should have a group `{MOMENTS}`, but has {sorted(idata.children)}: a "
-            "run with one step method writes it at its end if it was not interrupted, and it is "
-            "left out where draws were left out or changed. Sample again, or use the stored draws."
+            f"The trace should have a group `{MOMENTS}` of a complete run with one step method, "
+            f"but has {sorted(idata.children)}. Sample again, or use the stored draws."
         )
     group = idata[MOMENTS].to_dataset()
     check_sample_dims(group, MOMENTS, ("chain",))
     _check_draws(idata, group)
-    # Chains that were interrupted have none.
+    # Chains that were interrupted have no moments.
     ended = np.asarray(group["transitions_a_batch"]) > 0
     group = group.isel(chain=np.flatnonzero(ended))
     chains, d = group.sizes["chain"], group.sizes[DIMENSION]
@@ -87,7 +90,7 @@ def read_moments(idata: DataTree) -> StoredMoments:
 
     origins = values("origin")
     x, g = values("group_position"), values("group_gradient")
-    # From the origin of the first chain, where runs with other origins were put together.
+    # Runs with other origins may have been put together: all get the origin of the first chain.
     shift = (origins - origins[0])[:, None]
     by_shift = np.einsum("...i,...j->...ij", x, np.broadcast_to(shift, x.shape))
     by_itself = np.einsum("...i,...j->...ij", shift, shift)
@@ -116,17 +119,16 @@ def read_moments(idata: DataTree) -> StoredMoments:
     )
     if not all(np.isfinite(array).all() for array in numbers):
         raise ValueError(
-            f"`{MOMENTS}` has numbers that are not finite: a chain diverged, or runs of different "
-            "lengths were put together. Leave chains out, `idata.sel(chain=[...])`, or sample "
-            "again with a smaller step size."
+            f"`{MOMENTS}` should be finite, but is not: a chain diverged, or runs of different "
+            "lengths were put together. Select other chains, or use a smaller step size."
         )
     names = group["chain"].values.tolist() if "chain" in group.coords else range(chains)
     with np.errstate(all="ignore"):
-        growths = map(find_growth, moments.batch_position)
         reasons = {
-            name: growth for name, growth in zip(names, growths, strict=True) if growth is not None
+            name: find_overflow(x) or find_growth(x)
+            for name, x in zip(names, moments.batch_position, strict=True)
         }
-    check_divergence(reasons, tuple(names), settings_of(idata))
+    check_divergence(reasons, settings_of(idata))
     if moments.batch_position.shape[1] > 1:
         check_constant(moments.batch_position, moments.labels)
     if moments.batch_position.shape[1] >= FEWEST_BATCHES:
@@ -135,7 +137,7 @@ def read_moments(idata: DataTree) -> StoredMoments:
 
 
 def _check_draws(idata: DataTree, group: xr.Dataset) -> None:
-    """Refuse moments of a run of whose draws some were left out, or taken twice."""
+    """Refuse moments of a run where its draws were left out, repeated or put in another order."""
     stored, names = group.attrs.get(DRAWS), ("sample_stats", "posterior")
     present = [idata[name].dataset for name in names if name in idata.children]
     if stored is None or not present or "draw" not in present[0].sizes:
@@ -145,17 +147,18 @@ def _check_draws(idata: DataTree, group: xr.Dataset) -> None:
     if draws != stored or not (np.diff(labels) == 1).all():
         raise ValueError(
             f"`{MOMENTS}` has the moments of all {stored} draws of a chain, but the trace has "
-            f"{len(np.unique(labels))} of them, or has them in another order. Use the whole trace, "
-            "or the draws that are left: `zero_variance(idata, moments=False)`."
+            f"{len(np.unique(labels))}, or another order. Use the whole trace, or "
+            "`zero_variance(idata, moments=False)`."
         )
 
 
 def _same_length(group: xr.Dataset, name: str) -> int:
+    """The number of transitions in a batch, which should be that of all chains."""
     lengths = np.unique(group[name].values)
     if len(lengths) != 1:
         raise ValueError(
-            "All chains should have batches of the same number of transitions, but "
-            f"`{MOMENTS}` has {lengths.tolist()}: runs of different lengths were put together. "
-            "Use the moments of each run apart, `idata.sel(chain=[...])`."
+            f"All batches should have the same number of transitions, but have {lengths.tolist()}: "
+            "runs of different lengths were put together. Use each run apart, "
+            "`idata.sel(chain=[...])`."
         )
     return int(lengths[0])

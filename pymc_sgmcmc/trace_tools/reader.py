@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,33 +26,41 @@ from pymc_sgmcmc.stein import mean_gradient_test, stein_variance_error
 from pymc_sgmcmc.trace_tools.divergence import find_divergence
 
 CHUNK_ELEMENTS = 250_000
-"""Array elements handled at a time in passes over the draws. They are 2 MB, which a cache holds."""
+"""A pass over the draws handles at most this number of array elements at a time. They take 2 MB,
+which fit into the cache of a core."""
 
 SOME_DRAWS = 50_000
-"""Largest number of evenly spaced draws from which scales and diagnostics are computed."""
+"""Scales and diagnostics are computed from at most this number of evenly spaced draws. The number
+is a compromise between the time that they take and their Monte-Carlo error, which is below 1 % with
+so many independent draws."""
 
 FAR = 5.0
-"""Largest distance of the mean of a chain from the median of the chains, in standard deviations of
-a draw. Means of converged chains are within a fraction of a standard deviation."""
+"""A chain is refused where its mean is farther from the median of the means of all chains, in
+standard deviations of a draw. Means of converged chains differ by a fraction of one standard
+deviation."""
 
 LARGEST_STEP_RATIO = 10.0
-"""Largest ratio of the step sizes of two chains of the same run. Chains tune their step sizes
-separately, so that these differ somewhat."""
+"""Chains are taken for those of different runs where the ratio of their step sizes is larger. Each
+chain tunes its own step size, so that those of one run differ by less."""
 
 SURELY_NOT_ZERO = 1e-6
-"""Probability of the mean gradient below which no correction is made. By chance one converged run
-in a million is below it."""
+"""No correction is made where the probability of the mean gradient is lower. By chance this happens
+to one converged run in a million."""
 
 LEAST_CORRELATION = 0.3
-"""Smallest correlation of a variable with the coordinate of the same name where both come from the
-same draws. It is far below 1, since the user may have transformed the variable."""
+"""A variable is taken for one of other draws where its correlation with the coordinate of the same
+name is lower. The bound is far below 1, since the user may have transformed the variable."""
 
 CERTAIN = 5.0
-"""Standard errors below zero from which on gradients have the wrong sign beyond doubt. By chance
-fewer than one in a million estimates is there."""
+"""Gradients are refused for their sign where the estimate of Stein's identity, which should be 1,
+is below -0.25 by this number of standard errors. By chance this happens to fewer than one estimate
+in a million."""
+
+COMPUTE_THEM = "compute the gradients, `idata = gradients(idata, model)`"
+"""This remedy ends messages about gradients that are missing or wrong."""
 
 LANGEVIN = ("SGLD", "SGLDCV", "ULA")
-"""Step methods of Langevin dynamics with a fixed preconditioner, which their traces hold."""
+"""These step methods are Langevin dynamics with a fixed preconditioner, which their traces hold."""
 
 
 @dataclass(frozen=True)
@@ -61,22 +70,20 @@ class StoredRun:
     Attributes
     ----------
     positions, gradients : numpy.ndarray, shape (chains, draws, d)
-        Of the trace, not copied.
+        Arrays of the trace, which are not copied.
     labels : tuple of str
-        Of the coordinates.
+        Labels of the coordinates.
     chains : tuple
         Labels of the chains.
     settings : dict
-        Of the run, empty where the trace has none.
+        Settings of the run, empty where the trace has none.
     arrays : dict
         Preconditioner, centre and precision, where the trace has them.
-    step_sizes : numpy.ndarray, shape (chains,), or None
-        Where they are constant in each chain. Chains tune apart, so they differ.
     step_sizes_of_draws : numpy.ndarray, shape (chains, draws), or None
-        Where the trace has them.
+        Step sizes, where the trace has them.
     thin : int or None
-        Transitions from one draw to the next, with draws left out since. None where draws are not
-        evenly spaced.
+        Number of transitions from one draw to the next, after draws were left out. None where the
+        draws are not evenly spaced.
     """
 
     positions: np.ndarray
@@ -85,18 +92,26 @@ class StoredRun:
     chains: tuple[Any, ...]
     settings: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    step_sizes: np.ndarray | None = None
     step_sizes_of_draws: np.ndarray | None = None
     thin: int | None = 1
 
     @property
     def dimension(self) -> int:
-        """d."""
+        """The number d of coordinates."""
         return self.positions.shape[-1]
+
+    @cached_property
+    def step_sizes(self) -> np.ndarray | None:
+        """Step size of each chain, shape (chains,). None where it is unknown or not constant."""
+        if self.step_sizes_of_draws is None:
+            return None
+        means = self.step_sizes_of_draws.mean(1)
+        constant = np.ptp(self.step_sizes_of_draws, axis=1) <= 1e-6 * means
+        return means if constant.all() else None
 
     @property
     def is_langevin(self) -> bool:
-        """Whether it is Langevin dynamics with known step sizes and preconditioner."""
+        """Whether the run is Langevin dynamics with known step sizes and preconditioner."""
         return (
             self.settings.get("sampler") in LANGEVIN
             and self.step_sizes is not None
@@ -112,7 +127,7 @@ class StoredRun:
 def read_run(
     idata: DataTree, *, agreeing_chains: bool = True, diverged_chains: bool = False
 ) -> StoredRun:
-    """Positions, gradients and settings of a trace.
+    """Read positions, gradients and settings of a trace.
 
     Parameters
     ----------
@@ -120,22 +135,20 @@ def read_run(
     agreeing_chains : bool
         Refuse chains that are far from the others, or made with other settings.
     diverged_chains : bool
-        Take chains that diverged.
+        Accept chains that diverged.
 
     Raises
     ------
     ValueError
-        Where there are none, where draws are not finite, where chains diverged or are far
-        from the others, or where a coordinate does not move.
+        Where the trace has no positions and gradients, where draws are not finite, where chains
+        diverged or are far from the others, or where a coordinate does not move.
     """
     check_trace(idata)
     stats = idata.children.get("sample_stats")
     if stats is None or not {"gradient", "position"} <= set(stats.data_vars):
         raise ValueError(
             "The trace should have `gradient` and `position` in `sample_stats`, but has not. "
-            "Sample with a step method of pymc_sgmcmc that has all variables, such as "
-            "`pm.sample(step=SGLDCV())`, or compute the gradients at the draws of any sampler by "
-            "`idata = gradients(idata, model)`."
+            f"Sample with one step method of pymc_sgmcmc for all variables, or {COMPUTE_THEM}."
         )
     check_sample_dims(stats)
     positions, gradients = (
@@ -143,17 +156,15 @@ def read_run(
     )
     if not _are_of_one_step(positions, gradients):
         raise ValueError(
-            "`position` and `gradient` should be numbers of one step method, with the same shape "
-            f"(chain, draw, d), but are {positions.dtype} and {gradients.dtype} of shapes "
-            f"{positions.shape} and {gradients.shape}. Sample with one step method of pymc_sgmcmc "
-            "for all variables, or compute the gradients at the draws: "
-            "`idata = gradients(idata, model)`."
+            "`position` and `gradient` should be numbers of one step method, with the same shape, "
+            f"but are {positions.dtype} and {gradients.dtype} of shapes {positions.shape} and "
+            f"{gradients.shape}. Sample all variables with one step method, or {COMPUTE_THEM}."
         )
     check_same_draws(idata, positions.shape)
     if positions.shape[1] < 4:
         raise ValueError(
-            f"At least 4 draws a chain are needed, but the trace has {positions.shape[1]}. "
-            "Sample again with more `draws`."
+            f"A chain should have at least 4 draws, but has {positions.shape[1]}. Sample again "
+            "with more `draws`."
         )
     chains = tuple(range(len(positions)))
     if "chain" in stats.coords:
@@ -162,44 +173,30 @@ def read_run(
     settings = settings_of(idata)
     _check_finite(positions, gradients, chains)
     if not diverged_chains:
-        check_divergence(diverged(idata, positions, gradients, chains), chains, settings)
+        check_divergence(diverged(idata, positions, gradients, chains), settings)
     spaced, spaced_gradients = every_nth(positions), every_nth(gradients)
     check_constant(spaced, labels)
     check_constant(spaced_gradients, labels, "gradient")
     _check_same_chains(positions, chains)
     if not diverged_chains:
         _check_still(spaced, labels, chains)
+    step_sizes = _step_sizes(stats, settings)
     if agreeing_chains:
         check_chains(spaced, labels, chains)
-        _check_step_sizes(_step_sizes(stats, settings), chains)
+        _check_step_sizes(step_sizes, chains)
     _check_sign(spaced, spaced_gradients, labels)
     arrays = {}
     if SETTINGS in idata.children:
         arrays = {str(name): np.asarray(array) for name, array in idata[SETTINGS].data_vars.items()}
-    step_sizes = _step_sizes(stats, settings)
-    return StoredRun(
-        positions,
-        gradients,
-        labels,
-        chains,
-        settings,
-        arrays,
-        _constant(step_sizes),
-        step_sizes,
-        _transitions_a_draw(stats, settings),
-    )
+    thin = _transitions_a_draw(stats, settings)
+    return StoredRun(positions, gradients, labels, chains, settings, arrays, step_sizes, thin)
 
 
 def check_trace(idata: Any) -> None:
-    """Refuse what is no trace.
-
-    Raises
-    ------
-    TypeError
-    """
+    """Raise a TypeError for anything that is not a trace."""
     if not isinstance(idata, DataTree):
         raise TypeError(
-            "`idata` should be an xarray.DataTree, as `pm.sample` returns, but is of type "
+            "`idata` should be an xarray.DataTree, such as `pm.sample` returns, but is of type "
             f"{type(idata).__name__}."
         )
 
@@ -214,18 +211,18 @@ def has_gradients(idata: DataTree) -> bool:
 
 
 def _are_of_one_step(positions: Any, gradients: Any) -> bool:
+    """Whether arrays of a trace are numbers of the same shape (chain, draw, d)."""
     number = positions.dtype.kind in "fiu" and gradients.dtype.kind in "fiu"
     return number and positions.ndim == 3 and positions.shape == gradients.shape
 
 
 def posterior_of(idata: DataTree) -> xr.Dataset:
-    """Group `posterior` of a trace, with chains and draws first.
-
-    Without variables that have no value for each draw.
+    """Variables of the group `posterior` that have a value for each draw, chains and draws first.
 
     Raises
     ------
     ValueError
+        Where the trace has no such group.
     """
     check_trace(idata)
     if "posterior" not in idata.children:
@@ -244,12 +241,7 @@ def posterior_of(idata: DataTree) -> xr.Dataset:
 
 
 def check_same_draws(idata: DataTree, shape: tuple[int | None, ...]) -> None:
-    """Refuse statistics of other draws than those of the posterior.
-
-    Raises
-    ------
-    ValueError
-    """
+    """Raise a ValueError where the statistics are of other draws than the posterior."""
     if "posterior" not in idata.children:
         return
     sizes = idata["posterior"].sizes
@@ -257,34 +249,28 @@ def check_same_draws(idata: DataTree, shape: tuple[int | None, ...]) -> None:
     if None not in count and count != shape[:2]:
         raise ValueError(
             f"The posterior has {count[0]} chains of {count[1]} draws, but `sample_stats` has "
-            f"{shape[0]} chains of {shape[1]}. Select the same draws in all groups, as "
-            "`idata.sel` does."
+            f"{shape[0]} chains of {shape[1]}. Select draws in all groups, as `idata.sel` does."
         )
 
 
 def check_sample_dims(
     group: Any, name: str = "sample_stats", dims: tuple[str, ...] = ("chain", "draw")
 ) -> None:
-    """Refuse a group of a trace from which a chain or draw was selected with its dimension lost.
-
-    Raises
-    ------
-    ValueError
-    """
+    """Raise a ValueError where a group of a trace has lost the dimension of chains or of draws."""
     missing = [dim for dim in dims if dim not in group.dims]
     if missing:
         raise ValueError(
             f"`{name}` should have the dimension{'s' if len(dims) > 1 else ''} "
             f"{' and '.join(f'`{dim}`' for dim in dims)}, but has no "
-            f"{' and no '.join(f'`{dim}`' for dim in missing)}. Select with lists or slices, which "
-            "keep them: `idata.sel(chain=[0])`."
+            f"{' and no '.join(f'`{dim}`' for dim in missing)}. Select with lists or slices, as in "
+            "`idata.sel(chain=[0])`."
         )
 
 
 def chunks(chains: int, draws: int, elements: int) -> Iterator[tuple[int, slice]]:
-    """Yield a chain and a range of its draws until all draws were given.
+    """Yield a chain and a range of its draws, until all draws of all chains were given.
 
-    `elements` is the number of array elements that the caller needs for a draw.
+    `elements` is the number of array elements that the caller needs for each draw.
     """
     length = max(1, CHUNK_ELEMENTS // max(1, elements))
     for chain in range(chains):
@@ -299,7 +285,7 @@ def every_nth(values: np.ndarray, most: int = SOME_DRAWS) -> np.ndarray:
 
 
 def root_of_draws(covariance: np.ndarray, labels: tuple[str, ...], count: int) -> np.ndarray:
-    """Lower Cholesky factor of the covariance of some draws.
+    """Lower Cholesky factor of the covariance of draws, of which there are `count`.
 
     Raises
     ------
@@ -312,19 +298,19 @@ def root_of_draws(covariance: np.ndarray, labels: tuple[str, ...], count: int) -
         names = [f"`{labels[number]}`" for number in dependent_coordinates(covariance)]
         raise ValueError(
             f"The {len(labels)} coordinates of {count} draws should not be linearly dependent, but "
-            f"{_some(names)} are. Sample more draws than there are coordinates, and fix variables "
-            "that are functions of others."
+            f"{_first_of(names)} are. Sample more draws than there are coordinates, and fix "
+            "variables that are functions of others."
         ) from None
 
 
-def _some(names: Sequence[str], most: int = 5) -> str:
-    """Names for a message, at most the first `most`."""
+def _first_of(names: Sequence[str], most: int = 5) -> str:
+    """List of the first names for a message, with the number of the others."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def columns_of(values: np.ndarray, positions: np.ndarray) -> slice | None:
-    """Successive columns of the positions that are these values, None where there are none.
+    """Successive columns of the positions that equal the values, None where no columns do.
 
     Parameters
     ----------
@@ -343,15 +329,17 @@ def columns_of(values: np.ndarray, positions: np.ndarray) -> slice | None:
 
 
 def _step_sizes(stats: Any, settings: dict[str, Any]) -> np.ndarray | None:
+    """Step sizes of the draws, shape (chains, draws), None where the trace has none."""
     if "step_size" not in stats.data_vars:
         return None
     sizes = np.asarray(stats["step_size"].transpose("chain", "draw", ...), dtype=float)
-    if sizes.ndim == 3:  # others of a compound step record theirs beside it
+    if sizes.ndim == 3:  # Other step methods of a compound step record their step sizes too.
         sizes = sizes[..., int(settings.get(STEP_SIZE_COLUMN, 0))]
     return sizes
 
 
 def _transitions_a_draw(stats: Any, settings: dict[str, Any]) -> int | None:
+    """Number of transitions from one draw to the next, None where it is not constant."""
     thin = int(settings.get("thin", 1))
     if "draw" not in stats.coords or stats.coords["draw"].dtype.kind not in "iu":
         return thin
@@ -359,29 +347,20 @@ def _transitions_a_draw(stats: Any, settings: dict[str, Any]) -> int | None:
     return thin * int(steps[0]) if len(steps) == 1 and steps[0] >= 1 else None
 
 
-def _constant(step_sizes: np.ndarray | None) -> np.ndarray | None:
-    """The one step size of each chain, None where there are several."""
-    if step_sizes is None:
-        return None
-    means = step_sizes.mean(1)
-    return means if (np.ptp(step_sizes, axis=1) <= 1e-6 * means).all() else None
-
-
 def diverged(
     idata: DataTree, positions: np.ndarray, gradients: np.ndarray, chains: tuple[Any, ...]
-) -> dict[Any, str]:
-    """Chains that diverged and are finite, each with what shows it."""
+) -> dict[Any, str | None]:
+    """Evidence that a chain with finite numbers diverged, by chain; None where there is none."""
     center, deviations = _center(idata)
     with np.errstate(all="ignore"):
-        reasons = {
+        return {
             chain: find_divergence(x, g, center, deviations)
             for chain, x, g in zip(chains, every_nth(positions), every_nth(gradients), strict=True)
         }
-    return {chain: reason for chain, reason in reasons.items() if reason is not None}
 
 
 def _center(idata: DataTree) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Centre of a run and posterior standard deviations there, where the trace has them."""
+    """Centre of a run and the posterior standard deviations there, where the trace has them."""
     group = idata.children.get(SETTINGS)
     if group is None or "center" not in group.data_vars:
         return None, None
@@ -391,53 +370,43 @@ def _center(idata: DataTree) -> tuple[np.ndarray | None, np.ndarray | None]:
         return None, None
     if not isinstance(precision, Dense):
         return center, np.sqrt(np.broadcast_to(precision.inverse.diagonal(), center.shape))
-    scale = np.sqrt(precision.diagonal())  # coordinates in units that differ by orders
+    scale = np.sqrt(precision.diagonal())  # The units of the user may differ by any factor.
     covariance = np.linalg.pinv(precision.values / np.outer(scale, scale), hermitian=True)
     return center, np.sqrt(np.diag(covariance)) / scale
 
 
-def check_divergence(
-    reasons: Mapping[Any, str], chains: tuple[Any, ...], settings: Mapping[str, Any]
-) -> None:
-    """Refuse chains that diverged.
-
-    Raises
-    ------
-    ValueError
-    """
-    if not reasons:
+def check_divergence(reasons: Mapping[Any, str | None], settings: Mapping[str, Any]) -> None:
+    """Raise a ValueError where one of the chains has a reason to count as diverged."""
+    good = [chain for chain, reason in reasons.items() if reason is None]
+    if len(good) == len(reasons):
         return
-    chain, reason = next(iter(reasons.items()))
-    others = len(reasons) - 1
-    good = [chain for chain in chains if chain not in reasons]
+    chain, reason = next((chain, reason) for chain, reason in reasons.items() if reason is not None)
+    others = len(reasons) - len(good) - 1
     leave_out = f", or leave it out, `idata.sel(chain={good})`" if good else ""
     raise ValueError(
-        f"Chains should stay where the posterior has its mass, but chain {chain} {reason}"
-        + (f", and {others} other{'s' if others > 1 else ''} diverged as well" if others else "")
+        f"All chains should stay near the posterior, but chain {chain} {reason}"
+        + (f", and {others} more diverged" if others else "")
         + f". {remedy_of_divergence(settings)}{leave_out}."
     )
 
 
 def remedy_of_divergence(settings: Mapping[str, Any]) -> str:
-    """Remedy for a chain that diverged, without a full stop."""
+    """Remedy for a chain that diverged, as a sentence without its full stop."""
     step_size = settings.get("step_size")
-    too_large = "The step size" + ("" if step_size is None else f" of {step_size:.3g}")
-    too_large += " is too large for the posterior: sample again with a smaller "
     if step_size is None:
-        return too_large + "one"
+        return "The step size is too large: sample again with a smaller one"
+    too_large = f"The step size of {step_size:.3g} is too large: use a smaller "
     if settings.get("step_size_from") == GIVEN:
-        return (
-            f"{too_large}`step_size`, such as {step_size / 4:.2g}, or leave it out to have it "
-            "computed"
-        )
+        return f"{too_large}`step_size`, such as {step_size / 4:.2g}, or leave it out"
     return f"{too_large}`bias`, or a `step_size` such as {step_size / 4:.2g}"
 
 
 def _check_finite(positions: np.ndarray, gradients: np.ndarray, chains: tuple[Any, ...]) -> None:
+    """Raise a ValueError where draws are not finite, with their number in each chain."""
     bad: dict[Any, int] = {}
     for chain, part in chunks(*positions.shape):
         with np.errstate(all="ignore"):
-            # A sum takes a third of the time, and is finite only if its terms are.
+            # A sum is finite only if all of its terms are, and takes a third of the time.
             total = positions[chain, part].sum() + gradients[chain, part].sum()
         if np.isfinite(total):
             continue
@@ -448,36 +417,31 @@ def _check_finite(positions: np.ndarray, gradients: np.ndarray, chains: tuple[An
     if bad:
         listed = ", ".join(f"{number} of chain {chain}" for chain, number in bad.items())
         raise ValueError(
-            f"All draws should be finite, but {listed} are not. " + _leave_out(bad, chains)
+            f"All draws should be finite, but {listed} are not. {_leave_out(bad, chains)}"
         )
 
 
 def check_constant(draws: np.ndarray, labels: tuple[str, ...], of: str = "position") -> None:
-    """Refuse coordinates that do not move, in draws or batch means of shape (chains, draws, d).
+    """Raise a ValueError where a coordinate does not move.
 
-    Raises
-    ------
-    ValueError
+    The values are draws or means of batches of them, shape (chains, draws, d).
     """
     still = np.ptp(draws.reshape(-1, draws.shape[-1]), axis=0) == 0
     if still.any():
-        named = _some([f"`{labels[number]}`" for number in np.flatnonzero(still)])
+        named = _first_of([f"`{labels[number]}`" for number in np.flatnonzero(still)])
         if of == "gradient":
             raise ValueError(
                 f"All elements of `gradient` should vary, but those of {named} are constant over "
-                "the draws: no factor of the density has them, or they are not gradients. Leave "
-                "such variables out of the model, or compute the gradients: "
-                "`idata = gradients(idata, model)`."
+                f"the draws. Leave such variables out of the model, or {COMPUTE_THEM}."
             )
         raise ValueError(
             f"All coordinates should move, but {int(still.sum())} of {len(still)} are constant "
-            f"over the draws: {named}. Fix them in the model (`pm.Data` or a number in place of "
-            "the variable), and sample again."
+            f"over the draws: {named}. Replace them by numbers in the model, and sample again."
         )
 
 
 def _check_still(draws: np.ndarray, labels: tuple[str, ...], chains: tuple[Any, ...]) -> None:
-    """Refuse chains in which a coordinate does not move."""
+    """Raise a ValueError where a coordinate does not move in one of the chains."""
     still = np.ptp(draws, axis=1) == 0
     if still.any():
         bad = np.flatnonzero(still.any(1))
@@ -485,16 +449,15 @@ def _check_still(draws: np.ndarray, labels: tuple[str, ...], chains: tuple[Any, 
         still_chains = [chains[number] for number in bad]
         raise ValueError(
             f"All coordinates should move in all chains, but `{labels[number]}` is constant in "
-            f"{_list(still_chains)}, which is far from a draw of the posterior. "
-            + _leave_out(still_chains, chains)
+            f"{_list(still_chains)}. {_leave_out(still_chains, chains)}"
         )
 
 
 def _check_same_chains(positions: np.ndarray, chains: tuple[Any, ...]) -> None:
-    """Refuse one chain twice: it counts its draws double."""
+    """Raise a ValueError where two chains are the same, so that their draws count twice."""
     firsts: dict[bytes, int] = {}
     for number, chain in enumerate(positions):
-        # Of some draws first, since most chains differ there.
+        # Most chains differ in their first draws.
         earlier = firsts.setdefault(np.ascontiguousarray(chain[:4]).tobytes(), number)
         if earlier != number and np.array_equal(chain, positions[earlier]):
             raise ValueError(
@@ -505,7 +468,7 @@ def _check_same_chains(positions: np.ndarray, chains: tuple[Any, ...]) -> None:
 
 
 def _check_step_sizes(sizes: np.ndarray | None, chains: tuple[Any, ...]) -> None:
-    """Refuse chains of runs with other settings. Those of one run tune apart, by little."""
+    """Raise a ValueError where chains are of runs with different settings."""
     if sizes is None:
         return
     means = sizes.mean(1)
@@ -513,56 +476,51 @@ def _check_step_sizes(sizes: np.ndarray | None, chains: tuple[Any, ...]) -> None
         large, small = int(np.argmax(means)), int(np.argmin(means))
         raise ValueError(
             f"All chains should be of one run, but the `step_size` of chain {chains[large]} is "
-            f"{means[large]:.3g} and that of chain {chains[small]} is {means[small]:.3g}: runs of "
-            "different settings were put together, or tuning failed. Use the chains of each "
-            f"apart, such as `idata.sel(chain=[{chains[small]}])`."
+            f"{means[large]:.3g} and that of chain {chains[small]} is {means[small]:.3g}. Use each "
+            f"run apart, such as `idata.sel(chain=[{chains[small]}])`."
         )
 
 
 def _check_sign(positions: np.ndarray, gradients: np.ndarray, labels: tuple[str, ...]) -> None:
-    r"""Refuse gradients that point away from where the draws are.
+    r"""Raise a ValueError where gradients point away from where the draws are.
 
-    By Stein's identity :math:`-\mathrm{Cov}(\theta_i, \hat\nabla_i)` is one for draws of the
-    posterior, more for chains that are too wide and less for those that have moved little.
+    By Stein's identity :math:`-\mathrm{Cov}(\theta_i, \hat\nabla_i)` is 1 for draws of the
+    posterior, larger for chains that are too wide, and near 0 for chains that have moved little.
     """
     error = stein_variance_error(positions, gradients)
     covariances = 1 + error.value + CERTAIN * np.nan_to_num(error.standard_error, nan=np.inf)
     bad = covariances < -0.25
     if bad.any():
-        named = _some([f"`{labels[number]}`" for number in np.flatnonzero(bad)])
+        named = _first_of([f"`{labels[number]}`" for number in np.flatnonzero(bad)])
         raise ValueError(
-            "`gradient` should be that of plus the log posterior at `position`, which points to "
-            f"where the draws are, but points away from there in {named}: its sign is wrong, or it "
-            "is of another model. Compute the gradients: `idata = gradients(idata, model)`."
+            "`gradient` should be that of plus the log posterior and point to where the draws are, "
+            f"but points away from there in {named}. Check its sign, or {COMPUTE_THEM}."
         )
+
+
+def objection_to_mean_gradient(run: StoredRun, improbable: float) -> str | None:
+    """Message where the mean gradient is less probable at stationarity than the given bound."""
+    probability = mean_gradient_test(every_nth(run.gradients))
+    if not probability < improbable:  # It is NaN where draws are few.
+        return None
+    return (
+        "The mean of `gradient` should be zero, as it is at stationarity, but is not (probability "
+        f"{probability:.1g}). Sample more draws, see `gradient_convergence`, or {COMPUTE_THEM}."
+    )
 
 
 def check_mean_gradient(run: StoredRun) -> None:
-    """Refuse gradients whose mean is beyond doubt not zero, as it is at stationarity.
-
-    Raises
-    ------
-    ValueError
-    """
-    probability = mean_gradient_test(every_nth(run.gradients))
-    if probability < SURELY_NOT_ZERO:
-        raise ValueError(
-            "The mean of `gradient` should be zero, as it is at stationarity, but is not "
-            f"(probability {probability:.1g}): the chains have not converged, or the gradients are "
-            "those of other data or another model. Sample more draws, see `gradient_convergence`, "
-            "or compute the gradients: `idata = gradients(idata, model)`."
-        )
+    """Raise a ValueError where the mean gradient is beyond doubt not zero."""
+    objection = objection_to_mean_gradient(run, SURELY_NOT_ZERO)
+    if objection is not None:
+        raise ValueError(objection)
 
 
 def check_posterior(posterior: xr.Dataset, run: StoredRun) -> None:
-    """Refuse variables that are not finite, or of other draws than the positions.
+    """Raise a ValueError where variables are not finite, or of other draws than the positions.
 
-    A variable that has the name of a coordinate is the coordinate itself, or perhaps what a user
-    made of it, so that the two are correlated.
-
-    Raises
-    ------
-    ValueError
+    A variable with the name of a coordinate is the coordinate itself, or what the user made of it,
+    so that the two should be correlated.
     """
     number = {label: column for column, label in enumerate(run.labels)}
     for name, values in posterior.data_vars.items():
@@ -571,9 +529,8 @@ def check_posterior(posterior: xr.Dataset, run: StoredRun) -> None:
             continue
         if not np.isfinite(array).all():
             raise ValueError(
-                f"`{name}` should be finite, but has NaN or infinite values in the group "
-                "`posterior`. Leave it out by `var_names`, or leave out the draws in which it is "
-                "not."
+                f"`{name}` should be finite, but is not in the group `posterior`. Leave it out by "
+                "`var_names`, or leave out the draws in which it is not finite."
             )
         columns = [column for label, column in number.items() if label.split("[")[0] == name]
         flat = array.reshape(*array.shape[:2], -1)
@@ -592,26 +549,21 @@ def check_posterior(posterior: xr.Dataset, run: StoredRun) -> None:
         products = (x * y).mean(0)
         if (np.abs(products) < LEAST_CORRELATION * scale).any():
             raise ValueError(
-                f"`{name}` should have the draws of `position`, but those in the group `posterior` "
-                "are others, or its elements are in another order. Select the same draws in all "
-                "groups, as `idata.sel` does, or compute positions and gradients: "
-                "`idata = gradients(idata, model)`."
+                f"`{name}` should have the draws of `position`, but has other draws, or elements "
+                "in another order. Select draws in all groups, as `idata.sel` does, or "
+                f"{COMPUTE_THEM}."
             )
 
 
 def check_chains(draws: np.ndarray, labels: tuple[str, ...], chains: tuple[Any, ...]) -> None:
-    """Refuse chains that are far from the others, or spread far more or far less.
+    """Raise a ValueError where chains are far from the others, or spread far more or less.
 
-    Of draws, or means of batches of them, shape (chains, draws, d).
-
-    Raises
-    ------
-    ValueError
+    The values are draws or means of batches of them, shape (chains, draws, d).
     """
     if len(draws) < 2:
         return
     means, sds = draws.mean(1), draws.std(1)
-    # Of two chains nobody can say which is wrong, but the one that spreads less sets the scale.
+    # Nothing says which of two chains is wrong. The one that spreads less sets the scale.
     scale = sds.min(0) if len(draws) == 2 else np.median(sds, axis=0)
     scale = np.where(scale > 0, scale, np.finfo(float).tiny)
     away = np.abs(means - np.median(means, axis=0)) / scale
@@ -622,19 +574,19 @@ def check_chains(draws: np.ndarray, labels: tuple[str, ...], chains: tuple[Any, 
         spread = np.maximum(wide, narrow) / 2
         coordinate = labels[int(np.argmax(np.maximum(away, spread).max(0)))]
         raise ValueError(
-            f"All chains should be of one law, but {_list(which)} "
-            f"{'is' if len(which) == 1 else 'are'} far from the median of the chains, or spread "
-            f"far more or less than these, most of all in {coordinate}. "
-            + _leave_out(which, chains)
+            f"All chains should have one law, but {_list(which)} "
+            f"{'is' if len(which) == 1 else 'are'} far from the median of the chains, or too wide "
+            f"or narrow, most of all in {coordinate}. {_leave_out(which, chains)}"
         )
 
 
 def _leave_out(bad: Any, chains: tuple[Any, ...]) -> str:
+    """Sentence that says which chains to keep, and how to sample again."""
     good = [chain for chain in chains if chain not in set(bad)]
-    advice = "ample again: with a smaller step size (or `bias`) where chains diverged, with more "
-    advice += "tuning and more draws where they are slow."
-    return f"Leave them out, `idata.sel(chain={good})`, or s{advice}" if good else f"S{advice}"
+    again = "ample again with a smaller step size or more tuning."
+    return f"Leave them out, `idata.sel(chain={good})`, or s{again}" if good else f"S{again}"
 
 
 def _list(chains: list[Any]) -> str:
+    """List of chains for a message."""
     return f"chain{'s' if len(chains) > 1 else ''} " + ", ".join(map(str, chains))

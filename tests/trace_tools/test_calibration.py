@@ -11,13 +11,8 @@ import xarray as xr
 from scipy.special import expit, gamma, polygamma
 
 from pymc_sgmcmc import SGLD, SGLDCV, CalibrationError, stein_calibrate
-from pymc_sgmcmc.trace_tools.calibration import (
-    GROUP,
-    METHODS,
-    _langevin_precision,
-    _moments,
-    shrink,
-)
+from pymc_sgmcmc.trace_tools.affine_map import _langevin_precision, _sums_of_draws, shrink
+from pymc_sgmcmc.trace_tools.calibration import GROUP, METHODS
 from pymc_sgmcmc.trace_tools.reader import read_run
 from tests.support.langevin_chains import Gaussian, Logistic, as_trace, langevin
 from tests.support.models import two_variable_model
@@ -105,7 +100,8 @@ def test_second_moments_of_chains_with_step_sizes_of_their_own():
     assert (np.abs(z) < 4.5).all()
     # The equation itself, to rounding: Lambda H M + M H Lambda = 2 M + M E[h g g'] M / 2.
     run = read_run(trace)
-    found = _langevin_precision(_moments(run, products_of_gradients=True).whole(), run)
+    _, sums = _sums_of_draws(run, products_of_gradients=True)
+    found = _langevin_precision(sums.whole(), run)
     law = np.cov(x.reshape(-1, 3).T, bias=True)
     products = np.einsum("c,cki,ckj->ij", np.repeat(sizes, 16), g, g) / (32 * 4000)
     expected = 2 * M + M @ products @ M / 2

@@ -10,7 +10,8 @@ import xarray as xr
 
 from pymc_sgmcmc import discard_unconverged, gradient_convergence
 from pymc_sgmcmc.adaptation.convergence import window_mean_variance
-from pymc_sgmcmc.trace_tools.convergence import langevin_window_covariance, window_means
+from pymc_sgmcmc.trace_tools.convergence import window_means
+from pymc_sgmcmc.trace_tools.langevin import langevin_window_covariance
 from tests.support.langevin_chains import Gaussian, as_trace, langevin
 
 DIMENSION = 3

@@ -11,9 +11,9 @@ import pytest
 import xarray as xr
 
 from pymc_sgmcmc import SGLDCV, gradients, zero_variance
+from pymc_sgmcmc.trace_tools.langevin import langevin_gain
 from pymc_sgmcmc.trace_tools.zero_variance.coefficients import REGRESSIONS, fit_coefficients
 from pymc_sgmcmc.trace_tools.zero_variance.estimate import controlled_means
-from pymc_sgmcmc.trace_tools.zero_variance.gain import langevin_gain
 from pymc_sgmcmc.trace_tools.zero_variance.terms import count_terms, monomials, stein_terms
 from tests.support.langevin_chains import Gaussian, Logistic, as_trace
 from tests.support.models import two_variable_model

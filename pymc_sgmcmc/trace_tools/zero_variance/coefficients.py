@@ -1,12 +1,12 @@
-r"""Coefficients of control variates: the regression of what is wanted on functions of mean zero.
+r"""Coefficients of control variates, from the regression of functions on terms of mean zero.
 
 The controlled mean is :math:`\bar f + \hat a^\top \bar h` with
 
 .. math:: \hat a = -\mathrm{Var}(h)^{-1} \mathrm{Cov}(h, f)
 
-Baker et al. (2019), §4 and algorithm 2, leave out the minus. Over what the covariances are taken
-is the caller's choice: over means of batches of successive draws they are long-run covariances,
-which are those that set the variance of a mean over a chain.
+Baker et al. (2019), §4 and algorithm 2, leave out the minus. The caller chooses the rows over which
+the covariances are taken. Over means of batches of successive draws they are long-run covariances,
+which set the variance of a mean over a chain.
 """
 
 from __future__ import annotations
@@ -19,34 +19,32 @@ from scipy import linalg
 
 type _Method = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
-REGRESSIONS = ("least_squares", "ridge", "pca", "cv")
-"""Names of the regressions that give the coefficients."""
-
 FOLDS = 5
-"""Number of successive parts of the batches for cross-validation and split-sample estimation. Five
-leave four fifths of the batches for the coefficients."""
+"""Cross-validation and split-sample estimation divide the batches into this number of successive
+folds. Five folds leave four fifths of the batches for the coefficients."""
 
 BATCHES_PER_TERM = 5
-"""Smallest number of batches for each coefficient of least squares, with the constant. Five leave
-four fifths of the degrees of freedom for the error."""
+"""Least squares needs at least this number of batches for each coefficient, the constant included.
+Four fifths of the degrees of freedom are then left for the error."""
 
 PENALTIES = np.logspace(-6, 4, 21)
-"""Penalties that ridge regression tries, relative to the mean variance of a term times the number
+"""Ridge regression tries these penalties, relative to the mean variance of a term times the number
 of batches. They reach from almost least squares to almost no control variates."""
 
 
 def fit_coefficients(terms: np.ndarray, values: np.ndarray, regression: str) -> np.ndarray:
-    """Coefficients a, shape (p, q), of terms for each value.
+    """Coefficients a, shape (p, q), of the terms for each value.
 
     Parameters
     ----------
     terms : numpy.ndarray, shape (rows, p)
     values : numpy.ndarray, shape (rows, q)
     regression : {"least_squares", "ridge", "pca", "cv"}
-        Ridge with a penalty for each value by leave-one-out cross-validation; regression on
-        principal components, their number by cross-validation over successive batches; or for each
-        value the one of these two, of least squares where rows are enough, and of no control
-        variates, that predicts best in cross-validation. Ridge and components are scikit-learn's.
+        "ridge" chooses a penalty for each value by leave-one-out cross-validation. "pca" is
+        regression on principal components, whose number it chooses by cross-validation over
+        successive folds. "cv" takes for each value the method that predicts best in
+        cross-validation: one of these two, least squares where there are enough rows, or no
+        control variates. Ridge regression and principal components are those of scikit-learn.
 
     Examples
     --------
@@ -59,7 +57,7 @@ def fit_coefficients(terms: np.ndarray, values: np.ndarray, regression: str) -> 
     scale = np.where(scale > 0, scale, 1.0)
     scaled = (values - values.mean(0)) / scale
     centred = terms - terms.mean(0)
-    return -_METHODS[regression](centred, scaled) * scale
+    return -REGRESSIONS[regression](centred, scaled) * scale
 
 
 def out_of_fold(
@@ -70,7 +68,7 @@ def out_of_fold(
     Parameters
     ----------
     fit : callable
-        Coefficients from the rows of the given numbers.
+        Function that gives coefficients from the rows with the given numbers.
     terms, values : numpy.ndarray, shapes (rows, p) and (rows, q)
 
     Returns
@@ -86,11 +84,15 @@ def out_of_fold(
 
 
 def folds(rows: int) -> list[np.ndarray]:
-    """Numbers of the rows of each fold, successive, so that few batches of two folds touch."""
+    """Numbers of the rows of each fold, as `sklearn.model_selection.KFold` gives them.
+
+    They are successive, so that few batches have a neighbour in another fold. Written here, since
+    scikit-learn is optional.
+    """
     return np.array_split(np.arange(rows), min(FOLDS, rows))
 
 
-def _nothing(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _no_control_variates(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.zeros((terms.shape[1], values.shape[1]))
 
 
@@ -106,14 +108,17 @@ def _ridge(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _principal_components(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Regression on the first k components, k for each value by cross-validation."""
+    """Regression on the first k principal components, with a k for each value.
+
+    One decomposition serves all k, which a pipeline of scikit-learn would repeat for each.
+    """
     PCA = _sklearn("decomposition").PCA
     rows, count = terms.shape
     most = max(1, min(count, rows * (FOLDS - 1) // FOLDS // BATCHES_PER_TERM))
     sizes = np.unique(np.geomspace(1, most, min(most, 12)).astype(int))
 
     def paths(kept: np.ndarray) -> list[np.ndarray]:
-        """Coefficients for each number of components: they are orthogonal, so nested."""
+        """Coefficients for each number of components, whose scores are orthogonal."""
         pca = PCA(n_components=most).fit(terms[kept])
         scores = pca.transform(terms[kept])
         squares = (scores**2).sum(0)
@@ -130,8 +135,8 @@ def _principal_components(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _best(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """For each value the regression that predicts other batches best, or none."""
-    methods = [_nothing, _ridge, _principal_components]
+    """For each value the coefficients of the method that predicts other folds best."""
+    methods = [_no_control_variates, _ridge, _principal_components]
     if len(terms) * (FOLDS - 1) // FOLDS >= BATCHES_PER_TERM * (terms.shape[1] + 1):
         methods.append(_least_squares)
     errors, coefficients = [], []
@@ -152,22 +157,23 @@ def _columns_of_best(candidates: list[np.ndarray], errors: np.ndarray) -> np.nda
     return np.column_stack([candidates[row][:, column] for column, row in enumerate(best)])
 
 
-_METHODS: dict[str, _Method] = {
+REGRESSIONS: dict[str, _Method] = {
     "least_squares": _least_squares,
     "ridge": _ridge,
     "pca": _principal_components,
     "cv": _best,
 }
+"""These regressions give the coefficients, by their names in `zero_variance`."""
 
 
 def _sklearn(module: str) -> Any:
-    """A module of scikit-learn, which takes a second to import and is needed here alone."""
+    """Module of scikit-learn, which is optional and takes a second to import."""
     from importlib import import_module
 
     try:
         return import_module(f"sklearn.{module}")
     except ImportError:
         raise ImportError(
-            "`regression` other than 'least_squares' needs scikit-learn: "
+            "`regression` other than 'least_squares' needs scikit-learn. Install it by "
             '`pip install "pymc_sgmcmc[regression]"`.'
         ) from None

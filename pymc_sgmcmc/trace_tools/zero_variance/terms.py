@@ -1,14 +1,15 @@
-r"""Functions of expectation zero under the posterior, from positions and gradients.
+r"""Terms: functions of positions and gradients whose expectation under the posterior is zero.
 
 For a polynomial Q, and a density :math:`\pi` with light tails,
 
 .. math:: h = -\tfrac12 \Delta Q + \nabla Q \cdot z, \qquad z = -\tfrac12 \nabla \log \pi
 
-has :math:`\mathrm{E}_\pi[h] = 0` (Mira, Solgi and Imparato 2013), also with an unbiased estimate
-of the gradient that is drawn after the position (Friel, Mira and Oates 2016). Baker et al. (2019),
-§4, print :math:`\Delta Q + \nabla Q \cdot z` with :math:`z = f / 2`, f being minus the log
-posterior: the gradient is missing in z, and the factor of the Laplacian is wrong. As printed, the
-term of :math:`Q = \theta^2` has mean 3 in place of 0 on a standard normal law.
+has :math:`\mathrm{E}_\pi[h] = 0` (Mira, Solgi and Imparato 2013). This holds also for an unbiased
+estimate of the gradient that is drawn after the position (Friel, Mira and Oates 2016). Baker et al.
+(2019), §4, print :math:`\Delta Q + \nabla Q \cdot z` with :math:`z = f / 2`, where f is minus the
+log posterior. The gradient is missing in this z, and the factor of the Laplacian is wrong. Even
+with the gradient of f in z, the term of :math:`Q = \theta^2` would have mean 3 and not 0 on a
+standard normal law.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def count_terms(dimension: int, order: int) -> int:
 
 
 def monomials(dimension: int, order: int) -> list[np.ndarray]:
-    """Monomials by degree: row t of entry q - 1 has the q coordinates that are multiplied.
+    """Monomials by degree, as the numbers of the coordinates that are multiplied.
+
+    Entry q - 1 of the list has a row of q numbers for each monomial of degree q.
 
     Examples
     --------
@@ -47,19 +50,20 @@ def monomials(dimension: int, order: int) -> list[np.ndarray]:
 
 
 def stein_terms(positions: np.ndarray, gradients: np.ndarray, order: int) -> np.ndarray:
-    r"""The function h of each monomial Q.
+    r"""The term h of each monomial Q.
 
     .. math:: h = -\tfrac12 (\Delta Q + \nabla Q \cdot \nabla \log \pi)
 
     A monomial :math:`\theta^\alpha` of degree q is divided by :math:`q \sqrt{\alpha!}`. A
-    rotation of the coordinates then rotates the terms of a degree among themselves, and on a
-    standard normal law all degrees have leading terms of one variance: ridge and principal
-    components do not depend on the choice of the root of a covariance, nor on the degree.
+    rotation of the coordinates then rotates the terms of each degree among themselves, and on a
+    standard normal law the leading parts of all terms have the same variance. Hence ridge
+    regression and principal components do not depend on the choice of the root of a covariance,
+    and prefer no degree.
 
     Parameters
     ----------
     positions, gradients : numpy.ndarray, shape (n, d)
-        Gradients of *plus* the log posterior.
+        Positions, and gradients of *plus* the log posterior there.
     order : int
         Largest degree.
 
@@ -70,8 +74,8 @@ def stein_terms(positions: np.ndarray, gradients: np.ndarray, order: int) -> np.
 
     Examples
     --------
-    Standard normal, where the gradient is minus the position: half the position, and for the
-    square, divided by :math:`2 \sqrt{2}`, its distance from the mean of the square.
+    On a standard normal law the gradient is minus the position. The terms are half the position,
+    and the square less its mean, divided by :math:`2 \sqrt{2}`.
 
     >>> import numpy as np
     >>> stein_terms(np.array([[2.0]]), np.array([[-2.0]]), 2)
@@ -82,7 +86,7 @@ def stein_terms(positions: np.ndarray, gradients: np.ndarray, order: int) -> np.
         degree = table.shape[1]
         total = np.zeros((len(positions), len(table)))
         for place in range(degree):
-            # The derivative by one factor of a product: with equal factors each gives its own.
+            # By the product rule: one summand for each factor, also where factors are equal.
             others = np.delete(table, place, axis=1)
             total += gradients[:, table[:, place]] * _products(positions, others)
             for second in range(degree):
@@ -95,7 +99,7 @@ def stein_terms(positions: np.ndarray, gradients: np.ndarray, order: int) -> np.
 
 
 def _products(positions: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Products of the coordinates in each row of a table, shape (n, rows); 1 for empty rows."""
+    """Products of the coordinates in each row of a table, shape (n, rows). It is 1 without any."""
     product = np.ones((len(positions), len(table)))
     for place in range(table.shape[1]):
         product *= positions[:, table[:, place]]
@@ -104,12 +108,12 @@ def _products(positions: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 @cache
 def _weighted_monomials(dimension: int, order: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Monomials of each degree, and by what they are multiplied."""
+    """Monomials of each degree, and the factors by which their terms are multiplied."""
+
+    def factor(row: list[int]) -> float:
+        return 1 / (len(row) * sqrt(prod(factorial(power) for power in Counter(row).values())))
+
     return [
-        (table, np.array([1 / (len(row) * _root_of_factorials(row)) for row in table.tolist()]))
+        (table, np.array([factor(row) for row in table.tolist()]))
         for table in monomials(dimension, order)
     ]
-
-
-def _root_of_factorials(row: list[int]) -> float:
-    return sqrt(prod(factorial(number) for number in Counter(row).values()))

@@ -25,13 +25,13 @@ from pymc_sgmcmc.trace_tools.reader import (
     columns_of,
     every_nth,
     has_gradients,
+    objection_to_mean_gradient,
     posterior_of,
     read_run,
 )
 from pymc_sgmcmc.trace_tools.zero_variance.estimate import ControlledMeans, controlled_means
 from pymc_sgmcmc.trace_tools.zero_variance.gain import (
     advice,
-    advice_of_chain,
     centred_draws,
     linear_fit,
     predicted_gain,
@@ -40,10 +40,14 @@ from pymc_sgmcmc.trace_tools.zero_variance.gain import (
 from pymc_sgmcmc.trace_tools.zero_variance.moments import means_of_moments
 
 SAMPLE_DIMS = ("chain", "draw")
-"""Dimensions of the draws of a trace."""
+"""These are the dimensions of the draws of a trace."""
 
 ESTIMATES = ("mean", "mcse", "mean_before", "mcse_before", "variance_ratio")
-"""Estimates that draws and moments of all transitions both give."""
+"""These estimates come from draws and from moments of all transitions alike."""
+
+IMPROBABLE = 1e-4
+"""A warning says that the mean gradient is not zero where its probability is lower. By chance this
+happens to one converged run in ten thousand."""
 
 
 @dataclass(frozen=True)
@@ -53,21 +57,22 @@ class ZeroVariance:
     Attributes
     ----------
     mean, mcse : xarray.Dataset
-        Of each function, with control variates, and their Monte-Carlo standard errors. Dimensions
-        and coordinates of the functions, without those of chains and draws.
+        Means of the functions with control variates, and their Monte-Carlo standard errors. They
+        have the dimensions and coordinates of the functions, without chains and draws.
     mean_before, mcse_before : xarray.Dataset
-        Without control variates.
+        The same without control variates.
     variance_ratio : xarray.Dataset
-        Measured gain: the variance of the mean without over that with. NaN for what is constant.
+        Measured gain: the variance of the mean without control variates over that with them. NaN
+        for a function that is constant.
     predicted_gain : xarray.Dataset
-        For the linear part of each function and order 1, from step size, preconditioner and
-        gradient noise, :math:`1 + 1 / \delta` where every transition was stored. Of a normal
-        posterior: curvature that varies over it leaves more than the noise does. NaN for other
-        than Langevin dynamics.
+        Gain for the linear part of each function and order 1, from step size, preconditioner and
+        gradient noise. It is :math:`1 + 1 / \delta` where every transition was stored. It is that
+        on a normal posterior, and smaller where the curvature varies over the posterior. NaN for
+        other than Langevin dynamics.
     over_transitions : xarray.Dataset
-        Whether the means are over all transitions of the run, by its moments, or over the draws.
+        Whether the means are over all transitions of the run, from its moments, or over the draws.
     notes : tuple of str
-        Which means are over all transitions, and why control variates help little, where they do.
+        Which means are over all transitions, and the reasons where control variates help little.
     estimate : ControlledMeans or None
         The arrays behind the means over draws. None with ``moments="only"``.
     """
@@ -106,8 +111,8 @@ class ZeroVariance:
     def draws(self) -> xr.Dataset:
         """The functions at each draw with the control variates added, f + a'h.
 
-        Means over them have small variance; single ones need not, since coefficients from batch
-        means aim at the mean. Takes as much memory as the functions.
+        Means over them have a small variance. Single values need not, since coefficients from batch
+        means are the best for the mean. The result takes as much memory as the functions.
 
         Raises
         ------
@@ -126,13 +131,7 @@ class ZeroVariance:
             controls[chain, part] = estimate.control(
                 run.positions[chain, part].astype(float), run.gradients[chain, part].astype(float)
             )
-        out, start = {}, 0
-        for name, values in functions.data_vars.items():
-            size = int(np.prod(values.shape[2:]))
-            part_of = controls[..., start : start + size].reshape(values.shape)
-            out[name] = values.astype(float) + part_of
-            start += size
-        return xr.Dataset(out)
+        return functions.astype(float) + _shaped(functions, controls)
 
 
 def zero_variance(
@@ -150,73 +149,77 @@ def zero_variance(
 ) -> ZeroVariance:
     r"""Posterior means with zero-variance control variates, from the stored gradients.
 
-    For each function f of the parameters the mean of :math:`f + \hat a^\top h`, with
+    For each function f of the parameters, the result is the mean of :math:`f + \hat a^\top h` with
 
     .. math:: h = -\tfrac12 \Delta Q + \nabla Q \cdot z, \quad z = -\tfrac12 \hat\nabla, \quad
               \hat a = -\mathrm{Var}(h)^{-1} \mathrm{Cov}(h, f)
 
-    for all monomials Q of the unconstrained position up to the order. No pass over the data.
+    for all monomials Q of the unconstrained position up to the order. No pass over the data is
+    needed.
 
-    **Law.** Under the posterior each h has mean zero, so the mean is that of f with a smaller
-    Monte-Carlo error. A chain with a bias has a law near the posterior: with order 1 its means
-    keep their bias, since mean gradients are zero at stationarity. Order 2 removes on a Gaussian
-    posterior the bias of second moments as well, with coefficients from batch means where every
-    transition was stored; of thinned draws, or with marginal coefficients, part of it stays, and
-    ``moments="only"`` removes it.
+    **Law.** Under the posterior each h has mean zero, so that the result is the mean of f with a
+    smaller Monte-Carlo error. A chain with a bias has a law close to the posterior. With order 1
+    its means keep their bias, since mean gradients are zero at stationarity. On a Gaussian
+    posterior, order 2 also removes the bias of second moments, with coefficients from batch means
+    where every transition was stored. With thinned draws, or with marginal coefficients, part of
+    this bias stays, and ``moments="only"`` removes it.
 
-    **Draws or transitions.** A draw is one of several transitions, and the run keeps moments of
-    all of them (``idata["sgmcmc_moments"]``), also of those that were taken out of the trace since.
-    Where a function is a coordinate of the position its mean comes from these, with the whole
-    gain; that of another function, such as a transformed variable, comes from the draws.
-    `over_transitions` says which.
+    **Draws or transitions.** A draw is one of several transitions. The run keeps moments of all
+    transitions (``idata["sgmcmc_moments"]``), also of those whose draws were taken out of the trace
+    since. The mean of a function that is a coordinate of the position comes from these moments,
+    with the whole gain. The mean of another function, such as a transformed variable, comes from
+    the draws. `over_transitions` says which.
 
     **Gain.** On the mean of a parameter of a near-Gaussian posterior, order 1 removes what the
-    injected noise adds to the variance, and leaves what the gradient noise adds: with every
-    transition stored and coefficients from batch means the variance falls by :math:`1 + 1 /
-    \delta`, where :math:`\delta = \tfrac{h}{4} M V` is the inflation by the gradient noise V; with
-    marginal coefficients by about :math:`1 + H / V`. So control variates for the gradient
-    (`SGLDCV`) make these control variates effective, and without injected noise there is no gain.
+    injected noise adds to the variance, and leaves what the gradient noise adds. With every
+    transition stored and coefficients from batch means, the variance falls by the factor :math:`1 +
+    1 / \delta`, where :math:`\delta = \tfrac{h}{4} M V` is the inflation by the gradient noise V.
+    With marginal coefficients the factor is about :math:`1 + H / V`. So control variates for the
+    gradient (`SGLDCV`) make these control variates effective, and there is no gain without injected
+    noise.
 
     Parameters
     ----------
     idata : xarray.DataTree
-        With `position` and `gradient` in `sample_stats`: from `pymc.sample` with a step method of
-        this package, or from `gradients`. Not changed.
+        Trace with `position` and `gradient` in `sample_stats`: from `pymc.sample` with a step
+        method of this package, or from `gradients`. It is not changed.
     order : int
-        Largest degree of the polynomials: p = d terms for order 1, d (d + 3) / 2 for order 2.
+        Largest degree of the polynomials. There are p = d terms for order 1, and d (d + 3) / 2 for
+        order 2.
     func : callable, optional
-        Functions of the parameters: gets the posterior as an `xarray.Dataset`, returns a
-        Dataset, DataArray or array with a value, or an array of values, for each chain and draw.
-        The variables themselves where not given. Squares should be about a constant, not about
-        the mean of the draws: that is off by its own error, which the controlled mean of squares
-        then has, and the variance is ``mean of squares - mean**2``.
+        Function that gets the posterior as an `xarray.Dataset` and returns a Dataset, a DataArray,
+        an array, or a dict of these by name, with a value or an array of values for each chain and
+        draw. The default is the variables themselves. Squares should be about a constant and not
+        about the mean of the draws, whose own error they would have. The variance is then
+        ``mean of squares - mean**2``.
     var_names : str or sequence of str, optional
-        Variables of the posterior, or of what `func` returns; all where not given.
+        Variables of the posterior, or of what `func` returns. The default is all of them.
     model : pymc.Model, optional
-        Where the trace has no stored gradients they are computed with it, see `gradients`.
+        Model to compute the gradients with where the trace has none, see `gradients`.
     coefficients : {"batch_means", "marginal"}
-        Covariances over means of batches of successive draws, so over long runs, or over single
-        draws as in the paper. Batches should be longer than the autocorrelation time.
+        Whether the covariances are over means of batches of successive draws, or over single draws
+        as in the paper. Batches should be longer than the autocorrelation time.
     regression : {"least_squares", "ridge", "pca", "cv"}
-        Least squares needs five batches a term. The others, from scikit-learn (optional), are
-        for fewer batches than that: ridge, principal components, or the best in cross-validation.
+        Least squares needs five batches for each term. The others need fewer batches, and
+        scikit-learn, which is optional: ridge regression, principal components, or the best of all
+        in cross-validation.
     split : bool
         Take the coefficients for each fifth of the batches from the other batches, so that
         coefficients and means share no draws.
     batches : int, optional
-        Batches a chain; 20, or five a term over all chains, where not given.
+        Number of batches of each chain. The default is 20, or five for each term over all chains.
     moments : bool or "only"
-        Use the moments of all transitions where they serve: coefficients from batch means, up to
-        order 2 (means take those of order 1), and a trace with all draws of the run. With "only"
-        no draw has to be stored: the result has ``position``, the means of the unconstrained
-        position, and with order 2 ``variance``, that of each of its coordinates, without the bias
-        that the chain gives it on a Gaussian posterior. The stored batches are then joined to
-        `batches`.
+        Use the moments of all transitions where they serve. That is with coefficients from batch
+        means, up to order 2 (means take the terms of order 1), and with a trace of all draws of the
+        run. With "only" no draw has to be stored. The result then has ``position``, the means of
+        the unconstrained position. For order 2 it also has ``variance``, the variance of each
+        coordinate, without the bias that the chain gives it on a Gaussian posterior. The stored
+        batches are then joined to `batches`.
 
     Returns
     -------
     ZeroVariance
-        With ``summary()``, a table, and ``draws()``.
+        Means, with a table from ``summary()`` and the controlled functions from ``draws()``.
 
     Warns
     -----
@@ -226,9 +229,9 @@ def zero_variance(
     Raises
     ------
     ValueError
-        Where there are no stored gradients or moments, draws are not finite, chains are far
-        from the others, parameters are constant or unknown, or batches are fewer than the terms
-        need.
+        Where the trace has no stored gradients or moments, draws are not finite, chains are far
+        from the others, functions are constant or unknown, or there are too few batches for the
+        terms.
 
     References
     ----------
@@ -255,9 +258,8 @@ def zero_variance(
         given = any(setting is not None for setting in (func, var_names, model))
         if given or coefficients != "batch_means":
             raise ValueError(
-                "`moments='only'` gives means of the position alone, from batch means, but got "
-                "`func`, `var_names`, `model` or other `coefficients`. Leave these out, or use "
-                "`moments=True`."
+                "`moments='only'` gives means of the position alone, but got `func`, `var_names`, "
+                "`model` or other `coefficients`. Leave these out, or use `moments=True`."
             )
         return _from_moments(read_moments(idata), order, regression, split, batches)
     if not isinstance(moments, bool):
@@ -285,37 +287,32 @@ def zero_variance(
     )
     fit = linear_fit(run)
     directions = slopes(centred_draws(run.positions), values - values.mean(0))
-    columns = estimate.columns
-    columns["predicted_gain"] = predicted_gain(run, fit, directions, run.thin)
-    columns["predicted_gain"][~estimate.moving] = np.nan
+    gain = predicted_gain(run, fit, directions, run.thin)
+    columns = estimate.columns | {"predicted_gain": np.where(estimate.moving, gain, np.nan)}
     over = np.zeros(len(estimate.mean), dtype=bool)
-    means: ZeroVariance | None = None
     notes: list[str] = []
     short = estimate.short_batches(values.var(0), "draws")
     if moments and coefficients == "batch_means" and order <= 2 and run.thin != 1:
         coordinates, numbers = _coordinates(functions, run)
-        if coordinates.any():
+        if coordinates.any() and MOMENTS in idata.children:
             means, notes = _means_over_transitions(idata, run, regression, split, batches)
             if means is not None:
                 over = coordinates
+                columns |= {name: columns[name].copy() for name in ESTIMATES}
                 for name in ESTIMATES:
-                    columns[name] = columns[name].copy()
                     columns[name][over] = _flat(getattr(means, name))[numbers]
                 gain = predicted_gain(run, fit, directions[:, over], 1)
                 columns["predicted_gain"][over] = gain
-    if over.all():
-        assert means is not None
-        short = list(means.notes)
+                if over.all():
+                    short = list(means.notes)
     # In batches that are too short any mean gradient seems improbable.
-    off_zero = [] if short else advice_of_chain(run)
-    for note in off_zero:
-        warnings.warn(note, UserWarning, stacklevel=2)
-    notes += off_zero
+    objection = None if short else objection_to_mean_gradient(run, IMPROBABLE)
+    if objection is not None:
+        warnings.warn(objection, UserWarning, stacklevel=2)
     if not over.all():
         notes += advice(run, estimate, fit, bool(short), coefficients) + short
-    shaped = {name: _shaped(functions, column) for name, column in columns.items()}
     return ZeroVariance(
-        **shaped,
+        **{name: _shaped(functions, column) for name, column in columns.items()},
         over_transitions=_shaped(functions, over),
         notes=tuple(notes),
         estimate=estimate,
@@ -334,16 +331,8 @@ def zero_variance_of_moments(
 ) -> pd.DataFrame:
     """Table of `zero_variance` with ``moments="only"``, which replaces this function.
 
-    Parameters
-    ----------
-    idata, order, regression, split, batches
-        As in `zero_variance`.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Rows: coordinates of the unconstrained position, and with `order` 2 their variances,
-        ``variance of ...``.
+    The rows are the coordinates of the unconstrained position, and with `order` 2 also their
+    variances, ``variance of ...``. The arguments are settings of `zero_variance`.
 
     Warns
     -----
@@ -371,8 +360,8 @@ def _from_moments(
     """Means of the unconstrained position, and with order 2 its variances."""
     if order not in (1, 2):
         raise ValueError(
-            f"`order` should be 1 or 2, but got {order!r}. Higher ones need the draws, so "
-            "`moments=True`."
+            f"`order` should be 1 or 2, but got {order!r}. Use `moments=True` for higher orders, "
+            "which need the draws."
         )
     means, variances, notes = means_of_moments(moments, order, regression, split, batches)
     parts = [means] if variances is None else [means, variances]
@@ -396,19 +385,17 @@ def _from_moments(
 def _means_over_transitions(
     idata: DataTree, run: StoredRun, regression: str, split: bool, batches: int | None
 ) -> tuple[ZeroVariance | None, list[str]]:
-    """Means of the position over all transitions, if there are any, and notes."""
-    if MOMENTS not in idata.children:
-        return None, []
+    """Means of the position over all transitions, None where they cannot be used, and notes."""
     try:
         moments = read_moments(idata)
         means = _from_moments(moments, 1, regression, split, batches)
     except ValueError as error:
-        return None, [f"The means are over the draws alone. {error}"]
+        return None, [f"The means are over the draws alone, since moments cannot be used: {error}"]
     chains = moments.batch_position.shape[0]
     if chains != len(run.chains):
         return None, [
-            f"The means are over the draws alone: {chains} chains have moments of all transitions, "
-            f"and the trace has {len(run.chains)}. Chains that were interrupted have none."
+            f"The means are over the draws alone, since only {chains} of {len(run.chains)} chains "
+            "have moments of all transitions."
         ]
     return means, [
         "Means of coordinates of the position are over all transitions, not only over the draws.",
@@ -418,14 +405,14 @@ def _means_over_transitions(
 
 def _coordinates(functions: xr.Dataset, run: StoredRun) -> tuple[np.ndarray, np.ndarray]:
     """Mask of the elements that are coordinates of the position, and their numbers there."""
-    over, numbers = [], []
+    over, numbers = [], [np.empty(0, dtype=int)]
     for values in functions.data_vars.values():
         flat = np.asarray(values).reshape(*run.positions.shape[:2], -1)
         columns = columns_of(flat, run.positions)
         over.append(np.full(flat.shape[-1], columns is not None))
         if columns is not None:
             numbers.append(np.arange(columns.start, columns.stop))
-    return np.concatenate(over), np.concatenate([np.empty(0, dtype=int), *numbers])
+    return np.concatenate(over), np.concatenate(numbers)
 
 
 def _functions(
@@ -456,114 +443,106 @@ def _functions(
         functions = functions[names]
     if not functions.data_vars:
         raise ValueError(
-            "The group `posterior` should have variables with a value for each chain and draw, but "
-            "has none. Pass the DataTree that `pm.sample` returned."
+            "The group `posterior` should have variables with a value for each draw, but has none. "
+            "Pass the DataTree that `pm.sample` returned."
         )
     return functions.transpose(*SAMPLE_DIMS, ...)
 
 
 def _read_only(posterior: xr.Dataset) -> xr.Dataset:
     """Copy of the posterior that shares the numbers and refuses changes in place."""
-    out = posterior.copy()
-    for name, values in posterior.data_vars.items():
+
+    def read_only(values: xr.DataArray) -> xr.DataArray:
         view = np.asarray(values).view()
         view.flags.writeable = False
-        out[name] = values.copy(data=view)
-    return out
+        return values.copy(data=view)
+
+    return posterior.map(read_only, keep_attrs=True)
 
 
 def _as_dataset(value: Any, posterior: xr.Dataset) -> xr.Dataset:
     """Result of a function as variables with a value for each chain and draw."""
     if isinstance(value, dict):
-        kinds = {name: type(part).__name__ for name, part in value.items()}
-        if any(isinstance(part, xr.Dataset) and len(part) != 1 for part in value.values()):
-            raise ValueError(
-                f"`func` should return a DataArray or an array for each name, but returned {kinds}."
-            )
         value = xr.Dataset({name: _as_array(part, posterior) for name, part in value.items()})
     elif not isinstance(value, xr.Dataset):
         array = _as_array(value, posterior)
-        name = "func" if array.name is None else array.name
-        value = array.rename(None).to_dataset(name=name)
+        value = array.to_dataset(name="func" if array.name is None else array.name)
     if not value.data_vars:
-        raise ValueError(
-            "`func` should return a Dataset with at least one variable, but it has none."
-        )
+        raise ValueError("`func` should return a Dataset with at least one variable.")
     for name, values in value.data_vars.items():
         if any(values.sizes.get(dim) != posterior.sizes[dim] for dim in SAMPLE_DIMS):
             chains, draws = (posterior.sizes[dim] for dim in SAMPLE_DIMS)
             raise ValueError(
                 f"`func` should return a value for each of {chains} x {draws} draws, but "
-                f"`{name}` has dimensions {dict(values.sizes)}. Leave means over draws to "
-                "`zero_variance`."
+                f"`{name}` has dimensions {dict(values.sizes)}. `zero_variance` takes the means."
             )
     return value
 
 
 def _as_array(value: Any, posterior: xr.Dataset) -> xr.DataArray:
-    if isinstance(value, xr.Dataset):
-        (value,) = value.data_vars.values()
+    """An array with the dimensions of the draws first, or a DataArray as it is."""
     if isinstance(value, xr.DataArray):
         return value
-    array = np.asarray(value)
-    chains, draws = (posterior.sizes[dim] for dim in SAMPLE_DIMS)
-    if array.shape[:2] != (chains, draws):
+    shape = tuple(posterior.sizes[dim] for dim in SAMPLE_DIMS)
+    if isinstance(value, xr.Dataset) or np.shape(value)[:2] != shape:
+        got = "a Dataset for a name" if isinstance(value, xr.Dataset) else f"{np.shape(value)}"
         raise ValueError(
             "`func` should return a Dataset, a DataArray or an array with a value for each of "
-            f"{chains} x {draws} draws, but returned shape {array.shape}. Write it with xarray, "
-            'for example `lambda post: post["x"] ** 2`.'
+            f"{shape[0]} x {shape[1]} draws, but returned shape {got}. Write it with xarray, as in "
+            '`lambda post: post["x"] ** 2`.'
         )
-    dims = SAMPLE_DIMS + tuple(f"func_dim_{axis}" for axis in range(array.ndim - 2))
-    return xr.DataArray(array, dims=dims)
+    dims = SAMPLE_DIMS + tuple(f"func_dim_{axis}" for axis in range(np.ndim(value) - 2))
+    return xr.DataArray(np.asarray(value), dims=dims)
 
 
 def _check_functions(functions: xr.Dataset, run: StoredRun) -> None:
-    sizes = run.positions.shape[:2]
+    """Raise a ValueError where a function is not one of finite numbers that vary."""
     for name, values in functions.data_vars.items():
-        if values.dtype.kind not in "fiub":
+        array = np.asarray(values)
+        if array.dtype.kind not in "fiub":
             raise ValueError(
                 f"`{name}` should be numbers, but has dtype {values.dtype}. Leave it out by "
                 "`var_names`."
             )
-        if values.shape[:2] != sizes:
-            raise ValueError(
-                f"`{name}` has {values.shape[:2]} chains and draws, but the stored gradients have "
-                f"{sizes}. Select the same draws in all groups, as `idata.sel` does."
-            )
-        if not values.size:
+        if not array.size:
             raise ValueError(
                 f"`{name}` should have at least one element a draw, but has shape {values.shape}. "
                 "Leave it out by `var_names`."
             )
-        array = np.asarray(values)
-        # Neither extreme is finite where a value is not.
+        # The extremes are finite only if all values are.
         low, high = array.min(), array.max()
         if not np.isfinite([low, high]).all():
             chain = next(number for number, part in enumerate(array) if not np.isfinite(part).all())
             raise ValueError(
                 f"`{name}` should be finite, but is not in chain {run.chains[chain]}. Leave it "
-                "out by `var_names`, or leave out the draws in which it is not."
+                "out by `var_names`, or leave out such draws."
             )
         if low == high:
             raise ValueError(
-                f"`{name}` is constant over the draws, {float(low):g}: there is no Monte-Carlo "
-                "error to reduce. Leave it out by `var_names`."
+                f"`{name}` is constant over the draws, {float(low):g}, and has no Monte-Carlo "
+                "error. Leave it out by `var_names`."
             )
 
 
-def _shaped(functions: xr.Dataset, flat: np.ndarray) -> xr.Dataset:
-    """Dataset with an entry for each element of the functions."""
+def _shaped(functions: xr.Dataset, values: np.ndarray) -> xr.Dataset:
+    """Dataset of values, the last axis of which numbers the elements of all functions.
+
+    The other axes are those of chains and draws, or there are none.
+    """
     out, start = {}, 0
-    for name, values in functions.data_vars.items():
-        like = values.isel(dict.fromkeys(SAMPLE_DIMS, 0), drop=True)
-        out[name] = like.copy(data=flat[start : start + like.size].reshape(like.shape))
-        start += like.size
+    for name, like in functions.data_vars.items():
+        if values.ndim == 1:
+            like = like.isel(dict.fromkeys(SAMPLE_DIMS, 0), drop=True)
+        size = int(np.prod(like.shape[values.ndim - 1 :]))
+        out[name] = like.copy(data=values[..., start : start + size].reshape(like.shape))
+        start += size
     return xr.Dataset(out, attrs=functions.attrs)
 
 
 def _flat(dataset: xr.Dataset) -> np.ndarray:
+    """All values of a Dataset as one vector, in the order of `_shaped`."""
     return np.concatenate([np.ravel(values) for values in dataset.data_vars.values()])
 
 
-def _quote(names: Any) -> str:
+def _quote(names: Iterable[Any]) -> str:
     return ", ".join(f"`{name}`" for name in names)
