@@ -1,4 +1,4 @@
-"""How far the draws of a run are from the posterior, from the stored gradients."""
+"""Errors of the posterior variances and means of a run, from the stored gradients."""
 
 from __future__ import annotations
 
@@ -40,36 +40,48 @@ from pymc_sgmcmc.trace_tools.reader import diverged, read_run, remedy_of_diverge
 from pymc_sgmcmc.tuning import VARIANCE_INFLATION
 
 STANDARD_ERRORS = 2.0
-"""Monte-Carlo standard errors by which an error has to exceed the stated one. Two are exceeded by
-chance once in 40 estimates."""
+"""An error counts as larger than the stated one where it is larger by this number of Monte-Carlo
+standard errors. By chance an estimate is that far off, to one side, once in 40 cases."""
 
 ENOUGH_MEAN_ERROR = 0.025
-"""Standard error of such an error that is small enough to tell it from none."""
+"""The advice on the number of draws aims at this standard error of the error of a mean, in
+posterior standard deviations. It is a quarter of the largest error that is accepted."""
 
 LARGEST_R_HAT = 1.05
+"""Chains count as not converged where R-hat of a coordinate is larger. The bound is looser than the
+1.01 of Vehtari et al. (2021), since R-hat from 100 effective draws is above that by chance."""
+
 SMALLEST_ESS = 100.0
+"""Chains count as not converged where a coordinate has fewer effective draws. The bound is looser
+than the 400 of Vehtari et al. (2021). From 100 draws a standard deviation is known to 7 %."""
+
 SMALLEST_PROBABILITY = 1e-3
-"""Bounds on R-hat, on the effective sample size and on the probability of the mean gradient, beyond
-which chains count as not converged. The first two are looser than the 1.01 and 400 of Vehtari et
-al. (2021)."""
+"""Chains count as not converged where the probability of the mean gradient is lower. By chance this
+happens to one converged run in a thousand."""
 
 CHECKED_COORDINATES = 200
-"""Coordinates, the slowest, whose convergence is judged at the end of a run: half a second."""
+"""At the end of a run the convergence of at most this number of coordinates is judged, the slowest
+ones. This takes half a second."""
 
 SMALLEST_BIAS = 0.001
-"""Accuracy below which it is not a smaller step that a run needs."""
+"""No smaller `bias` is advised. Where an estimate asks for less, the step size is not what is wrong
+with a run."""
 
 UNUSABLE = ("Diverged", "Not converged")
-"""First words of the verdicts on runs that say little about the posterior."""
+"""The verdicts on runs that say little about the posterior begin with these words."""
 
 TOO_WIDE = 1.0
-"""Variance error of a chain that has not converged, beyond which its step is to blame."""
+"""For a chain that has not converged, a smaller step is advised where the variance error is larger
+than this number, so that the variance is more than twice the right one."""
 
 RERUN_SAMPLERS = ("SGLD", "SGLDCV")
-"""Step methods that `bias_report` can run again from what a trace holds."""
+"""These step methods can be run again by `bias_report` from the settings in a trace."""
+
+BY_HAND = "Sample again with half the step size, and compare the two."
+"""This remedy ends messages about runs that `bias_report` cannot repeat."""
 
 SECOND_MOMENT, STEIN = "second moment of the gradients", "Stein's identity"
-"""Names of the two methods that give a variance error."""
+"""These are the names of the two methods that give a variance error."""
 
 
 def bias_report(
@@ -81,73 +93,77 @@ def bias_report(
     random_seed: Any = None,
     compile_kwargs: Mapping[str, Any] | None = None,
 ) -> pd.DataFrame:
-    r"""Estimated errors of the posterior variances and means of a run, a row a coordinate.
+    r"""Estimated errors of the posterior variances and means of a run, with a row a coordinate.
 
     For Langevin dynamics with a known preconditioner (`SGLD`, `SGLDCV`, `ULA`) the variance error
-    is that of a Gaussian with the curvature at the centre and the second moment of the gradients
-    that the chain met, see `pymc_sgmcmc.stein.langevin_variance_error`; its Monte-Carlo error is
-    a few percent of itself. For other step methods it is
-    :math:`-\mathrm{Cov}(\theta_i, \hat\nabla_i) - 1`, which is zero for draws of the posterior
-    (Stein's identity) and has a Monte-Carlo error of about :math:`\sqrt{2 / K}` after K effective
-    draws. No pass over the data.
+    is computed from the second moment of the gradients that the chain met, for a Gaussian with the
+    curvature at the centre, see `pymc_sgmcmc.stein.langevin_variance_error`. Its Monte-Carlo error
+    is a few percent of itself. For other step methods it is :math:`-\mathrm{Cov}(\theta_i,
+    \hat\nabla_i) - 1`, which is zero for draws of the posterior by Stein's identity. It then has a
+    Monte-Carlo error of about :math:`\sqrt{2 / K}` after K effective draws. No pass over the data
+    is needed.
 
-    The gradients do not show an error of the mean, since their expectation is zero at
-    stationarity whatever the bias. With ``rerun=True`` the run is repeated at half the step
-    size: errors are of first order in it, so twice the difference is the error of the run. Its
-    standard error is that of the two means, about :math:`2 \sqrt{2 / K}` standard deviations: some
-    3000 effective draws are needed to tell 0.1 of them from none, and fewer give "cannot tell".
+    The gradients do not show an error of the mean, since their expectation is zero at stationarity
+    whatever the bias. With ``rerun=True`` the run is repeated at half the step size. Errors are of
+    first order in the step size, so that twice the difference of the means is the error of the run.
+    Its standard error is about :math:`2 \sqrt{2 / K}` posterior standard deviations. About 3000
+    effective draws are needed to tell an error of 0.1 standard deviations from none. With fewer
+    draws the verdict is "cannot tell".
 
-    **Verdicts.** A coordinate is "mean off" where the error is beyond doubt above 0.1 standard
-    deviations, and "variance too large" where it is above the stated one; "ok" is said only where
-    two standard errors more would leave the one below 0.1 and the other below twice the stated
-    one. One in 40 estimates is off by two standard
-    errors to one side, which among 100 coordinates is two or three of them. Errors of the mean, and
-    of the variance by Stein's identity, have standard errors as large as what they are compared
-    with, so for them beyond doubt is by Bonferroni's bound, at which the chance of a false word on
-    any of d coordinates is what two standard errors give for one (3.5 of them at d = 100). The
-    variance error from the second moment of the gradients is known to a few percent of itself, and
-    tuning aims at 95 % of the stated one: there two standard errors are kept, and what they may
-    wrongly call too large is so by a few percent of the stated error.
+    **Verdicts.** A coordinate is "mean off" where the error of its mean is beyond doubt larger than
+    0.1 standard deviations, and "variance too large" where its variance error is beyond doubt
+    larger than the stated one. The verdict is "ok" only where, with two standard errors added, the
+    first is still below 0.1 and the second below twice the stated one.
 
-    **Compound steps.** Where a step method has some of the variables and others of PyMC have the
-    rest, the report is of its variables. Their law is that given the other variables, so the
-    second moment of the gradients gives the error of the variance given them; the other step
-    methods may bring errors of their own. Of a run with two step methods of this package there is
-    no report.
+    One in 40 estimates is off by two standard errors to one side, which among 100 coordinates is
+    two or three of them. Errors of the mean, and variance errors by Stein's identity, have standard
+    errors as large as what they are compared with. For these, "beyond doubt" follows Bonferroni's
+    bound: the chance of a wrong verdict on any of d coordinates is at most what two standard errors
+    give for a single one (3.5 standard errors at d = 100). The variance error from the second
+    moment of the gradients is known to a few percent of itself, and tuning aims at 95 % of the
+    stated one. For this one, "beyond doubt" means two standard errors. A variance that they wrongly
+    call too large is too large by a few percent of the stated error.
+
+    **Compound steps.** Where a step method moves some of the variables and step methods of PyMC
+    move the rest, the report is of the variables of the first. Their law is that given the other
+    variables, so that the second moment of the gradients gives the error of the variance given
+    these. The other step methods may add errors of their own. There is no report of a run with two
+    step methods of this package.
 
     Parameters
     ----------
     idata : xarray.DataTree
-        From `pymc.sample` with one step method of this package. Not changed.
+        Trace from `pymc.sample` with one step method of this package. It is not changed.
     model : pymc.Model, optional
-        Needed for `rerun` alone; that of the context where not given.
+        Needed for `rerun` alone. The default is the model of the context.
     bias : float, optional
-        Stated relative error of the variance; that of the run where not given.
+        Stated relative error of the variance. The default is that of the run.
     rerun : bool
-        Run again at half the step size, for `SGLD` and `SGLDCV` that have all variables. Takes
+        Run again at half the step size, for `SGLD` and `SGLDCV` that move all variables. This takes
         about twice the time of the run.
     random_seed : optional
-        Of the second run.
+        Seed of the second run.
     compile_kwargs : mapping, optional
-        Of the step method of the second run, as in `SGLD`.
+        Setting of the step method of the second run, as in `SGLD`.
 
     Returns
     -------
     pandas.DataFrame
-        Rows: coordinates of the unconstrained position. Columns: ``mean`` and ``sd`` of the draws;
-        ``variance_error``, relative, and its standard error ``variance_error_se``;
-        ``mean_error``, in posterior standard deviations, and ``mean_error_se`` (NaN without
-        `rerun`); ``ess_bulk``; ``r_hat``; ``verdict``. ``attrs`` has the stated ``bias``, the
-        ``method``, ``gradient_probability`` (that chains at stationarity have mean gradients as
-        large as these), and the ``verdict`` of the whole run in one line.
+        The rows are the coordinates of the unconstrained position. The columns are ``mean`` and
+        ``sd`` of the draws; the relative ``variance_error`` and its standard error
+        ``variance_error_se``; ``mean_error``, in posterior standard deviations, and
+        ``mean_error_se`` (both NaN without `rerun`); ``ess_bulk``; ``r_hat``; and ``verdict``. The
+        ``attrs`` have the stated ``bias``, the ``method``, the ``verdict`` on the whole run in one
+        line, and ``gradient_probability``, the probability that chains at stationarity have mean
+        gradients as large as these.
 
     Raises
     ------
     ValueError
-        Where the trace has no stored gradients, numbers that are not finite, or a second run
-        cannot be made from what it holds; or `bias` is not in (0, 1).
+        Where the trace has no stored gradients or numbers that are not finite, where a second run
+        cannot be made from what it holds, or where `bias` is not in (0, 1).
     TypeError
-        Where `bias` is no number.
+        Where `bias` is not a number.
 
     Examples
     --------
@@ -230,7 +246,7 @@ def bias_report(
 
 
 def bias_warnings(idata: DataTree) -> list[str]:
-    """Warnings at the end of a run, none where it met the stated accuracy or stated none."""
+    """Warnings at the end of a run, none where it met the stated accuracy, or there is none."""
     positions, gradients, step_sizes, reasons = _stored(idata)
     settings = settings_of(idata)
     if reasons:
@@ -258,10 +274,10 @@ def bias_warnings(idata: DataTree) -> list[str]:
         return []
     worst = int(np.argmax(np.where(above, error.value, -np.inf)))
     return [
-        f"The posterior variance of {int(above.sum())} of {len(above)} coordinates is too large by "
-        f"more than the {_called(None, settings)} {stated:.3g}: most of all that of "
-        f"{labels[worst]}, by about {error.value[worst]:.2g} of itself. "
-        f"{_remedy(error.value[worst], stated, settings)} `bias_report(idata)` has all of them."
+        f"The variance of {int(above.sum())} of {len(above)} coordinates is too large by more than "
+        f"the {_called(None, settings)} {stated:.3g}, most of all that of {labels[worst]}, by "
+        f"about {error.value[worst]:.2g}. {_remedy(error.value[worst], stated, settings)} "
+        "See `bias_report(idata)`."
     ]
 
 
@@ -271,12 +287,12 @@ def bias_warnings(idata: DataTree) -> list[str]:
 def _stored(
     idata: DataTree,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[Any, str]]:
-    """Positions, gradients and step sizes of the draws, and chains that diverged."""
+    """Positions, gradients, step sizes of the draws, and chains that diverged with reasons."""
     run = read_run(idata, agreeing_chains=False, diverged_chains=True)
     if run.step_sizes_of_draws is None:
         raise ValueError(
             "The trace should have `step_size` in `sample_stats`, but has not. Sample with a step "
-            "method of pymc_sgmcmc, such as `pm.sample(step=SGLDCV())`."
+            "method of pymc_sgmcmc, as by `pm.sample(step=SGLDCV())`."
         )
     positions, gradients = run.positions.astype(float), run.gradients.astype(float)
     found = diverged(idata, positions, gradients, run.chains)
@@ -288,7 +304,7 @@ def _stored(
 
 
 def _convergence(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Effective draws and R-hat of each coordinate; of halves where there is one chain."""
+    """Effective draws and R-hat of each coordinate. The halves of a single chain are compared."""
     count = range(positions.shape[-1])
     halves = positions
     if len(positions) == 1:
@@ -301,7 +317,7 @@ def _convergence(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _slowest(positions: np.ndarray) -> np.ndarray:
     """Numbers of the coordinates with the longest autocorrelation times, by batch means.
 
-    R-hat and effective draws take milliseconds a coordinate, and positions may be very long.
+    R-hat and effective draws take milliseconds for a coordinate, and positions may be very long.
     """
     if positions.shape[-1] <= CHECKED_COORDINATES:
         return np.arange(positions.shape[-1])
@@ -310,22 +326,21 @@ def _slowest(positions: np.ndarray) -> np.ndarray:
 
 
 def _of_convergence(ess: np.ndarray, r_hat: np.ndarray, labels: tuple[str, ...]) -> str | None:
-    """Objection of R-hat and the effective sample size to a run, None where there is none."""
+    """What R-hat and the effective sample size say against a run, None where it is nothing."""
     bad = ~((r_hat < LARGEST_R_HAT) & (ess >= SMALLEST_ESS))
     if not bad.any():
         return None
     worst = int(np.argmax(np.where(bad, np.nan_to_num(r_hat, nan=np.inf), -np.inf)))
     return (
         f"{int(bad.sum())} of {len(bad)} coordinates have R-hat above {LARGEST_R_HAT} or fewer "
-        f"than {SMALLEST_ESS:g} effective draws, most of all `{labels[worst]}` with R-hat "
+        f"than {SMALLEST_ESS:g} effective draws, such as `{labels[worst]}` with R-hat "
         f"{r_hat[worst]:.3g} and {ess[worst]:.2g} effective draws."
     )
 
 
 def _of_mean_gradient(probability: float) -> str:
-    return (
-        f"the mean gradient is not zero, as it is at stationarity (probability {probability:.2g})."
-    )
+    """What the mean gradient says against a run."""
+    return f"the mean gradient is not zero (its probability at stationarity is {probability:.2g})."
 
 
 def _remedy_of_convergence(error: float, stated: float, settings: dict[str, Any]) -> str:
@@ -336,6 +351,7 @@ def _remedy_of_convergence(error: float, stated: float, settings: dict[str, Any]
 
 
 def _of_divergence(reasons: dict[Any, str]) -> str:
+    """Verdict on a run whose chains diverged for these reasons."""
     chain, reason = next(iter(reasons.items()))
     return f"Diverged: chain {chain} {reason}."
 
@@ -343,6 +359,7 @@ def _of_divergence(reasons: dict[Any, str]) -> str:
 def _variance_error(
     idata: DataTree, positions: np.ndarray, gradients: np.ndarray, step_sizes: np.ndarray
 ) -> tuple[Estimate, str]:
+    """Relative variance errors, and the name of the method that gave them."""
     if SETTINGS in idata.children:
         preconditioner = stored_matrix(idata[SETTINGS], "preconditioner")
         precision = stored_matrix(idata[SETTINGS], "precision")
@@ -353,20 +370,24 @@ def _variance_error(
 
 
 def _called(bias: float | None, settings: dict[str, Any]) -> str:
-    """Whether the step size is for a bias: not where it was given, or searched, or is unknown."""
+    """What to call the bound on the variance error.
+
+    It is "stated" where the user gives it or the step size was computed for it. A step size that
+    was given, or searched, or of which nothing is known, is for no bias.
+    """
     computed = settings.get("step_size_from", GIVEN) not in (GIVEN, SEARCHED)
     is_stated = bias is not None or (computed and "bias" in settings)
     return "stated" if is_stated else "default"
 
 
 def _array_stat(name: str, values: np.ndarray) -> float:
+    """A statistic of ArviZ for draws of one coordinate, shape (chains, draws)."""
     return float(getattr(array_stats, name)(values, chain_axis=0, draw_axis=1))
 
 
 def _beyond_doubt(dimension: int, method: str = "") -> float:
-    """Standard errors beyond which an estimate for one of many coordinates is not chance."""
+    """Number of standard errors by which an error is beyond doubt, see `bias_report`."""
     if method == SECOND_MOMENT:
-        # Known to a few percent of itself, and tuned below what is stated: see `bias_report`.
         return STANDARD_ERRORS
     return float(stats.norm.isf(stats.norm.sf(STANDARD_ERRORS) / dimension))
 
@@ -380,15 +401,16 @@ def _verdict(
     *,
     beyond_doubt: tuple[float, float] = (STANDARD_ERRORS, STANDARD_ERRORS),
 ) -> str:
-    """Verdict of one coordinate; the variance error is relative to the stated one.
+    """Verdict on one coordinate, given its variance error as a multiple of the stated one.
 
-    `beyond_doubt` has the standard errors beyond which errors of variance and mean are no chance.
+    `beyond_doubt` has the numbers of standard errors by which errors of the variance and of the
+    mean are beyond doubt.
     """
     if not (r_hat < LARGEST_R_HAT and ess >= SMALLEST_ESS):
         return "not converged"
     if error - beyond_doubt[0] * standard_error > 1:
         return "variance too large"
-    # Without a second run the error of the mean is NaN, and nothing is said of it.
+    # Without a second run the error of the mean is NaN, and no comparison is true.
     if abs(mean_error[0]) - beyond_doubt[1] * mean_error[1] > LARGEST_MEAN_ERROR:
         return "mean off"
     if error + STANDARD_ERRORS * standard_error > 2:
@@ -406,7 +428,7 @@ def _overall(
     settings: dict[str, Any],
     reasons: dict[Any, str],
 ) -> str:
-    """Verdict of the whole run; `called` is what to call the bound on the variance error."""
+    """Verdict on the whole run. `called` is what to call the bound on the variance error."""
     if reasons:
         return f"{_of_divergence(reasons)} {remedy_of_divergence(settings)}."
     counts = report["verdict"].value_counts()
@@ -437,24 +459,25 @@ def _overall(
 
 
 def _predicted_mean_error(settings: dict[str, Any]) -> str:
-    """Errors of means predicted at the centre. The gradients of a run do not show them."""
+    """Sentence on the error of a mean that was predicted at the centre, where it is large."""
     error = float(settings.get(MEAN_ERROR, 0.0))
     if error <= LARGEST_MEAN_ERROR:
         return ""
     return (
-        f" Errors of means are not seen in gradients: that of `{settings[MEAN_ERROR_OF]}` may be "
-        f"up to about {error:.1g} standard deviations. Use `rerun=True` to see them, or a smaller "
+        f" The error of the mean of `{settings[MEAN_ERROR_OF]}`, which gradients do not show, may "
+        f"be about {error:.1g} standard deviations. Use `rerun=True` to see it, or a smaller "
         "`bias`."
     )
 
 
 def _what_cannot_be_told(report: pd.DataFrame, stated: float, called: str) -> str:
+    """Verdict on a run whose Monte-Carlo errors are too large."""
     parts = []
     variance_error, standard_error = report["variance_error"], report["variance_error_se"]
     if (variance_error + STANDARD_ERRORS * standard_error > 2 * stated).any():
         parts.append(
             f"The Monte-Carlo error of the variance error is up to {standard_error.max():.2g}, too "
-            f"large to tell it from {called}. Use more draws."
+            f"large to compare it with {called}. Use more draws."
         )
     mean_error, standard_error = report["mean_error"].abs(), report["mean_error_se"]
     if (mean_error + STANDARD_ERRORS * standard_error > LARGEST_MEAN_ERROR).any():
@@ -462,27 +485,25 @@ def _what_cannot_be_told(report: pd.DataFrame, stated: float, called: str) -> st
         times = max(2.0, (largest / ENOUGH_MEAN_ERROR) ** 2)
         parts.append(
             f"The Monte-Carlo error of the mean error is up to {largest:.2g} standard deviations, "
-            f"too large to tell it from {LARGEST_MEAN_ERROR:g}. Use about {times:.2g} times as "
+            f"too large to compare it with {LARGEST_MEAN_ERROR:g}. Use about {times:.2g} times as "
             "many draws."
         )
     return " ".join(parts)
 
 
 def _remedy(error: float, stated: float, settings: dict[str, Any]) -> str:
+    """Remedy for a variance error that is larger than the stated one."""
     factor = stated / error
     step_size = settings.get("step_size")
     if settings.get("step_size_from") == GIVEN and step_size is not None:
-        return (
-            f"Use a `step_size` of about {0.9 * factor * step_size:.2g}, or leave it out to have "
-            "it computed."
-        )
+        return f"Use a `step_size` of about {0.9 * factor * step_size:.2g}, or leave it out."
     if settings.get("step_size_from") == SEARCHED:
         return _remedy_of_search(0.9 * factor * settings["step_size"])
     smaller = 0.9 * factor * stated
     if smaller < SMALLEST_BIAS:
         return (
-            "The computed step is no guide: the posterior may be improper, or far from the "
-            "Gaussian around the centre. Check the priors, give `center`, or sample with NUTS."
+            "The posterior may be improper, or far from the Gaussian around the centre: check the "
+            "priors, give `center`, or sample with NUTS."
         )
     if settings.get("gradient") == "plain":
         return f'Use `bias={smaller:.2g}`, a larger `batch_size`, or `gradient="cv"`.'
@@ -490,14 +511,15 @@ def _remedy(error: float, stated: float, settings: dict[str, Any]) -> str:
 
 
 def _remedy_of_search(step_size: float) -> str:
+    """Remedy for a step size from successive halving, which keeps to no stated accuracy."""
     return (
-        f"Use a `step_size` of about {step_size:.2g} with the same preconditioner (where you gave "
-        'none, `preconditioner="curvature"`), or leave out `tune_method="halving"`, which keeps to '
-        "no stated accuracy, and state a `bias`."
+        f"Use a `step_size` of about {step_size:.2g} with the same `preconditioner`, or state a "
+        '`bias` and leave out `tune_method="halving"`.'
     )
 
 
 def _remedy_of_means(stated: float, settings: dict[str, Any]) -> str:
+    """Remedy for errors of the means."""
     step_size = settings.get("step_size")
     if settings.get("step_size_from") == SEARCHED and step_size is not None:
         return _remedy_of_search(0.5 * step_size)
@@ -511,33 +533,35 @@ def _remedy_of_means(stated: float, settings: dict[str, Any]) -> str:
 
 
 def _check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model | None) -> pm.Model:
-    """Model of a second run, where one can be made."""
+    """Model of a second run.
+
+    Raises
+    ------
+    ValueError
+        Where no second run can be made.
+    """
     if STEP_METHODS in settings:
         raise ValueError(
-            "`rerun=True` can repeat runs in which one step method has all variables, but the "
-            f"trace is of {settings[STEP_METHODS]} step methods. Sample again with half the step "
-            "size, and compare."
+            "`rerun=True` can repeat runs in which one step method moves all variables, but the "
+            f"trace is of {settings[STEP_METHODS]} step methods. {BY_HAND}"
         )
     name = settings.get("sampler")
     if name not in RERUN_SAMPLERS or SETTINGS not in idata.children:
         raise ValueError(
             f"`rerun=True` can repeat runs of {' and '.join(RERUN_SAMPLERS)}, but the trace is of "
-            f"{name or 'an unknown step method'}. Sample again with half the step size, and "
-            "compare."
+            f"{name or 'an unknown step method'}. {BY_HAND}"
         )
     if settings.get("estimator_from") == GIVEN:
         raise ValueError(
             "`rerun=True` can repeat runs whose `gradient` is a name or `SVRG`, but that of the "
-            "trace was an estimator made by hand. Sample again with half the step size, and "
-            "compare."
+            f"trace is an estimator made by hand. {BY_HAND}"
         )
     try:
         model = pm.modelcontext(model)
     except TypeError:
         raise ValueError(
-            "`rerun=True` samples again, which needs the model of the run, but `model` is None and "
-            "there is none on the context stack. Pass `model=`, or call `bias_report` inside of "
-            "`with model:`."
+            "`rerun=True` needs the model of the run, but `model` is None outside of the context "
+            "of a model. Pass `model=`."
         ) from None
     labels = layout_from_model(model, None, model.initial_point()).labels
     stored = labels_of(idata, len(labels))
@@ -551,8 +575,8 @@ def _check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model | No
             )
         )
         raise ValueError(
-            f"`model` should be the one that was sampled, but has {what}. Pass that model, with "
-            "its data set back, or sample again."
+            f"`model` should be the one that was sampled, but has {what}. Pass that model with its "
+            "data, or sample again."
         )
     return model
 
@@ -564,7 +588,7 @@ def _rerun(
     random_seed: Any,
     compile_kwargs: Mapping[str, Any] | None,
 ) -> np.ndarray:
-    """Positions of a run at half the step size."""
+    """Positions of a second run at half the step size."""
     assert model is not None
     recorded = idata["sample_stats"]
     step = repeated_step(
@@ -597,5 +621,6 @@ def _half_step_error(first: np.ndarray, second: np.ndarray, sd: np.ndarray) -> E
 
 
 def _mean_errors(positions: np.ndarray) -> np.ndarray:
+    """Monte-Carlo standard errors of the means, shape (d,)."""
     count = range(positions.shape[-1])
     return np.array([_array_stat("mcse", positions[..., i]) for i in count])

@@ -1,10 +1,10 @@
-r"""From which draw on has each chain of a trace converged? Means of windows of stored gradients.
+r"""The draw from which on each chain of a trace has converged, by means of stored gradients.
 
-At stationarity the mean of a window of gradients has mean zero; where a chain is on its way, it is
-larger by orders of magnitude. How large it may be at stationarity depends on the sampler, its
-step size, its thinning and the noise of its gradients. Here this variance is either measured, on
-windows of the last half of the chains, whatever made them, or computed in closed form for
-Langevin dynamics.
+At stationarity the mean of a window of successive gradients has expectation zero. While a chain is
+still on its way to the posterior, this mean is larger by orders of magnitude. Its variance at
+stationarity depends on the sampler, its step size, its thinning and the noise of its gradients. It
+is either measured, on windows of the last half of the chains of any sampler, or computed in closed
+form for Langevin dynamics.
 """
 
 from __future__ import annotations
@@ -21,27 +21,32 @@ from scipy import linalg, stats
 from xarray import DataTree
 
 from pymc_sgmcmc.adaptation.convergence import CONVERGENCE_RULES
-from pymc_sgmcmc.checks import one_of, positive_number
+from pymc_sgmcmc.checks import one_of, positive_number, whole_number
 from pymc_sgmcmc.matrices import as_matrix, covariance_root
 from pymc_sgmcmc.record import MOMENTS, PREFIX, groups_of, is_of_draws
+from pymc_sgmcmc.stein import split_into_batches
 from pymc_sgmcmc.trace_tools.langevin import langevin_window_covariance
 from pymc_sgmcmc.trace_tools.reader import StoredRun, read_run
 
 VARIANCES = ("batch_means", "closed_form")
-"""Names of the two methods that give the variance of the mean of a window."""
+"""These are the names of the two methods that give the variance of the mean of a window."""
 
 WINDOWS_IN_HALF = 25
-"""Number of windows in half a chain, which sets the default length of a window."""
+"""By default half a chain has this number of windows. The number is a compromise: longer windows
+have means with less noise, and shorter windows say more exactly where a chain has converged."""
 
 LARGEST_CORRELATION = 0.1
-"""Mean squared correlation of successive windows above which the default length doubles."""
+"""The default length of a window is doubled while the mean squared correlation of the means of
+successive windows is larger than this number. At 0.1 about 80 % of the windows count as
+independent."""
 
 FEWEST_WINDOWS = 8
-"""Windows from which the variance of their mean can be told."""
+"""At least this number of independent windows has to show the variance of their means. From fewer
+windows a standard deviation is uncertain by more than a quarter."""
 
 SMALLEST_PROBABILITY = 1e-4
-"""Probability of the mean gradient of the last half of a chain, below which the chain counts as not
-converged at all. By chance one in ten thousand halves is below it."""
+"""A chain counts as not converged at all where the probability of the mean gradient of its last
+half is lower. By chance this happens to one converged chain in ten thousand."""
 
 log = logging.getLogger("pymc.sgmcmc")
 
@@ -60,34 +65,36 @@ def gradient_convergence(
     With ``rule="chi2"`` the statistic of a window with mean :math:`\bar Y` is
     :math:`\bar Y^\top \mathrm{Var}(\bar Y)^{-1} \bar Y`. The variance is that of
 
-    - ``variance="batch_means"``: the means of windows of the last half of all chains, those near
-      the tested one left out. This holds for the trace of any sampler, with any thinning. The
-      bound is Hotelling's, from the F distribution with as many degrees of freedom as windows
-      count, fewer where successive ones are correlated; with too few windows for the number of
-      coordinates it is Bonferroni's on the largest of the single statistics.
-    - ``variance="closed_form"``: Langevin dynamics (`SGLD`, `SGLDCV`, `ULA`) whose trace has
-      step size, preconditioner and curvature, on a near-Gaussian posterior, with thinning.
-      Needs few draws; the bound is that of :math:`\chi^2_d`.
+    - ``variance="batch_means"``: the means of windows of the last half of all chains, without the
+      windows near the tested one. This holds for the trace of any sampler, with any thinning. The
+      bound is Hotelling's, from the F distribution. Its degrees of freedom are the number of
+      windows, or fewer where successive windows are correlated. With too few windows for the number
+      of coordinates, the statistic is the largest of those of single coordinates, with Bonferroni's
+      bound.
+    - ``variance="closed_form"``: Langevin dynamics (`SGLD`, `SGLDCV`, `ULA`) on a near-Gaussian
+      posterior, whose trace has step size, preconditioner and curvature. Thinning is allowed, and
+      few draws are needed. The bound is that of :math:`\chi^2_d`.
 
     With ``rule="elementwise"``, the rule of El hanchi (2018), eq. 17, the statistic is the largest
-    :math:`|\bar Y_i| / \sqrt{(H + V)_{ii} / n_w}` and the bound `b`, with the C that the print
-    lacks and H + V measured on the last half. It takes gradients of successive draws for
-    independent and has no level: the more coordinates, the more rarely a window passes.
+    :math:`|\bar Y_i| / \sqrt{(H + V)_{ii} / n_w}` and the bound is `b`. The print lacks a constant,
+    which is included here, and H + V is measured on the last half. The rule takes gradients of
+    successive draws for independent. It has no level: the more coordinates there are, the more
+    rarely a window passes.
 
-    The last half of the chains is taken to have converged, which the gradients of that half are
-    tested for.
+    The last half of the chains is assumed to have converged, and the mean of its gradients is
+    tested for that.
 
     Parameters
     ----------
     idata : xarray.DataTree
-        With `position` and `gradient` in `sample_stats`: from `pymc.sample` with a step method of
-        this package, or from `gradients`. Not changed.
+        Trace with `position` and `gradient` in `sample_stats`: from `pymc.sample` with a step
+        method of this package, or from `gradients`. It is not changed.
     rule : {"chi2", "elementwise"}
     variance : {"batch_means", "closed_form"}
-        For the first rule.
+        Source of the variance for the first rule.
     window : int, optional
-        Draws in a window, :math:`n_w`. Default: a fiftieth of the draws of a chain, more where
-        successive windows of this length are correlated.
+        Number of draws in a window, :math:`n_w`. The default is a fiftieth of the draws of a chain,
+        or more where successive windows of this length are correlated.
     level : float
         Probability that a window passes the first rule at stationarity.
     b : float
@@ -96,19 +103,20 @@ def gradient_convergence(
     Returns
     -------
     xarray.Dataset
-        Dimensions `chain` and `draw`, where `draw` is the last of each window: ``statistic``,
-        ``bound``, ``passed`` and ``converged``, which is true from the first window on that
-        passes. By chain ``unconverged_draws``, those before the end of the first window that
-        passes, none where that is the first of all, all of them where no window passes; and
-        ``last_half_probability``, that of so large a mean gradient in the last half at
-        stationarity; below 10⁻⁴ the chain counts as not converged throughout.
-        Attributes: ``window``, ``rule``, ``variance``, ``level``, ``degrees_of_freedom``.
+        ``statistic``, ``bound``, ``passed`` and ``converged`` have the dimensions `chain` and
+        `draw`, where `draw` is the last draw of each window. ``converged`` is true from the first
+        window on that passes. ``unconverged_draws`` has for each chain the number of draws before
+        the end of that window: 0 where the very first window passes, and all draws where none
+        passes. ``last_half_probability`` has for each chain the probability of so large a mean
+        gradient in the last half at stationarity. Below 10⁻⁴ the chain counts as not converged
+        throughout. The attributes are ``window``, ``rule``, ``variance``, ``level`` and
+        ``degrees_of_freedom``.
 
     Raises
     ------
     ValueError
-        Where there are no stored gradients, draws are not finite, or too few; for the closed
-        form, where the trace is not that of Langevin dynamics with known matrices.
+        Where the trace has no stored gradients, or draws are not finite or too few. For the closed
+        form, also where the trace is not that of Langevin dynamics with known matrices.
 
     See Also
     --------
@@ -152,11 +160,11 @@ def gradient_convergence(
     bound = np.broadcast_to(bound, statistic.shape)
     probability = _last_half_probabilities(_Batches.of(run, length))
     passed = statistic <= bound
-    # Not "at least": there is no probability (NaN) where draws are few.
+    # Where draws are few the probability is NaN, which is no objection.
     at_rest = ~(probability < SMALLEST_PROBABILITY)
     converged = np.maximum.accumulate(passed, axis=1) & at_rest[:, None]
     first = converged.argmax(1)
-    # The window that ends a way from afar is partly on that way.
+    # The first window that passes may begin before the chain has converged.
     unconverged = np.where(first > 0, first + length - 1, 0)
     unconverged = np.where(converged.any(1), unconverged, draws)
     labels = _draw_labels(idata, draws)
@@ -184,28 +192,28 @@ def gradient_convergence(
 def discard_unconverged(idata: DataTree, **settings: Any) -> DataTree:
     """Trace without the draws before all of its chains have converged.
 
-    Draws before the end of the first window that passes the test of `gradient_convergence` are
-    left out, none where the first window of all passes. All chains are cut alike, as the slowest
-    of them needs, so that the trace stays rectangular. How many were left out is logged, and kept
-    as the attribute ``sgmcmc_discarded_draws`` of `sample_stats`.
+    These are the draws before the end of the first window that passes the test of
+    `gradient_convergence`, or none where the very first window passes. The slowest chain decides
+    how many draws are left out of all chains. The number is logged, and kept as the attribute
+    ``sgmcmc_discarded_draws`` of `sample_stats`.
 
     Parameters
     ----------
     idata : xarray.DataTree
-        As for `gradient_convergence`. Not changed.
+        Trace as for `gradient_convergence`. It is not changed.
     **settings
-        Those of `gradient_convergence`.
+        Settings of `gradient_convergence`.
 
     Returns
     -------
     xarray.DataTree
-        All groups whose `draw` is that of `sample_stats` are cut. Moments over all transitions
-        are left out where draws are, since they count those as well.
+        Trace in which all groups with the draws of `sample_stats` are cut. Moments of all
+        transitions are left out where draws are, since they contain these draws.
 
     Raises
     ------
     ValueError
-        Where a chain has not converged, or not before its last half, from which it is judged.
+        Where a chain has not converged before its last half, by which it is judged.
 
     Examples
     --------
@@ -222,7 +230,7 @@ def discard_unconverged(idata: DataTree, **settings: Any) -> DataTree:
     unknown = [name for name in settings if name not in known]
     if unknown:
         raise TypeError(
-            f"`{unknown[0]}` is no setting of `gradient_convergence`, whose settings are "
+            f"`{unknown[0]}` is not a setting of `gradient_convergence`. Its settings are "
             f"{', '.join(f'`{name}`' for name in known)}."
         )
     report = gradient_convergence(idata, **settings)
@@ -233,11 +241,10 @@ def discard_unconverged(idata: DataTree, **settings: Any) -> DataTree:
         chains = report["chain"].values.tolist()
         bad = [chain for chain, is_late in zip(chains, late, strict=True) if is_late]
         good = [chain for chain in chains if chain not in bad]
-        advice = f"leave them out, `idata.sel(chain={good})`, or " if good else ""
+        advice = f"leave them out, `idata.sel(chain={good})`" if good else "set another `window`"
         raise ValueError(
             f"All chains should converge within the first half of their {draws} draws, but chains "
-            f"{bad} did not: no draws would be left that can be trusted. Sample again with more "
-            f"tuning or draws, nearer to the mode, or {advice}with another `window`."
+            f"{bad} did not. Sample again with more tuning or draws, or {advice}."
         )
     count = int(unconverged.max())
     log.info(
@@ -248,7 +255,7 @@ def discard_unconverged(idata: DataTree, **settings: Any) -> DataTree:
     )
     groups = groups_of(idata)
     if count:
-        groups.pop(MOMENTS, None)  # of the draws that are left out as well
+        groups.pop(MOMENTS, None)  # They contain the draws that are left out.
     for name, dataset in groups.items():
         if is_of_draws(name, dataset, len(unconverged), draws):
             groups[name] = dataset.isel(draw=slice(count, None))
@@ -275,18 +282,17 @@ def window_means(values: np.ndarray, length: int) -> np.ndarray:
 
 
 def _window_length(run: StoredRun, window: int | None) -> int:
+    """Number of draws in a window, as the user wants or by default."""
     draws = run.positions.shape[1]
     if window is not None:
-        if isinstance(window, bool) or not isinstance(window, int | np.integer):
-            raise ValueError(f"`window` should be a whole number, but got {window!r}.")
-        if not 1 <= window <= draws // 4:
+        if whole_number("window", window, 1, " of draws") > draws // 4:
             raise ValueError(
-                f"`window` should be between 1 and a quarter of the {draws} draws of a chain, "
+                f"`window` should be at most a quarter of the {draws} draws of a chain, "
                 f"{draws // 4}, but got {window}."
             )
         return int(window)
     length = max(1, draws // (2 * WINDOWS_IN_HALF))
-    # Not longer than leaves 10 windows in the half of a chain.
+    # At least 10 windows are left in half a chain.
     while draws // 2 // (2 * length) >= 10:
         if _Batches.of(run, length).correlation <= LARGEST_CORRELATION:
             break
@@ -296,7 +302,16 @@ def _window_length(run: StoredRun, window: int | None) -> int:
 
 @dataclass(frozen=True)
 class _Batches:
-    """Means of successive windows of the last half of each chain, (chains, batches, d)."""
+    """Means of successive windows of the last half of each chain.
+
+    Attributes
+    ----------
+    means : numpy.ndarray, shape (chains, windows, d)
+    first : int
+        Number of the draw with which the first window begins.
+    length : int
+        Number of draws in a window.
+    """
 
     means: np.ndarray
     first: int
@@ -304,17 +319,17 @@ class _Batches:
 
     @classmethod
     def of(cls, run: StoredRun, length: int) -> _Batches:
-        chains, draws, d = run.gradients.shape
+        draws = run.gradients.shape[1]
         count = draws // 2 // length
         first = draws - count * length
-        last = run.gradients[:, first:].reshape(chains, count, length, d)
-        return cls(last.mean(2, dtype=float), first, length)
+        windows = split_into_batches(run.gradients[:, first:], count)
+        return cls(windows.mean(2, dtype=float), first, length)
 
     @cached_property
     def correlation(self) -> float:
-        """Mean square of the correlation of successive means, less what few of them show.
+        """Mean square of the correlation of successive means, less what chance adds to it.
 
-        That of the median chain, so that one on its way does not hide what the others are.
+        It is that of the median chain, so that a chain that has not converged does not count.
         """
         m = self.means
         if m.shape[1] < 3:
@@ -325,11 +340,14 @@ class _Batches:
 
     @property
     def independent(self) -> float:
-        """Share of the means that counts for the variance of one."""
+        """Share of the means that count as independent."""
         return (1 - self.correlation) / (1 + self.correlation)
 
     def near(self, starts: np.ndarray) -> np.ndarray:
-        """Ranges of batches that overlap with windows or are next to those that do, (n, 2)."""
+        """First and last number of the means near windows with given starts, shape (n, 2).
+
+        Near are those that overlap with the window, and their neighbours.
+        """
         lowest = (starts - self.length - self.first) // self.length
         highest = -((self.first - starts - 2 * self.length) // self.length)
         ranges = np.clip(np.stack([lowest, highest], axis=1), 0, self.means.shape[1])
@@ -338,19 +356,17 @@ class _Batches:
 
 
 def _measured(run: StoredRun, length: int, level: float) -> tuple[np.ndarray, np.ndarray, float]:
-    """Statistics, bounds and degrees of freedom with the variance from the last half."""
+    """Statistics, bounds and degrees of freedom, with the variance measured on the last half."""
     batches = _Batches.of(run, length)
     chains, count, d = batches.means.shape
-    # Of a window in the last half itself, up to four batches are left out.
+    # For a window in the last half itself, up to four means are left out.
     independent = batches.independent
     fewest = (chains * count - 4) * independent
     if fewest < FEWEST_WINDOWS:
         raise ValueError(
-            f"At least {FEWEST_WINDOWS} independent windows in the last half of the chains should "
-            f"tell the variance of their means, but there are about {max(0, fewest):.0f}, of "
-            f"{length} draws each: the chains are slow, or still on their way in their last half, "
-            "or `gradient` is that of other data. Sample more draws, or, where they are fast, pass "
-            'a shorter `window`; for Langevin dynamics there is `variance="closed_form"`.'
+            f"The last half of the chains should have {FEWEST_WINDOWS} independent windows, but "
+            f"has about {max(0, fewest):.0f} of {length} draws: the chains are slow or still on "
+            'their way. Sample more draws, or try a shorter `window` or `variance="closed_form"`.'
         )
     joint = fewest > 2 * d + 2
     total = np.einsum("cbi,cbj->ij", batches.means, batches.means)
@@ -376,7 +392,7 @@ def _measured(run: StoredRun, length: int, level: float) -> tuple[np.ndarray, np
 def _last_half_probabilities(batches: _Batches) -> np.ndarray:
     """Probabilities of mean gradients as large as those of the last halves, shape (chains,).
 
-    The variance of the mean of a chain is that of the other chains.
+    The variance of the mean of a chain is that which the other chains show.
     """
     chains, count, d = batches.means.shape
     rho = np.sqrt(batches.correlation)
@@ -405,7 +421,7 @@ def _last_half_probabilities(batches: _Batches) -> np.ndarray:
 def _hotelling(
     means: np.ndarray, covariance: np.ndarray, degrees: float, level: float
 ) -> tuple[np.ndarray, float]:
-    """Squared lengths in units of an estimated covariance about zero, and their bound."""
+    """Hotelling's statistics with a covariance about zero, and their bound."""
     d = means.shape[1]
     whitened = _whitened(means, covariance)
     free = degrees - d + 1
@@ -426,9 +442,8 @@ def _whitened(means: np.ndarray, covariance: np.ndarray) -> np.ndarray:
         root = covariance_root(covariance)
     except linalg.LinAlgError:
         raise ValueError(
-            "The gradients should be linearly independent and not constant, but are not: some "
-            "variables are functions of others, or no factor of the density has them. Leave these "
-            'out of the model, or use `rule="elementwise"`.'
+            "The gradients should be linearly independent, but are not. Leave variables that are "
+            'functions of others out of the model, or use `rule="elementwise"`.'
         ) from None
     return linalg.solve_triangular(root, means.T, lower=True).T
 
@@ -436,13 +451,14 @@ def _whitened(means: np.ndarray, covariance: np.ndarray) -> np.ndarray:
 def _bonferroni(
     means: np.ndarray, covariance: np.ndarray, degrees: float, level: float
 ) -> tuple[np.ndarray, float]:
-    """Largest squares of the single coordinates in units of their variances, and their bound."""
+    """Largest squares of single coordinates over their variances, and Bonferroni's bound."""
     d = means.shape[1]
     largest = (means**2 / np.diag(covariance)).max(1)
     return largest, float(stats.t.isf((1 - level) / (2 * d), degrees) ** 2)
 
 
 def _elementwise(run: StoredRun, length: int) -> np.ndarray:
+    """Statistics of El hanchi's rule."""
     last = run.gradients[:, run.gradients.shape[1] // 2 :]
     variances = np.mean(np.square(last, dtype=float), axis=(0, 1))
     scale = np.sqrt(variances / length)
@@ -450,15 +466,14 @@ def _elementwise(run: StoredRun, length: int) -> np.ndarray:
 
 
 def _closed_form(idata: DataTree, run: StoredRun, length: int) -> np.ndarray:
+    """Statistics with the variance of Langevin dynamics in closed form."""
     missing = [name for name in ("preconditioner", "precision") if name not in run.arrays]
     if not run.is_langevin or missing:
-        sampler = run.settings.get("sampler", "another sampler")
+        missing += ["constant step sizes"] * (run.step_sizes is None)
         raise ValueError(
-            "The closed form is for Langevin dynamics (SGLD, SGLDCV, ULA) with one step size a "
-            "chain and with preconditioner and precision in the group `sgmcmc_settings`, but the "
-            f"trace is of {sampler}"
+            "The closed form is for SGLD, SGLDCV and ULA, but the trace is of "
+            f"{run.settings.get('sampler', 'another sampler')}"
             + (f" and has no {' and no '.join(missing)}" if missing else "")
-            + (" and has no constant step sizes" if run.step_sizes is None else "")
             + '. Use `variance="batch_means"`.'
         )
     assert run.step_sizes is not None
@@ -467,9 +482,9 @@ def _closed_form(idata: DataTree, run: StoredRun, length: int) -> np.ndarray:
     second_moment = last.T @ last / len(last)
     if run.thin is None:
         raise ValueError(
-            "The closed form is for evenly spaced draws, but the labels of the draws are "
-            f"{_draw_labels(idata, draws)[:5]}... Select evenly spaced ones, "
-            '`idata.sel(draw=slice(None, None, 10))` does, or use `variance="batch_means"`.'
+            "The closed form is for evenly spaced draws, but the draws have the labels "
+            f"{_draw_labels(idata, draws)[:5]}... Select others, as by "
+            '`idata.sel(draw=slice(None, None, 10))`, or use `variance="batch_means"`.'
         )
     precision = as_matrix(run.arrays["precision"]).dense(d)
     statistic = np.empty((chains, draws - length + 1))
@@ -487,8 +502,7 @@ def _closed_form(idata: DataTree, run: StoredRun, length: int) -> np.ndarray:
         except linalg.LinAlgError:
             raise ValueError(
                 "The covariance of the mean of a window should be positive, but is not for the "
-                "stored settings: the gradients are not those of a near-Gaussian posterior with "
-                'the curvature at the centre. Use `variance="batch_means"`.'
+                'curvature at the centre. Use `variance="batch_means"`.'
             ) from None
         means = window_means(run.gradients[chain], length)
         whitened = linalg.solve_triangular(root, means.T, lower=True)
@@ -497,5 +511,6 @@ def _closed_form(idata: DataTree, run: StoredRun, length: int) -> np.ndarray:
 
 
 def _draw_labels(idata: DataTree, draws: int) -> np.ndarray:
+    """Labels of the draws of a trace, or their numbers."""
     coords = idata["sample_stats"].coords
     return coords["draw"].values if "draw" in coords else np.arange(draws)

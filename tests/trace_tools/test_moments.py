@@ -278,7 +278,9 @@ def test_control_variates_of_all_transitions(thinned):
         zero_variance(idata, moments="all")
     assert (table["variance_ratio"] > 4).all()
     assert (table["mcse"] < table["mcse_before"]).all()
-    with pytest.raises(ValueError, match="of 80 transitions, and batches=1000 a chain"):
+    with pytest.raises(
+        ValueError, match=r"`batches` should be from 5 to \d+ a chain .* but got 1000"
+    ):
         of_moments(idata, batches=1000)
     with pytest.raises(ValueError, match="`order` should be 1 or 2, but got 3"):
         of_moments(idata, order=3)
@@ -307,10 +309,10 @@ def test_what_has_no_moments(thinned, rng):
     with pytest.raises(ValueError, match="should have a group `sgmcmc_moments`"):
         of_moments(without)
     few = run(RunningMoments(1), *rng.normal(size=(2, 15, D)), [])
-    with pytest.raises(ValueError, match="at least 20 batches, but the moments have 15"):
+    with pytest.raises(ValueError, match="at least 20 batches, but the moments have at most 15"):
         of_moments(trace([few]))
     bad = run(RunningMoments(1), *np.full((2, 40, D), np.nan), [])
-    with pytest.raises(ValueError, match="not finite: a chain diverged"):
+    with pytest.raises(ValueError, match="finite, but is not: a chain diverged"):
         of_moments(trace([bad]))
 
 
@@ -342,7 +344,7 @@ def test_few_batches_are_not_taken_for_chains_elsewhere(rng):
     """Two batches a chain say nothing of their spread; the message is about their number."""
     for _ in range(20):
         chains = [run(RunningMoments(100), *rng.normal(size=(2, 200, D)), []) for _ in range(2)]
-        with pytest.raises(ValueError, match="at least 20 batches, but the moments have 4"):
+        with pytest.raises(ValueError, match="at least 20 batches, but the moments have at most 4"):
             of_moments(trace(chains))
     far = [
         run(RunningMoments(1), at + rng.normal(size=(300, D)), rng.normal(size=(300, D)), [])
@@ -494,9 +496,6 @@ def test_moments_of_the_chains_that_ended():
     assert of_moments(idata).loc["slope", "mcse"] > 0
     found = zero_variance(idata)
     assert not bool(found.over_transitions["slope"])
-    assert any(
-        "2 chains have moments of all transitions, and the trace has 3" in note
-        for note in found.notes
-    )
+    assert any("only 2 of 3 chains have moments of all transitions" in note for note in found.notes)
     ended = zero_variance(idata.isel(chain=[0, 1]))
     assert bool(ended.over_transitions["slope"])

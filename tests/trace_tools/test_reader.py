@@ -272,7 +272,7 @@ def test_gradients_keep_what_else_there_is():
 
 
 def test_moments_say_where_they_are_left_out(trace):
-    with pytest.raises(ValueError, match="left out where draws were left out or changed"):
+    with pytest.raises(ValueError, match="sgmcmc_moments` of a complete run"):
         zero_variance(stein_calibrate(trace), moments="only")
 
 

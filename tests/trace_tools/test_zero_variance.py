@@ -276,7 +276,7 @@ def test_regressions_for_fewer_batches_than_terms(regression):
         found = controlled_means([x[..., :3]], x, g, 2, regression=regression)
         z.append(found.mean / found.standard_error)
         if seed == 0:
-            with pytest.raises(ValueError, match=r"27 terms .* 140 batches .* order=1, or use"):
+            with pytest.raises(ValueError, match=r"27 terms .* 140 batches .* or order=1 or"):
                 controlled_means([x], x, g, 2)
             assert (found.variance_ratio > (0.8 if regression == "pca" else 10)).all()
         if seed > 2:
@@ -498,7 +498,7 @@ def test_any_sampler():
             compile_kwargs={"mode": "FAST_COMPILE"},
         )  # fmt: skip
     assert "gradient" not in idata["sample_stats"]
-    with pytest.raises(ValueError, match="or compute the gradients at the draws of any sampler by"):
+    with pytest.raises(ValueError, match="or compute the gradients, `idata = gradients"):
         zero_variance(idata)
     found = zero_variance(idata, order=2, model=model)
     # Exact gradients of a near-normal posterior.
@@ -562,13 +562,14 @@ def test_short_batches_of_independent_draws_are_long_enough(rng):
     assert zero_variance(as_trace(x, -x + 0.1 * rng.normal(size=x.shape))).notes == ()
 
 
-def test_a_mean_gradient_that_is_not_zero_is_noted():
+def test_a_mean_gradient_that_is_not_zero_is_warned_of():
     """Those of other data, or of chains that have not converged."""
     x, g = Gaussian(ONE, 0.1 * ONE).chains(4, 2000, 0.2, ONE, 1)
-    assert not any("mean gradient" in n for n in zero_variance(as_trace(x, g, 0.2, ONE)).notes)
-    with pytest.warns(UserWarning, match="mean gradient is not zero, .* Do not trust the means"):
-        notes = zero_variance(as_trace(x, g + 0.3, 0.2, ONE)).notes
-    assert any("The mean gradient is not zero" in note for note in notes)
+    zero_variance(as_trace(x, g, 0.2, ONE))
+    with pytest.warns(
+        UserWarning, match=r"mean of `gradient` should be zero, .* but is not \(prob"
+    ):
+        zero_variance(as_trace(x, g + 0.3, 0.2, ONE))
 
 
 def test_slow_chains_are_not_said_to_be_elsewhere():
@@ -576,7 +577,6 @@ def test_slow_chains_are_not_said_to_be_elsewhere():
     for seed in range(10):
         x, g = Gaussian(np.eye(10), np.zeros((10, 10))).chains(4, 1000, 0.02, np.eye(10), seed)
         notes = zero_variance(as_trace(x, g, 0.02, np.eye(10))).notes
-        assert not any("mean gradient" in note for note in notes)
         assert any("Batches of 50 draws are short" in note for note in notes)
 
 
@@ -620,7 +620,7 @@ def test_bad_input(run):
         zero_variance(idata, order=0)
     with pytest.raises(ValueError, match=r"with coefficients='marginal', but got 'ridge'"):
         zero_variance(idata, coefficients="marginal", regression="ridge")
-    with pytest.raises(ValueError, match=r"`flat` is constant over the draws, 1: "):
+    with pytest.raises(ValueError, match=r"`flat` is constant over the draws, 1, and"):
         zero_variance(idata, func=lambda post: {"flat": 0 * post["slope"] + 1})
     with pytest.raises(ValueError, match="`func` should return a value for each of 4 x 1500 draws"):
         zero_variance(idata, func=lambda post: post["slope"].mean())
@@ -640,7 +640,7 @@ def test_bad_input(run):
     message = r"9 terms of order 2 should have at least 52 batches .* 4 x 7 draws.*use order=1"
     with pytest.raises(ValueError, match=message):
         zero_variance(few, order=2)
-    with pytest.raises(ValueError, match=r"and batches=3\. To go on"):
+    with pytest.raises(ValueError, match=r"`batches` should be from .* but got 3\. Use such"):
         zero_variance(idata, order=1, batches=3)
     with pytest.raises(ValueError, match="should have a group `posterior`"):
         gradients(xr.DataTree(), model)
@@ -675,7 +675,7 @@ def test_bad_chains():
     same[..., 2] = same[..., 0] + same[..., 1]
     with pytest.raises(ValueError, match="should not be linearly dependent"):
         zero_variance(as_trace(same, g))
-    with pytest.raises(ValueError, match=r"At least 4 draws a chain are needed, but .* has 3"):
+    with pytest.raises(ValueError, match=r"A chain should have at least 4 draws, but has 3"):
         zero_variance(as_trace(x[:, :3], g[:, :3]))
     trace = as_trace(x, g)
     stats = trace["sample_stats"].to_dataset().drop_vars("gradient")

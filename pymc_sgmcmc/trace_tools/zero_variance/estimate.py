@@ -270,13 +270,16 @@ def number_of_batches(
         chosen = min(max(BATCHES, needed), available)
     else:
         chosen = whole_number("batches", given, 2, " a chain")
-    if not needed <= chosen <= available:
-        wanted = "" if given is None else f", and got `batches={given}` a chain"
-        remedies = ["sample more draws"] + ["use order=1"] * (order > 1)
-        remedies += ['use regression="cv"'] * exact
+    remedies = ["more draws"] + ["order=1"] * (order > 1) + ['regression="cv"'] * exact
+    if needed > available:
         raise ValueError(
             f"{terms} terms of order {order} should have at least {needed * chains} batches, but "
-            f"{source} at most {available * chains}{wanted}. To go on, {', or '.join(remedies)}."
+            f"{source} at most {available * chains}. Use {' or '.join(remedies)}."
+        )
+    if not needed <= chosen <= available:
+        raise ValueError(
+            f"`batches` should be from {needed} to {available} a chain for {terms} terms of order "
+            f"{order}, but got {given}. Use such a number, or {' or '.join(remedies)}."
         )
     return chosen
 

@@ -73,8 +73,7 @@ def _of_batches(
     """
     chains, available, p = terms.shape
     exact = regression == "least_squares"
-    source = f"the moments have, of {length} transitions,"
-    used = number_of_batches(chains, available, p, order, exact, batches, source)
+    used = number_of_batches(chains, available, p, order, exact, batches, "the moments have")
     joined = available // used
     values, terms = (batch_means(stored, available // joined) for stored in (values, terms))
     return control_batches(values, terms, joined * length, regression=regression, split=split)[0]
