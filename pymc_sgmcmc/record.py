@@ -21,11 +21,11 @@ from xarray import DataTree
 from pymc_sgmcmc.matrices import LowRank, Matrix, as_matrix
 
 POSITION, GRADIENT = "position", "gradient"
-"""These statistics have an array for each draw: the unconstrained position, and the gradient
-there."""
+"""These are the names of two statistics with an array for each draw: the unconstrained position,
+and the gradient there."""
 
 RECORD = "sgmcmc_record"
-"""This statistic carries what belongs to the whole run, until the run has ended."""
+"""This statistic carries the records of the whole run, until the run has ended."""
 
 DIMENSION = "unconstrained_position"
 """This is the dimension of position and gradient in a trace."""
@@ -59,7 +59,8 @@ MEAN_ERROR, MEAN_ERROR_OF = "mean_error", "mean_error_of"
 the label of its coordinate."""
 
 LARGEST_MEAN_ERROR = 0.1
-"""A larger predicted error of a mean, in posterior standard deviations, is reported."""
+"""An error of a mean, in posterior standard deviations, is reported where it is larger. A 95 %
+interval that is off by this much has a probability of 94.9 %."""
 
 KEPT_ROWS = "kept_rows"
 """This array of the settings has the numbers of the rows that each transition takes."""
@@ -67,12 +68,11 @@ KEPT_ROWS = "kept_rows"
 SCALE, VECTORS, FACTORS = "scale", "vectors", "factors"
 """The names of the parts of a matrix of low rank plus diagonal end in these words."""
 
-
 STATISTICS = ("sample_stats", "warmup_sample_stats")
 """These groups have statistics of the draws."""
 
 OTHER_DRAWS = ("prior", "sample_stats_prior", "warmup_")
-"""Groups whose names begin so have draws that are not of the posterior."""
+"""Groups whose names begin with these words have draws that are not of the posterior."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,9 @@ class RunSettings:
     attributes : mapping
         Numbers and words, by name.
     arrays : mapping
-        The preconditioner M of Langevin dynamics, scalar, (d,) or (d, d), the centre, and the
-        curvature there, (d,) or (d, d). A symmetric matrix of low rank plus diagonal is stored as
-        its parts.
+        Arrays by name: the preconditioner M of Langevin dynamics, scalar, (d,) or (d, d), the
+        centre, and the curvature there, (d,) or (d, d). A symmetric matrix of low rank plus
+        diagonal is stored as its parts.
     labels : tuple of str
         Labels of the coordinates of the position.
     """
@@ -114,14 +114,14 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Record in a draw about its run.
+    """Record of a run, which one of its draws carries.
 
     Attributes
     ----------
     settings : RunSettings or None
-        Settings of the run, in the first draw after tuning.
+        Settings of the run, which the first draw after tuning carries.
     moments : mapping or None
-        Moments of the chain, in its last draw.
+        Moments of the chain, which its last draw carries.
     """
 
     settings: RunSettings | None = None
@@ -136,22 +136,22 @@ def finish(
     step_methods: Sequence[Mapping[str, Any]] = (),
     last_records: Sequence[Any] | None = None,
 ) -> bool:
-    """Write the records in the draws into groups of a trace, and remove the statistic.
+    """Write the records of a run into groups of its trace, and remove the statistic.
 
     Parameters
     ----------
     idata : xarray.DataTree
-        Changed in place.
+        Trace, which is changed in place.
     step_methods : sequence of mappings
-        Types of the statistics of each step method of the run, in their order, where known.
+        Types of the statistics of each step method of the run, in their order, where they are known.
     last_records : sequence, optional
-        Records of the last draws that the chains made. Default: those in the trace.
+        Records of the last draws that the chains made. The default is those in the trace.
 
     Returns
     -------
     bool
         Whether the run has exactly one step method of this package, alone or beside step methods of
-        PyMC. Two of this package would share the names in a trace.
+        PyMC. Two of this package would use the same names in a trace.
     """
     records = _records(idata)
     make_rectangular(idata)
@@ -177,11 +177,12 @@ def finish(
 
 
 def _has(record: Any, part: str) -> bool:
+    """Whether a draw carries a record with this part."""
     return isinstance(record, RunRecord) and getattr(record, part) is not None
 
 
 def _records(idata: DataTree) -> np.ndarray | None:
-    """Records taken out of the trace, shape (chains, draws, step methods of this package)."""
+    """Take the records out of a trace, shape (chains, draws, step methods of this package)."""
     records = None
     for group in reversed(STATISTICS):
         if group in idata.children and RECORD in idata[group].data_vars:
@@ -195,7 +196,7 @@ def _records(idata: DataTree) -> np.ndarray | None:
 
 
 def _beside_others(settings: RunSettings, step_methods: Sequence[Mapping[str, Any]]) -> RunSettings:
-    """Settings with the column of the step method in a statistic that others record too."""
+    """Settings with the number of step methods, and with the column of this one in ``step_size``."""
     if len(step_methods) < 2:
         return settings
     attributes = {**settings.attributes, STEP_METHODS: len(step_methods)}
@@ -208,7 +209,7 @@ def _beside_others(settings: RunSettings, step_methods: Sequence[Mapping[str, An
 
 
 def label(idata: DataTree, labels: Sequence[str]) -> None:
-    """Name the coordinates of position and gradient, which PyMC numbers."""
+    """Give the coordinates of position and gradient their labels in place of numbers."""
     for group in STATISTICS:
         if group not in idata.children:
             continue
@@ -224,10 +225,10 @@ def label(idata: DataTree, labels: Sequence[str]) -> None:
 def make_rectangular(idata: DataTree) -> None:
     """Make rectangular arrays of `position` and `gradient` of several step methods, in a trace.
 
-    PyMC keeps an array of arrays, one for each draw and step method, which no file can hold. Here
-    they get one dimension for the step methods (``position_dim_0``) and one for the coordinates
-    (``position_dim_1``), which is as long as the largest step method needs; the shorter vectors end
-    in NaN.
+    PyMC keeps an array of arrays, one for each draw and step method, which cannot be written to a
+    file. The new arrays have one dimension for the step methods (``position_dim_0``) and one for
+    the coordinates (``position_dim_1``), which is as long as the longest position. Shorter
+    positions end in NaN.
     """
     for group in STATISTICS:
         if group not in idata.children:
@@ -240,7 +241,7 @@ def make_rectangular(idata: DataTree) -> None:
 
 
 def _padded(values: np.ndarray) -> np.ndarray:
-    """Numbers from an array of vectors, with NaN after the end of the shorter ones."""
+    """Array of numbers from an array of vectors, with NaN after the end of shorter vectors."""
     vectors = [np.atleast_1d(vector) for vector in values.ravel()]
     width = max(len(vector) for vector in vectors)
     padded = np.full(
@@ -254,8 +255,8 @@ def _padded(values: np.ndarray) -> np.ndarray:
 def attach(idata: DataTree, settings: RunSettings) -> None:
     """Write settings into a trace: attributes of `sample_stats`, and a group of arrays.
 
-    Attributes are numbers and words, which all kinds of trace files can hold: a setting that is
-    None is left out, and truth values are 0 or 1.
+    Attributes are numbers and words, since not all kinds of trace files can hold others. A setting
+    that is None is left out, and truth values are 0 or 1.
     """
     written = {PREFIX + key: _plain(value) for key, value in settings.attributes.items()}
     for name in STATISTICS:
@@ -267,7 +268,7 @@ def attach(idata: DataTree, settings: RunSettings) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A Python number or word for a value that files cannot hold."""
+    """The value as a Python number or word, which all files can hold."""
     if isinstance(value, np.generic):
         value = value.item()
     return int(value) if isinstance(value, bool) else value
@@ -278,22 +279,23 @@ def moments_dataset(
 ) -> xr.Dataset | None:
     """Moments of the chains of a run, None where no chain has a full batch.
 
-    ``mean`` and ``covariance`` are those of the position over the transitions of the batches; the
-    others are means over each batch of positions, relative to ``origin``, of gradients, and of
-    their products. Chains that did not end, given as None, have NaN.
+    ``mean`` and ``covariance`` are those of the position over the transitions of the batches. The
+    other variables are means over each batch, or over each group of batches: of positions from
+    ``origin``, of gradients, and of their products. Chains that did not end are given as None, and
+    have NaN.
     """
     ended = [chain for chain in chains if chain is not None]
     batches = min((len(chain["batch_sums"]) for chain in ended), default=0)
     if not batches:
         return None
-    d, length = len(ended[0]["origin"]), int(ended[0]["length"])  # of all chains
+    d, length = len(ended[0]["origin"]), int(ended[0]["length"])  # The same for all chains.
     groups = min(len(chain["group_products"]) for chain in ended)
     column_dimension = f"{DIMENSION}_of_column"
     vector, matrix = (DIMENSION,), (DIMENSION, column_dimension)
     sums = np.array([chain["batch_sums"][:batches] for chain in ended]) / length
     origins = np.array([chain["origin"] for chain in ended])
     variables: dict[str, tuple[tuple[str, ...], np.ndarray]] = {
-        # Each chain has its origin, so that runs with different origins can be joined.
+        # Each chain keeps its origin, so that runs with different origins can be put together.
         "origin": (("chain", *vector), origins),
         "mean": (("chain", *vector), origins + sums[..., :d].mean(1)),
         "batch_position": (("chain", "batch", *vector), sums[..., :d]),
@@ -367,10 +369,10 @@ def stored_matrix(group: Any, name: str) -> Matrix | None:
 
 
 def groups_of(idata: DataTree) -> dict[str, xr.Dataset]:
-    """All groups of a trace by their paths: "/" for the root, and no leading "/" for the others.
+    """All groups of a trace by their paths, with "/" for the root and no "/" before the others.
 
-    `DataTree.from_dict` makes a trace of them again. Copies of the children alone would lose the
-    attributes of the root and nested groups.
+    `DataTree.from_dict` makes a trace of them again. The children alone would lose the attributes
+    of the root, and nested groups.
     """
     return {
         "/" if path == "." else path: node.to_dataset(inherit=False)
@@ -385,7 +387,7 @@ def is_of_draws(path: str, group: xr.Dataset, chains: int, draws: int) -> bool:
 
 
 def label_positions(idata: DataTree, labels: Sequence[str]) -> DataTree:
-    """Return a copy of a trace, whose coordinates already have their labels."""
+    """Return a copy of a trace, whose coordinates have their labels already."""
     warnings.warn(
         "`label_positions` is no longer needed: `pm.sample` returns a trace with the labels.",
         FutureWarning,

@@ -1,6 +1,6 @@
 """Plots of traces in the style of arviz-plots, on any of its backends.
 
-All return a `PlotCollection`, whose figure `show` and `savefig` show and save.
+All of them return a `PlotCollection`, whose methods `show` and `savefig` show and save the figure.
 """
 
 from __future__ import annotations
@@ -26,27 +26,31 @@ if TYPE_CHECKING:
     from arviz_plots import PlotCollection
 
 INTERVAL = 1.96
-"""Half the width of the intervals in standard errors: the 97.5 % quantile of the normal law."""
+"""Half the width of the intervals, in standard errors. It is the 97.5 % quantile of the normal law,
+so that the intervals have a probability of 95 %."""
 
 ROW_HEIGHT = 0.22
-"""Height of the row of a parameter in inches, a little more than that of its label."""
+"""The row of a parameter has this height in inches, which is a little more than that of its
+label."""
 
 DOTS_AN_INCH = 100
-"""Resolution on backends that have no inches. It is the default of matplotlib."""
+"""An inch has this number of dots on backends that have no inches. It is the default of
+matplotlib."""
 
 MOST_TRACES = 5
-"""Number of coordinates whose gradients are shown where the user names none."""
+"""Gradients of this number of coordinates are shown where the user names none, so that the figure
+fits on a screen."""
 
 MOST_POINTS = 2_000
-"""Largest number of windows shown of a chain, evenly spaced. It is about two for a dot of the
-width."""
+"""At most this number of evenly spaced windows of a chain is shown. It is about two for each dot of
+the width."""
 
 MOST_ROWS = 200
-"""Largest number of rows of a plot. Larger figures can neither be read nor be saved by all
-backends."""
+"""A plot has at most this number of rows. Larger figures cannot be read, and not all backends can
+save them."""
 
 BACKENDS = ("matplotlib", "bokeh", "plotly", "none")
-"""Backends of arviz-plots. The backend "none" draws nothing."""
+"""These are the backends of arviz-plots. The backend "none" draws nothing."""
 
 Visuals = Mapping[str, Mapping[str, Any] | bool]
 
@@ -61,7 +65,7 @@ def plot_bias(
     visuals: Visuals | None = None,
     **pc_kwargs: Any,
 ) -> PlotCollection:
-    """Relative variance error of each coordinate, with 95 % intervals, and the stated bias.
+    """Plot the relative variance error of each coordinate with 95 % intervals, and the stated bias.
 
     The numbers are those of `bias_report`. Where an interval is to the right of the dashed line,
     the variance is too large by more than the stated bias.
@@ -69,22 +73,24 @@ def plot_bias(
     Parameters
     ----------
     idata : xarray.DataTree
-        As for `bias_report`. Not changed.
+        Trace as for `bias_report`. It is not changed.
     bias : float, optional
-        Stated relative error of the variance; that of the run where not given.
+        Stated relative error of the variance. The default is that of the run.
     var_names : str or sequence of str, optional
-        Variables, or labels of coordinates of the position: ``"beta"`` has all of ``beta[...]``,
-        ``"sigma"`` that of ``log(sigma)``, ``"~beta"`` all others. All where not given, but at most
-        the 200 with the largest errors.
+        Variables, or labels of coordinates of the position. ``"beta"`` stands for all of
+        ``beta[...]``, ``"sigma"`` for the coordinate of ``log(sigma)``, and ``"~beta"`` for all
+        other coordinates. The default is all coordinates, but at most the 200 with the largest
+        errors.
     coords : mapping of str to value or sequence, optional
         Values of dimensions, as in ``{"feature": ["age", "height"]}``.
     backend : {"matplotlib", "bokeh", "plotly"}, optional
-        That of ``arviz_base.rcParams`` where not given.
+        The default is that of ``arviz_base.rcParams``.
     visuals : mapping of str to mapping or False, optional
-        Settings of ``point_estimate``, ``interval``, ``stated`` and ``zero``, ``labels``,
-        ``ticklabels`` and ``title``, passed to the functions of the backend; False leaves one out.
+        Settings of ``point_estimate``, ``interval``, ``stated``, ``zero``, ``labels``,
+        ``ticklabels`` and ``title``. They are passed to the functions of `arviz_plots.visuals`.
+        False leaves a visual out.
     **pc_kwargs
-        Passed to `arviz_plots.PlotCollection`; ``figure_kwargs`` to the figure.
+        Settings of `arviz_plots.PlotCollection`, with ``figure_kwargs`` for the figure.
 
     Returns
     -------
@@ -100,8 +106,8 @@ def plot_bias(
     rows = np.arange(len(report), 0, -1)
     error, se = (report[name].to_numpy() for name in ("variance_error", "variance_error_se"))
     drawing.intervals(error, INTERVAL * se, rows, color="C0")
-    drawing.draw("xlabel", "labels", "relative error of the variance")
-    drawing.draw("title", "title", f"Variance error (dashed: {called} {stated:.3g})")
+    drawing.draw("labelled_x", "labels", text="relative error of the variance")
+    drawing.draw("labelled_title", "title", text=f"Variance error (dashed: {called} {stated:.3g})")
     return drawing.collection
 
 
@@ -129,31 +135,32 @@ def plot_gradient_trace(
     figure_kwargs: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> PlotCollection:
-    """Convergence statistic along each chain, and the means of windows of stored gradients.
+    """Plot the convergence statistic along each chain, and means of windows of stored gradients.
 
-    Above, the statistic of `gradient_convergence` relative to its bound, one line a chain: at
-    stationarity 95 % of the windows are below the line at 1. Below, the means of the windows for
-    some coordinates in standard deviations of the last half, which are about zero at stationarity.
-    Shaded are the draws before the slowest chain has converged, all of them where one never does.
+    The panel at the top has the statistic of `gradient_convergence` relative to its bound, with a
+    line for each chain. At stationarity 95 % of the windows are below the line at 1. The panels
+    below have the means of the windows for some coordinates, in standard deviations of the last
+    half. They are about zero at stationarity. The draws before the slowest chain has converged are
+    shaded, or all draws where a chain never does.
 
     Parameters
     ----------
     idata : xarray.DataTree
-        As for `gradient_convergence`. Not changed.
+        Trace as for `gradient_convergence`. It is not changed.
     var_names : str or sequence of str, optional
-        Variables, or labels of coordinates of the position, as for `plot_bias`; the five with the
-        largest means of windows where neither these nor `coords` are given.
+        Variables, or labels of coordinates of the position, as for `plot_bias`. Where neither these
+        nor `coords` are given, the five coordinates with the largest means of windows are shown.
     coords : mapping of str to value or sequence, optional
-        As for `plot_bias`.
+        Values of dimensions, as for `plot_bias`.
     backend : {"matplotlib", "bokeh", "plotly"}, optional
-        That of ``arviz_base.rcParams`` where not given.
+        The default is that of ``arviz_base.rcParams``.
     visuals : mapping of str to mapping or False, optional
         Settings of ``statistic``, ``bound``, ``gradient``, ``zero``, ``unconverged``, ``names``,
-        ``labels``, ``title`` and ``legend``; False leaves one out.
+        ``labels``, ``title`` and ``legend``, as for `plot_bias`.
     figure_kwargs : mapping, optional
-        Passed to the figure.
+        Settings of the figure.
     **settings
-        Those of `gradient_convergence`.
+        Settings of `gradient_convergence`.
 
     Returns
     -------
@@ -171,7 +178,7 @@ def plot_gradient_trace(
     else:
         shown = [run.labels.index(label) for label in _shown(run.labels, var_names, coords)]
     names = [run.labels[number] for number in shown]
-    # Names of panels differ, also where a variable has that of the statistic.
+    # The panels need different names, also where a variable is called statistic.
     names = ["statistic" if "statistic" not in names else "convergence statistic", *names]
     pc_kwargs = {"figure_kwargs": dict(figure_kwargs or {})}
     known = (
@@ -185,29 +192,28 @@ def plot_gradient_trace(
     for panel, name in enumerate(names):
         drawing.target = drawing.targets[panel]
         if cut > 0:
-            # Windows have the labels of their last draws.
+            # A window has the label of its last draw.
             last = draws[min(max(cut - length, 0), len(draws) - 1)]
-            drawing.draw("vspan", "unconverged", draws[0], last, color="gray", alpha=0.15)
+            drawing.draw("vspan", "unconverged", [draws[0], last], color="gray", alpha=0.15)
         if panel == 0:
             drawing.draw("hline", "bound", 1.0, color="black", alpha=0.6)
             values = (convergence["statistic"] / convergence["bound"]).values
-            drawing.draw("yscale", "scale", "log")
+            drawing.draw("set_yscale", "scale", scale="log")
         else:
             drawing.draw("hline", "zero", 0.0, color="gray", alpha=0.5)
             values = means[..., shown[panel - 1]]
         visual = "gradient" if panel else "statistic"
         for chain, color in enumerate(colors):
-            drawing.draw(
-                "line", visual, draws[every], values[chain, every], color=color, alpha=0.8, width=1
-            )
+            line = {"x": draws[every], "y": values[chain, every]}
+            drawing.draw("line_xy", visual, **line, color=color, alpha=0.8, width=1)
         if panel == 0:
-            drawing.draw("ylabel", "labels", "statistic / bound")
+            drawing.draw("labelled_y", "labels", text="statistic / bound")
         else:
-            drawing.draw("title", "names", name, size=9)
-    drawing.draw("xlabel", "labels", f"last draw of a window of {length}")
+            drawing.draw("labelled_title", "names", text=name, size=9)
+    drawing.draw("labelled_x", "labels", text=f"last draw of a window of {length}")
     drawing.target = drawing.targets[0]
     unconverged = convergence["unconverged_draws"].values
-    drawing.draw("title", "title", _verdict(unconverged, run.gradients.shape[1]))
+    drawing.draw("labelled_title", "title", text=_verdict(unconverged, run.gradients.shape[1]))
     if len(colors) > 1:
         drawing.legend(colors, [str(chain) for chain in run.chains], "chain")
     return drawing.collection
@@ -221,24 +227,24 @@ def plot_zero_variance(
     figure_kwargs: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> PlotCollection:
-    """95 % intervals of posterior means without and with zero-variance control variates.
+    """Plot 95 % intervals of posterior means without and with zero-variance control variates.
 
-    In units of the standard error without control variates, about the mean without them, so that
-    parameters of all scales are seen together.
+    The means are shown as differences from the mean without control variates, in units of its
+    standard error, so that parameters of all scales can be compared.
 
     Parameters
     ----------
     idata : xarray.DataTree or ZeroVariance
-        A trace, as for `zero_variance`, or what that returned. Not changed.
+        A trace as for `zero_variance`, or a result of that. It is not changed.
     backend : {"matplotlib", "bokeh", "plotly"}, optional
-        That of ``arviz_base.rcParams`` where not given.
+        The default is that of ``arviz_base.rcParams``.
     visuals : mapping of str to mapping or False, optional
         Settings of ``point_estimate``, ``interval``, ``zero``, ``labels``, ``ticklabels``,
-        ``title`` and ``legend``; False leaves one out.
+        ``title`` and ``legend``, as for `plot_bias`.
     figure_kwargs : mapping, optional
-        Passed to the figure.
+        Settings of the figure.
     **settings
-        Those of `zero_variance`, for a trace.
+        Settings of `zero_variance`, where a trace is given.
 
     Returns
     -------
@@ -248,13 +254,13 @@ def plot_zero_variance(
         if settings:
             raise ValueError(
                 f"{', '.join(f'`{name}`' for name in settings)} are settings of `zero_variance`, "
-                "whose result was given. Pass the trace, or leave them out."
+                "but its result was given. Pass the trace, or leave them out."
             )
         means = idata
     else:
         means = zero_variance(idata, **settings)
     table = means.summary()
-    table = table[table["variance_ratio"].notna()]  # what is constant has no error
+    table = table[table["variance_ratio"].notna()]  # Constant functions have no error.
     ratio = float(np.median(table["variance_ratio"]))
     table = table.iloc[_first(-np.arange(len(table)), "that are first: choose by `var_names`")]
     pc_kwargs = {"figure_kwargs": dict(figure_kwargs or {})}
@@ -266,8 +272,8 @@ def plot_zero_variance(
     drawing.intervals(np.zeros(len(rows)), np.full(len(rows), INTERVAL), rows + 0.17, color="C0")
     half = INTERVAL * table["mcse"].to_numpy() / unit
     drawing.intervals(shift, half, rows - 0.17, color="C1")
-    drawing.draw("xlabel", "labels", "difference of means, in standard errors without")
-    drawing.draw("title", "title", f"Means: variance ratio {ratio:.3g} (median)")
+    drawing.draw("labelled_x", "labels", text="difference of means, in standard errors without")
+    drawing.draw("labelled_title", "title", text=f"Means: variance ratio {ratio:.3g} (median)")
     drawing.legend(["C0", "C1"], ["without", "with"], "control variates")
     return drawing.collection
 
@@ -282,31 +288,31 @@ def plot_ess_bias(
     visuals: Visuals | None = None,
     **pc_kwargs: Any,
 ) -> PlotCollection:
-    """Effective sample size of each coordinate against the relative error of its variance.
+    """Plot the effective sample size of each coordinate and the relative error of its variance.
 
-    Good runs are to the right and below the dashed line, the stated bias. A smaller step size
-    moves a run down and to the left; a better preconditioner, or less noise of the gradient, moves
-    it down or to the right alone. The most biased coordinate of each run, and that with the fewest
-    effective draws, are named.
+    Good runs are to the right and below the dashed line, which is the stated bias. A smaller step
+    size moves a run down and to the left. A better preconditioner, or less noise of the gradient,
+    moves it down or to the right alone. The names are those of the most biased coordinate of each
+    run, and of the one with the fewest effective draws.
 
     Parameters
     ----------
     idata : xarray.DataTree or mapping of str to xarray.DataTree
-        As for `bias_report`; several runs by name. Not changed.
+        Trace as for `bias_report`, or several traces by name. They are not changed.
     bias : float, optional
-        Stated relative error of the variance; that of each run where not given.
+        Stated relative error of the variance. The default is that of each run.
     var_names : str or sequence of str, optional
-        Variables, or labels of coordinates of the position, as for `plot_bias`; all where not
-        given.
+        Variables, or labels of coordinates of the position, as for `plot_bias`. The default is all
+        coordinates.
     coords : mapping of str to value or sequence, optional
-        As for `plot_bias`.
+        Values of dimensions, as for `plot_bias`.
     backend : {"matplotlib", "bokeh", "plotly"}, optional
-        That of ``arviz_base.rcParams`` where not given.
+        The default is that of ``arviz_base.rcParams``.
     visuals : mapping of str to mapping or False, optional
         Settings of ``point``, ``interval``, ``stated``, ``zero``, ``names``, ``labels``, ``title``
-        and ``legend``; False leaves one out.
+        and ``legend``, as for `plot_bias`.
     **pc_kwargs
-        Passed to `arviz_plots.PlotCollection`; ``figure_kwargs`` to the figure.
+        Settings of `arviz_plots.PlotCollection`, with ``figure_kwargs`` for the figure.
 
     Returns
     -------
@@ -333,8 +339,8 @@ def plot_ess_bias(
     stated = {report.attrs["bias"] for report in reports.values()}
     everything = np.concatenate([report["ess_bulk"] for report in reports.values()])
     wide = everything.max() > 10 * everything.min()
-    ends = everything.min(), everything.max()
-    middle = np.sqrt(ends[0] * ends[1]) if wide else sum(ends) / 2
+    low, high = everything.min(), everything.max()
+    middle = np.sqrt(low * high) if wide else (low + high) / 2
     for color, (name, report) in zip(colors, reports.items(), strict=True):
         ess, error = report["ess_bulk"].to_numpy(), report["variance_error"].to_numpy()
         half = INTERVAL * report["variance_error_se"].to_numpy()
@@ -343,22 +349,24 @@ def plot_ess_bias(
             drawing.draw(
                 "hline", "stated", report.attrs["bias"], color=line, linestyle=drawing.dashed
             )
-        for x, y, width in zip(ess, error, half, strict=True):
-            drawing.draw("line", "interval", [x, x], [y - width, y + width], color=color, alpha=0.4)
-        drawing.draw("scatter", "point", ess, error, color=color)
-        # The name of the most biased above its interval, that of the least effective below.
+        ends = {"plot_axis": ["x", "y_bottom", "y_top"]}
+        lines = xr.DataArray([ess, error - half, error + half], ends, ("plot_axis", "coordinate"))
+        drawing.draw("ci_line_y", "interval", lines, color=color, alpha=0.4)
+        drawing.draw("scatter_xy", "point", x=ess, y=error, color=color)
+        # The most biased is named above its interval, the one with the fewest draws below.
         named = ((int(np.argmax(error)), 1, "bottom"), (int(np.argmin(ess)), -1, "top"))
         for number, sign, side in named:
             drawing.draw(
-                "text", "names", ess[number], error[number] + sign * half[number],
-                report.index[number], color=color, size=8, vertical_align=side,
+                "annotate_xy", "names", x=ess[number], y=error[number] + sign * half[number],
+                text=report.index[number], color=color, size=8, vertical_align=side,
                 horizontal_align="right" if ess[number] > middle else "left",
             )  # fmt: skip
     if wide:
-        drawing.draw("xscale", "scale", "log")
-    drawing.draw("xlabel", "labels", "effective sample size (bulk)")
-    drawing.draw("ylabel", "labels", "relative error of the variance")
-    drawing.draw("title", "title", f"Effective sample size and bias (dashed: {called})")
+        drawing.draw("set_xscale", "scale", scale="log")
+    drawing.draw("labelled_x", "labels", text="effective sample size (bulk)")
+    drawing.draw("labelled_y", "labels", text="relative error of the variance")
+    title = f"Effective sample size and bias (dashed: {called})"
+    drawing.draw("labelled_title", "title", text=title)
     if len(reports) > 1:
         drawing.legend(colors, list(reports), "run")
     return drawing.collection
@@ -368,7 +376,7 @@ def plot_ess_bias(
 
 
 class _Drawing:
-    """A figure of arviz-plots with panels one below the other, and the backend that draws it."""
+    """A figure of arviz-plots with panels one below the other, and the visuals that draw in it."""
 
     def __init__(
         self,
@@ -379,7 +387,7 @@ class _Drawing:
         known: tuple[str, ...],
         pc_kwargs: dict[str, Any],
     ):
-        # Here, since it imports pyplot, which takes most of a second.
+        # Imported here, since it imports pyplot, which takes most of a second.
         from arviz_plots import PlotCollection
 
         name = one_of("backend", backend or rcParams["plot.backend"], BACKENDS)
@@ -402,10 +410,11 @@ class _Drawing:
             figure_kwargs["figsize"], figsize_units=figure_kwargs.pop("figsize_units", None)
         )
         if name == "matplotlib":
-            figure_kwargs.setdefault("layout", "constrained")  # room for labels and the legend
+            # The layout makes room for labels and the legend.
+            figure_kwargs.setdefault("layout", "constrained")
         figure_kwargs |= {"figsize_units": "dots", "sharex": len(panels) > 1}
         data = xr.Dataset(coords={"panel": list(panels)})
-        with rc_context({"plot.max_subplots": None}):  # as many panels as the user asks for
+        with rc_context({"plot.max_subplots": None}):  # The user says how many panels there are.
             self.collection = PlotCollection.grid(
                 data, rows=["panel"], backend=name, figure_kwargs=figure_kwargs, **pc_kwargs
             )
@@ -426,48 +435,53 @@ class _Drawing:
         count = len(labels)
         size = (7.0, 1.5 + ROW_HEIGHT * factor * max(count, 4))
         drawing = cls(["rows"], size, backend, visuals, known, pc_kwargs)
-        drawing.draw("yticks", "ticklabels", np.arange(count, 0, -1), list(labels))
-        drawing.draw("ylim", "limits", (0.3, count + 0.7))
+        ticks = drawing.settings("ticklabels")
+        if ticks is not None:
+            # arviz_plots.visuals has no function for ticks of this axis.
+            drawing.backend.yticks(np.arange(count, 0, -1), list(labels), drawing.target, **ticks)
+        drawing.draw("set_ylim", "limits", limits=(0.3, count + 0.7))
         drawing.draw("vline", "zero", 0.0, color="gray", alpha=0.5)
         return drawing
 
-    def draw(self, function: str, visual: str, *values: Any, **settings: Any) -> None:
-        """One visual by the backend's function, with the settings of the user over these."""
-        chosen = self.visuals.get(visual, {})
+    def settings(self, visual: str, **defaults: Any) -> dict[str, Any] | None:
+        """Settings of a visual by the user or by default, None where it is left out."""
+        chosen = self.visuals.get(visual, True)
         if chosen is False:
-            return
-        if chosen is not True:
-            settings = {**settings, **chosen}
-        if function in ("xscale", "yscale"):
-            getattr(self.backend, function)(self.target, *values)
-            return
-        getattr(self.backend, function)(*values, self.target, **settings)
+            return None
+        return defaults if chosen is True else {**defaults, **chosen}
+
+    def draw(self, function: str, visual: str, data: Any = 0, **defaults: Any) -> None:
+        """Draw a visual by a function of `arviz_plots.visuals`."""
+        settings = self.settings(visual, **defaults)
+        if settings is not None:
+            visuals = import_module("arviz_plots.visuals")
+            getattr(visuals, function)(xr.DataArray(data), self.target, **settings)
 
     def intervals(self, center: np.ndarray, half: np.ndarray, rows: np.ndarray, color: str) -> None:
+        """Draw a point and a horizontal line in each row."""
         for x, width, row in zip(center, half, rows, strict=True):
-            self.draw("line", "interval", [x - width, x + width], [row, row], color=color)
-        self.draw("scatter", "point_estimate", center, rows, color=color)
+            self.draw("line_x", "interval", [x - width, x + width], y=row, color=color)
+        self.draw("scatter_xy", "point_estimate", x=center, y=rows, color=color)
 
     def legend(self, colors: Sequence[str], labels: Sequence[str], title: str) -> None:
-        """Names of the colours, beside the panels."""
-        settings = self.visuals.get("legend", {})
-        if settings is False:
+        """Draw the names of the colours beside the panels."""
+        settings = self.settings("legend")
+        if settings is None:
             return
-        module = import_module(f"{self.backend.__name__}.legend")
-        chosen = {} if settings is True else dict(settings)
         if self.backend.__name__.endswith("matplotlib"):
-            chosen.setdefault("loc", "outside right center")  # above it the title may be wide
+            settings.setdefault("loc", "outside right center")  # A wide title needs the room above.
+        module = import_module(f"{self.backend.__name__}.legend")
         kwargs = [{"color": color} for color in colors]
-        module.legend(self.collection, kwargs, list(labels), title=title, **chosen)
+        module.legend(self.collection, kwargs, list(labels), title=title, **settings)
 
 
 def _shown(
     labels: Sequence[str], var_names: str | Sequence[str] | None, coords: Mapping[str, Any] | None
 ) -> list[str]:
-    """Labels of the coordinates of some variables, in the order of the names.
+    """Labels of the coordinates that a user asks for, in the order of the names.
 
-    As ArviZ has it: names with "~" in front are left out, `coords` are of the dimensions of
-    whatever variable has them.
+    As in ArviZ, names with "~" in front are left out, and `coords` apply to all variables with
+    these dimensions.
     """
     chosen = list(labels)
     if var_names is not None:
@@ -497,23 +511,23 @@ def _shown(
         }
         if not set().union(*have.values()) & wanted:
             raise ValueError(
-                f"`coords` should have values of {dim!r} that coordinates such as "
-                f"{', '.join(chosen[:3])} have, but got {values!r}."
+                f"`coords` should have values of {dim!r} as in coordinates such as "
+                f"{', '.join(chosen[:3])}, but got {values!r}."
             )
         chosen = [label for label in chosen if not have[label] or have[label] & wanted]
     return chosen
 
 
 def _parts(label: str) -> list[str]:
-    """Parts of a label between the brackets: ``feature=age`` of ``beta[feature=age]``."""
+    """Parts of a label between the brackets, such as ``feature=age`` of ``beta[feature=age]``."""
     return label.partition("[")[2].removesuffix("]").split(", ")
 
 
 def _is_of(label: str, name: str) -> bool:
-    """Whether a coordinate is that of a name, or one of those of a variable."""
+    """Whether a name is that of a coordinate or of its variable."""
     base = label.partition("[")[0]
     bare = f"{base}[{', '.join(part.partition('=')[2] or part for part in _parts(label))}]"
-    # PyMC appends the name of the transform: sigma_log__. One of them has an underscore itself.
+    # PyMC appends the name of the transform, as in sigma_log__. Only one has an underscore in it.
     transform = base.removeprefix(f"{name}_").removesuffix("__")
     transformed = base == f"{name}_{transform}__" and (
         "_" not in transform or transform == "log_exp_m1"
@@ -522,7 +536,7 @@ def _is_of(label: str, name: str) -> bool:
 
 
 def _first(sizes: Any, which: str) -> list[int]:
-    """Numbers of the rows with the largest sizes, in order, at most `MOST_ROWS`."""
+    """Numbers of the rows with the largest sizes, at most `MOST_ROWS`, in their order."""
     if len(sizes) <= MOST_ROWS:
         return list(range(len(sizes)))
     warnings.warn(
@@ -532,6 +546,7 @@ def _first(sizes: Any, which: str) -> list[int]:
 
 
 def _verdict(unconverged: np.ndarray, draws: int) -> str:
+    """Title that says when the chains converged."""
     never = int((unconverged == draws).sum())
     if never:
         return f"{never} of {len(unconverged)} chains did not converge"
