@@ -143,7 +143,7 @@ def finish(
     idata : xarray.DataTree
         Trace, which is changed in place.
     step_methods : sequence of mappings
-        Types of the statistics of each step method of the run, in their order, where they are known.
+        Types of the statistics of each step method of the run, in their order, where known.
     last_records : sequence, optional
         Records of the last draws that the chains made. The default is those in the trace.
 
@@ -196,7 +196,7 @@ def _records(idata: DataTree) -> np.ndarray | None:
 
 
 def _beside_others(settings: RunSettings, step_methods: Sequence[Mapping[str, Any]]) -> RunSettings:
-    """Settings with the number of step methods, and with the column of this one in ``step_size``."""
+    """Settings with the number of step methods, and the column of this one in ``step_size``."""
     if len(step_methods) < 2:
         return settings
     attributes = {**settings.attributes, STEP_METHODS: len(step_methods)}

@@ -401,9 +401,9 @@ def _check_symmetric(raw: np.ndarray, left_out: np.ndarray) -> float:
     margin = STANDARD_ERRORS * np.sqrt((noise**4).sum()) / scale**2
     if asymmetry**2 - margin > LARGEST_ASYMMETRY**2:
         raise CalibrationError(
-            "The slope of the gradients in the position should be symmetric, but its antisymmetric "
-            f"part is {asymmetry:.2g} of the symmetric part. Sample again with a smaller `bias`, "
-            "and check that all gradients are of one posterior."
+            "The slope of the gradients should be symmetric, but its antisymmetric part is "
+            f"{asymmetry:.2g} of the symmetric part. Sample again with a smaller `bias`, or check "
+            "the gradients."
         )
     return asymmetry
 
@@ -415,9 +415,9 @@ def _check_positive(symmetric: np.ndarray, left_out: np.ndarray) -> None:
     error = float(_jackknife_error(np.einsum("i,gij,j->g", lowest, left_out, lowest)))
     if values[0] <= STANDARD_ERRORS * error:
         raise FewDrawsError(
-            "Minus the slope of the gradients should be positive in all directions, but is "
-            f"{values[0]:.2g} ± {error:.2g} in one, relative to the chains: the draws are too few "
-            "to tell. Sample more of them, or again with a smaller `bias`."
+            "The precision should be positive in all directions, but is "
+            f"{values[0]:.2g} ± {error:.2g} in one: the draws are too few to tell. Sample more of "
+            "them, or again with a smaller `bias`."
         )
 
 
@@ -484,9 +484,9 @@ def _check_gaussian(
     if (excess > 0).any():
         worst = int(np.argmax(excess))
         raise CalibrationError(
-            "The posterior is too far from Gaussian: the correction of the standard deviation of "
-            f"{run.labels[worst]}, {np.expm1(correction[worst]):+.1%}, has an error of about "
-            f"{certain[worst]:.1%}. Sample again with a smaller `bias`, or with more draws."
+            f"The posterior is too far from Gaussian: the correction of {run.labels[worst]}, "
+            f"{np.expm1(correction[worst]):+.1%}, has an error of about {certain[worst]:.1%}. "
+            "Sample again with a smaller `bias`, or with more draws."
         )
 
 

@@ -21,11 +21,10 @@ from pymc_sgmcmc.trace_tools.reader import (
     StoredRun,
     check_mean_gradient,
     chunks,
-    columns_of,
     has_gradients,
-    posterior_of,
     read_run,
 )
+from pymc_sgmcmc.trace_tools.variables import columns_of, posterior_of
 
 GROUP = "stein_calibration"
 """This group of a calibrated trace has the correction and its errors."""

@@ -15,7 +15,8 @@ from xarray import DataTree
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.transforms import unconstrain
 from pymc_sgmcmc.record import DIMENSION, SETTINGS, groups_of, settings_of, stored_rows
-from pymc_sgmcmc.trace_tools.reader import check_same_draws, check_trace, posterior_of
+from pymc_sgmcmc.trace_tools.reader import check_same_draws, check_trace
+from pymc_sgmcmc.trace_tools.variables import posterior_of
 
 
 def gradients(idata: DataTree, model: pm.Model | None = None) -> DataTree:

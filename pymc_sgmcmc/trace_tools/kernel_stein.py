@@ -16,12 +16,11 @@ from pymc_sgmcmc.trace_tools.gradients import gradients
 from pymc_sgmcmc.trace_tools.reader import (
     StoredRun,
     check_mean_gradient,
-    check_posterior,
     every_nth,
-    posterior_of,
     read_run,
     root_of_draws,
 )
+from pymc_sgmcmc.trace_tools.variables import check_posterior, posterior_of
 from pymc_sgmcmc.trace_tools.whitening import Whitening
 
 MOST_DRAWS = 1_000

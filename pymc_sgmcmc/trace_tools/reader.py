@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import xarray as xr
 from scipy import linalg
 from xarray import DataTree
 
@@ -46,10 +45,6 @@ chain tunes its own step size, so that those of one run differ by less."""
 SURELY_NOT_ZERO = 1e-6
 """No correction is made where the probability of the mean gradient is lower. By chance this happens
 to one converged run in a million."""
-
-LEAST_CORRELATION = 0.3
-"""A variable is taken for one of other draws where its correlation with the coordinate of the same
-name is lower. The bound is far below 1, since the user may have transformed the variable."""
 
 CERTAIN = 5.0
 """Gradients are refused for their sign where the estimate of Stein's identity, which should be 1,
@@ -216,30 +211,6 @@ def _are_of_one_step(positions: Any, gradients: Any) -> bool:
     return number and positions.ndim == 3 and positions.shape == gradients.shape
 
 
-def posterior_of(idata: DataTree) -> xr.Dataset:
-    """Variables of the group `posterior` that have a value for each draw, chains and draws first.
-
-    Raises
-    ------
-    ValueError
-        Where the trace has no such group.
-    """
-    check_trace(idata)
-    if "posterior" not in idata.children:
-        raise ValueError(
-            f"The trace should have a group `posterior`, but has {sorted(idata.children)}. Pass "
-            "the DataTree that `pm.sample` returned."
-        )
-    posterior = idata["posterior"].to_dataset()
-    check_sample_dims(posterior, "posterior")
-    names = [
-        name
-        for name, values in posterior.data_vars.items()
-        if {"chain", "draw"} <= set(values.dims)
-    ]
-    return posterior[names].transpose("chain", "draw", ..., missing_dims="ignore")
-
-
 def check_same_draws(idata: DataTree, shape: tuple[int | None, ...]) -> None:
     """Raise a ValueError where the statistics are of other draws than the posterior."""
     if "posterior" not in idata.children:
@@ -307,25 +278,6 @@ def _first_of(names: Sequence[str], most: int = 5) -> str:
     """List of the first names for a message, with the number of the others."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
-
-
-def columns_of(values: np.ndarray, positions: np.ndarray) -> slice | None:
-    """Successive columns of the positions that equal the values, None where no columns do.
-
-    Parameters
-    ----------
-    values : numpy.ndarray, shape (chains, draws, size)
-    positions : numpy.ndarray, shape (chains, draws, d)
-    """
-    size = values.shape[-1]
-    first = values[0, :5]
-    for start in range(positions.shape[-1] - size + 1):
-        part = slice(start, start + size)
-        if np.array_equal(first, positions[0, :5, part]) and np.array_equal(
-            every_nth(values), every_nth(positions[..., part])
-        ):
-            return part
-    return None
 
 
 def _step_sizes(stats: Any, settings: dict[str, Any]) -> np.ndarray | None:
@@ -514,45 +466,6 @@ def check_mean_gradient(run: StoredRun) -> None:
     objection = objection_to_mean_gradient(run, SURELY_NOT_ZERO)
     if objection is not None:
         raise ValueError(objection)
-
-
-def check_posterior(posterior: xr.Dataset, run: StoredRun) -> None:
-    """Raise a ValueError where variables are not finite, or of other draws than the positions.
-
-    A variable with the name of a coordinate is the coordinate itself, or what the user made of it,
-    so that the two should be correlated.
-    """
-    number = {label: column for column, label in enumerate(run.labels)}
-    for name, values in posterior.data_vars.items():
-        array = np.asarray(values)
-        if array.dtype.kind not in "fiub":
-            continue
-        if not np.isfinite(array).all():
-            raise ValueError(
-                f"`{name}` should be finite, but is not in the group `posterior`. Leave it out by "
-                "`var_names`, or leave out the draws in which it is not finite."
-            )
-        columns = [column for label, column in number.items() if label.split("[")[0] == name]
-        flat = array.reshape(*array.shape[:2], -1)
-        if (
-            not columns
-            or len(columns) != flat.shape[2]
-            or flat.shape[:2] != run.positions.shape[:2]
-        ):
-            continue
-        x, y = (
-            every_nth(values).reshape(-1, len(columns))
-            for values in (run.positions[..., columns], flat)
-        )
-        x, y = x - x.mean(0), y - y.mean(0)
-        scale = np.sqrt((x**2).mean(0) * (y**2).mean(0))
-        products = (x * y).mean(0)
-        if (np.abs(products) < LEAST_CORRELATION * scale).any():
-            raise ValueError(
-                f"`{name}` should have the draws of `position`, but has other draws, or elements "
-                "in another order. Select draws in all groups, as `idata.sel` does, or "
-                f"{COMPUTE_THEM}."
-            )
 
 
 def check_chains(draws: np.ndarray, labels: tuple[str, ...], chains: tuple[Any, ...]) -> None:

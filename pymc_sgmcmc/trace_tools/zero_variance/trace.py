@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +20,19 @@ from pymc_sgmcmc.trace_tools.gradients import gradients
 from pymc_sgmcmc.trace_tools.moments import StoredMoments, read_moments
 from pymc_sgmcmc.trace_tools.reader import (
     StoredRun,
-    check_posterior,
     chunks,
-    columns_of,
     every_nth,
     has_gradients,
     objection_to_mean_gradient,
-    posterior_of,
     read_run,
+)
+from pymc_sgmcmc.trace_tools.variables import (
+    SAMPLE_DIMS,
+    check_functions,
+    check_posterior,
+    columns_of,
+    functions_of_draws,
+    posterior_of,
 )
 from pymc_sgmcmc.trace_tools.zero_variance.estimate import ControlledMeans, controlled_means
 from pymc_sgmcmc.trace_tools.zero_variance.gain import (
@@ -38,9 +43,6 @@ from pymc_sgmcmc.trace_tools.zero_variance.gain import (
     slopes,
 )
 from pymc_sgmcmc.trace_tools.zero_variance.moments import means_of_moments
-
-SAMPLE_DIMS = ("chain", "draw")
-"""These are the dimensions of the draws of a trace."""
 
 ESTIMATES = ("mean", "mcse", "mean_before", "mcse_before", "variance_ratio")
 """These estimates come from draws and from moments of all transitions alike."""
@@ -267,9 +269,9 @@ def zero_variance(
     if model is not None and not has_gradients(idata):
         idata = gradients(idata, model)
     run = read_run(idata)
-    functions = _functions(idata, func, var_names)
+    functions = functions_of_draws(idata, func, var_names)
     check_posterior(functions if func is None else posterior_of(idata), run)
-    _check_functions(functions, run)
+    check_functions(functions, run)
     arrays = [np.asarray(values) for values in functions.data_vars.values()]
     estimate = controlled_means(
         arrays,
@@ -415,115 +417,6 @@ def _coordinates(functions: xr.Dataset, run: StoredRun) -> tuple[np.ndarray, np.
     return np.concatenate(over), np.concatenate(numbers)
 
 
-def _functions(
-    idata: DataTree,
-    func: Callable[[xr.Dataset], Any] | None,
-    var_names: str | Sequence[str] | None,
-) -> xr.Dataset:
-    """Functions whose means are wanted, with chains and draws first."""
-    posterior = posterior_of(idata)
-    if func is not None and not callable(func):
-        raise TypeError(
-            f"`func` should be a function of the posterior, but got {func!r}. Name variables by "
-            "`var_names`."
-        )
-    functions = posterior if func is None else _as_dataset(func(_read_only(posterior)), posterior)
-    if var_names is not None:
-        if not isinstance(var_names, Iterable):
-            raise ValueError(
-                f"`var_names` should be a name or a sequence of names, but got {var_names!r}."
-            )
-        names = [var_names] if isinstance(var_names, str) else list(var_names)
-        unknown = [name for name in names if name not in functions.data_vars]
-        if unknown or not names:
-            raise ValueError(
-                f"`var_names` should name some of {_quote(functions.data_vars)}, but got "
-                f"{_quote(unknown) or 'an empty list'}."
-            )
-        functions = functions[names]
-    if not functions.data_vars:
-        raise ValueError(
-            "The group `posterior` should have variables with a value for each draw, but has none. "
-            "Pass the DataTree that `pm.sample` returned."
-        )
-    return functions.transpose(*SAMPLE_DIMS, ...)
-
-
-def _read_only(posterior: xr.Dataset) -> xr.Dataset:
-    """Copy of the posterior that shares the numbers and refuses changes in place."""
-
-    def read_only(values: xr.DataArray) -> xr.DataArray:
-        view = np.asarray(values).view()
-        view.flags.writeable = False
-        return values.copy(data=view)
-
-    return posterior.map(read_only, keep_attrs=True)
-
-
-def _as_dataset(value: Any, posterior: xr.Dataset) -> xr.Dataset:
-    """Result of a function as variables with a value for each chain and draw."""
-    if isinstance(value, dict):
-        value = xr.Dataset({name: _as_array(part, posterior) for name, part in value.items()})
-    elif not isinstance(value, xr.Dataset):
-        array = _as_array(value, posterior)
-        value = array.to_dataset(name="func" if array.name is None else array.name)
-    if not value.data_vars:
-        raise ValueError("`func` should return a Dataset with at least one variable.")
-    for name, values in value.data_vars.items():
-        if any(values.sizes.get(dim) != posterior.sizes[dim] for dim in SAMPLE_DIMS):
-            chains, draws = (posterior.sizes[dim] for dim in SAMPLE_DIMS)
-            raise ValueError(
-                f"`func` should return a value for each of {chains} x {draws} draws, but "
-                f"`{name}` has dimensions {dict(values.sizes)}. `zero_variance` takes the means."
-            )
-    return value
-
-
-def _as_array(value: Any, posterior: xr.Dataset) -> xr.DataArray:
-    """An array with the dimensions of the draws first, or a DataArray as it is."""
-    if isinstance(value, xr.DataArray):
-        return value
-    shape = tuple(posterior.sizes[dim] for dim in SAMPLE_DIMS)
-    if isinstance(value, xr.Dataset) or np.shape(value)[:2] != shape:
-        got = "a Dataset for a name" if isinstance(value, xr.Dataset) else f"{np.shape(value)}"
-        raise ValueError(
-            "`func` should return a Dataset, a DataArray or an array with a value for each of "
-            f"{shape[0]} x {shape[1]} draws, but returned shape {got}. Write it with xarray, as in "
-            '`lambda post: post["x"] ** 2`.'
-        )
-    dims = SAMPLE_DIMS + tuple(f"func_dim_{axis}" for axis in range(np.ndim(value) - 2))
-    return xr.DataArray(np.asarray(value), dims=dims)
-
-
-def _check_functions(functions: xr.Dataset, run: StoredRun) -> None:
-    """Raise a ValueError where a function is not one of finite numbers that vary."""
-    for name, values in functions.data_vars.items():
-        array = np.asarray(values)
-        if array.dtype.kind not in "fiub":
-            raise ValueError(
-                f"`{name}` should be numbers, but has dtype {values.dtype}. Leave it out by "
-                "`var_names`."
-            )
-        if not array.size:
-            raise ValueError(
-                f"`{name}` should have at least one element a draw, but has shape {values.shape}. "
-                "Leave it out by `var_names`."
-            )
-        # The extremes are finite only if all values are.
-        low, high = array.min(), array.max()
-        if not np.isfinite([low, high]).all():
-            chain = next(number for number, part in enumerate(array) if not np.isfinite(part).all())
-            raise ValueError(
-                f"`{name}` should be finite, but is not in chain {run.chains[chain]}. Leave it "
-                "out by `var_names`, or leave out such draws."
-            )
-        if low == high:
-            raise ValueError(
-                f"`{name}` is constant over the draws, {float(low):g}, and has no Monte-Carlo "
-                "error. Leave it out by `var_names`."
-            )
-
-
 def _shaped(functions: xr.Dataset, values: np.ndarray) -> xr.Dataset:
     """Dataset of values, the last axis of which numbers the elements of all functions.
 
@@ -542,7 +435,3 @@ def _shaped(functions: xr.Dataset, values: np.ndarray) -> xr.Dataset:
 def _flat(dataset: xr.Dataset) -> np.ndarray:
     """All values of a Dataset as one vector, in the order of `_shaped`."""
     return np.concatenate([np.ravel(values) for values in dataset.data_vars.values()])
-
-
-def _quote(names: Iterable[Any]) -> str:
-    return ", ".join(f"`{name}`" for name in names)

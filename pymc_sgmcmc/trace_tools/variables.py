@@ -1,0 +1,234 @@
+"""Variables of the posterior in a trace, and functions of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from xarray import DataTree
+
+from pymc_sgmcmc.trace_tools.reader import (
+    COMPUTE_THEM,
+    StoredRun,
+    check_sample_dims,
+    check_trace,
+    every_nth,
+)
+
+SAMPLE_DIMS = ("chain", "draw")
+"""These are the dimensions of the draws of a trace."""
+
+LEAST_CORRELATION = 0.3
+"""A variable is taken for one of other draws where its correlation with the coordinate of the same
+name is lower. The bound is far below 1, since the user may have transformed the variable."""
+
+
+def posterior_of(idata: DataTree) -> xr.Dataset:
+    """Variables of the group `posterior` that have a value for each draw, chains and draws first.
+
+    Raises
+    ------
+    ValueError
+        Where the trace has no such group.
+    """
+    check_trace(idata)
+    if "posterior" not in idata.children:
+        raise ValueError(
+            f"The trace should have a group `posterior`, but has {sorted(idata.children)}. Pass "
+            "the DataTree that `pm.sample` returned."
+        )
+    posterior = idata["posterior"].to_dataset()
+    check_sample_dims(posterior, "posterior")
+    names = [
+        name
+        for name, values in posterior.data_vars.items()
+        if {"chain", "draw"} <= set(values.dims)
+    ]
+    return posterior[names].transpose("chain", "draw", ..., missing_dims="ignore")
+
+
+def columns_of(values: np.ndarray, positions: np.ndarray) -> slice | None:
+    """Successive columns of the positions that equal the values, None where no columns do.
+
+    Parameters
+    ----------
+    values : numpy.ndarray, shape (chains, draws, size)
+    positions : numpy.ndarray, shape (chains, draws, d)
+    """
+    size = values.shape[-1]
+    first = values[0, :5]
+    for start in range(positions.shape[-1] - size + 1):
+        part = slice(start, start + size)
+        if np.array_equal(first, positions[0, :5, part]) and np.array_equal(
+            every_nth(values), every_nth(positions[..., part])
+        ):
+            return part
+    return None
+
+
+def check_posterior(posterior: xr.Dataset, run: StoredRun) -> None:
+    """Raise a ValueError where variables are not finite, or of other draws than the positions.
+
+    A variable with the name of a coordinate is the coordinate itself, or what the user made of it,
+    so that the two should be correlated.
+    """
+    number = {label: column for column, label in enumerate(run.labels)}
+    for name, values in posterior.data_vars.items():
+        array = np.asarray(values)
+        if array.dtype.kind not in "fiub":
+            continue
+        if not np.isfinite(array).all():
+            raise ValueError(
+                f"`{name}` should be finite, but is not in the group `posterior`. Leave it out by "
+                "`var_names`, or leave out the draws in which it is not finite."
+            )
+        columns = [column for label, column in number.items() if label.split("[")[0] == name]
+        flat = array.reshape(*array.shape[:2], -1)
+        if (
+            not columns
+            or len(columns) != flat.shape[2]
+            or flat.shape[:2] != run.positions.shape[:2]
+        ):
+            continue
+        x, y = (
+            every_nth(values).reshape(-1, len(columns))
+            for values in (run.positions[..., columns], flat)
+        )
+        x, y = x - x.mean(0), y - y.mean(0)
+        scale = np.sqrt((x**2).mean(0) * (y**2).mean(0))
+        products = (x * y).mean(0)
+        if (np.abs(products) < LEAST_CORRELATION * scale).any():
+            raise ValueError(
+                f"`{name}` should have the draws of `position`, but has other draws, or elements "
+                "in another order. Select draws in all groups, as `idata.sel` does, or "
+                f"{COMPUTE_THEM}."
+            )
+
+
+def check_functions(functions: xr.Dataset, run: StoredRun) -> None:
+    """Raise a ValueError where a function is not one of finite numbers that vary."""
+    for name, values in functions.data_vars.items():
+        array = np.asarray(values)
+        if array.dtype.kind not in "fiub":
+            raise ValueError(
+                f"`{name}` should be numbers, but has dtype {values.dtype}. Leave it out by "
+                "`var_names`."
+            )
+        if not array.size:
+            raise ValueError(
+                f"`{name}` should have at least one element a draw, but has shape {values.shape}. "
+                "Leave it out by `var_names`."
+            )
+        # The extremes are finite only if all values are.
+        low, high = array.min(), array.max()
+        if not np.isfinite([low, high]).all():
+            chain = next(number for number, part in enumerate(array) if not np.isfinite(part).all())
+            raise ValueError(
+                f"`{name}` should be finite, but is not in chain {run.chains[chain]}. Leave it "
+                "out by `var_names`, or leave out such draws."
+            )
+        if low == high:
+            raise ValueError(
+                f"`{name}` is constant over the draws, {float(low):g}, and has no Monte-Carlo "
+                "error. Leave it out by `var_names`."
+            )
+
+
+def functions_of_draws(
+    idata: DataTree,
+    func: Callable[[xr.Dataset], Any] | None,
+    var_names: str | Sequence[str] | None,
+) -> xr.Dataset:
+    """Variables of the posterior, or functions of them, with chains and draws first.
+
+    Parameters
+    ----------
+    idata : xarray.DataTree
+    func : callable or None
+        Function of the posterior, as in `zero_variance`. Without it the variables are taken.
+    var_names : str or sequence of str or None
+        Names of the variables or functions to take. Without it all are taken.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where the function or its result cannot be used, or there are no such names.
+    """
+    posterior = posterior_of(idata)
+    if func is not None and not callable(func):
+        raise TypeError(
+            f"`func` should be a function of the posterior, but got {func!r}. Name variables by "
+            "`var_names`."
+        )
+    functions = posterior if func is None else _as_dataset(func(_read_only(posterior)), posterior)
+    if var_names is not None:
+        if not isinstance(var_names, Iterable):
+            raise ValueError(
+                f"`var_names` should be a name or a sequence of names, but got {var_names!r}."
+            )
+        names = [var_names] if isinstance(var_names, str) else list(var_names)
+        unknown = [name for name in names if name not in functions.data_vars]
+        if unknown or not names:
+            raise ValueError(
+                f"`var_names` should name some of {_quote(functions.data_vars)}, but got "
+                f"{_quote(unknown) or 'an empty list'}."
+            )
+        functions = functions[names]
+    if not functions.data_vars:
+        raise ValueError(
+            "The group `posterior` should have variables with a value for each draw, but has none. "
+            "Pass the DataTree that `pm.sample` returned."
+        )
+    return functions.transpose(*SAMPLE_DIMS, ...)
+
+
+def _read_only(posterior: xr.Dataset) -> xr.Dataset:
+    """Copy of the posterior that shares the numbers and refuses changes in place."""
+
+    def read_only(values: xr.DataArray) -> xr.DataArray:
+        view = np.asarray(values).view()
+        view.flags.writeable = False
+        return values.copy(data=view)
+
+    return posterior.map(read_only, keep_attrs=True)
+
+
+def _as_dataset(value: Any, posterior: xr.Dataset) -> xr.Dataset:
+    """Result of a function as variables with a value for each chain and draw."""
+    if isinstance(value, dict):
+        value = xr.Dataset({name: _as_array(part, posterior) for name, part in value.items()})
+    elif not isinstance(value, xr.Dataset):
+        array = _as_array(value, posterior)
+        value = array.to_dataset(name="func" if array.name is None else array.name)
+    if not value.data_vars:
+        raise ValueError("`func` should return a Dataset with at least one variable.")
+    for name, values in value.data_vars.items():
+        if any(values.sizes.get(dim) != posterior.sizes[dim] for dim in SAMPLE_DIMS):
+            chains, draws = (posterior.sizes[dim] for dim in SAMPLE_DIMS)
+            raise ValueError(
+                f"`func` should return a value for each of {chains} x {draws} draws, but "
+                f"`{name}` has dimensions {dict(values.sizes)}. `zero_variance` takes the means."
+            )
+    return value
+
+
+def _as_array(value: Any, posterior: xr.Dataset) -> xr.DataArray:
+    """An array with the dimensions of the draws first, or a DataArray as it is."""
+    if isinstance(value, xr.DataArray):
+        return value
+    shape = tuple(posterior.sizes[dim] for dim in SAMPLE_DIMS)
+    if isinstance(value, xr.Dataset) or np.shape(value)[:2] != shape:
+        got = "a Dataset for a name" if isinstance(value, xr.Dataset) else f"{np.shape(value)}"
+        raise ValueError(
+            "`func` should return a Dataset, a DataArray or an array with a value for each of "
+            f"{shape[0]} x {shape[1]} draws, but returned shape {got}. Write it with xarray, as in "
+            '`lambda post: post["x"] ** 2`.'
+        )
+    dims = SAMPLE_DIMS + tuple(f"func_dim_{axis}" for axis in range(np.ndim(value) - 2))
+    return xr.DataArray(np.asarray(value), dims=dims)
+
+
+def _quote(names: Iterable[Any]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
