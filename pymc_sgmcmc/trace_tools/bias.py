@@ -77,6 +77,9 @@ than this number, so that the variance is more than twice the right one."""
 RERUN_SAMPLERS = ("SGLD", "SGLDCV")
 """These step methods can be run again by `bias_report` from the settings in a trace."""
 
+AXES = {"chain_axis": 0, "draw_axis": 1}
+"""The statistics of ArviZ take these axes of positions for those of chains and draws."""
+
 BY_HAND = "Sample again with half the step size, and compare the two."
 """This remedy ends messages about runs that `bias_report` cannot repeat."""
 
@@ -305,13 +308,11 @@ def _stored(
 
 def _convergence(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Effective draws and R-hat of each coordinate. The halves of a single chain are compared."""
-    count = range(positions.shape[-1])
     halves = positions
     if len(positions) == 1:
         half = positions.shape[1] // 2
         halves = np.concatenate([positions[:, :half], positions[:, -half:]])
-    ess = np.array([_array_stat("ess", positions[..., i]) for i in count])
-    return ess, np.array([_array_stat("rhat", halves[..., i]) for i in count])
+    return array_stats.ess(positions, **AXES), array_stats.rhat(halves, **AXES)
 
 
 def _slowest(positions: np.ndarray) -> np.ndarray:
@@ -378,11 +379,6 @@ def _called(bias: float | None, settings: dict[str, Any]) -> str:
     computed = settings.get("step_size_from", GIVEN) not in (GIVEN, SEARCHED)
     is_stated = bias is not None or (computed and "bias" in settings)
     return "stated" if is_stated else "default"
-
-
-def _array_stat(name: str, values: np.ndarray) -> float:
-    """A statistic of ArviZ for draws of one coordinate, shape (chains, draws)."""
-    return float(getattr(array_stats, name)(values, chain_axis=0, draw_axis=1))
 
 
 def _beyond_doubt(dimension: int, method: str = "") -> float:
@@ -616,11 +612,5 @@ def _rerun(
 def _half_step_error(first: np.ndarray, second: np.ndarray, sd: np.ndarray) -> Estimate:
     """Twice the difference of the means, in posterior standard deviations."""
     difference = first.mean((0, 1)) - second.mean((0, 1))
-    errors = [_mean_errors(run) for run in (first, second)]
+    errors = [array_stats.mcse(run, **AXES) for run in (first, second)]
     return Estimate(2 * difference / sd, 2 * np.hypot(*errors) / sd)
-
-
-def _mean_errors(positions: np.ndarray) -> np.ndarray:
-    """Monte-Carlo standard errors of the means, shape (d,)."""
-    count = range(positions.shape[-1])
-    return np.array([_array_stat("mcse", positions[..., i]) for i in count])
