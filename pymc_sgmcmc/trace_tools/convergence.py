@@ -49,6 +49,7 @@ SMALLEST_PROBABILITY = 1e-4
 half is lower. By chance this happens to one converged chain in ten thousand."""
 
 log = logging.getLogger("pymc.sgmcmc")
+"""The log says how many draws are left out. PyMC shows loggers whose names begin with its own."""
 
 
 def gradient_convergence(
@@ -319,6 +320,7 @@ class _Batches:
 
     @classmethod
     def of(cls, run: StoredRun, length: int) -> _Batches:
+        """Take as many windows of this length as the last half holds, up to the last draw."""
         draws = run.gradients.shape[1]
         count = draws // 2 // length
         first = draws - count * length

@@ -53,6 +53,7 @@ BACKENDS = ("matplotlib", "bokeh", "plotly", "none")
 """These are the backends of arviz-plots. The backend "none" draws nothing."""
 
 Visuals = Mapping[str, Mapping[str, Any] | bool]
+"""Settings of each visual by its name, or False to leave it out."""
 
 
 def plot_bias(

@@ -231,4 +231,5 @@ def _as_array(value: Any, posterior: xr.Dataset) -> xr.DataArray:
 
 
 def _quote(names: Iterable[Any]) -> str:
+    """List of names for a message."""
     return ", ".join(f"`{name}`" for name in names)

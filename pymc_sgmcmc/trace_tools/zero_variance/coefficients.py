@@ -93,14 +93,17 @@ def folds(rows: int) -> list[np.ndarray]:
 
 
 def _no_control_variates(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Slopes of zero."""
     return np.zeros((terms.shape[1], values.shape[1]))
 
 
 def _least_squares(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Slopes of the values in the terms, both centred, by least squares."""
     return linalg.lstsq(terms, values, lapack_driver="gelsy")[0]
 
 
 def _ridge(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Slopes with a penalty for each value, by leave-one-out cross-validation."""
     RidgeCV = _sklearn("linear_model").RidgeCV
     penalties = PENALTIES * terms.shape[0] * terms.var(0).mean()
     ridge = RidgeCV(alphas=penalties, alpha_per_target=True, fit_intercept=False)
