@@ -199,10 +199,10 @@ def test_one_slow_chain_is_refused():
         ({"variance": "exact"}, "`variance` should be one of"),
         ({"level": 1.0}, r"`level` should be in \(0, 1\)"),
         ({"b": 0.0}, "`b` should be positive"),
-        ({"window": 0}, "between 1 and a quarter of the 100 draws of a chain, 25, but got 0"),
-        ({"window": 26}, "between 1 and a quarter"),
+        ({"window": 0}, "`window` should be a whole number of draws, at least 1, but got 0"),
+        ({"window": 26}, "at most a quarter of the 100 draws of a chain, 25, but got 26"),
         ({"window": 2.5}, "`window` should be a whole number"),
-        ({"window": 25}, "there are about 0"),
+        ({"window": 25}, "should have 8 independent windows, but has about 0 of 25"),
         (
             {"variance": "closed_form"},
             "is of another sampler and has no preconditioner and no precision",
