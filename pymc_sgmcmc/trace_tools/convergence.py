@@ -367,8 +367,9 @@ def _measured(run: StoredRun, length: int, level: float) -> tuple[np.ndarray, np
     if fewest < FEWEST_WINDOWS:
         raise ValueError(
             f"The last half of the chains should have {FEWEST_WINDOWS} independent windows, but "
-            f"has about {max(0, fewest):.0f} of {length} draws: the chains are slow or still on "
-            'their way. Sample more draws, or try a shorter `window` or `variance="closed_form"`.'
+            f"has about {max(0, fewest):.0f} of {length} draws: chains are slow or still on their "
+            "way, or `gradient` is of other data. Sample more draws, or try a shorter `window` or "
+            '`variance="closed_form"`.'
         )
     joint = fewest > 2 * d + 2
     total = np.einsum("cbi,cbj->ij", batches.means, batches.means)
