@@ -178,7 +178,7 @@ def test_stated_bias_of_other_samplers():
     ("step_class", "settings", "error", "message"),
     [
         (SGLDCV, {"bias": 0.0}, ValueError, "`bias` should be positive"),
-        (SGLDCV, {"bias": 1.0}, ValueError, r"a number in \(0, 1\) such as 0.05, but got 1.0"),
+        (SGLDCV, {"bias": 1.0}, ValueError, r"in \(0, 1\), such as 0.05, but got 1.0"),
         (SGLDCV, {"bias": "small"}, TypeError, "`bias` should be a positive number"),
         (SGLDCV, {"bias": 0.1, "step_size": 0.1}, ValueError, "got both bias=0.1 and step_size"),
         (OSGFS, {"bias": 0.1, "max_k": 0.1}, ValueError, "got both bias=0.1 and max_k=0.1"),
