@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy import linalg
-from scipy.stats import norm
+from scipy import linalg, special
 
 from pymc_sgmcmc.errors import CalibrationError
 from pymc_sgmcmc.matrices import covariance_root, matrix_root
@@ -478,7 +477,7 @@ def _check_gaussian(
 ) -> None:
     """Raise a CalibrationError where the error from the shape of the posterior is too large."""
     # By Bonferroni, so that more coordinates do not make it more likely that one is off by chance.
-    beyond = norm.isf(norm.sf(STANDARD_ERRORS) / len(change))
+    beyond = -special.ndtri(special.ndtr(-STANDARD_ERRORS) / len(change))
     certain = NONLINEAR_FACTOR * np.maximum(np.abs(change) - beyond * error, 0)
     excess = certain - np.maximum(LARGEST_SHARE * np.abs(correction), SMALL_ERROR)
     if (excess > 0).any():

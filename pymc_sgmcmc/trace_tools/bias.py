@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pymc as pm
-from arviz_stats.base import array_stats
-from scipy import stats
+from scipy import special
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import positive_number
@@ -308,6 +307,8 @@ def _stored(
 
 def _convergence(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Effective draws and R-hat of each coordinate. The halves of a single chain are compared."""
+    from arviz_stats.base import array_stats  # takes half a second to import
+
     halves = positions
     if len(positions) == 1:
         half = positions.shape[1] // 2
@@ -385,7 +386,7 @@ def _beyond_doubt(dimension: int, method: str = "") -> float:
     """Number of standard errors by which an error is beyond doubt, see `bias_report`."""
     if method == SECOND_MOMENT:
         return STANDARD_ERRORS
-    return float(stats.norm.isf(stats.norm.sf(STANDARD_ERRORS) / dimension))
+    return float(-special.ndtri(special.ndtr(-STANDARD_ERRORS) / dimension))
 
 
 def _verdict(
@@ -611,6 +612,8 @@ def _rerun(
 
 def _half_step_error(first: np.ndarray, second: np.ndarray, sd: np.ndarray) -> Estimate:
     """Twice the difference of the means, in posterior standard deviations."""
+    from arviz_stats.base import array_stats  # takes half a second to import
+
     difference = first.mean((0, 1)) - second.mean((0, 1))
     errors = [array_stats.mcse(run, **AXES) for run in (first, second)]
     return Estimate(2 * difference / sd, 2 * np.hypot(*errors) / sd)

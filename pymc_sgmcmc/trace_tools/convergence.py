@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from scipy import linalg, stats
+from scipy import linalg, special
 from xarray import DataTree
 
 from pymc_sgmcmc.adaptation.convergence import CONVERGENCE_RULES
@@ -155,7 +155,7 @@ def gradient_convergence(
     elif variance == "closed_form":
         statistic = _closed_form(idata, run, length)
         degrees = float(run.dimension)
-        bound = np.full((len(run.chains), 1), stats.chi2.ppf(level, run.dimension))
+        bound = np.full((len(run.chains), 1), 2 * special.gammaincinv(run.dimension / 2, level))
     else:
         statistic, bound, degrees = _measured(run, length, level)
     bound = np.broadcast_to(bound, statistic.shape)
@@ -414,10 +414,10 @@ def _last_half_probabilities(batches: _Batches) -> np.ndarray:
         if degrees > 2 * d + 2:
             squared = effective * (_whitened(mean[None], covariance) ** 2).sum()
             free = degrees - d + 1
-            probabilities[chain] = stats.f.sf(squared * free / (degrees * d), d, free)
+            probabilities[chain] = special.fdtrc(d, free, squared * free / (degrees * d))
         else:
             t = np.abs(mean) / np.sqrt(np.diag(covariance) / effective)
-            probabilities[chain] = min(1.0, 2 * d * stats.t.sf(t.max(), degrees))
+            probabilities[chain] = min(1.0, 2 * d * special.stdtr(degrees, -t.max()))
     return probabilities
 
 
@@ -429,7 +429,7 @@ def _hotelling(
     whitened = _whitened(means, covariance)
     free = degrees - d + 1
     return np.einsum("ki,ki->k", whitened, whitened), float(
-        degrees * d / free * stats.f.ppf(level, d, free)
+        degrees * d / free * special.fdtri(d, free, level)
     )
 
 
@@ -457,7 +457,7 @@ def _bonferroni(
     """Largest squares of single coordinates over their variances, and Bonferroni's bound."""
     d = means.shape[1]
     largest = (means**2 / np.diag(covariance)).max(1)
-    return largest, float(stats.t.isf((1 - level) / (2 * d), degrees) ** 2)
+    return largest, float(special.stdtrit(degrees, (1 - level) / (2 * d)) ** 2)
 
 
 def _elementwise(run: StoredRun, length: int) -> np.ndarray:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import xarray as xr
-from arviz_base import rc_context, rcParams
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import one_of
@@ -388,7 +387,8 @@ class _Drawing:
         known: tuple[str, ...],
         pc_kwargs: dict[str, Any],
     ):
-        # Imported here, since it imports pyplot, which takes most of a second.
+        # Imported here, since they take most of a second.
+        from arviz_base import rc_context, rcParams
         from arviz_plots import PlotCollection
 
         name = one_of("backend", backend or rcParams["plot.backend"], BACKENDS)

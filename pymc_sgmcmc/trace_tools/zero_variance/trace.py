@@ -11,8 +11,6 @@ import numpy as np
 import pandas as pd
 import pymc as pm
 import xarray as xr
-from arviz_base import xarray_sel_iter
-from arviz_base.labels import BaseLabeller
 from xarray import DataTree
 
 from pymc_sgmcmc.record import DIMENSION, MOMENTS
@@ -101,6 +99,9 @@ class ZeroVariance:
             ``predicted_gain`` and ``over_transitions``. ``attrs["notes"]`` has the notes.
         """
         columns = (*ESTIMATES, "predicted_gain", "over_transitions")
+        from arviz_base import xarray_sel_iter  # takes half a second to import
+        from arviz_base.labels import BaseLabeller
+
         elements = xarray_sel_iter(self.mean, skip_dims=set())
         labels = [BaseLabeller().make_label_flat(*element) for element in elements]
         table = pd.DataFrame(
