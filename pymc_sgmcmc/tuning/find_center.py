@@ -32,6 +32,7 @@ from pymc_sgmcmc.tuning.nearest_gaussian import (
     MOST_UNLIKE_GAUSSIAN,
     gradient_around,
     is_guide,
+    judge_of,
     mismatch_along_at,
     mismatch_at,
     nearest_gaussian,
@@ -115,8 +116,7 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
         else:
             _warn_of_no_guide(posterior, coordinate_misfit, center, collapsed, flat, at_mode=True)
         return center
-    # Control variates at the centre leave little noise, so fewer rows are enough.
-    judge = Subsample(posterior, evaluations=8 * max(FEWEST_PAIRS, posterior.dimension))
+    judge = judge_of(posterior, subsample, center)
     misfit = mismatch_at(posterior, judge, center)
     if is_guide(misfit) and not flat and not len(collapsed):
         warn_of_other_modes(posterior, subsample, center, start, scale)

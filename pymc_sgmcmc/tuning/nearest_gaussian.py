@@ -71,6 +71,33 @@ SMALLEST_CONDITIONAL = 1e-12
 before it, is less than this part of its marginal one. Rounding leaves about 1e-16 d."""
 
 
+LARGEST_JUDGE_ERROR = 0.05
+"""The rows that judge a Gaussian leave an error of at most this many standard deviations in a
+gradient over it, a sixth of `LARGEST_SHIFT`, where they can be afforded."""
+
+
+def judge_of(posterior: Posterior, subsample: Subsample, center: Center) -> Subsample:
+    """Rows with which to compare a posterior and Gaussians near a centre.
+
+    Control variates at the centre leave the noise of the differences of the rows' gradients, which
+    sets the number of rows.
+    """
+    rng, root = np.random.default_rng(1736), center.curvature.root
+    shift = root @ rng.standard_normal(posterior.dimension)
+    differences = [
+        posterior.row_gradients(center.position + side * shift, subsample.rows)
+        - posterior.row_gradients(center.position, subsample.rows)
+        for side in (1, -1)
+    ]
+    deviations = [(difference @ root).std(0) for difference in differences]
+    # The error of a sum over all rows from n of them is N sd / sqrt(n).
+    rows = (posterior.n_rows * np.max(deviations) / LARGEST_JUDGE_ERROR) ** 2
+    evaluations = 8 * max(FEWEST_PAIRS, posterior.dimension)
+    return Subsample(
+        posterior, evaluations, most=int(rows) if rows < posterior.n_rows else posterior.n_rows
+    )
+
+
 def gradient_around(
     posterior: Posterior, subsample: Subsample, center: Center
 ) -> Callable[[np.ndarray], np.ndarray]:
