@@ -25,7 +25,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.bad_rows import code_error, first_row_out_of_range
-from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
+from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_on_arrays, compile_quietly
 from pymc_sgmcmc.posterior.position import PositionLayout
 from pymc_sgmcmc.posterior.rows import SeparatedModel, Term
 from pymc_sgmcmc.posterior.terms import reference_terms
@@ -33,6 +33,10 @@ from pymc_sgmcmc.posterior.terms import reference_terms
 CHECK_ROWS = 24
 """The sum over parts is checked on this many random rows. It is a compromise between the time of
 the check and the chance to meet a row that the split treats wrongly."""
+
+MANY_ROWS = 2000
+"""Functions that NumPy does not have are compiled for more rows than this. For fewer rows Python
+takes less time than a compiler."""
 
 FULL_CHECK_ELEMENTS = 5_000_000
 """The rows are compared with the log density of the model itself where they have at most this many
@@ -85,7 +89,8 @@ class _Setting:
             vectors.append(pt.concatenate([pt.atleast_1d(total), layout.join(gradients)]))
         position = pt.tensor("position", shape=(layout.dimension,), dtype=layout.dtype)
         outputs = clone_replace(vectors, layout.split(position), rebuild_strict=False)
-        function = compile_quietly([position, *rows], outputs, PYTHON_MODE)
+        compile_function = compile_on_arrays if self.n_rows > MANY_ROWS else compile_quietly
+        function = compile_function([position, *rows], outputs, PYTHON_MODE)
 
         def evaluate(*arrays: np.ndarray) -> list[np.ndarray]:
             with np.errstate(all="ignore"):  # outside the support

@@ -55,9 +55,29 @@ def _on_arrays(fgraph, node):
     return Elemwise(scalar, nfunc_spec=(name, scalar.nin, 1))(*node.inputs, return_list=True)
 
 
+MOST_OPERANDS = 16
+"""Sums and products of more operands than this are split. PyTensor's Python code takes at most 31,
+and 16 keep those of a few hundred variables in two levels."""
+
+
+@node_rewriter([Elemwise])
+def _split_sums(fgraph, node):
+    is_sum = isinstance(node.op.scalar_op, scalar_basic.Add | scalar_basic.Mul)
+    if not is_sum or len(node.inputs) <= MOST_OPERANDS:
+        return None
+    operands = list(node.inputs)
+    while len(operands) > 1:
+        groups = [
+            operands[start : start + MOST_OPERANDS]
+            for start in range(0, len(operands), MOST_OPERANDS)
+        ]
+        operands = [node.op(*group) if len(group) > 1 else group[0] for group in groups]
+    return operands
+
+
 _use_numpy = [
     (inline_inner_graphs, _AFTER_OTHER_REWRITES),
-    (dfs_rewriter(_on_arrays), _AFTER_OTHER_REWRITES + 0.1),
+    (dfs_rewriter(_on_arrays, _split_sums), _AFTER_OTHER_REWRITES + 0.1),
 ]
 
 PYTHON_MODE = Mode(linker="py", optimizer="minimum_compile").register(*_use_numpy)
@@ -99,6 +119,16 @@ def compile_quietly(
     """Compile a function whose inputs need not all be used."""
     with without_blas_warning():
         return pytensor.function(inputs, outputs, on_unused_input="ignore", mode=mode)
+
+
+def compile_on_arrays(
+    inputs: Sequence[Variable], outputs: Variable | Sequence[Variable], mode: Mode
+) -> Function:
+    """Compile a function of large arrays: for NumPy where that is quick, otherwise in C."""
+    function = compile_quietly(inputs, outputs, mode)
+    if pytensor.config.cxx and not runs_on_arrays(function):
+        return compile_quietly(inputs, outputs, "CVM")
+    return function
 
 
 def evaluate(variable: Variable) -> np.ndarray:

@@ -29,9 +29,9 @@ from pymc_sgmcmc.posterior.check import check_separation
 from pymc_sgmcmc.posterior.compiled import (
     NUMPY_MODE,
     PYTHON_MODE,
+    compile_on_arrays,
     compile_quietly,
     inline_inner_graphs,
-    runs_on_arrays,
     without_blas_warning,
 )
 from pymc_sgmcmc.posterior.position import PositionLayout, complete_point, layout_from_model
@@ -484,9 +484,10 @@ class Posterior:
         The mode does not depend on the backend of the transitions, so everything that is computed
         before sampling is the same on all backends.
         """
-        function = compile_quietly(inputs, outputs, PYTHON_MODE if quick else NUMPY_MODE)
-        if not (quick or runs_on_arrays(function)) and pytensor.config.cxx:
-            function = compile_quietly(inputs, outputs, "CVM")
+        if quick:
+            function = compile_quietly(inputs, outputs, PYTHON_MODE)
+        else:
+            function = compile_on_arrays(inputs, outputs, NUMPY_MODE)
         function.trust_input = True
         return function
 

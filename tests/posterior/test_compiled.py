@@ -7,7 +7,12 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_quietly, runs_on_arrays
+from pymc_sgmcmc.posterior.compiled import (
+    NUMPY_MODE,
+    PYTHON_MODE,
+    compile_quietly,
+    runs_on_arrays,
+)
 
 FUNCTIONS = {
     "softplus": (pt.softplus, [-800.0, -40.0, -1e-3, 0.0, 3.0, 40.0, 800.0]),
@@ -44,3 +49,14 @@ def test_a_scan_is_left_to_a_compiler():
         return_updates=False,
     )
     assert not runs_on_arrays(compile_quietly([x], sums, NUMPY_MODE))
+
+
+@pytest.mark.parametrize("operation", [pt.add, pt.mul])
+def test_sums_of_many_operands(operation):
+    """PyTensor's own Python code refuses more than 31 operands."""
+    operands = [pt.vector(f"x{number}") for number in range(300)]
+    for mode in (NUMPY_MODE, PYTHON_MODE):
+        function = compile_quietly(operands, operation(*operands), mode)
+        values = np.linspace(0.5, 1.5, 600).reshape(300, 2)
+        expected = values.sum(0) if operation is pt.add else values.prod(0)
+        np.testing.assert_allclose(function(*values), expected, rtol=1e-12)
