@@ -7,7 +7,8 @@ generator. So its values depend only on its arguments, on any backend and in any
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -201,7 +202,7 @@ class TransitionBlock:
         # The last passes only evaluate gradients; padding repeats them.
         passes = self.lag + (length if self.static_length is None else self.static_length)
         # The caller checks whether the results are finite.
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), _interrupts_as_such():
             outputs = self._function(
                 *(np.asarray(part, dtype=self.dtype, order="C") for part in state),
                 _pad(indices, passes),
@@ -219,6 +220,20 @@ class TransitionBlock:
             tuple(values[:length] for values in auxiliaries),
             tuple(values[:length] for values in stats),
         )
+
+
+@contextmanager
+def _interrupts_as_such() -> Iterator[None]:
+    """Raise Ctrl-C as `KeyboardInterrupt`: inside of a function of Numba it is a `SystemError`."""
+    try:
+        yield
+    except SystemError as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            cause = cause.__cause__
+        raise
 
 
 def _pad(values: np.ndarray, length: int, dtype: str | None = None) -> np.ndarray:
