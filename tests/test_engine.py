@@ -12,7 +12,7 @@ from pymc_sgmcmc.engine import TransitionBlock
 
 @pytest.mark.parametrize("cause", [KeyboardInterrupt, None])
 def test_an_interrupt_inside_of_numba(cause):
-    """Numba reports Ctrl-C as the cause of the cause of a `SystemError`; others stay as they are."""
+    """Numba reports Ctrl-C as a cause of a `SystemError`. Other errors stay as they are."""
 
     def function(*arguments):
         inner = SystemError("inside of Numba")

@@ -19,6 +19,8 @@ from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.tensor.elemwise import Elemwise
 
+from pymc_sgmcmc.posterior.blockwise import all_rows_at_once
+
 
 @node_rewriter([OpFromGraph])
 def _inline(fgraph, node):
@@ -77,6 +79,7 @@ def _split_sums(fgraph, node):
 
 _use_numpy = [
     (inline_inner_graphs, _AFTER_OTHER_REWRITES),
+    (all_rows_at_once, _AFTER_OTHER_REWRITES + 0.05),
     (dfs_rewriter(_on_arrays, _split_sums), _AFTER_OTHER_REWRITES + 0.1),
 ]
 

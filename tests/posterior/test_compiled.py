@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pymc.distributions.transforms import ordered
+from pytensor.tensor.blockwise import Blockwise
 
+from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import (
     NUMPY_MODE,
     PYTHON_MODE,
@@ -60,3 +64,45 @@ def test_sums_of_many_operands(operation):
         values = np.linspace(0.5, 1.5, 600).reshape(300, 2)
         expected = values.sum(0) if operation is pt.add else values.prod(0)
         np.testing.assert_allclose(function(*values), expected, rtol=1e-12)
+
+
+def ordinal(X, group, kind):
+    cutpoints = pm.Normal("c", [-1, 0, 1], 1, transform=ordered, initval=[-1, 0, 1.0])
+    outcome = group % 4
+    pm.OrderedLogistic("y", X @ pm.Normal("b", shape=3), cutpoints, observed=outcome)
+
+
+def zero_inflated(X, group, kind):
+    mean, psi = pm.math.exp(X @ pm.Normal("b", shape=3)), pm.Beta("psi", 1, 1)
+    outcome = group % 3
+    pm.ZeroInflatedNegativeBinomial(
+        "y", psi=psi, mu=mean, alpha=pm.HalfNormal("a"), observed=outcome
+    )
+
+
+def slopes(X, group, kind):
+    b, w = pm.Normal("b", shape=(5, 3)), pm.Normal("w", shape=4)
+    pm.Normal("y", (X * b[group]).sum(-1) + w[kind], 1, observed=X[:, 0])
+
+
+def table(X, group, kind):
+    pm.Normal("y", pm.Normal("t", shape=(5, 4))[group, kind], 1, observed=X[:, 0])
+
+
+@pytest.mark.parametrize("write", [ordinal, zero_inflated, slopes, table])
+def test_gradients_of_rows_without_a_loop(write, rng):
+    """Joins, splits and indexing of all rows at once give what each row gives alone."""
+    X, group, kind = rng.normal(size=(40, 3)), rng.integers(0, 5, 40), rng.integers(0, 4, 40)
+    with pm.Model() as model:
+        write(X, group, kind)
+    posterior = Posterior(model, check=False)
+    position = posterior.initial_position + 0.1
+    rows = posterior.take(slice(None))
+    gradients = posterior.row_gradients(position, rows)
+    alone = [
+        posterior.log_likelihood_and_gradient(position, [values[i : i + 1] for values in rows])[1]
+        for i in range(40)
+    ]
+    np.testing.assert_allclose(gradients, alone, rtol=1e-10, atol=1e-12)
+    nodes = posterior._row_gradients_function.maker.fgraph.apply_nodes
+    assert not [node for node in nodes if isinstance(node.op, Blockwise)]
