@@ -381,7 +381,7 @@ class Posterior:
     ) -> np.ndarray:
         """Gradient of the log likelihood of given rows or all, shape (d,), without its value."""
         position, total = self._as_position(position), np.zeros(self.dimension)
-        for chunk in self.chunks() if rows is None else self._pieces(rows):
+        for chunk in self.chunks() if rows is None else self.pieces(rows):
             total += self._likelihood_gradient_function(position, *chunk)[0]
         return total
 
@@ -402,7 +402,7 @@ class Posterior:
             One array for each array of `data`, as `take` gives them.
         """
         position, value, gradient = self._as_position(position), 0.0, np.zeros(self.dimension)
-        for piece in self._pieces(rows):
+        for piece in self.pieces(rows):
             piece_value, piece_gradient = self._log_likelihood_function(position, *piece)
             value += float(piece_value)
             gradient += piece_gradient
@@ -423,12 +423,13 @@ class Posterior:
         for start in range(0, self.n_rows, length):
             yield self.take(slice(start, start + length))
 
-    def _pieces(self, rows: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
-        length = self._chunk_length()
+    def pieces(self, rows: Sequence[np.ndarray], width: int = 1) -> Iterator[list[np.ndarray]]:
+        """Given rows in order, in pieces of bounded memory as those of `chunks`."""
+        length = self._chunk_length(width)
         for start in range(0, len(rows[0]), length):
             yield [values[start : start + length] for values in rows]
 
-    def _chunk_length(self, width: int = 1) -> int:
+    def _chunk_length(self, width: int) -> int:
         return max(1, CHUNK_ELEMENTS // max(width, self._widest_row))
 
     @cached_property

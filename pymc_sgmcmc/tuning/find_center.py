@@ -116,7 +116,7 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
         else:
             _warn_of_no_guide(posterior, coordinate_misfit, center, collapsed, flat, at_mode=True)
         return center
-    judge = judge_of(posterior, subsample, center)
+    judge = judge_of(posterior, center)
     misfit = mismatch_at(posterior, judge, center)
     if is_guide(misfit) and not flat and not len(collapsed):
         warn_of_other_modes(posterior, subsample, center, start, scale)

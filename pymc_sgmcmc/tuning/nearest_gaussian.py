@@ -26,7 +26,7 @@ from pymc_sgmcmc.tuning.gaussian import (
     steepest_curvature,
 )
 from pymc_sgmcmc.tuning.mode_search import collapsed_coordinates
-from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_OPERATIONS, Subsample
+from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_OPERATIONS, SUBSAMPLE_ROWS, Subsample
 
 MOST_UNLIKE_GAUSSIAN = 3.0
 """A Gaussian is near the posterior where the mean curvature over it differs from its own by less
@@ -76,26 +76,30 @@ LARGEST_JUDGE_ERROR = 0.05
 gradient over it, a sixth of `LARGEST_SHIFT`, where they can be afforded."""
 
 
-def judge_of(posterior: Posterior, subsample: Subsample, center: Center) -> Subsample:
+def judge_of(posterior: Posterior, center: Center) -> Subsample:
     """Rows with which to compare a posterior and Gaussians near a centre.
 
     Control variates at the centre leave the noise of the differences of the rows' gradients, which
-    sets the number of rows.
+    sets the number of rows. It is measured on as many rows as can be afforded, since a few of them
+    may cause most of it.
     """
+    affordable = Subsample(posterior, evaluations=8 * max(FEWEST_PAIRS, posterior.dimension))
+    if affordable.count <= SUBSAMPLE_ROWS:
+        return affordable
     rng, root = np.random.default_rng(1736), center.curvature.root
     shift = root @ rng.standard_normal(posterior.dimension)
-    differences = [
-        posterior.row_gradients(center.position + side * shift, subsample.rows)
-        - posterior.row_gradients(center.position, subsample.rows)
-        for side in (1, -1)
-    ]
-    deviations = [(difference @ root).std(0) for difference in differences]
-    # The error of a sum over all rows from n of them is N sd / sqrt(n).
-    rows = (posterior.n_rows * np.max(deviations) / LARGEST_JUDGE_ERROR) ** 2
-    evaluations = 8 * max(FEWEST_PAIRS, posterior.dimension)
-    return Subsample(
-        posterior, evaluations, most=int(rows) if rows < posterior.n_rows else posterior.n_rows
-    )
+    squares = np.zeros((2, posterior.dimension))
+    for piece in posterior.pieces(affordable.rows, posterior.dimension):
+        at_center = posterior.row_gradients(center.position, piece)
+        for sums, side in zip(squares, (1, -1), strict=True):
+            differences = posterior.row_gradients(center.position + side * shift, piece)
+            sums += (((differences - at_center) @ root) ** 2).sum(0)
+    # The error of a sum over all N rows from n of them is at most N rms / sqrt(n).
+    largest = np.max(squares) / affordable.count
+    rows = posterior.n_rows**2 * largest / LARGEST_JUDGE_ERROR**2
+    if not rows < affordable.count:
+        return affordable
+    return Subsample(posterior, count=int(rows))
 
 
 def gradient_around(

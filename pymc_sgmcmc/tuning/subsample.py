@@ -27,8 +27,8 @@ class Subsample:
         all of them, since a rare predictor has a curvature in few rows only.
     operations : int
         Rows times elements of a row times evaluations up to which more rows are taken.
-    most : int, optional
-        Number of rows that is enough, where it is known.
+    count : int, optional
+        Number of rows, or more, in place of that from `operations`.
     """
 
     def __init__(
@@ -36,13 +36,12 @@ class Subsample:
         posterior: Posterior,
         evaluations: int = 0,
         operations: int = SUBSAMPLE_OPERATIONS,
-        most: int | None = None,
+        count: int = 0,
     ):
-        count = max(SUBSAMPLE_ROWS, 20 * posterior.dimension)
+        count = max(count, SUBSAMPLE_ROWS, 20 * posterior.dimension)
         if evaluations:
-            affordable = operations // (evaluations * max(1, posterior.row_elements))
-            count = max(count, affordable if most is None else min(affordable, most))
-        count = min(posterior.n_rows, count)
+            count = max(count, operations // (evaluations * max(1, posterior.row_elements)))
+        self.count = count = min(posterior.n_rows, count)
         self.posterior = posterior
         self.weight = posterior.n_rows / count
         if count == posterior.n_rows:
