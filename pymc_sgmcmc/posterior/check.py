@@ -166,9 +166,15 @@ def check_finite(separated: SeparatedModel) -> None:
             block = leaf.values[start : start + step]
             if not np.isfinite(block).all():
                 bad = start + int(np.argmin(np.isfinite(block).reshape(len(block), -1).all(1)))
+                # An infinite bound of `pm.Censored` or `pm.Truncated` has no gradient.
+                remedy = (
+                    "Drop or impute such rows first."
+                    if np.isnan(leaf.values[bad]).any()
+                    else "Give bounds as large finite numbers, and drop or impute other such rows."
+                )
                 raise ModelError(
                     f"The data `{leaf.name}` have a NaN or infinite entry, the first in row "
-                    f"{bad}. Drop or impute such rows first."
+                    f"{bad}. {remedy}"
                 )
 
 

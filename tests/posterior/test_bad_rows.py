@@ -80,3 +80,15 @@ def test_an_initial_point_outside_of_the_support_is_not_blamed_on_a_row():
         mu = pm.Normal("mu", initval=-1.0)
         pm.Normal("y", 0.0, mu, observed=np.ones(N))
     Posterior(model).check_rows()  # all rows alike: PyMC says what is wrong with the start
+
+
+def test_infinite_bounds_are_to_be_finite(rng):
+    """Rows without censoring are good rows, and the advice is not to drop them."""
+    values = rng.exponential(size=N)
+    upper = np.where(values > 1, 1.0, np.inf)
+    with pm.Model() as model:
+        rate = pm.HalfNormal("rate")
+        censored = pm.Exponential.dist(rate)
+        pm.Censored("y", censored, lower=None, upper=upper, observed=np.minimum(values, upper))
+    with pytest.raises(ModelError, match="Give bounds as large finite numbers"):
+        Posterior(model)

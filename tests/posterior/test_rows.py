@@ -313,7 +313,7 @@ def test_infinite_data_variable():
     def write():
         pm.Normal("y", pm.Normal("b") * pm.Data("dose", bad), 1.0, observed=Y)
 
-    refused(write, r"`dose` .* NaN or infinite.* row 2.*Drop or impute")
+    refused(write, r"`dose` .* NaN or infinite.* row 2.*drop or impute")
 
 
 # --- total_size -------------------------------------------------------------------------------
