@@ -177,7 +177,9 @@ def test_interrupt_keeps_the_draws(cores, tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     printed, errors = process.communicate()
     assert process.returncode == 0, errors
-    assert re.search(rf"results are from {cores} of 2 chains\s+and\s+\d+\s+of 1000000", printed)
+    # Where the machine is busy, a second process may not have begun its chain.
+    kept = rf"results are from [1-{cores}] of 2 chains\s+and\s+\d+\s+of 1000000"
+    assert re.search(kept, printed), printed
     assert (tmp_path / "randhie.nc").is_file()
 
 
