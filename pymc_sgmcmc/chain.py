@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -275,9 +276,11 @@ class Chain:
         """Draws that one call may compute: up to the next change, within memory and time."""
         state = self._begun()
         block, done = self.block, state.draws
-        periods = [self.draws_per_order, *map(self._draws_between, self.adaptations)]
+        tuning = done < state.tune
+        changing = [each for each in self.adaptations if tuning or not each.only_tunes]
+        periods = [self.draws_per_order, *map(self._draws_between, changing)]
         until_change = min(period - done % period for period in periods)
-        if done < state.tune:
+        if tuning:
             until_change = min(until_change, state.tune - done)
         elements = block.batching.batch_size * max(1, block.row_elements)
         transitions = min(
@@ -382,7 +385,7 @@ class Chain:
             seen = Seen(
                 ran.positions,
                 ran.gradients,
-                self.block.batching.selected(next_index),
+                partial(self.block.batching.selected, next_index),
                 tuning=state.draws < state.tune,
                 at_boundary=done % self._draws_between(adaptation) == 0,
                 thin=self.thin,

@@ -308,21 +308,20 @@ def moments_dataset(
         DIMENSION: list(labels),
     }
     if groups:
-        counts = np.array([chain["group_counts"][:groups] for chain in ended])[..., None]
-        products = (
-            np.array([chain["group_products"][:groups] for chain in ended]) / counts[..., None]
+        counts, means, products = (
+            np.array([chain[name][:groups] for chain in ended])
+            for name in ("group_counts", "group_means", "group_products")
         )
-        means = np.array([chain["group_sums"][:groups] for chain in ended]) / counts
+        counts = counts[..., None]
         shares = counts / counts.sum(1, keepdims=True)
         x = (shares * means[..., :d]).sum(1)
-        xx = (shares[..., None] * products[..., :d, :d]).sum(1)
+        xx = (shares[..., None] * products[..., :d]).sum(1)
         coords |= {"group": list(range(groups)), column_dimension: list(labels)}
         variables |= {
             "group_position": (("chain", "group", *vector), means[..., :d]),
             "group_gradient": (("chain", "group", *vector), means[..., d:]),
-            "group_position_position": (("chain", "group", *matrix), products[..., :d, :d]),
-            "group_position_gradient": (("chain", "group", *matrix), products[..., :d, d:]),
-            "group_gradient_gradient": (("chain", "group", *matrix), products[..., d:, d:]),
+            "group_position_position": (("chain", "group", *matrix), products[..., :d]),
+            "group_position_gradient": (("chain", "group", *matrix), products[..., d:]),
             "transitions_of_group": (("chain", "group"), counts[..., 0]),
             "covariance": (("chain", *matrix), xx - x[:, :, None] * x[:, None, :]),
         }

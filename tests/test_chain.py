@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pymc_sgmcmc import SGHMC, SGLD, SGLDCV
-from pymc_sgmcmc.chain import Chain
+from pymc_sgmcmc.chain import BLOCK_TRANSITIONS, Chain
 from pymc_sgmcmc.matrices import Diagonal
 from tests.support.models import logistic_model
 
@@ -51,6 +51,19 @@ def test_goes_on_from_a_stored_state(gradient):
     resumed = chain.advance(30)
     np.testing.assert_array_equal(resumed.positions, expected.positions)
     np.testing.assert_array_equal(resumed.gradients, expected.gradients)
+
+
+def test_runs_after_tuning_are_long_and_ask_for_no_row_numbers(monkeypatch):
+    """Neither the windows of the tuner nor a permutation of all rows may cost time then."""
+    step = SGLDCV(batch_size=20, thin=1, model=logistic_model(), compile_kwargs=CVM)
+    chain = step.chain
+    chain.begin(np.random.default_rng(1), np.zeros(3), tune=100)
+    assert chain.run_length() == 100
+    batching = chain.block.batching
+    monkeypatch.setattr(type(batching), "_permutation", None)
+    chain.advance(100)
+    assert chain.run_length() == min(chain.draws_per_order - 100, BLOCK_TRANSITIONS)
+    chain.advance(chain.run_length())
 
 
 def test_begins_around_a_point(chain):

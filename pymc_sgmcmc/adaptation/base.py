@@ -9,7 +9,7 @@ belongs to the chain.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,8 +27,9 @@ class Seen:
     positions : numpy.ndarray, shape (B, d)
     gradients : numpy.ndarray, shape (B, d)
         Gradient estimates at these positions.
-    next_rows : numpy.ndarray, shape (n,)
-        Numbers of the rows from which the gradient at the last position is computed.
+    next_rows : callable
+        Function that returns the numbers of the rows, shape (n,), from which the gradient at the
+        last position is computed. It may take a time that grows with the data.
     tuning : bool
     at_boundary : bool
         Whether the run ends at a boundary of the adaptation.
@@ -39,7 +40,7 @@ class Seen:
 
     positions: np.ndarray
     gradients: np.ndarray
-    next_rows: np.ndarray
+    next_rows: Callable[[], np.ndarray]
     tuning: bool
     at_boundary: bool
     thin: int
@@ -56,11 +57,14 @@ class Adaptation(ABC):
     ----------
     transitions : int
         Transitions between two boundaries, rounded to whole draws.
+    only_tunes : bool
+        Whether `update` does nothing after tuning, so that runs need not end at a boundary.
     stats : mapping of str to numpy dtypes
         Names and types of the statistics that are recorded with each draw.
     """
 
     transitions: int
+    only_tunes: bool = False
     stats: Mapping[str, np.dtype | type] = {}
 
     @abstractmethod

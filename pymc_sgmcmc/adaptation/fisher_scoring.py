@@ -220,7 +220,7 @@ class FisherScoringAdaptation(Adaptation):
                 position,
                 count,
                 seed=int(state["updates"]),
-                next_rows=seen.next_rows,
+                next_rows=seen.next_rows(),
                 without_replacement=self._without_replacement,
             )
 

@@ -17,9 +17,25 @@ BATCHES = 256
 """A chain has at most this many batches, a power of two, so that batches can be joined in pairs.
 More batches show shorter autocorrelations and take more memory in the trace."""
 
-PRODUCT_ELEMENTS = 4_000_000
-"""A chain keeps at most this many products of positions and gradients, 32 MB. With more coordinates
-several batches share their products, so that the memory stays bounded."""
+FEWEST_GROUPS = 4
+"""Products of batches are joined into no fewer groups than this, so that those of a few chains show
+how much they vary."""
+
+PRODUCT_ELEMENTS = 250_000
+"""Products of positions and gradients are of groups of batches where a chain would otherwise keep
+more than this many. With more of them, copying them takes more time than the transitions."""
+
+PRODUCTS_A_DRAW = 10
+"""Products may leave out transitions where a draw has more than this many. Positions so close to
+each other hardly differ."""
+
+LARGEST_SPACING = 4
+"""Products leave out at most three of four transitions. The noise of gradients is independent, so
+that more of them give a smaller error, even where the positions hardly differ."""
+
+COORDINATES_WITH_ALL = 20
+"""Products are of all transitions up to this number of coordinates. With more of them, products
+would take more than a tenth of the time of the transitions."""
 
 MOST_COORDINATES = 500
 """Longer positions have no products, since they have no dense matrices either, see
@@ -31,40 +47,46 @@ sums."""
 
 
 class RunningMoments(Adaptation):
-    r"""Sums over transitions of z = (θ - origin, ∇̂), and of z zᵀ, by batches.
+    r"""Sums over transitions of z = (θ - origin, ∇̂), and of (θ - origin) zᵀ, by batches.
 
     The origin is the position of a chain at its first transition after tuning. Products of
     positions far from it would lose digits of the covariance.
 
-    After tuning each transition is counted in the present batch. When `BATCHES` batches are full,
+    After tuning each draw is counted in the present batch. When `BATCHES` batches are full,
     neighbours are added, and further batches have twice the length. A long run of any length then
     has between `BATCHES` / 2 and `BATCHES` batches of equal length.
 
     Parameters
     ----------
     thin : int
-        Number of transitions in a batch at the start.
+        Transitions a recorded draw.
+    dimension : int
+        Length d of the position.
     """
 
     transitions = 10**9
 
-    def __init__(self, thin: int):
+    def __init__(self, thin: int, dimension: int):
         self._thin = thin
+        self._spacing = 1
+        if dimension > COORDINATES_WITH_ALL:
+            self._spacing = min(max(1, thin // PRODUCTS_A_DRAW), LARGEST_SPACING)
 
     def begin(self, position: np.ndarray) -> AdaptationState:
         """No transitions yet."""
-        width = 2 * len(position)
-        groups = BATCHES if len(position) <= MOST_COORDINATES else 0
-        while groups * width**2 > PRODUCT_ELEMENTS:
+        d = len(position)
+        groups = BATCHES if d <= MOST_COORDINATES else 0
+        while groups > FEWEST_GROUPS and groups * 2 * d**2 > PRODUCT_ELEMENTS:
             groups //= 2
         return {
             "origin": np.array(position, dtype=float),
-            "sums": np.zeros((BATCHES, width)),
-            "products": np.zeros((groups, width, width)),
+            "sums": np.zeros((BATCHES, 2 * d)),
+            "group_sums": np.zeros((groups, 2 * d)),
+            "products": np.zeros((groups, d, 2 * d)),
             "full": np.asarray(0),
-            "length": np.asarray(self._thin),
+            "length": np.asarray(1),
             "partial": np.asarray(0),
-            "waiting": np.zeros((0, width)),
+            "waiting": np.zeros((0, self._thin, 2 * d)),
         }
 
     def load(self, state: AdaptationState) -> None:
@@ -80,91 +102,91 @@ class RunningMoments(Adaptation):
             state = {**state, "origin": np.array(seen.positions[0], dtype=float)}
         positions = seen.positions - state["origin"]
         z = np.concatenate([positions, seen.gradients], axis=1, dtype=float)
+        z = z.reshape(-1, self._thin, z.shape[1])
         if len(state["waiting"]):
             z = np.concatenate([state["waiting"], z])
-        if len(z) < WAITING:
+        if len(z) * self._thin < WAITING:
             return {**state, "waiting": z}, {}
-        return {**state, **_with(state, z), "waiting": z[:0].copy()}, {}
+        return {**state, **self._with(state, z), "waiting": z[:0].copy()}, {}
 
     def of_chain(self, state: AdaptationState) -> Mapping[str, np.ndarray]:
-        """Moments of a chain that has ended."""
-        state = {**state, **_with(state, state["waiting"])}
+        """Moments of a chain that has ended: sums over batches, and means over groups."""
+        state = {**state, **self._with(state, state["waiting"])}
         full, groups = int(state["full"]), len(state["products"])
         # The last batch is left out where it is not full. The last group may have fewer transitions
         # than the others.
-        batches_a_group = BATCHES // groups if groups else BATCHES
-        transitions_a_group = batches_a_group * int(state["length"])
-        counts = (
-            full * int(state["length"])
-            + int(state["partial"])
-            - transitions_a_group * np.arange(groups)
-        )
-        counts = np.clip(counts[counts > 0], 0, transitions_a_group)
+        length = int(state["length"])
+        draws_a_group = BATCHES // groups * length if groups else 0
+        draws = full * length + int(state["partial"]) - draws_a_group * np.arange(groups)
+        draws = np.clip(draws[draws > 0], 0, draws_a_group)
+        products = draws * -(-self._thin // self._spacing)
         return {
             "origin": state["origin"],
             "batch_sums": state["sums"][:full],
-            "group_sums": _added(state["sums"], batches_a_group)[: len(counts)],
-            "group_products": state["products"][: len(counts)],
-            "group_counts": counts,
-            "length": state["length"],
+            "group_means": state["group_sums"][: len(draws)] / products[:, None],
+            "group_products": state["products"][: len(draws)] / products[:, None, None],
+            "group_counts": draws * self._thin,
+            "length": np.asarray(length * self._thin),
         }
 
-
-def _with(state: AdaptationState, z: np.ndarray) -> AdaptationState:
-    """Sums with further transitions z, shape (transitions, 2 d)."""
-    sums, products = state["sums"].copy(), state["products"].copy()
-    full, length, partial = (int(state[name]) for name in ("full", "length", "partial"))
-    start = 0
-    while start < len(z):
-        if full == BATCHES:
-            sums, products = _joined(sums), _joined(products)
-            full, length = BATCHES // 2, 2 * length
-        full_batches = min(BATCHES - full, (len(z) - start) // length) if partial == 0 else 0
-        if full_batches:
-            transitions = z[start : start + full_batches * length].reshape(full_batches, length, -1)
-            numbers = slice(full, full + full_batches)
-            sums[numbers] += transitions.sum(1)
-            _add_products(products, transitions, full)
-            full, start = full + full_batches, start + full_batches * length
-            continue
-        transitions = z[None, start : start + length - partial]
-        sums[full] += transitions[0].sum(0)
-        _add_products(products, transitions, full)
-        start, partial = start + transitions.shape[1], partial + transitions.shape[1]
-        if partial == length:
-            full, partial = full + 1, 0
-    return {
-        "sums": sums,
-        "products": products,
-        "full": np.asarray(full),
-        "length": np.asarray(length),
-        "partial": np.asarray(partial),
-    }
+    def _with(self, state: AdaptationState, z: np.ndarray) -> AdaptationState:
+        """Sums with further draws z, shape (draws, thin, 2 d)."""
+        sums, group_sums, products = (
+            state[name].copy() for name in ("sums", "group_sums", "products")
+        )
+        full, length, partial = (int(state[name]) for name in ("full", "length", "partial"))
+        draw_sums = z.sum(1)
+        # The last transition of a draw, and those before it at equal distances.
+        spaced = z[:, (self._thin - 1) % self._spacing :: self._spacing]
+        start = 0
+        while start < len(z):
+            if full == BATCHES:
+                sums, group_sums, products = map(_joined, (sums, group_sums, products))
+                full, length = BATCHES // 2, 2 * length
+            # Whole batches, or what the present one lacks.
+            batches = min(BATCHES - full, (len(z) - start) // length) if partial == 0 else 0
+            count = batches * length or min(length - partial, len(z) - start)
+            part = slice(start, start + count)
+            shape = (max(1, batches), -1, z.shape[-1])
+            sums[full : full + shape[0]] += draw_sums[part].reshape(shape).sum(1)
+            _add_products(group_sums, products, spaced[part].reshape(shape), full)
+            start += count
+            if batches:
+                full += batches
+            else:
+                full, partial = full + (partial + count) // length, (partial + count) % length
+        return {
+            "sums": sums,
+            "group_sums": group_sums,
+            "products": products,
+            "full": np.asarray(full),
+            "length": np.asarray(length),
+            "partial": np.asarray(partial),
+        }
 
 
 def _joined(values: np.ndarray) -> np.ndarray:
     """Sums of neighbours in the first half, and zeros in the second."""
     joined = np.zeros_like(values)
-    joined[: len(values) // 2] = _added(values, 2)
+    half = len(values) // 2
+    joined[:half] = values.reshape(half, 2, *values.shape[1:]).sum(1)
     return joined
 
 
-def _added(values: np.ndarray, count: int) -> np.ndarray:
-    return values.reshape(len(values) // count, count, *values.shape[1:]).sum(1)
-
-
-def _add_products(products: np.ndarray, batches: np.ndarray, first: int) -> None:
-    """Add z zᵀ of batches, shape (batches, length, 2 d), to their groups."""
+def _add_products(sums: np.ndarray, products: np.ndarray, batches: np.ndarray, first: int) -> None:
+    """Add z and (θ - origin) zᵀ of batches, shape (batches, length, 2 d), to their groups."""
     if not len(products):
         return
-    batches_a_group = BATCHES // len(products)
+    d, batches_a_group = products.shape[1], BATCHES // len(products)
     if batches_a_group == 1:
-        products[first : first + len(batches)] += batches.swapaxes(1, 2) @ batches
+        numbers = slice(first, first + len(batches))
+        sums[numbers] += batches.sum(1)
+        products[numbers] += batches[..., :d].swapaxes(1, 2) @ batches
         return
-    for number in range(
-        first // batches_a_group, (first + len(batches) - 1) // batches_a_group + 1
-    ):
+    last = first + len(batches) - 1
+    for number in range(first // batches_a_group, last // batches_a_group + 1):
         begin = max(0, number * batches_a_group - first)
         of_group = batches[begin : (number + 1) * batches_a_group - first]
         of_group = of_group.reshape(-1, batches.shape[-1])
-        products[number] += of_group.T @ of_group
+        sums[number] += of_group.sum(0)
+        products[number] += of_group[:, :d].T @ of_group

@@ -25,6 +25,8 @@ class RMSprop(Adaptation):
     The state is the second moment v of the gradient a row, and the diagonal of M that is in use.
     """
 
+    only_tunes = True
+
     def __init__(
         self,
         posterior: Posterior,

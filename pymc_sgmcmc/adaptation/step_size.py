@@ -69,6 +69,8 @@ class LangevinStepSize(Adaptation):
         The centre, with c and H.
     """
 
+    only_tunes = True
+
     def __init__(
         self, preconditioner: Matrix, thin: int, step_size: float, bias: float, center: Center
     ):

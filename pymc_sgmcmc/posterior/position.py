@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 import numpy as np
@@ -49,22 +50,22 @@ class PositionLayout:
     labels: tuple[str, ...]
     dtype: str
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Names of the value variables."""
         return tuple(variable.name for variable in self.variables)
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Number of coordinates of each value variable."""
         return tuple(int(np.prod(shape)) for shape in self.shapes)
 
-    @property
+    @cached_property
     def dimension(self) -> int:
         """Length d of the position vector."""
         return sum(self.sizes)
 
-    @property
+    @cached_property
     def slices(self) -> tuple[slice, ...]:
         """Slice of the position that each value variable takes."""
         stops = np.cumsum(self.sizes)
@@ -74,9 +75,8 @@ class PositionLayout:
 
     def ravel(self, point: Mapping[str, np.ndarray]) -> np.ndarray:
         """Position vector, shape (d,), of a point (a mapping from value variable names)."""
-        return np.concatenate(
-            [np.asarray(point[name], dtype=self.dtype).ravel() for name in self.names]
-        )
+        values = [np.asarray(point[name], dtype=self.dtype).ravel() for name in self.names]
+        return np.concatenate(values) if len(values) > 1 else values[0]
 
     def unravel(self, position: np.ndarray) -> dict[str, np.ndarray]:
         """Point of a position vector; its arrays are copies with the shapes of the variables."""

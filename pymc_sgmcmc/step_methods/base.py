@@ -213,7 +213,9 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             design = search_step_size(block, setup, design)
         self._starts_around = self.center if design.begins_at_center else None
         # The moments come last among the adaptations: `_record_after` reads the last state.
-        self._moments = RunningMoments(design.pace.thin) if self._owns_all else None
+        self._moments = (
+            RunningMoments(design.pace.thin, self.posterior.dimension) if self._owns_all else None
+        )
         self.chain = Chain(
             block,
             step_size=design.pace.step_size,
@@ -407,8 +409,9 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         elif self._run is None:
             if not self.handed_out:  # otherwise resumed inside a run, which is computed again
                 self.chain.move(incoming, others_moved=not self._owns_all)
-        elif self.handed_out and not np.array_equal(
-            incoming, self._run.draws.positions[self.handed_out - 1]
+        elif (
+            self.handed_out
+            and incoming.tobytes() != self._run.draws.positions[self.handed_out - 1].tobytes()
         ):
             # Another step method moved the same variables, so draws computed ahead are invalid.
             self.chain.state = self._run.before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def gaussian_chain(rng, center, noise_root, step_size, draws, thin):
 
 def seen(positions, gradients, *, thin=THIN, tuning=True, boundary=True):
     sizes = np.full(len(positions), 0.1)
-    return Seen(positions, gradients, np.arange(3), tuning, boundary, thin, sizes)
+    return Seen(positions, gradients, partial(np.arange, 3), tuning, boundary, thin, sizes)
 
 
 def factor(center, positions, gradients, *, thin=THIN, step_size=0.2, bias=0.05):

@@ -166,6 +166,21 @@ def test_drawing_in_parts_is_drawing_at_once(scheme):
     np.testing.assert_array_equal(at_once, in_parts)
 
 
+def test_rows_are_on_the_device_of_jax():
+    """JAX would copy NumPy's arrays in each call. A new order of the rows stays on the device."""
+    jax = pytest.importorskip("jax")
+    data = [np.arange(11.0), np.arange(22).reshape(11, 2)]
+    moved, kept = (make_batching("shuffle", data, 4, static=static) for static in (True, False))
+    for order in (0, 5):
+        moved.set_order(order)
+        kept.set_order(order)
+        for on_device, expected in zip(moved._shared, kept._shared, strict=True):
+            values = on_device.get_value(borrow=True)
+            assert isinstance(values, jax.Array)
+            assert values.dtype == expected.dtype
+            np.testing.assert_array_equal(values, expected.get_value())
+
+
 def test_window_selects_the_rows_it_says(rng):
     data = [rng.normal(size=(11, 2)), np.arange(11)]
     batching = make_batching("shuffle", data, 4, derived=[np.arange(11) + 0.5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, product
 
 import numpy as np
@@ -312,7 +313,7 @@ def seen_at(position, step, transitions=4, next_rows=None):
     return Seen(
         positions,
         rng.normal(size=(transitions, len(position))),
-        np.arange(step.batch_size) if next_rows is None else next_rows,
+        partial(np.arange, step.batch_size) if next_rows is None else next_rows,
         tuning=False,
         at_boundary=True,
         thin=1,
@@ -357,7 +358,7 @@ def test_rows_of_the_minibatch_where_they_are_enough():
     rows = np.random.default_rng(1).permutation(2000)[:600]
     weights = float(state["rows"])
     position = problem.mean + 0.1
-    after, _ = step.scoring.update(state, seen_at(position, step, next_rows=rows))
+    after, _ = step.scoring.update(state, seen_at(position, step, next_rows=lambda: rows))
     now = np.cov(row_gradients(problem, position)[rows].T) * 1999 / 2000
     weight = max(600 / (weights + 600), 0.1)
     expected = (1 - weight) * state["row_covariance"] + weight * now

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -49,7 +51,7 @@ def test_second_moment_is_that_of_the_recursion(problem):
         return Seen(
             part,
             part,
-            np.arange(3),
+            partial(np.arange, 3),
             tuning=True,
             at_boundary=at_boundary,
             thin=1,

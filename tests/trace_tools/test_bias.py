@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from functools import partial
 
 import numpy as np
 import pymc as pm
@@ -198,8 +199,8 @@ def test_bad_bias(step_class, settings, error, message):
 def seen(rng, draws, thin, *, tuning, size, boundary=False):
     shape = (draws * thin, 2)
     return Seen(
-        rng.normal(size=shape), size * rng.normal(size=shape), np.arange(3), tuning, boundary,
-        thin, np.full(draws * thin, 0.2),
+        rng.normal(size=shape), size * rng.normal(size=shape), partial(np.arange, 3),
+        tuning, boundary, thin, np.full(draws * thin, 0.2),
     )  # fmt: skip
 
 
