@@ -30,9 +30,10 @@ BLOCK_OPERATIONS = 2e8
 """One call computes at most this many transitions x rows x elements of a row. They take a few
 tenths of a second, so that the progress bar moves and an interrupt has an effect."""
 
-BLOCK_ELEMENTS = 1_000_000
+BLOCK_ELEMENTS = 200_000
 """One call has at most this many transitions x elements of the state, and transitions x integers of
-an index. Positions, noise and row numbers then take at most 8 MB each."""
+an index. Positions, noise and row numbers then take at most 1.6 MB each, and stay in the cache of
+the processor."""
 
 
 @dataclass(frozen=True)

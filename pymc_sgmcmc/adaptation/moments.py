@@ -17,6 +17,10 @@ BATCHES = 256
 """A chain has at most this many batches, a power of two, so that batches can be joined in pairs.
 More batches show shorter autocorrelations and take more memory in the trace."""
 
+BATCHES_OF_LONG_POSITIONS = 64
+"""Positions of more than `MOST_COORDINATES` have at most this many batches, since each addition
+copies all sums."""
+
 FEWEST_GROUPS = 4
 """Products of batches are joined into no fewer groups than this, so that those of a few chains show
 how much they vary."""
@@ -52,9 +56,9 @@ class RunningMoments(Adaptation):
     The origin is the position of a chain at its first transition after tuning. Products of
     positions far from it would lose digits of the covariance.
 
-    After tuning each draw is counted in the present batch. When `BATCHES` batches are full,
-    neighbours are added, and further batches have twice the length. A long run of any length then
-    has between `BATCHES` / 2 and `BATCHES` batches of equal length.
+    After tuning each draw is counted in the present batch. When all batches are full, neighbours
+    are added, and further batches have twice the length. A long run of any length then has between
+    half of `BATCHES` and all of them, of equal length.
 
     Parameters
     ----------
@@ -68,25 +72,31 @@ class RunningMoments(Adaptation):
 
     def __init__(self, thin: int, dimension: int):
         self._thin = thin
-        self._spacing = 1
+        spacing = 1
         if dimension > COORDINATES_WITH_ALL:
-            self._spacing = min(max(1, thin // PRODUCTS_A_DRAW), LARGEST_SPACING)
+            spacing = min(max(1, thin // PRODUCTS_A_DRAW), LARGEST_SPACING)
+        # The last transition of a draw, and those before it at equal distances.
+        self._spaced = slice((thin - 1) % spacing, None, spacing)
+        self._batches, self._groups = BATCHES, BATCHES
+        if dimension > MOST_COORDINATES:
+            self._batches, self._groups = BATCHES_OF_LONG_POSITIONS, 0
+        while self._groups > FEWEST_GROUPS and (self._groups * 2 * dimension**2 > PRODUCT_ELEMENTS):
+            self._groups //= 2
 
     def begin(self, position: np.ndarray) -> AdaptationState:
         """No transitions yet."""
         d = len(position)
-        groups = BATCHES if d <= MOST_COORDINATES else 0
-        while groups > FEWEST_GROUPS and groups * 2 * d**2 > PRODUCT_ELEMENTS:
-            groups //= 2
+        of_products = len(range(self._thin)[self._spaced]) if self._groups else 0
         return {
             "origin": np.array(position, dtype=float),
-            "sums": np.zeros((BATCHES, 2 * d)),
-            "group_sums": np.zeros((groups, 2 * d)),
-            "products": np.zeros((groups, d, 2 * d)),
+            "sums": np.zeros((self._batches, 2 * d)),
+            "group_sums": np.zeros((self._groups, 2 * d)),
+            "products": np.zeros((self._groups, d, 2 * d)),
             "full": np.asarray(0),
             "length": np.asarray(1),
             "partial": np.asarray(0),
-            "waiting": np.zeros((0, self._thin, 2 * d)),
+            "waiting_sums": np.zeros((0, 2 * d)),
+            "waiting": np.zeros((0, of_products, 2 * d)),
         }
 
     def load(self, state: AdaptationState) -> None:
@@ -98,28 +108,35 @@ class RunningMoments(Adaptation):
         """Add the transitions after tuning."""
         if seen.tuning:
             return state, {}
-        if not (state["full"] or state["partial"] or len(state["waiting"])):
+        if not (state["full"] or state["partial"] or len(state["waiting_sums"])):
             state = {**state, "origin": np.array(seen.positions[0], dtype=float)}
-        positions = seen.positions - state["origin"]
-        z = np.concatenate([positions, seen.gradients], axis=1, dtype=float)
-        z = z.reshape(-1, self._thin, z.shape[1])
-        if len(state["waiting"]):
-            z = np.concatenate([state["waiting"], z])
-        if len(z) * self._thin < WAITING:
-            return {**state, "waiting": z}, {}
-        return {**state, **self._with(state, z), "waiting": z[:0].copy()}, {}
+        origin = state["origin"]
+        shape = (-1, self._thin, len(origin))
+        positions, gradients = seen.positions.reshape(shape), seen.gradients.reshape(shape)
+        # A product with ones is several times faster than `sum` along a short axis.
+        ones = np.ones(self._thin)
+        sums = np.concatenate([ones @ positions - self._thin * origin, ones @ gradients], axis=1)
+        waiting = {"waiting_sums": np.concatenate([state["waiting_sums"], sums])}
+        if self._groups:
+            spaced = (positions[:, self._spaced] - origin, gradients[:, self._spaced])
+            z = np.concatenate(spaced, axis=2, dtype=float)
+            waiting["waiting"] = np.concatenate([state["waiting"], z])
+        state = {**state, **waiting}
+        if len(state["waiting_sums"]) * self._thin < WAITING:
+            return state, {}
+        return self._with_waiting(state), {}
 
     def of_chain(self, state: AdaptationState) -> Mapping[str, np.ndarray]:
         """Moments of a chain that has ended: sums over batches, and means over groups."""
-        state = {**state, **self._with(state, state["waiting"])}
-        full, groups = int(state["full"]), len(state["products"])
+        per_draw = state["waiting"].shape[1]
+        state = self._with_waiting(state)
+        full, length = int(state["full"]), int(state["length"])
         # The last batch is left out where it is not full. The last group may have fewer transitions
         # than the others.
-        length = int(state["length"])
-        draws_a_group = BATCHES // groups * length if groups else 0
-        draws = full * length + int(state["partial"]) - draws_a_group * np.arange(groups)
+        draws_a_group = self._batches // self._groups * length if self._groups else 0
+        draws = full * length + int(state["partial"]) - draws_a_group * np.arange(self._groups)
         draws = np.clip(draws[draws > 0], 0, draws_a_group)
-        products = draws * -(-self._thin // self._spacing)
+        products = draws * per_draw
         return {
             "origin": state["origin"],
             "batch_sums": state["sums"][:full],
@@ -129,39 +146,43 @@ class RunningMoments(Adaptation):
             "length": np.asarray(length * self._thin),
         }
 
-    def _with(self, state: AdaptationState, z: np.ndarray) -> AdaptationState:
-        """Sums with further draws z, shape (draws, thin, 2 d)."""
+    def _with_waiting(self, state: AdaptationState) -> AdaptationState:
+        """State with the waiting draws added to the sums."""
         sums, group_sums, products = (
             state[name].copy() for name in ("sums", "group_sums", "products")
         )
         full, length, partial = (int(state[name]) for name in ("full", "length", "partial"))
-        draw_sums = z.sum(1)
-        # The last transition of a draw, and those before it at equal distances.
-        spaced = z[:, (self._thin - 1) % self._spacing :: self._spacing]
+        draw_sums, z = state["waiting_sums"], state["waiting"]
+        batches_a_group = self._batches // self._groups if self._groups else 0
         start = 0
-        while start < len(z):
-            if full == BATCHES:
+        while start < len(draw_sums):
+            if full == self._batches:
                 sums, group_sums, products = map(_joined, (sums, group_sums, products))
-                full, length = BATCHES // 2, 2 * length
+                full, length = self._batches // 2, 2 * length
             # Whole batches, or what the present one lacks.
-            batches = min(BATCHES - full, (len(z) - start) // length) if partial == 0 else 0
-            count = batches * length or min(length - partial, len(z) - start)
+            remaining = len(draw_sums) - start
+            batches = min(self._batches - full, remaining // length) if partial == 0 else 0
+            count = batches * length or min(length - partial, remaining)
             part = slice(start, start + count)
-            shape = (max(1, batches), -1, z.shape[-1])
+            shape = (max(1, batches), -1, draw_sums.shape[1])
             sums[full : full + shape[0]] += draw_sums[part].reshape(shape).sum(1)
-            _add_products(group_sums, products, spaced[part].reshape(shape), full)
+            if self._groups:
+                _add_products(group_sums, products, z[part].reshape(shape), full, batches_a_group)
             start += count
             if batches:
                 full += batches
             else:
                 full, partial = full + (partial + count) // length, (partial + count) % length
         return {
+            **state,
             "sums": sums,
             "group_sums": group_sums,
             "products": products,
             "full": np.asarray(full),
             "length": np.asarray(length),
             "partial": np.asarray(partial),
+            "waiting_sums": draw_sums[:0].copy(),
+            "waiting": z[:0].copy(),
         }
 
 
@@ -173,11 +194,11 @@ def _joined(values: np.ndarray) -> np.ndarray:
     return joined
 
 
-def _add_products(sums: np.ndarray, products: np.ndarray, batches: np.ndarray, first: int) -> None:
+def _add_products(
+    sums: np.ndarray, products: np.ndarray, batches: np.ndarray, first: int, batches_a_group: int
+) -> None:
     """Add z and (θ - origin) zᵀ of batches, shape (batches, length, 2 d), to their groups."""
-    if not len(products):
-        return
-    d, batches_a_group = products.shape[1], BATCHES // len(products)
+    d = products.shape[1]
     if batches_a_group == 1:
         numbers = slice(first, first + len(batches))
         sums[numbers] += batches.sum(1)

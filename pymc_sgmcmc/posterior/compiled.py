@@ -45,7 +45,7 @@ _ON_ARRAYS = {
     scalar_basic.Clip: "numpy.clip",
     scalar_basic.Identity: "numpy.positive",
 }
-"""These functions evaluate scalar operations for which PyTensor names none of NumPy's."""
+"""The functions of whole arrays, by scalar operation, where PyTensor names none of NumPy's."""
 
 
 @node_rewriter([Elemwise])

@@ -445,10 +445,13 @@ class Posterior:
         value = self._at(rewrite_pregrad(self._log_prior_graph), position)
         return self.compile_for_setup([position], [value, self.prior_gradient(position)])
 
+    def _position_and_rows(self) -> tuple[TensorVariable, list[TensorVariable]]:
+        position = pt.tensor("position", shape=(None,), dtype=self.dtype)
+        return position, [leaf.placeholder() for leaf in self._separated.leaves]
+
     @cached_property
     def _log_likelihood_function(self):
-        position = pt.tensor("position", shape=(None,), dtype=self.dtype)
-        rows = [leaf.placeholder() for leaf in self._separated.leaves]
+        position, rows = self._position_and_rows()
         length = rows[0].shape[0]
         value = self._at(rewrite_pregrad(self._log_likelihood_graph(rows, length)), position)
         return self.compile_for_setup(
@@ -457,15 +460,13 @@ class Posterior:
 
     @cached_property
     def _likelihood_gradient_function(self):
-        position = pt.tensor("position", shape=(None,), dtype=self.dtype)
-        rows = [leaf.placeholder() for leaf in self._separated.leaves]
+        position, rows = self._position_and_rows()
         gradient = self.rows_gradient(position, rows, rows[0].shape[0])
         return self.compile_for_setup([position, *rows], [gradient])
 
     @cached_property
     def _row_gradients_function(self):
-        position = pt.tensor("position", shape=(None,), dtype=self.dtype)
-        rows = [leaf.placeholder() for leaf in self._separated.leaves]
+        position, rows = self._position_and_rows()
         gradients = self.single_row_gradients(position, rows)
         return self.compile_for_setup([position, *rows], [gradients])
 

@@ -131,7 +131,7 @@ def test_tuning_is_left_out_and_memory_is_constant(rng):
     assert after is state
     after, _ = moments.update(state, seen(values, values))
     assert [one.nbytes for one in after.values()] == [one.nbytes for one in state.values()]
-    assert moments.begin(np.zeros(600))["products"].shape[0] == 0
+    assert RunningMoments(1, 600).begin(np.zeros(600))["products"].shape[0] == 0
 
 
 def of_moments(idata, order=1, **settings):
@@ -353,7 +353,7 @@ def test_many_coordinates_have_products_of_all_transitions(rng, dimension):
 def test_too_few_groups_for_an_error(rng):
     values = rng.normal(size=(2, 1, 5000, 400))
     idata = as_trace(values[0], -values[0])
-    idata[MOMENTS] = trace([run(RunningMoments(1, D), values[0, 0], -values[0, 0], [])])[MOMENTS]
+    idata[MOMENTS] = trace([run(RunningMoments(1, 400), values[0, 0], -values[0, 0], [])])[MOMENTS]
     with pytest.raises(ValueError, match="400 coordinates are in 2 groups of transitions over 1"):
         stein_calibrate(idata, moments=True)
 
