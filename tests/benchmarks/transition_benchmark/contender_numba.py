@@ -3,9 +3,10 @@
 A minibatch is a window of consecutive rows, with a random start, of a shuffled copy of the data:
 every row is equally likely to be in it, and memory is read in order. The rows which a window that
 begins near the end would need from the beginning are repeated after the end. The noise is drawn
-inside the loop. With the control variate the response cancels in the difference of a row's gradients
-at the position and at the mode: (y - s(z)) x - (y - s(z0)) x = (s(z0) - s(z)) x, with s the logistic
-function and z0 the predictor at the mode. SGLD-CV therefore reads a stored s(z0) where SGLD reads y.
+inside the loop. With the control variate the response cancels in the difference of a row's
+gradients at the position and at the mode: (y - s(z)) x - (y - s(z0)) x = (s(z0) - s(z)) x, with s
+the logistic function and z0 the predictor at the mode. SGLD-CV therefore reads a stored s(z0)
+where SGLD reads y, and a transition of both is the same work.
 
 Which way to go through a window is fastest depends on its shape: three ways are compiled, and the
 fastest in a short trial is the contender.
