@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.child import run_in_fresh_process
+from common.child import cache_variables, run_in_fresh_process
 from common.machine import restrict_to_one_core
 from common.peer_python import STORAGE, python_of, python_path
 from common.program import (
@@ -54,7 +54,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=1, help="pairs of processes for each cache")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds of one process")
     parser.add_argument("--markdown", type=Path, help="file for the table of the documentation")
-    parser.add_argument("--plot", type=Path, help="file of a figure")
     return parser.parse_args(arguments)
 
 
@@ -66,13 +65,7 @@ def measure(contender: str, folder: str, rounds: int, limit: float) -> dict[str,
         for _ in range(rounds):
             with tempfile.TemporaryDirectory(prefix="effective-draws-cache-") as cache:
                 for kind in ("cold", "warm"):
-                    environment = {
-                        "PYTHONPATH": path,
-                        "PYTENSOR_FLAGS": f"base_compiledir={cache}",
-                        "NUMBA_CACHE_DIR": f"{cache}/numba",
-                        "JAX_COMPILATION_CACHE_DIR": f"{cache}/jax",
-                        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-                    }
+                    environment = cache_variables(cache) | {"PYTHONPATH": path}
                     run = run_in_fresh_process(
                         "draws_benchmark.worker:measure", environment, python, limit,
                         contender=contender, folder=folder,
@@ -177,8 +170,6 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"N = {result['rows']}: {result['contender']}: {result['absent']}")
     if settings.markdown is not None:
         settings.markdown.write_text(markdown_table(COLUMNS, table_rows(shown)))
-    if settings.plot is not None:
-        draw(shown, settings.plot)
     return 0 if verdicts(shown) else 1
 
 
@@ -206,26 +197,6 @@ def verdicts(results: Sequence[Mapping[str, Any]]) -> bool:
         what = "log-log slope of the cost of a draw over N"
         reached.append(print_verdict(what, float(slope), LARGEST_SLOPE, ""))
     return all(reached)
-
-
-def draw(results: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Figure of the time with a filled cache over the number of rows."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    for contender in CONTENDERS:
-        points = [
-            (result["rows"], result["warm"]["cpu"])
-            for result in results
-            if result["contender"] == contender and "warm" in result
-        ]
-        if points:
-            axes.loglog(*zip(*points, strict=True), "o-", label=contender)
-    axes.set_xlabel("rows of the data, $N$")
-    axes.set_ylabel("seconds of processor time")
-    axes.set_title(f"A fresh process to {EFFECTIVE} effective draws")
-    axes.legend()
-    figure.savefig(file, dpi=150)
 
 
 if __name__ == "__main__":

@@ -67,6 +67,16 @@ def run_in_fresh_process(
     return json.loads(finished.stdout.splitlines()[-1])
 
 
+def cache_variables(folder: str) -> dict[str, str]:
+    """Environment variables that give a process compile caches of its own, for `environment`."""
+    return {
+        "PYTENSOR_FLAGS": f"base_compiledir={folder}",
+        "NUMBA_CACHE_DIR": f"{folder}/numba",
+        "JAX_COMPILATION_CACHE_DIR": f"{folder}/jax",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+
 def answer_stream() -> TextIO:
     """Keep standard output for answers: what else is written there goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
