@@ -27,6 +27,10 @@ from common.program import (
     write_results,
 )
 
+COLUMNS = (
+    "method", "settings", "thin", "engine", "sample", "×", "draw", "whole call", "×", "fixed s",
+    "PyMC/draw", "all/draw",
+)  # fmt: skip
 FEW_DRAWS = 200
 LIMIT = 1.5
 LIMIT_THIN = 20
@@ -163,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
     print_table(
         f"µs of {settings.clock} time a transition, N = {settings.rows}, p = {settings.features}, "
         f"n = {settings.batch} if given, {settings.dtype}, {settings.draws} draws",
-        "method settings thin engine sample × draw all × fixed-s PyMC/draw ours/draw".split(),
+        COLUMNS,
         [list(result.values()) for result in results],
     )
     reached = [
