@@ -58,7 +58,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def measure(contender: str, folder: str, rounds: int, limit: float) -> dict[str, Any]:
-    """Run a contender with an empty and with a filled cache; keep the faster of several rounds."""
+    """Run a contender with an empty and with a filled cache; the fastest round counts."""
     runs: dict[str, dict[str, Any]] = {}
     try:
         python, path = python_of(contender), python_path(contender)
@@ -119,7 +119,7 @@ def table_rows(results: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     """Cells of the table; a run that did not end has its limit in place of the times."""
     rows = []
     for result in results:
-        cells = [f"{result['rows']:.0e}".replace("e+0", "e"), result["contender"]]
+        cells = [result["rows"], result["contender"]]
         if "warm" not in result:
             reason = result["absent"] if result["absent"].startswith(">") else "absent"
             rows.append([*cells, reason, *[""] * (len(COLUMNS) - 3)])
@@ -161,10 +161,8 @@ def main(arguments: list[str] | None = None) -> int:
                 results.sort(key=lambda r: (r["rows"], CONTENDERS.index(r["contender"])))
                 write_results(settings.output, "effective_draws", settings, core, results)
     shown = [result for result in results if result["features"] == settings.features]
-    title = (
-        f"Seconds to {EFFECTIVE} effective draws of the worst coordinate, p = {settings.features}"
-    )
-    print_table(f"{title}, processor time", COLUMNS, table_rows(shown))
+    title = f"Fresh process to {EFFECTIVE} effective draws, p = {settings.features}, processor time"
+    print_table(title, COLUMNS, table_rows(shown))
     for result in shown:
         if "absent" in result:
             print(f"N = {result['rows']}: {result['contender']}: {result['absent']}")

@@ -34,8 +34,9 @@ class Regression:
         return response * predictor - jax.numpy.log1p(jax.numpy.exp(predictor))
 
     def log_density(self, position: Any, covariates: Any, response: Any) -> Any:
-        """Log density of the posterior on all rows, which are arguments: as constants of a compiled
-        program they would be copied into it."""
+        """Log density of the posterior. All rows are arguments, since constants of a compiled
+        program are copied into it.
+        """
         rows = jax.vmap(self.log_likelihood, (None, 0, 0))(position, covariates, response)
         return self.log_prior(position) + rows.sum()
 
