@@ -74,7 +74,7 @@ def measure(
         center = {} if method == "sgld" else {"center": problem.mode}
         step = make_step(model, method, settings.batch, step_size=h, thin=thin, **center)
     thin = step.thin
-    chain = engine_chain(step, problem.mode, step.chain.present_step_size())
+    chain = engine_chain(step, problem.mode, step.step_size)
     nothing = make_idle_step(step, model)
 
     def sample(step: Any, draws: int) -> None:
@@ -158,12 +158,15 @@ def main(arguments: list[str] | None = None) -> int:
     settings = parse_arguments(arguments)
     core = restrict_to_one_core(settings.core)
     results = []
-    cases = [(thin, False) for thin in settings.thin] + [(1, True), (None, True)]
-    for method in METHODS:
-        for thin, computed in cases:
-            say(f"{method}, {thin or 'computed'} transitions a draw, {computed=}")
-            results.append(measure(settings, method, thin, computed))
-            write_results(settings.output, "pm_sample_overhead", settings, core, results)
+    cases: list[tuple[str, int | None, bool]] = [
+        *((method, thin, False) for method in METHODS for thin in settings.thin),
+        ("sgld-cv", 1, True),
+        ("sgld-cv", None, True),
+    ]
+    for method, thin, computed in cases:
+        say(f"{method}, {thin or 'computed'} transitions a draw, {computed=}")
+        results.append(measure(settings, method, thin, computed))
+        write_results(settings.output, "pm_sample_overhead", settings, core, results)
     print_table(
         f"µs of {settings.clock} time a transition, N = {settings.rows}, p = {settings.features}, "
         f"n = {settings.batch} if given, {settings.dtype}, {settings.draws} draws",
