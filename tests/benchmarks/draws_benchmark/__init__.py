@@ -3,11 +3,12 @@
 A contender is a module ``contender_<name>`` with ``PACKAGES``, the distributions whose versions
 are worth reporting, and one function::
 
-    def sample(problem: Problem, mark: Callable[[], None]) -> np.ndarray
+    def sample(problem: Problem, mark: Callable[..., None]) -> np.ndarray
 
 which does all that a user's program does with the data, and returns the draws, shape (draws, p).
-It calls ``mark()`` when set-up and tuning are done; the last call counts. Of the attributes of
-`problem` it may use the data and the prior, and the curvature for a step size tuned by hand.
+It calls ``mark()`` when set-up and tuning are done and, if there is work after the last draw,
+``mark(True)`` before it; the last call of each counts. Of the attributes of `problem` it may use
+the data and the prior, and the curvature for a step size tuned by hand.
 """
 
 CONTENDERS = (

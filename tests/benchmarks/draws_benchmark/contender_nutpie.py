@@ -15,12 +15,11 @@ DRAWS = 4000
 """Fewer than of others, for they take longer."""
 
 
-def sample(problem: Problem, mark: Callable[[], None]) -> np.ndarray:
-    """Compile and sample; the end of tuning is known to some ten milliseconds."""
+def sample(problem: Problem, mark: Callable[..., None]) -> np.ndarray:
+    """Compile and sample; times are known to some ten milliseconds."""
 
     def watch(chains: Sequence[Any]) -> None:
-        if chains[0].tuning:
-            mark()
+        mark(not chains[0].tuning)
 
     compiled = nutpie.compile_pymc_model(build_model(problem, 0, "ordinary"))
     idata = nutpie.sample(

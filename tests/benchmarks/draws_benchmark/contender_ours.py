@@ -16,12 +16,11 @@ from pymc_sgmcmc import SGLDCV
 PACKAGES = ("pymc_sgmcmc", "pymc", "pytensor", "numba", "numpy")
 
 
-def sample(problem: Problem, mark: Callable[[], None]) -> np.ndarray:
+def sample(problem: Problem, mark: Callable[..., None]) -> np.ndarray:
     """Sample a model on the full arrays."""
 
     def watch(trace: Any, draw: Any) -> None:
-        if draw.tuning:
-            mark()
+        mark(not draw.tuning)
 
     with build_model(problem, 0, "ordinary"):
         idata = pm.sample(

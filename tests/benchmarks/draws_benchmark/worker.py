@@ -20,17 +20,17 @@ def measure(contender: str, folder: str, launched: float) -> dict:
     problem = load_problem(folder)
     problem = replace(problem, design=np.array(problem.design))
     loaded = np.array(process_clocks())
-    marked = loaded
+    marks = {}
 
-    def mark() -> None:
-        nonlocal marked
-        marked = np.array(process_clocks())
+    def mark(last: bool = False) -> None:
+        marks[last] = process_clocks()
 
     draws = module.sample(problem, mark)
     ended = np.array(process_clocks())
+    drawing = np.array(marks.get(True, ended)) - marks[False]
     np.save(f"{folder}/draws.npy", np.asarray(draws, float))
     return {
-        "set_up": (imported - (launched, 0.0) + marked - loaded).tolist(),
-        "drawing": (ended - marked).tolist(),
+        "set_up": (imported - (launched, 0.0) + ended - loaded - drawing).tolist(),
+        "drawing": drawing.tolist(),
         "versions": {package: metadata.version(package) for package in module.PACKAGES},
     }
