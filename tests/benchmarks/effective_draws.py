@@ -1,11 +1,12 @@
-"""Cost of 1000 effective draws with default settings as a function of the number of rows.
+"""Seconds from a fresh process to 1000 effective draws, of this package and peers, on one core.
 
 Examples
 --------
 ::
 
-    python tests/benchmarks/effective_draws.py
-    python tests/benchmarks/effective_draws.py --rows 10000 100000 --plot cost.svg
+    python tests/benchmarks/effective_draws.py --output draws.json
+    python tests/benchmarks/effective_draws.py --rows 1000000 --contenders ours --output draws.json
+    python tests/benchmarks/effective_draws.py --contenders --output draws.json --markdown draws.md
 
 ``README.md`` beside this file says how to read the figures.
 """
@@ -13,18 +14,31 @@ Examples
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.child import run_in_fresh_process
+from common.child import cache_variables, run_in_fresh_process
 from common.machine import restrict_to_one_core
-from common.program import make_parser, print_table, print_verdict, say, write_results
+from common.peer_python import STORAGE, python_of, python_path
+from common.program import (
+    make_parser,
+    markdown_table,
+    print_table,
+    print_verdict,
+    say,
+    write_results,
+)
+from draws_benchmark import CONTENDERS
 
 ROWS = [10_000, 100_000, 1_000_000, 10_000_000]
+EFFECTIVE = 1000
 LARGEST_SLOPE = 0.05
-"""Of the logarithm of the cost over that of the number of rows."""
-
+"""Of the logarithm of the cost of a draw of ours over that of the number of rows."""
 LARGEST_SD_ERROR = 0.05
 
 
@@ -32,126 +46,155 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = make_parser(__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="rows of the data, N")
-    parser.add_argument("--features", type=int, default=10, help="coefficients, p")
-    parser.add_argument("--draws", type=int, default=4000)
-    parser.add_argument("--rounds", type=int, default=3, help="processes for each N, in turn")
-    parser.add_argument("--clock", choices=("wall", "cpu"), default="cpu")
-    parser.add_argument("--mode", default="NUMBA", help="mode of PyTensor")
-    parser.add_argument("--plot", type=Path, help="file of a figure")
+    parser.add_argument("--features", type=int, default=20, help="coefficients, p")
+    parser.add_argument(
+        "--contenders", nargs="*", default=list(CONTENDERS), choices=CONTENDERS,
+        help="none: show what the file has",
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=1, help="pairs of processes for each cache")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds of one process")
+    parser.add_argument("--markdown", type=Path, help="file for the table of the documentation")
     return parser.parse_args(arguments)
 
 
-def measure(rows: int, features: int, draws: int, clock: str, mode: str) -> dict[str, float]:
-    """Set up and sample in this process."""
+def measure(contender: str, folder: str, rounds: int, limit: float) -> dict[str, Any]:
+    """Run a contender with an empty and with a filled cache; the fastest round counts."""
+    runs: dict[str, dict[str, Any]] = {}
+    try:
+        python, path = python_of(contender), python_path(contender)
+        for _ in range(rounds):
+            with tempfile.TemporaryDirectory(prefix="effective-draws-cache-") as cache:
+                for kind in ("cold", "warm"):
+                    environment = cache_variables(cache) | {"PYTHONPATH": path}
+                    run = run_in_fresh_process(
+                        "draws_benchmark.worker:measure", environment, python, limit,
+                        contender=contender, folder=folder,
+                    )  # fmt: skip
+                    run |= judge(folder)
+                    wall, cpu = (
+                        first + more * EFFECTIVE / run["ess"]
+                        for first, more in zip(run["set_up"], run["drawing"], strict=True)
+                    )
+                    run |= {"wall": wall, "cpu": cpu}
+                    if kind not in runs or cpu < runs[kind]["cpu"]:
+                        runs[kind] = run
+    except subprocess.TimeoutExpired:
+        return {**runs, "absent": f"> {limit:g} s"}
+    except RuntimeError as error:
+        return {**runs, "absent": str(error).strip().splitlines()[-1]}
+    return runs
+
+
+def judge(folder: str) -> dict[str, float]:
+    """Compare the draws of the last run with the Laplace approximation."""
     import numpy as np
-    import pymc as pm
-    from common.model import build_model
-    from common.problem import make_problem
-    from common.timing import best, timed
+    from arviz_stats.base import array_stats
+    from common.problem import load_problem
 
-    from pymc_sgmcmc import SGLDCV, bias_report
-
-    def seconds(function: Any, *arguments: Any, **settings: Any) -> tuple[Any, float]:
-        value, found = timed(function, *arguments, **settings)
-        return value, best([found], clock)
-
-    def sample(step: Any, draws: int, tune: int) -> Any:
-        return pm.sample(
-            step=step, draws=draws, tune=tune, chains=1, cores=1, random_seed=1, quiet=True,
-            progressbar=False, compute_convergence_checks=False,
-        )  # fmt: skip
-
-    # Loading compiled code takes the same time for all N; a small run first takes it out.
-    small = build_model(make_problem(2000, features, "float64"), 100, "ordinary")
-    with small:
-        sample(SGLDCV(compile_kwargs={"mode": mode}), 10, 10)
-
-    problem = make_problem(rows, features, "float64")
-    model, model_seconds = seconds(build_model, problem, 100, "ordinary")
-    with model:
-        step, setup_seconds = seconds(SGLDCV, compile_kwargs={"mode": mode})
-        sample(step, 10, 10)
-        idata, sampling_seconds = seconds(sample, step, draws, 500)
-    report = bias_report(idata)
-    laplace_sd = np.sqrt(np.diag(np.linalg.inv(problem.curvature)))
-    effective = float(report["ess_bulk"].median())
+    problem, draws = load_problem(folder), np.load(f"{folder}/draws.npy")
+    sd = np.sqrt(np.diag(np.linalg.inv(problem.curvature)))
+    ratios = draws.std(axis=0, ddof=1) / sd
     return {
-        "model_seconds": model_seconds,
-        "setup_seconds": setup_seconds,
-        "sampling_seconds": sampling_seconds,
-        "effective": effective,
-        # Tuning is part of the run, and set apart here: its length is the user's choice.
-        "cost_seconds": sampling_seconds * draws / (draws + 500) * 1000 / effective,
-        "batch_size": step.batch_size,
-        "thin": step.thin,
-        "variance_error": float(report["variance_error"].max()),
-        "sd_ratio": float((report["sd"] / laplace_sd).median()),
+        "draws": len(draws),
+        "ess": float(array_stats.ess(draws[None], chain_axis=0, draw_axis=1).min()),
+        "sd_ratio": float(ratios[np.abs(np.log(ratios)).argmax()]),
+        "mean_error": float(np.abs((draws.mean(axis=0) - problem.mode) / sd).max()),
     }
+
+
+def read_results(output: Path | None) -> list[dict[str, Any]]:
+    """Results of earlier runs with this file."""
+    if output is None or not output.exists():
+        return []
+    return json.loads(output.read_text())["results"]
+
+
+COLUMNS = (
+    "N", "contender", "cold s", "warm s", "cold wall s", "warm wall s", "set-up s", "ESS/s",
+    "with set-up", "sd ratio", "mean error",
+)  # fmt: skip
+
+
+def table_rows(results: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Cells of the table; a run that did not end has its limit in place of the times."""
+    rows = []
+    for result in results:
+        cells = [result["rows"], result["contender"]]
+        if "warm" not in result:
+            reason = result["absent"] if result["absent"].startswith(">") else "absent"
+            rows.append([*cells, reason, *[""] * (len(COLUMNS) - 3)])
+            continue
+        cold, warm = result["cold"], result["warm"]
+        rows.append(
+            [
+                *cells,
+                cold["cpu"],
+                warm["cpu"],
+                cold["wall"],
+                warm["wall"],
+                warm["set_up"][1],
+                warm["ess"] / warm["drawing"][1],
+                EFFECTIVE / warm["cpu"],
+                f"{warm['sd_ratio']:.3f}",
+                warm["mean_error"],
+            ]
+        )
+    return rows
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark."""
     settings = parse_arguments(arguments)
     core = restrict_to_one_core(settings.core)
-    results: list[dict[str, Any]] = []
-    for number in range(settings.rounds):
-        for rows in settings.rows:
-            say(f"round {number + 1}, N = {rows}")
-            result = run_in_fresh_process(
-                "effective_draws:measure",
-                rows=rows,
-                features=settings.features,
-                draws=settings.draws,
-                clock=settings.clock,
-                mode=settings.mode,
-            )
-            results.append({"rows": rows, **result})
-            write_results(settings.output, "effective_draws", settings, core, results)
-    fastest = [
-        min((one for one in results if one["rows"] == rows), key=lambda one: one["cost_seconds"])
-        for rows in settings.rows
-    ]
-    columns = [
-        "rows", "cost_seconds", "setup_seconds", "model_seconds", "batch_size", "thin", "effective",
-        "sd_ratio", "variance_error",
-    ]  # fmt: skip
-    print_table(
-        f"1000 effective draws, p = {settings.features}, {settings.clock} time",
-        columns,
-        [[one[name] for name in columns] for one in fastest],
-    )
-    if settings.plot is not None:
-        draw(fastest, settings)
+    from common.problem import make_problem, save_problem
+
+    results = read_results(settings.output)
+    STORAGE.mkdir(exist_ok=True)
+    for rows in settings.rows if settings.contenders else ():
+        with tempfile.TemporaryDirectory(dir=STORAGE, prefix="problem-") as folder:
+            save_problem(make_problem(rows, settings.features, "float64"), folder)
+            for contender in settings.contenders:
+                say(f"N = {rows}, {contender}")
+                key = {"rows": rows, "features": settings.features, "contender": contender}
+                results = [result for result in results if not key.items() <= result.items()]
+                results.append(key | measure(contender, folder, settings.rounds, settings.limit))
+                results.sort(key=lambda r: (r["rows"], CONTENDERS.index(r["contender"])))
+                write_results(settings.output, "effective_draws", settings, core, results)
+    shown = [result for result in results if result["features"] == settings.features]
+    title = f"Fresh process to {EFFECTIVE} effective draws, p = {settings.features}, processor time"
+    print_table(title, COLUMNS, table_rows(shown))
+    for result in shown:
+        if "absent" in result:
+            print(f"N = {result['rows']}: {result['contender']}: {result['absent']}")
+    if settings.markdown is not None:
+        settings.markdown.write_text(markdown_table(COLUMNS, table_rows(shown)))
+    return 0 if verdicts(shown) else 1
+
+
+def verdicts(results: Sequence[Mapping[str, Any]]) -> bool:
+    """Print whether this package's figures are within their limits."""
     import numpy as np
 
-    slope = float(
-        np.polyfit(
-            np.log([one["rows"] for one in fastest]),
-            np.log([one["cost_seconds"] for one in fastest]),
-            1,
-        )[0]
-    )
-    reached = print_verdict("log-log slope of the cost over N", slope, LARGEST_SLOPE, "")
-    error = max(abs(one["sd_ratio"] - 1) for one in fastest)
-    reached &= print_verdict("error of the standard deviations", error, LARGEST_SD_ERROR, "")
-    return 0 if reached else 1
-
-
-def draw(fastest: list[dict[str, Any]], settings: argparse.Namespace) -> None:
-    """Figure of cost and set-up over the number of rows."""
-    import matplotlib.pyplot as plt
-
-    rows = [one["rows"] for one in fastest]
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    axes.loglog(rows, [one["cost_seconds"] for one in fastest], "o-", label="1000 effective draws")
-    axes.loglog(
-        rows, [one["setup_seconds"] for one in fastest], "s--", label="set-up: centre, curvature"
-    )
-    axes.set_xlabel("rows of the data, $N$")
-    axes.set_ylabel(f"seconds of {settings.clock} time, one core")
-    axes.set_title(f"SGLDCV(), logistic regression with {settings.features} coefficients")
-    axes.legend()
-    figure.savefig(settings.plot, dpi=150)
+    ours = [
+        (result["rows"], result["warm"])
+        for result in results
+        if result["contender"] == "ours" and "warm" in result
+    ]
+    reached = [
+        print_verdict(
+            f"N = {rows}: error of the standard deviations",
+            abs(run["sd_ratio"] - 1),
+            LARGEST_SD_ERROR,
+            "",
+        )
+        for rows, run in ours
+    ]
+    if len(ours) > 1:
+        costs = [run["drawing"][1] / run["ess"] for _, run in ours]
+        slope = np.polyfit(np.log([rows for rows, _ in ours]), np.log(costs), 1)[0]
+        what = "log-log slope of the cost of a draw over N"
+        reached.append(print_verdict(what, float(slope), LARGEST_SLOPE, ""))
+    return all(reached)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,7 @@ import sys
 import tempfile
 from typing import Any
 
-from common import METHODS
-from common.child import run_in_fresh_process
+from common.child import cache_variables, run_in_fresh_process
 from common.machine import restrict_to_one_core
 from common.program import (
     DTYPES,
@@ -30,7 +29,17 @@ from common.program import (
     write_results,
 )
 
+CONFIGURATIONS = (
+    ("sgld", "given", "NUMBA"),
+    ("sgld-cv", "given", "NUMBA"),
+    ("sgld", "computed", "NUMBA"),
+    ("sgld-cv", "computed", "NUMBA"),
+    ("sgld-cv", "computed", "CVM"),
+    ("sgld-cv", "computed", "JAX"),
+)
+"""Method, settings and PyTensor mode. Nothing is given with computed settings but the mode."""
 STAGES = ("interpreter", "imports", "model", "step", "first draw")
+KEYS = ("method", "settings", "mode", "cache")
 LIMIT = 3.0
 
 
@@ -49,20 +58,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def measure(
-    method: str,
-    computed: bool,
-    folder: str,
-    batch: int,
-    launched: float,
+    method: str, settings: str, mode: str, folder: str, batch: int, launched: float
 ) -> dict[str, dict[str, float]]:
     """Times of this process, which has imported nothing yet, by both clocks."""
-    import os
-    import time
-
-    def now() -> tuple[float, float]:
-        # Compilers run as children.
-        used = os.times()
-        return time.time(), sum(used[:4])
+    from common.timing import process_clocks as now
 
     times = [(launched, 0.0), now()]
     import pymc as pm
@@ -75,7 +74,7 @@ def measure(
     before = now()
     problem = load_problem(folder)
     given: dict[str, Any] = {}
-    if not computed:
+    if settings == "given":
         given["step_size"] = step_size(problem, batch)
         if method == "sgld-cv":
             given["center"] = problem.mode
@@ -84,9 +83,10 @@ def measure(
     def mark() -> None:
         times.append(tuple(at - load for at, load in zip(now(), loading, strict=True)))
 
-    model = build_model(problem, batch)
+    model = build_model(problem, batch, "minibatch" if given else "ordinary")
     mark()
-    step = make_step(model, method, batch, **given)
+    size = batch if given else None
+    step = make_step(model, method, size, compile_kwargs={"mode": mode}, **given)
     mark()
 
     class FirstDrawError(Exception):
@@ -130,43 +130,39 @@ def main(arguments: list[str] | None = None) -> int:
         problem = make_problem(rows, settings.features, settings.dtype)
         with tempfile.TemporaryDirectory(prefix="start-up-") as folder:
             save_problem(problem, folder)
-            for method in METHODS:
-                for computed in (False, True):
-                    # A cache of its own, empty at first: what is measured is what this program
-                    # finds there, not what was compiled earlier on this machine.
-                    with tempfile.TemporaryDirectory(prefix="start-up-cache-") as cache:
-                        for number in range(settings.rounds + 1):
-                            say(f"N = {rows}, {method}, {computed=}, process {number}")
-                            seconds = run_in_fresh_process(
-                                "start_up:measure",
-                                {"PYTENSOR_FLAGS": f"base_compiledir={cache}"},
-                                method=method,
-                                computed=computed,
-                                folder=folder,
-                                batch=settings.batch,
-                            )
-                            results.append(
-                                {
-                                    "rows": rows,
-                                    "method": method,
-                                    "computed": computed,
-                                    "cache": "filled" if number else "empty",
-                                    "seconds": seconds[settings.clock],
-                                    "both_clocks": seconds,
-                                }
-                            )
-                            write_results(settings.output, "start_up", settings, core, results)
+            for configuration in CONFIGURATIONS:
+                key = dict(zip(("method", "settings", "mode"), configuration, strict=True))
+                # A cache of its own, empty at first: what is measured is what this program finds
+                # there, not what was compiled earlier on this machine.
+                with tempfile.TemporaryDirectory(prefix="start-up-cache-") as cache:
+                    for number in range(settings.rounds + 1):
+                        say(f"N = {rows}, {', '.join(configuration)}, process {number}")
+                        seconds = run_in_fresh_process(
+                            "start_up:measure",
+                            cache_variables(cache),
+                            folder=folder,
+                            batch=settings.batch,
+                            **key,
+                        )
+                        results.append(
+                            {
+                                "rows": rows,
+                                **key,
+                                "cache": "filled" if number else "empty",
+                                "seconds": seconds[settings.clock],
+                                "both_clocks": seconds,
+                            }
+                        )
+                        write_results(settings.output, "start_up", settings, core, results)
     chosen = _fastest(results)
     print_table(
         f"Seconds of {settings.clock} time, p = {settings.features}, n = {settings.batch}, "
         f"{settings.dtype}",
-        ["N", "method", "settings", "cache", *STAGES, "from process", "from import", "from step"],
+        ["N", *KEYS, *STAGES, "from process", "from import", "from step"],
         [
             [
                 result["rows"],
-                result["method"],
-                "computed" if result["computed"] else "given",
-                result["cache"],
+                *(result[name] for name in KEYS),
                 *result["seconds"].values(),
                 *(from_stage(result["seconds"], s) for s in ("interpreter", "imports", "step")),
             ]
@@ -175,8 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     reached = [
         print_verdict(
-            f"N = {result['rows']}, {result['method']}, "
-            f"{'computed' if result['computed'] else 'given'} settings, from {stage}:",
+            f"N = {result['rows']}, {', '.join(result[name] for name in KEYS[:3])}, from {stage}:",
             from_stage(result["seconds"], stage),
             LIMIT,
             "s",
@@ -192,7 +187,7 @@ def _fastest(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The fastest process of each configuration."""
     fastest: dict[tuple, dict[str, Any]] = {}
     for result in results:
-        key = (result["rows"], result["method"], result["computed"], result["cache"])
+        key = (result["rows"], *(result[name] for name in KEYS))
         other = fastest.get(key)
         if other is None or from_stage(result["seconds"], "imports") < from_stage(
             other["seconds"], "imports"

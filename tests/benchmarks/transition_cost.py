@@ -18,23 +18,19 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from common import METHODS
-from common.child import BENCHMARKS, REPOSITORY
+from common.child import BENCHMARKS
 from common.machine import restrict_to_one_core
+from common.peer_python import STORAGE, python_of, python_path
 from common.program import DTYPES, make_parser, print_table, say, write_results
 from transition_benchmark import CONTENDERS, Settings
-from transition_benchmark.peer_python import sgmcmcjax_python
 
-STORAGE = REPOSITORY / ".benchmarks"
-"""Folder of the environments of peers."""
-PEER_PYTHONS: Mapping[str, Callable[[Path], Path]] = {"sgmcmcjax": sgmcmcjax_python}
 REFERENCES = ("ours", "numba")
 """Ratios refer to the first of these that was timed."""
 LEAST_TRANSITIONS = 500
@@ -108,12 +104,7 @@ class Contender:
 
     def __init__(self, name: str, folder: str, settings: Settings, stack: ExitStack) -> None:
         self.name = name
-        # A peer's own interpreter is kept off what this environment has.
-        paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
-        python, python_path = sys.executable, os.pathsep.join(filter(None, paths))
-        if name in PEER_PYTHONS:
-            python, python_path = str(PEER_PYTHONS[name](STORAGE)), ""
-        command = [python, "-m", "transition_benchmark.worker"]
+        command = [python_of(name), "-m", "transition_benchmark.worker"]
         self._process = stack.enter_context(
             subprocess.Popen(
                 [*command, name, folder, json.dumps(asdict(settings))],
@@ -121,7 +112,7 @@ class Contender:
                 stdout=subprocess.PIPE,
                 text=True,
                 cwd=BENCHMARKS,
-                env={**os.environ, "PYTHONPATH": python_path},
+                env={**os.environ, "PYTHONPATH": python_path(name)},
             )
         )
         answer = self._answer()
@@ -217,7 +208,6 @@ def main(arguments: list[str] | None = None) -> int:
     from transition_benchmark.guard import least_transitions
 
     STORAGE.mkdir(exist_ok=True)
-    (STORAGE / ".gitignore").write_text("*\n")
     results: list[dict[str, Any]] = []
     absent: dict[str, str] = {}
     for features in options.features:

@@ -21,7 +21,11 @@ REPOSITORY = BENCHMARKS.parents[1]
 
 
 def run_in_fresh_process(
-    function: str, environment: dict[str, str] | None = None, **arguments: Any
+    function: str,
+    environment: dict[str, str] | None = None,
+    python: str = sys.executable,
+    limit: float | None = None,
+    **arguments: Any,
 ) -> dict[str, Any]:
     """Call a function in a new Python process and return its value.
 
@@ -32,6 +36,10 @@ def run_in_fresh_process(
         NumPy where start-up is measured.
     environment : dict, optional
         Environment variables to set beside this process's own.
+    python : str
+        Interpreter, this process's own by default.
+    limit : float, optional
+        Seconds after which the process is ended.
     **arguments
         Of the function, as JSON allows. A function with the argument ``launched`` receives the
         time at which the process was started, as `time.time` counts.
@@ -40,20 +48,33 @@ def run_in_fresh_process(
     ------
     RuntimeError
         The process failed; the message ends with its output.
+    subprocess.TimeoutExpired
+        It was ended at the limit.
     """
     paths = os.pathsep.join([str(BENCHMARKS), str(REPOSITORY)])
     request = json.dumps({**arguments, "launched": time.time()})
     finished = subprocess.run(
-        [sys.executable, "-m", "common.child", function],
+        [python, "-m", "common.child", function],
         input=request,
         capture_output=True,
         text=True,
         cwd=BENCHMARKS,
+        timeout=limit,
         env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
     )
     if finished.returncode:
         raise RuntimeError(f"{function} failed:\n{finished.stderr[-3000:]}")
     return json.loads(finished.stdout.splitlines()[-1])
+
+
+def cache_variables(folder: str) -> dict[str, str]:
+    """Environment variables that give a process compile caches of its own, for `environment`."""
+    return {
+        "PYTENSOR_FLAGS": f"base_compiledir={folder}",
+        "NUMBA_CACHE_DIR": f"{folder}/numba",
+        "JAX_COMPILATION_CACHE_DIR": f"{folder}/jax",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
 
 
 def answer_stream() -> TextIO:

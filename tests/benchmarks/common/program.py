@@ -48,6 +48,12 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
     Console().print(table)
 
 
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Write the same table as text for the documentation."""
+    lines = [columns, ["---"] * len(columns), *([_text(value) for value in row] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
 def print_verdict(what: str, figure: float, limit: float, unit: str) -> bool:
     """Print whether a figure is within its limit."""
     reached = figure <= limit

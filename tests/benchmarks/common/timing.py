@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -27,6 +28,11 @@ def timed(function: Callable[..., Any], *arguments: Any, **settings: Any) -> tup
     value = function(*arguments, **settings)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     return value, Seconds(wall, cpu)
+
+
+def process_clocks() -> tuple[float, float]:
+    """Wall time, and processor time that this process and its ended children, compilers, used."""
+    return time.time(), sum(os.times()[:4])
 
 
 def best(times: Iterable[Seconds], clock: Clock) -> float:

@@ -12,10 +12,10 @@ import blackjax
 import jax
 import numpy as np
 from blackjax.sgmcmc import gradients
+from common.jax_regression import Regression
 from common.problem import Problem
 
 from transition_benchmark import Run, Settings
-from transition_benchmark.jax_regression import Regression
 
 PACKAGES = ("blackjax", "jax", "jaxlib", "numpy")
 

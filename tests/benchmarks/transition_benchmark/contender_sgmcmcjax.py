@@ -10,11 +10,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from common.jax_regression import Regression
 from common.problem import Problem
 from sgmcmcjax import kernels
 
 from transition_benchmark import Run, Settings
-from transition_benchmark.jax_regression import Regression
 
 PACKAGES = ("sgmcmcjax", "jax", "jaxlib", "numpy", "scipy")
 
