@@ -7,8 +7,9 @@ generator. So its values depend only on its arguments, on any backend and in any
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +18,14 @@ import pytensor.tensor as pt
 from pytensor.compile.executor import Function
 from pytensor.compile.mode import Mode, get_mode
 from pytensor.link.jax.linker import JAXLinker
+from pytensor.link.numba.linker import NumbaLinker
+from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.dynamics import Dynamics
 from pymc_sgmcmc.gradient_estimators import GradientEstimator
+from pymc_sgmcmc.numba_loop import LoopOfTransitions
 from pymc_sgmcmc.numba_products import with_numpy_products
+from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays
 
 
 class Transitions(NamedTuple):
@@ -42,6 +47,19 @@ class Transitions(NamedTuple):
     gradients: np.ndarray
     auxiliaries: tuple[np.ndarray, ...]
     stats: tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True)
+class _ScaledLoop:
+    """A loop of transitions after the noise of all of them was scaled."""
+
+    scale: Function
+    loop: LoopOfTransitions
+
+    def __call__(self, *arguments: np.ndarray) -> Sequence[np.ndarray]:
+        *state, indices, noise, step_sizes = arguments
+        (scaled,) = self.scale(noise, step_sizes)
+        return self.loop(state, indices, scaled, step_sizes)
 
 
 class TransitionBlock:
@@ -80,7 +98,6 @@ class TransitionBlock:
         self.auxiliaries = tuple(dynamics.auxiliaries(self.dimension))
         self._shapes = [(self.dimension,), *(auxiliary.shape for auxiliary in self.auxiliaries)]
         self._function = self._compile(estimator, dict(compile_kwargs or {}))
-        self._function.trust_input = True
         # Numba and JAX compile at the first call. After a call here, in the parent process, forked
         # chains need not compile again.
         self(
@@ -90,7 +107,9 @@ class TransitionBlock:
             np.zeros(1),
         )
 
-    def _compile(self, estimator: GradientEstimator, compile_kwargs: dict[str, Any]) -> Function:
+    def _compile(
+        self, estimator: GradientEstimator, compile_kwargs: dict[str, Any]
+    ) -> Callable[..., Sequence[np.ndarray]]:
         """Function of state, indices, noise and step sizes: a scan over the transitions."""
         names = ["position", *(auxiliary.name for auxiliary in self.auxiliaries)]
         state = [
@@ -104,6 +123,9 @@ class TransitionBlock:
             indices = pt.tensor("indices", dtype=indices.dtype, shape=shape)
         noise = pt.tensor("noise", shape=(passes, self.noise_size), dtype=self.dtype)
         step_sizes = pt.tensor("step_sizes", shape=(passes,), dtype=self.dtype)
+        mode = with_numpy_products(compile_kwargs.get("mode"))
+        if self.memory is None and isinstance(mode.linker, NumbaLinker):
+            return self._compile_loop(estimator, state, indices, noise, step_sizes, mode)
         remembered = () if self.memory is None else self.memory.variables
         # Passes that only evaluate gradients do not change the memory, since the next block repeats
         # them.
@@ -125,18 +147,39 @@ class TransitionBlock:
             for variable, values in zip(remembered, outputs[memory_outputs], strict=True)
         }
         del outputs[memory_outputs]
-        mode = with_numpy_products(compile_kwargs.get("mode"))
         compile_kwargs["mode"] = in_place_mode(mode) if remembered else mode
         with warnings.catch_warnings():
             # PyTensor's C code then uses NumPy's BLAS.
             warnings.filterwarnings("ignore", message="PyTensor could not link to a BLAS")
-            return pytensor.function(
+            function = pytensor.function(
                 [*state, indices, noise, step_sizes],
                 outputs,
                 updates=updates,
                 on_unused_input="ignore",
                 **compile_kwargs,
             )
+        function.trust_input = True
+        return function
+
+    def _compile_loop(
+        self,
+        estimator: GradientEstimator,
+        state: list[TensorVariable],
+        indices: TensorVariable,
+        noise: TensorVariable,
+        step_sizes: TensorVariable,
+        mode: Mode,
+    ) -> Callable[..., Sequence[np.ndarray]]:
+        """The function as a loop of its own, which Numba compiles sooner than a scan."""
+        scaled = pt.as_tensor(self.dynamics.scaled_noise(noise, step_sizes))
+        scale = compile_on_arrays([noise, step_sizes], [scaled], NUMPY_MODE)
+        scale.trust_input = True
+        index, row, step_size = (
+            pt.tensor(dtype=several.type.dtype, shape=several.type.shape[1:])
+            for several in (indices, scaled, step_sizes)
+        )
+        loop = LoopOfTransitions(self._transition(estimator), index, row, step_size, state, mode)
+        return _ScaledLoop(scale, loop)
 
     def _transition(self, estimator: GradientEstimator) -> Callable[..., tuple]:
         """Body of the scan: state and memory after a transition, its gradient and statistics."""

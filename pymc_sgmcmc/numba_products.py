@@ -8,6 +8,7 @@ compiles, as a rewrite of their mode: other functions of the process keep PyTens
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import sha256
 
 import numpy as np
@@ -53,6 +54,12 @@ def with_numpy_products(mode: Mode | str | None) -> Mode:
 def _contiguous(matrix):
     """The matrix where BLAS reads it as it lies in memory, otherwise a copy."""
     return np.ascontiguousarray(matrix)
+
+
+def contiguous_in_numba() -> Callable[[np.ndarray], np.ndarray]:
+    """Function that copies a matrix, in Numba, only where BLAS cannot read it."""
+    _register()
+    return _contiguous
 
 
 def _register() -> None:

@@ -1,0 +1,530 @@
+"""A loop of transitions as the source of one function, which Numba compiles.
+
+PyTensor makes a function of each operation of a graph. Numba takes most of the time of a first
+start to compile these, and in the loop each call counts the references to its arrays. Here the
+operations of a transition are written one after the other into one function: loops over elements,
+products by `numpy.dot`, slices. All others are calls of PyTensor's functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import singledispatchmethod
+from hashlib import sha256
+from textwrap import indent
+from typing import Any
+
+import numpy as np
+import pytensor.scalar.basic as scalar_basic
+import pytensor.scalar.math as scalar_math
+from pytensor.compile.mode import Mode
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import graph_inputs
+from pytensor.scalar.basic import Composite, ScalarOp, ScalarType
+from pytensor.tensor.basic import Alloc, Join, ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.math import Dot, Sum
+from pytensor.tensor.shape import Shape_i, SpecifyShape
+from pytensor.tensor.subtensor import (
+    AdvancedIncSubtensor,
+    AdvancedSubtensor,
+    Subtensor,
+    indices_from_subtensor,
+)
+from pytensor.tensor.type import TensorType
+
+from pymc_sgmcmc.numba_products import FLOATING, contiguous_in_numba
+
+VERSION = 2
+"""This number is a part of the key in the compile cache. It changes with the code of this file."""
+
+EXPRESSIONS: dict[type[ScalarOp], str] = {
+    scalar_basic.Sub: "({0} - {1})",
+    scalar_basic.TrueDiv: "({0} / {1})",
+    scalar_basic.Neg: "(-{0})",
+    scalar_basic.Sqr: "({0} * {0})",
+    scalar_basic.Reciprocal: "(1 / {0})",
+    scalar_basic.Exp: "np.exp({0})",
+    scalar_basic.Expm1: "np.expm1({0})",
+    scalar_basic.Log: "np.log({0})",
+    scalar_basic.Log1p: "np.log1p({0})",
+    scalar_basic.Sqrt: "np.sqrt({0})",
+    scalar_basic.Tanh: "np.tanh({0})",
+    scalar_basic.Identity: "{0}",
+    scalar_basic.Second: "{1}",
+    scalar_basic.Switch: "({1} if {0} else {2})",
+    scalar_basic.LT: "({0} < {1})",
+    scalar_basic.GT: "({0} > {1})",
+    scalar_basic.LE: "({0} <= {1})",
+    scalar_basic.GE: "({0} >= {1})",
+    scalar_basic.EQ: "({0} == {1})",
+    scalar_basic.NEQ: "({0} != {1})",
+    scalar_math.Sigmoid: "(1 / (1 + np.exp(-{0})))",
+}
+"""Source of scalar operations. Those that are not here are calls of PyTensor's functions."""
+
+
+class LoopOfTransitions:
+    """A compiled loop over transitions: state, index, noise and step size of each to the next.
+
+    Parameters
+    ----------
+    transition : callable
+        Function of the symbolic index, row of noise, step size and state of a transition. It
+        returns the next state and what is recorded beside it.
+    index, noise, step_size : Variable
+        Symbolic arguments of one transition, without the axis of the transitions.
+    state : sequence of Variable
+    mode : Mode
+        Mode whose rewrites simplify the graph.
+    """
+
+    def __init__(
+        self,
+        transition: Callable[..., Sequence[Variable]],
+        index: Variable,
+        noise: Variable,
+        step_size: Variable,
+        state: Sequence[Variable],
+        mode: Mode,
+    ):
+        inputs = [index, noise, step_size, *state]
+        outputs = list(transition(*inputs))
+        self._states = len(state)
+        self._shared = [
+            variable for variable in graph_inputs(outputs) if isinstance(variable, SharedVariable)
+        ]
+        places = [variable.type(variable.name) for variable in self._shared]
+        replacements = dict(zip(self._shared, places, strict=True))
+        outputs = clone_replace(outputs, replacements, rebuild_strict=False)
+        self._graph = FunctionGraph([*inputs, *places], outputs, clone=True)
+        mode.excluding("inplace", "fuse_indexed_into_elemwise").optimizer.rewrite(self._graph)
+        self._compile()
+
+    def _compile(self) -> None:
+        from pytensor.link.numba.cache import compile_numba_function_src
+        from pytensor.link.numba.dispatch.basic import numba_njit
+
+        source = _Source(self._graph.inputs, ["index", "noise", "step_size"])
+        for node in self._graph.toposort():
+            source.write(node.op, node)
+        text = source.of_loop(self._graph.outputs, self._states)
+        function = compile_numba_function_src(
+            text, "transitions", globals() | source.environment, cache_key=source.key
+        )
+        self._constants = source.constants
+        # As in NumPy, a division by zero gives infinity or NaN.
+        self._function = numba_njit(
+            function, final_function=True, cache=source.key is not None, error_model="numpy"
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the function, which is compiled again."""
+        return {name: value for name, value in vars(self).items() if name != "_function"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._compile()
+
+    def __call__(
+        self,
+        state: Sequence[np.ndarray],
+        indices: np.ndarray,
+        noise: np.ndarray,
+        step_sizes: np.ndarray,
+    ) -> tuple[np.ndarray, ...]:
+        """State and records after each transition, with transitions as the first axis."""
+        shared = [variable.get_value(borrow=True) for variable in self._shared]
+        arguments = [*state, *shared, *self._constants]
+        return self._function(indices, noise, step_sizes, *map(_argument, arguments))
+
+
+def _argument(value: Any) -> Any:
+    """An array, or a number for an array without axes."""
+    value = np.asarray(value)
+    return value if value.ndim else value[()]
+
+
+class _Source:
+    """Source of the operations of a graph.
+
+    A tensor without axes is a number in the source. A matrix of one column or row is a vector as
+    long as no operation needs more, see `matrix_of`.
+    """
+
+    def __init__(self, inputs: Sequence[Variable], names: Sequence[str]):
+        self.names: dict[Variable, str] = {}
+        self.constants: list[np.ndarray] = []
+        self.environment: dict[str, Any] = {"contiguous": contiguous_in_numba()}
+        self._lines: list[str] = []
+        self._vectors: dict[Variable, tuple[int, str]] = {}
+        self._keys: list[str | None] = []
+        self._count = 0
+        given = [*names, *(f"given_{number}" for number in range(len(inputs) - len(names)))]
+        self.names.update(zip(inputs, given, strict=True))
+        self._arguments = given[len(names) :]
+
+    # --- Names ------------------------------------------------------------------------------
+
+    def new(self, prefix: str = "t") -> str:
+        """A name that is not in use."""
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def line(self, text: str) -> None:
+        """Add a line, or several."""
+        self._lines.append(text)
+
+    def name(self, variable: Variable) -> str:
+        """Name of a variable, or the source of a constant number."""
+        if variable in self.names:
+            return self.names[variable]
+        if isinstance(variable, Constant):
+            return self._constant(variable)
+        axis, vector = self._vectors[variable]
+        shape = "(-1, 1)" if axis == 0 else "(1, -1)"
+        self.names[variable] = name = self.new()
+        self.line(f"{name} = contiguous({vector}).reshape({shape})")
+        return name
+
+    def _constant(self, variable: Constant) -> str:
+        value = np.asarray(variable.data)
+        if value.ndim == 0:
+            if value.dtype.kind in "iub":
+                return repr(value.item())
+            number = repr(value.item()) if np.isfinite(value) else f"np.float64('{value.item()}')"
+            number = number.replace("np.float64('inf')", "np.inf").replace(
+                "np.float64('-inf')", "(-np.inf)"
+            )
+            number = number.replace("np.float64('nan')", "np.nan")
+            return f"np.float32({number})" if value.dtype == np.float32 else f"({number})"
+        self.names[variable] = name = self.new("constant_")
+        self.constants.append(value)
+        self._arguments.append(name)
+        return name
+
+    def element(self, variable: Variable, places: Sequence[str]) -> str:
+        """Source of one element of a variable, of which an axis of length one has one place."""
+        if variable.type.ndim == 0:
+            return self.name(variable)
+        if variable in self._vectors:
+            axis, vector = self._vectors[variable]
+            return vector if axis < 0 else f"{vector}[{places[axis]}]"
+        own = [
+            "0" if broadcast else place
+            for place, broadcast in zip(places, variable.type.broadcastable, strict=True)
+        ]
+        return f"{self.name(variable)}[{', '.join(own)}]"
+
+    def length(self, variable: Variable, axis: int) -> str:
+        """Source of the length of an axis."""
+        if variable in self._vectors:
+            return f"{self._vectors[variable][1]}.shape[0]"
+        return f"{self.name(variable)}.shape[{axis}]"
+
+    # --- Operations -------------------------------------------------------------------------
+
+    @singledispatchmethod
+    def write(self, op: Op, node: Apply) -> None:
+        """Write an operation."""
+        self._write_call(op, node)
+
+    def _write_call(self, op: Op, node: Apply) -> None:
+        """Write a call of PyTensor's function."""
+        function = self._function(op, node)
+        arguments = [
+            f"np.asarray({self.name(variable)})"
+            if isinstance(variable.type, TensorType) and variable.type.ndim == 0
+            else self.name(variable)
+            for variable in node.inputs
+        ]
+        results = [self.new() for _ in node.outputs]
+        self.line(f"{', '.join(results)} = {function}({', '.join(arguments)})")
+        for variable, result in zip(node.outputs, results, strict=True):
+            is_number = isinstance(variable.type, TensorType) and variable.type.ndim == 0
+            self.names[variable] = f"{result}.item()" if is_number else result
+
+    def _function(self, op: Op, node: Apply) -> str:
+        from pytensor.link.numba.dispatch.basic import numba_funcify_and_cache_key
+
+        function, key = numba_funcify_and_cache_key(op, node=node)
+        self._keys.append(key)
+        name = self.new("function_")
+        self.environment[name] = function
+        return name
+
+    @write.register(SpecifyShape)
+    @write.register(ScalarFromTensor)
+    @write.register(TensorFromScalar)
+    def _write_same(self, op: Op, node: Apply) -> None:
+        self.names[node.outputs[0]] = self.name(node.inputs[0])
+
+    @write.register
+    def _write_shape(self, op: Shape_i, node: Apply) -> None:
+        self.names[node.outputs[0]] = self.length(node.inputs[0], op.i)
+
+    @write.register
+    def _write_dimshuffle(self, op: DimShuffle, node: Apply) -> None:
+        (x,), (out,) = node.inputs, node.outputs
+        order = tuple(op.new_order)
+        if x.type.ndim == 0:
+            self._vectors[out] = (-1, self.name(x))
+        elif order in ((0, "x"), ("x", 0)) and x.type.ndim == 1 and x not in self._vectors:
+            self._vectors[out] = (order.index(0), self.name(x))
+        elif len(order) == 1 and x in self._vectors and self._vectors[x][0] == order[0]:
+            self.names[out] = self._vectors[x][1]
+        elif order == (1, 0):
+            self.names[out] = f"{self.name(x)}.T"
+        elif order == () and isinstance(x.type, TensorType):
+            self.names[out] = f"{self.element(x, ['0'] * x.type.ndim)}"
+        else:
+            self._write_call(op, node)
+
+    @write.register
+    def _write_dot(self, op: Dot, node: Apply) -> None:
+        x, y = node.inputs
+        (out,) = node.outputs
+        types = {variable.type.dtype for variable in (x, y, out)}
+        if len(types) > 1 or not types <= set(FLOATING):
+            self._write_call(op, node)
+            return
+        result = self.new()
+        column, row = self._vectors.get(y, (1, "")), self._vectors.get(x, (0, ""))
+        if column[0] == 0:
+            self.line(f"{result} = np.dot(contiguous({self.name(x)}), contiguous({column[1]}))")
+            self._vectors[out] = (0, result)
+        elif row[0] == 1:
+            self.line(f"{result} = np.dot(contiguous({self.name(y)}.T), contiguous({row[1]}))")
+            self._vectors[out] = (1, result)
+        else:
+            self.line(f"{result} = np.dot(contiguous({self.name(x)}), contiguous({self.name(y)}))")
+            self.names[out] = result
+
+    @write.register
+    def _write_subtensor(self, op: Subtensor, node: Apply) -> None:
+        def source(entry: Any) -> str:
+            if isinstance(entry, slice):
+                parts = (entry.start, entry.stop, entry.step)
+                words = ["" if part is None else source(part) for part in parts]
+                return ":".join(words if words[2] else words[:2])
+            return self.name(entry) if isinstance(entry, Variable) else repr(entry)
+
+        entries = indices_from_subtensor(node.inputs[1:], op.idx_list)
+        result = self.new()
+        self.line(f"{result} = {self.name(node.inputs[0])}[{', '.join(map(source, entries))}]")
+        self.names[node.outputs[0]] = result
+
+    @write.register
+    def _write_gather(self, op: AdvancedSubtensor, node: Apply) -> None:
+        if not _is_of_vector(op, node, node.inputs[1:]):
+            self._write_call(op, node)
+            return
+        result = self.new()
+        self.line(f"{result} = {self.name(node.inputs[0])}[{self.name(node.inputs[1])}]")
+        self.names[node.outputs[0]] = result
+
+    @write.register
+    def _write_scatter(self, op: AdvancedIncSubtensor, node: Apply) -> None:
+        base, values, *indices = node.inputs
+        adds = not op.set_instead_of_inc and not op.ignore_duplicates
+        if not (_is_of_vector(op, node, indices) and adds and values.type.ndim <= 1):
+            self._write_call(op, node)
+            return
+        result, places = self.new(), self.name(indices[0])
+        value = self.element(values, ["i"] * values.type.ndim)
+        self.line(f"{result} = {self.name(base)}.copy()")
+        self.line(f"for i in range({places}.shape[0]):\n    {result}[{places}[i]] += {value}")
+        self.names[node.outputs[0]] = result
+
+    @write.register
+    def _write_alloc(self, op: Alloc, node: Apply) -> None:
+        value, *shape = node.inputs
+        (out,) = node.outputs
+        if not all(value.type.broadcastable):
+            self._write_call(op, node)
+            return
+        result = self.new()
+        lengths = ", ".join(self.name(length) for length in shape)
+        number = self.element(value, ["0"] * value.type.ndim)
+        self.line(f"{result} = np.full(({lengths},), {number}, np.{_type(out)})")
+        self.names[out] = result
+
+    @write.register
+    def _write_join(self, op: Join, node: Apply) -> None:
+        axis, *parts = node.inputs
+        if not isinstance(axis, Constant) or any(part.type.ndim != 1 for part in parts):
+            self._write_call(op, node)
+            return
+        result = self.new()
+        names = [f"contiguous({self.name(part)})" for part in parts]
+        self.line(f"{result} = np.concatenate(({', '.join(names)},))")
+        self.names[node.outputs[0]] = result
+
+    @write.register
+    def _write_reduction(self, op: CAReduce, node: Apply) -> None:
+        (x,), (out,) = node.inputs, node.outputs
+        if type(op) is not Sum or out.type.ndim or x.type.ndim not in (1, 2):
+            self._write_call(op, node)
+            return
+        result = self.new()
+        self.line(f"{result} = np.{_type(out)}(0)")
+        places, heads = self._loops([x], range(x.type.ndim))
+        body = f"{result} += {self.element(x, places)}"
+        self.line(_nested(heads, [body]))
+        self.names[out] = result
+
+    @write.register
+    def _write_elemwise(self, op: Elemwise, node: Apply) -> None:
+        if node.outputs[0].type.ndim > 2:
+            self._write_call(op, node)
+            return
+        for variable in node.inputs:  # Names are made before the loop.
+            if variable.type.ndim and variable not in self._vectors:
+                self.name(variable)
+        if node.outputs[0].type.ndim == 0:
+            results = self._scalar(op.scalar_op, [self.name(x) for x in node.inputs], node)
+            for variable, result in zip(node.outputs, results, strict=True):
+                self.names[variable] = self.new()
+                self.line(f"{self.names[variable]} = {result}")
+            return
+        # An axis of length one is left out, so that a column or row stays a vector.
+        broadcast = node.outputs[0].type.broadcastable
+        axes = [axis for axis in range(len(broadcast)) if not broadcast[axis]]
+        if len(broadcast) != 2 or len(axes) != 1:
+            axes = list(range(len(broadcast)))
+        places, heads = self._loops(node.inputs, axes)
+        at = [place for axis, place in enumerate(places) if axis in axes]
+        shape = ", ".join(f"n_{place}" for place in at)
+        names = [self.new() for _ in node.outputs]
+        for variable, name in zip(node.outputs, names, strict=True):
+            self.line(f"{name} = np.empty(({shape},), np.{_type(variable)})")
+            if len(axes) == len(broadcast):
+                self.names[variable] = name
+            else:
+                self._vectors[variable] = (axes[0], name)
+        before, self._lines = self._lines, []
+        elements = [self.element(variable, places) for variable in node.inputs]
+        results = self._scalar(op.scalar_op, elements, node)
+        stores = [
+            f"{name}[{', '.join(at)}] = {result}"
+            for name, result in zip(names, results, strict=True)
+        ]
+        body, self._lines = [*self._lines, *stores], before
+        self.line(_nested(heads, body))
+
+    def _loops(
+        self, inputs: Sequence[Variable], axes: Sequence[int]
+    ) -> tuple[list[str], list[str]]:
+        """Names of the places of an element on all axes, and heads of loops over some axes."""
+        places = ["i", "j"][: max(variable.type.ndim for variable in inputs)]
+        for axis in axes:
+            lengths = [
+                self.length(variable, axis)
+                for variable in inputs
+                if variable.type.ndim and not variable.type.broadcastable[axis]
+            ]
+            self.line(f"n_{places[axis]} = {lengths[0] if lengths else 1}")
+            for other in dict.fromkeys(lengths):
+                if other != lengths[0]:
+                    self.line(
+                        f"if {other} != n_{places[axis]}:\n    raise ValueError('lengths differ')"
+                    )
+        return places, [f"for {places[axis]} in range(n_{places[axis]}):" for axis in axes]
+
+    def _scalar(self, op: ScalarOp, values: Sequence[str], node: Apply) -> list[str]:
+        """Source of the results of a scalar operation; those of a Composite get lines."""
+        if isinstance(op, Composite):
+            names: dict[Variable, str] = dict(zip(op.fgraph.inputs, values, strict=True))
+
+            def name(variable: Variable) -> str:
+                return names[variable] if variable in names else self._constant(variable)
+
+            for inner in op.fgraph.toposort():
+                results = self._scalar(inner.op, [name(x) for x in inner.inputs], inner)
+                for variable, result in zip(inner.outputs, results, strict=True):
+                    names[variable] = self.new("s")
+                    self.line(f"{names[variable]} = {result}")
+            return [name(variable) for variable in op.fgraph.outputs]
+        if isinstance(op, scalar_basic.Add | scalar_basic.Mul):
+            return [f"({(' + ' if isinstance(op, scalar_basic.Add) else ' * ').join(values)})"]
+        if isinstance(op, scalar_basic.Cast) and op.o_type.dtype != "bool":
+            return [f"np.{op.o_type.dtype}({values[0]})"]
+        expression = EXPRESSIONS.get(type(op))
+        floating = all(x.type.dtype in FLOATING for x in node.inputs)
+        if expression is not None and (floating or "np." not in expression):
+            return [expression.format(*values)]
+        scalars = [ScalarType(x.type.dtype).make_variable() for x in node.inputs]
+        function = self._function(op, op.make_node(*scalars))
+        return [f"{function}({', '.join(values)})"]
+
+    # --- The loop ---------------------------------------------------------------------------
+
+    def of_loop(self, outputs: Sequence[Variable], states: int) -> str:
+        """Source of the function: the operations in a loop whose first outputs are the state."""
+        results = [self.name(variable) for variable in outputs]
+        state = self._arguments[:states]
+        records = [f"record_{number}" for number in range(len(outputs))]
+        before, stores = [], []
+        for variable, result, record in zip(outputs, results, records, strict=True):
+            if variable.type.ndim == 0:
+                before.append(f"{record} = np.empty(len(step_sizes), np.{_type(variable)})")
+                stores.append(f"{record}[k] = {result}")
+            else:
+                lengths = ", ".join(map(str, variable.type.shape))
+                before.append(
+                    f"{record} = np.empty((len(step_sizes), {lengths}), np.{_type(variable)})"
+                )
+                places = ["i", "j", "l"][: variable.type.ndim]
+                heads = [
+                    f"for {place} in range({length}):"
+                    for place, length in zip(places, variable.type.shape, strict=True)
+                ]
+                at = ", ".join(places)
+                stores.append(_nested(heads, [f"{record}[k, {at}] = {result}[{at}]"]))
+        following = ", ".join(results[:states])
+        body = [
+            "index, noise, step_size = indices[k], noises[k], step_sizes[k]",
+            *self._lines,
+            *stores,
+            f"{', '.join(state)}, = {following},",
+        ]
+        lines = [*before, _nested(["for k in range(len(step_sizes)):"], body)]
+        lines.append(f"return ({', '.join(records)},)")
+        head = f"def transitions(indices, noises, step_sizes, {', '.join(self._arguments)}):"
+        self.source = _nested([head], lines)
+        return self.source
+
+    @property
+    def key(self) -> str | None:
+        """Key of the function in the compile cache, None where a part of it cannot be cached."""
+        if any(key is None for key in self._keys):
+            return None
+        return sha256(f"{VERSION} {self.source} {self._keys}".encode()).hexdigest()
+
+
+def _is_of_vector(op: Op, node: Apply, indices: Sequence[Variable]) -> bool:
+    """Whether an operation selects elements of a vector by a vector of numbers."""
+    return (
+        node.inputs[0].type.ndim == 1
+        and tuple(op.idx_list) == (0,)
+        and len(indices) == 1
+        and indices[0].type.ndim == 1
+        and indices[0].type.dtype.startswith(("int", "uint"))
+    )
+
+
+def _type(variable: Variable) -> str:
+    dtype = variable.type.dtype
+    return "bool_" if dtype == "bool" else dtype
+
+
+def _nested(heads: Sequence[str], body: Sequence[str]) -> str:
+    """Lines of a body inside of nested blocks."""
+    text = "\n".join(body)
+    for head in reversed(heads):
+        text = f"{head}\n{indent(text, '    ')}"
+    return text
