@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,17 +49,34 @@ class Transitions(NamedTuple):
     stats: tuple[np.ndarray, ...]
 
 
-@dataclass(frozen=True)
 class _ScaledLoop:
     """A loop of transitions after the noise of all of them was scaled."""
 
-    scale: Function
-    loop: LoopOfTransitions
+    def __init__(
+        self,
+        noise: TensorVariable,
+        step_sizes: TensorVariable,
+        scaled: TensorVariable,
+        loop: LoopOfTransitions,
+    ):
+        self._variables = noise, step_sizes, scaled
+        self._loop = loop
+
+    @cached_property
+    def _scale(self) -> Function:
+        noise, step_sizes, scaled = self._variables
+        function = compile_on_arrays([noise, step_sizes], [scaled], NUMPY_MODE)
+        function.trust_input = True
+        return function
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the function, which is compiled again when needed."""
+        return {name: value for name, value in vars(self).items() if name != "_scale"}
 
     def __call__(self, *arguments: np.ndarray) -> Sequence[np.ndarray]:
         *state, indices, noise, step_sizes = arguments
-        (scaled,) = self.scale(noise, step_sizes)
-        return self.loop(state, indices, scaled, step_sizes)
+        (scaled,) = self._scale(noise, step_sizes)
+        return self._loop(state, indices, scaled, step_sizes)
 
 
 class TransitionBlock:
@@ -172,14 +189,12 @@ class TransitionBlock:
     ) -> Callable[..., Sequence[np.ndarray]]:
         """The function as a loop of its own, which Numba compiles sooner than a scan."""
         scaled = pt.as_tensor(self.dynamics.scaled_noise(noise, step_sizes))
-        scale = compile_on_arrays([noise, step_sizes], [scaled], NUMPY_MODE)
-        scale.trust_input = True
         index, row, step_size = (
             pt.tensor(dtype=several.type.dtype, shape=several.type.shape[1:])
             for several in (indices, scaled, step_sizes)
         )
         loop = LoopOfTransitions(self._transition(estimator), index, row, step_size, state, mode)
-        return _ScaledLoop(scale, loop)
+        return _ScaledLoop(noise, step_sizes, scaled, loop)
 
     def _transition(self, estimator: GradientEstimator) -> Callable[..., tuple]:
         """Body of the scan: state and memory after a transition, its gradient and statistics."""

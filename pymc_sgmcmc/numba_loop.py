@@ -23,7 +23,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace
-from pytensor.graph.traversal import graph_inputs
+from pytensor.graph.traversal import graph_inputs, toposort
 from pytensor.scalar.basic import Composite, ScalarOp, ScalarType
 from pytensor.tensor.basic import Alloc, Join, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
@@ -101,18 +101,19 @@ class LoopOfTransitions:
         places = [variable.type(variable.name) for variable in self._shared]
         replacements = dict(zip(self._shared, places, strict=True))
         outputs = clone_replace(outputs, replacements, rebuild_strict=False)
-        self._graph = FunctionGraph([*inputs, *places], outputs, clone=True)
-        mode.excluding("inplace", "fuse_indexed_into_elemwise").optimizer.rewrite(self._graph)
+        graph = FunctionGraph([*inputs, *places], outputs, clone=True)
+        mode.excluding("inplace", "fuse_indexed_into_elemwise").optimizer.rewrite(graph)
+        self._inputs, self._outputs = tuple(graph.inputs), tuple(graph.outputs)
         self._compile()
 
     def _compile(self) -> None:
         from pytensor.link.numba.cache import compile_numba_function_src
         from pytensor.link.numba.dispatch.basic import numba_njit
 
-        source = _Source(self._graph.inputs, ["index", "noise", "step_size"])
-        for node in self._graph.toposort():
+        source = _Source(self._inputs, ["index", "noise", "step_size"])
+        for node in toposort(self._outputs, self._inputs):
             source.write(node.op, node)
-        text = source.of_loop(self._graph.outputs, self._states)
+        text = source.of_loop(self._outputs, self._states)
         function = compile_numba_function_src(
             text, "transitions", globals() | source.environment, cache_key=source.key
         )
@@ -152,8 +153,8 @@ def _argument(value: Any) -> Any:
 class _Source:
     """Source of the operations of a graph.
 
-    A tensor without axes is a number in the source. A matrix of one column or row is a vector as
-    long as no operation needs more, see `matrix_of`.
+    A tensor without axes is a number in the source. A matrix of one column or row is a vector, and
+    a tensor of one element a number, as long as no operation needs more.
     """
 
     def __init__(self, inputs: Sequence[Variable], names: Sequence[str]):
@@ -161,6 +162,7 @@ class _Source:
         self.constants: list[np.ndarray] = []
         self.environment: dict[str, Any] = {"contiguous": contiguous_in_numba()}
         self._lines: list[str] = []
+        # The axis of a vector that stands for a matrix, -1 for a number, and its name.
         self._vectors: dict[Variable, tuple[int, str]] = {}
         self._keys: list[str | None] = []
         self._count = 0
@@ -185,10 +187,13 @@ class _Source:
             return self.names[variable]
         if isinstance(variable, Constant):
             return self._constant(variable)
-        axis, vector = self._vectors[variable]
-        shape = "(-1, 1)" if axis == 0 else "(1, -1)"
+        axis, value = self._vectors[variable]
         self.names[variable] = name = self.new()
-        self.line(f"{name} = contiguous({vector}).reshape({shape})")
+        if axis < 0:
+            self.line(f"{name} = np.full({(1,) * variable.type.ndim}, {value})")
+        else:
+            shape = "(-1, 1)" if axis == 0 else "(1, -1)"
+            self.line(f"{name} = contiguous({value}).reshape({shape})")
         return name
 
     def _constant(self, variable: Constant) -> str:
@@ -211,17 +216,19 @@ class _Source:
         """Source of one element of a variable, of which an axis of length one has one place."""
         if variable.type.ndim == 0:
             return self.name(variable)
-        if variable in self._vectors:
-            axis, vector = self._vectors[variable]
-            return vector if axis < 0 else f"{vector}[{places[axis]}]"
         own = [
             "0" if broadcast else place
             for place, broadcast in zip(places, variable.type.broadcastable, strict=True)
         ]
+        if variable in self._vectors:
+            axis, value = self._vectors[variable]
+            return value if axis < 0 else f"{value}[{own[axis]}]"
         return f"{self.name(variable)}[{', '.join(own)}]"
 
     def length(self, variable: Variable, axis: int) -> str:
         """Source of the length of an axis."""
+        if variable.type.shape[axis] == 1:
+            return "1"
         if variable in self._vectors:
             return f"{self._vectors[variable][1]}.shape[0]"
         return f"{self.name(variable)}.shape[{axis}]"
@@ -271,16 +278,17 @@ class _Source:
     def _write_dimshuffle(self, op: DimShuffle, node: Apply) -> None:
         (x,), (out,) = node.inputs, node.outputs
         order = tuple(op.new_order)
-        if x.type.ndim == 0:
-            self._vectors[out] = (-1, self.name(x))
+        kept = self._vectors.get(x, (None, ""))
+        if x.type.ndim and all(x.type.broadcastable) and out.type.ndim == 0:
+            self.names[out] = self.element(x, ["0"] * x.type.ndim)
+        elif x.type.ndim == 0 or kept[0] == -1:
+            self._vectors[out] = (-1, self.name(x) if x.type.ndim == 0 else kept[1])
         elif order in ((0, "x"), ("x", 0)) and x.type.ndim == 1 and x not in self._vectors:
             self._vectors[out] = (order.index(0), self.name(x))
-        elif len(order) == 1 and x in self._vectors and self._vectors[x][0] == order[0]:
-            self.names[out] = self._vectors[x][1]
+        elif len(order) == 1 and kept[0] == order[0]:
+            self.names[out] = kept[1]
         elif order == (1, 0):
             self.names[out] = f"{self.name(x)}.T"
-        elif order == () and isinstance(x.type, TensorType):
-            self.names[out] = f"{self.element(x, ['0'] * x.type.ndim)}"
         else:
             self._write_call(op, node)
 
@@ -294,7 +302,10 @@ class _Source:
             return
         result = self.new()
         column, row = self._vectors.get(y, (1, "")), self._vectors.get(x, (0, ""))
-        if column[0] == 0:
+        if column[0] == 0 and row[0] == 1:
+            self.line(f"{result} = np.dot(contiguous({row[1]}), contiguous({column[1]}))")
+            self._vectors[out] = (-1, result)
+        elif column[0] == 0:
             self.line(f"{result} = np.dot(contiguous({self.name(x)}), contiguous({column[1]}))")
             self._vectors[out] = (0, result)
         elif row[0] == 1:

@@ -498,7 +498,9 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             "error",
             step=draw,
         )
-        return self._not_a_number(point, warning)
+        # The first draw has the settings of the run, for the report at its end.
+        record = RunRecord(self.run_settings) if kept_draws == 0 else None
+        return self._not_a_number(point, warning, record)
 
     def _remedy_of(self, step_size: float) -> str:
         """Advice after a chain became NaN or infinite with a step size."""
@@ -516,14 +518,14 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             "with NUTS"
         )
 
-    def _not_a_number(self, point, warning: SamplerWarning | None):
+    def _not_a_number(self, point, warning: SamplerWarning | None, record: RunRecord | None = None):
         missing = np.full(self.posterior.dimension, np.nan, dtype=self.posterior.dtype)
         stats = {
             "gradient": missing,
             "position": missing,
             **self._missing_stats,
             "warning": warning,
-            RECORD: None,
+            RECORD: record,
         }
         return {**point, **self.posterior.layout.unravel(missing)}, [stats]
 

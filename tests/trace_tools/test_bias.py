@@ -469,6 +469,15 @@ def test_a_run_too_short_for_a_report(caplog):
     assert "Traceback" not in caplog.text
 
 
+def test_a_run_without_one_finite_draw_is_reported(caplog):
+    """PyMC's own table of a trace of NaN says nothing."""
+    model = logistic_model()
+    step = SGLDCV(model=model, step_size=1e300, compile_kwargs=CVM)
+    with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
+        sample(model, step, tune=0, quiet=False, compute_convergence_checks=True)
+    assert "All draws should be finite, but 25 of chain 0, 25 of chain 1 are not" in caplog.text
+
+
 def test_compound_step_with_metropolis(caplog, tmp_path):
     """Settings, check and report are those of the one step method of this package."""
     model = two_variable_model()

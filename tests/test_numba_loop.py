@@ -1,0 +1,179 @@
+"""The loop of transitions that Numba compiles gives the draws of PyTensor's Python code."""
+
+from __future__ import annotations
+
+import cloudpickle
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from scipy import special
+
+from pymc_sgmcmc import MALA, SGLD, SGLDCV, ULA
+from pymc_sgmcmc.numba_loop import LoopOfTransitions
+from pymc_sgmcmc.numba_products import with_numpy_products
+from tests.support.models import logistic_model
+from tests.support.row_models import CASES
+from tests.support.samplers import SAMPLERS
+from tests.support.sampling import sample
+
+TRANSITIONS = 12
+
+
+def check_same(make, rng, steps=TRANSITIONS):
+    """Positions, gradients, auxiliaries and statistics are the same on both backends."""
+    ours, reference = make({"mode": "NUMBA"}), make({"mode": "FAST_COMPILE"})
+    assert isinstance(ours.block._function._loop, LoopOfTransitions)
+    block = reference.block
+    indices = block.batching.draw(np.random.default_rng(1), steps + block.lag)
+    noise = rng.normal(size=(steps, block.noise_size))
+    reference.chain.begin(rng, reference.posterior.initial_position)
+    sizes = np.full(steps, reference.chain.present_step_size())
+    position = reference.posterior.initial_position + 0.1 * rng.normal(size=block.dimension)
+    auxiliaries = block.dynamics.initial_auxiliaries(position, np.random.default_rng(2))
+    results = [
+        step.block((position, *auxiliaries), indices, noise, sizes) for step in (ours, reference)
+    ]
+    assert np.isfinite(results[1].positions).all()
+    for mine, expected in zip(*results, strict=True):
+        mine, expected = (part if isinstance(part, tuple) else (part,) for part in (mine, expected))
+        for values, exact in zip(mine, expected, strict=True):
+            assert values.dtype == exact.dtype
+            scale = np.abs(exact).max() + 1e-300
+            np.testing.assert_allclose(values, exact, rtol=1e-9, atol=1e-9 * scale)
+
+
+@pytest.mark.parametrize("batching", ["shuffle", "replace"])
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler.name)
+def test_every_sampler(sampler, batching, rng):
+    model = logistic_model()
+
+    def make(compile_kwargs):
+        settings = {"batch_size": 20, "gradient": "cv", "batching": batching}
+        return sampler.step_class(
+            model=model, compile_kwargs=compile_kwargs, **{**settings, **sampler.settings}
+        )
+
+    check_same(make, rng)
+
+
+@pytest.mark.parametrize("sampler", [ULA, MALA])
+def test_full_gradients(sampler, rng):
+    model = logistic_model()
+
+    def make(compile_kwargs):
+        return sampler(model=model, compile_kwargs=compile_kwargs)
+
+    check_same(make, rng)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_model(name, rng):
+    model = CASES[name].ordinary()
+
+    def make(compile_kwargs):
+        return SGLD(model=model, batch_size=11, step_size=1e-5, compile_kwargs=compile_kwargs)
+
+    check_same(make, rng)
+
+
+@pytest.mark.parametrize("preconditioner", ["identity", "curvature", np.array([1.0, 2.0, 0.5])])
+def test_single_precision_and_preconditioners(preconditioner, rng):
+    with pytensor.config.change_flags(floatX="float32"):
+        model = logistic_model()
+        step = SGLDCV(
+            model=model,
+            batch_size=20,
+            preconditioner=preconditioner,
+            compile_kwargs={"mode": "NUMBA"},
+        )
+    step.chain.begin(rng, np.zeros(3))
+    draws = step.chain.advance(20)
+    assert draws.positions.dtype == draws.gradients.dtype == np.float32
+    assert np.isfinite(draws.positions).all()
+
+
+def test_pickled_step_continues_the_same():
+    step = SGLDCV(model=logistic_model(), batch_size=20, compile_kwargs={"mode": "NUMBA"})
+    step.chain.begin(np.random.default_rng(1), np.zeros(3))
+    chain = cloudpickle.loads(cloudpickle.dumps(step.chain))
+    expected, draws = step.chain.advance(20), chain.advance(20)
+    np.testing.assert_array_equal(draws.positions, expected.positions)
+
+
+def test_other_processes(rng):
+    model = logistic_model()
+    step = SGLDCV(model=model, batch_size=20, compile_kwargs={"mode": "NUMBA"})
+    expected = sample(model, step).posterior["beta"]
+    for context in ("fork", "forkserver"):
+        draws = sample(model, step, cores=2, mp_ctx=context).posterior["beta"]
+        np.testing.assert_array_equal(draws, expected)
+
+
+def run(function, state, noise=None):
+    """Results of a loop of three transitions whose state is a vector."""
+    size, (index, step_size) = len(state), (pt.lscalar(), pt.dscalar())
+    vectors = [pt.tensor(shape=(size,), dtype="float64") for _ in range(2)]
+    loop = LoopOfTransitions(
+        function, index, vectors[0], step_size, vectors[1:], with_numpy_products("NUMBA")
+    )
+    noise = np.zeros((3, size)) if noise is None else noise
+    return loop([np.asarray(state, float)], np.arange(3), noise, np.ones(3))
+
+
+def test_lengths_that_differ_are_an_error():
+    """Loops over elements do not read beyond an array."""
+    data = pytensor.shared(np.zeros(2), shape=(None,))
+
+    def transition(index, noise, step_size, state):
+        return (pt.specify_shape(state + data, (3,)),)
+
+    with pytest.raises(ValueError, match="lengths differ"):
+        run(transition, np.ones(3))
+
+
+def test_numbers_that_are_no_numbers():
+    """Infinite and missing constants, divisions by zero, and comparisons keep their meaning."""
+
+    def transition(index, noise, step_size, state):
+        bounded = pt.switch(pt.gt(state, 1.5), np.inf, pt.switch(pt.lt(state, 0.5), -np.inf, 7))
+        return state + 1, bounded, 1 / (state - 1), pt.switch(pt.eq(state, 1), np.nan, state)
+
+    states, bounded, inverses, missing = run(transition, [0.0, 1.0, 2.0])
+    np.testing.assert_array_equal(states, np.arange(3)[:, None] + [1, 2, 3])
+    np.testing.assert_array_equal(bounded[0], [-np.inf, 7, np.inf])
+    np.testing.assert_array_equal(inverses[0], [-1, np.inf, 1])
+    np.testing.assert_array_equal(missing[0], [0, np.nan, 2])
+
+
+def test_functions_that_have_no_source_of_their_own(rng):
+    """Special functions, cumulative sums, sorting and factorisations are PyTensor's."""
+    matrix = pytensor.shared(np.eye(3) + 0.5)
+
+    def transition(index, noise, step_size, state):
+        solved = pt.linalg.solve(matrix, state + noise)
+        others = pt.cumsum(state) + pt.sort(noise) + pt.gammaln(2 + pt.abs(state))
+        return pt.specify_shape(solved, (3,)), others, (state * noise).sum(), index * step_size
+
+    noise = rng.normal(size=(3, 3))
+    states, others, sums, products = run(transition, [1.0, -2.0, 0.5], noise)
+    state = np.array([1.0, -2.0, 0.5])
+    for k in range(3):
+        expected = np.cumsum(state) + np.sort(noise[k]) + special.gammaln(2 + np.abs(state))
+        np.testing.assert_allclose(others[k], expected, rtol=1e-12)
+        np.testing.assert_allclose(sums[k], state @ noise[k], rtol=1e-12)
+        state = np.linalg.solve(np.eye(3) + 0.5, state + noise[k])
+        np.testing.assert_allclose(states[k], state, rtol=1e-12)
+    np.testing.assert_array_equal(products, [0, 1, 2])
+
+
+def test_rows_that_are_gathered_and_scattered():
+    """A group that occurs twice gets both of its rows, and numbers from the end are allowed."""
+    groups = pytensor.shared(np.array([0, 2, 2, -1]))
+
+    def transition(index, noise, step_size, state):
+        scattered = pt.inc_subtensor(pt.zeros(3)[groups], state[groups] + 1)
+        return (pt.specify_shape(scattered, (3,)),)
+
+    (states,) = run(transition, [1.0, 5.0, 2.0])
+    np.testing.assert_array_equal(states[0], [2, 0, 9])
