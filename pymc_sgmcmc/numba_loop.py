@@ -39,7 +39,7 @@ from pytensor.tensor.type import TensorType
 
 from pymc_sgmcmc.numba_products import FLOATING, contiguous_in_numba
 
-VERSION = 2
+VERSION = 4
 """This number is a part of the key in the compile cache. It changes with the code of this file."""
 
 EXPRESSIONS: dict[type[ScalarOp], str] = {
@@ -346,9 +346,16 @@ class _Source:
             self._write_call(op, node)
             return
         result, places = self.new(), self.name(indices[0])
-        value = self.element(values, ["i"] * values.type.ndim)
+        (place,), heads = self._loops([indices[0], values], [0])
+        value, number = self.element(values, [place] * values.type.ndim), self.new("place_")
         self.line(f"{result} = {self.name(base)}.copy()")
-        self.line(f"for i in range({places}.shape[0]):\n    {result}[{places}[i]] += {value}")
+        body = [
+            f"{number} = {places}[{place}]",
+            f"if not -{result}.shape[0] <= {number} < {result}.shape[0]:",
+            "    raise IndexError('a number is out of range')",
+            f"{result}[{number}] += {value}",
+        ]
+        self.line(_nested(heads, body))
         self.names[node.outputs[0]] = result
 
     @write.register
@@ -366,8 +373,8 @@ class _Source:
 
     @write.register
     def _write_join(self, op: Join, node: Apply) -> None:
-        axis, *parts = node.inputs
-        if not isinstance(axis, Constant) or any(part.type.ndim != 1 for part in parts):
+        parts = node.inputs
+        if any(part.type.ndim != 1 for part in parts):
             self._write_call(op, node)
             return
         result = self.new()
@@ -490,6 +497,10 @@ class _Source:
                     f"{record} = np.empty((len(step_sizes), {lengths}), np.{_type(variable)})"
                 )
                 places = ["i", "j", "l"][: variable.type.ndim]
+                stores.extend(
+                    f"if {result}.shape[{axis}] != {length}:\n    raise ValueError('lengths differ')"
+                    for axis, length in enumerate(variable.type.shape)
+                )
                 heads = [
                     f"for {place} in range({length}):"
                     for place, length in zip(places, variable.type.shape, strict=True)

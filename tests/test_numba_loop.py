@@ -132,6 +132,18 @@ def test_lengths_that_differ_are_an_error():
         run(transition, np.ones(3))
 
 
+@pytest.mark.parametrize("number", [3, -4])
+def test_numbers_of_groups_out_of_range_are_an_error(number):
+    groups = pytensor.shared(np.array([0, number]))
+
+    def transition(index, noise, step_size, state):
+        scattered = pt.inc_subtensor(pt.zeros(3)[groups], state[:2])
+        return (pt.specify_shape(scattered, (3,)),)
+
+    with pytest.raises(IndexError, match="out of range"):
+        run(transition, np.ones(3))
+
+
 def test_numbers_that_are_no_numbers():
     """Infinite and missing constants, divisions by zero, and comparisons keep their meaning."""
 
