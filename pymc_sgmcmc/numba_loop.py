@@ -448,9 +448,7 @@ class _Source:
             self.line(f"n_{places[axis]} = {lengths[0] if lengths else 1}")
             for other in dict.fromkeys(lengths):
                 if other != lengths[0]:
-                    self.line(
-                        f"if {other} != n_{places[axis]}:\n    raise ValueError('lengths differ')"
-                    )
+                    self.line(_same_length(other, f"n_{places[axis]}"))
         return places, [f"for {places[axis]} in range(n_{places[axis]}):" for axis in axes]
 
     def _scalar(self, op: ScalarOp, values: Sequence[str], node: Apply) -> list[str]:
@@ -498,7 +496,7 @@ class _Source:
                 )
                 places = ["i", "j", "l"][: variable.type.ndim]
                 stores.extend(
-                    f"if {result}.shape[{axis}] != {length}:\n    raise ValueError('lengths differ')"
+                    _same_length(f"{result}.shape[{axis}]", str(length))
                     for axis, length in enumerate(variable.type.shape)
                 )
                 heads = [
@@ -542,6 +540,11 @@ def _is_of_vector(op: Op, node: Apply, indices: Sequence[Variable]) -> bool:
 def _type(variable: Variable) -> str:
     dtype = variable.type.dtype
     return "bool_" if dtype == "bool" else dtype
+
+
+def _same_length(length: str, expected: str) -> str:
+    """Source of a check, without which a loop would read beyond an array."""
+    return f"if {length} != {expected}:\n    raise ValueError('lengths differ')"
 
 
 def _nested(heads: Sequence[str], body: Sequence[str]) -> str:
