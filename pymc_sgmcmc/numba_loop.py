@@ -39,7 +39,7 @@ from pytensor.tensor.type import TensorType
 
 from pymc_sgmcmc.numba_products import FLOATING, contiguous_in_numba
 
-VERSION = 4
+VERSION = 6
 """This number is a part of the key in the compile cache. It changes with the code of this file."""
 
 EXPRESSIONS: dict[type[ScalarOp], str] = {
@@ -66,6 +66,13 @@ EXPRESSIONS: dict[type[ScalarOp], str] = {
     scalar_math.Sigmoid: "(1 / (1 + np.exp(-{0})))",
 }
 """Source of scalar operations. Those that are not here are calls of PyTensor's functions."""
+
+
+OF_ANY_TYPE = (scalar_basic.Identity, scalar_basic.Second, scalar_basic.Switch)
+"""These operations only choose one of their inputs."""
+
+NO_NUMBERS = {"nan": "np.nan", "inf": "np.inf", "-inf": "(-np.inf)"}
+"""Source of the numbers whose text Python does not read."""
 
 
 class LoopOfTransitions:
@@ -199,14 +206,9 @@ class _Source:
     def _constant(self, variable: Constant) -> str:
         value = np.asarray(variable.data)
         if value.ndim == 0:
-            if value.dtype.kind in "iub":
-                return repr(value.item())
-            number = repr(value.item()) if np.isfinite(value) else f"np.float64('{value.item()}')"
-            number = number.replace("np.float64('inf')", "np.inf").replace(
-                "np.float64('-inf')", "(-np.inf)"
-            )
-            number = number.replace("np.float64('nan')", "np.nan")
-            return f"np.float32({number})" if value.dtype == np.float32 else f"({number})"
+            number = repr(value.item())
+            number = NO_NUMBERS.get(number, f"({number})")
+            return f"np.float32({number})" if value.dtype == np.float32 else number
         self.names[variable] = name = self.new("constant_")
         self.constants.append(value)
         self._arguments.append(name)
@@ -362,7 +364,7 @@ class _Source:
     def _write_alloc(self, op: Alloc, node: Apply) -> None:
         value, *shape = node.inputs
         (out,) = node.outputs
-        if not all(value.type.broadcastable):
+        if not (shape and all(value.type.broadcastable)):
             self._write_call(op, node)
             return
         result = self.new()
@@ -465,15 +467,23 @@ class _Source:
                     names[variable] = self.new("s")
                     self.line(f"{names[variable]} = {result}")
             return [name(variable) for variable in op.fgraph.outputs]
+        types = [x.type.dtype for x in node.inputs]
+        floating = [dtype in FLOATING for dtype in types]
+        # Numba has other rules than NumPy for sums of truth values and of unsigned integers.
+        narrow = not any(floating) and any(dtype[0] in "ub" for dtype in types)
         if isinstance(op, scalar_basic.Add | scalar_basic.Mul):
-            return [f"({(' + ' if isinstance(op, scalar_basic.Add) else ' * ').join(values)})"]
-        if isinstance(op, scalar_basic.Cast) and op.o_type.dtype != "bool":
+            is_sum, logical = isinstance(op, scalar_basic.Add), set(types) == {"bool"}
+            if logical or not narrow:
+                sign = (" | " if is_sum else " & ") if logical else (" + " if is_sum else " * ")
+                return [f"({sign.join(values)})"]
+        if isinstance(op, scalar_basic.Cast) and op.o_type.dtype in FLOATING:
             return [f"np.{op.o_type.dtype}({values[0]})"]
         expression = EXPRESSIONS.get(type(op))
-        floating = all(x.type.dtype in FLOATING for x in node.inputs)
-        if expression is not None and (floating or "np." not in expression):
+        if expression is not None and (
+            all(floating) or not (narrow or "np." in expression) or type(op) in OF_ANY_TYPE
+        ):
             return [expression.format(*values)]
-        scalars = [ScalarType(x.type.dtype).make_variable() for x in node.inputs]
+        scalars = [ScalarType(dtype).make_variable() for dtype in types]
         function = self._function(op, op.make_node(*scalars))
         return [f"{function}({', '.join(values)})"]
 

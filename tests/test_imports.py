@@ -13,7 +13,7 @@ PACKAGE = Path(pymc_sgmcmc.__file__).parent
 
 FLOORS = (
     ("errors", "checks", "matrices", "numba_products"),
-    ("schedules", "stein"),
+    ("schedules", "stein", "numba_loop"),
     ("posterior",),
     ("batching",),
     ("gradient_estimators",),
@@ -34,6 +34,7 @@ FLOORS = (
 
 WITHOUT_PYMC = (
     "numba_products",
+    "numba_loop",
     "batching",
     "gradient_estimators",
     "dynamics",

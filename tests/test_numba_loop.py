@@ -158,6 +158,26 @@ def test_numbers_that_are_no_numbers():
     np.testing.assert_array_equal(missing[0], [0, np.nan, 2])
 
 
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "int64"])
+def test_whole_numbers_and_truth_values(dtype):
+    """Sums, differences, products and comparisons have the rules of NumPy, as in PyTensor."""
+    a, b = np.array([1, 0, 1]).astype(dtype), np.array([1, 1, 0]).astype(dtype)
+    left, right = (pytensor.shared(values, shape=(3,)) for values in (a, b))
+
+    def results(left, right):
+        others = [] if dtype == "bool" else [left - right, -right]
+        others += [left + right, left * right, pt.lt(left, right), pt.switch(left, right, 0.5)]
+        return [other.astype("float64") for other in others]
+
+    def transition(index, noise, step_size, state):
+        return state, *(pt.specify_shape(result, (3,)) for result in results(left, right))
+
+    _, *values = run(transition, np.ones(3))
+    expected = pytensor.function([], results(left, right), mode="FAST_COMPILE")()
+    for found, exact in zip(values, expected, strict=True):
+        np.testing.assert_array_equal(found[0], exact)
+
+
 def test_functions_that_have_no_source_of_their_own(rng):
     """Special functions, cumulative sums, sorting and factorisations are PyTensor's."""
     matrix = pytensor.shared(np.eye(3) + 0.5)
