@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 # Before anything imports PyTensor. Numba's disk cache has no lock, so each worker has a cache of
 # its own; one thread each, since there is a worker a core. What PyMC compiles for itself, and the
-# transitions where a test names no backend, are compiled in C: with empty caches Numba takes
-# several times as long. `PYTENSOR_FLAGS=mode=NUMBA` runs everything as users compile it.
+# transitions where a test names no backend, are compiled in C.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 flags = [flag for flag in os.environ.get("PYTENSOR_FLAGS", "").split(",") if "=" in flag]
 given = dict(flag.split("=", 1) for flag in flags)

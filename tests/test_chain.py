@@ -12,12 +12,14 @@ from pymc_sgmcmc.chain import BLOCK_TRANSITIONS, Chain
 from pymc_sgmcmc.matrices import Diagonal
 from tests.support.models import logistic_model
 
-CVM = {"mode": "CVM"}
+NUMBA = {"mode": "NUMBA"}
 
 
 @pytest.fixture(scope="module")
 def chain() -> Chain:
-    step = SGHMC(batch_size=20, gradient="svrg", thin=3, model=logistic_model(), compile_kwargs=CVM)
+    step = SGHMC(
+        batch_size=20, gradient="svrg", thin=3, model=logistic_model(), compile_kwargs=NUMBA
+    )
     return step.chain
 
 
@@ -38,7 +40,11 @@ def test_draws_do_not_depend_on_how_many_are_asked_for(chain):
 @pytest.mark.parametrize("gradient", ["svrg", "saga"])
 def test_goes_on_from_a_stored_state(gradient):
     step = SGLD(
-        batch_size=20, step_size=1e-3, gradient=gradient, model=logistic_model(), compile_kwargs=CVM
+        batch_size=20,
+        step_size=1e-3,
+        gradient=gradient,
+        model=logistic_model(),
+        compile_kwargs=NUMBA,
     )
     chain = step.chain
     chain.begin(np.random.default_rng(1), np.zeros(3))
@@ -55,7 +61,7 @@ def test_goes_on_from_a_stored_state(gradient):
 
 def test_runs_after_tuning_are_long_and_ask_for_no_row_numbers(monkeypatch):
     """Neither the windows of the tuner nor a permutation of all rows may cost time then."""
-    step = SGLDCV(batch_size=20, thin=1, model=logistic_model(), compile_kwargs=CVM)
+    step = SGLDCV(batch_size=20, thin=1, model=logistic_model(), compile_kwargs=NUMBA)
     chain = step.chain
     chain.begin(np.random.default_rng(1), np.zeros(3), tune=100)
     assert chain.run_length() == 100
@@ -84,7 +90,7 @@ def test_stays_where_the_run_began_when_it_leaves_the_finite_numbers():
         step_size=lambda t: 1e-3 if t < 41 else 1e300,
         thin=2,
         model=logistic_model(),
-        compile_kwargs=CVM,
+        compile_kwargs=NUMBA,
     )
     chain = step.chain
     chain.begin(np.random.default_rng(1), np.zeros(3))

@@ -11,7 +11,7 @@ from pymc_sgmcmc.matrices import Diagonal, LowRank
 from pymc_sgmcmc.tuning import curvature
 from pymc_sgmcmc.tuning.curvature import low_rank_curvature
 
-CVM = {"mode": "CVM"}
+NUMBA = {"mode": "NUMBA"}
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 
 
@@ -63,7 +63,7 @@ def test_a_long_position(wide_model, tmp_path):
     """Correlated predictors beyond the dense matrices: right variances, and a report of them."""
     model, covariance = wide_model
     with model:
-        step = SGLDCV(compile_kwargs=CVM)
+        step = SGLDCV(compile_kwargs=NUMBA)
         assert isinstance(step.center.curvature.precision, LowRank)
         idata = pm.sample(step=step, draws=200, tune=100, chains=2, cores=1, random_seed=1, **QUIET)
     report = bias_report(idata)
@@ -80,7 +80,7 @@ def test_a_long_position(wide_model, tmp_path):
 
 def test_other_dynamics_take_the_diagonal(wide_model):
     model, _ = wide_model
-    step = SGHMC(model=model, gradient="cv", compile_kwargs=CVM)
+    step = SGHMC(model=model, gradient="cv", compile_kwargs=NUMBA)
     found = step.center.curvature
     assert isinstance(found.precision, Diagonal)
     assert found.relative_to(found.root).max() > 30

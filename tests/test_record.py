@@ -14,7 +14,7 @@ from pymc_sgmcmc import SGLD, SGLDCV, label_positions
 from pymc_sgmcmc.record import MOMENTS, RECORD, SETTINGS, settings_of
 from tests.support.models import logistic_model, two_variable_model
 
-CVM = {"mode": "CVM"}
+NUMBA = {"mode": "NUMBA"}
 SAMPLING = {
     "draws": 10,
     "tune": 5,
@@ -31,7 +31,7 @@ SAMPLING = {
 @pytest.fixture(scope="module")
 def step_and_trace():
     with logistic_model():
-        step = SGLDCV(batch_size=20, step_size=1e-3, compile_kwargs=CVM)
+        step = SGLDCV(batch_size=20, step_size=1e-3, compile_kwargs=NUMBA)
         return step, pm.sample(step=step, **SAMPLING)
 
 
@@ -57,7 +57,7 @@ def test_nothing_is_left_of_the_channel(step_and_trace):
 @pytest.mark.parametrize("tuned", ["kept", "discarded"])
 def test_settings_and_moments_come_from_any_process(cores, tuned):
     with logistic_model():
-        step = SGLDCV(batch_size=20, step_size=1e-3, compile_kwargs=CVM)
+        step = SGLDCV(batch_size=20, step_size=1e-3, compile_kwargs=NUMBA)
         settings = {**SAMPLING, "cores": cores, "discard_tuned_samples": tuned == "discarded"}
         idata = pm.sample(step=step, **settings)
     assert settings_of(idata)["batch_size"] == 20
@@ -69,7 +69,7 @@ def test_settings_and_moments_come_from_any_process(cores, tuned):
 
 def test_coordinates_of_one_of_two_step_methods():
     with two_variable_model() as model:
-        step = SGLD([model["intercept"], model["slope"]], step_size=1e-4, compile_kwargs=CVM)
+        step = SGLD([model["intercept"], model["slope"]], step_size=1e-4, compile_kwargs=NUMBA)
         idata = pm.sample(step=[step, pm.Metropolis([model["sigma"]])], **SAMPLING)
     position = idata["sample_stats"]["position"]
     assert position.dtype == np.float64

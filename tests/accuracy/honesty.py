@@ -37,7 +37,7 @@ STATED = 0.05
 def run(name: str, factor: float, data_folder: Path, draws: int) -> pd.DataFrame:
     """One run with a multiple of the computed step size."""
     with MODELS[name](data_folder):
-        computed = SGLDCV(compile_kwargs={"mode": "CVM"})
+        computed = SGLDCV(compile_kwargs={"mode": "NUMBA"})
     table = compare(
         name,
         data_folder,

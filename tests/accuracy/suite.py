@@ -39,7 +39,7 @@ def compare(
     tune: int = 1000,
     chains: int = 4,
     seed: int = 1,
-    mode: str = "CVM",
+    mode: str = "NUMBA",
     **settings: Any,
 ) -> pd.DataFrame:
     """Errors of one run, a row a coordinate of the position.

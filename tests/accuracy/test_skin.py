@@ -20,7 +20,7 @@ def test_skin_segmentation(data_folder):
     assert reference["beta_r_hat"].max() < 1.01
     with skin_logistic(data_folder):
         idata = pm.sample(
-            step=SGLDCV(batch_size=500, compile_kwargs={"mode": "CVM"}),
+            step=SGLDCV(batch_size=500, compile_kwargs={"mode": "NUMBA"}),
             draws=2500,
             tune=200,
             chains=4,

@@ -161,7 +161,7 @@ def test_nothing_changes_after_tuning(rng):
 
 
 def test_a_much_smaller_step_is_said():
-    step = SGLDCV(model=logistic_model(), batch_size=100, thin=10, compile_kwargs={"mode": "CVM"})
+    step = SGLDCV(model=logistic_model(), batch_size=100, thin=10, compile_kwargs={"mode": "NUMBA"})
     assert step._shrunken_step(0.5 * step.step_size) is None
     message = step._shrunken_step(0.1 * step.step_size)
     assert "0.1 of the computed one" in message
@@ -170,7 +170,7 @@ def test_a_much_smaller_step_is_said():
 
 def test_too_few_transitions_a_draw_are_said(caplog):
     with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
-        step = SGLDCV(model=logistic_model(), bias=1e-5, compile_kwargs={"mode": "CVM"})
+        step = SGLDCV(model=logistic_model(), bias=1e-5, compile_kwargs={"mode": "NUMBA"})
     assert "expect few effective draws" in caplog.text
     assert step.thin == 1000
     assert "the most by default, so draws depend" in step.run_settings.attributes["why"]

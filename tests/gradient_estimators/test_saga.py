@@ -19,7 +19,7 @@ from pymc_sgmcmc.matrices import Diagonal
 from tests.support.exact_law import AffineTransition, all_indices, stationary_law
 from tests.support.linear_gaussian import LinearGaussian
 from tests.support.models import logistic_model, two_variable_model
-from tests.support.sampling import CVM, QUIET, sample
+from tests.support.sampling import NUMBA, QUIET, sample
 
 N_ROWS, BATCH_SIZE, DIMENSION = 6, 3, 2
 IDENTITY = Langevin(Diagonal(1.0), Diagonal(1.0))
@@ -37,7 +37,7 @@ def model():
 
 def saga_step(model, **settings):
     settings = {"batch_size": 20, "step_size": 1e-3, "gradient": "saga", **settings}
-    return SGLD(model=model, compile_kwargs=CVM, **settings)
+    return SGLD(model=model, compile_kwargs=NUMBA, **settings)
 
 
 # --- Exact law of the augmented chain ---------------------------------------------------------
@@ -92,7 +92,7 @@ def compiled_transition(block, problem, index, step_size):
 def test_exact_law_of_position_and_table(problem, batching):
     step_size = 0.4 / np.linalg.eigvalsh(problem.precision)[-1]
     estimator = SAGAGradient.make(Posterior(problem.model()), BATCH_SIZE, batching=batching)
-    block = TransitionBlock(IDENTITY, estimator, CVM)
+    block = TransitionBlock(IDENTITY, estimator, NUMBA)
     indices = all_indices(estimator.batching)
     if batching == "replace":
         # The order inside a minibatch changes nothing: a quarter of the tuples, with weights.
@@ -264,7 +264,7 @@ def test_order_of_the_rows_of_the_data_changes_nothing(problem):
     for row_order in (np.arange(N_ROWS), order):
         permuted = LinearGaussian(problem.X[row_order], problem.y[row_order])
         estimator = SAGAGradient.make(Posterior(permuted.model()), BATCH_SIZE, batching="replace")
-        block = TransitionBlock(IDENTITY, estimator, CVM)
+        block = TransitionBlock(IDENTITY, estimator, NUMBA)
         estimator.memory.begin(np.array([0.3, -0.2]))
         where = np.argsort(row_order)
         rows = np.array([[0, 4, 4], [5, 2, 1], [3, 3, 3]])
@@ -332,7 +332,7 @@ def test_one_block_is_the_same_as_several(model):
     results = []
     for parts in ([9], [1, 4, 3, 1]):
         estimator = SAGAGradient.make(Posterior(model), 30)
-        block = TransitionBlock(IDENTITY, estimator, CVM)
+        block = TransitionBlock(IDENTITY, estimator, NUMBA)
         estimator.memory.begin(np.zeros(3))
         rng = np.random.default_rng(3)
         indices, noise = estimator.batching.draw(rng, 10), rng.normal(size=(9, 3))
@@ -415,7 +415,7 @@ def test_compound_step(other):
                 preconditioner="curvature",
                 thin=5,
                 gradient="saga",
-                compile_kwargs=CVM,
+                compile_kwargs=NUMBA,
             ),
             other([model["sigma"]]),
         ]
@@ -430,7 +430,7 @@ def test_compound_step(other):
 
 def test_computed_settings_need_no_constants(model):
     with model:
-        step = SGLD(batch_size=50, gradient="saga", compile_kwargs=CVM)
+        step = SGLD(batch_size=50, gradient="saga", compile_kwargs=NUMBA)
         idata = sample(model, step, draws=300, tune=100)
     deviations = (idata.posterior["beta"].mean(("chain", "draw")) - step.center.position).values
     assert np.abs(deviations / step.center.curvature.standard_deviations).max() < 0.5

@@ -14,7 +14,7 @@ from pymc_sgmcmc.gradient_estimators.center_difference import find_center_differ
 from tests.support.exact_law import all_indices, run_one
 from tests.support.linear_gaussian import LinearGaussian
 from tests.support.models import logistic_data, logistic_model, two_variable_model
-from tests.support.sampling import CVM, QUIET, sample
+from tests.support.sampling import NUMBA, QUIET, sample
 
 N_ROWS, BATCH_SIZE, DIMENSION = 6, 3, 2
 EPOCH = 4
@@ -32,7 +32,7 @@ def model():
 
 def svrg_step(model, **settings):
     settings = {"batch_size": 20, "step_size": 1e-3, "gradient": "svrg", **settings}
-    return SGLD(model=model, compile_kwargs=CVM, **settings)
+    return SGLD(model=model, compile_kwargs=NUMBA, **settings)
 
 
 # --- Exact law over a cycle -----------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_exact_covariance_over_a_cycle(problem, batching):
         step_size=step_size,
         gradient=SVRG(refresh=EPOCH),
         batching=batching,
-        compile_kwargs=CVM,
+        compile_kwargs=NUMBA,
     )
     indices = all_indices(step.batching)
     read = [compiled_transition(step, problem, index, step_size) for index in indices]
@@ -346,7 +346,7 @@ def test_compound_step(other):
                 preconditioner="curvature",
                 thin=5,
                 gradient="svrg",
-                compile_kwargs=CVM,
+                compile_kwargs=NUMBA,
             ),
             other([model["sigma"]]),
         ]
@@ -389,7 +389,7 @@ def test_an_estimator_of_the_user_gives_the_same_draws_as_its_name(model, kind):
         estimator = {"svrg": SVRGGradient, "saga": SAGAGradient}[kind].make(
             posterior, 20, batching="replace"
         )
-    step = SGLD(model=model, gradient=estimator, step_size=1e-3, thin=2, compile_kwargs=CVM)
+    step = SGLD(model=model, gradient=estimator, step_size=1e-3, thin=2, compile_kwargs=NUMBA)
     assert step.batch_size == 20
     assert step.batching_name == "replace"
     draws = sample(model, step, draws=10)
@@ -422,7 +422,7 @@ def test_an_estimator_of_another_model():
 def test_an_estimator_of_other_variables():
     model = two_variable_model()
     estimator = SVRGGradient.make(Posterior(model, [model["slope"]]), 20)
-    settings = {"model": model, "gradient": estimator, "step_size": 1e-3, "compile_kwargs": CVM}
+    settings = {"model": model, "gradient": estimator, "step_size": 1e-3, "compile_kwargs": NUMBA}
     with pytest.raises(ValueError, match=r"variables \['slope'\], but .* 'sigma_log__', 'slope'"):
         SGLD(**settings)
     assert SGLD(vars=[model["slope"]], **settings).batch_size == 20

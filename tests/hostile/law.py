@@ -66,7 +66,7 @@ class Law:
                 progressbar=False,
                 quiet=True,
                 compute_convergence_checks=False,
-                compile_kwargs={"mode": "CVM"},
+                compile_kwargs={"mode": "NUMBA"},
             )
         return cls.of(idata, names)
 

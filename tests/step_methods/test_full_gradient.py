@@ -13,7 +13,9 @@ from tests.support.exact_law import affine_transition, run_one, stationary_law
 from tests.support.linear_gaussian import LinearGaussian, covariance_z_scores
 from tests.support.models import logistic_model, two_variable_model
 
-CVM = {"mode": "CVM"}
+NUMBA = {"mode": "NUMBA"}
+NUTS_SETTINGS = {pm.NUTS: {"compile_kwargs": {"mode": "CVM"}}}
+"""C code takes less time to compile for NUTS."""
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 Z_BOUND = 4.5
 
@@ -40,7 +42,7 @@ def gaussian(dimension: int, condition: float = 100.0) -> LinearGaussian:
 def test_law_of_ula(dimension):
     problem = gaussian(dimension)
     h = 0.5 / 100.0
-    step = ULA(model=problem.model(), step_size=h, compile_kwargs=CVM)
+    step = ULA(model=problem.model(), step_size=h, compile_kwargs=NUMBA)
     mean, covariance = stationary_law([affine_transition(step.block, 0, h)])
     exact = ula_law(problem.precision, None, h)
     np.testing.assert_allclose(mean, problem.mean, rtol=1e-8, atol=1e-10)
@@ -51,7 +53,7 @@ def test_law_of_ula_with_a_preconditioner():
     problem = LinearGaussian.simulate(30, 3, seed=4)
     H, M = problem.precision, np.array([[2.0, 0.5, 0], [0.5, 1.0, 0.1], [0, 0.1, 0.5]]) / 50
     h = 0.8
-    step = ULA(model=problem.model(), step_size=h, preconditioner=M, compile_kwargs=CVM)
+    step = ULA(model=problem.model(), step_size=h, preconditioner=M, compile_kwargs=NUMBA)
     _, covariance = stationary_law([affine_transition(step.block, 0, h)])
     np.testing.assert_allclose(covariance, np.linalg.inv(H - h / 4 * H @ M @ H), rtol=1e-8)
 
@@ -59,7 +61,7 @@ def test_law_of_ula_with_a_preconditioner():
 def test_ula_is_sgld_with_all_rows():
     problem = LinearGaussian.simulate(30, 3, seed=4)
     model = problem.model()
-    settings = {"model": model, "step_size": 1e-3, "compile_kwargs": CVM}
+    settings = {"model": model, "step_size": 1e-3, "compile_kwargs": NUMBA}
     draws = [
         sample(model, step, draws=30).posterior["beta"].to_numpy()
         for step in (ULA(**settings), SGLD(batch_size=30, **settings))
@@ -70,18 +72,18 @@ def test_ula_is_sgld_with_all_rows():
 def test_default_step_of_ula():
     """Five percent of variance in the steepest direction."""
     problem = LinearGaussian.simulate(30, 3, seed=4)
-    step = ULA(model=problem.model(), compile_kwargs=CVM)
+    step = ULA(model=problem.model(), compile_kwargs=NUMBA)
     assert step.step_size == pytest.approx(0.2, rel=1e-3)
 
 
 def test_the_data_are_not_copied():
-    step = ULA(model=logistic_model(), step_size=1e-3, compile_kwargs=CVM)
+    step = ULA(model=logistic_model(), step_size=1e-3, compile_kwargs=NUMBA)
     for shared, values in zip(step.batching._shared, step.posterior.data, strict=True):
         assert np.shares_memory(shared.get_value(borrow=True), values)
 
 
 def test_a_minibatch_model_is_sampled_on_all_rows():
-    step = ULA(model=logistic_model(batch_size=20), step_size=1e-3, compile_kwargs=CVM)
+    step = ULA(model=logistic_model(batch_size=20), step_size=1e-3, compile_kwargs=NUMBA)
     assert step.batch_size == step.posterior.n_rows == 400
 
 
@@ -112,7 +114,7 @@ def test_acceptance_probability_and_decision(kind):
     }[kind]
     M = matrix if matrix.ndim == 2 else np.diag(np.broadcast_to(matrix, 3))
     h = 1.5
-    step = MALA(model=logistic_model(), step_size=h, preconditioner=matrix, compile_kwargs=CVM)
+    step = MALA(model=logistic_model(), step_size=h, preconditioner=matrix, compile_kwargs=NUMBA)
     posterior = step.posterior
     rng = np.random.default_rng(3)
     mode = np.array([0.4, 0.7, -1.0])
@@ -151,7 +153,7 @@ def test_a_proposal_that_is_not_finite_is_rejected():
     with pm.Model() as model:
         rate = pm.Normal("rate", 0, 1)
         pm.Poisson("y", pm.math.exp(rate * x), observed=np.ones(20, int))
-    step = MALA(model=model, step_size=1e8, compile_kwargs=CVM)
+    step = MALA(model=model, step_size=1e8, compile_kwargs=NUMBA)
     idata = sample(model, step, draws=50)
     assert np.isfinite(idata.posterior["rate"]).all()
     assert (idata.sample_stats["accepted"] == 0).all()
@@ -178,7 +180,7 @@ def final_positions(step, starts, transitions):
 def test_covariance_of_mala(dimension):
     problem = gaussian(dimension)
     posterior = np.linalg.inv(problem.precision)
-    step = MALA(model=problem.model(), preconditioner="identity", compile_kwargs=CVM)
+    step = MALA(model=problem.model(), preconditioner="identity", compile_kwargs=NUMBA)
     h = float(step.step_size)
     starts = np.random.default_rng(1).multivariate_normal(problem.mean, posterior, size=2000)
     draws = final_positions(step, starts, 30)
@@ -208,13 +210,13 @@ def test_mala_on_a_skewed_posterior():
     cdf = np.concatenate([[0], np.cumsum((density[1:] + density[:-1]) / 2)])
     cdf /= cdf[-1]
     starts = np.interp(np.random.default_rng(2).random(4000), cdf, grid)[:, None]
-    step = MALA(model=model, step_size=1.0, compile_kwargs=CVM)
+    step = MALA(model=model, step_size=1.0, compile_kwargs=NUMBA)
     uniform = np.interp(final_positions(step, starts, 25)[:, 0], grid, cdf)
     for frequency in range(1, 5):
         z = np.cos(np.pi * frequency * uniform).mean() * np.sqrt(2 * len(uniform))
         assert abs(z) < Z_BOUND
     # The chain without the decision is far off.
-    ula = ULA(model=model, step_size=1.0, compile_kwargs=CVM)
+    ula = ULA(model=model, step_size=1.0, compile_kwargs=NUMBA)
     rng, finals = np.random.default_rng(3), []
     for start in starts:
         noise = rng.standard_normal((25, 1))
@@ -228,7 +230,7 @@ def test_long_chain_of_mala_has_the_variance_of_the_posterior():
     """Through `pm.sample`, with a standard error from batch means."""
     problem = gaussian(5)
     model = problem.model()
-    idata = sample(model, MALA(model=model, compile_kwargs=CVM), draws=6000, chains=2)
+    idata = sample(model, MALA(model=model, compile_kwargs=NUMBA), draws=6000, chains=2)
     centred = idata.posterior["beta"].to_numpy() - problem.mean
     exact = np.diag(np.linalg.inv(problem.precision))
     batches = (centred**2 / exact).reshape(2 * 60, 100, 5).mean(1)
@@ -241,7 +243,7 @@ def test_default_step_of_mala_is_optimal():
     assert optimal_mala_step(np.ones(8)) == pytest.approx(1.65**2 / 2)
     problem = gaussian(50)
     model = problem.model()
-    step = MALA(model=model, compile_kwargs=CVM)
+    step = MALA(model=model, compile_kwargs=NUMBA)
     assert step.step_size == pytest.approx(1.65**2 * 50 ** (-1 / 3), rel=1e-3)
     rates = sample(model, step, draws=1500).sample_stats["acceptance_rate"]
     assert abs(float(rates.mean()) - 0.574) < 0.06
@@ -257,7 +259,7 @@ def test_mala_states_no_bias(caplog):
         scale = pm.HalfNormal("scale", 5)
         pm.Normal("y", X @ beta, scale, observed=X[:, 0] + rng.normal(size=600))
     with caplog.at_level("WARNING", logger="pymc.sgmcmc"):
-        step = MALA(model=model, compile_kwargs=CVM)
+        step = MALA(model=model, compile_kwargs=NUMBA)
     assert "is off by" not in caplog.text
     attributes = step.run_settings.attributes
     assert not {"bias", "mean_error"} & set(attributes)
@@ -287,7 +289,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def mala(model):
-    return MALA(model=model, compile_kwargs=CVM)
+    return MALA(model=model, compile_kwargs=NUMBA)
 
 
 def test_processes_give_the_same_draws(model, mala):
@@ -315,7 +317,7 @@ def test_other_variables_that_move_change_the_density():
     model = two_variable_model()
     with model:
         # So large that every proposal is rejected, and the stored density stays.
-        step = MALA([model["slope"]], step_size=1e6, compile_kwargs=CVM)
+        step = MALA([model["slope"]], step_size=1e6, compile_kwargs=NUMBA)
     step.setup_chain(np.random.default_rng(5), 0, 10)
     point, _ = step.step(model.initial_point())
     moved = {**point, "sigma_log__": point["sigma_log__"] + 1.0}
@@ -331,8 +333,8 @@ def test_other_variables_that_move_change_the_density():
 def test_compound_step(step_class, other):
     model = two_variable_model()
     with model:
-        step = step_class([model["slope"], model["intercept"]], compile_kwargs=CVM)
-        others = other([model["sigma"]], **({"compile_kwargs": CVM} if other is pm.NUTS else {}))
+        step = step_class([model["slope"], model["intercept"]], compile_kwargs=NUMBA)
+        others = other([model["sigma"]], **NUTS_SETTINGS.get(other, {}))
     idata = sample(model, [step, others], draws=300, tune=300, chains=2)
     for name, value, tolerance in (("slope", 2.0, 0.1), ("sigma", 0.5, 0.08)):
         assert abs(float(idata.posterior[name].mean()) - value) < tolerance
@@ -343,7 +345,7 @@ def test_compound_step(step_class, other):
 def test_single_precision(step_class):
     with pm.pytensorf.pytensor.config.change_flags(floatX="float32", warn_float64="ignore"):
         model = two_variable_model()
-        step = step_class(model=model, compile_kwargs=CVM)
+        step = step_class(model=model, compile_kwargs=NUMBA)
         idata = sample(model, step, draws=600, chains=2)
     assert idata.sample_stats["gradient"].dtype == np.float32
     slope = idata.posterior["slope"].to_numpy()
@@ -353,7 +355,7 @@ def test_single_precision(step_class):
 
 def test_one_transition_of_mala_moves_the_whole_state():
     """`run_one`, which the exact laws rest on, sees density and gradient too."""
-    step = MALA(model=logistic_model(), step_size=1e-3, compile_kwargs=CVM)
+    step = MALA(model=logistic_model(), step_size=1e-3, compile_kwargs=NUMBA)
     density, gradient = step.posterior.log_density_and_gradient(np.zeros(3))
     state = np.concatenate([np.zeros(3), [density], gradient])
     after = run_one(step.block, state, 0, np.array([0.1, 0, 0, -3.0]), 1e-3)

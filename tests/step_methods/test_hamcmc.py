@@ -27,7 +27,7 @@ from tests.support.linear_gaussian import LinearGaussian, affine_estimate, sgld_
 from tests.support.models import logistic_model, two_variable_model
 from tests.support.samplers import NO_PAIRS
 
-CVM = {"mode": "CVM"}
+NUMBA = {"mode": "NUMBA"}
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 Z_BOUND = 4.5
 
@@ -203,7 +203,7 @@ def settings_for(problem, regularization=0.02):
         "initial_scale": 1 / largest,
         "regularization": regularization * largest,
         "curvature_threshold": 0.01 * largest,
-        "compile_kwargs": CVM,
+        "compile_kwargs": NUMBA,
     }
 
 
@@ -331,7 +331,7 @@ def test_law_without_pairs_is_that_of_sgld(gradient, memory):
         initial_scale=scale,
         gradient=gradient,
         center={"beta": center},
-        compile_kwargs=CVM,
+        compile_kwargs=NUMBA,
         **NO_PAIRS,
     )
     at = center if gradient == "cv" else None
@@ -414,7 +414,7 @@ def make_step(model, **settings):
         "initial_scale": 0.01,
         "regularization": 1.0,
         "curvature_threshold": 1.0,
-        "compile_kwargs": CVM,
+        "compile_kwargs": NUMBA,
         **settings,
     }
     return HAMCMC(model=model, **settings)
@@ -528,18 +528,18 @@ def test_gradient_is_that_of_the_recorded_position(model):
 @pytest.mark.usefixtures("uncompiled")
 def test_defaults(model):
     with pytest.warns(BatchSizeWarning):
-        step = HAMCMC(model=model, batch_size=40, compile_kwargs=CVM)
+        step = HAMCMC(model=model, batch_size=40, compile_kwargs=NUMBA)
     assert step.thin % 3 == 0
-    quiet = HAMCMC(model=model, batch_size=40, gradient="cv", compile_kwargs=CVM)
+    quiet = HAMCMC(model=model, batch_size=40, gradient="cv", compile_kwargs=NUMBA)
     assert step.step_size < quiet.step_size < 0.21
     # All rows: only curvature limits the step, at 5 % inflation.
-    full = HAMCMC(model=model, batch_size=400, compile_kwargs=CVM, memory=2)
+    full = HAMCMC(model=model, batch_size=400, compile_kwargs=NUMBA, memory=2)
     assert full.step_size == pytest.approx(0.2, rel=0.05)
     assert full.thin == 2 * 10
     large = HAMCMC(
         model=model,
         batch_size=400,
-        compile_kwargs=CVM,
+        compile_kwargs=NUMBA,
         initial_scale=10 * float(full.block.dynamics.initial_scale.get_value()),
     )
     assert large.step_size == pytest.approx(full.step_size / 10)
@@ -552,7 +552,7 @@ def test_defaults_sample_the_posterior(gradient):
     chains = 40
     problem = LinearGaussian.simulate(300, 4, seed=2)
     model = problem.model()
-    step = HAMCMC(model=model, batch_size=200, gradient=gradient, compile_kwargs=CVM)
+    step = HAMCMC(model=model, batch_size=200, gradient=gradient, compile_kwargs=NUMBA)
     beta = sample(model, step, draws=80, tune=20, chains=chains).posterior["beta"].values
     centred = (beta - problem.mean) / np.sqrt(np.diag(np.linalg.inv(problem.precision)))
     means, squares = centred.mean(1), (centred**2).mean(1)
@@ -571,7 +571,7 @@ def test_float32():
     with pytensor.config.change_flags(floatX="float32"):
         model = logistic_model()
         idata = sample(
-            model, HAMCMC(model=model, batch_size=200, gradient="cv", compile_kwargs=CVM)
+            model, HAMCMC(model=model, batch_size=200, gradient="cv", compile_kwargs=NUMBA)
         )
     assert idata.sample_stats["gradient"].dtype == np.float32
     assert np.isfinite(idata.posterior["beta"]).all()
@@ -584,7 +584,7 @@ def test_compound_step(other):
     model = two_variable_model()
     with model:
         steps = [
-            HAMCMC([model["slope"], model["intercept"]], batch_size=400, compile_kwargs=CVM),
+            HAMCMC([model["slope"], model["intercept"]], batch_size=400, compile_kwargs=NUMBA),
             other([model["sigma"]]),
         ]
         idata = sample(model, steps, draws=1500, tune=300)
@@ -690,7 +690,7 @@ def test_ten_thousand_dimensions_without_a_matrix():
         beta = pm.Normal("beta", shape=D)
         pm.Normal("y", pm.math.dot(X, beta), 1.0, observed=y)
         with pytest.warns(BatchSizeWarning):
-            step = HAMCMC(batch_size=100, gradient="cv", thin=3, compile_kwargs=CVM)
+            step = HAMCMC(batch_size=100, gradient="cv", thin=3, compile_kwargs=NUMBA)
         idata = sample(model, step, draws=20, tune=0, chains=1)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

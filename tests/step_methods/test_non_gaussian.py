@@ -14,7 +14,7 @@ import pymc as pm
 import pytest
 
 from tests.support.samplers import SAMPLERS
-from tests.support.sampling import CVM
+from tests.support.sampling import NUMBA
 
 SLOW = pytest.mark.slow
 CHAINS = 20
@@ -167,7 +167,7 @@ def test_moments(request, sampler, target):
     step = sampler.step_class(
         model=target.model(),
         batch_size=target.n_rows,
-        compile_kwargs=CVM,
+        compile_kwargs=NUMBA,
         **{"thin": THIN, **sampler.careful},
     )
     mean, variance = target.moments()

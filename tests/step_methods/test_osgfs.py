@@ -35,13 +35,13 @@ from tests.support.exact_law import compiled_law, exact_noise_operator, fixed_po
 from tests.support.laws import osgfs_law, osgfs_law_of_step
 from tests.support.linear_gaussian import LinearGaussian
 
-CVM = {"mode": "CVM"}
+NUMBA = {"mode": "NUMBA"}
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 Z_BOUND = 4.5
 
 
 def make_step(problem, **settings):
-    settings = {"batch_size": 5, "model": problem.model(), "compile_kwargs": CVM, **settings}
+    settings = {"batch_size": 5, "model": problem.model(), "compile_kwargs": NUMBA, **settings}
     step = OSGFS(**settings)
     step.its_model = settings["model"]
     return step
@@ -726,8 +726,8 @@ def test_beside_other_step_methods(gradient):
         beta = pm.Normal("beta", 0, 10, shape=2)
         shift = pm.Normal("shift", 0, 1)
         pm.Normal("y", X @ beta + shift, 2.0, observed=y)
-        step = OSGFS([beta], batch_size=100, gradient=gradient, thin=10, compile_kwargs=CVM)
-        other = pm.Metropolis([shift], compile_kwargs=CVM)
+        step = OSGFS([beta], batch_size=100, gradient=gradient, thin=10, compile_kwargs=NUMBA)
+        other = pm.Metropolis([shift], compile_kwargs=NUMBA)
     idata = sample([step, other], 3000, tune=500, model=model)
     design = np.column_stack([X, np.ones(400)])
     precision = design.T @ design / 4 + np.diag([0.01, 0.01, 1.0])
@@ -747,8 +747,8 @@ def test_beside_nuts():
         slope = pm.Normal("slope", 0, 10)
         sigma = pm.HalfNormal("sigma", 1)
         pm.Normal("y", slope * x, sigma, observed=2 * x + rng.normal(size=200))
-        step = OSGFS([slope], batch_size=50, compile_kwargs=CVM)
-        other = pm.NUTS([sigma], compile_kwargs=CVM)
+        step = OSGFS([slope], batch_size=50, compile_kwargs=NUMBA)
+        other = pm.NUTS([sigma], compile_kwargs=NUMBA)
     idata = sample([step, other], 200, tune=100, model=model)
     assert float(idata.posterior["slope"].mean()) == pytest.approx(2, abs=0.2)
 

@@ -14,7 +14,7 @@ from tests.support.exact_law import compiled_law, exact_noise_operator, fixed_po
 from tests.support.linear_gaussian import LinearGaussian
 from tests.support.models import logistic_model
 
-CVM = {"mode": "CVM"}
+NUMBA = {"mode": "NUMBA"}
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def problem() -> LinearGaussian:
 
 def make(problem, **settings):
     settings = {"gradient": "cv", **settings}
-    return PSGLD(model=problem.model(), batch_size=12, compile_kwargs=CVM, **settings)
+    return PSGLD(model=problem.model(), batch_size=12, compile_kwargs=NUMBA, **settings)
 
 
 def run(step, tune, draws, seed=3):
@@ -102,7 +102,7 @@ def test_computed_step_size_inflates_variances_by_five_percent(gradient, precond
         gradient=gradient,
         preconditioner=preconditioner,
         thin=20,
-        compile_kwargs=CVM,
+        compile_kwargs=NUMBA,
     )
     run(step, tune=100, draws=5)
     covariances = []
@@ -120,7 +120,7 @@ def test_condition_number_falls_to_its_root(rng):
     X = rng.normal(size=(2000, 2)) * [1.0, 10.0]
     problem = LinearGaussian(X, X @ [1.0, 0.1] + rng.normal(size=2000))
     step = PSGLD(
-        model=problem.model(), batch_size=200, gradient="cv", decay=0.999, compile_kwargs=CVM
+        model=problem.model(), batch_size=200, gradient="cv", decay=0.999, compile_kwargs=NUMBA
     )
     _, diagonals = run(step, tune=400, draws=1)
     ratio = np.diag(problem.precision) * diagonals[-1]
@@ -150,4 +150,4 @@ def test_curvature_is_sgld_with_the_inverse_curvature(problem):
 )
 def test_bad_settings(settings, message):
     with pytest.raises(ValueError, match=message):
-        PSGLD(model=logistic_model(), batch_size=20, compile_kwargs=CVM, **settings)
+        PSGLD(model=logistic_model(), batch_size=20, compile_kwargs=NUMBA, **settings)

@@ -27,7 +27,9 @@ from tests.support.laws import RECIPE_FRICTION, RECIPE_SETTINGS, recipe_law
 from tests.support.linear_gaussian import LinearGaussian
 from tests.support.models import logistic_model, two_variable_model
 
-CVM = {"mode": "CVM"}
+NUMBA = {"mode": "NUMBA"}
+NUTS_SETTINGS = {pm.NUTS: {"compile_kwargs": {"mode": "CVM"}}}
+"""C code takes less time to compile for NUTS."""
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 
 
@@ -51,8 +53,8 @@ def test_sgld(kind):
         "dense": np.array([[3.0, 1.0, 0.0], [1.0, 2.0, -0.5], [0.0, -0.5, 1.0]]) / 100,
     }[kind]
     settings = {"model": logistic_model(), "batch_size": 7, "step_size": 0.3}
-    direct = SGLD(preconditioner=matrix, compile_kwargs=CVM, **settings)
-    rebuilt = Recipe(D=lambda theta: matrix, compile_kwargs=CVM, **settings)
+    direct = SGLD(preconditioner=matrix, compile_kwargs=NUMBA, **settings)
+    rebuilt = Recipe(D=lambda theta: matrix, compile_kwargs=NUMBA, **settings)
     rng = np.random.default_rng(1)
     for start in (0, 3, 399):
         position, noise = rng.normal(size=3), rng.normal(size=3)
@@ -64,7 +66,7 @@ def test_sgld(kind):
 
 
 def test_sghmc_transition():
-    step = Recipe(model=logistic_model(), batch_size=400, step_size=0.1, compile_kwargs=CVM,
+    step = Recipe(model=logistic_model(), batch_size=400, step_size=0.1, compile_kwargs=NUMBA,
                   **RECIPE_SETTINGS)  # fmt: skip
     rng = np.random.default_rng(1)
     theta, r, noise, h = *rng.normal(size=(2, 3)), rng.normal(size=6), 0.1
@@ -87,7 +89,7 @@ def test_sghmc_law(gradient):
     h = 0.08
     step = Recipe(
         model=problem.model(), batch_size=4, step_size=h, gradient=gradient,
-        center={"beta": center}, compile_kwargs=CVM, **RECIPE_SETTINGS,
+        center={"beta": center}, compile_kwargs=NUMBA, **RECIPE_SETTINGS,
     )  # fmt: skip
     noise = exact_noise_operator(problem, step.batching, None if gradient == "plain" else center)
     mean, covariance = compiled_law(step)
@@ -101,7 +103,7 @@ def test_mass_of_a_momentum():
     """The law of the momentum has the variance asked for, as the step goes to zero."""
     problem = LinearGaussian.simulate(12, 2, seed=8)
     step = Recipe(
-        model=problem.model(), batch_size=12, step_size=1e-5, compile_kwargs=CVM,
+        model=problem.model(), batch_size=12, step_size=1e-5, compile_kwargs=NUMBA,
         **{**RECIPE_SETTINGS, "auxiliaries": [GaussianAuxiliary("momentum", None, 0.3, 2.5)]},
     )  # fmt: skip
     mean, covariance = compiled_law(step)
@@ -128,7 +130,7 @@ def test_noise_that_is_subtracted(sampler, diagonal):
     problem = LinearGaussian.simulate(12, d, seed=8)
     step = Recipe(
         model=problem.model(), batch_size=12, step_size=h, gradient_noise=V,
-        compile_kwargs=CVM, **settings,
+        compile_kwargs=NUMBA, **settings,
     )  # fmt: skip
     root = affine_transition(step.block, 0, h).root
     expected = h * D - h**2 / 4 * A[:, column] @ dense @ A[:, column].T
@@ -141,7 +143,7 @@ def test_noise_of_the_gradient_at_the_centre():
     h = 0.02
     step = Recipe(
         D=lambda theta: 1.0, model=problem.model(), batch_size=2, batching="replace",
-        step_size=h, center={"beta": problem.mean}, gradient_noise="center", compile_kwargs=CVM,
+        step_size=h, center={"beta": problem.mean}, gradient_noise="center", compile_kwargs=NUMBA,
     )  # fmt: skip
     rows = problem.row_shifts - problem.row_precisions @ problem.mean
     V = 6**2 / 2 * np.cov(rows.T, bias=True)
@@ -268,7 +270,7 @@ def invariance(name):
         nodes, weights = rule(
             log_density, grid([-7], [5], 50), gauss_hermite(6), gauss_hermite(6, 2.0, 1.0)
         )
-    step = Recipe(model=model, batch_size=6, step_size=0.1, compile_kwargs=CVM, **settings)
+    step = Recipe(model=model, batch_size=6, step_size=0.1, compile_kwargs=NUMBA, **settings)
     known = {}
 
     def generator_of(z):
@@ -308,7 +310,7 @@ def test_sgrhmc_chain_against_quadrature():
     mean = weights @ nodes[:, 0]
     variance = weights @ (nodes[:, 0] - mean) ** 2
     step = Recipe(
-        model=model, batch_size=6, step_size=0.02, thin=100, compile_kwargs=CVM, **SGRHMC_SETTINGS
+        model=model, batch_size=6, step_size=0.02, thin=100, compile_kwargs=NUMBA, **SGRHMC_SETTINGS
     )
     idata = sample(model, step, draws=2500, chains=2)
     draws = idata.posterior["beta"].to_numpy()[..., 0]
@@ -329,7 +331,7 @@ def test_sgrhmc_chain_against_quadrature():
 def test_default_step_size(settings):
     """Five percent of variance, in the direction where the linearised law has most."""
     problem = LinearGaussian.simulate(40, 2, seed=8)
-    step = Recipe(model=problem.model(), batch_size=40, compile_kwargs=CVM, **settings)
+    step = Recipe(model=problem.model(), batch_size=40, compile_kwargs=NUMBA, **settings)
     h = float(step.step_size)
     d = step.block.state_elements
     if len(step.block.auxiliaries) > 1:
@@ -396,7 +398,7 @@ def test_no_step_size_for_a_long_state():
 def refuse(error, message, **settings):
     settings = {"model": logistic_model(), "batch_size": 4, "step_size": 0.1, **settings}
     with pytest.raises(error, match=message):
-        Recipe(compile_kwargs=CVM, **settings)
+        Recipe(compile_kwargs=NUMBA, **settings)
 
 
 def asymmetric(theta):
@@ -489,7 +491,7 @@ def test_a_singular_dense_diffusion_is_allowed():
     Q = np.cross(np.eye(3), [1.0, 2.0, -1.0])  # what has no noise is moved all the same
     step = Recipe(
         model=logistic_model(), D=lambda theta: D, Q=lambda theta: Q, batch_size=400,
-        step_size=0.1, compile_kwargs=CVM,
+        step_size=0.1, compile_kwargs=NUMBA,
     )  # fmt: skip
     np.testing.assert_allclose(diffusion(step.block, np.zeros(3)), D, atol=1e-8)
 
@@ -500,7 +502,7 @@ def test_a_whole_matrix_is_the_same_as_its_blocks():
     friction = np.array([[2.0, 0.5], [0.5, 1.0]])
     curl = np.kron([[0.0, -1.0], [1.0, 0.0]], np.eye(2))
     whole = np.kron([[0.0, 0.0], [0.0, 1.0]], friction)
-    settings = {"model": model, "batch_size": 6, "step_size": 0.1, "compile_kwargs": CVM}
+    settings = {"model": model, "batch_size": 6, "step_size": 0.1, "compile_kwargs": NUMBA}
     in_blocks = Recipe(
         D=lambda theta, r: [[0, 0], [0, friction]], auxiliaries=["r"],
         Q=lambda theta, r: [[0, -1], [1, 0]], **settings,
@@ -526,7 +528,7 @@ def model():
 @pytest.fixture(scope="module")
 def step(model):
     return Recipe(
-        model=model, batch_size=50, gradient="cv", thin=3, compile_kwargs=CVM, **SGRHMC_SETTINGS
+        model=model, batch_size=50, gradient="cv", thin=3, compile_kwargs=NUMBA, **SGRHMC_SETTINGS
     )
 
 
@@ -559,9 +561,9 @@ def test_compound_step(other):
     with model:
         step = Recipe(
             [model["slope"], model["intercept"]], batch_size=100, gradient="cv", thin=20,
-            compile_kwargs=CVM, **{**RECIPE_SETTINGS, "D": lambda theta, r: [[0, 0], [0, 60.0]]},
+            compile_kwargs=NUMBA, **{**RECIPE_SETTINGS, "D": lambda theta, r: [[0, 0], [0, 60.0]]},
         )  # fmt: skip
-        others = other([model["sigma"]], **({"compile_kwargs": CVM} if other is pm.NUTS else {}))
+        others = other([model["sigma"]], **NUTS_SETTINGS.get(other, {}))
     idata = sample(model, [step, others], draws=300, tune=300, chains=2)
     for name, value, tolerance in (("slope", 2.0, 0.1), ("sigma", 0.5, 0.08)):
         assert abs(float(idata.posterior[name].mean()) - value) < tolerance
@@ -572,11 +574,11 @@ def test_compound_step(other):
 def test_single_precision(settings):
     with pm.pytensorf.pytensor.config.change_flags(floatX="float32", warn_float64="ignore"):
         model, _ = poisson_problem(2)
-        step = Recipe(model=model, batch_size=6, step_size=0.1, compile_kwargs=CVM, **settings)
+        step = Recipe(model=model, batch_size=6, step_size=0.1, compile_kwargs=NUMBA, **settings)
         assert step.block.dtype == "float32"
         single = run_one(step.block, np.full(4, 0.3), 0, np.full(4, 0.5), 0.1)
     model, _ = poisson_problem(2)
-    step = Recipe(model=model, batch_size=6, step_size=0.1, compile_kwargs=CVM, **settings)
+    step = Recipe(model=model, batch_size=6, step_size=0.1, compile_kwargs=NUMBA, **settings)
     double = run_one(step.block, np.full(4, 0.3), 0, np.full(4, 0.5), 0.1)
     np.testing.assert_allclose(single, double, rtol=1e-5, atol=1e-5)
 
@@ -584,7 +586,7 @@ def test_single_precision(settings):
 def test_indices_of_minibatches_reach_the_gradient():
     problem = LinearGaussian.simulate(8, 2, seed=8)
     step = Recipe(
-        model=problem.model(), batch_size=2, step_size=0.1, compile_kwargs=CVM, **RECIPE_SETTINGS
+        model=problem.model(), batch_size=2, step_size=0.1, compile_kwargs=NUMBA, **RECIPE_SETTINGS
     )
     slopes = [affine_transition(step.block, i, 0.1).slope for i in all_indices(step.batching)]
     assert len(np.unique(np.round(slopes, 8), axis=0)) == 8

@@ -15,7 +15,7 @@ from pymc_sgmcmc.step_methods.repeat import repeated_step
 from pymc_sgmcmc.trace_tools.reader import settings_of
 from tests.support.models import logistic_model
 
-CVM = {"mode": "CVM"}
+NUMBA = {"mode": "NUMBA"}
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 
 OF_THE_STEP_SIZE = {
@@ -65,11 +65,11 @@ def test_every_setting_but_the_step_size(case):
     make_model, step_class, settings = CASES[case]
     model = make_model()
     with model:
-        first = step_class(compile_kwargs=CVM, **settings)
+        first = step_class(compile_kwargs=NUMBA, **settings)
         idata = pm.sample(step=first, draws=4, tune=2, chains=1, random_seed=1, **QUIET)
     arrays = idata[SETTINGS].to_dataset() if SETTINGS in idata.children else None
     second = repeated_step(
-        model, settings_of(idata), arrays, step_size=1e-4, thin=3, compile_kwargs=CVM
+        model, settings_of(idata), arrays, step_size=1e-4, thin=3, compile_kwargs=NUMBA
     )
     expected, actual = first.run_settings, second.run_settings
     where_from = {name for name in expected.attributes if name.endswith("_from")} | {"rows"}
@@ -94,11 +94,11 @@ def test_report_of_a_run_with_rows_in_each_transition():
     """Without these rows the second run would be forty times as wide, and the report wrong."""
     model = rare_column()
     with model:
-        step = SGLDCV(compile_kwargs=CVM)
+        step = SGLDCV(compile_kwargs=NUMBA)
         idata = pm.sample(
             step=step, draws=2000, tune=200, chains=2, cores=1, random_seed=1, **QUIET
         )
-    report = bias_report(idata, model, rerun=True, random_seed=2, compile_kwargs=CVM)
+    report = bias_report(idata, model, rerun=True, random_seed=2, compile_kwargs=NUMBA)
     assert (report["mean_error_se"] < 0.2).all()
     assert not report["verdict"].isin(["mean off", "variance too large"]).any()
 
@@ -108,7 +108,7 @@ def test_a_run_with_an_estimator_made_by_hand_is_not_repeated():
     posterior = Posterior(model)
     estimator = PlainGradient(posterior, make_batching("shuffle", posterior.data, 20))
     with model:
-        step = SGLD(gradient=estimator, step_size=1e-3, compile_kwargs=CVM)
+        step = SGLD(gradient=estimator, step_size=1e-3, compile_kwargs=NUMBA)
         idata = pm.sample(step=step, draws=10, tune=2, chains=1, random_seed=1, **QUIET)
     with pytest.raises(ValueError, match="an estimator made by hand"):
         bias_report(idata, model, rerun=True)

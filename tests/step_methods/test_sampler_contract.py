@@ -14,7 +14,7 @@ import pytest
 from pymc_sgmcmc import chain
 from tests.support.models import logistic_model, two_variable_model
 from tests.support.samplers import ESTIMATORS, SAMPLERS
-from tests.support.sampling import CVM
+from tests.support.sampling import NUMBA
 
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 
@@ -65,7 +65,7 @@ def steps(model):
         key = sampler.name, gradient
         if key not in made:
             made[key] = sampler.step_class(
-                model=model, gradient=gradient, batch_size=100, thin=3, compile_kwargs=CVM
+                model=model, gradient=gradient, batch_size=100, thin=3, compile_kwargs=NUMBA
             )
         return made[key]
 
@@ -168,7 +168,7 @@ def test_compound_step(sampler):
             batch_size=100,
             gradient="cv",
             thin=12,
-            compile_kwargs=CVM,
+            compile_kwargs=NUMBA,
         )
         other = pm.Slice([model["sigma"]])
         logging.getLogger("pymc").setLevel(logging.ERROR)
@@ -185,7 +185,7 @@ def test_single_precision(sampler):
     with pm.pytensorf.pytensor.config.change_flags(floatX="float32", warn_float64="ignore"):
         model = two_variable_model()
         step = sampler.step_class(
-            model=model, batch_size=100, gradient="cv", thin=12, compile_kwargs=CVM
+            model=model, batch_size=100, gradient="cv", thin=12, compile_kwargs=NUMBA
         )
         idata = sample(model, step, draws=600, tune=100, chains=2)
     assert idata.sample_stats["gradient"].dtype == np.float32

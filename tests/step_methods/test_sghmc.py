@@ -28,7 +28,7 @@ from tests.support.laws import baoab_law, no_noise, sghmc_euler_law
 from tests.support.linear_gaussian import LinearGaussian, conditioned
 from tests.support.models import logistic_model
 from tests.support.sampling import (
-    CVM,
+    NUMBA,
     check_compound,
     check_estimators,
     check_float32,
@@ -44,7 +44,7 @@ INTEGRATORS = sorted(LAWS)
 
 
 def make(problem, *, batch_size=None, **settings):
-    settings = {"batch_size": batch_size or problem.n_rows, "compile_kwargs": CVM, **settings}
+    settings = {"batch_size": batch_size or problem.n_rows, "compile_kwargs": NUMBA, **settings}
     return SGHMC(model=problem.model(), **settings)
 
 
@@ -533,7 +533,7 @@ def test_compound_step(other):
 
 
 def test_bounds_of_the_noise_are_no_estimate():
-    step = SGHMC(model=logistic_model(), batch_size=50, gradient="svrg", compile_kwargs=CVM)
+    step = SGHMC(model=logistic_model(), batch_size=50, gradient="svrg", compile_kwargs=NUMBA)
     assert step.block.dynamics.noise == 0.0
 
 

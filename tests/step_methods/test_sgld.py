@@ -15,7 +15,7 @@ from pymc_sgmcmc.step_methods.center import check_determined
 from pymc_sgmcmc.tuning import Curvature
 from tests.support.models import logistic_data, logistic_model, two_variable_model
 
-CVM = {"mode": "CVM"}
+NUMBA = {"mode": "NUMBA"}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def model():
 
 def test_defaults_of_sgldcv(model, caplog):
     with caplog.at_level(logging.INFO, logger="pymc"):
-        step = SGLDCV(model=model, batch_size=50, compile_kwargs=CVM)
+        step = SGLDCV(model=model, batch_size=50, compile_kwargs=NUMBA)
     assert 0.05 < step.step_size < 0.2
     assert step.thin == np.ceil(2 / step.step_size)
     assert "step size" in caplog.text
@@ -37,16 +37,16 @@ def test_defaults_of_sgldcv(model, caplog):
 
 def test_plain_gradients_warn_with_the_batch_size_they_need(model):
     with pytest.warns(BatchSizeWarning, match="about `batch_size=") as record:
-        step = SGLD(model=model, batch_size=5, compile_kwargs=CVM)
+        step = SGLD(model=model, batch_size=5, compile_kwargs=NUMBA)
     needed = int(str(record[0].message).split("batch_size=")[1].split("`")[0])
     assert 5 < needed <= 400
     assert step.step_size < 0.05
-    enough = SGLD(model=model, batch_size=needed, compile_kwargs=CVM)
+    enough = SGLD(model=model, batch_size=needed, compile_kwargs=NUMBA)
     assert enough.step_size >= 0.1 * 0.99
 
 
 def test_given_step_sizes_need_no_centre(model):
-    step = SGLD(model=model, batch_size=50, step_size=1e-3, compile_kwargs=CVM)
+    step = SGLD(model=model, batch_size=50, step_size=1e-3, compile_kwargs=NUMBA)
     assert step.center is None
     assert step.thin == 1
 
@@ -54,8 +54,8 @@ def test_given_step_sizes_need_no_centre(model):
 @pytest.mark.usefixtures("uncompiled")
 def test_batch_size_of_the_model_and_of_the_user():
     minibatch_model = logistic_model(batch_size=20)
-    assert SGLD(model=minibatch_model, step_size=1e-3, compile_kwargs=CVM).batch_size == 20
-    other = SGLD(model=minibatch_model, step_size=1e-3, batch_size=30, compile_kwargs=CVM)
+    assert SGLD(model=minibatch_model, step_size=1e-3, compile_kwargs=NUMBA).batch_size == 20
+    other = SGLD(model=minibatch_model, step_size=1e-3, batch_size=30, compile_kwargs=NUMBA)
     assert other.batch_size == 30
 
 
@@ -68,7 +68,7 @@ def test_a_centre_of_the_user(form):
         "names": {"intercept": 1.0, "slope": 2.0, "sigma": 0.5},
         "value names": {"intercept": 1.0, "slope": 2.0, "sigma_log__": np.log(0.5)},
     }[form]
-    step = SGLDCV(model=model, batch_size=50, step_size=1e-4, center=center, compile_kwargs=CVM)
+    step = SGLDCV(model=model, batch_size=50, step_size=1e-4, center=center, compile_kwargs=NUMBA)
     np.testing.assert_allclose(step.center.position, [1.0, 2.0, np.log(0.5)])
 
 
@@ -79,7 +79,7 @@ def test_named_rows():
         beta = pm.Normal("beta", 0, 1, shape=3)
         pm.Bernoulli("y", logit_p=data @ beta, observed=y, dims="row")
     for rows in ("row", ["X", "y"], "y"):
-        step = SGLD(model=model, batch_size=9, step_size=1e-3, rows=rows, compile_kwargs=CVM)
+        step = SGLD(model=model, batch_size=9, step_size=1e-3, rows=rows, compile_kwargs=NUMBA)
         assert step.posterior.n_rows == len(y)
 
 
@@ -92,7 +92,7 @@ def test_polynomial_decay():
 
 
 def refuse(error, message, model, step_class=SGLDCV, **settings):
-    settings = {"batch_size": 20, "step_size": 1e-3, "compile_kwargs": CVM, **settings}
+    settings = {"batch_size": 20, "step_size": 1e-3, "compile_kwargs": NUMBA, **settings}
     with pytest.raises(error, match=message):
         step_class(model=model, **settings)
 
@@ -141,7 +141,7 @@ def test_a_schedule_that_fails_later(model):
         model=model,
         batch_size=20,
         step_size=lambda t: 1e-3 if t < 7 else np.nan,
-        compile_kwargs=CVM,
+        compile_kwargs=NUMBA,
     )
     with model, pytest.raises(ValueError, match=r"`step_size`.* gave nan for transition 7"):
         pm.sample(step=step, draws=20, tune=0, chains=1, progressbar=False, quiet=True)
@@ -247,7 +247,7 @@ def test_a_posterior_that_nothing_determines():
     with pytest.warns(
         CenterWarning, match=r"No Gaussian .* flat or bends .* priors may be improper"
     ):
-        step = SGLDCV(model=model, compile_kwargs=CVM)
+        step = SGLDCV(model=model, compile_kwargs=NUMBA)
     # At the mode, not at a point of the flat direction where a search happened to end.
     np.testing.assert_allclose(step.center.position, 0.5, atol=1e-3)
 
@@ -282,12 +282,12 @@ def test_far_center_warns(model):
             model=model,
             batch_size=X.shape[0],
             center={"beta": np.full(X.shape[1], 9.0)},
-            compile_kwargs=CVM,
+            compile_kwargs=NUMBA,
         )
 
 
 def test_start_that_is_not_finite(model):
-    step = SGLDCV(model=model, batch_size=50, compile_kwargs=CVM)
+    step = SGLDCV(model=model, batch_size=50, compile_kwargs=NUMBA)
     start = dict.fromkeys(model.initial_point(), np.full(3, np.nan))
     step.setup_chain(np.random.default_rng(1), 0, 10)
     with pytest.raises(ValueError, match=r"initial values of .*beta.* should be finite"):
@@ -309,7 +309,7 @@ def test_discrete_variable_with_another_step_method():
         which = pm.Bernoulli("which", 0.5)
         beta = pm.Normal("beta", 0, 1, shape=3)
         pm.Bernoulli("y", logit_p=X @ beta + which, observed=y)
-        step = SGLDCV([beta], batch_size=50, compile_kwargs=CVM)
+        step = SGLDCV([beta], batch_size=50, compile_kwargs=NUMBA)
         idata = pm.sample(
             step=step, draws=50, tune=50, chains=1, random_seed=1, progressbar=False, quiet=True
         )

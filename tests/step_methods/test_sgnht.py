@@ -19,7 +19,7 @@ from tests.support.laws import baoab_law, no_noise
 from tests.support.linear_gaussian import LinearGaussian, conditioned
 from tests.support.models import logistic_model
 from tests.support.sampling import (
-    CVM,
+    NUMBA,
     check_compound,
     check_estimators,
     check_float32,
@@ -31,7 +31,7 @@ THERMOSTATS = ["scalar", "diagonal"]
 
 
 def make(problem, *, batch_size=None, **settings):
-    settings = {"batch_size": batch_size or problem.n_rows, "compile_kwargs": CVM, **settings}
+    settings = {"batch_size": batch_size or problem.n_rows, "compile_kwargs": NUMBA, **settings}
     return SGNHT(model=problem.model(), **settings)
 
 
@@ -353,7 +353,7 @@ def test_default_mass(dimension, thermostat, degrees):
 def test_thermostat_is_recorded():
     problem = standard_normal(2)
     with problem.model() as model:
-        step = SGNHT(model=model, batch_size=7, step_size=0.1, friction=2.0, compile_kwargs=CVM)
+        step = SGNHT(model=model, batch_size=7, step_size=0.1, friction=2.0, compile_kwargs=NUMBA)
         idata = pm.sample(
             step=step, draws=20, tune=0, chains=1, random_seed=1, progressbar=False, quiet=True,
             compute_convergence_checks=False,
@@ -388,7 +388,7 @@ def test_noise_that_no_thermostat_takes_up(settings, message):
             model=logistic_model(),
             friction=1.0,
             preconditioner="curvature",
-            compile_kwargs=CVM,
+            compile_kwargs=NUMBA,
             **settings,
         )
 
@@ -396,7 +396,7 @@ def test_noise_that_no_thermostat_takes_up(settings, message):
 def test_chain_frozen_by_a_far_start_says_so():
     """Large gradients make the thermostat so large that the chain hardly moves."""
     model = logistic_model()
-    step = SGNHT(model=model, batch_size=100, gradient="cv", compile_kwargs=CVM)
+    step = SGNHT(model=model, batch_size=100, gradient="cv", compile_kwargs=NUMBA)
     messages = []
     for start in (0.0, 30.0):
         step.setup_chain(np.random.default_rng(1), 50, 50)

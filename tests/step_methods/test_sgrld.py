@@ -13,7 +13,9 @@ from tests.support.exact_law import run_one
 from tests.support.generator import diffusion, drift, grid, largest_residual
 from tests.support.models import logistic_data, logistic_model, two_variable_model
 
-CVM = {"mode": "CVM"}
+NUMBA = {"mode": "NUMBA"}
+NUTS_SETTINGS = {pm.NUTS: {"compile_kwargs": {"mode": "CVM"}}}
+"""C code takes less time to compile for NUTS."""
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 
 
@@ -89,7 +91,7 @@ def test_transition(metric_rows):
     """Drift, Γ and noise against NumPy, with all rows and with a fixed part of them."""
     model, X, y, _ = poisson_problem(3)
     step = SGRLD(
-        model=model, batch_size=12, step_size=0.3, metric_rows=metric_rows, compile_kwargs=CVM
+        model=model, batch_size=12, step_size=0.3, metric_rows=metric_rows, compile_kwargs=NUMBA
     )
     rows = np.sort(np.random.default_rng(2013).choice(12, size=metric_rows, replace=False))
     rng = np.random.default_rng(1)
@@ -105,7 +107,7 @@ def test_transition(metric_rows):
 @pytest.mark.slow
 def test_transition_where_scores_are_not_those_of_a_linear_predictor():
     model, y, _ = location_scale_problem()
-    step = SGRLD(model=model, batch_size=4, step_size=0.3, compile_kwargs=CVM)
+    step = SGRLD(model=model, batch_size=4, step_size=0.3, compile_kwargs=NUMBA)
     for theta in 0.5 * np.random.default_rng(1).normal(size=(5, 2)):
         G, derivatives = location_scale_metric(y, theta)
         expected = np.linalg.solve(G, step.posterior.gradient(theta)) + gamma(G, derivatives)
@@ -115,7 +117,7 @@ def test_transition_where_scores_are_not_those_of_a_linear_predictor():
 def test_metric_is_a_function_of_the_position_alone():
     """Whatever the minibatch: the noise of a transition has the same covariance."""
     model, *_ = poisson_problem(2)
-    step = SGRLD(model=model, batch_size=3, step_size=0.3, metric_rows=6, compile_kwargs=CVM)
+    step = SGRLD(model=model, batch_size=3, step_size=0.3, metric_rows=6, compile_kwargs=NUMBA)
     theta, unit = np.array([0.3, -0.2]), np.array([1.0, 0.0])
     moves = [
         run_one(step.block, theta, i, unit, 0.3) - run_one(step.block, theta, i, 0 * unit, 0.3)
@@ -137,7 +139,7 @@ def invariance(dimension):
         model, _, log_density = location_scale_problem()
         nodes = grid([-6, -3], [6, 5], 72)
     step = SGRLD(
-        model=model, batch_size=12 if dimension == 1 else 4, step_size=0.1, compile_kwargs=CVM
+        model=model, batch_size=12 if dimension == 1 else 4, step_size=0.1, compile_kwargs=NUMBA
     )
     weights = np.exp(log_density(nodes) - log_density(nodes).max())
     return largest_residual(step.block, nodes, weights)
@@ -192,7 +194,7 @@ def test_moments_converge_to_those_of_the_posterior(with_gamma, monkeypatch):
     if not with_gamma:
         monkeypatch.setattr(riemannian, "metric_divergence", lambda S, M, at: pt.zeros_like(at))
     model, _, _, log_density = poisson_problem(1)
-    step = SGRLD(model=model, batch_size=12, step_size=0.1, compile_kwargs=CVM)
+    step = SGRLD(model=model, batch_size=12, step_size=0.1, compile_kwargs=NUMBA)
     nodes = np.linspace(-5, 4, 700)
     density = np.exp(log_density(nodes[:, None]) - log_density(nodes[:, None]).max())
     density /= density.sum()
@@ -215,7 +217,7 @@ def test_moments_converge_to_those_of_the_posterior(with_gamma, monkeypatch):
 
 def test_default_step_size_is_that_of_sgld_with_the_metric_at_the_centre():
     """4 x 5 % over λ_max(MH), without noise of the gradient."""
-    step = SGRLD(model=logistic_model(), batch_size=400, metric_rows=400, compile_kwargs=CVM)
+    step = SGRLD(model=logistic_model(), batch_size=400, metric_rows=400, compile_kwargs=NUMBA)
     X, y = logistic_data()
     p = 1 / (1 + np.exp(-X @ step.center.position))
     S = (y - p)[:, None] * X
@@ -232,7 +234,7 @@ def test_a_prior_that_bends_upwards():
     with pm.Model() as model:
         slope = pm.StudentT("slope", nu=1.0, mu=0.0, sigma=0.05, initval=1.0)
         pm.Normal("y", slope * np.ones(5), 2.0, observed=np.full(5, 2.0))
-    step = SGRLD(model=model, batch_size=5, step_size=0.1, compile_kwargs=CVM)
+    step = SGRLD(model=model, batch_size=5, step_size=0.1, compile_kwargs=NUMBA)
     assert diffusion(step.block, np.array([1.0]))[0, 0] > 0
 
 
@@ -247,7 +249,9 @@ def test_a_prior_that_bends_upwards():
 )
 def test_invalid_settings(settings, error, message):
     with pytest.raises(error, match=message):
-        SGRLD(model=logistic_model(), batch_size=10, step_size=0.1, compile_kwargs=CVM, **settings)
+        SGRLD(
+            model=logistic_model(), batch_size=10, step_size=0.1, compile_kwargs=NUMBA, **settings
+        )
 
 
 def test_too_many_dimensions():
@@ -255,7 +259,7 @@ def test_too_many_dimensions():
         beta = pm.Normal("beta", 0, 1, shape=51)
         pm.Normal("y", beta[0] * np.ones(4), 1.0, observed=np.arange(4.0))
     with pytest.raises(ValueError, match=r"at most 50 dimensions, .* has 51. Use `PSGLD`"):
-        SGRLD(model=model, batch_size=2, step_size=0.1, compile_kwargs=CVM)
+        SGRLD(model=model, batch_size=2, step_size=0.1, compile_kwargs=NUMBA)
 
 
 # --- Contract --------------------------------------------------------------------------------
@@ -268,7 +272,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def step(model):
-    return SGRLD(model=model, batch_size=100, gradient="cv", thin=3, compile_kwargs=CVM)
+    return SGRLD(model=model, batch_size=100, gradient="cv", thin=3, compile_kwargs=NUMBA)
 
 
 def test_mean_and_variance_of_a_chain(model, step):
@@ -322,9 +326,9 @@ def test_compound_step(other):
     with model:
         step = SGRLD(
             [model["slope"], model["intercept"]], batch_size=100, gradient="cv",
-            compile_kwargs=CVM,
+            compile_kwargs=NUMBA,
         )  # fmt: skip
-        others = other([model["sigma"]], **({"compile_kwargs": CVM} if other is pm.NUTS else {}))
+        others = other([model["sigma"]], **NUTS_SETTINGS.get(other, {}))
     idata = sample(model, [step, others], draws=300, tune=300, chains=2)
     for name, value, tolerance in (("slope", 2.0, 0.1), ("sigma", 0.5, 0.08)):
         assert abs(float(idata.posterior[name].mean()) - value) < tolerance
@@ -336,7 +340,7 @@ def test_single_precision():
     for floatX in ("float32", "float64"):
         with pm.pytensorf.pytensor.config.change_flags(floatX=floatX, warn_float64="ignore"):
             model, *_ = poisson_problem(2)
-            step = SGRLD(model=model, batch_size=12, step_size=0.1, compile_kwargs=CVM)
+            step = SGRLD(model=model, batch_size=12, step_size=0.1, compile_kwargs=NUMBA)
             assert step.block.dtype == floatX
             results.append(run_one(step.block, np.full(2, 0.3), 0, np.full(2, 0.5), 0.1))
     np.testing.assert_allclose(*results, rtol=1e-4)

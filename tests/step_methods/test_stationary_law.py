@@ -72,7 +72,7 @@ def test_mean_and_covariance_equal_the_exact_biased_law(problem, gradient, batch
         center={"beta": center} if gradient == "cv" else None,
         thin=120,
         batching=batching,
-        compile_kwargs={"mode": "CVM"},
+        compile_kwargs={"mode": "NUMBA"},
     )
     at = center if gradient == "cv" else None
     if batching == "replace":
@@ -116,7 +116,7 @@ def test_preconditioned_law(problem, kind):
         preconditioner=matrix,
         thin=100,
         batching="replace",
-        compile_kwargs={"mode": "CVM"},
+        compile_kwargs={"mode": "NUMBA"},
     )
     exact = with_replacement_covariance(problem, 20, step_size, dense)
     draws = final_positions(step, problem, [FIRST_ORDER] * CHAINS)
@@ -168,7 +168,7 @@ def test_all_rows_without_replacement_have_no_gradient_noise(problem):
         batch_size=N_ROWS,
         step_size=step_size,
         thin=100,
-        compile_kwargs={"mode": "CVM"},
+        compile_kwargs={"mode": "NUMBA"},
     )
     exact = sgld_covariance(problem, [np.arange(N_ROWS)], step_size)
     draws = final_positions(step, problem, [FIRST_ORDER] * CHAINS)

@@ -13,12 +13,12 @@ from pymc.step_methods.compound import Competence
 
 from pymc_sgmcmc import SGLD, SGLDCV, ModelError, NonFinitePositionError, Posterior, chain
 from tests.support.models import logistic_model, two_variable_model
-from tests.support.sampling import CVM, QUIET, sample
+from tests.support.sampling import NUMBA, QUIET, sample
 
 
 def make_step(step_class=SGLDCV, model=None, **settings):
     """A step method with given settings, so that no test waits for tuning."""
-    settings = {"batch_size": 20, "step_size": 1e-3, "compile_kwargs": CVM, **settings}
+    settings = {"batch_size": 20, "step_size": 1e-3, "compile_kwargs": NUMBA, **settings}
     return step_class(model=model or logistic_model(), **settings)
 
 
@@ -65,8 +65,8 @@ def test_processes_give_the_same_draws(model, step, reference, start_method):
 @pytest.mark.parametrize(
     ("mode", "batching"),
     [
-        ("NUMBA", "shuffle"),
-        pytest.param("NUMBA", "replace", marks=pytest.mark.slow),
+        ("CVM", "shuffle"),
+        ("CVM", "replace"),
         ("JAX", "shuffle"),
         ("JAX", "replace"),
     ],
@@ -271,7 +271,7 @@ def test_compound_step(other):
                 step_size=0.2,
                 preconditioner="curvature",
                 thin=5,
-                compile_kwargs=CVM,
+                compile_kwargs=NUMBA,
             ),
             other([model["sigma"]]),
         ]
@@ -294,7 +294,7 @@ def test_step_size_counts_the_moves_of_other_variables():
         a = pm.Normal("a", 0, 10)
         b = pm.Normal("b", 0, 10, shape=10)
         pm.Normal("y", X[:, 0] * a + X[:, 1:] @ b, 1.0, observed=rng.normal(size=1000))
-        step = SGLDCV([a], batch_size=20, compile_kwargs=CVM)
+        step = SGLDCV([a], batch_size=20, compile_kwargs=NUMBA)
     # By hand: 2/n from the variable itself and 1/n from each of the ten others.
     noise = 0.2 / step.step_size - 1
     assert noise == pytest.approx(12 / 20, rel=0.5)
@@ -305,7 +305,7 @@ def test_changed_data_are_refused():
         data = pm.Data("data", np.zeros(50))
         location = pm.Normal("location", 0, 50)
         pm.Normal("y", location, 1, observed=data)
-        step = SGLDCV(batch_size=10, compile_kwargs=CVM)
+        step = SGLDCV(batch_size=10, compile_kwargs=NUMBA)
         pm.set_data({"data": np.full(50, 7.0)})
     with pytest.raises(ModelError, match="`data` were changed after the step method was made"):
         sample(model, step)

@@ -23,7 +23,7 @@ from tests.support.laws import (
     recipe_law,
     sghmc_euler_law,
 )
-from tests.support.sampling import CVM
+from tests.support.sampling import NUMBA
 
 NO_PAIRS = {"curvature_threshold": 1e30}
 """With these settings no pair is accepted, so HAMCMC is M interleaved chains of SGLD with γI."""
@@ -66,7 +66,7 @@ class Sampler:
         """Make the step method."""
         if not self.has_step_size:
             settings.pop("step_size", None)
-        return self.step_class(model=model, compile_kwargs=CVM, **{**self.settings, **settings})
+        return self.step_class(model=model, compile_kwargs=NUMBA, **{**self.settings, **settings})
 
 
 SGHMC_SETTINGS = {"preconditioner": "identity", "friction": 2.0, "noise_estimate": None}

@@ -8,8 +8,8 @@ import pytensor
 
 from tests.support.models import logistic_model, two_variable_model
 
-CVM = {"mode": "CVM"}
-"""Transitions are compiled in C, which takes less time with empty caches."""
+NUMBA = {"mode": "NUMBA"}
+"""Transitions are compiled as those of users are by default."""
 
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 """These arguments of `pm.sample` suppress its output."""
@@ -34,7 +34,7 @@ def check_processes_and_resumption(step_class, **settings):
 
     def fresh():
         return step_class(
-            model=model, batch_size=100, gradient="cv", thin=3, compile_kwargs=CVM, **settings
+            model=model, batch_size=100, gradient="cv", thin=3, compile_kwargs=NUMBA, **settings
         )
 
     step = fresh()
@@ -62,7 +62,7 @@ def check_float32(step_class, **settings):
     with pytensor.config.change_flags(floatX="float32"):
         model = logistic_model()
         step = step_class(
-            model=model, batch_size=100, gradient="cv", compile_kwargs=CVM, **settings
+            model=model, batch_size=100, gradient="cv", compile_kwargs=NUMBA, **settings
         )
         idata = sample(model, step, draws=500, chains=1)
     assert idata.posterior["beta"].dtype == np.float32
@@ -80,7 +80,7 @@ def check_compound(step_class, other, **settings):
         steps = [
             step_class(
                 [model["slope"], model["intercept"]], batch_size=100, gradient="cv",
-                compile_kwargs=CVM, **settings,
+                compile_kwargs=NUMBA, **settings,
             ),
             other([model["sigma"]]),
         ]  # fmt: skip
@@ -96,7 +96,7 @@ def check_estimators(step_class, gradient, **settings):
     """Check means and scales of a logistic regression with default settings."""
     model = logistic_model()
     step = step_class(
-        model=model, batch_size=250, gradient=gradient, compile_kwargs=CVM, **settings
+        model=model, batch_size=250, gradient=gradient, compile_kwargs=NUMBA, **settings
     )
     draws = sample(model, step, draws=600, chains=1).posterior["beta"].values[0]
     center = step.center

@@ -39,7 +39,7 @@ from tests.support.exact_law import exact_noise_operator, fixed_point
 from tests.support.linear_gaussian import LinearGaussian
 from tests.support.models import logistic_model, two_variable_model
 
-CVM = {"mode": "CVM"}
+NUMBA = {"mode": "NUMBA"}
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 
 
@@ -71,7 +71,7 @@ def test_langevin_error_is_that_of_the_exact_law(problem, rng, preconditioner, b
     h = 0.4
     step = SGLD(
         model=problem.model(), batch_size=batch_size, step_size=h, preconditioner=M,
-        compile_kwargs=CVM,
+        compile_kwargs=NUMBA,
     )  # fmt: skip
     noise = exact_noise_operator(problem, step.batching, None)
     F = np.eye(d) - h / 2 * M @ H
@@ -138,14 +138,14 @@ def test_batch_size_of_control_variates_does_not_grow_with_the_data():
         with pm.Model() as model:
             beta = pm.Normal("beta", 0, 5, shape=3)
             pm.Bernoulli("y", logit_p=X @ beta, observed=y)
-        sizes.append(SGLDCV(model=model, compile_kwargs=CVM).batch_size)
+        sizes.append(SGLDCV(model=model, compile_kwargs=NUMBA).batch_size)
     assert sizes[0] / sizes[1] == pytest.approx(1, abs=0.3)
 
 
 @pytest.mark.parametrize("step_class", [SGLDCV, SGHMC, SGNHT, OSGFS])
 @pytest.mark.usefixtures("uncompiled")
 def test_nothing_has_to_be_given(step_class):
-    step = step_class(model=logistic_model(), compile_kwargs=CVM)
+    step = step_class(model=logistic_model(), compile_kwargs=NUMBA)
     assert 1 <= step.batch_size <= 400
     assert step.run_settings.attributes["batch_size_from"] == "computed"
     assert step.bias == 0.05
@@ -157,7 +157,7 @@ def test_nothing_has_to_be_given(step_class):
 @pytest.mark.parametrize("bias", [0.01, 0.2])
 @pytest.mark.usefixtures("uncompiled")
 def test_step_size_is_in_proportion_to_the_stated_bias(bias):
-    settings = {"model": logistic_model(), "batch_size": 100, "compile_kwargs": CVM}
+    settings = {"model": logistic_model(), "batch_size": 100, "compile_kwargs": NUMBA}
     default, stated = SGLDCV(**settings), SGLDCV(bias=bias, **settings)
     assert stated.step_size / default.step_size == pytest.approx(bias / 0.05)
 
@@ -165,7 +165,7 @@ def test_step_size_is_in_proportion_to_the_stated_bias(bias):
 @pytest.mark.filterwarnings("ignore::pymc_sgmcmc.BatchSizeWarning")
 @pytest.mark.usefixtures("uncompiled")
 def test_stated_bias_of_other_samplers():
-    settings = {"model": logistic_model(), "batch_size": 40, "compile_kwargs": CVM}
+    settings = {"model": logistic_model(), "batch_size": 40, "compile_kwargs": NUMBA}
     for step_class in (SGHMC, SGNHT):
         # With plain gradients the noise limits the step; beyond that limit it is the same.
         steps = [step_class(bias=bias, **settings).step_size for bias in (0.01, 0.05)]
@@ -190,7 +190,7 @@ def test_stated_bias_of_other_samplers():
 def test_bad_bias(step_class, settings, error, message):
     batch = {} if step_class is MALA else {"batch_size": 100}
     with pytest.raises(error, match=message):
-        step_class(model=logistic_model(), compile_kwargs=CVM, **batch, **settings)
+        step_class(model=logistic_model(), compile_kwargs=NUMBA, **batch, **settings)
 
 
 # --- Running estimate and tuning ------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_running_estimate_does_not_depend_on_the_runs(rng, monitor):
 
 def test_running_estimate_of_a_chain(problem):
     model = problem.model()
-    idata = sample(model, SGHMC(model=model, compile_kwargs=CVM), draws=2000)
+    idata = sample(model, SGHMC(model=model, compile_kwargs=NUMBA), draws=2000)
     assert abs(float(idata.sample_stats["variance_error"][:, -1].mean())) < 0.2
 
 
@@ -232,7 +232,7 @@ def test_running_estimate_of_a_chain(problem):
 @pytest.fixture(scope="module")
 def run():
     model = logistic_model()
-    return model, sample(model, SGLDCV(model=model, compile_kwargs=CVM), draws=1000, chains=4)
+    return model, sample(model, SGLDCV(model=model, compile_kwargs=NUMBA), draws=1000, chains=4)
 
 
 def test_report(run):
@@ -286,7 +286,7 @@ def test_a_large_given_step_is_reported(caplog):
     model = logistic_model()
     step = SGLDCV(
         model=model, batch_size=100, step_size=0.8, preconditioner="curvature", thin=4,
-        compile_kwargs=CVM,
+        compile_kwargs=NUMBA,
     )  # fmt: skip
     with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
         idata = sample(
@@ -308,7 +308,7 @@ def test_a_good_run_says_nothing(run):
 @pytest.mark.parametrize("step_class", [SGHMC, OSGFS])
 def test_report_of_other_samplers(step_class):
     model = logistic_model()
-    idata = sample(model, step_class(model=model, compile_kwargs=CVM), draws=1000, chains=4)
+    idata = sample(model, step_class(model=model, compile_kwargs=NUMBA), draws=1000, chains=4)
     report = bias_report(idata)
     assert report.attrs["method"] == "Stein's identity"
     assert (report["variance_error"].abs() < 4.5 * report["variance_error_se"] + 0.06).all()
@@ -319,7 +319,7 @@ def test_report_of_other_samplers(step_class):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_settings_from_several_processes():
     model = logistic_model()
-    idata = sample(model, SGLDCV(model=model, compile_kwargs=CVM), draws=20, tune=20, cores=2)
+    idata = sample(model, SGLDCV(model=model, compile_kwargs=NUMBA), draws=20, tune=20, cores=2)
     assert idata["sample_stats"].attrs["sgmcmc_sampler"] == "SGLDCV"
 
 
@@ -434,12 +434,12 @@ def test_second_run_is_silent_and_has_the_center_of_the_first(monkeypatch):
             made.append((self, settings))
 
     with model:
-        first = SGLDCV(compile_kwargs=CVM)
+        first = SGLDCV(compile_kwargs=NUMBA)
     idata = sample(model, first, draws=20, tune=20)
     monkeypatch.setitem(STEP_METHODS, "SGLDCV", Recorded)
-    bias_report(idata, model, rerun=True, compile_kwargs=CVM)
+    bias_report(idata, model, rerun=True, compile_kwargs=NUMBA)
     ((second, settings),) = made
-    assert settings["compile_kwargs"] == CVM
+    assert settings["compile_kwargs"] == NUMBA
     np.testing.assert_array_equal(second.center.position, first.center.position)
     np.testing.assert_allclose(
         second.center.curvature.covariance.dense(),
@@ -462,7 +462,7 @@ def test_bad_settings_of_a_report(run):
 
 def test_a_run_too_short_for_a_report(caplog):
     model = logistic_model()
-    step = SGLDCV(model=model, compile_kwargs=CVM)
+    step = SGLDCV(model=model, compile_kwargs=NUMBA)
     with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
         sample(model, step, draws=3, quiet=False, compute_convergence_checks=True)
     assert "The bias of the run is not known. A chain should have at least 4" in caplog.text
@@ -472,7 +472,7 @@ def test_a_run_too_short_for_a_report(caplog):
 def test_a_run_without_one_finite_draw_is_reported(caplog):
     """PyMC's own table of a trace of NaN says nothing."""
     model = logistic_model()
-    step = SGLDCV(model=model, step_size=1e300, compile_kwargs=CVM)
+    step = SGLDCV(model=model, step_size=1e300, compile_kwargs=NUMBA)
     with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
         sample(model, step, tune=0, quiet=False, compute_convergence_checks=True)
     assert "All draws should be finite, but 25 of chain 0, 25 of chain 1 are not" in caplog.text
@@ -483,7 +483,7 @@ def test_compound_step_with_metropolis(caplog, tmp_path):
     model = two_variable_model()
     ours = SGLDCV(
         [model["intercept"], model["slope"]], model=model, batch_size=100, step_size=0.8,
-        preconditioner="curvature", thin=4, compile_kwargs=CVM,
+        preconditioner="curvature", thin=4, compile_kwargs=NUMBA,
     )  # fmt: skip
     with model:
         other = pm.Metropolis([model["sigma"]])
@@ -511,10 +511,10 @@ def test_compound_step_with_metropolis(caplog, tmp_path):
 def test_compound_step_with_another_step_size():
     """NUTS records a `step_size` as well, here before ours."""
     model = two_variable_model()
-    settings = {"batch_size": 100, "bias": 0.04, "model": model, "compile_kwargs": CVM}
+    settings = {"batch_size": 100, "bias": 0.04, "model": model, "compile_kwargs": NUMBA}
     ours = SGLDCV([model["intercept"], model["slope"]], **settings)
     with model:
-        other = pm.NUTS([model["sigma"]], compile_kwargs=CVM)
+        other = pm.NUTS([model["sigma"]], compile_kwargs=NUMBA)
     idata = sample(model, [other, ours], draws=50, tune=20)
     recorded = idata["sample_stats"]
     assert recorded.attrs["sgmcmc_step_size_column"] == 1
@@ -528,7 +528,7 @@ def test_compound_step_with_another_step_size():
 def test_compound_step_with_two_of_ours():
     """Their statistics share a name, so there are neither settings nor a report."""
     model = two_variable_model()
-    settings = {"model": model, "batch_size": 20, "step_size": 1e-4, "compile_kwargs": CVM}
+    settings = {"model": model, "batch_size": 20, "step_size": 1e-4, "compile_kwargs": NUMBA}
     steps = [SGLD([model[name]], **settings) for name in ("intercept", "slope")]
     with model:
         steps.append(pm.Metropolis([model["sigma"]]))
@@ -564,7 +564,7 @@ def test_advice_where_a_chain_fails(monkeypatch, settings, advice):
     with pm.Model() as model:
         slope = pm.Normal("slope", 0, 10)
         pm.Poisson("y", pm.math.exp(slope * x), observed=rng.poisson(np.exp(0.5 * x)))
-        step = SGLDCV(batch_size=100, compile_kwargs=CVM, **settings)
+        step = SGLDCV(batch_size=100, compile_kwargs=NUMBA, **settings)
     size = 0.5 * step.step_size
     remedy = advice.format(quarter=re.escape(f"{size / 4:.3g}"))
     message = f"step size of {size:.3g} is too large.*{remedy}"

@@ -403,7 +403,7 @@ def run():
     with model:
         pm.Deterministic("twice", 2 * model["sigma"])
         step = SGLDCV(
-            compile_kwargs={"mode": "CVM"}, batch_size=50, step_size=0.8,
+            compile_kwargs={"mode": "NUMBA"}, batch_size=50, step_size=0.8,
             preconditioner="curvature", thin=2,
         )  # fmt: skip
         idata = pm.sample(

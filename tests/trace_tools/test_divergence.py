@@ -21,7 +21,7 @@ from pymc_sgmcmc import (
 from pymc_sgmcmc.trace_tools.divergence import LARGEST_EXCESS, find_divergence
 from tests.support.langevin_chains import as_trace
 
-CVM = {"mode": "CVM"}
+NUMBA = {"mode": "NUMBA"}
 TOOLS = [
     zero_variance,
     partial(zero_variance, moments="only"),
@@ -94,7 +94,7 @@ def regression():
 def test_a_run_that_diverged_is_told_and_refused(caplog, chains):
     """As the issue of a chain of draws of 1e47 without a word: the advice names the step size."""
     with regression(), caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
-        step = SGLDCV(step_size=5, preconditioner="curvature", compile_kwargs=CVM)
+        step = SGLDCV(step_size=5, preconditioner="curvature", compile_kwargs=NUMBA)
         idata = pm.sample(
             step=step, draws=150, tune=20, chains=chains, cores=1, random_seed=1, progressbar=False
         )

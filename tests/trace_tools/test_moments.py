@@ -23,7 +23,7 @@ from pymc_sgmcmc.trace_tools.moments import read_moments
 from tests.support.langevin_chains import Gaussian, as_trace
 from tests.support.models import logistic_model
 
-CVM = {"mode": "CVM"}
+NUMBA = {"mode": "NUMBA"}
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 D = 3
 
@@ -236,7 +236,7 @@ def test_runs_with_other_origins_side_by_side(rng):
 def thinned():
     model = logistic_model()
     with model:
-        step = SGLDCV(thin=20, compile_kwargs=CVM)
+        step = SGLDCV(thin=20, compile_kwargs=NUMBA)
         idata = pm.sample(
             step=step,
             draws=1000,
@@ -270,7 +270,7 @@ def test_moments_of_a_run(thinned, tmp_path):
 def test_moments_of_gradients_with_a_memory():
     """SAGA computes draw by draw; without thinning the moments are those of the draws."""
     with logistic_model():
-        step = SGLD(gradient="saga", batch_size=20, thin=1, compile_kwargs=CVM)
+        step = SGLD(gradient="saga", batch_size=20, thin=1, compile_kwargs=NUMBA)
         idata = pm.sample(step=step, draws=600, tune=100, chains=1, random_seed=3, **QUIET)
     group, stats = idata[MOMENTS], idata["sample_stats"]
     length, batches = int(group["transitions_a_batch"][0]), group.sizes["batch"]
@@ -417,7 +417,7 @@ def test_means_do_not_lose_by_order_2(rng):
 
 def test_warnings_that_are_kept_have_no_moments():
     with logistic_model():
-        step = SGLDCV(compile_kwargs=CVM)
+        step = SGLDCV(compile_kwargs=NUMBA)
         idata = pm.sample(
             step=step, draws=60, tune=40, chains=2, random_seed=1, keep_warning_stat=True, **QUIET
         )
@@ -437,7 +437,7 @@ def thinned_run():
         slope = pm.Normal("slope", 0, 10)
         scale = pm.HalfNormal("scale", 3)
         pm.Normal("y", slope * x, scale, observed=2 * x + rng.normal(size=3000))
-        step = SGLDCV(compile_kwargs=CVM)
+        step = SGLDCV(compile_kwargs=NUMBA)
         idata = pm.sample(
             step=step, draws=1000, tune=200, chains=2, cores=1, random_seed=1, **QUIET
         )
@@ -498,7 +498,7 @@ def test_moments_of_the_chains_that_ended():
     with pm.Model():
         slope = pm.Normal("slope", 0, 10)
         pm.Normal("y", slope * x, 1.0, observed=2 * x + rng.normal(size=500))
-        step = SGLDCV(compile_kwargs=CVM)
+        step = SGLDCV(compile_kwargs=NUMBA)
         idata = pm.sample(
             step=step,
             draws=300,

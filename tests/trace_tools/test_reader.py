@@ -21,7 +21,7 @@ from pymc_sgmcmc import (
 from pymc_sgmcmc.trace_tools.reader import read_run
 from tests.support.langevin_chains import Gaussian, as_trace
 
-CVM = {"mode": "CVM"}
+NUMBA = {"mode": "NUMBA"}
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 TWO = np.diag([1.0, 4.0])
 M = np.diag([1.0, 0.25])
@@ -56,8 +56,8 @@ def test_step_sizes_of_a_compound_step():
         offset = pm.Normal("offset")
         pm.Normal("z", offset, 1, observed=rng.normal(size=20))
         steps = [
-            pm.NUTS([offset], compile_kwargs=CVM),
-            SGLDCV([slope], batch_size=20, rows=["y"], compile_kwargs=CVM),
+            pm.NUTS([offset], compile_kwargs=NUMBA),
+            SGLDCV([slope], batch_size=20, rows=["y"], compile_kwargs=NUMBA),
         ]
         idata = pm.sample(step=steps, draws=100, tune=50, chains=2, random_seed=1, **QUIET)
     sizes = idata["sample_stats"]["step_size"].values

@@ -13,7 +13,7 @@ from pymc_sgmcmc.record import RunSettings, attach, make_rectangular, stored_mat
 from tests.support.langevin_chains import Gaussian, as_trace
 from tests.support.models import logistic_model, two_variable_model
 
-CVM = {"mode": "CVM"}
+NUMBA = {"mode": "NUMBA"}
 SETTINGS = {
     "draws": 10,
     "tune": 5,
@@ -41,8 +41,8 @@ def compound():
     """Run with two step methods for two coordinates and one."""
     with two_variable_model() as model:
         steps = [
-            SGLD([model["intercept"], model["slope"]], step_size=1e-4, compile_kwargs=CVM),
-            SGLD([model["sigma"]], step_size=1e-4, compile_kwargs=CVM),
+            SGLD([model["intercept"], model["slope"]], step_size=1e-4, compile_kwargs=NUMBA),
+            SGLD([model["sigma"]], step_size=1e-4, compile_kwargs=NUMBA),
         ]
         return pm.sample(step=steps, **SETTINGS)
 
@@ -50,7 +50,7 @@ def compound():
 def test_run_with_one_step_method(tmp_path):
     """Flags, settings and their arrays."""
     with logistic_model():
-        idata = pm.sample(step=OSGFS(compile_kwargs=CVM), **SETTINGS)
+        idata = pm.sample(step=OSGFS(compile_kwargs=NUMBA), **SETTINGS)
     assert SETTINGS_GROUP in idata.children
     check_round_trip(idata, tmp_path)
 

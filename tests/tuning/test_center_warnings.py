@@ -17,7 +17,7 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning import find_center
 from pymc_sgmcmc.tuning.gaussian import mismatch_along_coordinates
 
-CVM = {"mode": "CVM"}
+NUMBA = {"mode": "NUMBA"}
 NO_GUIDE = "No Gaussian was found near the posterior"
 
 
@@ -138,7 +138,7 @@ def test_two_thousand_groups_are_warned_of_and_not_converged(caplog):
     """Intercept -0.12 and log scale 4.02 where the posterior has -0.48 and 0.13."""
     with grouped_logistic(2000), caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
         with pytest.warns(CenterWarning, match=NO_GUIDE):
-            step = SGLDCV(compile_kwargs=CVM)
+            step = SGLDCV(compile_kwargs=NUMBA)
         pm.sample(step=step, draws=200, tune=200, chains=2, cores=1, random_seed=1)
     assert any(record.message.startswith("Not converged") for record in caplog.records)
 
@@ -173,7 +173,7 @@ def test_predicted_error_of_a_mean(d, n_rows, caplog):
         scale = pm.HalfNormal("scale", 5)
         pm.Normal("y", X @ beta, scale, observed=X[:, 0] + rng.normal(size=n_rows))
     with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
-        step = SGLDCV(model=model, bias=0.05, compile_kwargs=CVM)  # and no CenterWarning
+        step = SGLDCV(model=model, bias=0.05, compile_kwargs=NUMBA)  # and no CenterWarning
     attributes = step.run_settings.attributes
     assert attributes["mean_error_of"] == "scale_log__"
     expected = 0.05 * d / np.sqrt(2 * n_rows)

@@ -14,7 +14,7 @@ from pymc_sgmcmc.trace_tools.bias import bias_warnings
 from pymc_sgmcmc.tuning.halving import successive_halving
 from tests.support.models import logistic_model
 
-CVM = {"mode": "CVM"}
+NUMBA = {"mode": "NUMBA"}
 
 
 # --- Kernel Stein discrepancy ---------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_all_diverged():
 @pytest.mark.parametrize("step_class", [pytest.param(SGLD, marks=pytest.mark.slow), SGLDCV])
 def test_search(step_class):
     """The step size is neither so large that it distorts nor so small that the chain stays."""
-    settings = {"batch_size": 200, "tune_method": "halving", "compile_kwargs": CVM}
+    settings = {"batch_size": 200, "tune_method": "halving", "compile_kwargs": NUMBA}
     step = step_class(model=logistic_model(), **settings)
     again = step_class(model=logistic_model(), **settings)
     assert step.step_size == again.step_size
@@ -103,7 +103,7 @@ def test_search(step_class):
 
 def test_chain_with_a_searched_step(caplog):
     with logistic_model(), caplog.at_level(logging.INFO, logger="pymc.sgmcmc"):
-        step = SGLDCV(batch_size=100, tune_method="halving", compile_kwargs=CVM)
+        step = SGLDCV(batch_size=100, tune_method="halving", compile_kwargs=NUMBA)
         # One line, of the settings that the run has.
         (record,) = caplog.records
         assert record.getMessage().startswith(
@@ -147,4 +147,4 @@ def test_chain_with_a_searched_step(caplog):
 @pytest.mark.filterwarnings("ignore::pymc_sgmcmc.BatchSizeWarning")
 def test_bad_settings(step_class, settings, message):
     with pytest.raises(ValueError, match=message):
-        step_class(model=logistic_model(), batch_size=100, compile_kwargs=CVM, **settings)
+        step_class(model=logistic_model(), batch_size=100, compile_kwargs=NUMBA, **settings)

@@ -13,7 +13,7 @@ from pymc_sgmcmc.tuning import find_center, initial_gaussian
 from tests.support.linear_gaussian import LinearGaussian
 from tests.support.models import logistic_model, two_variable_model
 
-CVM = {"mode": "CVM"}
+NUMBA = {"mode": "NUMBA"}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_mean_and_covariance_are_taken_as_they_are(problem):
     covariance = np.linalg.inv(problem.precision)
     step = SGLDCV(
         model=problem.model(), init={"mean": problem.mean, "covariance": covariance},
-        compile_kwargs=CVM,
+        compile_kwargs=NUMBA,
     )  # fmt: skip
     np.testing.assert_allclose(step.center.position, problem.mean)
     np.testing.assert_allclose(
@@ -95,7 +95,7 @@ def test_a_diagonal_is_taken_where_matrices_are_needed(problem, method, settings
     sizes = []
     for covariance in (variances, np.diag(variances)):
         step = method(
-            model=problem.model(), batch_size=60, compile_kwargs=CVM,
+            model=problem.model(), batch_size=60, compile_kwargs=NUMBA,
             init={"mean": problem.mean, "covariance": covariance}, **settings,
         )  # fmt: skip
         sizes.append(step.step_size)
@@ -105,7 +105,7 @@ def test_a_diagonal_is_taken_where_matrices_are_needed(problem, method, settings
 def test_far_approximation_is_reported(problem):
     with pytest.warns(CenterWarning, match="`init` is far from the posterior"):
         SGLDCV(
-            model=problem.model(), batch_size=60, compile_kwargs=CVM,
+            model=problem.model(), batch_size=60, compile_kwargs=NUMBA,
             init={"mean": problem.mean + 3.0, "covariance": np.linalg.inv(problem.precision)},
         )  # fmt: skip
 
@@ -114,12 +114,12 @@ def test_far_diagonal_is_reported(problem):
     variances = np.diag(np.linalg.inv(problem.precision))
     with pytest.warns(CenterWarning, match="`init` is far from the posterior"):
         SGLDCV(
-            model=problem.model(), batch_size=60, compile_kwargs=CVM,
+            model=problem.model(), batch_size=60, compile_kwargs=NUMBA,
             init={"mean": problem.mean + 3.0, "covariance": variances},
         )  # fmt: skip
     with pytest.warns(CenterWarning, match="Its variances are wrong, or strong correlations are"):
         SGLDCV(
-            model=problem.model(), batch_size=60, compile_kwargs=CVM,
+            model=problem.model(), batch_size=60, compile_kwargs=NUMBA,
             init={"mean": problem.mean, "covariance": 100 * variances},
         )  # fmt: skip
 
@@ -128,7 +128,7 @@ def test_curvature_that_a_diagonal_leaves_out_bounds_the_step(problem):
     variances = 1 / np.diag(problem.precision)
     step = SGLDCV(
         model=problem.model(), init={"mean": problem.mean, "covariance": variances},
-        compile_kwargs=CVM,
+        compile_kwargs=NUMBA,
     )  # fmt: skip
     largest = np.linalg.eigvalsh(problem.precision * np.sqrt(np.outer(variances, variances)))[-1]
     assert largest > 1.01
@@ -179,14 +179,14 @@ def test_curvature_that_a_diagonal_leaves_out_bounds_the_step(problem):
 )
 def test_bad_approximations(settings, error, message):
     with pytest.raises(error, match=message):
-        SGLDCV(model=logistic_model(), compile_kwargs=CVM, **settings)
+        SGLDCV(model=logistic_model(), compile_kwargs=NUMBA, **settings)
 
 
 def test_approximation_of_some_variables_is_refused():
     model = two_variable_model()
     init = {"mean": np.zeros(1), "covariance": np.eye(1)}
     with pytest.raises(ValueError, match="step method that has all variables"):
-        SGLDCV([model.free_RVs[0]], model=model, init=init, compile_kwargs=CVM)
+        SGLDCV([model.free_RVs[0]], model=model, init=init, compile_kwargs=NUMBA)
 
 
 def test_two_modes_are_reported():

@@ -17,7 +17,7 @@ from pymc_sgmcmc import (
 )
 from pymc_sgmcmc.tuning import find_center, least_cost, row_noise
 
-CVM = {"mode": "CVM"}
+NUMBA = {"mode": "NUMBA"}
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 
 
@@ -78,9 +78,9 @@ def test_extreme_rows_are_kept():
 def test_rows_that_are_kept_make_draws_cheaper():
     """With these rows in every transition the step size is more than ten times as large."""
     model, *_ = regression(rare=6)
-    step = SGLDCV(model=model, compile_kwargs=CVM)
+    step = SGLDCV(model=model, compile_kwargs=NUMBA)
     with pytest.warns(BatchSizeWarning, match="non-zero or extreme in only a few rows"):
-        given = SGLDCV(model=model, batch_size=step.batch_size, compile_kwargs=CVM)
+        given = SGLDCV(model=model, batch_size=step.batch_size, compile_kwargs=NUMBA)
     assert step.run_settings.attributes["kept_rows"] >= 6
     assert given.run_settings.attributes["kept_rows"] == 0
     assert "others in every transition" in step.run_settings.attributes["why"]
@@ -109,7 +109,7 @@ def test_law_with_kept_rows(step_class, mode):
 
 def test_samplers_with_a_noise_of_their_own_keep_none():
     model, *_ = regression(n_rows=3000, rare=6)
-    step = OSGFS(model=model, gradient="cv", batch_size=100, compile_kwargs=CVM)
+    step = OSGFS(model=model, gradient="cv", batch_size=100, compile_kwargs=NUMBA)
     assert step.run_settings.attributes["kept_rows"] == 0
-    plain = SGLD(model=model, batch_size=3000, compile_kwargs=CVM)
+    plain = SGLD(model=model, batch_size=3000, compile_kwargs=NUMBA)
     assert plain.run_settings.attributes["kept_rows"] == 0
