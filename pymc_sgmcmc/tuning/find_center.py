@@ -27,6 +27,7 @@ from pymc_sgmcmc.tuning.gaussian import (
 )
 from pymc_sgmcmc.tuning.mode_search import SEARCHES, collapsed_coordinates, find_mode
 from pymc_sgmcmc.tuning.nearest_gaussian import (
+    FLAT,
     LARGEST_LOSS,
     LARGEST_SHIFT,
     MOST_UNLIKE_GAUSSIAN,
@@ -55,10 +56,6 @@ FLAT_CURVATURE = 1e-7
 """A direction is flat where its curvature, in coordinates scaled to a diagonal of ones, is less
 than this part of the largest. It is ten times the smallest part, 1e-8, that `dense_curvature`
 leaves."""
-
-FLAT = 1e-6
-"""A direction is flat where its mean curvature over a Gaussian is less than this part of that at
-the centre. A heavy tail, whose mean curvature is small but not zero, should stay above it."""
 
 NEWTON_STEPS = 2
 """The centre of a long position makes at most this many Newton steps towards the mean of the

@@ -55,9 +55,13 @@ def mean_field(posterior: Posterior, start: np.ndarray, scale: np.ndarray) -> np
     directions = rng.standard_normal((MEAN_FIELD_PAIRS, d))
     rows = Subsample(posterior, evaluations=2 * MEAN_FIELD_STEPS).rows
     count = len(rows[0])
-    shares = np.array_split(
-        rng.permutation(count), min(MEAN_FIELD_PAIRS, max(1, count // SUBSAMPLE_ROWS))
+    # Each block is for the same number of pairs, so that all rows have equal weights.
+    number = max(
+        divisor
+        for divisor in range(1, MEAN_FIELD_PAIRS + 1)
+        if MEAN_FIELD_PAIRS % divisor == 0 and divisor <= max(1, count // SUBSAMPLE_ROWS)
     )
+    shares = np.array_split(rng.permutation(count), number)
     blocks = [[values[np.sort(share)] for values in rows] for share in shares]
 
     def objective(coordinates: np.ndarray) -> tuple[float, np.ndarray]:

@@ -51,6 +51,10 @@ LARGEST_LOSS = 0.05
 """A Gaussian is near the posterior where at most this part of its points is outside of the support.
 This part of a Gaussian lies more than 1.6 standard deviations from its mean on one side."""
 
+FLAT = 1e-6
+"""A direction is flat where its mean curvature over a Gaussian is less than this part of that at
+the centre. A heavy tail, whose mean curvature is small but not zero, should stay above it."""
+
 MOST_RECENTERINGS = 4
 """The search for the nearest Gaussian is repeated with control variates at its last result at most
 this many times. Each time costs one pass over the data."""
@@ -197,7 +201,7 @@ def nearest_gaussian(
         if is_guide(misfit) and not rank[0] and deviation <= LARGEST_SPREAD:
             return center, misfit, True
         far.append((rank, center))
-    far.append((unlikeness(mismatch_at(posterior, judge, mode), mode), mode))
+    far.insert(0, (unlikeness(mismatch_at(posterior, judge, mode), mode), mode))
     center = _narrowed(posterior, judge, min(far, key=lambda candidate: candidate[0])[1])
     return center, mismatch_at(posterior, judge, center), False
 
@@ -252,7 +256,8 @@ def _curvature_and_excess(
 def _unlikeness(misfit: Mismatch) -> float:
     """Distance of a Gaussian from the posterior: zero where they are equal."""
     worst = max(misfit.shift, float(np.abs(misfit.scales - 1).max()))
-    return worst if np.isfinite(worst) else np.inf
+    # Without curvature in any direction the Gaussian ran away where the density is constant.
+    return worst if np.isfinite(worst) and misfit.scales[-1] > FLAT else np.inf
 
 
 def _curvature_of(root: np.ndarray) -> Curvature:

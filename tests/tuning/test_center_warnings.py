@@ -105,7 +105,7 @@ def search(model):
     [
         (lambda: grouped_logistic(520), f"{NO_GUIDE}.*deviations in log_scale.*far from the mass"),
         (
-            counts_in_centred_groups,
+            lambda: counts_in_centred_groups(520),
             r"ended at a scale of zero: .* such as effect\[\d+\] non-centred",
         ),
         (exchangeable_components, "more than one mode"),
@@ -124,7 +124,8 @@ def test_a_centre_that_is_no_guide(make_model, message):
 
 
 @pytest.mark.parametrize(
-    "make_model", [lambda: grouped_logistic(60), known_variances, many_predictors]
+    "make_model",
+    [lambda: grouped_logistic(60), counts_in_centred_groups, known_variances, many_predictors],
 )
 def test_a_centre_that_is_a_guide(make_model):
     """There is no warning, since few groups have a Gaussian near their posterior."""
