@@ -20,6 +20,7 @@ from pymc_sgmcmc.tuning.curvature import (
 )
 from pymc_sgmcmc.tuning.gaussian import (
     FEWEST_PAIRS,
+    FLAT,
     PAIRS_ALONG_COORDINATES,
     Mismatch,
     MismatchAlongCoordinates,
@@ -27,7 +28,6 @@ from pymc_sgmcmc.tuning.gaussian import (
 )
 from pymc_sgmcmc.tuning.mode_search import SEARCHES, collapsed_coordinates, find_mode
 from pymc_sgmcmc.tuning.nearest_gaussian import (
-    FLAT,
     LARGEST_LOSS,
     LARGEST_SHIFT,
     MOST_UNLIKE_GAUSSIAN,

@@ -21,7 +21,8 @@ from pymc_sgmcmc.tuning.curvature import (
 )
 from pymc_sgmcmc.tuning.gaussian import (
     FEWEST_PAIRS,
-    HOPELESS_SHIFT,
+    FLAT,
+    MOST_ITERATIONS,
     Mismatch,
     MismatchAlongCoordinates,
     fit_gaussian,
@@ -31,7 +32,7 @@ from pymc_sgmcmc.tuning.gaussian import (
 )
 from pymc_sgmcmc.tuning.mean_field import mean_field
 from pymc_sgmcmc.tuning.mode_search import collapsed_coordinates
-from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_ROWS, Subsample
+from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_OPERATIONS, SUBSAMPLE_ROWS, Subsample
 
 MOST_UNLIKE_GAUSSIAN = 3.0
 """A Gaussian is near the posterior where the mean curvature over it differs from its own by less
@@ -51,13 +52,13 @@ LARGEST_LOSS = 0.05
 """A Gaussian is near the posterior where at most this part of its points is outside of the support.
 This part of a Gaussian lies more than 1.6 standard deviations from its mean on one side."""
 
-FLAT = 1e-6
-"""A direction is flat where its mean curvature over a Gaussian is less than this part of that at
-the centre. A heavy tail, whose mean curvature is small but not zero, should stay above it."""
+MOST_RECENTERINGS = 6
+"""The search for the nearest Gaussian is made with control variates at this many centres at most,
+each the result before. Each costs as much as the curvature of many rows."""
 
-MOST_RECENTERINGS = 4
-"""The search for the nearest Gaussian is repeated with control variates at its last result at most
-this many times. Each time costs one pass over the data."""
+STEPS_AROUND_CENTER = 10
+"""The search makes at most this many steps around one centre, since control variates are good only
+near it. A search that begins at the nearest Gaussian with independent coordinates needs about 5."""
 
 MOST_NARROWINGS = 20
 """A Gaussian that is far from the posterior is made narrower at most this many times, which bounds
@@ -66,6 +67,10 @@ the time."""
 LARGEST_NARROWING = 16.0
 """One narrowing divides the variance in a direction by at most this factor, since the curvature may
 be smaller in the narrower Gaussian."""
+
+EXPECTED_ITERATIONS = 20
+"""Where a search on few rows ends far from the posterior, as with effects that these hardly inform,
+another has as many rows as this number of steps can take in a bounded time."""
 
 SPREAD_DRAWS = 50
 """The spread is measured at this many points. It is a compromise between its noise and its time."""
@@ -187,20 +192,30 @@ def nearest_gaussian(
         collapsed = collapsed_coordinates(posterior, subsample, center, start)
         return bool(len(collapsed)), _unlikeness(misfit)
 
-    far = []
+    evaluations = EXPECTED_ITERATIONS * 2 * max(FEWEST_PAIRS, posterior.dimension)
+    more = Subsample(posterior, evaluations, 4 * SUBSAMPLE_OPERATIONS)
+    far: list[tuple[tuple[bool, float], Center]] = []
     begins = [(mode.position, mode.curvature.precision.diagonal() ** -0.5), (start, scale)]
     collapsed = collapsed_coordinates(posterior, subsample, mode, start)
     # A search that begins at a scale of zero hardly leaves it.
     for position, deviations in begins[1:] if len(collapsed) else begins:
         try:
             position = mean_field(posterior, position, deviations)
-            center, misfit, deviation = _fitted(posterior, judge, subsample, position)
-        except (ValueError, linalg.LinAlgError):  # Gradient or curvature are not finite there.
+        except ValueError:  # The log density is not finite around the start.
             continue
-        rank = unlikeness(misfit, center)
-        if is_guide(misfit) and not rank[0] and deviation <= LARGEST_SPREAD:
-            return center, misfit, True
-        far.append((rank, center))
+        for rows in (subsample, more):
+            try:
+                center, misfit, deviation = _fitted(posterior, judge, rows, position)
+            except (ValueError, linalg.LinAlgError):  # Gradient or curvature are not finite there.
+                break
+            rank = unlikeness(misfit, center)
+            if is_guide(misfit) and not rank[0] and deviation <= LARGEST_SPREAD:
+                return center, misfit, True
+            far.append((rank, center))
+            # More rows help only where most directions agree already.
+            agree = 1 / MOST_UNLIKE_GAUSSIAN < np.median(misfit.scales) < MOST_UNLIKE_GAUSSIAN
+            if rows.count == more.count or not agree:
+                break
     far.insert(0, (unlikeness(mismatch_at(posterior, judge, mode), mode), mode))
     center = _narrowed(posterior, judge, min(far, key=lambda candidate: candidate[0])[1])
     return center, mismatch_at(posterior, judge, center), False
@@ -220,20 +235,26 @@ def _fitted(
     """
     large = Subsample(posterior, evaluations=2 * posterior.dimension)
     curvature, excess = _curvature_and_excess(posterior, subsample, large, position)
-    center, settles = center_at(posterior, position, curvature), True
-    for recentering in range(MOST_RECENTERINGS):
-        if recentering:
+    center = center_at(posterior, position, curvature)
+    if subsample.weight == 1:
+        centers, steps = 1, MOST_ITERATIONS
+    else:
+        centers, steps = MOST_RECENTERINGS, STEPS_AROUND_CENTER
+    ended = False
+    for number in range(centers):
+        if number:
             _, excess = _curvature_and_excess(posterior, subsample, large, center.position)
         density = ControlVariates(subsample, center, excess)
-        root = center.curvature.root.dense()
-        fitted = fit_gaussian(density.gradient, center.position, root, settles=settles)
-        settles = fitted.converged
+        root, last = center.curvature.root.dense(), number == centers - 1
+        fitted = fit_gaussian(
+            density.gradient, center.position, root, settles=not last or centers == 1, steps=steps
+        )
         center = center_at(posterior, fitted.mean, _curvature_of(fitted.root))
-        misfit = mismatch_at(posterior, judge, center)
-        # Control variates at the last mean correct for the rows that are left out.
-        near = is_guide(misfit, LARGEST_SHIFT / 3)
-        if near or subsample.weight == 1 or not misfit.shift <= HOPELESS_SHIFT:
-            break
+        if fitted.converged or last:
+            misfit = mismatch_at(posterior, judge, center)
+            if ended or is_guide(misfit, LARGEST_SHIFT / 3) or _unlikeness(misfit) == np.inf:
+                break
+            ended = fitted.converged
     return center, misfit, spread(density, center)
 
 
