@@ -212,8 +212,8 @@ def nearest_gaussian(
             if is_guide(misfit) and not rank[0] and deviation <= LARGEST_SPREAD:
                 return center, misfit, True
             far.append((rank, center))
-            # More rows help only where most directions agree already.
-            agree = 1 / MOST_UNLIKE_GAUSSIAN < np.median(misfit.scales) < MOST_UNLIKE_GAUSSIAN
+            # More rows do not help where the log density bends upwards over the Gaussian.
+            agree = misfit.scales[0] > FLAT and misfit.scales[-1] < MOST_UNLIKE_GAUSSIAN
             if rows.count == more.count or not agree:
                 break
     far.insert(0, (unlikeness(mismatch_at(posterior, judge, mode), mode), mode))
