@@ -33,7 +33,9 @@ MEAN_FIELD_STEPS = 200
 20 to 150 of them from the mode."""
 
 
-def mean_field(posterior: Posterior, start: np.ndarray, scale: np.ndarray) -> np.ndarray:
+def mean_field(
+    posterior: Posterior, start: np.ndarray, scale: np.ndarray, tilt: np.ndarray | None = None
+) -> np.ndarray:
     """Mean of the Gaussian with independent coordinates nearest to a posterior.
 
     The rows are divided among the pairs of points where that leaves `SUBSAMPLE_ROWS` to each, so
@@ -45,6 +47,8 @@ def mean_field(posterior: Posterior, start: np.ndarray, scale: np.ndarray) -> np
     posterior : Posterior
     start, scale : numpy.ndarray, shape (d,)
         Mean and standard deviations with which the search begins.
+    tilt : numpy.ndarray, shape (d,), optional
+        A linear function of the position with this gradient is added to the log density.
 
     Raises
     ------
@@ -52,6 +56,7 @@ def mean_field(posterior: Posterior, start: np.ndarray, scale: np.ndarray) -> np
         Where the log density is not finite at the points around the start.
     """
     rng, d = np.random.default_rng(1757), len(start)
+    slant = np.zeros(d) if tilt is None else tilt
     directions = rng.standard_normal((MEAN_FIELD_PAIRS, d))
     rows = Subsample(posterior, evaluations=2 * MEAN_FIELD_STEPS).rows
     count = len(rows[0])
@@ -78,7 +83,8 @@ def mean_field(posterior: Posterior, start: np.ndarray, scale: np.ndarray) -> np
                 gradient += np.concatenate([slope, slope * shift])
         points = 2 * len(directions)
         gradient = gradient / points + np.repeat([0.0, 1.0], d)
-        return total / points + coordinates[d:].sum(), gradient
+        gradient[:d] += slant
+        return total / points + slant @ (mean - start) + coordinates[d:].sum(), gradient
 
     scaling = Diagonal(np.concatenate([scale, np.ones(d)]))
     begin = np.concatenate([start, np.zeros(d)])

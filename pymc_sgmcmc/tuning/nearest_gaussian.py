@@ -48,6 +48,16 @@ LARGEST_SPREAD = 5.0
 """A Gaussian is near the posterior where the log density less its own has at most this standard
 deviation over it. For 200 group effects and their scale the standard deviation is about one."""
 
+LARGEST_RESPONSE = 9.0
+"""A Gaussian is near the posterior where the variance of the posterior is at most this many times
+its own, a factor of three between standard deviations. For the log scale of up to 200 group effects
+that rows inform the variance is at most three times as large, and for a funnel 20 times."""
+
+SMALL_FORCE = 0.25
+"""The force that measures this variance moves the mean of a Gaussian by this many standard
+deviations. It is a compromise between `CENTER_TOLERANCE`, the error of that mean, and the long tail
+of a log scale, in which a large force moves the mean without bound."""
+
 LARGEST_LOSS = 0.05
 """A Gaussian is near the posterior where at most this part of its points is outside of the support.
 This part of a Gaussian lies more than 1.6 standard deviations from its mean on one side."""
@@ -209,12 +219,14 @@ def nearest_gaussian(
             except (ValueError, linalg.LinAlgError):  # Gradient or curvature are not finite there.
                 break
             rank = unlikeness(misfit, center)
-            if is_guide(misfit) and not rank[0] and deviation <= LARGEST_SPREAD:
+            fits = is_guide(misfit) and not rank[0] and deviation <= LARGEST_SPREAD
+            if fits and response(posterior, center, misfit) <= LARGEST_RESPONSE:
                 return center, misfit, True
             far.append((rank, center))
-            # More rows do not help where the log density bends upwards over the Gaussian.
+            # More rows help neither where the log density bends upwards over the Gaussian nor where
+            # the posterior is much wider.
             agree = misfit.scales[0] > FLAT and misfit.scales[-1] < MOST_UNLIKE_GAUSSIAN
-            if rows.count == more.count or not agree:
+            if rows.count == more.count or fits or not agree:
                 break
     far.insert(0, (unlikeness(mismatch_at(posterior, judge, mode), mode), mode))
     center = _narrowed(posterior, judge, min(far, key=lambda candidate: candidate[0])[1])
@@ -334,3 +346,40 @@ def spread(density: ControlVariates, center: Center) -> float:
     draws = rng.standard_normal((SPREAD_DRAWS, len(root)))
     values = [density.log_density_and_gradient(center.position + root @ draw)[0] for draw in draws]
     return float((0.5 * (draws**2).sum(1) + values).std())
+
+
+def response(posterior: Posterior, center: Center, misfit: Mismatch) -> float:
+    r"""Variance of a posterior along one direction, divided by that of a Gaussian near it.
+
+    In a funnel many Gaussians are near the posterior, each in its part of it, and points of one do
+    not show the others. But a small force moves the mean from one to the next: with a linear
+    function added to the log density, the mean moves by the covariance times its gradient. The mean
+    of the nearest Gaussian with independent coordinates does so too, also where coordinates are
+    correlated (Giordano, Broderick and Jordan 2018). The direction is that in which the trace of
+    the curvature over the Gaussian changes most, such as the log scale of group effects.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    center : Center
+    misfit : Mismatch
+        The mismatch at this centre.
+
+    References
+    ----------
+    R. Giordano, T. Broderick and M. I. Jordan (2018). Covariances, robustness, and variational
+    Bayes. *Journal of Machine Learning Research* 19 (51), 1-49.
+    """
+    root, precision = center.curvature.root, center.curvature.precision
+    # Half the gradient of the trace, see `find_center._with_bend`. It is zero for a Gaussian.
+    direction = misfit.gradient - root.T @ center.gradient
+    direction = direction / max(float(np.linalg.norm(direction)), np.finfo(float).tiny)
+    tilt = SMALL_FORCE * (precision @ (root @ direction))
+    scale = precision.diagonal() ** -0.5
+    try:
+        ahead, behind = (
+            mean_field(posterior, center.position, scale, side * tilt) for side in (1.0, -1.0)
+        )
+    except ValueError:  # The log density is not finite around the mean, so nothing is known.
+        return 1.0
+    return float(tilt @ (ahead - behind)) / (2 * SMALL_FORCE**2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pymc as pm
@@ -11,9 +12,19 @@ import pytest
 from pymc_sgmcmc import CenterWarning, Posterior
 from pymc_sgmcmc.matrices import triangular_root
 from pymc_sgmcmc.tuning import find_center
-from pymc_sgmcmc.tuning.gaussian import fit_gaussian, mismatch, steepest_curvature
+from pymc_sgmcmc.tuning.gaussian import (
+    Mismatch,
+    fit_gaussian,
+    mismatch,
+    steepest_curvature,
+)
 from pymc_sgmcmc.tuning.mean_field import mean_field
-from pymc_sgmcmc.tuning.nearest_gaussian import ControlVariates, spread
+from pymc_sgmcmc.tuning.nearest_gaussian import (
+    ControlVariates,
+    _curvature_of,
+    response,
+    spread,
+)
 from pymc_sgmcmc.tuning.subsample import Subsample
 
 
@@ -258,6 +269,35 @@ def test_mean_field_of_a_correlated_posterior_is_at_its_mean():
     mean = mean_field(posterior, np.zeros(3), np.diag(precision) ** -0.5)
     # The mean of each block is more than a standard deviation from that of all rows.
     assert np.abs(np.linalg.solve(root, mean - np.linalg.solve(precision, X.T @ y))).max() < 0.05
+
+
+def test_response_of_a_correlated_gaussian_is_one():
+    """Its variance is that of the posterior, in a direction across coordinates."""
+    rng = np.random.default_rng(8)
+    X = rng.standard_normal((200, 3)) @ (np.eye(3) + 0.7)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 10, shape=3)
+        pm.Normal("y", X @ beta, 1.0, observed=rng.standard_normal(200))
+    posterior = Posterior(model)
+    center = find_center(posterior, posterior.initial_position)
+    misfit = Mismatch(np.array([0.5, -0.3, 0.2]), np.eye(3))
+    assert response(posterior, center, misfit) == pytest.approx(1.0, abs=0.02)
+    wide = np.sqrt(2) * center.curvature.root.dense()
+    wider = replace(center, curvature=_curvature_of(wide))
+    assert response(posterior, wider, misfit) == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_funnel_has_no_gaussian_near_it():
+    """Effects that rows hardly inform: the log scale is 4 times as wide as its best Gaussian."""
+    group = np.arange(90) % 9
+    y = np.random.default_rng(0).standard_normal(90)
+    with pm.Model() as model:
+        log_scale = pm.Normal("log_scale", 0, 3)
+        effect = pm.Normal("effect", 0, pm.math.exp(log_scale / 2), shape=9)
+        pm.Normal("y", effect[group], 10.0, observed=y)
+    posterior = Posterior(model)
+    with pytest.warns(CenterWarning, match="No Gaussian was found near the posterior"):
+        find_center(posterior, posterior.initial_position)
 
 
 def test_cost_of_the_center_of_many_groups(monkeypatch):
