@@ -97,11 +97,19 @@ class Curvature:
 def curvature_at(posterior: Posterior, subsample: Subsample, position: np.ndarray) -> Curvature:
     """Curvature at a position, dense up to `DENSE_DIMENSION`, of low rank or diagonal beyond."""
     scale = coordinate_scale(posterior, subsample, position)
-    gradient, width = subsample.gradient_alone, difference_width(posterior)
     if posterior.dimension > DENSE_DIMENSION:
-        return low_rank_curvature(gradient, position, scale, width)
-    precision = curvature_by_differences(gradient, position, scale * width)
-    return dense_curvature(precision * np.outer(scale, scale), scale)
+        width = difference_width(posterior)
+        return low_rank_curvature(subsample.gradient_alone, position, scale, width)
+    return dense_curvature(scaled_precision(posterior, subsample, position, scale), scale)
+
+
+def scaled_precision(
+    posterior: Posterior, subsample: Subsample, position: np.ndarray, scale: np.ndarray
+) -> np.ndarray:
+    """Minus the Hessian of the log density of a subsample in scaled coordinates, shape (d, d)."""
+    width = scale * difference_width(posterior)
+    precision = curvature_by_differences(subsample.gradient_alone, position, width)
+    return precision * np.outer(scale, scale)
 
 
 def diagonal_curvature(scale: np.ndarray, remainder: float = 1.0) -> Curvature:

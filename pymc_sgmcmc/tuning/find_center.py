@@ -20,6 +20,7 @@ from pymc_sgmcmc.tuning.curvature import (
 )
 from pymc_sgmcmc.tuning.gaussian import (
     FEWEST_PAIRS,
+    FLAT,
     PAIRS_ALONG_COORDINATES,
     Mismatch,
     MismatchAlongCoordinates,
@@ -30,7 +31,7 @@ from pymc_sgmcmc.tuning.nearest_gaussian import (
     LARGEST_LOSS,
     LARGEST_SHIFT,
     MOST_UNLIKE_GAUSSIAN,
-    gradient_around,
+    ControlVariates,
     is_guide,
     judge_of,
     mismatch_along_at,
@@ -55,10 +56,6 @@ FLAT_CURVATURE = 1e-7
 """A direction is flat where its curvature, in coordinates scaled to a diagonal of ones, is less
 than this part of the largest. It is ten times the smallest part, 1e-8, that `dense_curvature`
 leaves."""
-
-FLAT = 1e-6
-"""A direction is flat where its mean curvature over a Gaussian is less than this part of that at
-the centre. A heavy tail, whose mean curvature is small but not zero, should stay above it."""
 
 NEWTON_STEPS = 2
 """The centre of a long position makes at most this many Newton steps towards the mean of the
@@ -117,17 +114,19 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
             _warn_of_no_guide(posterior, coordinate_misfit, center, collapsed, flat, at_mode=True)
         return center
     judge = judge_of(posterior, center)
-    misfit = mismatch_at(posterior, judge, center)
-    if is_guide(misfit) and not flat and not len(collapsed):
-        warn_of_other_modes(posterior, subsample, center, start, scale)
-        return _with_bend(center, misfit.gradient)
+    # A mode that is far from the mass shows it on a few rows and points.
+    rough = mismatch_along_at(posterior, subsample, center)
+    if rough.shift <= LARGEST_SHIFT and not flat and not len(collapsed):
+        misfit = mismatch_at(posterior, judge, center)
+        if is_guide(misfit):
+            warn_of_other_modes(posterior, subsample, center, start, scale)
+            return _with_bend(center, misfit.gradient)
     with np.errstate(all="ignore"):
-        better, near = nearest_gaussian(posterior, judge, center, start, scale, subsample)
+        better, misfit, near = nearest_gaussian(posterior, judge, center, start, scale, subsample)
     if not near:
         if flat and _has_flat_direction(center.curvature):
             # Along a flat direction rounding decides where other searches end.
-            better = center
-        misfit = mismatch_at(posterior, judge, better)
+            better, misfit = center, mismatch_at(posterior, judge, center)
         at_mode = better.position is center.position
         _warn_of_no_guide(posterior, misfit, better, collapsed, flat, at_mode=at_mode)
         return better
@@ -138,7 +137,7 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
         distance.max(),
     )
     warn_of_other_modes(posterior, subsample, better, start, scale, at_mode=False)
-    return _with_bend(better, mismatch_at(posterior, judge, better).gradient)
+    return _with_bend(better, misfit.gradient)
 
 
 def _with_bend(center: Center, mean_gradient: np.ndarray) -> Center:
@@ -276,7 +275,7 @@ def center_of(posterior: Posterior, position: np.ndarray, curvature: Curvature) 
         return center
     evaluations = 2 * max(FEWEST_PAIRS, posterior.dimension)
     subsample = Subsample(posterior, evaluations)
-    gradient = gradient_around(posterior, subsample, center)
+    gradient = ControlVariates(subsample, center).gradient
     misfit = mismatch(gradient, position, curvature.root.dense(), np.random.default_rng(1735))
     scales = misfit.scales
     if curvature.is_dense:

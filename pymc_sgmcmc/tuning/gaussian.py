@@ -69,6 +69,10 @@ LARGEST_STEP = 1.0
 """A step moves the mean by at most this many standard deviations, in any direction and in any
 coordinate, since the curvature is known only within the Gaussian."""
 
+FLAT = 1e-6
+"""A direction is flat where its mean curvature over a Gaussian is less than this part of that at
+the centre. A heavy tail, whose mean curvature is small but not zero, should stay above it."""
+
 HOPELESS_SHIFT = 5.0
 """After a third of the steps the search ends without convergence where the mean gradient is
 repeatedly larger than this, in standard deviations. It is far above `LARGEST_SHIFT`, so a search
@@ -358,6 +362,7 @@ def fit_gaussian(
     root: np.ndarray,
     *,
     settles: bool = True,
+    steps: int = MOST_ITERATIONS,
 ) -> Gaussian:
     """Search the Gaussian nearest to a density with a given gradient of its logarithm.
 
@@ -374,9 +379,12 @@ def fit_gaussian(
     settles : bool
         Whether to try the same points in each step. It is false where an earlier search did not
         converge.
+    steps : int
+        Number of steps with the same points. With fewer than `MOST_ITERATIONS` none at new points
+        follow.
     """
     far = 0
-    for iteration in range(MOST_ITERATIONS if settles else 0):
+    for iteration in range(steps if settles else 0):
         misfit = mismatch(gradient, mean, root, np.random.default_rng(1747))
         if not np.isfinite(misfit.shift):
             # With half the width fewer points are outside of the support.
@@ -386,6 +394,8 @@ def fit_gaussian(
         if iteration >= MOST_ITERATIONS / 3 and far >= HOPELESS_ITERATIONS:
             return Gaussian(mean, root, False)
         values, vectors = linalg.eigh(misfit.precision)
+        if np.abs(values).max() < FLAT:  # It would run away where the density is constant.
+            return Gaussian(mean, root, False)
         # Each step goes half the way, since full steps can cycle around a skewed posterior.
         change = (1 + np.abs(values)) / 2
         step = _mean_step(vectors, misfit.gradient, change)
@@ -393,6 +403,8 @@ def fit_gaussian(
         small = np.abs(step).max() < CONVERGED_SHIFT
         if small and np.abs(values - 1).max() < CONVERGED_SCALE:
             return Gaussian(mean, root, True)
+    if settles and steps < MOST_ITERATIONS:
+        return Gaussian(mean, root, False)
     rng = np.random.default_rng(1951)
     for number in range(AVERAGING_ITERATIONS):
         misfit = mismatch(gradient, mean, root, rng)

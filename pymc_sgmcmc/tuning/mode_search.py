@@ -80,7 +80,9 @@ def collapsed_coordinates(
     return collapsed[np.argsort(-prior[collapsed], kind="stable")]
 
 
-def minimize(log_density_and_gradient, start, scale: Matrix, tolerance: float) -> np.ndarray:
+def minimize(
+    log_density_and_gradient, start, scale: Matrix, tolerance: float, steps: int = 1000
+) -> np.ndarray:
     """Maximize a log density by L-BFGS in scaled coordinates."""
 
     def objective(coordinates):
@@ -102,7 +104,7 @@ def minimize(log_density_and_gradient, start, scale: Matrix, tolerance: float) -
         np.zeros_like(start),
         jac=True,
         method="L-BFGS-B",
-        options={"gtol": tolerance, "ftol": 0.0, "maxiter": 1000, "maxcor": 20},
+        options={"gtol": tolerance, "ftol": 0.0, "maxiter": steps, "maxcor": 20},
     )
     if not np.max(np.abs(result.jac)) <= 10 * tolerance:
         _log.debug("Search for the mode ended early: %s", result.message)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
 from dataclasses import replace
 
 import numpy as np
 from scipy import linalg
 
+from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.matrices import Dense, triangular_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center, center_at
 from pymc_sgmcmc.tuning.curvature import (
     Curvature,
+    coordinate_scale,
+    dense_curvature,
     difference_width,
+    scaled_precision,
 )
 from pymc_sgmcmc.tuning.gaussian import (
     FEWEST_PAIRS,
-    HOPELESS_SHIFT,
+    FLAT,
+    MOST_ITERATIONS,
     Mismatch,
     MismatchAlongCoordinates,
     fit_gaussian,
@@ -25,6 +30,7 @@ from pymc_sgmcmc.tuning.gaussian import (
     mismatch_along_coordinates,
     steepest_curvature,
 )
+from pymc_sgmcmc.tuning.mean_field import mean_field
 from pymc_sgmcmc.tuning.mode_search import collapsed_coordinates
 from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_OPERATIONS, SUBSAMPLE_ROWS, Subsample
 
@@ -42,13 +48,27 @@ LARGEST_SPREAD = 5.0
 """A Gaussian is near the posterior where the log density less its own has at most this standard
 deviation over it. For 200 group effects and their scale the standard deviation is about one."""
 
+LARGEST_RESPONSE = 9.0
+"""A Gaussian is near the posterior where the variance of the posterior is at most this many times
+its own, a factor of three between standard deviations. For the log scale of up to 200 group effects
+that rows inform the variance is at most three times as large, and for a funnel 20 times."""
+
+SMALL_FORCE = 0.25
+"""The force that measures this variance moves the mean of a Gaussian by this many standard
+deviations. It is a compromise between `CENTER_TOLERANCE`, the error of that mean, and the long tail
+of a log scale, in which a large force moves the mean without bound."""
+
 LARGEST_LOSS = 0.05
 """A Gaussian is near the posterior where at most this part of its points is outside of the support.
 This part of a Gaussian lies more than 1.6 standard deviations from its mean on one side."""
 
-MOST_RECENTERINGS = 4
-"""The search for the nearest Gaussian is repeated with control variates at its last result at most
-this many times. Each time costs one pass over the data."""
+MOST_RECENTERINGS = 6
+"""The search for the nearest Gaussian is made with control variates at this many centres at most,
+each the result before. Each costs as much as the curvature of many rows."""
+
+STEPS_AROUND_CENTER = 10
+"""The search makes at most this many steps around one centre, since control variates are good only
+near it. A search that begins at the nearest Gaussian with independent coordinates needs about 5."""
 
 MOST_NARROWINGS = 20
 """A Gaussian that is far from the posterior is made narrower at most this many times, which bounds
@@ -59,12 +79,11 @@ LARGEST_NARROWING = 16.0
 be smaller in the narrower Gaussian."""
 
 EXPECTED_ITERATIONS = 20
-"""The number of rows for the search of the nearest Gaussian is chosen for this number of steps, so
-that its time is bounded."""
+"""Where a search on few rows ends far from the posterior, as with effects that these hardly inform,
+another has as many rows as this number of steps can take in a bounded time."""
 
-EVIDENCE_DRAWS = 50
-"""Two Gaussians are compared by the log density at this many points of each. It is a compromise
-between the noise of the comparison and its time."""
+SPREAD_DRAWS = 50
+"""The spread is measured at this many points. It is a compromise between its noise and its time."""
 
 SMALLEST_CONDITIONAL = 1e-12
 """The root of a covariance is singular where the standard deviation of a coordinate, given those
@@ -102,23 +121,40 @@ def judge_of(posterior: Posterior, center: Center) -> Subsample:
     return Subsample(posterior, count=int(rows))
 
 
-def gradient_around(
-    posterior: Posterior, subsample: Subsample, center: Center
-) -> Callable[[np.ndarray], np.ndarray]:
-    """Gradient of the log posterior from a subsample, with control variates at a centre."""
-    _, at_center = posterior.log_likelihood_and_gradient(center.position, subsample.rows)
-    correction = center.likelihood_gradient - subsample.weight * at_center
+class ControlVariates:
+    """The log posterior from a subsample, with control variates at a centre.
 
-    def gradient(position: np.ndarray) -> np.ndarray:
-        return subsample.gradient(position) + correction
+    Parameters
+    ----------
+    subsample : Subsample
+    center : Center
+        Where the gradient is that of all rows.
+    excess : numpy.ndarray, shape (d, d), optional
+        By how much the curvature of the subsample exceeds that of more rows at the centre.
+    """
 
-    return gradient
+    def __init__(self, subsample: Subsample, center: Center, excess: np.ndarray | None = None):
+        self.subsample, self.position, self.excess = subsample, center.position, excess
+        self.correction = center.gradient - subsample.log_density_and_gradient(center.position)[1]
+
+    def log_density_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
+        """Log density up to a constant, and its gradient."""
+        value, gradient = self.subsample.log_density_and_gradient(position)
+        shift = position - self.position
+        change = np.zeros_like(shift) if self.excess is None else self.excess @ shift
+        value += shift @ (self.correction + 0.5 * change)
+        return value, gradient + self.correction + change
+
+    def gradient(self, position: np.ndarray) -> np.ndarray:
+        """Gradient of the log density, NaN where the density is zero."""
+        value, gradient = self.log_density_and_gradient(position)
+        return gradient if np.isfinite(value) else np.full(len(position), np.nan)
 
 
 def mismatch_at(posterior: Posterior, subsample: Subsample, center: Center) -> Mismatch:
     """How the Gaussian of a centre differs from the posterior."""
     rng = np.random.default_rng(1735)
-    gradient = gradient_around(posterior, subsample, center)
+    gradient = ControlVariates(subsample, center).gradient
     return mismatch(gradient, center.position, center.curvature.root.dense(), rng)
 
 
@@ -126,7 +162,7 @@ def mismatch_along_at(
     posterior: Posterior, subsample: Subsample, center: Center
 ) -> MismatchAlongCoordinates:
     """How the Gaussian of a centre differs along each coordinate, for long positions."""
-    gradient = gradient_around(posterior, subsample, center)
+    gradient = ControlVariates(subsample, center).gradient
     root, rng = center.curvature.root, np.random.default_rng(1735)
     with np.errstate(all="ignore"):
         return mismatch_along_coordinates(
@@ -150,9 +186,12 @@ def nearest_gaussian(
     mode: Center,
     start: np.ndarray,
     scale: np.ndarray,
-    subsample_of_mode: Subsample,
-) -> tuple[Center, bool]:
+    subsample: Subsample,
+) -> tuple[Center, Mismatch, bool]:
     """Centre at the mean of the Gaussian nearest to the posterior, and whether it is near.
+
+    The search begins at the nearest Gaussian with independent coordinates, first from the mode, and
+    where that ends at no Gaussian near the posterior, from the start of the search for the mode.
 
     Where no Gaussian is near, the centre is that of the fitted Gaussian, or of that at the mode,
     which differs least from the posterior. It is then narrowed, so that a step computed from it is
@@ -160,55 +199,98 @@ def nearest_gaussian(
     """
 
     def unlikeness(misfit: Mismatch, center: Center) -> tuple[bool, float]:
-        collapsed = collapsed_coordinates(posterior, subsample_of_mode, center, start)
+        collapsed = collapsed_coordinates(posterior, subsample, center, start)
         return bool(len(collapsed)), _unlikeness(misfit)
 
-    pairs = 2 * max(FEWEST_PAIRS, posterior.dimension)
-    subsample = Subsample(posterior, pairs * EXPECTED_ITERATIONS, 4 * SUBSAMPLE_OPERATIONS)
-    # A search that begins at a mode without curvature may not leave it.
-    begins = [(mode.position, mode.curvature.root.dense()), (start, np.diag(scale))]
-    near: list[tuple[float, Center]] = []
-    far = [(unlikeness(mismatch_at(posterior, judge, mode), mode), mode)]
-    for position, root in begins:
-        center: Center | None = None
-        settles = True
-        for _ in range(MOST_RECENTERINGS):
-            # Control variates at the last mean correct for the rows that are left out.
-            gradient = (
-                subsample.gradient
-                if center is None
-                else gradient_around(posterior, subsample, center)
-            )
-            fitted = fit_gaussian(gradient, position, root, settles=settles)
-            position, root, settles = fitted.mean, fitted.root, fitted.converged
-            try:
-                center = center_at(posterior, position, _curvature_of(root))
-            except (ValueError, linalg.LinAlgError):  # Gradient or curvature are not finite there.
-                center = None
-                break
-            if subsample.weight == 1:
-                break
-            misfit = mismatch_at(posterior, judge, center)
-            if is_guide(misfit, LARGEST_SHIFT / 3) or not misfit.shift <= HOPELESS_SHIFT:
-                break
-        if center is None:
+    evaluations = EXPECTED_ITERATIONS * 2 * max(FEWEST_PAIRS, posterior.dimension)
+    more = Subsample(posterior, evaluations, 4 * SUBSAMPLE_OPERATIONS)
+    far: list[tuple[tuple[bool, float], Center]] = []
+    begins = [(mode.position, mode.curvature.precision.diagonal() ** -0.5), (start, scale)]
+    collapsed = collapsed_coordinates(posterior, subsample, mode, start)
+    # A search that begins at a scale of zero hardly leaves it.
+    for position, deviations in begins[1:] if len(collapsed) else begins:
+        try:
+            position = mean_field(posterior, position, deviations)
+        except ValueError:  # The log density is not finite around the start.
             continue
-        misfit = mismatch_at(posterior, judge, center)
-        rank = unlikeness(misfit, center)
-        bound, spread = evidence(subsample, center)
-        if is_guide(misfit) and not rank[0] and spread <= LARGEST_SPREAD:
-            near.append((bound, center))
-        else:
+        for rows in (subsample, more):
+            try:
+                center, misfit, deviation = _fitted(posterior, judge, rows, position)
+            except (ValueError, linalg.LinAlgError):  # Gradient or curvature are not finite there.
+                break
+            rank = unlikeness(misfit, center)
+            fits = is_guide(misfit) and not rank[0] and deviation <= LARGEST_SPREAD
+            if fits and response(posterior, center, misfit) <= LARGEST_RESPONSE:
+                return center, misfit, True
             far.append((rank, center))
-    if near:
-        return max(near, key=lambda candidate: candidate[0])[1], True
-    return _narrowed(posterior, judge, min(far, key=lambda candidate: candidate[0])[1]), False
+            # More rows help neither where the log density bends upwards over the Gaussian nor where
+            # the posterior is much wider.
+            agree = misfit.scales[0] > FLAT and misfit.scales[-1] < MOST_UNLIKE_GAUSSIAN
+            if rows.count == more.count or fits or not agree:
+                break
+    far.insert(0, (unlikeness(mismatch_at(posterior, judge, mode), mode), mode))
+    center = _narrowed(posterior, judge, min(far, key=lambda candidate: candidate[0])[1])
+    return center, mismatch_at(posterior, judge, center), False
+
+
+def _fitted(
+    posterior: Posterior, judge: Subsample, subsample: Subsample, position: np.ndarray
+) -> tuple[Center, Mismatch, float]:
+    """Centre of the Gaussian that a search from a position finds, its mismatch and spread.
+
+    Raises
+    ------
+    ValueError
+        Where gradient or curvature are not finite at the position or at the end of the search.
+    numpy.linalg.LinAlgError
+        Where the search ends at a singular Gaussian.
+    """
+    large = Subsample(posterior, evaluations=2 * posterior.dimension)
+    curvature, excess = _curvature_and_excess(posterior, subsample, large, position)
+    center = center_at(posterior, position, curvature)
+    if subsample.weight == 1:
+        centers, steps = 1, MOST_ITERATIONS
+    else:
+        centers, steps = MOST_RECENTERINGS, STEPS_AROUND_CENTER
+    ended = False
+    for number in range(centers):
+        if number:
+            _, excess = _curvature_and_excess(posterior, subsample, large, center.position)
+        density = ControlVariates(subsample, center, excess)
+        root, last = center.curvature.root.dense(), number == centers - 1
+        fitted = fit_gaussian(
+            density.gradient, center.position, root, settles=not last or centers == 1, steps=steps
+        )
+        center = center_at(posterior, fitted.mean, _curvature_of(fitted.root))
+        if fitted.converged or last:
+            misfit = mismatch_at(posterior, judge, center)
+            if ended or is_guide(misfit, LARGEST_SHIFT / 3) or _unlikeness(misfit) == np.inf:
+                break
+            ended = fitted.converged
+    return center, misfit, spread(density, center)
+
+
+def _curvature_and_excess(
+    posterior: Posterior, subsample: Subsample, large: Subsample, position: np.ndarray
+) -> tuple[Curvature, np.ndarray | None]:
+    """Curvature at a position, and by how much that of a subsample exceeds it."""
+    scale = coordinate_scale(posterior, subsample, position)
+    precision = scaled_precision(posterior, large, position, scale)
+    with warnings.catch_warnings():
+        # The density may bend upwards far from the mode, where the Gaussian need not.
+        warnings.simplefilter("ignore", CenterWarning)
+        curvature = dense_curvature(precision, scale)
+    if subsample.count == large.count:
+        return curvature, None
+    excess = scaled_precision(posterior, subsample, position, scale) - precision
+    return curvature, excess / np.outer(scale, scale)
 
 
 def _unlikeness(misfit: Mismatch) -> float:
     """Distance of a Gaussian from the posterior: zero where they are equal."""
     worst = max(misfit.shift, float(np.abs(misfit.scales - 1).max()))
-    return worst if np.isfinite(worst) else np.inf
+    # Without curvature in any direction the Gaussian ran away where the density is constant.
+    return worst if np.isfinite(worst) and misfit.scales[-1] > FLAT else np.inf
 
 
 def _curvature_of(root: np.ndarray) -> Curvature:
@@ -245,7 +327,7 @@ def _narrowed(posterior: Posterior, judge: Subsample, center: Center) -> Center:
         center = replace(center, curvature=_curvature_of(root))
     root = center.curvature.root.dense()
     steepest = steepest_curvature(
-        gradient_around(posterior, judge, center),
+        ControlVariates(judge, center).gradient,
         center.position,
         root,
         np.random.default_rng(1953),
@@ -254,20 +336,50 @@ def _narrowed(posterior: Posterior, judge: Subsample, center: Center) -> Center:
     return replace(center, curvature=_curvature_of(root / np.sqrt(max(1.0, steepest))))
 
 
-def evidence(subsample: Subsample, center: Center) -> tuple[float, float]:
-    """Bound on the log evidence from a Gaussian, up to a constant, and its standard deviation.
+def spread(density: ControlVariates, center: Center) -> float:
+    """Standard deviation of the log density less that of a Gaussian, over the Gaussian.
 
-    The bound is the mean over draws of the log density less that of the Gaussian (Jordan et al.
-    1999). The standard deviation of this difference is zero where the posterior is this Gaussian.
+    It is zero where the posterior is this Gaussian.
     """
     rng = np.random.default_rng(1748)
     root = center.curvature.root.dense()
-    draws = rng.standard_normal((EVIDENCE_DRAWS, len(root)))
-    # The mode of a subsample is several standard deviations from that of all rows.
-    balance = root.T @ (center.gradient - subsample.gradient(center.position))
-    log_weights = 0.5 * (draws**2).sum(1) + draws @ balance
-    log_weights += [
-        subsample.log_density_and_gradient(center.position + root @ draw)[0] for draw in draws
-    ]
-    bound = np.mean(log_weights - 0.5 * (draws**2).sum(1)) + np.log(np.abs(np.diag(root))).sum()
-    return float(bound), float(log_weights.std())
+    draws = rng.standard_normal((SPREAD_DRAWS, len(root)))
+    values = [density.log_density_and_gradient(center.position + root @ draw)[0] for draw in draws]
+    return float((0.5 * (draws**2).sum(1) + values).std())
+
+
+def response(posterior: Posterior, center: Center, misfit: Mismatch) -> float:
+    r"""Variance of a posterior along one direction, divided by that of a Gaussian near it.
+
+    In a funnel many Gaussians are near the posterior, each in its part of it, and points of one do
+    not show the others. But a small force moves the mean from one to the next: with a linear
+    function added to the log density, the mean moves by the covariance times its gradient. The mean
+    of the nearest Gaussian with independent coordinates does so too, also where coordinates are
+    correlated (Giordano, Broderick and Jordan 2018). The direction is that in which the trace of
+    the curvature over the Gaussian changes most, such as the log scale of group effects.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    center : Center
+    misfit : Mismatch
+        The mismatch at this centre.
+
+    References
+    ----------
+    R. Giordano, T. Broderick and M. I. Jordan (2018). Covariances, robustness, and variational
+    Bayes. *Journal of Machine Learning Research* 19 (51), 1-49.
+    """
+    root, precision = center.curvature.root, center.curvature.precision
+    # Half the gradient of the trace, see `find_center._with_bend`. It is zero for a Gaussian.
+    direction = misfit.gradient - root.T @ center.gradient
+    direction = direction / max(float(np.linalg.norm(direction)), np.finfo(float).tiny)
+    tilt = SMALL_FORCE * (precision @ (root @ direction))
+    scale = precision.diagonal() ** -0.5
+    try:
+        ahead, behind = (
+            mean_field(posterior, center.position, scale, side * tilt) for side in (1.0, -1.0)
+        )
+    except ValueError:  # The log density is not finite around the mean, so nothing is known.
+        return 1.0
+    return float(tilt @ (ahead - behind)) / (2 * SMALL_FORCE**2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pymc as pm
@@ -11,8 +12,19 @@ import pytest
 from pymc_sgmcmc import CenterWarning, Posterior
 from pymc_sgmcmc.matrices import triangular_root
 from pymc_sgmcmc.tuning import find_center
-from pymc_sgmcmc.tuning.gaussian import fit_gaussian, mismatch, steepest_curvature
-from pymc_sgmcmc.tuning.nearest_gaussian import evidence
+from pymc_sgmcmc.tuning.gaussian import (
+    Mismatch,
+    fit_gaussian,
+    mismatch,
+    steepest_curvature,
+)
+from pymc_sgmcmc.tuning.mean_field import mean_field
+from pymc_sgmcmc.tuning.nearest_gaussian import (
+    ControlVariates,
+    _curvature_of,
+    response,
+    spread,
+)
 from pymc_sgmcmc.tuning.subsample import Subsample
 
 
@@ -240,4 +252,83 @@ def test_spread_of_log_weights_is_that_over_all_rows():
     assert few.weight == 20
     away = center.curvature.root.T @ few.gradient(center.position)
     assert np.abs(away).max() > 3
-    assert evidence(few, center)[1] < 0.5
+    assert spread(ControlVariates(few, center), center) < 0.5
+
+
+def test_mean_field_of_a_correlated_posterior_is_at_its_mean():
+    """Rows are divided among the points, and the means of independent coordinates are exact."""
+    rng = np.random.default_rng(8)
+    X = rng.standard_normal((40_000, 3)) @ (np.eye(3) + 0.7)
+    y = X @ [0.3, -0.2, 0.1] + rng.standard_normal(len(X))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 10, shape=3)
+        pm.Normal("y", X @ beta, 1.0, observed=y)
+    posterior = Posterior(model)
+    precision = X.T @ X + np.eye(3) / 100
+    root = np.linalg.cholesky(np.linalg.inv(precision))
+    mean = mean_field(posterior, np.zeros(3), np.diag(precision) ** -0.5)
+    # The mean of each block is more than a standard deviation from that of all rows.
+    assert np.abs(np.linalg.solve(root, mean - np.linalg.solve(precision, X.T @ y))).max() < 0.05
+
+
+def test_response_of_a_correlated_gaussian_is_one():
+    """Its variance is that of the posterior, in a direction across coordinates."""
+    rng = np.random.default_rng(8)
+    X = rng.standard_normal((200, 3)) @ (np.eye(3) + 0.7)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 10, shape=3)
+        pm.Normal("y", X @ beta, 1.0, observed=rng.standard_normal(200))
+    posterior = Posterior(model)
+    center = find_center(posterior, posterior.initial_position)
+    misfit = Mismatch(np.array([0.5, -0.3, 0.2]), np.eye(3))
+    assert response(posterior, center, misfit) == pytest.approx(1.0, abs=0.02)
+    wide = np.sqrt(2) * center.curvature.root.dense()
+    wider = replace(center, curvature=_curvature_of(wide))
+    assert response(posterior, wider, misfit) == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_funnel_has_no_gaussian_near_it():
+    """Effects that rows hardly inform: the log scale is 4 times as wide as its best Gaussian."""
+    group = np.arange(90) % 9
+    y = np.random.default_rng(0).standard_normal(90)
+    with pm.Model() as model:
+        log_scale = pm.Normal("log_scale", 0, 3)
+        effect = pm.Normal("effect", 0, pm.math.exp(log_scale / 2), shape=9)
+        pm.Normal("y", effect[group], 10.0, observed=y)
+    posterior = Posterior(model)
+    with pytest.warns(CenterWarning, match="No Gaussian was found near the posterior"):
+        find_center(posterior, posterior.initial_position)
+
+
+def test_cost_of_the_center_of_many_groups(monkeypatch):
+    """In passes over the rows. A search from the mode on most of the rows takes about 7400."""
+    rng, groups, rows = np.random.default_rng(0), 60, 40_000
+    group = rng.integers(0, groups, rows)
+    eta = 0.5 * rng.normal(size=groups)[group] - 0.3
+    with pm.Model() as model:
+        intercept, scale = pm.Normal("intercept", 0, 2), pm.HalfNormal("scale", 1)
+        logit = intercept + scale * pm.Normal("z", shape=groups)[group]
+        pm.Bernoulli("y", logit_p=logit, observed=rng.random(rows) < 1 / (1 + np.exp(-eta)))
+    posterior = Posterior(model)
+    evaluated = []
+
+    def counted(method):
+        def call(self, position, given=None):
+            evaluated.append(len(given[0]) if given is not None else self.n_rows)
+            return method(self, position, given)
+
+        return call
+
+    for name in ("log_likelihood_and_gradient", "likelihood_gradient", "row_gradients"):
+        monkeypatch.setattr(Posterior, name, counted(getattr(Posterior, name)))
+    center = find_center(posterior, posterior.initial_position)
+    passes = sum(evaluated) / rows
+    monkeypatch.undo()
+
+    def gradient(position):
+        return posterior.log_density_and_gradient(position)[1]
+
+    misfit = mismatch(gradient, center.position, center.curvature.root.dense(), rng)
+    assert misfit.shift < 0.2
+    np.testing.assert_allclose(misfit.scales, 1, atol=0.9)
+    assert passes < 1500
