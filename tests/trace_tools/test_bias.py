@@ -474,7 +474,7 @@ def test_a_run_without_one_finite_draw_is_reported(caplog):
     model = logistic_model()
     step = SGLDCV(model=model, step_size=1e300, compile_kwargs=NUMBA)
     with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
-        sample(model, step, tune=0, quiet=False, compute_convergence_checks=True)
+        sample(model, step, draws=25, tune=0, quiet=False, compute_convergence_checks=True)
     assert "All draws should be finite, but 25 of chain 0, 25 of chain 1 are not" in caplog.text
 
 
