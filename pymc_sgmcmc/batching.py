@@ -83,7 +83,7 @@ class Batching(ABC):
             )
             for index, values in enumerate(self._buffers([*data, *derived]))
         )
-        self._to_device(self._shared)
+        self._to_device()
         self._length = pytensor.shared(np.int64(self.batch_size), "batch_size")
         self._n_rows = pytensor.shared(np.int64(self.n_rows), "n_rows")
 
@@ -94,13 +94,12 @@ class Batching(ABC):
 
     def read_derived(self) -> list[np.ndarray]:
         """Copies of the derived arrays in the order of the data."""
-        return [np.array(shared.get_value(borrow=True)) for shared in self.derived]
+        return [shared.get_value() for shared in self.derived]
 
     def write_derived(self, arrays: Sequence[np.ndarray]) -> None:
         """Set the derived arrays from arrays in the order of the data, which are copied."""
         for shared, values in zip(self.derived, arrays, strict=True):
             shared.set_value(np.array(values, dtype=shared.dtype), borrow=True)
-        self._to_device(self.derived)
 
     @property
     def length(self) -> TensorVariable:
@@ -155,8 +154,8 @@ class Batching(ABC):
     def set_order(self, seed: int) -> None:
         """Put the rows in the random order of a seed, where the scheme has an order."""
 
-    def _to_device(self, variables: Sequence[SharedVariable]) -> None:
-        """Move the values of shared variables to the device of JAX, where that runs them.
+    def _to_device(self) -> None:
+        """Move the arrays to the device of JAX, where that runs the transitions.
 
         PyTensor would pass NumPy's arrays, which JAX copies in each call.
         """
@@ -164,7 +163,7 @@ class Batching(ABC):
             return
         from pytensor.link.jax.dispatch import jax_typify
 
-        for shared in variables:
+        for shared in self._shared:
             storage = shared.container.storage  # `set_value` would make it a NumPy array again
             storage[0] = jax_typify(storage[0])
 
@@ -230,16 +229,15 @@ class ShuffledWindows(Batching):
 
     def read_derived(self) -> list[np.ndarray]:
         """Copies of the derived arrays in the order of the data."""
-        return self._in_original_order([self._writable(shared) for shared in self.derived])
+        return self._in_original_order([shared.get_value(borrow=True) for shared in self.derived])
 
     def write_derived(self, arrays: Sequence[np.ndarray]) -> None:
         """Copy arrays in the order of the data over the derived ones."""
         permutation = self._permutation(self._order)
         for shared, values in zip(self.derived, arrays, strict=True):
-            buffer = self._writable(shared)
+            buffer = shared.get_value(borrow=True)
             self._fill(buffer, np.asarray(values, dtype=buffer.dtype), permutation)
             shared.set_value(buffer, borrow=True)
-        self._to_device(self.derived)
 
     def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
         """Starts, uniform over the N rows."""
@@ -257,21 +255,18 @@ class ShuffledWindows(Batching):
         """Copy the rows in the order of a seed over the present copy."""
         if seed == self._order:
             return
-        buffers = [self._writable(shared) for shared in self._shared]
+        buffers = [shared.get_value(borrow=True) for shared in self._shared]
+        if self.static:  # JAX's arrays cannot be changed.
+            buffers = [np.array(buffer) for buffer in buffers]
         sources = [*self._data, *self._in_original_order(buffers[len(self._data) :])]
         permutation = self._permutation(seed)
         for values, buffer in zip(sources, buffers, strict=True):
             self._fill(buffer, values, permutation)
         for shared, buffer in zip(self._shared, buffers, strict=True):
             shared.set_value(buffer, borrow=True)
-        self._to_device(self._shared)
+        self._to_device()
         self._order = seed
         self._present = None
-
-    def _writable(self, shared: SharedVariable) -> np.ndarray:
-        """The values of a shared variable, or a copy where those of JAX cannot be changed."""
-        values = shared.get_value(borrow=True)
-        return np.array(values) if self.static else values
 
     def _in_original_order(self, buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Copies of shuffled arrays in the order of the data."""

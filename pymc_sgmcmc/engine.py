@@ -6,7 +6,6 @@ generator. So its values depend only on its arguments, on any backend and in any
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -25,7 +24,11 @@ from pymc_sgmcmc.dynamics import Dynamics
 from pymc_sgmcmc.gradient_estimators import GradientEstimator
 from pymc_sgmcmc.numba_loop import LoopOfTransitions
 from pymc_sgmcmc.numba_products import with_numpy_products
-from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays
+from pymc_sgmcmc.posterior.compiled import (
+    NUMPY_MODE,
+    compile_on_arrays,
+    without_blas_warning,
+)
 
 
 class Transitions(NamedTuple):
@@ -165,9 +168,7 @@ class TransitionBlock:
         }
         del outputs[memory_outputs]
         compile_kwargs["mode"] = in_place_mode(mode) if remembered else mode
-        with warnings.catch_warnings():
-            # PyTensor's C code then uses NumPy's BLAS.
-            warnings.filterwarnings("ignore", message="PyTensor could not link to a BLAS")
+        with without_blas_warning():
             function = pytensor.function(
                 [*state, indices, noise, step_sizes],
                 outputs,
