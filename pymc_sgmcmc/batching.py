@@ -69,7 +69,7 @@ class Batching(ABC):
         self._length_of_data = len((*data, *derived)[0])
         self._drawn: np.ndarray | None = None
         if excluded is not None and len(excluded):
-            self._drawn = np.setdiff1d(np.arange(self._length_of_data), excluded)
+            self._drawn = numbers_without(self._length_of_data, excluded)
         self.n_rows = self._length_of_data if self._drawn is None else len(self._drawn)
         self.batch_size = check_batch_size(batch_size, self.n_rows)
         self.static = static
@@ -426,6 +426,13 @@ def make_batching(
     if scheme not in SCHEMES:
         raise ValueError(f"`batching` should be one of {sorted(SCHEMES)}, but got {scheme!r}.")
     return SCHEMES[scheme](data, batch_size, derived=derived, static=static, excluded=excluded)
+
+
+def numbers_without(count: int, excluded: np.ndarray) -> np.ndarray:
+    """The numbers from 0 to `count` - 1 without the excluded ones, in order."""
+    remains = np.ones(count, dtype=bool)
+    remains[excluded] = False
+    return np.flatnonzero(remains)
 
 
 def check_batch_size(batch_size: int, n_rows: int | None = None) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pymc_sgmcmc.batching import numbers_without
 from pymc_sgmcmc.matrices import largest_mean_square
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center, laplace_draws
@@ -111,9 +112,8 @@ def row_noise(
     sizes = rows.sizes()
     n_rows = posterior.n_rows
     count = min(WORST_ROWS, n_rows // 10)
-    # The worst rows come first; the sort is stable, so that runs agree.
-    worst = np.argsort(-sizes, kind="stable")[:count]
-    others = np.setdiff1d(np.arange(n_rows), worst)
+    worst = _largest(sizes, count)
+    others = numbers_without(n_rows, worst)
     most = int(np.clip(NOISE_ELEMENTS // posterior.dimension, ROWS_A_POINT, NOISE_ROWS))
     sample = np.random.default_rng(2018).permutation(others)[:most]
     of_sample = rows.deviations_apart(sample) * np.sqrt(len(others) / len(sample))
@@ -139,6 +139,17 @@ def row_noise(
         if costs[0] > WORTHWHILE_GAIN * costs[cheapest]:
             kept = cheapest
     return RowNoise(without(kept), n_rows - kept, np.sort(worst[:kept]))
+
+
+def _largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Numbers of the largest values, the largest first and NaN last, equal ones in their order."""
+    if not count:
+        return np.empty(0, dtype=int)
+    # Only values as large as the last that counts are sorted, since a sort of all takes longer.
+    negative = -values
+    last = np.partition(negative, count - 1)[count - 1]
+    candidates = np.flatnonzero(~(negative > last))
+    return candidates[np.argsort(negative[candidates], kind="stable")[:count]]
 
 
 class _Rows:
