@@ -23,7 +23,7 @@ def test_curvature_with_a_few_directions_is_found(rng, largest):
     vectors = np.linalg.qr(rng.normal(size=(d, 2)))[0]
     inner = 0.5 * np.eye(d) + vectors * (np.array([largest, 5.0]) - 0.5) @ vectors.T
     H = inner / np.outer(scale, scale)
-    found = low_rank_curvature(lambda x: -H @ x, np.zeros(d), scale, 1e-3)
+    found = low_rank_curvature(lambda positions: -positions @ H, np.zeros(d), scale, 1e-3)
     assert len(found.precision.factors) == 2
     np.testing.assert_allclose(found.precision.dense(), H, rtol=0.02, atol=0.02 * np.diag(H).min())
     root = found.root.dense()
@@ -40,7 +40,7 @@ def test_no_direction_is_better_than_others(rng):
     d = 100
     rotation = np.linalg.qr(rng.normal(size=(d, d)))[0]
     H = rotation * np.linspace(0.9, 1.1, d) @ rotation.T
-    found = low_rank_curvature(lambda x: -H @ x, np.zeros(d), np.ones(d), 1e-3)
+    found = low_rank_curvature(lambda positions: -positions @ H, np.zeros(d), np.ones(d), 1e-3)
     assert isinstance(found.precision, Diagonal)
     assert found.relative_to(found.root).max() == pytest.approx(1.1, rel=0.05)
 

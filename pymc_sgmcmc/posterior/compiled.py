@@ -38,6 +38,7 @@ _AFTER_OTHER_REWRITES = 49.4
 """This position in the order of the rewrites is behind the last one that changes the graph."""
 
 _ON_ARRAYS = {
+    scalar_math.Sigmoid: "pymc_sgmcmc.posterior.numpy_functions.sigmoid",
     scalar_math.Softplus: "pymc_sgmcmc.posterior.numpy_functions.softplus",
     scalar_math.Log1mexp: "pymc_sgmcmc.posterior.numpy_functions.log1mexp",
     scalar_math.TriGamma: "pymc_sgmcmc.posterior.numpy_functions.trigamma",
@@ -45,15 +46,15 @@ _ON_ARRAYS = {
     scalar_basic.Clip: "numpy.clip",
     scalar_basic.Identity: "numpy.positive",
 }
-"""The functions of whole arrays, by scalar operation, where PyTensor names none of NumPy's."""
+"""The functions of whole arrays, by scalar operation, where PyTensor names none or a slow one."""
 
 
 @node_rewriter([Elemwise])
 def _on_arrays(fgraph, node):
-    name = _ON_ARRAYS.get(type(node.op.scalar_op))
-    if name is None or node.op.nfunc_spec is not None:
-        return None
     scalar = node.op.scalar_op
+    name = _ON_ARRAYS.get(type(scalar))
+    if name is None or node.op.nfunc_spec == (name, scalar.nin, 1):
+        return None
     return Elemwise(scalar, nfunc_spec=(name, scalar.nin, 1))(*node.inputs, return_list=True)
 
 

@@ -1,12 +1,19 @@
 """Scalar functions of PyTensor that have no counterpart in NumPy, on arrays.
 
-Without them PyTensor's Python code calls a Python function for each element.
+Without them PyTensor's Python code calls a Python function for each element, or SciPy's for the
+logistic function, which takes three times as long.
 """
 
 from __future__ import annotations
 
 import numpy as np
 from scipy import special
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x)), where an infinite exponential gives the right 0."""
+    with np.errstate(over="ignore"):
+        return 1 / (1 + np.exp(-x))
 
 
 def softplus(x: np.ndarray) -> np.ndarray:

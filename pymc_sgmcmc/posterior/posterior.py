@@ -379,11 +379,17 @@ class Posterior:
     def likelihood_gradient(
         self, position: np.ndarray, rows: Sequence[np.ndarray] | None = None
     ) -> np.ndarray:
-        """Gradient of the log likelihood of given rows or all, shape (d,), without its value."""
-        position, total = self._as_position(position), np.zeros(self.dimension)
+        """Gradient of the log likelihood of given rows or all, without its value.
+
+        The position may be several, of shape (positions, d), and so is the gradient then. The rows
+        are read from memory once for all of them.
+        """
+        positions = np.atleast_2d(self._as_position(position))
+        totals = np.zeros(positions.shape)
         for chunk in self.chunks() if rows is None else self.pieces(rows):
-            total += self._likelihood_gradient_function(position, *chunk)[0]
-        return total
+            for total, at in zip(totals, positions, strict=True):
+                total += self._likelihood_gradient_function(at, *chunk)[0]
+        return totals.reshape(np.shape(position))
 
     def log_prior_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient of the part of the log density without rows."""
@@ -442,7 +448,7 @@ class Posterior:
     @cached_property
     def _log_prior_function(self):
         position = pt.tensor("position", shape=(None,), dtype=self.dtype)
-        value = self._at(rewrite_pregrad(self._log_prior_graph), position)
+        value = self.prior_log_density(position)
         return self.compile_for_setup([position], [value, self.prior_gradient(position)])
 
     def _position_and_rows(self) -> tuple[TensorVariable, list[TensorVariable]]:
@@ -453,7 +459,7 @@ class Posterior:
     def _log_likelihood_function(self):
         position, rows = self._position_and_rows()
         length = rows[0].shape[0]
-        value = self._at(rewrite_pregrad(self._log_likelihood_graph(rows, length)), position)
+        value = self.rows_log_density(position, rows, length)
         return self.compile_for_setup(
             [position, *rows], [value, self.rows_gradient(position, rows, length)]
         )

@@ -99,7 +99,7 @@ def curvature_at(posterior: Posterior, subsample: Subsample, position: np.ndarra
     scale = coordinate_scale(posterior, subsample, position)
     if posterior.dimension > DENSE_DIMENSION:
         width = difference_width(posterior)
-        return low_rank_curvature(subsample.gradient_alone, position, scale, width)
+        return low_rank_curvature(subsample.gradients_alone, position, scale, width)
     return dense_curvature(scaled_precision(posterior, subsample, position, scale), scale)
 
 
@@ -108,7 +108,7 @@ def scaled_precision(
 ) -> np.ndarray:
     """Minus the Hessian of the log density of a subsample in scaled coordinates, shape (d, d)."""
     width = scale * difference_width(posterior)
-    precision = curvature_by_differences(subsample.gradient_alone, position, width)
+    precision = curvature_by_differences(subsample.gradients_alone, position, width)
     return precision * np.outer(scale, scale)
 
 
@@ -118,7 +118,7 @@ def diagonal_curvature(scale: np.ndarray, remainder: float = 1.0) -> Curvature:
 
 
 def low_rank_curvature(
-    gradient: Callable[[np.ndarray], np.ndarray],
+    gradients: Callable[[np.ndarray], np.ndarray],
     position: np.ndarray,
     scale: np.ndarray,
     width: float,
@@ -136,8 +136,8 @@ def low_rank_curvature(
 
     Parameters
     ----------
-    gradient : callable
-        Gradient of the log density.
+    gradients : callable
+        Gradients of the log density at several positions, both of shape (positions, d).
     position : numpy.ndarray, shape (d,)
     scale : numpy.ndarray, shape (d,)
         D, rough standard deviations.
@@ -149,8 +149,8 @@ def low_rank_curvature(
     def product(vector: np.ndarray) -> np.ndarray:
         length = np.linalg.norm(vector)
         shift = width / length * scale * vector.ravel()
-        difference = gradient(position - shift) - gradient(position + shift)
-        return scale * difference * (length / (2 * width))
+        behind, ahead = gradients(np.array([position - shift, position + shift]))
+        return scale * (behind - ahead) * (length / (2 * width))
 
     rng = np.random.default_rng(1950)
     keeps = dimension <= LOW_RANK_DIMENSION
@@ -264,22 +264,22 @@ def prior_precision(
         1e-2 * np.maximum(1.0, np.abs(position)),
     )
 
-    def gradient(position: np.ndarray) -> np.ndarray:
-        return posterior.log_prior_and_gradient(position)[1]
+    def gradients(positions: np.ndarray) -> np.ndarray:
+        return np.array([posterior.log_prior_and_gradient(at)[1] for at in positions])
 
-    return curvature_by_differences(gradient, position, scale * difference_width(posterior))
+    return curvature_by_differences(gradients, position, scale * difference_width(posterior))
 
 
 def curvature_by_differences(
-    gradient: Callable[[np.ndarray], np.ndarray], position: np.ndarray, width: np.ndarray
+    gradients: Callable[[np.ndarray], np.ndarray], position: np.ndarray, width: np.ndarray
 ) -> np.ndarray:
-    """Minus the Jacobian of a gradient, symmetric, by central differences of given widths."""
-    columns = []
-    for coordinate, size in enumerate(width):
-        shift = np.zeros(len(position))
-        shift[coordinate] = size
-        columns.append((gradient(position - shift) - gradient(position + shift)) / (2 * size))
-    curvature = np.array(columns)
+    """Minus the Jacobian of a gradient, symmetric, by central differences of given widths.
+
+    The gradients are those at several positions, both of shape (positions, d).
+    """
+    shifts = np.diag(width)
+    behind, ahead = np.split(gradients(np.concatenate([position - shifts, position + shifts])), 2)
+    curvature = (behind - ahead) / (2 * width[:, None])
     return 0.5 * (curvature + curvature.T)
 
 

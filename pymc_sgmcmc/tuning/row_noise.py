@@ -230,7 +230,7 @@ class _Rows:
 
     def _at_center(self, numbers: np.ndarray) -> np.ndarray:
         rows = self._posterior.take(numbers)
-        return self._posterior.row_gradients(self._center.position, rows).astype(float)
+        return self._posterior.row_gradients(self._center.position, rows).astype(float, copy=False)
 
     def _at(self, point: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]) -> np.ndarray:
         """Gradients of rows at a point, which may set the other variables too."""
@@ -238,4 +238,4 @@ class _Rows:
         posterior.set_others({**self._others, **point})
         gradients = posterior.row_gradients(posterior.layout.ravel(point), rows)
         posterior.set_others(self._others)
-        return gradients.astype(float)
+        return gradients.astype(float, copy=False)

@@ -138,7 +138,11 @@ def sample(posterior: Posterior, settings: Settings) -> tuple[xr.DataTree, float
     if settings.metric != "laplace":
         # Narrow differences: the prior alone holds some directions, and is lost in wide ones.
         width = 1e-3 * center.curvature.standard_deviations
-        precision = curvature_by_differences(posterior.gradient, center.position, width)
+        precision = curvature_by_differences(
+            lambda positions: np.array([posterior.gradient(position) for position in positions]),
+            center.position,
+            width,
+        )
         covariance = linalg.inv(precision)
         covariance = (covariance + covariance.T) / 2
     root = linalg.cholesky(covariance, lower=True)
