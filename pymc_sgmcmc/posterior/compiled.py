@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -115,6 +116,22 @@ def without_blas_warning() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="PyTensor could not link to a BLAS")
         yield
+
+
+@contextmanager
+def quick_graphs() -> Iterator[None]:
+    """Build graphs without notes of the lines that made them, and collect the garbage later.
+
+    Notes and collections each take about a tenth of the time of building and compiling.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with pytensor.config.change_flags(traceback__limit=0):
+            yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def compile_quietly(

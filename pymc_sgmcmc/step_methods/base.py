@@ -34,6 +34,7 @@ from pymc_sgmcmc.engine import TransitionBlock
 from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
 from pymc_sgmcmc.matrices import Matrix
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.compiled import quick_graphs
 from pymc_sgmcmc.posterior.position import NOTHING_FREE, value_variables
 from pymc_sgmcmc.record import COMPUTED, GIVEN, RECORD, RunRecord
 from pymc_sgmcmc.schedules import StepSize, step_sizes
@@ -172,6 +173,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             raise ModelError(NOTHING_FREE)
         return super().__new__(cls, *args, **kwargs)
 
+    @quick_graphs()
     def __init__(self, settings: Settings):
         install()
         setup = Setup(

@@ -340,7 +340,7 @@ class OSGFS(StochasticGradientStep):
                 "gradient noise makes the chain too wide. Use "
                 '`k="matrix"`, a smaller number, or a larger `batch_size`.',
                 BatchSizeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         elif isinstance(self._k, str) and smallest < SMALL_K:
             batching = setup.estimator.batching
@@ -350,7 +350,7 @@ class OSGFS(StochasticGradientStep):
                 f"allows only k = {smallest:.3g}, so autocorrelation times are about "
                 f"{4 / smallest:.0f} transitions. Use a larger `batch_size`{remedy}.",
                 BatchSizeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
 

@@ -164,7 +164,7 @@ class Setup:
                 "variables, and the others would see one fixed minibatch. Build the model on the "
                 "full arrays, and pass `batch_size` to the step method.",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         # Every transition evaluates the same rows only where the batch size is computed.
         self._keeps_rows = keeps_rows and gradient == "cv" and self._batch_size is None
@@ -395,7 +395,7 @@ class Setup:
         weighed = self.batch_size_from == "computed" and self.estimator.reduces_variance
         if ratio > (IMPLAUSIBLE_NOISE if weighed else NOISE_WARNING):
             warnings.warn(
-                _noise_message(choice, batching, self.estimator), BatchSizeWarning, stacklevel=5
+                _noise_message(choice, batching, self.estimator), BatchSizeWarning, stacklevel=6
             )
 
 
