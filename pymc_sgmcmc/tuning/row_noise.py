@@ -112,7 +112,7 @@ def row_noise(
     sizes = rows.sizes()
     n_rows = posterior.n_rows
     count = min(WORST_ROWS, n_rows // 10)
-    worst = _largest(sizes, count)
+    worst = largest(sizes, count)
     others = numbers_without(n_rows, worst)
     most = int(np.clip(NOISE_ELEMENTS // posterior.dimension, ROWS_A_POINT, NOISE_ROWS))
     sample = np.random.default_rng(2018).permutation(others)[:most]
@@ -141,7 +141,7 @@ def row_noise(
     return RowNoise(without(kept), n_rows - kept, np.sort(worst[:kept]))
 
 
-def _largest(values: np.ndarray, count: int) -> np.ndarray:
+def largest(values: np.ndarray, count: int) -> np.ndarray:
     """Numbers of the largest values, the largest first and NaN last, equal ones in their order."""
     if not count:
         return np.empty(0, dtype=int)

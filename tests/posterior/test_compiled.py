@@ -25,7 +25,7 @@ FUNCTIONS = {
     "clip": (lambda x: pt.clip(x, -1, 1), [-2.0, 0.3, 5.0]),
     "second": (lambda x: pt.second(x, pt.constant(2.5)), [1.0, 2.0]),
     "power": (lambda x: x**3, [-2.0, 0.0, 1.5]),
-    "sigmoid": (pt.sigmoid, [-800.0, -2.0, 0.0, 800.0]),
+    "sigmoid": (pt.sigmoid, [-800.0, -40.0, -2.0, 0.0, 40.0, 800.0]),
     "cast": (lambda x: pt.cast(x > 0, "float64"), [-1.0, 1.0]),
     "softmax": (pt.special.softmax, [-800.0, 0.0, 3.0]),
     "log softmax": (pt.special.log_softmax, [-800.0, 0.0, 3.0]),

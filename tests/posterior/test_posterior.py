@@ -80,6 +80,9 @@ def test_agrees_with_the_model(name, way):
         )
         close(likelihood, by_row.sum())
         close(likelihood_gradient, gradient - prior_gradient)
+        several = posterior.likelihood_gradient(np.array([position, position + 0.1]), everything)
+        assert np.array_equal(several[0], posterior.likelihood_gradient(position))
+        assert np.array_equal(several[1], posterior.likelihood_gradient(position + 0.1))
 
         numbers = np.array([30, 2, 2, 17])
         close(

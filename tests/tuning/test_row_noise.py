@@ -16,6 +16,7 @@ from pymc_sgmcmc import (
     bias_report,
 )
 from pymc_sgmcmc.tuning import find_center, least_cost, row_noise
+from pymc_sgmcmc.tuning.row_noise import largest
 
 NUMBA = {"mode": "NUMBA"}
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
@@ -113,3 +114,12 @@ def test_samplers_with_a_noise_of_their_own_keep_none():
     assert step.run_settings.attributes["kept_rows"] == 0
     plain = SGLD(model=model, batch_size=3000, compile_kwargs=NUMBA)
     assert plain.run_settings.attributes["kept_rows"] == 0
+
+
+def test_largest_values_are_those_of_a_stable_sort(rng):
+    """Equal values keep their order, and NaN comes last."""
+    values = rng.integers(0, 6, size=60).astype(float)
+    values[[3, 30, 31]] = np.nan, np.inf, np.nan
+    for count in (0, 1, 10, 59, 60):
+        expected = np.argsort(-values, kind="stable")[:count]
+        assert np.array_equal(largest(values, count), expected)
