@@ -34,9 +34,7 @@ def model():
 
 def step_of(model):
     quick = {"mode": "FAST_COMPILE"}
-    return SGLD(
-        model=model, step_size=1e-3, batch_size=20, gradient="plain", compile_kwargs=quick
-    )
+    return SGLD(model=model, step_size=1e-3, batch_size=20, gradient="plain", compile_kwargs=quick)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from tests.support.laws import hamcmc_law
 from tests.support.linear_gaussian import LinearGaussian, affine_estimate, sgld_covariance
 from tests.support.models import logistic_model, two_variable_model
 from tests.support.samplers import NO_PAIRS
+from tests.support.sampling import check_two_variables
 
 NUMBA = {"mode": "NUMBA"}
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
@@ -588,12 +589,7 @@ def test_compound_step(other):
             other([model["sigma"]]),
         ]
         idata = sample(model, steps, draws=1500, tune=300)
-        exact = pm.sample(draws=1500, tune=500, chains=2, random_seed=1, **QUIET)
-    for name in ("intercept", "slope", "sigma"):
-        reference_sd = float(exact.posterior[name].std())
-        shift = float(idata.posterior[name].mean() - exact.posterior[name].mean())
-        assert abs(shift) < 0.2 * reference_sd, name
-        assert float(idata.posterior[name].std()) == pytest.approx(reference_sd, rel=0.15), name
+    check_two_variables(idata)
 
 
 def test_a_point_moved_by_others_is_followed(model, step):
