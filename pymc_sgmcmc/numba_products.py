@@ -15,6 +15,7 @@ import numpy as np
 from pytensor.compile.mode import Mode, get_mode
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.link.numba.linker import NumbaLinker
+from pytensor.tensor.basic import cast
 from pytensor.tensor.math import Dot
 
 FLOATING = ("float32", "float64")
@@ -31,9 +32,10 @@ class NumpyDot(Dot):
 @node_rewriter([Dot])
 def _use_numpy_dot(fgraph, node):
     types = {variable.type.dtype for variable in (*node.inputs, *node.outputs)}
-    if type(node.op) is not Dot or len(types) > 1 or not types <= set(FLOATING):
+    if type(node.op) is not Dot or not types <= set(FLOATING):
         return None
-    return [NumpyDot()(*node.inputs)]
+    dtype = node.outputs[0].type.dtype
+    return [NumpyDot()(*(cast(factor, dtype) for factor in node.inputs))]
 
 
 _use_numpy_dot_everywhere = dfs_rewriter(_use_numpy_dot)

@@ -19,9 +19,10 @@ import pytest
 import pymc_sgmcmc
 from pymc_sgmcmc import Posterior, datasets, step_methods
 from pymc_sgmcmc.batching import SCHEMES
-from pymc_sgmcmc.step_methods import base, setup
+from pymc_sgmcmc.step_methods import base, center, setup
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.settings import GRADIENTS
+from pymc_sgmcmc.tuning.find_center import find_center
 from tests.support.models import logistic_model
 
 ROOT = Path(__file__).parents[1]
@@ -115,7 +116,9 @@ def test_table_of_what_goes_together(monkeypatch, uncompiled):
 
     model = logistic_model()
     posterior = Posterior(model)
+    center_of_model = find_center(posterior, posterior.initial_position)
     monkeypatch.setattr(setup, "Posterior", lambda *arguments, **settings: posterior)
+    monkeypatch.setattr(center, "find_center", lambda *arguments: center_of_model)
     monkeypatch.setattr(base, "search_step_size", lambda block, setup, design: design)
 
     def takes(step_class, settings, column):

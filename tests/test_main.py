@@ -22,6 +22,9 @@ from PIL import Image
 from pymc_sgmcmc import main as command
 from pymc_sgmcmc.regression import InputError, make_regression, read_table
 
+# Commands in this process compile little; those in others are as for users.
+pytestmark = pytest.mark.usefixtures("without_compiler")
+
 QUICK = (
     "--mode",
     "FAST_COMPILE",

@@ -17,6 +17,8 @@ from tests.support.row_models import CASES
 from tests.support.samplers import SAMPLERS
 from tests.support.sampling import sample
 
+pytestmark = pytest.mark.usefixtures("without_compiler")
+
 TRANSITIONS = 12
 
 

@@ -54,6 +54,17 @@ def test_products_of_all_layouts(dtype, rng):
         np.testing.assert_allclose(result, exact, rtol=tolerance, atol=tolerance)
 
 
+def test_products_of_single_and_double_precision(rng):
+    """Data in float64 and a position in float32, as in a model with `floatX = "float32"`."""
+    X, v = pt.matrix("X", dtype="float64"), pt.vector("v", dtype="float32")
+    function = pytensor.function([X, v], [X @ v, v @ X], mode=with_numpy_products("NUMBA"))
+    assert set(products(function)) == {NumpyDot}
+    x, a = rng.normal(size=(3, 3)), rng.normal(size=3).astype("float32")
+    for result, exact in zip(function(x, a), [x @ a, a @ x], strict=True):
+        assert result.dtype == np.float64
+        np.testing.assert_allclose(result, exact, rtol=1e-12)
+
+
 def test_products_inside_of_a_scan():
     X = pt.matrix("X", shape=(2, 2))
     powers = pytensor.scan(

@@ -14,7 +14,7 @@ from pymc_sgmcmc.gradient_estimators.center_difference import find_center_differ
 from tests.support.exact_law import all_indices, run_one
 from tests.support.linear_gaussian import LinearGaussian
 from tests.support.models import logistic_data, logistic_model, two_variable_model
-from tests.support.sampling import NUMBA, QUIET, sample
+from tests.support.sampling import NUMBA, check_two_variables, sample
 
 N_ROWS, BATCH_SIZE, DIMENSION = 6, 3, 2
 EPOCH = 4
@@ -351,12 +351,7 @@ def test_compound_step(other):
             other([model["sigma"]]),
         ]
         idata = sample(model, steps, draws=1500, tune=300, chains=2)
-        exact = pm.sample(draws=1500, tune=500, chains=2, random_seed=1, **QUIET)
-    for name in ("intercept", "slope", "sigma"):
-        sd = float(exact.posterior[name].std())
-        shift = float(idata.posterior[name].mean() - exact.posterior[name].mean())
-        assert abs(shift) < 0.2 * sd, name
-        assert float(idata.posterior[name].std()) == pytest.approx(sd, rel=0.15), name
+    check_two_variables(idata)
 
 
 def test_the_reference_keeps_the_values_of_other_variables():

@@ -12,6 +12,8 @@ from pymc_sgmcmc.errors import ModelError
 
 N = 100
 
+pytestmark = pytest.mark.usefixtures("without_compiler")
+
 
 @pytest.fixture
 def model():
@@ -31,7 +33,8 @@ def model():
 
 
 def step_of(model):
-    return SGLD(model=model, step_size=1e-3, batch_size=20, gradient="plain")
+    quick = {"mode": "FAST_COMPILE"}
+    return SGLD(model=model, step_size=1e-3, batch_size=20, gradient="plain", compile_kwargs=quick)
 
 
 @pytest.mark.parametrize(

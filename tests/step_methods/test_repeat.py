@@ -16,6 +16,9 @@ from pymc_sgmcmc.trace_tools.reader import settings_of
 from tests.support.models import logistic_model
 
 NUMBA = {"mode": "NUMBA"}
+QUICK = {"mode": "FAST_COMPILE"}
+"""For settings, which do not depend on how the transitions are compiled."""
+
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 
 OF_THE_STEP_SIZE = {
@@ -61,15 +64,16 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("without_compiler")
 def test_every_setting_but_the_step_size(case):
     make_model, step_class, settings = CASES[case]
     model = make_model()
     with model:
-        first = step_class(compile_kwargs=NUMBA, **settings)
+        first = step_class(compile_kwargs=QUICK, **settings)
         idata = pm.sample(step=first, draws=4, tune=2, chains=1, random_seed=1, **QUIET)
     arrays = idata[SETTINGS].to_dataset() if SETTINGS in idata.children else None
     second = repeated_step(
-        model, settings_of(idata), arrays, step_size=1e-4, thin=3, compile_kwargs=NUMBA
+        model, settings_of(idata), arrays, step_size=1e-4, thin=3, compile_kwargs=QUICK
     )
     expected, actual = first.run_settings, second.run_settings
     where_from = {name for name in expected.attributes if name.endswith("_from")} | {"rows"}
@@ -103,12 +107,13 @@ def test_report_of_a_run_with_rows_in_each_transition():
     assert not report["verdict"].isin(["mean off", "variance too large"]).any()
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_a_run_with_an_estimator_made_by_hand_is_not_repeated():
     model = logistic_model()
     posterior = Posterior(model)
     estimator = PlainGradient(posterior, make_batching("shuffle", posterior.data, 20))
     with model:
-        step = SGLD(gradient=estimator, step_size=1e-3, compile_kwargs=NUMBA)
+        step = SGLD(gradient=estimator, step_size=1e-3, compile_kwargs=QUICK)
         idata = pm.sample(step=step, draws=10, tune=2, chains=1, random_seed=1, **QUIET)
     with pytest.raises(ValueError, match="an estimator made by hand"):
         bias_report(idata, model, rerun=True)

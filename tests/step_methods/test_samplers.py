@@ -6,6 +6,8 @@ compared with the law that follows from its compiled transitions.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -168,11 +170,12 @@ def test_all_rows_are_the_full_gradient(sampler, gradient):
 
 @every_pair
 def test_order_of_the_rows_does_not_matter(sampler, gradient):
-    problem = LinearGaussian.simulate(5, 2, seed=8)
+    # The sizes and the prior of `test_law_with_minibatches`, whose compiled transitions are used.
+    problem = LinearGaussian.simulate(6, 2, seed=8, prior_sd=10.0)
     h = sampler.step_size(np.linalg.eigvalsh(problem.precision)[-1]) / 3
     laws = []
-    for rows in (np.arange(5), np.array([3, 0, 4, 1, 2])):
-        permuted = LinearGaussian(problem.X[rows], problem.y[rows])
+    for rows in (np.arange(6), np.array([3, 0, 4, 1, 5, 2])):
+        permuted = replace(problem, X=problem.X[rows], y=problem.y[rows])
         step = sampler.make(
             permuted.model(),
             batch_size=2,

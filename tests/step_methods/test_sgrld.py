@@ -215,6 +215,7 @@ def test_moments_converge_to_those_of_the_posterior(with_gamma, monkeypatch):
 # --- Settings --------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_default_step_size_is_that_of_sgld_with_the_metric_at_the_centre():
     """4 x 5 % over λ_max(MH), without noise of the gradient."""
     step = SGRLD(model=logistic_model(), batch_size=400, metric_rows=400, compile_kwargs=NUMBA)

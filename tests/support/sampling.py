@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pymc as pm
 import pytensor
+import pytest
 
-from tests.support.models import logistic_model, two_variable_model
+from tests.support.models import logistic_model, two_variable_model, two_variable_moments
 
 NUMBA = {"mode": "NUMBA"}
 """Transitions are compiled as those of users are by default."""
@@ -71,6 +72,14 @@ def check_float32(step_class, **settings):
     assert np.all(np.abs(draws.mean(0) - center.position) < center.curvature.standard_deviations)
     ratio = draws.std(0) / center.curvature.standard_deviations
     assert np.all((ratio > 0.7) & (ratio < 1.4))
+
+
+def check_two_variables(idata):
+    """Check means and scales of `two_variable_model` against the exact ones."""
+    for name, (mean, sd) in two_variable_moments().items():
+        draws = idata.posterior[name]
+        assert abs(float(draws.mean()) - mean) < 0.2 * sd, name
+        assert float(draws.std()) == pytest.approx(sd, rel=0.15), name
 
 
 def check_compound(step_class, other, **settings):

@@ -267,10 +267,13 @@ def test_moments_of_a_run(thinned, tmp_path):
     )
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_moments_of_gradients_with_a_memory():
     """SAGA computes draw by draw; without thinning the moments are those of the draws."""
     with logistic_model():
-        step = SGLD(gradient="saga", batch_size=20, thin=1, compile_kwargs=NUMBA)
+        # Numba takes twenty seconds for SAGA.
+        quick = {"mode": "FAST_COMPILE"}
+        step = SGLD(gradient="saga", batch_size=20, thin=1, compile_kwargs=quick)
         idata = pm.sample(step=step, draws=600, tune=100, chains=1, random_seed=3, **QUIET)
     group, stats = idata[MOMENTS], idata["sample_stats"]
     length, batches = int(group["transitions_a_batch"][0]), group.sizes["batch"]

@@ -6,7 +6,6 @@ import sys
 
 import numpy as np
 import pymc as pm
-import pytensor
 import pytest
 import xarray as xr
 
@@ -447,6 +446,7 @@ def test_functions_of_all_kinds(run):
     assert list(chosen.mean.data_vars) == ["other"]
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_gradients_are_those_of_the_model(rng):
     """Transforms of scales, intervals that depend on other variables, simplices and dimensions."""
     y = rng.normal(size=50)
@@ -476,8 +476,7 @@ def test_gradients_are_those_of_the_model(rng):
             for number, one in enumerate(model.free_RVs)
         }
     )
-    with pytensor.config.change_flags(cxx=""):  # compiling takes longer than NumPy here
-        found = gradients(xr.DataTree.from_dict({"posterior": posterior}), model)["sample_stats"]
+    found = gradients(xr.DataTree.from_dict({"posterior": posterior}), model)["sample_stats"]
     dlogp = model.compile_dlogp(mode="FAST_COMPILE")
     at = np.array(
         [np.concatenate([point[name].ravel() for name in value_names]) for point in points]
