@@ -77,9 +77,10 @@ class _ScaledLoop:
         return {name: value for name, value in vars(self).items() if name != "_scale"}
 
     def __call__(self, *arguments: np.ndarray) -> Sequence[np.ndarray]:
-        *state, indices, noise, step_sizes = arguments
+        state = arguments[: self._loop.states]
+        indices, noise, step_sizes, *remember = arguments[self._loop.states :]
         (scaled,) = self._scale(noise, step_sizes)
-        return self._loop(state, indices, scaled, step_sizes)
+        return self._loop(state, [indices, scaled, step_sizes, *remember])
 
 
 class TransitionBlock:
@@ -130,7 +131,7 @@ class TransitionBlock:
     def _compile(
         self, estimator: GradientEstimator, compile_kwargs: dict[str, Any]
     ) -> Callable[..., Sequence[np.ndarray]]:
-        """Function of state, indices, noise and step sizes: a scan over the transitions."""
+        """Function of state, indices, noise and step sizes: a loop over the transitions."""
         names = ["position", *(auxiliary.name for auxiliary in self.auxiliaries)]
         state = [
             pt.tensor(name, shape=shape, dtype=self.dtype)
@@ -143,34 +144,32 @@ class TransitionBlock:
             indices = pt.tensor("indices", dtype=indices.dtype, shape=shape)
         noise = pt.tensor("noise", shape=(passes, self.noise_size), dtype=self.dtype)
         step_sizes = pt.tensor("step_sizes", shape=(passes,), dtype=self.dtype)
+        scaled = pt.as_tensor(self.dynamics.scaled_noise(noise, step_sizes))
+        memory = () if self.memory is None else self.memory.variables
+        remember = [pt.vector("remember", dtype="bool")] if memory else []
+        sequences = [indices, scaled, step_sizes, *remember]
         mode = with_numpy_products(compile_kwargs.get("mode"))
-        if self.memory is None and isinstance(mode.linker, NumbaLinker):
-            return self._compile_loop(estimator, state, indices, noise, step_sizes, mode)
-        remembered = () if self.memory is None else self.memory.variables
-        # Passes that only evaluate gradients do not change the memory, since the next block repeats
-        # them.
-        remember = pt.arange(indices.shape[0]) < indices.shape[0] - self.lag
+        if isinstance(mode.linker, NumbaLinker):
+            # A loop of its own, which Numba compiles sooner than a scan.
+            entries = [sequence[0].type() for sequence in sequences]
+            loop = LoopOfTransitions(self._transition(estimator), entries, state, memory, mode)
+            return _ScaledLoop(noise, step_sizes, scaled, loop)
         outputs = pytensor.scan(
             self._transition(estimator),
-            sequences=[
-                indices,
-                self.dynamics.scaled_noise(noise, step_sizes),
-                step_sizes,
-                *([remember] if remembered else []),
-            ],
-            outputs_info=[*state, *remembered, None, *(None for _ in self.dynamics.stats)],
+            sequences=sequences,
+            outputs_info=[*state, *memory, None, *(None for _ in self.dynamics.stats)],
             return_updates=False,
         )
-        memory_outputs = slice(len(state), len(state) + len(remembered))
+        memory_outputs = slice(len(state), len(state) + len(memory))
         updates = {
             variable: values[-1]
-            for variable, values in zip(remembered, outputs[memory_outputs], strict=True)
+            for variable, values in zip(memory, outputs[memory_outputs], strict=True)
         }
         del outputs[memory_outputs]
-        compile_kwargs["mode"] = in_place_mode(mode) if remembered else mode
+        compile_kwargs["mode"] = in_place_mode(mode) if memory else mode
         with without_blas_warning():
             function = pytensor.function(
-                [*state, indices, noise, step_sizes],
+                [*state, indices, noise, step_sizes, *remember],
                 outputs,
                 updates=updates,
                 on_unused_input="ignore",
@@ -179,26 +178,8 @@ class TransitionBlock:
         function.trust_input = True
         return function
 
-    def _compile_loop(
-        self,
-        estimator: GradientEstimator,
-        state: list[TensorVariable],
-        indices: TensorVariable,
-        noise: TensorVariable,
-        step_sizes: TensorVariable,
-        mode: Mode,
-    ) -> Callable[..., Sequence[np.ndarray]]:
-        """The function as a loop of its own, which Numba compiles sooner than a scan."""
-        scaled = pt.as_tensor(self.dynamics.scaled_noise(noise, step_sizes))
-        index, row, step_size = (
-            pt.tensor(dtype=several.type.dtype, shape=several.type.shape[1:])
-            for several in (indices, scaled, step_sizes)
-        )
-        loop = LoopOfTransitions(self._transition(estimator), index, row, step_size, state, mode)
-        return _ScaledLoop(noise, step_sizes, scaled, loop)
-
     def _transition(self, estimator: GradientEstimator) -> Callable[..., tuple]:
-        """Body of the scan: state and memory after a transition, its gradient and statistics."""
+        """Body of the loop: state and memory after a transition, its gradient and statistics."""
         memory, shapes = self.memory, self._shapes
 
         def transition(index, scaled_noise, step_size, *rest):
@@ -260,6 +241,12 @@ class TransitionBlock:
         length = len(noise)
         # The last passes only evaluate gradients; padding repeats them.
         passes = self.lag + (length if self.static_length is None else self.static_length)
+        remember = []
+        if self.memory is not None:
+            indices = self.memory.arranged(indices)
+            # Passes that only evaluate gradients do not change the memory, since the next block
+            # repeats them.
+            remember = [np.arange(passes) < length]
         # The caller checks whether the results are finite.
         with np.errstate(all="ignore"), _interrupts_as_such():
             outputs = self._function(
@@ -267,6 +254,7 @@ class TransitionBlock:
                 _pad(indices, passes),
                 _pad(noise, passes, self.dtype),
                 _pad(step_sizes, passes, self.dtype),
+                *remember,
             )
         positions, *others = (np.asarray(output) for output in outputs)
         auxiliaries, (gradients, *stats) = (

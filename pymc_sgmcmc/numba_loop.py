@@ -17,17 +17,24 @@ from typing import Any
 import numpy as np
 import pytensor.scalar.basic as scalar_basic
 import pytensor.scalar.math as scalar_math
+from pytensor.compile.aliasing import Supervisor
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.destroyhandler import DestroyHandler
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace
-from pytensor.graph.traversal import graph_inputs, toposort
+from pytensor.graph.rewriting.basic import in2out
+from pytensor.graph.traversal import graph_inputs
 from pytensor.scalar.basic import Composite, ScalarOp, ScalarType
 from pytensor.tensor.basic import Alloc, Join, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot, Sum
+from pytensor.tensor.rewriting.subtensor import (
+    local_inplace_AdvancedIncSubtensor,
+    local_inplace_setsubtensor,
+)
 from pytensor.tensor.shape import Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import (
     AdvancedIncSubtensor,
@@ -39,7 +46,7 @@ from pytensor.tensor.type import TensorType
 
 from pymc_sgmcmc.numba_products import FLOATING, contiguous_in_numba
 
-VERSION = 6
+VERSION = 7
 """This number is a part of the key in the compile cache. It changes with the code of this file."""
 
 EXPRESSIONS: dict[type[ScalarOp], str] = {
@@ -74,18 +81,26 @@ OF_ANY_TYPE = (scalar_basic.Identity, scalar_basic.Second, scalar_basic.Switch)
 NO_NUMBERS = {"nan": "np.nan", "inf": "np.inf", "-inf": "(-np.inf)"}
 """Source of the numbers whose text Python does not read."""
 
+_in_place = in2out(local_inplace_setsubtensor, local_inplace_AdvancedIncSubtensor)
+"""This rewriter changes arrays in place where nothing reads their old elements afterwards."""
+
 
 class LoopOfTransitions:
-    """A compiled loop over transitions: state, index, noise and step size of each to the next.
+    """A compiled loop over transitions: state, memory and sequences of each to the next.
 
     Parameters
     ----------
     transition : callable
-        Function of the symbolic index, row of noise, step size and state of a transition. It
-        returns the next state and what is recorded beside it.
-    index, noise, step_size : Variable
-        Symbolic arguments of one transition, without the axis of the transitions.
+        Function of the symbolic entries of the sequences, state and memory of a transition. It
+        returns the next state, the memory afterwards and what is recorded beside the state.
+    entries : sequence of Variable
+        Arguments of one transition, each an entry of a sequence: index, noise, step size and
+        others.
     state : sequence of Variable
+        State of the chain, whose number of variables is the attribute `states`.
+    memory : sequence of SharedVariable
+        Arrays that belong to the chain. They are changed in place where the transition sets some
+        of their elements.
     mode : Mode
         Mode whose rewrites simplify the graph.
     """
@@ -93,15 +108,15 @@ class LoopOfTransitions:
     def __init__(
         self,
         transition: Callable[..., Sequence[Variable]],
-        index: Variable,
-        noise: Variable,
-        step_size: Variable,
+        entries: Sequence[Variable],
         state: Sequence[Variable],
+        memory: Sequence[SharedVariable],
         mode: Mode,
     ):
-        inputs = [index, noise, step_size, *state]
+        inputs = [*entries, *state, *(variable.type(variable.name) for variable in memory)]
         outputs = list(transition(*inputs))
-        self._states = len(state)
+        self.states = len(state)
+        self._entries, self._memory = len(entries), tuple(memory)
         self._shared = [
             variable for variable in graph_inputs(outputs) if isinstance(variable, SharedVariable)
         ]
@@ -110,17 +125,24 @@ class LoopOfTransitions:
         outputs = clone_replace(outputs, replacements, rebuild_strict=False)
         graph = FunctionGraph([*inputs, *places], outputs, clone=True)
         mode.excluding("inplace", "fuse_indexed_into_elemwise").optimizer.rewrite(graph)
+        start = len(entries) + len(state)
+        changed = set(graph.inputs[start : start + len(memory)])
+        graph.attach_feature(Supervisor(set(graph.inputs) - changed))
+        graph.attach_feature(DestroyHandler())
+        _in_place.rewrite(graph)
         self._inputs, self._outputs = tuple(graph.inputs), tuple(graph.outputs)
+        # In this order an array is read before it is changed in place.
+        self._nodes = tuple(graph.toposort())
         self._compile()
 
     def _compile(self) -> None:
         from pytensor.link.numba.cache import compile_numba_function_src
         from pytensor.link.numba.dispatch.basic import numba_njit
 
-        source = _Source(self._inputs, ["index", "noise", "step_size"])
-        for node in toposort(self._outputs, self._inputs):
+        source = _Source(self._inputs, self._entries)
+        for node in self._nodes:
             source.write(node.op, node)
-        text = source.of_loop(self._outputs, self._states)
+        text = source.of_loop(self._outputs, self.states, len(self._memory))
         function = compile_numba_function_src(
             text, "transitions", globals() | source.environment, cache_key=source.key
         )
@@ -139,16 +161,16 @@ class LoopOfTransitions:
         self._compile()
 
     def __call__(
-        self,
-        state: Sequence[np.ndarray],
-        indices: np.ndarray,
-        noise: np.ndarray,
-        step_sizes: np.ndarray,
+        self, state: Sequence[np.ndarray], sequences: Sequence[np.ndarray]
     ) -> tuple[np.ndarray, ...]:
         """State and records after each transition, with transitions as the first axis."""
-        shared = [variable.get_value(borrow=True) for variable in self._shared]
+        shared = [variable.get_value(borrow=True) for variable in (*self._memory, *self._shared)]
         arguments = [*state, *shared, *self._constants]
-        return self._function(indices, noise, step_sizes, *map(_argument, arguments))
+        results = self._function(*sequences, *map(_argument, arguments))
+        records = len(results) - len(self._memory)
+        for variable, value in zip(self._memory, results[records:], strict=True):
+            variable.set_value(value, borrow=True)
+        return results[:records]
 
 
 def _argument(value: Any) -> Any:
@@ -164,7 +186,7 @@ class _Source:
     a tensor of one element a number, as long as no operation needs more.
     """
 
-    def __init__(self, inputs: Sequence[Variable], names: Sequence[str]):
+    def __init__(self, inputs: Sequence[Variable], entries: int):
         self.names: dict[Variable, str] = {}
         self.constants: list[np.ndarray] = []
         self.environment: dict[str, Any] = {"contiguous": contiguous_in_numba()}
@@ -173,9 +195,9 @@ class _Source:
         self._vectors: dict[Variable, tuple[int, str]] = {}
         self._keys: list[str | None] = []
         self._count = 0
-        given = [*names, *(f"given_{number}" for number in range(len(inputs) - len(names)))]
-        self.names.update(zip(inputs, given, strict=True))
-        self._arguments = given[len(names) :]
+        self._entries = [f"entry_{number}" for number in range(entries)]
+        self._arguments = [f"given_{number}" for number in range(len(inputs) - entries)]
+        self.names.update(zip(inputs, [*self._entries, *self._arguments], strict=True))
 
     # --- Names ------------------------------------------------------------------------------
 
@@ -350,7 +372,7 @@ class _Source:
         result, places = self.new(), self.name(indices[0])
         (place,), heads = self._loops([indices[0], values], [0])
         value, number = self.element(values, [place] * values.type.ndim), self.new("place_")
-        self.line(f"{result} = {self.name(base)}.copy()")
+        self.line(f"{result} = {self.name(base)}{'' if op.inplace else '.copy()'}")
         body = [
             f"{number} = {places}[{place}]",
             f"if not -{result}.shape[0] <= {number} < {result}.shape[0]:",
@@ -387,14 +409,21 @@ class _Source:
     @write.register
     def _write_reduction(self, op: CAReduce, node: Apply) -> None:
         (x,), (out,) = node.inputs, node.outputs
-        if type(op) is not Sum or out.type.ndim or x.type.ndim not in (1, 2):
+        # Sums of one column are PyTensor's: a sum in another order has other last digits.
+        of_columns = x.type.ndim == 2 and op.axis == (0,) and not x.type.broadcastable[1]
+        of_all = x.type.ndim in (1, 2) and out.type.ndim == 0
+        if type(op) is not Sum or not (of_columns or of_all):
             self._write_call(op, node)
             return
         result = self.new()
-        self.line(f"{result} = np.{_type(out)}(0)")
         places, heads = self._loops([x], range(x.type.ndim))
-        body = f"{result} += {self.element(x, places)}"
-        self.line(_nested(heads, [body]))
+        if of_all:
+            self.line(f"{result} = np.{_type(out)}(0)")
+            self.line(_nested(heads, [f"{result} += {self.element(x, places)}"]))
+        else:
+            self.line(f"{result} = np.zeros(n_j, np.{op.acc_dtype})")
+            self.line(_nested(heads, [f"{result}[j] += {self.element(x, places)}"]))
+            self.line(f"{result} = {result}.astype(np.{_type(out)})")
         self.names[out] = result
 
     @write.register
@@ -489,21 +518,24 @@ class _Source:
 
     # --- The loop ---------------------------------------------------------------------------
 
-    def of_loop(self, outputs: Sequence[Variable], states: int) -> str:
-        """Source of the function: the operations in a loop whose first outputs are the state."""
+    def of_loop(self, outputs: Sequence[Variable], states: int, memories: int) -> str:
+        """Source of the function: the operations in a loop.
+
+        The first outputs are the state and the memory, of which only the last is returned.
+        """
         results = [self.name(variable) for variable in outputs]
-        state = self._arguments[:states]
-        records = [f"record_{number}" for number in range(len(outputs))]
-        before, stores = [], []
-        for variable, result, record in zip(outputs, results, records, strict=True):
+        carried = self._arguments[: states + memories]
+        records, before, stores = [], [], []
+        for number, (variable, result) in enumerate(zip(outputs, results, strict=True)):
+            if states <= number < states + memories:
+                continue
+            record = f"record_{number}"
+            records.append(record)
+            lengths = ["transitions", *map(str, variable.type.shape)]
+            before.append(f"{record} = np.empty(({', '.join(lengths)},), np.{_type(variable)})")
             if variable.type.ndim == 0:
-                before.append(f"{record} = np.empty(len(step_sizes), np.{_type(variable)})")
                 stores.append(f"{record}[k] = {result}")
             else:
-                lengths = ", ".join(map(str, variable.type.shape))
-                before.append(
-                    f"{record} = np.empty((len(step_sizes), {lengths}), np.{_type(variable)})"
-                )
                 places = ["i", "j", "l"][: variable.type.ndim]
                 stores.extend(
                     _same_length(f"{result}.shape[{axis}]", str(length))
@@ -515,16 +547,23 @@ class _Source:
                 ]
                 at = ", ".join(places)
                 stores.append(_nested(heads, [f"{record}[k, {at}] = {result}[{at}]"]))
-        following = ", ".join(results[:states])
+        sequences = [f"sequence_{number}" for number in range(len(self._entries))]
         body = [
-            "index, noise, step_size = indices[k], noises[k], step_sizes[k]",
+            *(
+                f"{entry} = {sequence}[k]"
+                for entry, sequence in zip(self._entries, sequences, strict=True)
+            ),
             *self._lines,
             *stores,
-            f"{', '.join(state)}, = {following},",
+            f"{', '.join(carried)}, = {', '.join(results[: len(carried)])},",
         ]
-        lines = [*before, _nested(["for k in range(len(step_sizes)):"], body)]
-        lines.append(f"return ({', '.join(records)},)")
-        head = f"def transitions(indices, noises, step_sizes, {', '.join(self._arguments)}):"
+        lines = [
+            f"transitions = len({sequences[0]})",
+            *before,
+            _nested(["for k in range(transitions):"], body),
+            f"return ({', '.join([*records, *carried[states:]])},)",
+        ]
+        head = f"def transitions({', '.join([*sequences, *self._arguments])}):"
         self.source = _nested([head], lines)
         return self.source
 

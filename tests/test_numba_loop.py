@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
+
 import cloudpickle
 import numpy as np
 import pytensor
@@ -9,7 +12,7 @@ import pytensor.tensor as pt
 import pytest
 from scipy import special
 
-from pymc_sgmcmc import MALA, SGLD, SGLDCV, ULA
+from pymc_sgmcmc import HAMCMC, MALA, SGHMC, SGLD, SGLDCV, ULA
 from pymc_sgmcmc.numba_loop import LoopOfTransitions
 from pymc_sgmcmc.numba_products import with_numpy_products
 from tests.support.models import logistic_model
@@ -23,7 +26,7 @@ TRANSITIONS = 12
 
 
 def check_same(make, rng, steps=TRANSITIONS):
-    """Positions, gradients, auxiliaries and statistics are the same on both backends."""
+    """Positions, gradients, auxiliaries, statistics and memory are the same on both backends."""
     ours, reference = make({"mode": "NUMBA"}), make({"mode": "FAST_COMPILE"})
     assert isinstance(ours.block._function._loop, LoopOfTransitions)
     block = reference.block
@@ -33,10 +36,14 @@ def check_same(make, rng, steps=TRANSITIONS):
     sizes = np.full(steps, reference.chain.present_step_size())
     position = reference.posterior.initial_position + 0.1 * rng.normal(size=block.dimension)
     auxiliaries = block.dynamics.initial_auxiliaries(position, np.random.default_rng(2))
-    results = [
-        step.block((position, *auxiliaries), indices, noise, sizes) for step in (ours, reference)
-    ]
-    assert np.isfinite(results[1].positions).all()
+    results = []
+    for step in (ours, reference):
+        memory = step.block.memory
+        if memory is not None:
+            memory.begin(reference.posterior.initial_position)
+        ran = step.block((position, *auxiliaries), indices, noise, sizes)
+        results.append((*ran, () if memory is None else memory.read()))
+    assert np.isfinite(results[1][0]).all()
     for mine, expected in zip(*results, strict=True):
         mine, expected = (part if isinstance(part, tuple) else (part,) for part in (mine, expected))
         for values, exact in zip(mine, expected, strict=True):
@@ -55,6 +62,19 @@ def test_every_sampler(sampler, batching, rng):
         return sampler.step_class(
             model=model, compile_kwargs=compile_kwargs, **{**settings, **sampler.settings}
         )
+
+    check_same(make, rng)
+
+
+@pytest.mark.parametrize("batching", ["shuffle", "replace"])
+@pytest.mark.parametrize("sampler", [SGLD, SGHMC, partial(HAMCMC, pairs="between")])
+def test_a_table_of_gradients(sampler, batching, rng):
+    """The last of the samplers evaluates two gradients in a transition."""
+    model = logistic_model(n_rows=60)
+
+    def make(compile_kwargs):
+        settings = {"batch_size": 20, "step_size": 1e-3, "gradient": "saga", "batching": batching}
+        return sampler(model=model, compile_kwargs=compile_kwargs, **settings)
 
     check_same(make, rng)
 
@@ -95,8 +115,14 @@ def test_single_precision_and_preconditioners(preconditioner, rng):
     assert np.isfinite(draws.positions).all()
 
 
-def test_pickled_step_continues_the_same():
-    step = SGLDCV(model=logistic_model(), batch_size=20, compile_kwargs={"mode": "NUMBA"})
+@pytest.mark.parametrize("gradient", ["cv", "saga"])
+def test_pickled_step_continues_the_same(gradient):
+    step = SGLD(
+        model=logistic_model(),
+        batch_size=20,
+        gradient=gradient,
+        compile_kwargs={"mode": "NUMBA"},
+    )
     step.chain.begin(np.random.default_rng(1), np.zeros(3))
     chain = cloudpickle.loads(cloudpickle.dumps(step.chain))
     expected, draws = step.chain.advance(20), chain.advance(20)
@@ -112,15 +138,14 @@ def test_other_processes(rng):
         np.testing.assert_array_equal(draws, expected)
 
 
-def run(function, state, noise=None):
+def run(function, state, noise=None, memory=()):
     """Results of a loop of three transitions whose state is a vector."""
     size, (index, step_size) = len(state), (pt.lscalar(), pt.dscalar())
     vectors = [pt.tensor(shape=(size,), dtype="float64") for _ in range(2)]
-    loop = LoopOfTransitions(
-        function, index, vectors[0], step_size, vectors[1:], with_numpy_products("NUMBA")
-    )
+    entries, mode = [index, vectors[0], step_size], with_numpy_products("NUMBA")
+    loop = LoopOfTransitions(function, entries, vectors[1:], memory, mode)
     noise = np.zeros((3, size)) if noise is None else noise
-    return loop([np.asarray(state, float)], np.arange(3), noise, np.ones(3))
+    return loop([np.asarray(state, float)], [np.arange(3), noise, np.ones(3)])
 
 
 def test_lengths_that_differ_are_an_error():
@@ -211,3 +236,73 @@ def test_rows_that_are_gathered_and_scattered():
 
     (states,) = run(transition, [1.0, 5.0, 2.0])
     np.testing.assert_array_equal(states[0], [2, 0, 9])
+
+
+def test_a_large_memory_is_not_copied():
+    """A copy of 80 MB in each of 3000 transitions would take a minute."""
+    entries = [pt.lscalar(), pt.lvector()]
+    memory = [pytensor.shared(np.zeros(10**7)), pytensor.shared(np.zeros((10**6, 10)))]
+
+    def transition(number, numbers, state, vector, table):
+        vector = pt.set_subtensor(vector[number : number + 2], state[:2])
+        vector = pt.inc_subtensor(vector[numbers], 1.0)
+        return state + vector[number], vector, pt.set_subtensor(table[numbers], state)
+
+    mode = with_numpy_products("NUMBA")
+    loop = LoopOfTransitions(transition, entries, [pt.tensor(shape=(10,))], memory, mode)
+    arrays = [variable.get_value(borrow=True) for variable in memory]
+    numbers = np.tile(np.arange(4), (3000, 1))
+    loop([np.zeros(10)], [numbers[:1, 0], numbers[:1]])
+    before = time.process_time()
+    loop([np.zeros(10)], [numbers[:, 0], numbers])
+    assert time.process_time() - before < 5
+    for variable, array in zip(memory, arrays, strict=True):
+        assert np.shares_memory(variable.get_value(borrow=True), array)
+
+
+def test_memory_is_read_before_it_is_changed():
+    """Its old elements are used and recorded, and another array of it takes them."""
+    first, second = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0])
+    memory = [pytensor.shared(values, shape=(3,)) for values in (first, second)]
+
+    def transition(index, noise, step_size, state, first, second):
+        changed = pt.set_subtensor(first[index], state[0])
+        return state + first[index], changed, first + second.sum(), changed, first[1:]
+
+    states, changed, records = run(transition, np.ones(3), memory=memory)
+    state = np.ones(3)
+    for k in range(3):
+        np.testing.assert_array_equal(records[k], first[1:])
+        state, second, entry = state + first[k], first + second.sum(), state[0]
+        first[k] = entry
+        np.testing.assert_array_equal(states[k], state)
+        np.testing.assert_array_equal(changed[k], first)
+    for variable, expected in zip(memory, (first, second), strict=True):
+        np.testing.assert_array_equal(variable.get_value(), expected)
+
+
+def test_arrays_of_a_memory_change_places():
+    memory = [pytensor.shared(np.full(3, number)) for number in (1.0, 2.0)]
+
+    def transition(index, noise, step_size, state, first, second):
+        return state + first, second, first
+
+    (states,) = run(transition, np.zeros(3), memory=memory)
+    np.testing.assert_array_equal(states[:, 0], [1, 3, 4])
+    assert [variable.get_value()[0] for variable in memory] == [2, 1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bool"])
+@pytest.mark.parametrize("columns", [1, 3])
+def test_sums_over_one_axis(columns, dtype, rng):
+    """Truth values are counted."""
+    matrix = np.round(rng.normal(size=(50, columns)), 3).astype(dtype)
+    shared = pytensor.shared(matrix, shape=(50, columns))
+
+    def transition(index, noise, step_size, state):
+        return state, shared.sum(0), shared.sum(1)
+
+    _, down, across = run(transition, np.zeros(3))
+    for values, axis in ((down, 0), (across, 1)):
+        expected = matrix.sum(axis, dtype=int if dtype == "bool" else float)
+        np.testing.assert_allclose(values[0], expected, rtol=1e-6 if dtype == "float32" else 1e-13)

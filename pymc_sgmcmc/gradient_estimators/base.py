@@ -44,6 +44,10 @@ class Memory(ABC):
     def settle(self) -> None:
         """Remove accumulated rounding errors, when the rows get a new order."""
 
+    def arranged(self, indices: np.ndarray) -> np.ndarray:
+        """Indices of minibatches in the form in which `estimate` takes them."""
+        return indices
+
     @abstractmethod
     def estimate(
         self,
@@ -58,7 +62,7 @@ class Memory(ABC):
         ----------
         position : TensorVariable, shape (d,)
         index : TensorVariable
-            Index of one minibatch.
+            Index of one minibatch, arranged.
         values : tuple of TensorVariable
             Values of `variables`.
         remember : TensorVariable

@@ -175,6 +175,10 @@ class _Table(Memory):
         (table,) = self._batching.read_derived()
         self.variables[1].set_value(table.sum(0, dtype=np.float64))
 
+    def arranged(self, indices: np.ndarray) -> np.ndarray:
+        """Sorted indices where a row may be drawn twice: equal rows are then neighbours."""
+        return indices if self._batching.without_replacement else np.sort(indices)
+
     def estimate(
         self,
         position: TensorVariable,
@@ -185,8 +189,6 @@ class _Table(Memory):
         """Gradient estimate, and the table and its sum afterwards."""
         posterior, batching = self._posterior, self._batching
         table, total = values
-        if not batching.without_replacement:
-            index = pt.sort(index)  # Equal rows are then neighbours.
         rows = batching.rows(index)[: len(posterior.data)]
         new = posterior.single_row_gradients(position, rows).astype(posterior.dtype)
         old = batching.stored_rows(table, index)

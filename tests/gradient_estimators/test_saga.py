@@ -274,9 +274,7 @@ def test_order_of_the_rows_of_the_data_changes_nothing(problem):
         np.testing.assert_allclose(first, second, rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "mode", ["CVM", "FAST_COMPILE", pytest.param("NUMBA", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("mode", ["CVM", "FAST_COMPILE", "NUMBA"])
 @pytest.mark.parametrize("batching", ["shuffle", "replace"])
 def test_the_table_is_changed_in_place(model, mode, batching, request):
     if mode == "FAST_COMPILE":  # The Python code of this mode, beside the C code of the other.
