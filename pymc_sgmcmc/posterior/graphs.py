@@ -42,7 +42,7 @@ class Length:
 def rebuild(
     outputs: Sequence[Variable],
     replacements: Mapping[Variable, Variable],
-    length: Length | None = None,
+    lengths: Sequence[Length] = (),
     only_beside_rows: bool = False,
 ) -> list[Variable]:
     """Rebuild a graph on other data, also where the number of rows is a constant of the graph.
@@ -56,8 +56,9 @@ def rebuild(
     outputs : sequence of Variable
     replacements : mapping
         Replacements of the data.
-    length : Length, optional
-        Not needed where the number of rows stays.
+    lengths : sequence of Length
+        Numbers of rows that change. Rows of several kinds, such as records and groups of them, have
+        one each.
     only_beside_rows : bool
         Leave lengths alone in nodes that do not depend on the replaced variables.
     """
@@ -70,16 +71,19 @@ def rebuild(
         if beside_rows:
             on_rows.update(node.outputs)
         inputs = [rebuilt.get(variable, variable) for variable in node.inputs]
-        if length is not None and (beside_rows or not only_beside_rows):
-            inputs = _with_length(node, inputs, length)
+        if beside_rows or not only_beside_rows:
+            for length in lengths:
+                inputs = _with_length(node, inputs, length)
         if all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
             continue
-        for old, new in zip(node.outputs, _remake(node, inputs, length), strict=True):
+        for old, new in zip(node.outputs, _remake(node, inputs, lengths), strict=True):
             rebuilt.setdefault(old, new)
     return [rebuilt.get(output, output) for output in outputs]
 
 
-def _remake(node: Apply, inputs: list[Variable], length: Length | None) -> list[Variable]:
+def _remake(
+    node: Apply, inputs: list[Variable], lengths: Sequence[Length]
+) -> list[Variable]:
     """Outputs of a node on other inputs, whose static shapes may differ."""
     op = node.op
     if isinstance(op, SymbolicOp):
@@ -90,7 +94,7 @@ def _remake(node: Apply, inputs: list[Variable], length: Length | None) -> list[
         return rebuild(
             inner.outputs,
             dict(zip(inner.inputs, inputs, strict=True)),
-            length,
+            lengths,
             only_beside_rows=True,
         )
     return node.clone_with_new_inputs(inputs, strict=False).outputs

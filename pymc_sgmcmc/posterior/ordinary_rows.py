@@ -15,7 +15,7 @@ from pymc_sgmcmc.posterior.graphs import (
     leaf_value,
     shape_of,
 )
-from pymc_sgmcmc.posterior.rows import RowLeaf, SeparatedModel, Term, merge
+from pymc_sgmcmc.posterior.rows import RowLeaf, SeparatedModel, Term, is_whole, merge
 from pymc_sgmcmc.posterior.terms import check_total_size
 
 
@@ -142,6 +142,8 @@ def _row_leaves(term: Term, n_rows: int, left_out: Collection[Variable]) -> dict
     for variable in ancestors([term.log_density]):
         values = leaf_value(variable)
         if values is None or n_rows not in values.shape or variable in left_out:
+            continue
+        if is_whole(variable):
             continue
         # Rows lead in the data of a user, but PyTensor turns constants of a model into other
         # constants: the rows of `pt.stack([x, z])` lie along the last axis.

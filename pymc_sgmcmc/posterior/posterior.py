@@ -34,6 +34,7 @@ from pymc_sgmcmc.posterior.compiled import (
     inline_inner_graphs,
     without_blas_warning,
 )
+from pymc_sgmcmc.posterior.graphs import rebuild
 from pymc_sgmcmc.posterior.position import PositionLayout, complete_point, layout_from_model
 from pymc_sgmcmc.posterior.rows import SeparatedModel
 from pymc_sgmcmc.posterior.separation import separate_rows
@@ -294,6 +295,8 @@ class Posterior:
         self, position: TensorVariable, rows: Sequence[TensorVariable]
     ) -> TensorVariable:
         """Symbolic gradient of the log likelihood of each symbolic row apart, shape (rows, d)."""
+        if self._separated.reads_whole_arrays:
+            return self._gradients_by_weights(position, rows)
         # The gradient of data of length one is vectorized over the rows. This is right also for
         # terms that the model has already summed.
         single = [leaf.placeholder(1) for leaf in self._separated.leaves]
@@ -307,6 +310,26 @@ class Posterior:
         if gradients.type.ndim == 1:  # the same for all rows
             gradients = pt.broadcast_to(gradients, (rows[0].shape[0], self.dimension))
         return gradients
+
+    def _gradients_by_weights(
+        self, position: TensorVariable, rows: Sequence[TensorVariable]
+    ) -> TensorVariable:
+        """Gradient of each row as the derivative of a weighted sum by the weights.
+
+        Rows with different numbers of records cannot be vectorized.
+        """
+        length = rows[0].shape[0]
+        weights = pt.vector("weights", dtype=self.dtype)
+        terms = self._separated.row_log_densities(rows, length)
+        total = sum((weights * term.reshape((length, -1)).sum(axis=1)).sum() for term in terms)
+        total = clone_replace(total, self._other_values, rebuild_strict=False)
+        weighted = self._gradient_at(total, position)
+        gradients = [
+            pt.grad(weighted[index], weights, disconnected_inputs="ignore")
+            for index in range(self.dimension)
+        ]
+        ones = {weights: pt.ones(length, dtype=self.dtype)}
+        return rebuild([pt.stack(gradients, axis=1)], ones)[0]
 
     @cached_property
     def _log_prior_graph(self) -> TensorVariable:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
+import pytensor
 import pytensor.tensor as pt
 from pymc.data import MinibatchOp
 from pytensor.compile.sharedvalue import SharedVariable
@@ -20,6 +22,32 @@ from pymc_sgmcmc.posterior.graphs import (
     rebuild,
 )
 from pymc_sgmcmc.posterior.position import PositionLayout
+
+
+def keep_whole(values: np.ndarray, name: str, elements_a_row: float = 0.0) -> SharedVariable:
+    """A shared array that a graph indexes by its rows, and that is never subsampled itself.
+
+    Rows that are groups of records are numbers of groups, and their records lie in such arrays.
+
+    Parameters
+    ----------
+    values : numpy.ndarray
+        Not written to afterwards.
+    name : str
+    elements_a_row : float
+        The mean number of elements that a row reads, which bounds the memory of passes.
+    """
+    values = np.asarray(values, order="C")
+    shared = pytensor.shared(
+        values, name, shape=(None, *values.shape[1:]) if values.ndim else (), borrow=True
+    )
+    shared.tag.elements_a_row = elements_a_row
+    return shared
+
+
+def is_whole(variable: Variable) -> bool:
+    """Whether a variable is an array of `keep_whole`."""
+    return hasattr(variable.tag, "elements_a_row")
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,9 +162,14 @@ class SeparatedModel:
         return rebuild(
             [term.log_density for term in self.row_terms],
             replacements,
-            Length(built_for, length),
+            [Length(built_for, length)],
             self.only_beside_rows,
         )
+
+    @cached_property
+    def reads_whole_arrays(self) -> bool:
+        """Whether rows are numbers of groups whose records lie in arrays of `keep_whole`."""
+        return any(map(is_whole, ancestors([term.log_density for term in self.row_terms])))
 
     def readings(self) -> list[SeparatedModel]:
         """Possible readings of the graph. The first is this one, which is the most likely."""
@@ -170,6 +203,8 @@ class SeparatedModel:
         )
         widths = [sum(leaf.values[0].size for leaf in self.leaves)]
         for variable in ancestors(densities):
+            if is_whole(variable):
+                widths.append(int(np.ceil(variable.tag.elements_a_row)))
             shape = getattr(variable.type, "shape", ())
             if None in shape:
                 widths.append(int(np.prod([size for size in shape if size is not None])))

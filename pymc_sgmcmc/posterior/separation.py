@@ -31,7 +31,7 @@ from pymc_sgmcmc.posterior.graphs import (
 )
 from pymc_sgmcmc.posterior.minibatch_rows import separate_minibatch_model
 from pymc_sgmcmc.posterior.ordinary_rows import separate_ordinary_model
-from pymc_sgmcmc.posterior.rows import SeparatedModel, Term
+from pymc_sgmcmc.posterior.rows import SeparatedModel, Term, is_whole
 from pymc_sgmcmc.posterior.terms import model_terms
 from pymc_sgmcmc.posterior.unsupported import (
     check_parameters,
@@ -106,8 +106,8 @@ def _on_copies(
         variable: variable.get_value()
         for variable in ancestors(graphs, blockers=kept)
         if isinstance(variable, SharedVariable) and isinstance(variable.type, TensorType)
-        # In the terms of rows their own variables stay.
-        if variable not in kept
+        # In the terms of rows their own variables stay, and nobody else has whole arrays.
+        if variable not in kept and not is_whole(variable)
     }
     copies: dict[Variable, Variable] = {
         variable: pytensor.shared(value, variable.name, shape=variable.type.shape)

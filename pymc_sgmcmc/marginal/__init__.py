@@ -1,0 +1,5 @@
+"""Local latent variables integrated out, so that groups of records become the rows."""
+
+from pymc_sgmcmc.marginal.marginalize import marginalize
+
+__all__ = ["marginalize"]

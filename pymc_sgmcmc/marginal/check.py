@@ -1,0 +1,152 @@
+"""Evaluate the joint log density of groups before anything relies on it.
+
+* The groups together are the log density of the local and observed variables as PyMC makes it.
+* A few groups have the same log density alone as among all: no group depends on another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from pymc.model import Model
+from pytensor.graph.replace import clone_replace
+
+from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.marginal.density import GroupDensity
+from pymc_sgmcmc.marginal.structure import LocalStructure
+from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
+from pymc_sgmcmc.posterior.terms import reference_terms
+
+CHECKED_GROUPS = 20
+"""This many random groups are evaluated alone. It is a compromise between the time of the check and
+the chance to meet a group that is treated wrongly."""
+
+FULL_CHECK_RECORDS = 2_000_000
+"""All groups are compared with the log density of the model where they have at most this many
+records, so that the check stays short."""
+
+SEED = 20_180_901
+"""The random groups and positions come from this fixed seed, so that the same model gives the same
+result."""
+
+
+class Evaluated:
+    """The joint log density of groups at random positions, as functions of NumPy.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    density : GroupDensity
+    """
+
+    def __init__(self, model: Model, density: GroupDensity):
+        self.density = density
+        self._model = model
+        self._globals = [model[name] for name in density.parameters]
+        self._of_globals = model.replace_rvs_by_values(self._globals)
+        point = model.initial_point()
+        rng = np.random.default_rng(SEED)
+        self.point = {
+            name: value + 0.3 * rng.normal(size=np.shape(value)) for name, value in point.items()
+        }
+        self.block = np.concatenate(
+            [
+                np.moveaxis(self.point[local.value.name], local.axis, 0).reshape(
+                    density.structure.n_groups, -1
+                )
+                for local in density.structure.locals
+            ],
+            axis=1,
+        )
+
+    def function(self, graphs: list) -> Callable[..., list[np.ndarray]]:
+        """Function of blocks and numbers of groups at the position."""
+        density, model = self.density, self._model
+        parameters = dict(zip(density.parameters.values(), self._of_globals, strict=True))
+        at_values = clone_replace(graphs, parameters, rebuild_strict=False)
+        values = [v for v in model.value_vars if v not in density.local_values]
+        function = compile_quietly(
+            [density.block, density.numbers, *values], at_values, PYTHON_MODE
+        )
+        point = [np.asarray(self.point[value.name], dtype=value.dtype) for value in values]
+
+        def evaluate(block: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
+            with np.errstate(all="ignore"):
+                return function(block.astype(density.block.dtype), numbers, *point)
+
+        return evaluate
+
+
+def checked_density(model: Model, structure: LocalStructure) -> GroupDensity:
+    """The joint log density of groups, in the first reading of the graph that passes the check.
+
+    Raises
+    ------
+    ModelError
+        Where the groups are not independent given the global variables.
+    """
+    first_error: ModelError | None = None
+    for only_beside_rows in (False, True):
+        try:
+            density = GroupDensity(structure, only_beside_rows=only_beside_rows)
+            _check(model, density)
+        except ModelError as error:
+            first_error = first_error or error
+        except Exception as error:
+            refused = _not_independent(structure, f"{type(error).__name__}: {_first_line(error)}")
+            refused.__cause__ = error
+            first_error = first_error or refused
+        else:
+            return density
+    assert first_error is not None
+    raise first_error
+
+
+def _check(model: Model, density: GroupDensity) -> None:
+    structure = density.structure
+    evaluated = Evaluated(model, density)
+    evaluate = evaluated.function([density.value])
+    block, n_groups = evaluated.block, structure.n_groups
+    rng = np.random.default_rng(SEED)
+    chosen = rng.choice(n_groups, size=min(CHECKED_GROUPS, n_groups), replace=False)
+    (together,) = evaluate(block[chosen], chosen)
+    first = max(1, len(chosen) // 3)
+    apart = [evaluate(block[part], part)[0] for part in (chosen[:first], chosen[first:])]
+    if not _agree(np.concatenate(apart), together):
+        raise _not_independent(structure, "some groups have another log density alone")
+    if structure.n_records > FULL_CHECK_RECORDS:
+        return
+    (values,) = evaluate(block, np.arange(n_groups))
+    names = {term.name for term in structure.terms}
+    terms = [term for name, term in reference_terms(model, {}).items() if name in names]
+    total = sum(term.log_density.sum() for term in terms)
+    inputs = model.value_vars
+    expected = compile_quietly(inputs, total, PYTHON_MODE)
+    with np.errstate(all="ignore"):
+        reference = expected(*(np.asarray(evaluated.point[v.name], dtype=v.dtype) for v in inputs))
+    if not _agree(np.atleast_1d(values.sum()), np.atleast_1d(reference)):
+        raise _not_independent(structure, "the groups do not add up to that of the model")
+
+
+def _agree(actual: np.ndarray, expected: np.ndarray) -> bool:
+    relative = 10 * np.sqrt(np.finfo(expected.dtype).eps)
+    tolerance = relative * (1 + np.abs(expected[np.isfinite(expected)]).max(initial=0))
+    return bool(
+        actual.shape == expected.shape
+        and np.allclose(actual, expected, rtol=0, atol=tolerance, equal_nan=True)
+    )
+
+
+def _not_independent(structure: LocalStructure, reason: str) -> ModelError:
+    names = ", ".join(f"`{name}`" for name in structure.names)
+    return ModelError(
+        f"The {structure.n_groups} groups of {names} are not independent given the other "
+        f"variables: {reason}. Integrate out only variables with one entry a group and no "
+        "relation between groups, unlike time series, spatial effects or zero-sum effects."
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else "no message"

@@ -1,0 +1,252 @@
+"""The joint log density of chosen groups: their records and their local variables.
+
+A group is a row here. Its records are a segment of a copy of the data that is sorted by group, so
+that groups of any size cost in proportion to their records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import pytensor.tensor as pt
+from pymc.pytensorf import rewrite_pregrad
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace, vectorize_graph
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_sgmcmc.marginal.structure import LocalStructure, LocalTerm, Records
+from pymc_sgmcmc.posterior.graphs import Length, leaf_value, rebuild
+from pymc_sgmcmc.posterior.rows import keep_whole
+from pymc_sgmcmc.posterior.simplify import simplify_logistic
+
+
+class _ChosenRecords:
+    """The records of chosen groups, which are segments of the data sorted by group.
+
+    Attributes
+    ----------
+    group : TensorVariable, shape (records,)
+        For each record the place of its group among the chosen ones.
+    """
+
+    def __init__(self, records: Records, numbers: TensorVariable):
+        counts, self._order = records.counts, records.order
+        self._mean_count = float(counts.mean())
+        starts = keep_whole(np.cumsum(counts) - counts, "starts")[numbers]
+        places = pt.arange(numbers.shape[0])
+        self._size: SharedVariable | None = None
+        if (counts == counts[0]).all():
+            self._size = keep_whole(counts[0], "records_a_group")
+            within = pt.arange(self._size)
+            self.group = (places[:, None] + pt.zeros_like(within)).ravel()
+            self._record = (starts[:, None] + within).ravel()
+        else:
+            of_chosen = keep_whole(counts, "counts")[numbers]
+            self.group = pt.repeat(places, of_chosen)
+            shift = starts - (pt.cumsum(of_chosen) - of_chosen)
+            self._record = pt.arange(of_chosen.sum()) + shift[self.group]
+
+    @property
+    def length(self) -> TensorVariable:
+        """Number of records of the chosen groups."""
+        return self.group.shape[0]
+
+    def take(self, values: np.ndarray, axis: int, name: str) -> TensorVariable:
+        """Data of the records of the chosen groups, from data of all records."""
+        values = np.moveaxis(values, axis, 0)[self._order]
+        whole = keep_whole(values, name, elements_a_row=self._mean_count * values[0].size)
+        return pt.moveaxis(whole[self._record], 0, axis)
+
+    def sum(self, values: TensorVariable, n_groups: TensorVariable) -> TensorVariable:
+        """Sums over the records of each group, along the last axis."""
+        leading = [values.shape[axis] for axis in range(values.type.ndim - 1)]
+        if self._size is not None:
+            return values.reshape([*leading, n_groups, self._size]).sum(axis=-1)
+        zeros = pt.zeros([*leading, n_groups], dtype=values.dtype)
+        return zeros[..., self.group].inc(values)
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """A term of the log density for chosen groups, with one entry a group or a record."""
+
+    values: TensorVariable
+    records: _ChosenRecords | None
+
+
+class GroupDensity:
+    r"""Joint log density of records and local variables of chosen groups.
+
+    .. math:: \log p(y_g, u_g \mid \theta), \quad g \in S
+
+    Parameters
+    ----------
+    structure : LocalStructure
+    only_beside_rows : bool
+        See `pymc_sgmcmc.posterior.graphs.rebuild`.
+
+    Attributes
+    ----------
+    block : TensorVariable, shape (groups, q)
+        Placeholder for the local quantities of the chosen groups, unconstrained.
+    numbers : TensorVariable, shape (groups,)
+        Placeholder for the numbers of the chosen groups.
+    parameters : dict of str to TensorVariable
+        Placeholders for the global random variables.
+    """
+
+    def __init__(self, structure: LocalStructure, *, only_beside_rows: bool = False):
+        self.structure = structure
+        self.parameters = structure.parameters
+        self.block = pt.tensor(
+            "block", shape=(None, structure.block_size), dtype=structure.locals[0].value.dtype
+        )
+        self.numbers = pt.tensor("numbers", shape=(None,), dtype="int64")
+        self._only_beside_rows = only_beside_rows
+        self._pieces = self._make_pieces()
+
+    @property
+    def block_size(self) -> int:
+        """q, the number of local quantities of one group."""
+        return self.structure.block_size
+
+    def _make_pieces(self) -> list[_Piece]:
+        chosen: dict[bytes, _ChosenRecords] = {}
+        pieces = []
+        for term in self.structure.terms:
+            records = None
+            if term.records is not None:
+                codes = term.records.codes.tobytes()
+                if codes not in chosen:
+                    chosen[codes] = _ChosenRecords(term.records, self.numbers)
+                records = chosen[codes]
+            values = self._of_chosen(term, records)
+            others = [axis for axis in range(values.type.ndim) if axis != term.axis]
+            pieces.append(_Piece(values.sum(axis=others) if others else values, records))
+        # Rewrites that stability needs come before derivatives are taken.
+        simplified = rewrite_pregrad([piece.values for piece in pieces])
+        return [
+            replace(piece, values=simplify_logistic(values))
+            for piece, values in zip(pieces, simplified, strict=True)
+        ]
+
+    @cached_property
+    def start(self) -> TensorVariable:
+        """Support points of the local variables of the chosen groups, shape (groups, q)."""
+        n_chosen = self.numbers.shape[0]
+        columns = []
+        for local in self.structure.locals:
+            term = LocalTerm(local.name, local.start, local.axis, None, (), False)
+            values = self._of_chosen(term, None)
+            leading = pt.moveaxis(values, local.axis, 0)
+            # The support point may be one number for all groups.
+            shape = (n_chosen, *local.shape_in_group)
+            columns.append(pt.broadcast_to(leading, shape).reshape((n_chosen, -1)))
+        return pt.concatenate(columns, axis=1)
+
+    def _of_chosen(self, term: LocalTerm, records: _ChosenRecords | None) -> TensorVariable:
+        """A term with its data and local variables replaced by those of the chosen groups."""
+        n_groups, n_chosen = self.structure.n_groups, self.numbers.shape[0]
+        replacements: dict[Variable, Variable] = dict(self.local_values)
+        replacements |= dict.fromkeys(self.structure.lengths_of_groups, n_chosen)
+        lengths = [Length(n_groups, n_chosen)]
+        # What is indexed by codes has one entry a group, and the rest of the term one a record.
+        of_groups = set(ancestors([term.log_density] if term.records is None else term.indexed))
+        n_records = None
+        if term.records is not None and records is not None:
+            n_records = len(term.records.codes)
+            lengths.append(Length(n_records, records.length))
+            for codes in term.records.variables:
+                replacements[codes] = records.group.astype(codes.dtype)
+        for variable in ancestors([term.log_density], blockers=list(replacements)):
+            values = leaf_value(variable)
+            if values is None or variable in replacements:
+                continue
+            name = variable.name or f"data of {term.name}"
+            if variable in of_groups and n_groups in values.shape:
+                axis = values.shape.index(n_groups)
+                whole = keep_whole(np.moveaxis(values, axis, 0), name)
+                replacements[variable] = pt.moveaxis(whole[self.numbers], 0, axis)
+            elif records is not None and n_records in values.shape:
+                axis = values.shape.index(n_records)
+                replacements[variable] = records.take(values, axis, name)
+        return rebuild([term.log_density], replacements, lengths, self._only_beside_rows)[0]
+
+    @cached_property
+    def local_values(self) -> dict[TensorVariable, TensorVariable]:
+        """The value variables as pieces of the block."""
+        pieces: dict[TensorVariable, TensorVariable] = {}
+        start = 0
+        for local in self.structure.locals:
+            stop = start + local.size_in_group
+            piece = self.block[:, start] if not local.shape_in_group else self.block[:, start:stop]
+            if local.shape_in_group:
+                piece = piece.reshape((self.block.shape[0], *local.shape_in_group))
+            pieces[local.value] = pt.moveaxis(piece, 0, local.axis) if local.axis else piece
+            start = stop
+        return pieces
+
+    @cached_property
+    def value(self) -> TensorVariable:
+        """Joint log density of each chosen group, shape (groups,)."""
+        return self._sum([piece.values for piece in self._pieces])
+
+    def at_points(self, points: TensorVariable) -> TensorVariable:
+        """Joint log densities, shape (points, groups), of several blocks for each chosen group.
+
+        Parameters
+        ----------
+        points : TensorVariable, shape (points, groups, q)
+        """
+        return self._sum(vectorize_graph([p.values for p in self._pieces], {self.block: points}))
+
+    def _sum(self, values: Sequence[TensorVariable]) -> TensorVariable:
+        n_chosen = self.numbers.shape[0]
+        sums = [
+            of_piece if piece.records is None else piece.records.sum(of_piece, n_chosen)
+            for piece, of_piece in zip(self._pieces, values, strict=True)
+        ]
+        return sum(sums[1:], sums[0])
+
+    @cached_property
+    def gradient(self) -> TensorVariable:
+        """Gradient of the joint log density by the block of each group, shape (groups, q)."""
+        # The groups are independent, so these are derivatives of the sum over groups.
+        return pt.grad(self.value.sum(), self.block)
+
+    @cached_property
+    def hessian(self) -> list[TensorVariable]:
+        """Second derivatives by the block of each group: q * q vectors, row by row."""
+        return self._hessian(self.gradient)
+
+    @cached_property
+    def prior_hessian(self) -> list[TensorVariable]:
+        """Second derivatives of the log density of the local variables alone."""
+        of_locals = [piece.values for piece in self._pieces[: len(self.structure.locals)]]
+        return self._hessian(pt.grad(sum(values.sum() for values in of_locals), self.block))
+
+    def _hessian(self, gradient: TensorVariable) -> list[TensorVariable]:
+        size = self.block_size
+        rows = [
+            pt.grad(gradient[:, row].sum(), self.block, disconnected_inputs="ignore")
+            for row in range(size)
+        ]
+        return [row[:, column] for row in rows for column in range(size)]
+
+    def at(
+        self,
+        graphs: Sequence[TensorVariable],
+        numbers: TensorVariable,
+        parameters: Mapping[str, TensorVariable],
+    ) -> list[TensorVariable]:
+        """Graphs of the placeholders with these replaced."""
+        replacements: dict[Variable, Variable] = {self.numbers: numbers}
+        replacements |= {
+            placeholder: parameters[name] for name, placeholder in self.parameters.items()
+        }
+        return clone_replace(list(graphs), replacements, rebuild_strict=False)

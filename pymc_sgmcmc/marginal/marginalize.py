@@ -1,0 +1,213 @@
+"""A PyMC model whose rows are groups, with local variables integrated out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+from pymc.model import Model
+from pymc.model.fgraph import ModelNamed, fgraph_from_model, model_from_fgraph
+from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_sgmcmc.checks import one_of, or_none, whole_number
+from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.marginal.check import Evaluated, checked_density
+from pymc_sgmcmc.marginal.density import GroupDensity
+from pymc_sgmcmc.marginal.exact import exact
+from pymc_sgmcmc.marginal.quadrature import laplace, quadrature
+from pymc_sgmcmc.marginal.structure import find_structure
+
+_log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
+
+METHODS = ("exact", "quadrature")
+"""The ways to integrate that give a density."""
+
+POINTS = {1: 9, 2: 7, 3: 5}
+"""Nodes in each direction by the number of local quantities of a group. With binary records of ten a
+group the log density is then right to 1e-6 (one direction) and 1e-4 (three)."""
+
+MOST_QUADRATURE_SIZE = max(POINTS)
+"""Product rules of more directions have too many nodes."""
+
+
+def marginalize(
+    model: Model,
+    names: str | TensorVariable | Sequence[str | TensorVariable],
+    *,
+    method: str | None = None,
+    points: int | None = None,
+) -> Model:
+    r"""Integrate local latent variables out of a model, whose rows are groups then.
+
+    The observed variables that depend on the local ones are replaced by one with the log density
+
+    .. math:: \sum_g \log p(y_g \mid \theta), \quad
+        p(y_g \mid \theta) = \int p(y_g \mid u, \theta)\, p(u \mid \theta)\, du,
+
+    one term a group. It is an ordinary PyMC model for the step methods of this package, for NUTS
+    and for `pymc.fit`. A transition takes a time that does not grow with the number of groups.
+    `recover` draws the local variables afterwards.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        On the full data. It is not changed, and later changes of its data change nothing here.
+    names : str, variable, or a sequence of these
+        Free variables whose entries belong to groups: the entries of different groups should be
+        independent given all other variables.
+    method : {"exact", "quadrature"}, optional
+        "exact" where the joint log density is quadratic in the local variables, as in linear mixed
+        models; adaptive Gauss-Hermite quadrature for up to three quantities a group otherwise.
+        Default: "exact" where that is possible.
+    points : int, optional
+        Nodes in each direction of the quadrature; one is Laplace's method. Default: 9, 7 and 5 for
+        one, two and three quantities a group.
+
+    Returns
+    -------
+    pymc.Model
+        It has the global variables, the observed variables that do not depend on the local ones,
+        and one observed variable with the numbers of the groups as its values. Deterministics that
+        depend on local variables are left out; `recover` computes them.
+
+    Raises
+    ------
+    ModelError
+        Where variables are not local or the groups depend on each other, and for more than three
+        quantities a group that are not integrated exactly.
+
+    Notes
+    -----
+    With more than one node the gradient is the quadrature of Fisher's identity: nodes are constants.
+    With one node (Laplace) it is the gradient of the approximation.
+
+    References
+    ----------
+    Pinheiro and Bates (1995), Approximations to the log-likelihood function in the nonlinear
+    mixed-effects model. The verbs are those of `pymc_extras.marginal`.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm
+    >>> rng = np.random.default_rng(1)
+    >>> school = np.repeat(np.arange(30), 5)
+    >>> score = rng.normal(size=30)[school] + rng.normal(size=150)
+    >>> with pm.Model() as model:
+    ...     mean = pm.Normal("mean")
+    ...     effect = pm.Normal("effect", shape=30)
+    ...     _ = pm.Normal("score", mean + effect[school], 1.0, observed=score)
+    >>> groups = marginalize(model, "effect")
+    >>> [variable.name for variable in groups.free_RVs]
+    ['mean']
+    """
+    or_none(one_of, "method", method, METHODS)
+    or_none(whole_number, "points", points, 1)
+    structure = find_structure(model, _names(names))
+    density = checked_density(model, structure)
+    marginal = integrate(model, density, method, points)
+    return _without_locals(model, density, marginal)
+
+
+def integrate(
+    model: Model, density: GroupDensity, method: str | None, points: int | None
+) -> TensorVariable:
+    """Log density of each group's records, as a graph of the placeholders of the density."""
+    size = density.block_size
+    quadratic = method != "quadrature" and points is None and _is_quadratic(model, density)
+    if method == "exact" and not quadratic:
+        raise ModelError(
+            "The joint log density is not quadratic in the local variables, so they cannot be "
+            'integrated out exactly. Use method="quadrature".'
+        )
+    if quadratic:
+        return exact(density)
+    if size > MOST_QUADRATURE_SIZE and points != 1:
+        raise ModelError(
+            f"A group has {size} local quantities, but quadrature takes at most "
+            f"{MOST_QUADRATURE_SIZE}. Use Laplace's method, `points=1`, and see its error in "
+            "`recover`, or sample the model with NUTS."
+        )
+    points = points or POINTS[size]
+    return laplace(density) if points == 1 else quadrature(density, points)
+
+
+def _names(names: str | TensorVariable | Sequence[str | TensorVariable]) -> list[str]:
+    several = [names] if isinstance(names, str | Variable) else list(names)
+    return [str(getattr(entry, "name", entry)) for entry in several]
+
+
+def _is_quadratic(model: Model, density: GroupDensity) -> bool:
+    """Whether the Hessian by the local variables does not depend on them."""
+    evaluated = Evaluated(model, density)
+    numbers = np.arange(min(5, density.structure.n_groups))
+    hessian = evaluated.function(density.hessian)
+    at_zero = hessian(np.zeros((len(numbers), density.block_size)), numbers)
+    elsewhere = hessian(evaluated.block[numbers] + 1.0, numbers)
+    return all(
+        np.allclose(first, second, rtol=1e-6, atol=0)
+        for first, second in zip(at_zero, elsewhere, strict=True)
+    )
+
+
+def _without_locals(model: Model, density: GroupDensity, marginal: TensorVariable) -> Model:
+    """A copy of the model with one observed variable in place of the local and dependent ones."""
+    structure = density.structure
+    removed = {model[name] for name in (*structure.names, *structure.observed)}
+    left_out = [
+        variable
+        for variable in model.deterministics
+        if not removed.isdisjoint(ancestors([variable]))
+    ]
+    if left_out:
+        listed = ", ".join(f"`{variable.name}`" for variable in left_out)
+        _log.info(f"{listed} depend on local variables; `recover` adds them to the draws.")
+    try:
+        graph, copies = fgraph_from_model(model)
+    except NotImplementedError:
+        raise ModelError(
+            "The model has variables with `initval`, which PyMC cannot copy. Leave it out, and "
+            "pass `initvals` to `pm.sample`."
+        ) from None
+    for variable in (*removed, *left_out):
+        graph.remove_output(graph.outputs.index(copies[variable]))
+    needed = {v for v in graph.outputs if not isinstance(v.owner.op, ModelNamed)}
+    for variable in [v for v in graph.outputs if v not in needed]:
+        if variable not in set(ancestors(needed)):
+            graph.remove_output(graph.outputs.index(variable))
+    groups = model_from_fgraph(graph, mutate_fgraph=True)
+
+    names = list(density.parameters)
+    cores = [
+        "(" + ",".join(f"{name}{axis}" for axis in range(placeholder.type.ndim)) + ")"
+        for name, placeholder in zip("abcdefghijklmnopqrstuvwxyz" * 9, density.parameters.values())
+    ]
+
+    def logp(value: TensorVariable, *batched: TensorVariable) -> TensorVariable:
+        # PyMC gives parameters the axis of the groups, with length one.
+        parameters = [pt.squeeze(parameter, axis=0) for parameter in batched]
+        return density.at([marginal], value, dict(zip(names, parameters, strict=True)))[0]
+
+    with groups:
+        pm.CustomDist(
+            "_".join(structure.observed),
+            *(groups[name] for name in names),
+            logp=logp,
+            random=_no_draws,
+            signature=f"{','.join(cores)}->()",
+            dtype="int64",
+            observed=np.arange(structure.n_groups),
+            dims=structure.dim,
+        )
+    return groups
+
+
+def _no_draws(*args, **kwargs):
+    raise NotImplementedError(
+        "A model of groups has no predictive draws of records. Call `recover` on the draws, then "
+        "`pm.sample_posterior_predictive` with the original model."
+    )

@@ -1,0 +1,532 @@
+"""Local latent variables of a PyMC model: which they are, and which records belong to which group.
+
+A latent variable is local when its entries belong to groups of records (patients, schools), and
+the groups are independent of each other given the other, *global* variables. Nothing here is
+trusted: `pymc_sgmcmc.marginal.check` evaluates what is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pytensor.tensor as pt
+from pymc.distributions.distribution import support_point
+from pymc.logprob.basic import conditional_logp
+from pymc.logprob.transform_value import TransformValuesRewrite
+from pymc.model import Model
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors, graph_inputs, toposort
+from pytensor.tensor.subtensor import AdvancedSubtensor
+from pytensor.tensor.type import TensorType
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.posterior.graphs import (
+    leaf_value,
+    minibatch_nodes,
+    shape_of,
+    simplify_for_gradients,
+    value_of,
+)
+from pymc_sgmcmc.posterior.terms import without_scaling
+
+
+@dataclass(frozen=True, eq=False)
+class Local:
+    """One local variable on the unconstrained scale.
+
+    Attributes
+    ----------
+    name : str
+        Name of the random variable.
+    value : TensorVariable
+        Its value variable, to which its transform applies.
+    start : TensorVariable
+        The support point of its prior, such as the mean, on the same scale.
+    shape : tuple of int
+        Shape of the value.
+    axis : int
+        The axis of the value that runs over the groups.
+    """
+
+    name: str
+    value: TensorVariable
+    start: TensorVariable
+    shape: tuple[int, ...]
+    axis: int
+
+    @property
+    def shape_in_group(self) -> tuple[int, ...]:
+        """Shape of the entries of one group."""
+        return self.shape[: self.axis] + self.shape[self.axis + 1 :]
+
+    @property
+    def size_in_group(self) -> int:
+        """Number of entries of one group."""
+        return int(np.prod(self.shape_in_group))
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Records that lie in groups by an array of codes: record i belongs to group ``codes[i]``.
+
+    Attributes
+    ----------
+    variables : tuple of Variable
+        The variables of the graph that hold the codes.
+    codes : numpy.ndarray, shape (records,)
+    n_groups : int
+    """
+
+    variables: tuple[Variable, ...]
+    codes: np.ndarray
+    n_groups: int
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        """Numbers of the records, sorted by group."""
+        return np.argsort(self.codes, kind="stable")
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """Number of records of each group."""
+        return np.bincount(self.codes, minlength=self.n_groups)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalTerm:
+    """A term of the log density that depends on local variables.
+
+    Attributes
+    ----------
+    name : str
+        Name of the local or observed variable.
+    log_density : TensorVariable
+        Elementwise in the groups or in the records.
+    axis : int
+        The axis that runs over them.
+    records : Records or None
+        None where the entries of the term are those of the groups themselves.
+    indexed : tuple of Variable
+        Quantities with one entry a group which the codes of the records index.
+    observed : bool
+    """
+
+    name: str
+    log_density: TensorVariable
+    axis: int
+    records: Records | None
+    indexed: tuple[Variable, ...]
+    observed: bool
+
+
+@dataclass(frozen=True, eq=False)
+class LocalStructure:
+    """Local variables with the terms of the log density that depend on them.
+
+    Attributes
+    ----------
+    locals : tuple of Local
+    terms : tuple of LocalTerm
+    n_groups : int
+    dim : str or None
+        The dimension of the model that runs over the groups.
+    parameters : dict of str to TensorVariable
+        Inputs of the terms that stand for the global random variables, by their names.
+    lengths_of_groups, lengths_of_records : tuple of Variable
+        Shared lengths of dimensions that run over groups and over records.
+    """
+
+    locals: tuple[Local, ...]
+    terms: tuple[LocalTerm, ...]
+    n_groups: int
+    dim: str | None
+    parameters: dict[str, TensorVariable]
+    lengths_of_groups: tuple[Variable, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the local variables."""
+        return tuple(local.name for local in self.locals)
+
+    @property
+    def observed(self) -> tuple[str, ...]:
+        """Names of the observed variables that depend on the local ones."""
+        return tuple(term.name for term in self.terms if term.observed)
+
+    @property
+    def n_records(self) -> int:
+        """Number of records of all groups."""
+        return sum(
+            self.n_groups if term.records is None else len(term.records.codes)
+            for term in self.terms
+            if term.observed
+        )
+
+    @cached_property
+    def block_size(self) -> int:
+        """q, the number of local quantities of one group."""
+        return sum(local.size_in_group for local in self.locals)
+
+
+def find_structure(model: Model, names: Sequence[str]) -> LocalStructure:
+    """Find the groups of local variables and the terms that depend on them.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    names : sequence of str
+        Names of the free variables that are local.
+
+    Raises
+    ------
+    ModelError
+        Where a variable is not local, and what to do instead.
+    """
+    chosen = _chosen(model, names)
+    dependents = _dependents(model, chosen)
+    others = [variable for variable in model.free_RVs if variable not in chosen]
+    parameters = {variable: variable.type(name=variable.name) for variable in others}
+    # The global variables are replaced first. PyMC would lift random variables without a value
+    # through other operations, and they would no longer be those of the model.
+    variables = [without_scaling(variable) for variable in [*chosen, *dependents]]
+    conditional = clone_replace(variables, parameters, rebuild_strict=False)
+    log_densities = _log_densities(model, [*chosen, *dependents], conditional)
+    starts = _starts(model, chosen, conditional[: len(chosen)])
+    if minibatch_nodes(log_densities):
+        raise ModelError(
+            "The model should be on the full data, but has `pm.Minibatch`. Build it on the full "
+            "arrays: the step methods draw the groups themselves."
+        )
+    values = [model.rvs_to_values[variable] for variable in chosen]
+    indices = {
+        variable.name: _indices(log_density, values)
+        for variable, log_density in zip(dependents, log_densities[len(chosen) :], strict=True)
+    }
+    n_groups = _number_of_groups(model, chosen, indices)
+    locals_ = tuple(
+        _local(model, variable, start, n_groups, indices)
+        for variable, start in zip(chosen, starts, strict=True)
+    )
+    terms = []
+    for variable, log_density in zip([*chosen, *dependents], log_densities, strict=True):
+        observed = variable in dependents
+        places = indices[variable.name] if observed else []
+        records = _records(variable, places, n_groups)
+        length = n_groups if records is None else len(records.codes)
+        axis = _axis_of(variable, log_density, length)
+        indexed = tuple(index.indexed for index in places)
+        terms.append(LocalTerm(variable.name, log_density, axis, records, indexed, observed))
+    used = set(graph_inputs(log_densities))
+    return LocalStructure(
+        locals_,
+        tuple(terms),
+        n_groups,
+        _dimension(model, locals_),
+        {old.name: new for old, new in parameters.items() if new in used},
+        tuple(
+            length
+            for length in model.dim_lengths.values()
+            if length in used and leaf_value(length) == n_groups
+        ),
+    )
+
+
+def _chosen(model: Model, names: Sequence[str]) -> list[TensorVariable]:
+    """The named free variables in the order of the model."""
+    free = {variable.name: variable for variable in model.free_RVs}
+    unknown = [name for name in names if name not in free]
+    if unknown or not names:
+        raise ModelError(
+            f"The local variables should be free variables of the model, {_listed(free)}, but got "
+            f"{_listed(unknown) if unknown else 'none'}."
+        )
+    discrete = [name for name in names if not free[name].dtype.startswith("float")]
+    if discrete:
+        raise ModelError(
+            f"The local variables should be continuous, but {_listed(discrete)} is discrete. Sum "
+            "over its values with `pymc_extras.marginalize`."
+        )
+    return [variable for variable in model.free_RVs if variable.name in names]
+
+
+def _dependents(model: Model, chosen: Sequence[TensorVariable]) -> list[TensorVariable]:
+    """Observed variables that depend on the chosen ones."""
+
+    def depends(variable: Variable) -> bool:
+        return not set(chosen).isdisjoint(set(ancestors([variable])) - {variable})
+
+    for variable in model.free_RVs:
+        if variable not in chosen and depends(variable):
+            raise ModelError(
+                f"`{variable.name}` depends on local variables, so it is local too. Add it to the "
+                "names of the local variables."
+            )
+    for potential in model.potentials:
+        if depends(potential):
+            raise ModelError(
+                f"The potential `{potential.name}` depends on local variables, and cannot be "
+                "split into groups. Write it as an observed `pm.CustomDist`."
+            )
+    dependents = [variable for variable in model.observed_RVs if depends(variable)]
+    if not dependents:
+        raise ModelError(
+            f"No observed variable depends on {_listed(v.name for v in chosen)}, so there is "
+            "nothing to integrate. Leave it out of the model."
+        )
+    return dependents
+
+
+def _log_densities(
+    model: Model, variables: Sequence[TensorVariable], conditional: Sequence[TensorVariable]
+) -> list[TensorVariable]:
+    """Log density of each variable at the values of all, given the global variables."""
+    values = [model.rvs_to_values[variable] for variable in variables]
+    transforms = {
+        value: transform
+        for variable, value in zip(variables, values, strict=True)
+        if (transform := model.rvs_to_transforms[variable]) is not None
+    }
+    log_densities = conditional_logp(
+        dict(zip(conditional, values, strict=True)),
+        warn_rvs=False,
+        extra_rewrites=TransformValuesRewrite(transforms) if transforms else None,
+    )
+    return simplify_for_gradients([pt.as_tensor(log_densities[value]) for value in values])
+
+
+def _starts(
+    model: Model, chosen: Sequence[TensorVariable], conditional: Sequence[TensorVariable]
+) -> list[TensorVariable]:
+    """Support points of the local variables on the unconstrained scale."""
+    constrained: dict[TensorVariable, TensorVariable] = {}
+    starts = []
+    for variable, given in zip(chosen, conditional, strict=True):
+        try:
+            point = support_point(given)
+        except NotImplementedError:
+            point = pt.zeros_like(given)
+        (point,) = clone_replace([point], constrained, rebuild_strict=False)
+        constrained[given] = point
+        transform = model.rvs_to_transforms[variable]
+        if transform is not None:
+            inputs = clone_replace(given.owner.inputs, constrained, rebuild_strict=False)
+            point = transform.forward(point, *inputs)
+        starts.append(pt.as_tensor(point))
+    return starts
+
+
+@dataclass(frozen=True)
+class _Index:
+    """A place where a quantity that depends on local variables is indexed by codes."""
+
+    indexed: Variable
+    codes: Variable
+    axis: int
+    length: int
+    of: tuple[Variable, ...]
+
+
+def _indices(log_density: Variable, values: Sequence[Variable]) -> list[_Index]:
+    """Places where something that depends on local values is indexed by an array of integers."""
+    depends_on: dict[Variable, frozenset[Variable]] = {
+        value: frozenset([value]) for value in values
+    }
+    indices = []
+    for node in toposort([log_density]):
+        of = frozenset().union(*(depends_on.get(v, frozenset()) for v in node.inputs))
+        if not of:
+            continue
+        if (
+            isinstance(node.op, AdvancedSubtensor)
+            and node.inputs[0] in depends_on
+            and (place := _array_index(node)) is not None
+        ):
+            axis, codes = place
+            lengths = node.inputs[0].type.shape
+            length = -1 if lengths[axis] is None else lengths[axis]
+            indices.append(
+                _Index(node.inputs[0], codes, axis, length, tuple(v for v in values if v in of))
+            )
+        for output in node.outputs:
+            depends_on[output] = of
+    return indices
+
+
+def _array_index(node) -> tuple[int, Variable] | None:
+    """Axis and variable of the first index that is an array."""
+    for axis, entry in enumerate(node.op.idx_list):
+        if isinstance(entry, int):
+            index = node.inputs[1 + entry]
+            if isinstance(index.type, TensorType) and index.type.ndim and index.dtype != "bool":
+                return axis, index
+    return None
+
+
+def _values_of_codes(index: _Index, name: str) -> np.ndarray:
+    """Codes of the records, which may be computed from data but not from parameters."""
+    try:
+        codes = np.asarray(value_of(index.codes))
+    except Exception:
+        codes = None
+    if codes is None or codes.dtype.kind not in "iu":
+        raise ModelError(
+            f"The groups of the records of `{name}` should be given by an array of integers, but "
+            "depend on parameters or on text. Index the local variables by data."
+        )
+    if codes.ndim != 1:
+        raise ModelError(
+            f"Each record of `{name}` should belong to one group, but the index array has shape "
+            f"{codes.shape}. Records that belong to several groups cannot be integrated out."
+        )
+    return codes
+
+
+def _number_of_groups(
+    model: Model, chosen: Sequence[TensorVariable], indices: dict[str, list[_Index]]
+) -> int:
+    """Number of groups: the length of what is indexed, or of the leading axis of the locals."""
+    shapes = {variable.name: _shape(model, variable) for variable in chosen}
+    for name, shape in shapes.items():
+        if not shape:
+            raise ModelError(
+                f"`{name}` is a single number, so it is a global variable. Name variables with one "
+                "entry a group."
+            )
+    lengths = {
+        _length_of(index, shapes, model) for places in indices.values() for index in places
+    } or {shape[0] for shape in shapes.values()}
+    if len(lengths) > 1:
+        _refuse_crossed(model, indices, shapes)
+    return lengths.pop()
+
+
+def _length_of(index: _Index, shapes: dict[str, tuple[int, ...]], model: Model) -> int:
+    if index.length >= 0:
+        return index.length
+    names = [model.values_to_rvs[value].name for value in index.of]
+    return shapes[names[0]][index.axis]
+
+
+def _refuse_crossed(
+    model: Model, indices: dict[str, list[_Index]], shapes: dict[str, tuple[int, ...]]
+) -> None:
+    levels: dict[str, int] = {}
+    for places in indices.values():
+        for index in places:
+            for value in index.of:
+                levels.setdefault(model.values_to_rvs[value].name, _length_of(index, shapes, model))
+    for name, shape in shapes.items():
+        levels.setdefault(name, shape[0])
+    most = max(levels, key=lambda name: levels[name])
+    same = [name for name in levels if levels[name] == levels[most]]
+    stay = [name for name in levels if name not in same]
+    described = ", ".join(f"`{name}` {number}" for name, number in levels.items())
+    advice = (
+        f"Integrate out {_listed(same)}, which has the most levels, and leave {_listed(stay)} in "
+        "the model."
+        if stay
+        else "Integrate out one of them, and leave the others in the model."
+    )
+    raise ModelError(
+        f"The local variables should have the same groups, but they are crossed or nested "
+        f"(levels: {described}). {advice}"
+    )
+
+
+def _records(variable: TensorVariable, places: list[_Index], n_groups: int) -> Records | None:
+    """Records of an observed variable, None where its entries are the groups."""
+    if not places:
+        return None
+    codes = [_values_of_codes(index, variable.name) for index in places]
+    if not all(np.array_equal(codes[0], other) for other in codes[1:]):
+        raise ModelError(
+            f"The records of `{variable.name}` belong to groups by two different index arrays: the "
+            "effects are crossed, or a record depends on two groups. Integrate out one factor, "
+            "and leave the other in the model."
+        )
+    _check_codes(codes[0], n_groups, variable.name)
+    return Records(tuple(index.codes for index in places), codes[0].astype(np.int64), n_groups)
+
+
+def _check_codes(codes: np.ndarray, n_groups: int, name: str) -> None:
+    """Refuse codes out of range, and groups without records."""
+    wrong = (codes < 0) | (codes >= n_groups)
+    if wrong.any():
+        record = int(np.argmax(wrong))
+        raise ModelError(
+            f"The group codes of `{name}` should be between 0 and {n_groups - 1}, but record "
+            f"{record} has {codes[record]}. Number the groups from 0, as `pandas.factorize` does."
+        )
+    empty = np.flatnonzero(np.bincount(codes, minlength=n_groups) == 0)
+    if len(empty):
+        shown = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
+        raise ModelError(
+            f"Each of the {n_groups} groups should have records of `{name}`, but {len(empty)} have "
+            f"none (codes {shown}). Drop these groups, for example by `pandas.factorize`."
+        )
+
+
+def _shape(model: Model, variable: TensorVariable) -> tuple[int, ...]:
+    """Shape of the value of a free variable, on the unconstrained scale."""
+    value = model.rvs_to_values[variable]
+    if None not in value.type.shape:
+        return tuple(value.type.shape)
+    transform = model.rvs_to_transforms[variable]
+    unconstrained = (
+        variable if transform is None else transform.forward(variable, *variable.owner.inputs)
+    )
+    return tuple(shape_of(unconstrained))
+
+
+def _local(
+    model: Model,
+    variable: TensorVariable,
+    start: TensorVariable,
+    n_groups: int,
+    indices: dict[str, list[_Index]],
+) -> Local:
+    """A local variable with its axis of groups."""
+    value, shape = model.rvs_to_values[variable], _shape(model, variable)
+    axes = [axis for axis, length in enumerate(shape) if length == n_groups]
+    if not axes:
+        raise ModelError(
+            f"`{variable.name}` should have one entry for each of the {n_groups} groups, but its "
+            f"shape is {shape}. Only variables with the same groups are integrated out together."
+        )
+    if len(axes) > 1:
+        indexed = [
+            index.axis for places in indices.values() for index in places if value in index.of
+        ]
+        axes = [axis for axis in axes if axis in indexed] or axes
+    return Local(variable.name, value, start, shape, axes[0])
+
+
+def _axis_of(variable: TensorVariable, log_density: TensorVariable, length: int) -> int:
+    """The axis of a term that runs over the groups or records."""
+    shape = log_density.type.shape
+    axes = [axis for axis, size in enumerate(shape) if size == length]
+    axes += [axis for axis, size in enumerate(shape) if size is None]
+    if not axes:
+        raise ModelError(
+            f"The log density of `{variable.name}` should have one entry for each of {length} "
+            f"groups or records, but has shape {shape}: its entries depend on each other."
+        )
+    return axes[0]
+
+
+def _dimension(model: Model, locals_: Iterable[Local]) -> str | None:
+    """Name of the dimension that runs over the groups."""
+    for local in locals_:
+        dims = model.named_vars_to_dims.get(local.name) or ()
+        if len(dims) > local.axis and dims[local.axis] is not None:
+            return dims[local.axis]
+    return None
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
