@@ -6,7 +6,7 @@ that groups of any size cost in proportion to their records.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,7 +15,7 @@ import pytensor.tensor as pt
 from pymc.pytensorf import rewrite_pregrad
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
-from pytensor.graph.replace import clone_replace, vectorize_graph
+from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorVariable
 
@@ -237,16 +237,3 @@ class GroupDensity:
             for row in range(size)
         ]
         return [row[:, column] for row in rows for column in range(size)]
-
-    def at(
-        self,
-        graphs: Sequence[TensorVariable],
-        numbers: TensorVariable,
-        parameters: Mapping[str, TensorVariable],
-    ) -> list[TensorVariable]:
-        """Graphs of the placeholders with these replaced."""
-        replacements: dict[Variable, Variable] = {self.numbers: numbers}
-        replacements |= {
-            placeholder: parameters[name] for name, placeholder in self.parameters.items()
-        }
-        return clone_replace(list(graphs), replacements, rebuild_strict=False)

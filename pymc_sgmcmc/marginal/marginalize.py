@@ -19,6 +19,7 @@ from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.marginal.check import Evaluated, checked_density
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.exact import exact
+from pymc_sgmcmc.marginal.operation import GroupLogDensity, Template
 from pymc_sgmcmc.marginal.quadrature import laplace, quadrature
 from pymc_sgmcmc.marginal.structure import find_structure
 
@@ -182,6 +183,9 @@ def _without_locals(model: Model, density: GroupDensity, marginal: TensorVariabl
     groups = model_from_fgraph(graph, mutate_fgraph=True)
 
     names = list(density.parameters)
+    operation = GroupLogDensity(
+        Template(marginal, density.numbers, list(density.parameters.values()))
+    )
     cores = [
         "(" + ",".join(f"{name}{axis}" for axis in range(placeholder.type.ndim)) + ")"
         for name, placeholder in zip("abcdefghijklmnopqrstuvwxyz" * 9, density.parameters.values())
@@ -190,7 +194,7 @@ def _without_locals(model: Model, density: GroupDensity, marginal: TensorVariabl
     def logp(value: TensorVariable, *batched: TensorVariable) -> TensorVariable:
         # PyMC gives parameters the axis of the groups, with length one.
         parameters = [pt.squeeze(parameter, axis=0) for parameter in batched]
-        return density.at([marginal], value, dict(zip(names, parameters, strict=True)))[0]
+        return operation.of(value, parameters)
 
     with groups:
         pm.CustomDist(
