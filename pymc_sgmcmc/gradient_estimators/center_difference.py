@@ -152,6 +152,18 @@ def find_center_difference(
     gradient_at_center = clone_replace(
         posterior.rows_gradient(center_variable, rows, length), others, rebuild_strict=False
     )
+    if posterior.rows_are_groups and store_columns:
+        stored = pt.tensor("stored", dtype=posterior.dtype, shape=(None, posterior.dimension))
+        return CenterDifference(
+            posterior.data,
+            (_row_gradients(posterior, center, center_of_others),),
+            posterior.rows_gradient(position, rows, length) - stored.sum(axis=0),
+            position,
+            (*rows, stored),
+            length,
+            center_variable,
+            others_by_name,
+        )
     graph = _simplified_difference(
         posterior.rows_gradient(position, rows, length), gradient_at_center, rows, length
     )
@@ -184,6 +196,22 @@ def find_center_difference(
         center_variable,
         others_by_name,
     )
+
+
+def _row_gradients(
+    posterior: Posterior, center: np.ndarray, others: Mapping[str, np.ndarray] | None
+) -> np.ndarray:
+    """Gradients of all rows at the centre, shape (N, d).
+
+    A row that is a group of records takes long to evaluate, and the position is short.
+    """
+    present = {name: shared.get_value() for name, shared in posterior.others.items()}
+    posterior.set_others({**present, **(others or {})})
+    gradients = [
+        posterior.row_gradients(center, chunk) for chunk in posterior.chunks(posterior.dimension)
+    ]
+    posterior.set_others(present)
+    return np.concatenate(gradients)
 
 
 def _simplified_difference(

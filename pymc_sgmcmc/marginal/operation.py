@@ -18,8 +18,13 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.gradient import DisconnectedType, disconnected_type, grad_undefined
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
-from pytensor.graph.replace import clone_replace
-from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.graph.replace import clone_replace, vectorize_graph
+from pytensor.graph.rewriting.basic import (
+    MergeOptimizer,
+    SequentialGraphRewriter,
+    dfs_rewriter,
+    node_rewriter,
+)
 from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.variable import TensorVariable
 
@@ -64,17 +69,21 @@ class Template:
     @cached_property
     def jacobian(self) -> TensorVariable:
         """Gradient of each group by all entries of the parameters, shape (groups, entries)."""
-        # It is the derivative of the weighted sum by the weights.
-        columns = []
-        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
-            entries = gradient.ravel()
-            columns += [
-                pt.grad(entries[index], self.weights, disconnected_inputs="ignore")
-                for index in range(int(np.prod(parameter.type.shape)))
-            ]
-        # Only their length is still in the graph.
+        # It is the derivative by the weights of the gradient of the weighted sum, along each
+        # direction in turn.
+        sizes = [int(np.prod(parameter.type.shape)) for parameter in self.parameters]
+        direction = pt.vector("direction", dtype=self.weights.dtype, shape=(sum(sizes),))
+        starts = np.cumsum([0, *sizes])
+        along = sum(
+            (gradient.ravel() * direction[start : start + size]).sum()
+            for gradient, start, size in zip(self.gradients, starts, sizes, strict=False)
+        )
+        derivative = pt.grad(along, self.weights)
+        # Only the length of the weights is still in the graph.
         ones = pt.ones(self.numbers.shape, dtype=self.weights.dtype)
-        return rebuild([pt.stack(columns, axis=1)], {self.weights: ones})[0]
+        (derivative,) = rebuild([derivative], {self.weights: ones})
+        directions = pt.eye(sum(sizes), dtype=self.weights.dtype)
+        return vectorize_graph(derivative, {direction: directions}).T
 
 
 class _GroupOp(Op):
@@ -217,7 +226,8 @@ def _expand(fgraph, node):
 
 optdb.register(
     "expand_groups",
-    dfs_rewriter(_expand),
+    # Equal nodes are merged before they are expanded, and equal parts of the graphs afterwards.
+    SequentialGraphRewriter(MergeOptimizer(), dfs_rewriter(_expand), MergeOptimizer()),
     "fast_run",
     "fast_compile",
     "minimum_compile",

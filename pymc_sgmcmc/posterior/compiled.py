@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -15,9 +15,10 @@ from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.executor import Function
 from pytensor.compile.mode import Mode
 from pytensor.compile.rewriting import inline_ofg_node
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.scan.op import Scan
 from pytensor.tensor.elemwise import Elemwise
 
 from pymc_sgmcmc.posterior.blockwise import all_rows_at_once
@@ -100,12 +101,19 @@ each operation is a function of NumPy or SciPy, see `runs_on_arrays`, and it nee
 
 def runs_on_arrays(function: Function) -> bool:
     """Whether a function in `NUMPY_MODE` has no operation that Python does for each element."""
-    for node in function.maker.fgraph.apply_nodes:
+    return _all_on_arrays(function.maker.fgraph.apply_nodes)
+
+
+def _all_on_arrays(nodes: Iterable[Apply]) -> bool:
+    for node in nodes:
         if isinstance(node.op, Elemwise):
             scalar = node.op.scalar_op
             if node.op.nfunc_spec is None and not isinstance(scalar, scalar_basic.Cast):
                 return False
-        elif isinstance(node.op, HasInnerGraph):  # such as a Scan
+        elif isinstance(node.op, Scan):  # The steps of Newton's method for many groups.
+            if not _all_on_arrays(node.op.fn.maker.fgraph.apply_nodes):
+                return False
+        elif isinstance(node.op, HasInnerGraph):
             return False
     return True
 
@@ -146,7 +154,8 @@ def compile_on_arrays(
     inputs: Sequence[Variable], outputs: Variable | Sequence[Variable], mode: Mode
 ) -> Function:
     """Compile a function of large arrays: for NumPy where that is quick, otherwise in C."""
-    function = compile_quietly(inputs, outputs, mode)
+    with pytensor.config.change_flags(cxx=""):  # The inner function of a scan is NumPy's too.
+        function = compile_quietly(inputs, outputs, mode)
     if pytensor.config.cxx and not runs_on_arrays(function):
         return compile_quietly(inputs, outputs, "CVM")
     return function

@@ -81,9 +81,7 @@ def rebuild(
     return [rebuilt.get(output, output) for output in outputs]
 
 
-def _remake(
-    node: Apply, inputs: list[Variable], lengths: Sequence[Length]
-) -> list[Variable]:
+def _remake(node: Apply, inputs: list[Variable], lengths: Sequence[Length]) -> list[Variable]:
     """Outputs of a node on other inputs, whose static shapes may differ."""
     op = node.op
     if isinstance(op, SymbolicOp):

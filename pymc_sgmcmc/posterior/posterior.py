@@ -247,6 +247,11 @@ class Posterior:
         return next(iter(self._names ^ _names_of(self._model)), None)
 
     @property
+    def rows_are_groups(self) -> bool:
+        """Whether the rows are numbers of groups of records."""
+        return self._separated.reads_whole_arrays
+
+    @property
     def row_elements(self) -> int:
         """Array elements of one row of all data together."""
         return sum(values[0].size for values in self.data)
@@ -295,7 +300,7 @@ class Posterior:
         self, position: TensorVariable, rows: Sequence[TensorVariable]
     ) -> TensorVariable:
         """Symbolic gradient of the log likelihood of each symbolic row apart, shape (rows, d)."""
-        if self._separated.reads_whole_arrays:
+        if self.rows_are_groups:
             return self._gradients_by_weights(position, rows)
         # The gradient of data of length one is vectorized over the rows. This is right also for
         # terms that the model has already summed.
