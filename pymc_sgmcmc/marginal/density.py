@@ -111,6 +111,11 @@ class GroupDensity:
         self._pieces = self._make_pieces()
 
     @property
+    def records_a_group(self) -> float:
+        """Mean number of records of a group."""
+        return self.structure.n_records / self.structure.n_groups
+
+    @property
     def block_size(self) -> int:
         """q, the number of local quantities of one group."""
         return self.structure.block_size

@@ -69,7 +69,8 @@ def quadrature(density: GroupDensity, points: int) -> TensorVariable:
     grid, log_weights = nodes_and_weights(points, size)
     # Arrays that are as long as there are groups would be taken for data.
     dtype = density.block.dtype
-    nodes = keep_whole(grid.astype(dtype), "nodes")
+    computed = len(grid) * density.records_a_group
+    nodes = keep_whole(grid.astype(dtype), "nodes", elements_a_row=computed)
     offsets = keep_whole((log_weights + 0.5 * (grid**2).sum(axis=1)).astype(dtype), "log_weights")
     root = [[held(entry) for entry in row] for row in mode.root]
     at_nodes = _nodes(held(mode.block), root, nodes)

@@ -249,12 +249,13 @@ class Posterior:
     @property
     def rows_are_groups(self) -> bool:
         """Whether the rows are numbers of groups of records."""
-        return self._separated.reads_whole_arrays
+        return self._separated.elements_in_whole_arrays > 0
 
     @property
     def row_elements(self) -> int:
-        """Array elements of one row of all data together."""
-        return sum(values[0].size for values in self.data)
+        """Array elements of one row of all data together, with those of its records."""
+        of_row = sum(values[0].size for values in self.data)
+        return of_row + self._separated.elements_in_whole_arrays
 
     # --- Symbolic pieces, for the engine ---------------------------------------------------
 

@@ -35,7 +35,8 @@ def keep_whole(values: np.ndarray, name: str, elements_a_row: float = 0.0) -> Sh
         Not written to afterwards.
     name : str
     elements_a_row : float
-        The mean number of elements that a row reads, which bounds the memory of passes.
+        The mean number of elements that a row reads or has computed from them, which bounds the
+        memory of passes.
     """
     values = np.asarray(values, order="C")
     shared = pytensor.shared(
@@ -167,9 +168,10 @@ class SeparatedModel:
         )
 
     @cached_property
-    def reads_whole_arrays(self) -> bool:
-        """Whether rows are numbers of groups whose records lie in arrays of `keep_whole`."""
-        return any(map(is_whole, ancestors([term.log_density for term in self.row_terms])))
+    def elements_in_whole_arrays(self) -> int:
+        """Elements that a row reads, on average, of arrays of `keep_whole`; 0 without these."""
+        whole = filter(is_whole, ancestors([term.log_density for term in self.row_terms]))
+        return int(np.ceil(sum(array.tag.elements_a_row for array in whole)))
 
     def readings(self) -> list[SeparatedModel]:
         """Possible readings of the graph. The first is this one, which is the most likely."""
@@ -201,10 +203,8 @@ class SeparatedModel:
             layout.split(position),
             rebuild_strict=False,
         )
-        widths = [sum(leaf.values[0].size for leaf in self.leaves)]
+        widths = [sum(leaf.values[0].size for leaf in self.leaves), self.elements_in_whole_arrays]
         for variable in ancestors(densities):
-            if is_whole(variable):
-                widths.append(int(np.ceil(variable.tag.elements_a_row)))
             shape = getattr(variable.type, "shape", ())
             if None in shape:
                 widths.append(int(np.prod([size for size in shape if size is not None])))
