@@ -15,7 +15,7 @@ from pytensor.graph.replace import clone_replace
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.structure import LocalStructure
-from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
+from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly, without_blas_warning
 from pymc_sgmcmc.posterior.terms import reference_terms
 
 CHECKED_GROUPS = 20
@@ -60,6 +60,13 @@ class Evaluated:
             axis=1,
         )
 
+    def parameters(self) -> list[np.ndarray]:
+        """Values of the global variables on their own scale."""
+        inputs = self._model.value_vars
+        function = compile_quietly(inputs, self._of_globals, PYTHON_MODE)
+        point = [np.asarray(self.point[value.name], dtype=value.dtype) for value in inputs]
+        return list(function(*point))
+
     def function(self, graphs: list) -> Callable[..., list[np.ndarray]]:
         """Function of blocks and numbers of groups at the position."""
         density, model = self.density, self._model
@@ -89,8 +96,9 @@ def checked_density(model: Model, structure: LocalStructure) -> GroupDensity:
     first_error: ModelError | None = None
     for only_beside_rows in (False, True):
         try:
-            density = GroupDensity(structure, only_beside_rows=only_beside_rows)
-            _check(model, density)
+            with without_blas_warning():
+                density = GroupDensity(structure, only_beside_rows=only_beside_rows)
+                _check(model, density)
         except ModelError as error:
             first_error = first_error or error
         except Exception as error:

@@ -152,7 +152,7 @@ class GroupDensity:
             # The support point may be one number for all groups.
             shape = (n_chosen, *local.shape_in_group)
             columns.append(pt.broadcast_to(leading, shape).reshape((n_chosen, -1)))
-        return pt.concatenate(columns, axis=1)
+        return pt.specify_shape(pt.concatenate(columns, axis=1), (None, self.block_size))
 
     def _of_chosen(self, term: LocalTerm, records: _ChosenRecords | None) -> TensorVariable:
         """A term with its data and local variables replaced by those of the chosen groups."""
@@ -208,6 +208,7 @@ class GroupDensity:
         ----------
         points : TensorVariable, shape (points, groups, q)
         """
+        points = pt.specify_shape(points, (None, None, self.block_size))
         return self._sum(vectorize_graph([p.values for p in self._pieces], {self.block: points}))
 
     def _sum(self, values: Sequence[TensorVariable]) -> TensorVariable:

@@ -26,7 +26,7 @@ class Held(Op):
     def perform(self, node, inputs, output_storage):
         output_storage[0][0] = inputs[0]
 
-    def infer_shape(self, fgraph, node, shapes):
+    def infer_shape(self, node, shapes):
         return shapes
 
     def connection_pattern(self, node):

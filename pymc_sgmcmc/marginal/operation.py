@@ -146,7 +146,7 @@ class GroupLogDensity(_GroupOp):
         """Outputs of the graph."""
         return [self.template.value]
 
-    def infer_shape(self, fgraph, node: Apply, shapes):
+    def infer_shape(self, node: Apply, shapes):
         """One entry for each number."""
         return [shapes[0]]
 
@@ -176,7 +176,7 @@ class _GroupGradient(_GroupOp):
     def graphs(self) -> list[TensorVariable]:
         return self.template.gradients
 
-    def infer_shape(self, fgraph, node: Apply, shapes):
+    def infer_shape(self, node: Apply, shapes):
         return shapes[1 : 1 + len(node.outputs)]
 
     def connection_pattern(self, node: Apply):
@@ -208,7 +208,7 @@ class _GroupJacobian(_GroupOp):
     def graphs(self) -> list[TensorVariable]:
         return [self.template.jacobian]
 
-    def infer_shape(self, fgraph, node: Apply, shapes):
+    def infer_shape(self, node: Apply, shapes):
         entries = sum(int(np.prod(p.type.shape)) for p in self.template.parameters)
         return [(shapes[0][0], pt.constant(entries))]
 

@@ -352,6 +352,7 @@ def _indices(log_density: Variable, values: Sequence[Variable]) -> list[_Index]:
             indices.append(
                 _Index(node.inputs[0], codes, axis, length, tuple(v for v in values if v in of))
             )
+            continue  # The result has one entry a record, and its further indices no groups.
         for output in node.outputs:
             depends_on[output] = of
     return indices
