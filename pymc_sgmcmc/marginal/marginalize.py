@@ -22,6 +22,7 @@ from pymc_sgmcmc.marginal.exact import exact
 from pymc_sgmcmc.marginal.operation import GroupLogDensity, Template
 from pymc_sgmcmc.marginal.quadrature import laplace, quadrature
 from pymc_sgmcmc.marginal.structure import find_structure
+from pymc_sgmcmc.posterior.compiled import quick_graphs
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
@@ -36,6 +37,7 @@ MOST_QUADRATURE_SIZE = max(POINTS)
 """Product rules of more directions have too many nodes."""
 
 
+@quick_graphs()
 def marginalize(
     model: Model,
     names: str | TensorVariable | Sequence[str | TensorVariable],
@@ -108,6 +110,8 @@ def marginalize(
     """
     or_none(one_of, "method", method, METHODS)
     or_none(whole_number, "points", points, 1)
+    if method == "exact" and points is not None:
+        raise ValueError('`points` is for quadrature, but `method` is "exact". Leave one out.')
     structure = find_structure(model, _names(names))
     density = checked_density(model, structure)
     marginal = integrate(model, density, method, points)

@@ -25,7 +25,7 @@ from pytensor.graph.rewriting.basic import (
     dfs_rewriter,
     node_rewriter,
 )
-from pytensor.graph.traversal import graph_inputs
+from pytensor.graph.traversal import ancestors, graph_inputs
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
@@ -53,7 +53,7 @@ class Template:
         numbers: TensorVariable,
         parameters: Sequence[TensorVariable],
     ):
-        self.value = value
+        (self.value,) = _without_notes([value])
         self.numbers = numbers
         self.parameters = list(parameters)
         # The data are inputs of the node, since a rewrite cannot add inputs to a function.
@@ -64,7 +64,7 @@ class Template:
     def gradients(self) -> list[TensorVariable]:
         """Gradients by the parameters of the weighted sum over groups."""
         total = (self.weights * self.value).sum()
-        return pt.grad(total, self.parameters, disconnected_inputs="ignore")
+        return _without_notes(pt.grad(total, self.parameters, disconnected_inputs="ignore"))
 
     @cached_property
     def jacobian(self) -> TensorVariable:
@@ -83,7 +83,18 @@ class Template:
         ones = pt.ones(self.numbers.shape, dtype=self.weights.dtype)
         (derivative,) = rebuild([derivative], {self.weights: ones})
         directions = pt.eye(sum(sizes), dtype=self.weights.dtype)
-        return vectorize_graph(derivative, {direction: directions}).T
+        return _without_notes([vectorize_graph(derivative, {direction: directions}).T])[0]
+
+
+def _without_notes(graphs: list[TensorVariable]) -> list[TensorVariable]:
+    """The graphs, without notes of the lines that made their nodes.
+
+    Rewrites join the notes of all inputs of a node. In a deep graph they would fill the memory.
+    """
+    for variable in ancestors(graphs):
+        if variable.owner is not None:
+            variable.tag.trace = []
+    return graphs
 
 
 class _GroupOp(Op):

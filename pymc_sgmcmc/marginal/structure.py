@@ -494,6 +494,11 @@ def _local(
     """A local variable with its axis of groups."""
     value, shape = model.rvs_to_values[variable], _shape(model, variable)
     axes = [axis for axis, length in enumerate(shape) if length == n_groups]
+    if not axes and n_groups in variable.type.shape:
+        raise ModelError(
+            f"The {n_groups} entries of `{variable.name}` are not independent, since they have a "
+            "common constraint, such as their sum. Integrate out variables without one."
+        )
     if not axes:
         raise ModelError(
             f"`{variable.name}` should have one entry for each of the {n_groups} groups, but its "

@@ -522,7 +522,8 @@ class Posterior:
         before sampling is the same on all backends.
         """
         if quick:
-            function = compile_quietly(inputs, outputs, PYTHON_MODE)
+            with pytensor.config.change_flags(cxx=""):
+                function = compile_quietly(inputs, outputs, PYTHON_MODE)
         else:
             function = compile_on_arrays(inputs, outputs, NUMPY_MODE)
         function.trust_input = True
