@@ -15,6 +15,7 @@ FLOORS = (
     ("errors", "checks", "matrices", "numba_products"),
     ("schedules", "stein", "numba_loop"),
     ("posterior",),
+    ("marginal",),
     ("batching",),
     ("gradient_estimators",),
     ("dynamics",),

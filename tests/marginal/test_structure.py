@@ -132,13 +132,13 @@ def test_a_record_of_two_groups():
 )
 def test_groups_that_depend_on_each_other(effect):
     model = simple(effect)
-    with pytest.raises(ModelError, match="not independent|depend on each other"):
+    with pytest.raises(ModelError, match=r"not independent|depend on each other"):
         marginalize(model, model.free_RVs[0].name)
 
 
 def test_discrete_local_variable():
     model = simple(lambda: pm.Bernoulli("z", 0.5, shape=6) * 1.0)
-    with pytest.raises(ModelError, match="`z` is discrete.*pymc_extras"):
+    with pytest.raises(ModelError, match=r"`z` is discrete.*pymc_extras"):
         marginalize(model, "z")
 
 
@@ -191,7 +191,7 @@ def test_other_lengths():
     with pm.Model() as model:
         z, w = pm.Normal("z", shape=6), pm.Normal("w", shape=4)
         pm.Poisson("y", pm.math.exp(z[GROUP] + w.sum()), observed=np.arange(30) % 3)
-    with pytest.raises(ModelError, match="one entry for each of the 6 groups|same groups"):
+    with pytest.raises(ModelError, match=r"one entry for each of the 6 groups|same groups"):
         marginalize(model, ["z", "w"])
 
 
