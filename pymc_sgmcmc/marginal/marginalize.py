@@ -30,7 +30,7 @@ METHODS = ("exact", "quadrature")
 """The ways to integrate that give a density."""
 
 POINTS = {1: 9, 2: 7, 3: 5}
-"""Nodes in each direction by the number of local quantities of a group. They are a compromise between
+"""Nodes in each direction by the number of local quantities of a group. They are a compromise of
 time and accuracy: with four binary records a group, nine nodes leave an error of 1e-6."""
 
 MOST_QUADRATURE_SIZE = max(POINTS)

@@ -264,8 +264,8 @@ def _not_separable(term: Term, setting: _Setting, reason: str) -> ModelError:
     ]
     if local:
         advice = (
-            f"Marginalise out `{local[0]}`, a local latent variable with one element a row, which "
-            "subsampling of rows does not support."
+            f"Integrate out `{local[0]}`, a local latent variable with one element a row, by "
+            f'`marginalize(model, ["{local[0]}"])`.'
         )
     else:
         advice = (

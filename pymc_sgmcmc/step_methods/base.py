@@ -38,7 +38,8 @@ from pymc_sgmcmc.posterior.compiled import quick_graphs
 from pymc_sgmcmc.posterior.position import NOTHING_FREE, value_variables
 from pymc_sgmcmc.record import COMPUTED, GIVEN, RECORD, RunRecord
 from pymc_sgmcmc.schedules import StepSize, step_sizes
-from pymc_sgmcmc.step_methods.pymc_hook import install
+from pymc_sgmcmc.step_methods.advice import advice
+from pymc_sgmcmc.step_methods.pymc_hook import install, log
 from pymc_sgmcmc.step_methods.run_settings import run_settings
 from pymc_sgmcmc.step_methods.search import check_searchable, search_step_size
 from pymc_sgmcmc.step_methods.settings import Settings, is_curvature
@@ -238,6 +239,10 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             isinstance(adaptation, LangevinStepSize) for adaptation in self.chain.adaptations
         )
         self._declare_stats()
+        if setup.batch_size_from == "computed" and self._owns_all and not self._takes_all_rows:
+            rows_of_draw = self.thin * (self.batch_size + estimator.kept_rows)
+            if better := advice(settings.model, self.posterior.n_rows, rows_of_draw):
+                log.info("%s: %s", setup.name, better)
         self.setup_chain(settings.generator(), 0, 0)
         self.tune = True
 

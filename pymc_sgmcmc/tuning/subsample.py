@@ -40,7 +40,7 @@ class Subsample:
     ):
         count = max(count, SUBSAMPLE_ROWS, 20 * posterior.dimension)
         if evaluations:
-            count = max(count, operations // (evaluations * max(1, posterior.row_elements)))
+            count = max(count, operations // (evaluations * max(1, posterior.row_operations)))
         self.count = count = min(posterior.n_rows, count)
         self.posterior = posterior
         self.weight = posterior.n_rows / count

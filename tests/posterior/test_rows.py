@@ -521,13 +521,13 @@ def test_local_latent_variables():
     def ordinary():
         pm.Normal("y", pm.Normal("z", shape=N_ROWS), 1.0, observed=Y)
 
-    refused(ordinary, r"`y` is not a sum.*Marginalise out `z`")
+    refused(ordinary, r"`y` is not a sum.*Integrate out `z`")
 
     def drawn():
         mu = pm.Normal("z", shape=5)
         pm.Normal("y", mu, 1.0, observed=minibatch(Y), total_size=N_ROWS)
 
-    refused(drawn, r"`y` is not a sum.*Marginalise out `z`")
+    refused(drawn, r"`y` is not a sum.*Integrate out `z`")
 
 
 # --- Data and graphs that are not supported ---------------------------------------------------

@@ -1,0 +1,170 @@
+"""Logistic random intercepts with more and more groups: set-up, transitions, and effective draws.
+
+Examples
+--------
+::
+
+    python tests/benchmarks/groups.py
+    python tests/benchmarks/groups.py --groups 1000 10000 --nuts 1000
+
+``README.md`` beside this file says how to read the figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from typing import Any
+
+from common.child import run_in_fresh_process
+from common.machine import restrict_to_one_core
+from common.program import make_parser, print_table, print_verdict, say, write_results
+
+RECORDS = 10
+TRUTH = {"intercept": -0.5, "slopes": (1.0, 0.5), "sd": 1.2}
+SLOPE_LIMIT = 0.05
+NUTS_SECONDS = 600
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--groups", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000])
+    parser.add_argument("--nuts", type=int, nargs="*", default=[1000, 10_000], help="for NUTS")
+    parser.add_argument("--draws", type=int, default=2000, help="draws of a chain")
+    return parser.parse_args(arguments)
+
+
+def build_model(groups: int) -> Any:
+    """The joint model, not centred."""
+    import numpy as np
+    import pymc as pm
+
+    rng = np.random.default_rng(groups)
+    group = np.repeat(np.arange(groups), RECORDS)
+    X = rng.normal(size=(len(group), len(TRUTH["slopes"])))
+    effects = TRUTH["sd"] * rng.normal(size=groups)
+    predictor = TRUTH["intercept"] + X @ np.array(TRUTH["slopes"]) + effects[group]
+    y = (rng.random(len(group)) < 1 / (1 + np.exp(-predictor))).astype("int8")
+    with pm.Model() as model:
+        intercept = pm.Normal("intercept", 0, 2)
+        slopes = pm.Normal("slopes", 0, 2, shape=X.shape[1])
+        sd = pm.HalfNormal("sd", 2)
+        z = pm.Normal("z", shape=groups)
+        pm.Bernoulli("y", logit_p=intercept + X @ slopes + sd * z[group], observed=y)
+    return model
+
+
+def summary(idata: Any, seconds: float) -> dict[str, Any]:
+    """The worst effective sample size of the global variables, and their means and sds."""
+    import arviz as az
+    import numpy as np
+
+    names = ["intercept", "slopes", "sd"]
+    effective = az.ess(idata, var_names=names)
+    posterior = idata.posterior.dataset[names]
+    return {
+        "ess_per_second": float(min(np.min(effective[name].values) for name in names)) / seconds,
+        "mean": {name: np.mean(posterior[name].values, axis=(0, 1)).tolist() for name in names},
+        "sd": {name: np.std(posterior[name].values, axis=(0, 1)).tolist() for name in names},
+    }
+
+
+def run_ours(groups: int, draws: int, launched: float) -> dict[str, Any]:
+    """`marginalize` and `SGLDCV()`, with processor seconds from the start of the process."""
+    import pymc as pm
+
+    from pymc_sgmcmc import SGLDCV
+    from pymc_sgmcmc.marginal import marginalize
+
+    model = build_model(groups)
+    before = time.process_time()
+    with marginalize(model, "z"):
+        step = SGLDCV()
+        set_up = time.process_time() - before
+        before = time.process_time()
+        idata = pm.sample(
+            draws, tune=500, step=step, chains=1, progressbar=False, random_seed=1
+        )
+        sampling = time.process_time() - before
+    transitions = (draws + 500) * step.thin
+    return {
+        "groups": groups,
+        "method": "SGLDCV",
+        "set_up": set_up,
+        "transition_us": sampling / transitions * 1e6,
+        "batch_size": step.batch_size,
+        **summary(idata, sampling),
+    }
+
+
+def run_nuts(groups: int, draws: int, launched: float) -> dict[str, Any]:
+    """PyMC's NUTS on the joint model; its warm-up counts as set-up."""
+    import pymc as pm
+
+    model = build_model(groups)
+    before = time.process_time()
+    with model:
+        idata = pm.sample(draws=500, tune=500, chains=1, progressbar=False, random_seed=1)
+    seconds = time.process_time() - before
+    sampling = float(idata.sample_stats["perf_counter_diff"].values.sum())
+    return {
+        "groups": groups,
+        "method": "NUTS",
+        "set_up": seconds - sampling,
+        "transition_us": float("nan"),
+        "batch_size": groups,
+        **summary(idata, sampling),
+    }
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the benchmark; 1 where a figure is over its limit."""
+    settings = parse_arguments(arguments)
+    core = restrict_to_one_core(settings.core)
+    results = []
+    for method, sizes in (("run_ours", settings.groups), ("run_nuts", settings.nuts)):
+        for groups in sizes:
+            say(f"{method}, {groups} groups")
+            limit = None if method == "run_ours" else NUTS_SECONDS
+            for _ in range(2 if method == "run_ours" and groups == sizes[0] else 1):  # fill caches
+                try:
+                    result = run_in_fresh_process(
+                        f"groups:{method}", limit=limit, groups=groups, draws=settings.draws
+                    )
+                except subprocess.TimeoutExpired:
+                    say(f"NUTS did not end within {NUTS_SECONDS} seconds")
+                    continue
+            results.append(result)
+            say(str(result))
+            write_results(settings.output, "groups", settings, core, results)
+    print_table(
+        f"Logistic random intercepts, {RECORDS} records a group, processor time of one core",
+        ["groups", "method", "set-up s", "µs a transition", "groups a minibatch", "ESS/s"],
+        [
+            [
+                r["groups"],
+                r["method"],
+                r["set_up"],
+                r["transition_us"],
+                r["batch_size"],
+                r["ess_per_second"],
+            ]
+            for r in results
+        ],
+    )
+    import numpy as np
+
+    ours = [r for r in results if r["method"] == "SGLDCV"]
+    if len(ours) < 2:
+        return 0
+    sizes = np.log([r["groups"] for r in ours])
+    slope = float(np.polyfit(sizes, -np.log([r["ess_per_second"] for r in ours]), 1)[0])
+    reached = print_verdict("log-log slope of seconds a draw over groups", slope, SLOPE_LIMIT, "")
+    return 0 if reached else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
