@@ -48,7 +48,7 @@ Smaller pieces would take longer, since each call has a fixed cost of about 0.1 
 
 OPERATIONS_OF_GROUPS = 20
 """An integral over local variables takes this many times as long for an element as a sum over rows:
-6.6 microseconds for a group of 120 elements, against 2 to 3 nanoseconds an element of a regression."""
+6.6 microseconds for a group of 120 elements, against 2 to 3 nanoseconds for one of a regression."""
 
 COMPARED_ROWS = 100
 """Copies of this many rows, evenly spaced, are kept to see whether data were changed in place. More

@@ -32,7 +32,7 @@ from pymc_sgmcmc.tuning.gaussian import (
 )
 from pymc_sgmcmc.tuning.mean_field import mean_field
 from pymc_sgmcmc.tuning.mode_search import collapsed_coordinates
-from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_OPERATIONS, SUBSAMPLE_ROWS, Subsample
+from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_OPERATIONS, Subsample, fewest_rows
 
 MOST_UNLIKE_GAUSSIAN = 3.0
 """A Gaussian is near the posterior where the mean curvature over it differs from its own by less
@@ -103,7 +103,7 @@ def judge_of(posterior: Posterior, center: Center) -> Subsample:
     may cause most of it.
     """
     affordable = Subsample(posterior, evaluations=8 * max(FEWEST_PAIRS, posterior.dimension))
-    if affordable.count <= SUBSAMPLE_ROWS:
+    if affordable.count <= fewest_rows(posterior):
         return affordable
     rng, root = np.random.default_rng(1736), center.curvature.root
     shift = root @ rng.standard_normal(posterior.dimension)

@@ -11,9 +11,17 @@ SUBSAMPLE_ROWS = 10_000
 element of the curvature from so many rows has a relative error of some per cent."""
 
 
+SUBSAMPLE_GROUPS = 2_000
+"""Where rows are groups of records, this many are enough: a group says more than a record."""
+
 SUBSAMPLE_OPERATIONS = 1_000_000_000
 """More rows are taken as long as rows times elements of a row times evaluations stay below this
 number, about a second of work."""
+
+
+def fewest_rows(posterior: Posterior) -> int:
+    """Rows of a subsample, or more."""
+    return SUBSAMPLE_GROUPS if posterior.rows_are_groups else SUBSAMPLE_ROWS
 
 
 class Subsample:
@@ -38,7 +46,7 @@ class Subsample:
         operations: int = SUBSAMPLE_OPERATIONS,
         count: int = 0,
     ):
-        count = max(count, SUBSAMPLE_ROWS, 20 * posterior.dimension)
+        count = max(count, fewest_rows(posterior), 20 * posterior.dimension)
         if evaluations:
             count = max(count, operations // (evaluations * max(1, posterior.row_operations)))
         self.count = count = min(posterior.n_rows, count)

@@ -85,9 +85,7 @@ def run_ours(groups: int, draws: int, launched: float) -> dict[str, Any]:
         step = SGLDCV()
         set_up = time.process_time() - before
         before = time.process_time()
-        idata = pm.sample(
-            draws, tune=500, step=step, chains=1, progressbar=False, random_seed=1
-        )
+        idata = pm.sample(draws, tune=500, step=step, chains=1, progressbar=False, random_seed=1)
         sampling = time.process_time() - before
     transitions = (draws + 500) * step.thin
     return {

@@ -33,7 +33,9 @@ def mixed_model():
 
 
 @pytest.mark.parametrize(
-    "step_method", [SGLDCV, SGLD, lambda: SGHMC(gradient="cv"), OSGFS], ids=["cv", "plain", "sghmc", "osgfs"]
+    "step_method",
+    [SGLDCV, SGLD, lambda: SGHMC(gradient="cv"), OSGFS],
+    ids=["cv", "plain", "sghmc", "osgfs"],
 )
 def test_posterior_of_a_linear_mixed_model(mixed_model, step_method):
     model, center, sd = mixed_model
