@@ -15,6 +15,7 @@ from pytensor.scan.utils import until
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.marginal.density import GroupDensity
+from pymc_sgmcmc.posterior.compiled import FEW_STEPS
 from pymc_sgmcmc.posterior.graphs import rebuild
 
 type Matrix = Sequence[Sequence[TensorVariable]]
@@ -111,6 +112,7 @@ def find_mode(density: GroupDensity) -> Mode:
         lambda *state: _search_step(density, prior, *state),
         outputs_info=[density.start, value, pt.full_like(value, FIRST_RADIUS, dtype=value.dtype)],
         n_steps=MOST_STEPS,
+        name=FEW_STEPS,
         return_updates=False,
     )
     block = blocks[-1]

@@ -99,6 +99,10 @@ NUMPY_MODE = (
 each operation is a function of NumPy or SciPy, see `runs_on_arrays`, and it needs no compiler."""
 
 
+FEW_STEPS = "few_steps_of_many_rows"
+"""A scan of this name takes a few steps, each of all rows at once, so Python's loop costs little."""
+
+
 def runs_on_arrays(function: Function) -> bool:
     """Whether a function in `NUMPY_MODE` has no operation that Python does for each element."""
     return _all_on_arrays(function.maker.fgraph.apply_nodes)
@@ -110,7 +114,7 @@ def _all_on_arrays(nodes: Iterable[Apply]) -> bool:
             scalar = node.op.scalar_op
             if node.op.nfunc_spec is None and not isinstance(scalar, scalar_basic.Cast):
                 return False
-        elif isinstance(node.op, Scan):  # The steps of Newton's method for many groups.
+        elif isinstance(node.op, Scan) and node.op.name == FEW_STEPS:
             if not _all_on_arrays(node.op.fn.maker.fgraph.apply_nodes):
                 return False
         elif isinstance(node.op, HasInnerGraph):
