@@ -68,7 +68,7 @@ class ExpectationMaximization:
         before = np.array([position]) if restricted is None else restricted.points(position)
         objective = self._expected(before)
         labels = self._groups.layout.labels
-        maximum = climb(objective, position, MOST_STEPS, labels, self._information)
+        maximum = climb(objective, position, MOST_STEPS, labels, information=self._information)
         self._information = maximum.information
         return maximum.position
 
@@ -79,14 +79,14 @@ class ExpectationMaximization:
         ]
 
         def objective(rest: np.ndarray) -> tuple[float, np.ndarray]:
-            total = 0.0
-            for position, of_chunks in zip(before, points, strict=True):
-                total = total + self._sum(self._at(position, rest), of_chunks) / len(before)
-            total = np.asarray(total)
-            slope = total[1:]
-            if self._restricted is not None:
-                slope = slope[~self._restricted.fixed]
-            return float(total[0]), slope
+            totals = [
+                self._sum(self._at(position, rest), of_chunks)
+                for position, of_chunks in zip(before, points, strict=True)
+            ]
+            value, *slope = np.mean(totals, axis=0)
+            if self._restricted is None:
+                return float(value), np.array(slope)
+            return float(value), np.array(slope)[~self._restricted.fixed]
 
         return objective
 
@@ -96,10 +96,11 @@ class ExpectationMaximization:
         return self._restricted.complete(position[self._restricted.fixed], rest)
 
     def _sum(self, position: np.ndarray, of_chunks: Sequence[np.ndarray]) -> np.ndarray:
-        total = sum(
+        values = [
             self._complete(points, numbers, position)
             for points, numbers in zip(of_chunks, self._chunks, strict=True)
-        )
+        ]
+        total = np.sum(values, axis=0)
         if self._groups.other_terms is not None:
             value, gradient = self._groups.other_terms(position)
             total = total + np.concatenate([[value], gradient])
@@ -146,8 +147,8 @@ def iterate(
         if 1 < length < np.inf and likelihood(proposal)[0] >= likelihood(second)[0]:
             position = proposal
     raise ConvergenceError(
-        f"EM did not converge within {most_iterations} iterations. Raise `max_iterations`, or use "
-        'method="quasi-newton".'
+        f"EM did not converge within {most_iterations} iterations: it is slow where a variance is "
+        'close to zero. Use method="quasi-newton", or raise `max_iterations`.'
     )
 
 

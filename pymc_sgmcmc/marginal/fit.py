@@ -9,7 +9,6 @@ from itertools import product
 
 import numpy as np
 import pandas as pd
-import pytensor.tensor as pt
 import xarray as xr
 from pymc.model import Model
 from pytensor.graph.traversal import ancestors
@@ -28,8 +27,8 @@ from pymc_sgmcmc.marginal.likelihood import (
     fixed_effects,
 )
 from pymc_sgmcmc.marginal.marginalize import MOST_QUADRATURE_SIZE, is_quadratic, names_of
-from pymc_sgmcmc.marginal.maximum import Maximum, climb, maximize
-from pymc_sgmcmc.marginal.newton import find_mode, newton_step
+from pymc_sgmcmc.marginal.maximum import Maximum, check_start, climb, maximize
+from pymc_sgmcmc.marginal.newton import find_mode
 from pymc_sgmcmc.marginal.quadrature import laplace, quadrature
 from pymc_sgmcmc.marginal.standard_errors import Uncertainty, uncertainty
 from pymc_sgmcmc.marginal.structure import find_structure
@@ -176,9 +175,9 @@ def fit_marginal(
 
     Notes
     -----
-    The search starts at the initial point of the model and runs on the unconstrained scale: L-BFGS-B
-    or EM, then Newton's method with differences of the gradient. Standard errors are those of the
-    observed information, for all parameters together, by the delta method. `lme4` takes the
+    The search starts at the initial point of the model and runs on the unconstrained scale:
+    L-BFGS-B or EM, then Newton's method with differences of the gradient. Standard errors are those
+    of the observed information, for all parameters together, by the delta method. `lme4` takes the
     variances as known for those of the fixed effects in linear mixed models; in balanced designs
     this is the same. A maximum is local; fit from several initial points if in doubt.
 
@@ -227,7 +226,8 @@ def fit_marginal(
     _check_influence(groups, likelihood)
     restricted = None
     if reml:
-        restricted = RestrictedLikelihood(likelihood, fixed_effects(groups, likelihood))
+        start = groups.layout.ravel(groups.initial_point)
+        restricted = RestrictedLikelihood(likelihood, fixed_effects(groups, likelihood), start)
     maximum = _search(groups, likelihood, restricted, method, max_iterations)
     return _result(groups, likelihood, restricted, maximum, method)
 
@@ -266,17 +266,17 @@ def _likelihood(groups: Groups, method: str, points: int | None) -> Likelihood:
 
 
 def _check_influence(groups: Groups, likelihood: Objective) -> None:
-    """Refuse global variables whose slope is zero wherever it is taken."""
+    """Refuse coordinates whose slope is zero wherever it is taken."""
     layout = groups.layout
     start = layout.ravel(groups.initial_point)
     rng = np.random.default_rng(0)
     places = [start, *(start + 0.1 * rng.normal(size=(2, layout.dimension)))]
     slopes = np.abs([likelihood(place)[1] for place in places])
-    without = [
-        variable.name
-        for variable, part in zip(groups.variables, layout.slices, strict=True)
-        if not slopes[:, part].any()
-    ]
+    without: list[str] = []
+    for variable, part in zip(groups.variables, layout.slices, strict=True):
+        flat = ~slopes[:, part].any(axis=0)
+        labels = np.array(layout.labels[part], dtype=object)[flat]
+        without += [variable.name] if flat.all() else list(labels)
     if without:
         raise ModelError(
             f"The likelihood should depend on each global variable, but not on {_listed(without)}. "
@@ -296,6 +296,7 @@ def _search(
     labels = _labels_of_search(groups, restricted)
     if restricted is not None:
         start = start[~restricted.fixed]
+    check_start(objective, start)
     if method != "em":
         return maximize(objective, start, max_iterations, labels)
     update = ExpectationMaximization(groups, restricted)
@@ -363,11 +364,15 @@ def _labels_of_search(groups: Groups, restricted: RestrictedLikelihood | None) -
 
 
 def _warn_of_boundary(groups: Groups, errors: Uncertainty) -> None:
-    labels = [groups.layout.labels[index] for index in errors.at_boundary]
+    names = [
+        variable.name
+        for variable, part in zip(groups.variables, groups.layout.slices, strict=True)
+        if any(part.start <= index < part.stop for index in errors.at_boundary)
+    ]
     warnings.warn(
-        f"The likelihood is largest at the boundary of {_listed(labels)}: it does not fall as this "
-        "goes on to infinity, for example where a standard deviation is zero. The estimate is only "
-        "close to the boundary, and has no standard error; simplify the model.",
+        f"The likelihood is largest at the boundary of the range of {_listed(names)}: a standard "
+        "deviation goes to zero, a correlation to one, or an effect to infinity. The estimates are "
+        "near this boundary, without standard errors; simplify the model.",
         BoundaryWarning,
         stacklevel=4,
     )
@@ -378,11 +383,8 @@ def _modes(
 ) -> list[np.ndarray]:
     """Values of variables at the conditional modes of the local ones."""
     density, model = groups.density, groups.model
-    if is_quadratic(model, density):
-        block = density.start + pt.stack(newton_step(density, density.start).step, axis=1)
-    else:
-        block = find_mode(density).block
-    function = groups.compile([density.numbers], [groups.at_position(block)])
+    modes = groups.at_position(find_mode(density).block)
+    function = groups.compile([density.numbers], [modes])
     blocks = np.concatenate([function(numbers, position)[0] for numbers in groups.chunks(1)])
     locals_ = density.structure.locals
     stops = np.cumsum([local.size_in_group for local in locals_])[:-1]

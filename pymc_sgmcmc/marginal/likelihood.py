@@ -21,8 +21,12 @@ type Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 """A function of a position that returns a value and its gradient."""
 
 ELEMENTS = 1_000_000
-"""A chunk of groups has at most this many records times nodes, or a single group. It is a compromise
-between the memory of a chunk, some hundred arrays of 8 MB, and the time of many short calls."""
+"""A chunk of groups has at most this many records times nodes, or a single group. It is a
+compromise between memory, some hundred arrays of 8 MB, and the time of many short calls."""
+
+MOST_COLLINEAR = 1e5
+"""Fixed effects count as collinear where the standard error of one is this many times that with the
+others known. Rounding leaves some 1e7 where it is infinite."""
 
 SEED = 20_180_902
 """The random positions at which the fixed effects are found come from this fixed seed."""
@@ -132,7 +136,7 @@ class Likelihood:
 
     def __call__(self, position: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient, which are not finite where the model is not."""
-        total = sum(self._of_groups(numbers, position) for numbers in self._chunks)
+        total = np.sum([self._of_groups(numbers, position) for numbers in self._chunks], axis=0)
         value, gradient = float(total[0]), total[1:]
         if self._groups.other_terms is not None:
             other_value, other_gradient = self._groups.other_terms(position)
@@ -193,12 +197,28 @@ class RestrictedLikelihood:
     likelihood : Objective
     fixed : numpy.ndarray of bool
         Mask of the coordinates of the fixed effects.
+    start : numpy.ndarray
+        A position, from which the lengths of differences are taken.
+
+    Raises
+    ------
+    ModelError
+        Where the likelihood does not determine the fixed effects.
     """
 
-    def __init__(self, likelihood: Objective, fixed: np.ndarray):
+    def __init__(self, likelihood: Objective, fixed: np.ndarray, start: np.ndarray):
         self._likelihood = likelihood
         self.fixed = fixed
         self._steps = np.ones(int(fixed.sum()))
+        _, factor = self.estimate(start[~fixed])
+        # The information of collinear effects is singular up to rounding.
+        scaled = np.linalg.inv(factor).T * np.linalg.norm(factor, axis=1)
+        if not np.isfinite(factor).all() or np.linalg.norm(scaled) > MOST_COLLINEAR:
+            raise ModelError(
+                "The likelihood does not determine the fixed effects, some of which are collinear. "
+                "Leave out or fix some of them; priors of global variables do not count."
+            )
+        self._steps = np.maximum(1.0, np.linalg.norm(factor, axis=1))
 
     def complete(self, effects: np.ndarray, rest: np.ndarray) -> np.ndarray:
         """Position of the fixed effects and the other coordinates."""
@@ -222,7 +242,6 @@ class RestrictedLikelihood:
         except np.linalg.LinAlgError:
             return effects, np.full_like(information, np.nan)
         factor = np.linalg.inv(inverse_root).T
-        self._steps = np.maximum(1.0, np.linalg.norm(factor, axis=1))
         for _ in range(2):  # The second step takes out the rounding of the first, long one.
             effects = effects + factor @ (factor.T @ slope(effects))
         return effects, factor

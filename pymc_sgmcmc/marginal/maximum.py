@@ -15,6 +15,11 @@ CONVERGED = 1e-10
 """The search ends after the step whose Newton decrement, its squared length in standard errors, is
 below this. Newton's method squares the distance, so that the end is exact up to rounding."""
 
+NEARLY_CONVERGED = 1e-5
+"""Below this decrement the search also ends where the decrement no longer falls to a tenth in a
+step. That is so at the boundary of a parameter, where the log likelihood is then this close to its
+limit. With a centred block and a covariance that is nearly singular, rounding leaves some 1e-6."""
+
 DIFFERENCE = 1e-3
 """Second derivatives are differences of gradients over this many conditional standard errors to
 either side. The error is the square of it, and rounding adds some 1e-11."""
@@ -24,8 +29,8 @@ LONGEST_DIFFERENCE = 1e-2
 At the boundary a standard error is infinite."""
 
 SMALLEST_EIGENVALUE = 1e-8
-"""Directions count as flat where the information, scaled to a unit diagonal, has a lower eigenvalue.
-Differences of gradients leave up to some 1e-9."""
+"""Directions count as flat where the information, scaled to a unit diagonal, has an eigenvalue
+below this. Differences of gradients leave up to some 1e-9."""
 
 HALVINGS = 40
 """A step is halved at most this many times."""
@@ -75,10 +80,8 @@ def information_at(
     return (np.array(rows) + np.array(rows).T) / 2
 
 
-def maximize(
-    objective: Objective, start: np.ndarray, most_iterations: int, labels: Sequence[str]
-) -> Maximum:
-    """Maximise by L-BFGS-B, and then by Newton's method.
+def check_start(objective: Objective, start: np.ndarray) -> None:
+    """Refuse to search from a position where the log likelihood is not finite.
 
     Raises
     ------
@@ -90,6 +93,17 @@ def maximize(
             "The log likelihood is not finite at the initial point of the model. Choose priors "
             "whose centres lie near the data, since the search starts there."
         )
+
+
+def maximize(
+    objective: Objective, start: np.ndarray, most_iterations: int, labels: Sequence[str]
+) -> Maximum:
+    """Maximise by L-BFGS-B, and then by Newton's method.
+
+    Raises
+    ------
+    ConvergenceError
+    """
     crude = np.abs(np.diag(information_at(objective, start)))
     scales = 1 / np.sqrt(np.where(np.isfinite(crude) & (crude > 0), crude, 1))
 
@@ -103,16 +117,12 @@ def maximize(
             start / scales,
             method="L-BFGS-B",
             jac=True,
-            options={"maxiter": most_iterations, "maxfun": 10 * most_iterations, "ftol": 1e-10},
+            options={"maxiter": most_iterations, "maxfun": 10 * most_iterations, "ftol": 1e-7},
         )
     position = near.x * scales
     if not np.isfinite(objective(position)[0]):
         position = start
-    left = most_iterations - near.nit
-    climbed = climb(objective, position, left, labels)
-    return Maximum(
-        climbed.position, climbed.value, climbed.information, near.nit + climbed.iterations
-    )
+    return climb(objective, position, most_iterations, labels, done=near.nit)
 
 
 def climb(
@@ -120,33 +130,50 @@ def climb(
     position: np.ndarray,
     most_iterations: int,
     labels: Sequence[str],
+    *,
     information: np.ndarray | None = None,
+    done: int = 0,
 ) -> Maximum:
     """Maximise by Newton's method with halved steps.
+
+    Parameters
+    ----------
+    objective : Objective
+    position : numpy.ndarray, shape (d,)
+    most_iterations : int
+    labels : sequence of str
+        Labels of the coordinates, for messages.
+    information : numpy.ndarray, optional
+        An earlier value.
+    done : int
+        Iterations before this search.
 
     Raises
     ------
     ConvergenceError
     """
     value, gradient = objective(position)
-    for iteration in range(1, most_iterations + 1):
+    last_decrement = np.inf
+    for iteration in range(done + 1, most_iterations + 1):
         information = information_at(objective, position, information)
         step = _newton_step(information, gradient)
         decrement = float(gradient @ step)
+        position_before = position
         for halving in range(HALVINGS):
             proposal = position + step / 2**halving
             proposed, slope = objective(proposal)
             # Rounding may lower the value at the maximum itself.
             rounding = 1e-12 * abs(value) if decrement < CONVERGED else 0.0
             if proposed >= value - rounding and np.isfinite(slope).all():
+                position, value, gradient = proposal, proposed, slope
                 break
-        else:
-            break
-        position, value, gradient = proposal, proposed, slope
-        if decrement < CONVERGED:
+        stands_still = position is position_before or decrement > 0.1 * last_decrement
+        if decrement < CONVERGED or (decrement < NEARLY_CONVERGED and stands_still):
             information = information_at(objective, position, information)
             return Maximum(position, value, information, iteration)
-    _, gradient = objective(position)
+        if position is position_before:
+            break
+        last_decrement = decrement
     worst = int(np.argmax(np.nan_to_num(np.abs(gradient), nan=np.inf)))
     raise ConvergenceError(
         f"The search for the maximum did not converge within {most_iterations} iterations: the "

@@ -80,7 +80,11 @@ def uncertainty(
     flat = values < SMALLEST_EIGENVALUE
     if flat.any() and not boundary:
         weights = np.abs(vectors[:, flat]).max(axis=1)
-        involved = [labels[i] for i in np.flatnonzero(weights > 1e-3 * weights.max())]
+        involved = [
+            label
+            for label, weight in zip(labels, weights, strict=True)
+            if weight > 1e-3 * weights.max()
+        ]
         raise ModelError(
             f"The likelihood does not determine {', '.join(f'`{name}`' for name in involved)}: it "
             "is flat along a direction of these. Leave out or fix some of them; priors of global "
