@@ -7,7 +7,7 @@ import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
-from scipy import stats
+from scipy import special, stats
 from scipy.optimize import approx_fprime
 
 from pymc_sgmcmc.datasets import mixed_models
@@ -65,7 +65,7 @@ def logistic_model(X, trials, group, y, sd_scale: float = 1.0) -> pm.Model:
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, 2, shape=X.shape[1])
         sd = pm.HalfNormal("sd", sd_scale)
-        z = pm.Normal("z", shape=group.max() + 1)
+        z = pm.Normal("z", shape=int(group.max()) + 1)
         pm.Binomial("y", n=trials, logit_p=X @ beta + sd * z[group], observed=y)
     return model
 
@@ -97,11 +97,17 @@ def test_sleepstudy_by_maximum_likelihood(sleepstudy, method):
     np.testing.assert_allclose(fit.aic, 1763.9393, atol=5e-5)
     np.testing.assert_allclose(estimates["beta"], [251.4051, 10.4673], atol=5e-5)
     np.testing.assert_allclose(errors["beta"], [6.632, 1.502], atol=5e-4)
-    np.testing.assert_allclose(estimates["root_stds"], [23.7805, 5.7168], atol=5e-5)
     np.testing.assert_allclose(estimates["root_corr"][0, 1], 0.081, atol=5e-4)
     np.testing.assert_allclose(estimates["sigma"] ** 2, 654.941, atol=5e-4)
-    # The conditional modes of the first subject, 308.
-    np.testing.assert_allclose(fit.modes["u"][0], [2.2586, 9.1990], atol=5e-5)
+    # lme4 prints 23.7805 where its search ends. In a balanced design the maximum is known: the
+    # covariance of the least-squares lines of the subjects, less that of their errors.
+    np.testing.assert_allclose(estimates["root_stds"], [23.7805, 5.7168], atol=1e-4)
+    X = np.column_stack([np.ones(10), np.arange(10)])
+    reaction = sleepstudy.rvs_to_values[sleepstudy["y"]].data
+    lines = np.linalg.lstsq(X, reaction.reshape(18, 10).T)[0]
+    errors_of_lines = 654.94102706 * np.linalg.inv(X.T @ X)
+    expected = np.sqrt(np.diag(np.cov(lines, bias=True) - errors_of_lines))
+    np.testing.assert_allclose(estimates["root_stds"], expected, rtol=1e-7)
 
 
 @pytest.mark.parametrize("method", ["quasi-newton", "em"])
@@ -112,6 +118,8 @@ def test_sleepstudy_by_restricted_maximum_likelihood(sleepstudy, method):
     np.testing.assert_allclose(fit.standard_errors["beta"], [6.825, 1.546], atol=5e-4)
     np.testing.assert_allclose(fit.estimates["root_stds"] ** 2, [612.09, 35.07], atol=5e-3)
     np.testing.assert_allclose(fit.estimates["root_corr"][0, 1], 0.066, atol=5e-4)
+    # The conditional modes of the first subject, 308.
+    np.testing.assert_allclose(fit.modes["u"][0], [2.2586, 9.1990], atol=5e-5)
 
 
 def test_cbpp_by_laplace(cbpp):
@@ -150,7 +158,7 @@ def test_unbalanced_groups_as_statsmodels(rng, reml):
     formula = pytest.importorskip("statsmodels.formula.api")
     group, x, y = random_intercepts(rng)
     frame = pd.DataFrame({"group": group, "x": x, "y": y})
-    reference = formula.mixedlm("y ~ x", frame, groups="group").fit(reml=reml, tol=1e-12)
+    reference = formula.mixedlm("y ~ x", frame, groups="group").fit(reml=reml, gtol=1e-8)
     fit = fit_marginal(linear_model(group, x, y), ["z"], reml=reml)
     np.testing.assert_allclose(fit.estimates["beta"], reference.fe_params, atol=1e-5)
     np.testing.assert_allclose(fit.estimates["sigma"] ** 2, reference.scale, atol=1e-4)
@@ -159,14 +167,12 @@ def test_unbalanced_groups_as_statsmodels(rng, reml):
 
 
 def test_em_ends_where_quasi_newton_does_and_squarem_sooner_than_em(rng):
-    group, x, _ = random_intercepts(rng)
-    u = rng.normal(size=(N_GROUPS, 2)) @ [[0.8, 0.2], [0.0, 0.4]]
-    model = slopes_model(group, x, u[group, 0] + u[group, 1] * x + rng.normal(size=len(x)))
-    newton = fit_marginal(model, ["u"])
-    accelerated = fit_marginal(model, ["u"], method="em")
+    model = linear_model(*random_intercepts(rng, sd=0.5))
+    newton = fit_marginal(model, ["z"])
+    accelerated = fit_marginal(model, ["z"], method="em")
     for name, values in newton.estimates.items():
         np.testing.assert_allclose(accelerated.estimates[name], values, atol=1e-6)
-    groups = groups_of(model, ["u"])
+    groups = groups_of(model, ["z"])
     objective = Likelihood(groups, exact(groups.density))
     start = groups.layout.ravel(groups.initial_point)
     update = ExpectationMaximization(groups, None)
@@ -196,16 +202,17 @@ def assert_gradient(objective, position: np.ndarray) -> None:
     np.testing.assert_allclose(slope, differences, atol=1e-6 * max(1, np.abs(slope).max()))
 
 
-@pytest.mark.parametrize("points", [1, 3])
 @pytest.mark.parametrize(
-    "make",
+    ("make", "points"),
     [
-        models.logistic_intercepts,
-        models.poisson_with_data_and_groups_predictor,
-        models.gamma_frailty,
-        models.student_records,
-        models.logistic_slopes,
-        models.two_variables,
+        (models.logistic_intercepts, 1),
+        (models.logistic_intercepts, 3),
+        (models.poisson_with_data_and_groups_predictor, 1),
+        (models.gamma_frailty, 1),
+        (models.gamma_frailty, 3),
+        (models.student_records, 1),
+        (models.logistic_slopes, 1),
+        (models.two_variables, 3),
     ],
 )
 def test_the_gradient_is_that_of_the_value(rng, make, points):
@@ -232,7 +239,7 @@ def test_restricted_likelihood_integrates_the_fixed_effects(rng):
     restricted = RestrictedLikelihood(objective, np.array([True, True, False, False]), np.zeros(4))
     rest = np.array([-0.2, 0.1])
     effects, factor = restricted.estimate(rest)
-    grid = np.linspace(-8, 8, 81)
+    grid = np.linspace(-8, 8, 21)
     values = [
         objective(restricted.complete(effects + factor @ [first, second], rest))[0]
         for first in grid
@@ -292,9 +299,8 @@ def test_result_has_dims_labels_and_modes(rng):
     np.testing.assert_allclose(fit.standard_errors["ratio"] ** 2, variance, rtol=1e-6)
     # The best linear unbiased prediction of each group.
     counts = np.bincount(group)
-    residuals = np.bincount(
-        group, y - np.column_stack([np.ones_like(x), x]) @ fit.estimates["beta"]
-    )
+    X = np.column_stack([np.ones_like(x), x])
+    residuals = np.bincount(group, y - X @ fit.estimates["beta"].values)
     prediction = sd**2 * residuals / (sigma**2 + counts * sd**2)
     np.testing.assert_allclose(fit.modes["z"], prediction, atol=1e-10)
     assert fit.modes["z"].dims == ("school",)
@@ -306,21 +312,46 @@ def test_result_has_dims_labels_and_modes(rng):
 
 
 def test_modes_are_on_the_scale_of_the_variable(rng):
-    fit = fit_marginal(*models.gamma_frailty(rng), points=5, method="aghq")
-    assert (fit.modes["frailty"] > 0).all()
+    group = np.repeat(np.arange(N_GROUPS), 6)
+    hazard = rng.gamma(2.0, 0.5, size=N_GROUPS)
+    times = rng.exponential(size=len(group)) / hazard[group]
+    with pm.Model() as model:
+        shape, scale = pm.Exponential("shape", 1), pm.HalfNormal("scale", 1)
+        frailty = pm.Gamma("frailty", shape, shape, shape=N_GROUPS)
+        pm.Exponential("times", scale * frailty[group], observed=times)
+    fit = fit_marginal(model, ["frailty"], method="aghq")
+    shape, scale = float(fit.estimates["shape"]), float(fit.estimates["scale"])
+    # The law given the records is a Gamma law, as is known, and so is the marginal likelihood.
+    total = np.bincount(group, times)
+    np.testing.assert_allclose(
+        fit.modes["frailty"], (shape + 6) / (shape + scale * total), rtol=1e-8
+    )
+    log_likelihood = (
+        shape * np.log(shape)
+        + 6 * np.log(scale)
+        + special.gammaln(shape + 6)
+        - special.gammaln(shape)
+        - (shape + 6) * np.log(shape + scale * total)
+    ).sum()
+    np.testing.assert_allclose(fit.minus_two_log_likelihood, -2 * log_likelihood, rtol=1e-9)
 
 
 def test_chunks_of_groups_change_nothing(rng, monkeypatch):
     model = linear_model(*random_intercepts(rng))
-    together = {method: fit_marginal(model, ["z"], method=method) for method in ("laplace", "em")}
+
+    def results():
+        groups = groups_of(model, ["z"])
+        start = groups.layout.ravel(groups.initial_point)
+        return groups, fit_marginal(model, ["z"]), ExpectationMaximization(groups, None)(start)
+
+    _, together, step = results()
     monkeypatch.setattr(likelihood, "ELEMENTS", 20)
-    groups = groups_of(model, ["z"])
+    groups, apart, step_apart = results()
     assert len(groups.chunks(1)) > 5
     np.testing.assert_array_equal(np.concatenate(groups.chunks(1)), np.arange(N_GROUPS))
-    for method, fit in together.items():
-        apart = fit_marginal(model, ["z"], method=method)
-        np.testing.assert_allclose(apart.to_dataframe(), fit.to_dataframe(), rtol=1e-7)
-        np.testing.assert_allclose(apart.modes["z"], fit.modes["z"], atol=1e-7)
+    np.testing.assert_allclose(apart.to_dataframe(), together.to_dataframe(), rtol=1e-7)
+    np.testing.assert_allclose(apart.modes["z"], together.modes["z"], atol=1e-7)
+    np.testing.assert_allclose(step_apart, step, rtol=1e-8)
 
 
 def without_group_effects(rng) -> tuple[np.ndarray, np.ndarray]:
@@ -353,6 +384,7 @@ def test_a_standard_deviation_of_zero_is_said(rng, centred, reml):
 def test_a_correlation_of_one_is_said(rng):
     group, noise = without_group_effects(rng)
     x = np.tile(np.arange(5.0) - 2, N_GROUPS)
+    noise -= (np.bincount(group, noise * x) / 10)[group] * x
     effect = rng.normal(size=N_GROUPS)[group]
     model = slopes_model(group, x, effect * (1 + 0.5 * x) + 0.5 * noise)
     with pytest.warns(BoundaryWarning, match="`root`"):
