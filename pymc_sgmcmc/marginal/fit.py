@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
 
 import numpy as np
-import pandas as pd
-import xarray as xr
 from pymc.model import Model
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorVariable
@@ -30,6 +26,7 @@ from pymc_sgmcmc.marginal.marginalize import MOST_QUADRATURE_SIZE, is_quadratic,
 from pymc_sgmcmc.marginal.maximum import Maximum, check_start, climb, maximize
 from pymc_sgmcmc.marginal.newton import find_mode
 from pymc_sgmcmc.marginal.quadrature import laplace, quadrature
+from pymc_sgmcmc.marginal.result import MarginalFit, dataset, labels_of
 from pymc_sgmcmc.marginal.standard_errors import Uncertainty, uncertainty
 from pymc_sgmcmc.marginal.structure import find_structure
 
@@ -45,76 +42,6 @@ most; the others are a compromise between accuracy and at most some 350 nodes a 
 FINAL_STEPS = 20
 """Newton's method takes at most this many steps from where EM ends, which is the maximum up to
 rounding."""
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class MarginalFit:
-    """A fit of the global variables by maximum marginal likelihood.
-
-    Attributes
-    ----------
-    method : str
-    reml : bool
-        Whether the fixed effects were integrated out too.
-    estimates : xarray.Dataset
-        The global variables, and the deterministics that depend on no local variable, on their
-        own scale.
-    standard_errors : xarray.Dataset
-        NaN where a parameter is at the boundary of its range, and where it follows from nothing
-        but such parameters.
-    minus_two_log_likelihood : float
-        With ``reml=True`` that of the restricted likelihood.
-    aic : float
-        -2 log likelihood and twice the number of global parameters.
-    modes : xarray.Dataset
-        Conditional modes of the local variables at the estimates, on their own scale, and the
-        deterministics that depend on them. A local variable with a transform has the mode of its
-        unconstrained value.
-    covariance : numpy.ndarray, shape (d, d)
-        Covariance matrix of the entries of the estimates.
-    labels : tuple of str
-        Labels of these entries, such as ``"beta[predictor=age]"``.
-    iterations : int
-        Of the optimiser, or of EM.
-    n_groups : int
-    """
-
-    method: str
-    reml: bool
-    estimates: xr.Dataset
-    standard_errors: xr.Dataset
-    minus_two_log_likelihood: float
-    aic: float
-    modes: xr.Dataset
-    covariance: np.ndarray
-    labels: tuple[str, ...]
-    iterations: int
-    n_groups: int
-
-    def to_dataframe(self) -> pd.DataFrame:
-        """Estimates and standard errors, with a row for each entry.
-
-        Returns
-        -------
-        pandas.DataFrame
-        """
-        columns = {"estimate": self.estimates, "standard_error": self.standard_errors}
-        return pd.DataFrame(
-            {
-                name: np.concatenate([np.ravel(values) for values in dataset.values()])
-                for name, dataset in columns.items()
-            },
-            index=pd.Index(self.labels, name="parameter"),
-        )
-
-    def __repr__(self) -> str:
-        """Return the table of the estimates under a line about the fit."""
-        likelihood = "restricted likelihood" if self.reml else "marginal likelihood"
-        return (
-            f"Maximum {likelihood} ({self.method}), {self.n_groups} groups\n"
-            f"-2 log likelihood {self.minus_two_log_likelihood:.4f}, AIC {self.aic:.4f}\n"
-            f"{self.to_dataframe().to_string(float_format='{:.5g}'.format)}"
-        )
 
 
 def fit_marginal(
@@ -334,22 +261,22 @@ def _result(
     values = constrained(errors.position)
     stops = np.cumsum([np.size(value) for value in values])[:-1]
     parts = np.split(errors.standard_errors, stops)
-    estimates = _dataset(model, reported, values)
+    estimates = dataset(model, reported, values)
     minus_two = -2 * maximum.value
     return MarginalFit(
         method=method,
         reml=restricted is not None,
         estimates=estimates,
-        standard_errors=_dataset(
+        standard_errors=dataset(
             model,
             reported,
             [part.reshape(np.shape(value)) for part, value in zip(parts, values, strict=True)],
         ),
         minus_two_log_likelihood=minus_two,
         aic=minus_two + 2 * groups.layout.dimension,
-        modes=_dataset(model, conditional, _modes(groups, conditional, errors.position)),
+        modes=dataset(model, conditional, _modes(groups, conditional, errors.position)),
         covariance=errors.covariance,
-        labels=tuple(label for name in estimates for label in _labels(estimates[name])),
+        labels=tuple(label for name in estimates for label in labels_of(estimates[name])),
         iterations=maximum.iterations,
         n_groups=groups.n_groups,
     )
@@ -396,34 +323,6 @@ def _modes(
         [local.value for local in locals_], model.replace_rvs_by_values(list(variables))
     )
     return constrain(*values, position)
-
-
-def _dataset(
-    model: Model, variables: Sequence[TensorVariable], values: Sequence[np.ndarray]
-) -> xr.Dataset:
-    """Values with the dimensions and coordinates of the model."""
-    arrays = {}
-    for variable, value in zip(variables, map(np.asarray, values), strict=True):
-        dims = model.named_vars_to_dims.get(variable.name) or [None] * value.ndim
-        named = [dim or f"{variable.name}_dim_{axis}" for axis, dim in enumerate(dims)]
-        coords = {
-            dim: list(model.coords[dim]) for dim in named if model.coords.get(dim) is not None
-        }
-        arrays[variable.name] = xr.DataArray(value, dims=named, coords=coords)
-    return xr.Dataset(arrays)
-
-
-def _labels(array: xr.DataArray) -> list[str]:
-    """Labels of the entries, as those of positions."""
-    if not array.dims:
-        return [str(array.name)]
-    axes = [
-        [f"{dim}={entry}" for entry in array.coords[dim].values]
-        if dim in array.coords
-        else [str(index) for index in range(length)]
-        for dim, length in array.sizes.items()
-    ]
-    return [f"{array.name}[{', '.join(entries)}]" for entries in product(*axes)]
 
 
 def _listed(names: Sequence[str]) -> str:
