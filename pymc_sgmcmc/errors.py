@@ -17,9 +17,17 @@ class CalibrationError(ValueError):
     """The draws cannot be calibrated from their gradients; the message says why."""
 
 
+class ConvergenceError(RuntimeError):
+    """The search for a maximum of the likelihood did not end at one."""
+
+
 class BatchSizeWarning(UserWarning):
     """Gradient noise, and not curvature, limits the step size."""
 
 
 class CenterWarning(UserWarning):
     """The centre is no posterior mode, or the posterior is far from Gaussian around it."""
+
+
+class BoundaryWarning(UserWarning):
+    """The likelihood has its maximum where a parameter is at the boundary of its range."""

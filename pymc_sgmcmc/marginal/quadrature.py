@@ -24,6 +24,7 @@ from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.held import held
 from pymc_sgmcmc.marginal.newton import (
     Matrix,
+    Mode,
     columns,
     find_mode,
     log_determinant,
@@ -50,21 +51,31 @@ def laplace(density: GroupDensity) -> TensorVariable:
     It is exact where the joint log density is quadratic in the local variables. Its gradient is
     that of the approximation: the mode and the curvature depend on the parameters.
     """
-    mode = held(find_mode(density).block)
-    # One more step from the mode, held constant, has the derivatives of the mode itself.
-    block = mode + pt.stack(newton_step(density, mode).step, axis=1)
-    root = newton_step(density, block).root
+    block, root = _moving_mode(density)
     (value,) = rebuild([density.value], {density.block: block})
     return value - log_determinant(root) + density.block_size * HALF_LOG_2_PI
 
 
-def quadrature(density: GroupDensity, points: int) -> TensorVariable:
+def _moving_mode(density: GroupDensity) -> Mode:
+    """Modes and curvatures with their derivatives by the parameters."""
+    mode = held(find_mode(density).block)
+    # One more step from the mode, held constant, has the derivatives of the mode itself.
+    block = mode + pt.stack(newton_step(density, mode).step, axis=1)
+    return Mode(block, newton_step(density, block).root)
+
+
+def quadrature(density: GroupDensity, points: int, *, moving: bool = False) -> TensorVariable:
     r"""Quadrature of the log density of each group's records, shape (groups,).
 
     The nodes are constants for the gradient. It is then the quadrature of Fisher's identity,
     :math:`\nabla \log p(y_g \mid \theta) = E[\nabla_\theta \log p(y_g, u \mid \theta)]`.
+    Where they are moving, it is the gradient of the value, which a maximum needs.
     """
-    mode = find_mode(density)
+    if moving:
+        mode = _moving_mode(density)
+    else:
+        fixed = find_mode(density)
+        mode = Mode(held(fixed.block), [[held(entry) for entry in row] for row in fixed.root])
     size = density.block_size
     grid, log_weights = nodes_and_weights(points, size)
     # Arrays that are as long as there are groups would be taken for data.
@@ -72,11 +83,10 @@ def quadrature(density: GroupDensity, points: int) -> TensorVariable:
     computed = len(grid) * density.records_a_group
     nodes = keep_whole(grid.astype(dtype), "nodes", elements_a_row=computed)
     offsets = keep_whole((log_weights + 0.5 * (grid**2).sum(axis=1)).astype(dtype), "log_weights")
-    root = [[held(entry) for entry in row] for row in mode.root]
-    at_nodes = _nodes(held(mode.block), root, nodes)
+    at_nodes = _nodes(mode.block, mode.root, nodes)
     values = density.at_points(at_nodes) + offsets[:, None]
     total = pt.logsumexp(values, axis=0)
-    return total - log_determinant(root) + size * HALF_LOG_2_PI
+    return total - log_determinant(mode.root) + size * HALF_LOG_2_PI
 
 
 def _nodes(block: TensorVariable, root: Matrix, nodes: TensorVariable) -> TensorVariable:

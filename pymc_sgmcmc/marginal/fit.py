@@ -1,0 +1,329 @@
+"""Maximum marginal likelihood of the global variables, with the local ones integrated out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+from pymc.model import Model
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_sgmcmc.checks import one_of, or_none, whole_number
+from pymc_sgmcmc.errors import BoundaryWarning, ModelError
+from pymc_sgmcmc.marginal.check import checked_density
+from pymc_sgmcmc.marginal.em import ExpectationMaximization, iterate
+from pymc_sgmcmc.marginal.exact import exact
+from pymc_sgmcmc.marginal.likelihood import (
+    Groups,
+    Likelihood,
+    Objective,
+    RestrictedLikelihood,
+    fixed_effects,
+)
+from pymc_sgmcmc.marginal.marginalize import MOST_QUADRATURE_SIZE, is_quadratic, names_of
+from pymc_sgmcmc.marginal.maximum import Maximum, check_start, climb, maximize
+from pymc_sgmcmc.marginal.newton import find_mode
+from pymc_sgmcmc.marginal.quadrature import laplace, quadrature
+from pymc_sgmcmc.marginal.result import MarginalFit, dataset, labels_of
+from pymc_sgmcmc.marginal.standard_errors import Uncertainty, uncertainty
+from pymc_sgmcmc.marginal.structure import find_structure
+
+LINEAR_METHODS = ("quasi-newton", "em")
+"""Methods for linear mixed models, whose local variables are integrated out exactly."""
+
+METHODS = (*LINEAR_METHODS, "laplace", "aghq")
+
+POINTS = {1: 25, 2: 11, 3: 7}
+"""Nodes in each direction by the number of local quantities of a group. 25 are what `lme4` takes at
+most; the others are a compromise between accuracy and at most some 350 nodes a group."""
+
+FINAL_STEPS = 20
+"""Newton's method takes at most this many steps from where EM ends, which is the maximum up to
+rounding."""
+
+
+def fit_marginal(
+    model: Model,
+    names: str | TensorVariable | Sequence[str | TensorVariable],
+    *,
+    method: str | None = None,
+    reml: bool = False,
+    points: int | None = None,
+    max_iterations: int = 1000,
+) -> MarginalFit:
+    r"""Fit the global variables by maximum marginal likelihood, as lme4 and glmmTMB do.
+
+    With the local variables u integrated out, it maximises
+
+    .. math:: \ell(\theta) = \sum_g \log \int p(y_g \mid u, \theta)\, p(u \mid \theta)\, du
+
+    and the log likelihood of observed variables that do not depend on local ones. The priors of the
+    global variables are left out.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        On the full data, without potentials.
+    names : str, variable, or a sequence of these
+        Free variables whose entries belong to groups, as for `marginalize`.
+    method : {"quasi-newton", "em", "laplace", "aghq"}, optional
+        "quasi-newton" and "em" (accelerated by SQUAREM) are for linear mixed models, which are
+        integrated exactly. "laplace" and "aghq", adaptive Gauss-Hermite quadrature, are for others.
+        Default: "quasi-newton" where the joint log density is quadratic in the local variables,
+        "laplace" otherwise.
+    reml : bool
+        Whether to integrate out the fixed effects of a linear mixed model too, with a flat prior
+        (restricted maximum likelihood). They are the global variables in which the marginal log
+        density is quadratic.
+    points : int, optional
+        Nodes of "aghq" in each direction. Default: 25, 11 and 7 for one, two and three local
+        quantities a group.
+    max_iterations : int
+        Of the optimiser, or of EM.
+
+    Returns
+    -------
+    MarginalFit
+
+    Raises
+    ------
+    ModelError
+        Where the groups are not independent, where the method is not for this model, and where the
+        likelihood does not determine a variable.
+    ConvergenceError
+
+    Warns
+    -----
+    BoundaryWarning
+        Where the likelihood is largest at the boundary of the range of a parameter, such as a
+        standard deviation of zero. The search ends close to it.
+
+    Notes
+    -----
+    The search starts at the initial point of the model and runs on the unconstrained scale:
+    L-BFGS-B or EM, then Newton's method with differences of the gradient. Standard errors are those
+    of the observed information, for all parameters together, by the delta method. `lme4` takes the
+    variances as known for those of the fixed effects in linear mixed models; in balanced designs
+    this is the same. A maximum is local; fit from several initial points if in doubt.
+
+    References
+    ----------
+    Bates, Maechler, Bolker and Walker (2015), Fitting linear mixed-effects models using lme4.
+    Varadhan and Roland (2008), Simple and globally convergent methods for accelerating the
+    convergence of any EM algorithm.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm
+    >>> rng = np.random.default_rng(1)
+    >>> school = np.repeat(np.arange(30), 5)
+    >>> score = 1 + rng.normal(size=30)[school] + rng.normal(size=150)
+    >>> with pm.Model() as model:
+    ...     mean = pm.Normal("mean")
+    ...     sd = pm.HalfNormal("sd", shape=2)
+    ...     effect = pm.Normal("effect", mean, sd[0], shape=30)
+    ...     _ = pm.Normal("score", effect[school], sd[1], observed=score)
+    >>> fit = fit_marginal(model, "effect")
+    >>> fit.to_dataframe().index.tolist()
+    ['mean', 'sd[0]', 'sd[1]']
+    >>> fit.modes["effect"].shape
+    (30,)
+    """
+    or_none(one_of, "method", method, METHODS)
+    or_none(whole_number, "points", points, 1)
+    whole_number("max_iterations", max_iterations, 1)
+    if points is not None and method != "aghq":
+        raise ValueError(
+            f'`points` should be given with method="aghq" only, but the method is {method!r}.'
+        )
+    if model.potentials:
+        listed = ", ".join(f"`{potential.name}`" for potential in model.potentials)
+        raise ModelError(
+            f"The model should have no potentials, but has {listed}, which may be priors or "
+            "likelihoods. Leave priors out, and write a likelihood as an observed `pm.CustomDist`."
+        )
+    density = checked_density(model, find_structure(model, names_of(names)))
+    linear = is_quadratic(model, density)
+    method = method or ("quasi-newton" if linear else "laplace")
+    _check_method(method, linear, reml)
+    groups = Groups(model, density)
+    likelihood = _likelihood(groups, method, points)
+    _check_influence(groups, likelihood)
+    restricted = None
+    if reml:
+        start = groups.layout.ravel(groups.initial_point)
+        restricted = RestrictedLikelihood(likelihood, fixed_effects(groups, likelihood), start)
+    maximum = _search(groups, likelihood, restricted, method, max_iterations)
+    return _result(groups, likelihood, restricted, maximum, method)
+
+
+def _check_method(method: str, linear: bool, reml: bool) -> None:
+    if method in LINEAR_METHODS and not linear:
+        raise ModelError(
+            f'method="{method}" is for linear mixed models, but the joint log density is not '
+            'quadratic in the local variables. Use "laplace" or "aghq".'
+        )
+    if reml and method not in LINEAR_METHODS:
+        raise ModelError(
+            "`reml=True` is for linear mixed models, but the joint log density is not quadratic "
+            "in the local variables. Use `reml=False`."
+            if not linear
+            else f'`reml=True` should go with method="quasi-newton" or "em", but got "{method}".'
+        )
+
+
+def _likelihood(groups: Groups, method: str, points: int | None) -> Likelihood:
+    density = groups.density
+    size = density.block_size
+    if method in LINEAR_METHODS:
+        return Likelihood(groups, exact(density))
+    if method == "laplace":
+        return Likelihood(groups, laplace(density))
+    if size > MOST_QUADRATURE_SIZE:
+        raise ModelError(
+            f"A group has {size} local quantities, but quadrature takes at most "
+            f'{MOST_QUADRATURE_SIZE}. Use method="laplace".'
+        )
+    points = points or POINTS[size]
+    if points == 1:
+        return Likelihood(groups, laplace(density))
+    return Likelihood(groups, quadrature(density, points, moving=True), points**size)
+
+
+def _check_influence(groups: Groups, likelihood: Objective) -> None:
+    """Refuse coordinates whose slope is zero wherever it is taken."""
+    layout = groups.layout
+    start = layout.ravel(groups.initial_point)
+    rng = np.random.default_rng(0)
+    places = [start, *(start + 0.1 * rng.normal(size=(2, layout.dimension)))]
+    slopes = np.abs([likelihood(place)[1] for place in places])
+    without: list[str] = []
+    for variable, part in zip(groups.variables, layout.slices, strict=True):
+        flat = ~slopes[:, part].any(axis=0)
+        labels = np.array(layout.labels[part], dtype=object)[flat]
+        without += [variable.name] if flat.all() else list(labels)
+    if without:
+        raise ModelError(
+            f"The likelihood should depend on each global variable, but not on {_listed(without)}. "
+            "Leave these out; the priors of global variables, and what is in them, do not count."
+        )
+
+
+def _search(
+    groups: Groups,
+    likelihood: Objective,
+    restricted: RestrictedLikelihood | None,
+    method: str,
+    max_iterations: int,
+) -> Maximum:
+    objective: Objective = likelihood if restricted is None else restricted
+    start = groups.layout.ravel(groups.initial_point)
+    labels = _labels_of_search(groups, restricted)
+    if restricted is not None:
+        start = start[~restricted.fixed]
+    check_start(objective, start)
+    if method != "em":
+        return maximize(objective, start, max_iterations, labels)
+    update = ExpectationMaximization(groups, restricted)
+    position, iterations = iterate(update, start, max_iterations, objective)
+    maximum = climb(objective, position, FINAL_STEPS, labels)
+    return Maximum(maximum.position, maximum.value, maximum.information, iterations)
+
+
+def _result(
+    groups: Groups,
+    likelihood: Objective,
+    restricted: RestrictedLikelihood | None,
+    maximum: Maximum,
+    method: str,
+) -> MarginalFit:
+    model, structure = groups.model, groups.density.structure
+    local = {model[name] for name in structure.names}
+    reported, conditional = list(groups.variables), [model[name] for name in structure.names]
+    for variable in model.deterministics:
+        inputs = set(ancestors([variable]))
+        if local & inputs:
+            conditional.append(variable)
+        elif inputs & set(groups.variables) and variable.dtype.startswith("float"):
+            reported.append(variable)
+    constrained = groups.compile([], model.replace_rvs_by_values(reported))
+    errors = uncertainty(
+        likelihood if restricted is None else restricted,
+        restricted,
+        maximum,
+        lambda position: np.concatenate([np.ravel(part) for part in constrained(position)]),
+        _labels_of_search(groups, restricted),
+    )
+    if errors.at_boundary:
+        _warn_of_boundary(groups, errors)
+    values = constrained(errors.position)
+    stops = np.cumsum([np.size(value) for value in values])[:-1]
+    parts = np.split(errors.standard_errors, stops)
+    estimates = dataset(model, reported, values)
+    minus_two = -2 * maximum.value
+    return MarginalFit(
+        method=method,
+        reml=restricted is not None,
+        estimates=estimates,
+        standard_errors=dataset(
+            model,
+            reported,
+            [part.reshape(np.shape(value)) for part, value in zip(parts, values, strict=True)],
+        ),
+        minus_two_log_likelihood=minus_two,
+        aic=minus_two + 2 * groups.layout.dimension,
+        modes=dataset(model, conditional, _modes(groups, conditional, errors.position)),
+        covariance=errors.covariance,
+        labels=tuple(label for name in estimates for label in labels_of(estimates[name])),
+        iterations=maximum.iterations,
+        n_groups=groups.n_groups,
+    )
+
+
+def _labels_of_search(groups: Groups, restricted: RestrictedLikelihood | None) -> tuple[str, ...]:
+    """Labels of the coordinates over which the search runs."""
+    labels = groups.layout.labels
+    if restricted is None:
+        return labels
+    return tuple(label for label, fixed in zip(labels, restricted.fixed, strict=True) if not fixed)
+
+
+def _warn_of_boundary(groups: Groups, errors: Uncertainty) -> None:
+    names = [
+        variable.name
+        for variable, part in zip(groups.variables, groups.layout.slices, strict=True)
+        if any(part.start <= index < part.stop for index in errors.at_boundary)
+    ]
+    warnings.warn(
+        f"The likelihood is largest at the boundary of the range of {_listed(names)}: a standard "
+        "deviation goes to zero, a correlation to one, or an effect to infinity. The estimates are "
+        "near this boundary, without standard errors; simplify the model.",
+        BoundaryWarning,
+        stacklevel=4,
+    )
+
+
+def _modes(
+    groups: Groups, variables: Sequence[TensorVariable], position: np.ndarray
+) -> list[np.ndarray]:
+    """Values of variables at the conditional modes of the local ones."""
+    density, model = groups.density, groups.model
+    modes = groups.at_position(find_mode(density).block)
+    function = groups.compile([density.numbers], [modes])
+    blocks = np.concatenate([function(numbers, position)[0] for numbers in groups.chunks(1)])
+    locals_ = density.structure.locals
+    stops = np.cumsum([local.size_in_group for local in locals_])[:-1]
+    values = [
+        np.moveaxis(part.reshape(-1, *local.shape_in_group), 0, local.axis)
+        for local, part in zip(locals_, np.split(blocks, stops, axis=1), strict=True)
+    ]
+    constrain = groups.compile(
+        [local.value for local in locals_], model.replace_rvs_by_values(list(variables))
+    )
+    return constrain(*values, position)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
