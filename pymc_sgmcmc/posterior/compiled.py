@@ -100,7 +100,8 @@ each operation is a function of NumPy or SciPy, see `runs_on_arrays`, and it nee
 
 
 FEW_STEPS = "few_steps_of_many_rows"
-"""A scan of this name takes a few steps, each of all rows at once, so Python's loop costs little."""
+"""A scan of this name takes a few steps, each of all rows at once, so Python's loop costs little.
+PyTensor joins the names of scans that it merges by "&"."""
 
 
 def runs_on_arrays(function: Function) -> bool:
@@ -114,7 +115,7 @@ def _all_on_arrays(nodes: Iterable[Apply]) -> bool:
             scalar = node.op.scalar_op
             if node.op.nfunc_spec is None and not isinstance(scalar, scalar_basic.Cast):
                 return False
-        elif isinstance(node.op, Scan) and node.op.name == FEW_STEPS:
+        elif isinstance(node.op, Scan) and set((node.op.name or "").split("&")) == {FEW_STEPS}:
             if not _all_on_arrays(node.op.fn.maker.fgraph.apply_nodes):
                 return False
         elif isinstance(node.op, HasInnerGraph):
