@@ -1,5 +1,6 @@
 """Local latent variables integrated out, so that groups of records become the rows."""
 
 from pymc_sgmcmc.marginal.marginalize import marginalize
+from pymc_sgmcmc.marginal.recover import recover
 
-__all__ = ["marginalize"]
+__all__ = ["marginalize", "recover"]

@@ -112,7 +112,7 @@ def marginalize(
     or_none(whole_number, "points", points, 1)
     if method == "exact" and points is not None:
         raise ValueError('`points` is for quadrature, but `method` is "exact". Leave one out.')
-    structure = find_structure(model, _names(names))
+    structure = find_structure(model, names_of(names))
     density = checked_density(model, structure)
     marginal = integrate(model, density, method, points)
     return _without_locals(model, density, marginal)
@@ -123,7 +123,7 @@ def integrate(
 ) -> TensorVariable:
     """Log density of each group's records, as a graph of the placeholders of the density."""
     size = density.block_size
-    quadratic = method != "quadrature" and points is None and _is_quadratic(model, density)
+    quadratic = method != "quadrature" and points is None and is_quadratic(model, density)
     if method == "exact" and not quadratic:
         raise ModelError(
             "The joint log density is not quadratic in the local variables, so they cannot be "
@@ -141,12 +141,13 @@ def integrate(
     return laplace(density) if points == 1 else quadrature(density, points)
 
 
-def _names(names: str | TensorVariable | Sequence[str | TensorVariable]) -> list[str]:
+def names_of(names: str | TensorVariable | Sequence[str | TensorVariable]) -> list[str]:
+    """Names of variables that are given by themselves or by their names."""
     several = [names] if isinstance(names, str | Variable) else list(names)
     return [str(getattr(entry, "name", entry)) for entry in several]
 
 
-def _is_quadratic(model: Model, density: GroupDensity) -> bool:
+def is_quadratic(model: Model, density: GroupDensity) -> bool:
     """Whether the Hessian by the local variables does not depend on them."""
     evaluated = Evaluated(model, density)
     numbers = np.arange(min(5, density.structure.n_groups))
