@@ -10,7 +10,7 @@ import pytensor.tensor as pt
 
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.independence import Recovered, metropolis
-from pymc_sgmcmc.marginal.inversion import Scale, invert, second_modes
+from pymc_sgmcmc.marginal.inversion import Scale, first_ends, invert, second_modes
 from pymc_sgmcmc.marginal.newton import find_mode, newton_step, solve_upper
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays, quick_graphs
 from pymc_sgmcmc.posterior.graphs import rebuild
@@ -129,6 +129,7 @@ class GroupDraws:
     ):
         self.conditional, self.numbers = conditional, numbers
         self._mode: np.ndarray | None = None
+        self._ends = first_ends(len(numbers))
         self._hull: np.ndarray | None = None
         if conditional.size == 1 and not conditional.quadratic:
             self._hull = self._find_hull(examples)
@@ -157,6 +158,7 @@ class GroupDraws:
                 self._of_points(arguments),
                 Scale(centre[:, 0], 1 / root[0][0]),
                 rng.random(len(numbers)),
+                self._ends,
                 self._hull,
             )
             return Recovered(draws[:, None], np.ones(len(numbers)))

@@ -76,9 +76,9 @@ def _rule(n_nodes: int, n_points: int) -> _Rule:
     return _Rule(nodes, coefficients, points @ coefficients)
 
 
-RULES = (_rule(17, 65), _rule(33, 129), _rule(65, 257))
+RULES = (_rule(21, 65), _rule(33, 129), _rule(65, 257))
 """Numbers of nodes that are tried in turn, with the number of points of the distribution function.
-Seventeen serve for ten binary records a group."""
+Twenty-one serve for ten binary records a group."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,7 @@ def invert(
     log_density: LogDensity,
     scale: Scale,
     uniforms: np.ndarray,
+    ends: np.ndarray,
     hull: np.ndarray | None = None,
 ) -> np.ndarray:
     """Quantiles of the law of each group, shape (groups,), at the probabilities `uniforms`.
@@ -123,6 +124,9 @@ def invert(
         Up to a constant.
     scale : Scale
     uniforms : numpy.ndarray, shape (groups,)
+    ends : numpy.ndarray, shape (2, groups)
+        Lowest and highest x of the grids, from `first_ends`. They are moved in place to where they
+        should be, so that they serve as a start for a law that is little different.
     hull : numpy.ndarray, shape (2, groups), optional
         Lowest and highest quantity that the grid should hold, from `second_modes`; NaN for groups
         with a single mode.
@@ -131,10 +135,10 @@ def invert(
     draws = np.empty(n_groups)
     everywhere = np.arange(n_groups)
     several = np.zeros(n_groups, dtype=bool) if hull is None else ~np.isnan(hull[0])
-    ends = np.multiply.outer([-FIRST_END, FIRST_END], np.ones(n_groups))
     if hull is not None:
         inside = scale.x(np.where(several, hull, scale.centre))
-        ends = np.array([np.minimum(ends[0], inside[0]), np.maximum(ends[1], inside[1])])
+        np.minimum(ends[0], inside[0], out=ends[0])
+        np.maximum(ends[1], inside[1], out=ends[1])
 
     first = RULES[0]
     values = np.empty((len(first.nodes), n_groups))
@@ -178,6 +182,11 @@ def invert(
         x = _quantiles(values, ends[:, remaining], uniforms[remaining])
         draws[remaining] = scale.points(x, remaining)
     return draws
+
+
+def first_ends(n_groups: int) -> np.ndarray:
+    """Ends of grids for laws near a Gaussian, shape (2, groups)."""
+    return np.multiply.outer([-FIRST_END, FIRST_END], np.ones(n_groups))
 
 
 def second_modes(log_density: LogDensity, scale: Scale) -> np.ndarray:
