@@ -99,10 +99,12 @@ def recover(
       below 1e-4. Heavy tails, kinks and skewness are followed. Second modes are searched at three
       of the draws, up to 1000 standard deviations from the first.
     * A larger block is the last state of 16 to 256 Metropolis steps from a Student-t proposal at
-      the mode. The error in total variation is below 1e-3 by the weights that were met. The effective
-      sample size of the weights, as a fraction of the proposals and as a mean over the draws, is
-      ``recover_stats["effective_fraction"]``. It is near 1 for a law near a Gaussian. A warning
-      tells how many groups are below 0.1. A second mode far from the first would be missed.
+      the mode. The error in total variation is below 1e-3 by the weights that were met. The
+      effective sample size of the weights, as a fraction of the proposals and as a mean over the
+      draws, is ``recover_stats["effective_fraction"]``. It is near 1 for a law near a Gaussian. A
+      warning tells how many groups are below 0.1. What no proposal meets is missed without a
+      warning: a second mode far away, or the bulk of a law far from its mode, as of an effect
+      together with its own scale.
 
     References
     ----------

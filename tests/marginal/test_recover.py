@@ -150,9 +150,7 @@ def test_gamma_frailty_has_its_gamma_law(rng):
     assert list(idata.posterior["patient"].to_numpy()) == list("abcdef")
     for group in range(N_GROUPS):
         records = group == CODES
-        law = stats.gamma(
-            0.25 + y[records].sum(), scale=1 / (0.25 + 1.3 * exposure[records].sum())
-        )
+        law = stats.gamma(0.25 + y[records].sum(), scale=1 / (0.25 + 1.3 * exposure[records].sum()))
         assert_law(draws[:, group], law.cdf)
 
 
@@ -274,16 +272,16 @@ VALUES = {"beta": [0.2, -0.3], "sd": 1.4}
 def test_some_groups_have_the_law_that_they_have_among_all(rng):
     model = patients_model(rng)
     every = recovered(model, **VALUES)
-    chosen = recovered(model, groups=["e", "b"], seed=2, **VALUES)
-    assert list(chosen.posterior["patient"].to_numpy()) == ["e", "b"]
+    chosen = recovered(model, groups=["e", "c"], seed=2, **VALUES)
+    assert list(chosen.posterior["patient"].to_numpy()) == ["e", "c"]
     assert "effect" not in chosen.posterior
-    for label in ("e", "b"):
+    for label in ("e", "c"):
         law = stats.ks_2samp(
             every.posterior["z"].sel(patient=label).to_numpy().ravel(),
             chosen.posterior["z"].sel(patient=label).to_numpy().ravel(),
         )
         assert law.pvalue > 1e-6
-    by_number = recovered(model, groups=[4, 1], seed=2, **VALUES)
+    by_number = recovered(model, groups=[4, 2], seed=2, **VALUES)
     xr.testing.assert_identical(by_number.posterior.to_dataset(), chosen.posterior.to_dataset())
 
 
@@ -438,7 +436,7 @@ def test_labels_that_are_numbers_are_not_taken_for_places(rng):
 
 def test_a_log_density_that_is_not_finite_is_told(rng):
     model = patients_model(rng)
-    with pytest.raises(ValueError, match="not for group . at draw 0 of chain 0"):
+    with pytest.raises(ValueError, match=r"not for group \d at draw 0 of chain 0"):
         recovered(model, draws=4, beta=[1e308, 1e308], sd=1e308)
 
 
