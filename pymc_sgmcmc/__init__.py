@@ -9,12 +9,15 @@ Write a PyMC model, pass one of the step methods to `pymc.sample`, and get an Ar
 
 from pymc_sgmcmc.errors import (
     BatchSizeWarning,
+    BoundaryWarning,
     CalibrationError,
     CenterWarning,
+    ConvergenceError,
     ModelError,
     NonFinitePositionError,
 )
 from pymc_sgmcmc.gradient_estimators import SVRG
+from pymc_sgmcmc.marginal import MarginalFit, fit_marginal, marginalize, recover
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.record import label_positions as label_positions  # with a FutureWarning
 from pymc_sgmcmc.schedules import PolynomialDecay
@@ -68,9 +71,12 @@ __all__ = [
     "SVRG",
     "ULA",
     "BatchSizeWarning",
+    "BoundaryWarning",
     "CalibrationError",
     "CenterWarning",
+    "ConvergenceError",
     "GaussianAuxiliary",
+    "MarginalFit",
     "ModelError",
     "NonFinitePositionError",
     "PolynomialDecay",
@@ -80,13 +86,16 @@ __all__ = [
     "__version__",
     "bias_report",
     "discard_unconverged",
+    "fit_marginal",
     "gradient_convergence",
     "gradients",
     "kernel_stein_discrepancy",
+    "marginalize",
     "plot_bias",
     "plot_ess_bias",
     "plot_gradient_trace",
     "plot_zero_variance",
+    "recover",
     "stein_calibrate",
     "stein_thin",
     "zero_variance",

@@ -2,6 +2,7 @@
 
 from pymc_sgmcmc.marginal.fit import fit_marginal
 from pymc_sgmcmc.marginal.marginalize import marginalize
+from pymc_sgmcmc.marginal.recover import recover
 from pymc_sgmcmc.marginal.result import MarginalFit
 
-__all__ = ["MarginalFit", "fit_marginal", "marginalize"]
+__all__ = ["MarginalFit", "fit_marginal", "marginalize", "recover"]
