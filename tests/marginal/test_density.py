@@ -152,7 +152,14 @@ def test_the_error_falls_with_the_nodes(name):
     assert gradient_errors[-1] < gradient_errors[0] / 1000
 
 
-@pytest.mark.parametrize("name", ["logistic, unequal groups", "two outcomes", "logistic slopes"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "logistic, unequal groups",
+        "two outcomes",
+        pytest.param("logistic slopes", marks=pytest.mark.slow),
+    ],
+)
 def test_gradients_of_single_groups(name):
     """Rows of a posterior: each alone, their sum, and that of PyMC's own log density."""
     model, names = ALL[name](np.random.default_rng(3))

@@ -161,12 +161,17 @@ def test_gamma_frailty_has_its_gamma_law(rng):
             lambda name: pm.StudentT(name, nu=2, mu=0, sigma=1, shape=N_GROUPS),
             stats.t(2).logpdf,
         ),
-        (lambda name: pm.Laplace(name, 0, 1, shape=N_GROUPS), stats.laplace.logpdf),
-        (
+        pytest.param(
+            lambda name: pm.Laplace(name, 0, 1, shape=N_GROUPS),
+            stats.laplace.logpdf,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             lambda name: pm.NormalMixture(
                 name, [0.5, 0.5], mu=[-4, 4], sigma=[0.4, 0.4], shape=N_GROUPS
             ),
             lambda u: np.logaddexp(stats.norm(-4, 0.4).logpdf(u), stats.norm(4, 0.4).logpdf(u)),
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["Student-t", "Laplace", "mixture"],
@@ -190,7 +195,7 @@ def test_other_priors_have_the_law_of_numerical_integration(prior, log_prior, rn
 # --- Several quantities -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("centred", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_logistic_slopes_have_the_moments_of_numerical_integration(centred, rng):
     x = rng.normal(size=N_RECORDS)
     y = rng.random(N_RECORDS) < 0.5
