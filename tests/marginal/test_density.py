@@ -130,7 +130,9 @@ def test_gradients(name, points):
         np.testing.assert_allclose(gradient, difference, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("name", ["logistic", "logistic slopes"])
+@pytest.mark.parametrize(
+    "name", ["logistic", pytest.param("logistic slopes", marks=pytest.mark.slow)]
+)
 def test_the_error_falls_with_the_nodes(name):
     """Fourfold and more for two more nodes, and the gradient's as fast in all."""
     case = Case(ALL[name])

@@ -274,6 +274,7 @@ def patients_model(rng):
 VALUES = {"beta": [0.2, -0.3], "sd": 1.4}
 
 
+@pytest.mark.slow
 def test_some_groups_have_the_law_that_they_have_among_all(rng):
     model = patients_model(rng)
     every = recovered(model, **VALUES)
@@ -316,6 +317,7 @@ def test_draws_vary_with_their_parameters(rng):
     assert effect[:, ::2].std() > 1
 
 
+@pytest.mark.slow
 def test_several_local_variables_and_axes_that_are_not_the_first(rng):
     y = rng.normal(size=(2, N_RECORDS))
     with pm.Model() as model:
