@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -118,3 +118,8 @@ def one_of(name: str, value: Any, names: Sequence[str], or_else: str = "") -> st
         listed = ", ".join(map(repr, names))
         raise ValueError(f"`{name}` should be one of {listed}{or_else}, but got {value!r}.")
     return value
+
+
+def quoted(names: Iterable[object]) -> str:
+    """Names in a message, each in backticks."""
+    return ", ".join(f"`{name}`" for name in names)

@@ -10,7 +10,7 @@ from pymc.model import Model
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.checks import one_of, or_none, whole_number
+from pymc_sgmcmc.checks import one_of, or_none, quoted, whole_number
 from pymc_sgmcmc.errors import BoundaryWarning, ModelError
 from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.em import ExpectationMaximization, iterate
@@ -206,7 +206,7 @@ def _check_influence(groups: Groups, likelihood: Objective) -> None:
         without += [variable.name] if flat.all() else list(labels)
     if without:
         raise ModelError(
-            f"The likelihood should depend on each global variable, but not on {_listed(without)}. "
+            f"The likelihood should depend on each global variable, but not on {quoted(without)}. "
             "Leave these out; the priors of global variables, and what is in them, do not count."
         )
 
@@ -297,7 +297,7 @@ def _warn_of_boundary(groups: Groups, errors: Uncertainty) -> None:
         if any(part.start <= index < part.stop for index in errors.at_boundary)
     ]
     warnings.warn(
-        f"The likelihood is largest at the boundary of the range of {_listed(names)}: a standard "
+        f"The likelihood is largest at the boundary of the range of {quoted(names)}: a standard "
         "deviation goes to zero, a correlation to one, or an effect to infinity. The estimates are "
         "near this boundary, without standard errors; simplify the model.",
         BoundaryWarning,
@@ -323,7 +323,3 @@ def _modes(
         [local.value for local in locals_], model.replace_rvs_by_values(list(variables))
     )
     return constrain(*values, position)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)

@@ -248,7 +248,9 @@ class RestrictedLikelihood:
 
     def points(self, rest: np.ndarray) -> np.ndarray:
         """The 2 p positions over which means are taken."""
-        effects, factor = self.estimate(rest)
+        return self._around(*self.estimate(rest), rest)
+
+    def _around(self, effects: np.ndarray, factor: np.ndarray, rest: np.ndarray) -> np.ndarray:
         spread = np.sqrt(len(effects)) * factor.T
         return np.array([self.complete(effects + offset, rest) for offset in (*spread, *-spread)])
 
@@ -257,8 +259,7 @@ class RestrictedLikelihood:
         effects, factor = self.estimate(rest)
         if not np.isfinite(factor).all():
             return np.nan, np.full(len(rest), np.nan)
-        spread = np.sqrt(len(effects)) * factor.T
-        points = [self.complete(effects + offset, rest) for offset in (*spread, *-spread)]
+        points = self._around(effects, factor, rest)
         values, gradients = zip(*map(self._likelihood, points), strict=True)
         # The log likelihood at the points is p / 2 lower than at the maximum.
         at_maximum = np.mean(values) + 0.5 * len(effects)

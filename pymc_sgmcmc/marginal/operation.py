@@ -163,12 +163,9 @@ class GroupLogDensity(_GroupOp):
 
     def connection_pattern(self, node: Apply):
         """Only the parameters have derivatives."""
-        return [[connected] for connected in self._connected]
-
-    @property
-    def _connected(self) -> list[bool]:
         template = self.template
-        return [False, *([True] * len(template.parameters)), *([False] * len(template.data))]
+        connected = [False, *([True] * len(template.parameters)), *([False] * len(template.data))]
+        return [[each] for each in connected]
 
     def pullback(self, inputs, outputs, cotangents):
         """Gradients of the weighted sum over groups."""

@@ -16,6 +16,7 @@ from pytensor.tensor.variable import TensorVariable
 from rich.progress import Progress
 from xarray import DataTree
 
+from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.conditional import Conditional, GroupDraws
 from pymc_sgmcmc.marginal.marginalize import is_quadratic, names_of
@@ -187,13 +188,13 @@ def _local_names(posterior: xr.Dataset, model: Model, names: Any) -> list[str]:
                 "recover. Pass the original model and the trace of the model of groups."
             )
         if missing == free:
-            raise _another_model(f"has none of the free variables {_listed(free)}")
+            raise _another_model(f"has none of the free variables {quoted(free)}")
         return missing
     chosen = names_of(names)
     present = [name for name in chosen if name in free and name in posterior]
     if present:
         raise ValueError(
-            f"The trace has draws of {_listed(present)} already. Name only variables that were "
+            f"The trace has draws of {quoted(present)} already. Name only variables that were "
             "integrated out."
         )
     return chosen
@@ -207,7 +208,7 @@ def _check_globals(posterior: xr.Dataset, model: Model, structure: LocalStructur
             continue
         if name not in posterior:
             raise _another_model(
-                f"lacks `{name}`, which is not among the local variables {_listed(structure.names)}"
+                f"lacks `{name}`, which is not among the local variables {quoted(structure.names)}"
             )
         given = posterior[name]
         if set(given.dims[:2]) != {"chain", "draw"}:
@@ -456,11 +457,7 @@ def _warn_of_weights(effective: np.ndarray, structure: LocalStructure) -> None:
     poor = int((effective < SMALLEST_FRACTION).sum())
     if poor:
         _log.warning(
-            f"The draws of {_listed(structure.names)} may be wrong in {poor} of {len(effective)} "
+            f"The draws of {quoted(structure.names)} may be wrong in {poor} of {len(effective)} "
             "groups, whose law is far from a Student-t law: see "
             f'`idata["{STATISTICS}"]["{EFFECTIVE}"]`. Compare them with draws of NUTS.'
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)

@@ -24,6 +24,7 @@ from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.graphs import (
     leaf_value,
@@ -137,8 +138,8 @@ class LocalStructure:
         The dimension of the model that runs over the groups.
     parameters : dict of str to TensorVariable
         Inputs of the terms that stand for the global random variables, by their names.
-    lengths_of_groups, lengths_of_records : tuple of Variable
-        Shared lengths of dimensions that run over groups and over records.
+    lengths_of_groups : tuple of Variable
+        Shared lengths of dimensions that run over the groups.
     """
 
     locals: tuple[Local, ...]
@@ -242,13 +243,13 @@ def _chosen(model: Model, names: Sequence[str]) -> list[TensorVariable]:
     unknown = [name for name in names if name not in free]
     if unknown or not names:
         raise ModelError(
-            f"The local variables should be free variables of the model, {_listed(free)}, but got "
-            f"{_listed(unknown) if unknown else 'none'}."
+            f"The local variables should be free variables of the model, {quoted(free)}, but got "
+            f"{quoted(unknown) if unknown else 'none'}."
         )
     discrete = [name for name in names if not free[name].dtype.startswith("float")]
     if discrete:
         raise ModelError(
-            f"The local variables should be continuous, but {_listed(discrete)} is discrete. Sum "
+            f"The local variables should be continuous, but {quoted(discrete)} is discrete. Sum "
             "over its values with `pymc_extras.marginalize`."
         )
     return [variable for variable in model.free_RVs if variable.name in names]
@@ -275,7 +276,7 @@ def _dependents(model: Model, chosen: Sequence[TensorVariable]) -> list[TensorVa
     dependents = [variable for variable in model.observed_RVs if depends(variable)]
     if not dependents:
         raise ModelError(
-            f"No observed variable depends on {_listed(v.name for v in chosen)}, so there is "
+            f"No observed variable depends on {quoted(v.name for v in chosen)}, so there is "
             "nothing to integrate. Leave it out of the model."
         )
     return dependents
@@ -428,7 +429,7 @@ def _refuse_crossed(
     stay = [name for name in levels if name not in same]
     described = ", ".join(f"`{name}` {number}" for name, number in levels.items())
     advice = (
-        f"Integrate out {_listed(same)}, which has the most levels, and leave {_listed(stay)} in "
+        f"Integrate out {quoted(same)}, which has the most levels, and leave {quoted(stay)} in "
         "the model."
         if stay
         else "Integrate out one of them, and leave the others in the model."
@@ -532,7 +533,3 @@ def _dimension(model: Model, locals_: Iterable[Local]) -> str | None:
         if len(dims) > local.axis and dims[local.axis] is not None:
             return dims[local.axis]
     return None
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)

@@ -18,7 +18,7 @@ from pymc.model import Model
 from pytensor.graph.basic import Variable
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.checks import as_array
+from pymc_sgmcmc.checks import as_array, quoted
 from pymc_sgmcmc.errors import ModelError
 
 NOTHING_FREE = (
@@ -114,7 +114,7 @@ def complete_point(
         if name not in default:
             raise ModelError(
                 f"`initial_point` has a value for `{name}`, but the value variables of the model "
-                f"are {_quote(default)}. Give unconstrained values by these names."
+                f"are {quoted(default)}. Give unconstrained values by these names."
             )
         if np.shape(value) != np.shape(default[name]):
             raise ModelError(
@@ -157,7 +157,7 @@ def layout_from_model(
     discrete = [value.name for value in ordered if not value.dtype.startswith("float")]
     if discrete:
         raise ModelError(
-            f"Stochastic gradient methods need continuous variables, but {_quote(discrete)} "
+            f"Stochastic gradient methods need continuous variables, but {quoted(discrete)} "
             f"{'is' if len(discrete) == 1 else 'are'} discrete. Give the continuous ones in "
             "`vars`, as in `step=[SGLDCV([...]), pm.Metropolis([...])]`, or marginalise the "
             "others out."
@@ -192,7 +192,7 @@ def value_variables(model: Model, variables: Variable | str | Sequence) -> list[
     if not chosen:
         raise ModelError(
             "`vars` is empty. Leave it out to sample all free variables, or name some of "
-            f"{_quote([variable.name for variable in model.free_RVs])}."
+            f"{quoted([variable.name for variable in model.free_RVs])}."
         )
     named = {variable.name: variable for variable in (*model.value_vars, *model.free_RVs)}
     chosen = [
@@ -207,8 +207,8 @@ def value_variables(model: Model, variables: Variable | str | Sequence) -> list[
     ]
     if unknown:
         raise ModelError(
-            f"`vars` should be free variables of the model, but got {_quote(unknown)}. Its free "
-            f"variables are {_quote([variable.name for variable in model.free_RVs])}."
+            f"`vars` should be free variables of the model, but got {quoted(unknown)}. Its free "
+            f"variables are {quoted([variable.name for variable in model.free_RVs])}."
         )
     return values
 
@@ -234,7 +234,3 @@ def _coordinate_labels(model: Model, value: TensorVariable, shape: tuple[int, ..
         else:
             axes.append([str(index) for index in range(length)])
     return [f"{value.name}[{', '.join(labels)}]" for labels in product(*axes)]
-
-
-def _quote(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)

@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 from xarray import DataTree
 
+from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.trace_tools.reader import (
     COMPUTE_THEM,
     StoredRun,
@@ -172,8 +173,8 @@ def functions_of_draws(
         unknown = [name for name in names if name not in functions.data_vars]
         if unknown or not names:
             raise ValueError(
-                f"`var_names` should name some of {_quote(functions.data_vars)}, but got "
-                f"{_quote(unknown) or 'an empty list'}."
+                f"`var_names` should name some of {quoted(functions.data_vars)}, but got "
+                f"{quoted(unknown) or 'an empty list'}."
             )
         functions = functions[names]
     if not functions.data_vars:
@@ -228,8 +229,3 @@ def _as_array(value: Any, posterior: xr.Dataset) -> xr.DataArray:
         )
     dims = SAMPLE_DIMS + tuple(f"func_dim_{axis}" for axis in range(np.ndim(value) - 2))
     return xr.DataArray(np.asarray(value), dims=dims)
-
-
-def _quote(names: Iterable[Any]) -> str:
-    """List of names for a message."""
-    return ", ".join(f"`{name}`" for name in names)
