@@ -79,6 +79,10 @@ class ChainState:
         Generators of minibatches and of noise. They are copied before they are used.
     order_entropy : int
         Seed of the random orders of the rows.
+    memory_rng : numpy.random.Generator
+        Generator of the numbers that the memory of the gradient estimator takes.
+    pending_noise : numpy.ndarray or None
+        Such numbers that are drawn already, for the gradients at the present positions.
     tune : int
         Draws during which the adaptations tune.
     draws : int
@@ -93,6 +97,8 @@ class ChainState:
     rng: np.random.Generator
     noise_rng: np.random.Generator
     order_entropy: int
+    memory_rng: np.random.Generator
+    pending_noise: np.ndarray | None
     tune: int
     draws: int = 0
 
@@ -163,7 +169,7 @@ class Chain:
         tune : int
             Draws during which the adaptations tune.
         """
-        (noise_rng,) = rng.spawn(1)
+        noise_rng, memory_rng = rng.spawn(2)
         order_entropy = int(rng.integers(1, 2**31))
         dtype = self.block.dtype
         if root is not None:
@@ -181,6 +187,8 @@ class Chain:
             deepcopy(rng),
             noise_rng,
             order_entropy,
+            memory_rng,
+            None,
             tune,
         )
 
@@ -287,7 +295,8 @@ class Chain:
         transitions = min(
             BLOCK_TRANSITIONS if block.static_length is None else block.static_length,
             BLOCK_OPERATIONS / elements,
-            BLOCK_ELEMENTS / max(block.state_elements, block.batching.index_size),
+            BLOCK_ELEMENTS
+            / max(block.state_elements, block.batching.index_size, block.memory_noise_size),
         )
         return max(1, min(int(transitions // self.thin), until_change))
 
@@ -323,14 +332,19 @@ class Chain:
             adaptation.load(adapted)
 
         transitions = count * thin
-        rng, noise_rng = _copy(state.rng), _copy(state.noise_rng)
+        rng, noise_rng, memory_rng = map(_copy, (state.rng, state.noise_rng, state.memory_rng))
         pending = batching.draw(rng, block.lag) if state.pending is None else state.pending
         indices = np.concatenate([pending, batching.draw(rng, transitions)])
         dtype = np.dtype(block.dtype)
         noise = noise_rng.standard_normal((transitions, block.noise_size), dtype=dtype)
         sizes = step_sizes(self.step_size, state.draws * thin, transitions)
         sizes = self._adapted_step_sizes(sizes, state)
-        ran = block((state.position, *state.auxiliaries), indices, noise, sizes)
+        # They have a generator of their own, so that draws do not depend on the length of a run.
+        missing = len(indices) - (0 if state.pending_noise is None else block.lag)
+        memory_noise = memory_rng.standard_normal((missing, block.memory_noise_size), dtype=dtype)
+        if state.pending_noise is not None:
+            memory_noise = np.concatenate([state.pending_noise, memory_noise])
+        ran = block((state.position, *state.auxiliaries), indices, noise, sizes, memory_noise)
 
         recorded = slice(thin - 1, None, thin)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -365,6 +379,8 @@ class Chain:
                 pending=indices[-block.lag :],
                 rng=rng,
                 noise_rng=noise_rng,
+                memory_rng=memory_rng,
+                pending_noise=memory_noise[-block.lag :],
                 draws=state.draws + count,
             )
         return Draws(

@@ -112,6 +112,7 @@ class TransitionBlock:
         self.row_elements = estimator.posterior.row_elements
         self.batching = estimator.batching
         self.memory = estimator.memory
+        self.memory_noise_size = 0 if self.memory is None else self.memory.noise_size
         self.dynamics = dynamics
         self.lag = dynamics.lag
         self.noise_size = dynamics.noise_size(self.dimension)
@@ -126,6 +127,7 @@ class TransitionBlock:
             estimator.batching.draw(np.random.default_rng(0), 1 + self.lag),
             np.zeros((1, self.noise_size)),
             np.zeros(1),
+            np.zeros((1 + self.lag, self.memory_noise_size)),
         )
 
     def _compile(
@@ -147,6 +149,9 @@ class TransitionBlock:
         scaled = pt.as_tensor(self.dynamics.scaled_noise(noise, step_sizes))
         memory = () if self.memory is None else self.memory.variables
         remember = [pt.vector("remember", dtype="bool")] if memory else []
+        if self.memory_noise_size:
+            shape = (passes, self.memory_noise_size)
+            remember.append(pt.tensor("memory_noise", shape=shape, dtype=self.dtype))
         sequences = [indices, scaled, step_sizes, *remember]
         mode = with_numpy_products(compile_kwargs.get("mode"))
         if isinstance(mode.linker, NumbaLinker):
@@ -189,12 +194,15 @@ class TransitionBlock:
                 def gradient(at):
                     return estimator(at, index)
             else:
-                update, current = rest[0], rest[1 : 1 + len(shapes)]
-                values = rest[1 + len(shapes) :]
+                update, rest = rest[0], rest[1:]
+                noise = None
+                if memory.noise_size:
+                    noise, rest = rest[0], rest[1:]
+                current, values = rest[: len(shapes)], rest[len(shapes) :]
                 changed: list[tuple] = []
 
                 def gradient(at):
-                    estimate, after = memory.estimate(at, index, values, update)
+                    estimate, after = memory.estimate(at, index, values, update, noise)
                     changed.append(after)
                     return estimate
 
@@ -225,6 +233,7 @@ class TransitionBlock:
         indices: np.ndarray,
         noise: np.ndarray,
         step_sizes: np.ndarray,
+        memory_noise: np.ndarray | None = None,
     ) -> Transitions:
         """Run B transitions.
 
@@ -237,6 +246,8 @@ class TransitionBlock:
         noise : numpy.ndarray, shape (B, noise_size)
             Standard normal numbers.
         step_sizes : numpy.ndarray, shape (B,)
+        memory_noise : numpy.ndarray, shape (B + lag, memory_noise_size), optional
+            Standard normal numbers for each estimate, where the memory takes some.
         """
         length = len(noise)
         # The last passes only evaluate gradients; padding repeats them.
@@ -247,6 +258,8 @@ class TransitionBlock:
             # Passes that only evaluate gradients do not change the memory, since the next block
             # repeats them.
             remember = [np.arange(passes) < length]
+            if memory_noise is not None and self.memory_noise_size:
+                remember.append(_pad(memory_noise, passes, self.dtype))
         # The caller checks whether the results are finite.
         with np.errstate(all="ignore"), _interrupts_as_such():
             outputs = self._function(

@@ -6,6 +6,7 @@ and an index. All are unbiased for each position. They differ in their variance.
 
 from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Memory, Reference
 from pymc_sgmcmc.gradient_estimators.control_variate import ControlVariateGradient
+from pymc_sgmcmc.gradient_estimators.fisher_identity import FisherGradient
 from pymc_sgmcmc.gradient_estimators.full import FullGradient
 from pymc_sgmcmc.gradient_estimators.plain import PlainGradient
 from pymc_sgmcmc.gradient_estimators.saga import SAGAGradient
@@ -14,6 +15,7 @@ from pymc_sgmcmc.gradient_estimators.svrg import SVRG, SVRGGradient
 __all__ = [
     "SVRG",
     "ControlVariateGradient",
+    "FisherGradient",
     "FullGradient",
     "GradientEstimator",
     "Memory",

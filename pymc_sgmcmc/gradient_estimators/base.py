@@ -24,9 +24,12 @@ class Memory(ABC):
     Attributes
     ----------
     variables : tuple of SharedVariable
+    noise_size : int
+        Standard normal numbers that an estimate takes, beside those of the dynamics.
     """
 
     variables: tuple[SharedVariable, ...]
+    noise_size: int = 0
 
     @abstractmethod
     def begin(self, position: np.ndarray) -> None:
@@ -44,6 +47,10 @@ class Memory(ABC):
     def settle(self) -> None:
         """Remove accumulated rounding errors, when the rows get a new order."""
 
+    def point(self) -> Mapping[str, np.ndarray]:
+        """Values of variables of the model that the memory holds, by name."""
+        return {}
+
     def arranged(self, indices: np.ndarray) -> np.ndarray:
         """Indices of minibatches in the form in which `estimate` takes them."""
         return indices
@@ -55,6 +62,7 @@ class Memory(ABC):
         index: TensorVariable,
         values: tuple[TensorVariable, ...],
         remember: TensorVariable,
+        noise: TensorVariable | None = None,
     ) -> tuple[TensorVariable, tuple[TensorVariable, ...]]:
         """Gradient estimate from given values of the variables, and their values afterwards.
 
@@ -67,6 +75,8 @@ class Memory(ABC):
             Values of `variables`.
         remember : TensorVariable
             A boolean scalar. Where it is false, the values do not change.
+        noise : TensorVariable, shape (noise_size,), optional
+            Standard normal numbers, where the memory takes some.
         """
 
 

@@ -185,6 +185,7 @@ class _Table(Memory):
         index: TensorVariable,
         values: tuple[TensorVariable, ...],
         remember: TensorVariable,
+        noise: TensorVariable | None = None,
     ) -> tuple[TensorVariable, tuple[TensorVariable, ...]]:
         """Gradient estimate, and the table and its sum afterwards."""
         posterior, batching = self._posterior, self._batching

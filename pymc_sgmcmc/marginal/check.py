@@ -13,6 +13,7 @@ from pymc.model import Model
 from pytensor.graph.replace import clone_replace
 
 from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.marginal.blocks import join_blocks
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.structure import LocalStructure
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly, without_blas_warning
@@ -50,15 +51,7 @@ class Evaluated:
         self.point = {
             name: value + 0.3 * rng.normal(size=np.shape(value)) for name, value in point.items()
         }
-        self.block = np.concatenate(
-            [
-                np.moveaxis(self.point[local.value.name], local.axis, 0).reshape(
-                    density.structure.n_groups, -1
-                )
-                for local in density.structure.locals
-            ],
-            axis=1,
-        )
+        self.block = join_blocks(density.structure, self.point)
 
     def parameters(self) -> list[np.ndarray]:
         """Values of the global variables on their own scale."""

@@ -12,6 +12,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.checks import one_of, or_none, quoted, whole_number
 from pymc_sgmcmc.errors import BoundaryWarning, ModelError
+from pymc_sgmcmc.marginal.blocks import split_blocks
 from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.em import ExpectationMaximization, iterate
 from pymc_sgmcmc.marginal.exact import exact
@@ -313,13 +314,9 @@ def _modes(
     modes = groups.at_position(find_mode(density).block)
     function = groups.compile([density.numbers], [modes])
     blocks = np.concatenate([function(numbers, position)[0] for numbers in groups.chunks(1)])
-    locals_ = density.structure.locals
-    stops = np.cumsum([local.size_in_group for local in locals_])[:-1]
-    values = [
-        np.moveaxis(part.reshape(-1, *local.shape_in_group), 0, local.axis)
-        for local, part in zip(locals_, np.split(blocks, stops, axis=1), strict=True)
-    ]
+    values = split_blocks(density.structure, blocks)
     constrain = groups.compile(
-        [local.value for local in locals_], model.replace_rvs_by_values(list(variables))
+        [local.value for local in density.structure.locals],
+        model.replace_rvs_by_values(list(variables)),
     )
-    return constrain(*values, position)
+    return constrain(*values.values(), position)

@@ -119,7 +119,7 @@ def marginalize(
     structure = find_structure(model, names_of(names))
     density = checked_density(model, structure)
     marginal = integrate(model, density, method, points)
-    return _without_locals(model, density, marginal)
+    return without_locals(model, density, marginal)
 
 
 def integrate(
@@ -175,7 +175,7 @@ def is_quadratic(model: Model, density: GroupDensity) -> bool:
     return True
 
 
-def _without_locals(model: Model, density: GroupDensity, marginal: TensorVariable) -> Model:
+def without_locals(model: Model, density: GroupDensity, marginal: TensorVariable) -> Model:
     """A copy of the model with one observed variable in place of the local and dependent ones."""
     structure = density.structure
     removed = {model[name] for name in (*structure.names, *structure.observed)}

@@ -73,6 +73,15 @@ class PositionLayout:
             slice(int(stop) - size, int(stop)) for stop, size in zip(stops, self.sizes, strict=True)
         )
 
+    def reordered(self, order: Sequence[int]) -> PositionLayout:
+        """The same variables in another order."""
+        return PositionLayout(
+            tuple(self.variables[number] for number in order),
+            tuple(self.shapes[number] for number in order),
+            tuple(label for number in order for label in self.labels[self.slices[number]]),
+            self.dtype,
+        )
+
     def ravel(self, point: Mapping[str, np.ndarray]) -> np.ndarray:
         """Position vector, shape (d,), of a point (a mapping from value variable names)."""
         values = [np.asarray(point[name], dtype=self.dtype).ravel() for name in self.names]

@@ -190,6 +190,9 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         self.bias = setup.bias
         self.posterior = setup.posterior
         self.vars = list(setup.posterior.layout.variables)
+        self._local = setup.local
+        if setup.local is not None:
+            self.vars = list(setup.model.value_vars)
         self.batching = estimator.batching
         self.batching_name = self.batching.name
         self.batch_size = self.batching.batch_size
@@ -239,7 +242,8 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             isinstance(adaptation, LangevinStepSize) for adaptation in self.chain.adaptations
         )
         self._declare_stats()
-        if setup.batch_size_from == "computed" and self._owns_all and not self._takes_all_rows:
+        is_computed = setup.batch_size_from == "computed" and setup.local is None
+        if is_computed and self._owns_all and not self._takes_all_rows:
             rows_of_draw = self.thin * (self.batch_size + estimator.kept_rows)
             if better := advice(settings.model, self.posterior.n_rows, rows_of_draw):
                 log.info("%s: %s", setup.name, better)
@@ -322,6 +326,8 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
                 f"`{changed}` was added or removed. Make a new step method."
             )
         changed = self.posterior.changed_data()
+        if changed is None and self._local is not None:
+            changed = self._local.complete.changed_data()
         if changed is not None:
             raise ModelError(
                 f"The data `{changed}` were changed after the step method was made, which uses its "
@@ -359,7 +365,13 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             stats["warning"] = self._warning_after(done, stats)
         if self.handed_out == len(run.draws) and not run.failed:
             self._run, self.handed_out = None, 0
-        return {**point, **self.posterior.layout.unravel(run.draws.positions[number])}, [stats]
+        moved = self.posterior.layout.unravel(run.draws.positions[number])
+        return {**point, **moved, **self._point_of_memory()}, [stats]
+
+    def _point_of_memory(self) -> Mapping[str, np.ndarray]:
+        """Variables that the gradient estimator moves itself."""
+        memory = self.block.memory
+        return {} if memory is None else memory.point()
 
     @property
     def chain_state(self) -> dict[str, Any] | None:

@@ -46,6 +46,10 @@ init : mapping, xarray.DataTree or pymc Approximation, optional
     search: draws of all free variables, as Pathfinder in `pymc_extras` or a short run of NUTS
     return them; the approximation that `pymc.fit` returns; or
     ``{"mean": (d,), "covariance": (d, d)}`` of the unconstrained position.
+local : str, variable, sequence of these, or LocalSampling, optional
+    Free variables with entries for groups that the gradient estimator samples itself, by Fisher's
+    identity. The rows are then the groups, and the chain moves the other variables. See
+    `LocalSampling`, and `marginalize` for up to three quantities a group.
 thin : int, optional
     Number of transitions for each recorded draw. Default: one relaxation time, at most 1000,
     where the step size is computed, and 1 where it is given.

@@ -111,6 +111,7 @@ class PSGLD(StochasticGradientStep):
         rows: str | Sequence[str] | None = None,
         center: CenterSetting = None,
         init: Any = None,
+        local: Any = None,
         thin: int | None = None,
         tune_method: str = "closed_form",
         model: Model | None = None,

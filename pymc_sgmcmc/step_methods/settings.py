@@ -73,12 +73,14 @@ class Settings:
     compile_kwargs: Mapping[str, Any] | None
     blocked: bool
     rng: Any
+    local: Any = None
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], **changed: Any) -> Settings:
         """Settings from the ``locals()`` of an `__init__` that has all of them as arguments."""
         values = {**arguments, **changed}
-        return cls(**{field.name: values[field.name] for field in fields(cls)})
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: values[name] for name in names if name in values})
 
     def __post_init__(self):
         object.__setattr__(self, "model", modelcontext(self.model))

@@ -28,6 +28,7 @@ from pymc_sgmcmc.record import LARGEST_MEAN_ERROR
 from pymc_sgmcmc.schedules import MOST_THINNING, StepSize
 from pymc_sgmcmc.step_methods.center import JointCenter, center_asked_for
 from pymc_sgmcmc.step_methods.estimators import check_estimator, make_estimator
+from pymc_sgmcmc.step_methods.local import LocalVariables
 from pymc_sgmcmc.step_methods.settings import Settings, check_preconditioner, is_curvature
 from pymc_sgmcmc.tuning import (
     Center,
@@ -130,6 +131,10 @@ class Setup:
     Attributes
     ----------
     posterior : Posterior
+    model : pymc.Model
+        The model that is sampled.
+    local : LocalVariables or None
+        Variables that the gradient estimator samples. The posterior is that of the others.
     """
 
     def __init__(
@@ -144,6 +149,11 @@ class Setup:
         is_exact: bool = False,
     ):
         self.name = name
+        self.model = settings.model
+        self.local: LocalVariables | None = None
+        if settings.local is not None:
+            self.local = LocalVariables(settings)
+            settings = self.local.settings
         self.settings = settings
         self.bias = settings.stated_bias
         self.is_exact = is_exact
@@ -171,7 +181,9 @@ class Setup:
                 stacklevel=5,
             )
         # Every transition evaluates the same rows only where the batch size is computed.
-        self._keeps_rows = keeps_rows and gradient == "cv" and self._batch_size is None
+        self._keeps_rows = (
+            keeps_rows and gradient == "cv" and self._batch_size is None and settings.local is None
+        )
 
     def _batch_size_given(self) -> tuple[int | None, str]:
         """Batch size that the settings or the model give, or None, and its origin."""
@@ -230,6 +242,8 @@ class Setup:
     def noise(self) -> RowNoise:
         """Noise of the gradients of single rows around the centre."""
         gradient = self.settings.gradient
+        if self.local is not None:
+            return self.local.noise(self.center)
         if isinstance(gradient, GradientEstimator):
             reduces_variance = gradient.reduces_variance
         else:
@@ -256,6 +270,9 @@ class Setup:
         batch_size = self._batch_size
         if batch_size is None:
             batch_size = self._cheapest_batch_size()
+        if self.local is not None:
+            center = self.center if gradient == "cv" else self.known_center
+            return self.local.estimator(self.posterior, center, batch_size)
         return make_estimator(
             gradient,
             self.posterior,

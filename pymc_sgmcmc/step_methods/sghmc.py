@@ -175,6 +175,7 @@ class SGHMC(StochasticGradientStep):
         rows: str | Sequence[str] | None = None,
         center: CenterSetting = None,
         init: Any = None,
+        local: Any = None,
         thin: int | None = None,
         tune_method: str = "closed_form",
         model: Model | None = None,

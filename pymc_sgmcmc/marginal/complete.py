@@ -1,0 +1,225 @@
+"""The joint log density of records and local variables, as a function of the global position.
+
+By Fisher's identity its gradient, averaged over the local variables given the records, is that of
+the marginal log density: no integral is needed where the local variables are sampled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
+import pytensor.tensor as pt
+from pymc.model import Model
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_sgmcmc.marginal.blocks import split_blocks
+from pymc_sgmcmc.marginal.check import checked_density
+from pymc_sgmcmc.marginal.likelihood import Groups
+from pymc_sgmcmc.marginal.marginalize import names_of, without_locals
+from pymc_sgmcmc.marginal.quadrature import laplace
+from pymc_sgmcmc.marginal.structure import find_structure
+from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays
+from pymc_sgmcmc.posterior.graphs import rebuild
+
+LARGEST_LAPLACE = 6
+"""Laplace's method, by which centre and curvature are computed, is for at most this many local
+quantities of a group. The graph of its Hessian grows with their square."""
+
+
+class CompleteData:
+    r"""Joint log density :math:`\log p(y_g, u_g \mid \theta)` of groups at a position.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    names : str, variable or sequence of these
+        The local variables.
+
+    Attributes
+    ----------
+    density : GroupDensity
+    groups : pymc.Model
+        A model of the global variables alone, whose rows are groups. The log density of a row is
+        Laplace's approximation, or a stand-in where there are too many local quantities for it.
+    has_laplace : bool
+        Whether it is Laplace's approximation.
+    """
+
+    def __init__(self, model: Model, names: str | TensorVariable | Sequence[str | TensorVariable]):
+        self.model = model
+        self.density = density = checked_density(model, find_structure(model, names_of(names)))
+        self.has_laplace = density.block_size <= LARGEST_LAPLACE
+        if self.has_laplace:
+            marginal = laplace(density)
+        else:
+            (marginal,) = rebuild([density.value], {density.block: density.start})
+        self.groups = without_locals(model, density, marginal)
+        self._functions = Groups(model, density)
+        # PyMC may give the variables of the model of groups another order.
+        layout = self._functions.layout
+        order = [layout.names.index(value.name) for value in self.groups.value_vars]
+        self._layout = layout.reordered(order)
+        self._digests = {data.name: _digest(data) for data in model.data_vars}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the local variables."""
+        return self.density.structure.names
+
+    @property
+    def n_groups(self) -> int:
+        """G, the number of groups."""
+        return self.density.structure.n_groups
+
+    @property
+    def block_size(self) -> int:
+        """q, the number of local quantities of one group."""
+        return self.density.block_size
+
+    @property
+    def dtype(self) -> str:
+        """Floating type of the local variables."""
+        return self.density.block.dtype
+
+    def changed_data(self) -> str | None:
+        """Name of data of the model that have changed since construction, or None."""
+        for name, digest in self._digests.items():
+            if _digest(self.model[name]) != digest:
+                return name
+        return None
+
+    # --- Symbolic pieces --------------------------------------------------------------------
+
+    def log_density(
+        self, position: TensorVariable, numbers: TensorVariable, block: TensorVariable
+    ) -> TensorVariable:
+        """Joint log density of each of the groups with these numbers, shape (groups,)."""
+        return self._at(self._functions.at_position(self.density.value), position, numbers, block)
+
+    def gradient(
+        self, position: TensorVariable, numbers: TensorVariable, block: TensorVariable
+    ) -> TensorVariable:
+        """Gradient by the position of the sum over these groups, shape (d,)."""
+        return self._at(self._gradient, position, numbers, block)
+
+    def row_gradients(
+        self, position: TensorVariable, numbers: TensorVariable, block: TensorVariable
+    ) -> TensorVariable:
+        """Gradient by the position of each group apart, shape (groups, d)."""
+        layout = self._layout
+        weights = pt.vector("weights", dtype=self.dtype)
+        weighted = self._gradient_of((weights * self._value).sum())
+        rows = [
+            pt.grad(weighted[entry], weights, disconnected_inputs="ignore")
+            for entry in range(layout.dimension)
+        ]
+        ones = {weights: pt.ones(self.density.numbers.shape, dtype=self.dtype)}
+        (gradients,) = rebuild([pt.stack(rows, axis=1)], ones)
+        return self._at(gradients, position, numbers, block)
+
+    def gradient_by_block(
+        self, position: TensorVariable, numbers: TensorVariable, block: TensorVariable
+    ) -> TensorVariable:
+        """Gradient of each group by its local variables, shape (groups, q)."""
+        return self._at(
+            self._functions.at_position(self.density.gradient), position, numbers, block
+        )
+
+    def global_variables(self, position: TensorVariable) -> dict[str, TensorVariable]:
+        """The global random variables on which the groups depend, on their own scale."""
+        values = {
+            name: self._functions.at_position(variable)
+            for name, variable in self.density.parameters.items()
+        }
+        pieces = self._layout.split(position)
+        return dict(zip(values, rebuild(list(values.values()), pieces), strict=True))
+
+    @cached_property
+    def _value(self) -> TensorVariable:
+        return self._functions.at_position(self.density.value)
+
+    @cached_property
+    def _gradient(self) -> TensorVariable:
+        return self._gradient_of(self._value.sum())
+
+    def _gradient_of(self, total: TensorVariable) -> TensorVariable:
+        layout = self._layout
+        gradients = pt.grad(total, list(layout.variables), disconnected_inputs="ignore")
+        return layout.join(gradients)
+
+    def _at(
+        self,
+        graph: TensorVariable,
+        position: TensorVariable,
+        numbers: TensorVariable,
+        block: TensorVariable,
+    ) -> TensorVariable:
+        replacements = {
+            **self._layout.split(position),
+            self.density.numbers: numbers,
+            self.density.block: pt.specify_shape(block, (None, self.block_size)),
+        }
+        return rebuild([graph], replacements)[0]
+
+    # --- Numbers ----------------------------------------------------------------------------
+
+    def starting_blocks(self, position: np.ndarray) -> np.ndarray:
+        """Support points of the prior of all groups, shape (G, q)."""
+        start = self._functions.at_position(self.density.start)
+        function = self.compile(lambda *at: [self._at(start, *at)])
+        anywhere = np.zeros((1, self.block_size))
+        return np.concatenate(
+            [
+                function(position, numbers, np.repeat(anywhere, len(numbers), axis=0))[0]
+                for numbers in self.chunks()
+            ]
+        )
+
+    def chunks(self) -> list[np.ndarray]:
+        """Numbers of all groups, in chunks of bounded memory."""
+        return self._functions.chunks(1)
+
+    def compile(
+        self,
+        make: Callable[..., list[TensorVariable]],
+        extra: Sequence[TensorVariable] = (),
+    ) -> Callable[..., list[np.ndarray]]:
+        """Function of a position, numbers of groups, a block and further arrays.
+
+        Parameters
+        ----------
+        make : callable
+            Outputs of symbolic arguments, in the same order.
+        extra : sequence of TensorVariable
+            Placeholders of the further arrays.
+        """
+        dimension = self._layout.dimension
+        position = pt.tensor("position", shape=(dimension,), dtype=self._layout.dtype)
+        numbers = pt.tensor("numbers", shape=(None,), dtype="int64")
+        block = pt.tensor("block", shape=(None, self.block_size), dtype=self.dtype)
+        inputs = [position, numbers, block, *extra]
+        function = compile_on_arrays(inputs, make(*inputs), NUMPY_MODE)
+
+        def evaluate(*arrays: np.ndarray) -> list[np.ndarray]:
+            with np.errstate(all="ignore"):
+                return function(
+                    *(
+                        np.asarray(array, variable.dtype)
+                        for array, variable in zip(arrays, inputs, strict=True)
+                    )
+                )
+
+        return evaluate
+
+    def point(self, blocks: np.ndarray) -> dict[str, np.ndarray]:
+        """Values of the local value variables, from the blocks of all groups."""
+        return split_blocks(self.density.structure, blocks)
+
+
+def _digest(data: SharedVariable) -> bytes:
+    values = np.ascontiguousarray(data.get_value(borrow=True))
+    return hashlib.blake2b(values.tobytes() + str(values.shape).encode()).digest()

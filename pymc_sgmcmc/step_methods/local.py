@@ -1,0 +1,171 @@
+"""Local variables that a step method samples inside of its gradient estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from pytensor.graph.basic import Variable
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_sgmcmc.batching import make_batching
+from pymc_sgmcmc.checks import or_none, whole_number
+from pymc_sgmcmc.gradient_estimators.fisher_identity import FisherGradient
+from pymc_sgmcmc.marginal.complete import LARGEST_LAPLACE, CompleteData
+from pymc_sgmcmc.marginal.local_transitions import GivenTransitions, LocalState
+from pymc_sgmcmc.marginal.marginalize import names_of
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.step_methods.settings import Settings
+from pymc_sgmcmc.tuning import Center, RowNoise
+from pymc_sgmcmc.tuning.local_variables import GradientDraws, LocalSetup, langevin_setup
+
+DEFAULT_TRANSITIONS = 5
+"""A visit makes this many transitions of a user's own where their number is not given."""
+
+
+@dataclass(frozen=True, eq=False)
+class LocalSampling:
+    r"""How a step method samples local variables, by its argument `local`.
+
+    Parameters
+    ----------
+    names : str, variable, or a sequence of these
+        Free variables with entries for groups, as in `marginalize`.
+    transitions : int, optional
+        Transitions of the local variables of a group whenever it is in a minibatch. Default: as
+        many as leave an autocorrelation of 0.05, or 5 for a transition of your own.
+    transition : callable, optional
+        A transition of your own that leaves :math:`p(u_g \mid y_g, \theta)` invariant, such as a
+        Gibbs sampler: a function of a `LocalState` that returns the next block. Default:
+        Metropolis-adjusted Langevin transitions with the scale of each group.
+    noise_size : int, optional
+        Standard normal numbers that your transition takes for a group.
+
+    Examples
+    --------
+    Proposals from the prior of a standardised effect:
+
+    >>> import pytensor.tensor as pt
+    >>> def from_prior(state):
+    ...     proposal = state.noise[:, :1]
+    ...     change = state.log_density(proposal) + proposal[:, 0] ** 2 / 2
+    ...     change -= state.log_density(state.block) + state.block[:, 0] ** 2 / 2
+    ...     uniform = 0.5 * pt.erfc(state.noise[:, 1] / 2**0.5)
+    ...     return pt.switch((pt.log(uniform) < change)[:, None], proposal, state.block)
+    >>> local = LocalSampling("effect", transitions=10, transition=from_prior, noise_size=2)
+    """
+
+    names: str | TensorVariable | Sequence[str | TensorVariable]
+    transitions: int | None = None
+    transition: Callable[[LocalState], TensorVariable] | None = None
+    noise_size: int | None = None
+
+    def __post_init__(self):
+        or_none(whole_number, "transitions", self.transitions, 1)
+        or_none(whole_number, "noise_size", self.noise_size, 1)
+        if (self.transition is None) != (self.noise_size is None):
+            raise ValueError(
+                "`transition` and `noise_size` belong together, but only one of them is given. "
+                "`noise_size` is the number of standard normal numbers that it takes for a group."
+            )
+
+
+class LocalVariables:
+    """The local variables of a step method: estimator, noise, and settings of the other ones.
+
+    Parameters
+    ----------
+    settings : Settings
+        With `local`.
+    """
+
+    def __init__(self, settings: Settings):
+        _check(settings)
+        given = settings.local
+        self.sampling = given if isinstance(given, LocalSampling) else LocalSampling(given)
+        self.complete = CompleteData(settings.model, names_of(self.sampling.names))
+        self._control_variate = settings.gradient == "cv"
+        computed = settings.step_size is None or settings.batch_size is None
+        if not self.complete.has_laplace and (computed or self._control_variate):
+            raise ValueError(
+                f"A group has {self.complete.block_size} local quantities, and step size, batch "
+                f"size and control variates are computed for at most {LARGEST_LAPLACE}. Give "
+                '`step_size` and `batch_size`, with `gradient="plain"`.'
+            )
+        point = settings.initial_point
+        if point is not None:
+            mine = {local.value.name for local in self.complete.density.structure.locals}
+            point = {name: value for name, value in point.items() if name not in mine}
+        self.settings = replace(settings, model=self.complete.groups, initial_point=point)
+
+    def estimator(
+        self, posterior: Posterior, center: Center | None, batch_size: int
+    ) -> FisherGradient:
+        """Gradient estimator, scaled at the centre or at the initial position."""
+        setup = self._setup(posterior.initial_position if center is None else center.position)
+        batching = make_batching("replace", posterior.data, batch_size)
+        at_center = None
+        if self._control_variate:
+            assert center is not None
+            at_center = center.position, self._draws(center).mean_gradient(center)
+        return FisherGradient(posterior, batching, setup.transitions, setup.blocks, at_center)
+
+    def noise(self, center: Center) -> RowNoise:
+        """Noise of the gradients of groups around the centre."""
+        return self._draws(center).noise(center, control_variate=self._control_variate)
+
+    def _draws(self, center: Center) -> GradientDraws:
+        if self._of_center is None:
+            self._of_center = GradientDraws(self.complete, self._setup(center.position))
+        return self._of_center
+
+    _of_center: GradientDraws | None = None
+
+    def _setup(self, position: np.ndarray) -> LocalSetup:
+        if self._scaled is None:
+            self._scaled = self._make_setup(position)
+        return self._scaled
+
+    _scaled: LocalSetup | None = None
+
+    def _make_setup(self, position: np.ndarray) -> LocalSetup:
+        sampling, complete = self.sampling, self.complete
+        if sampling.transition is None:
+            return langevin_setup(complete, position, sampling.transitions)
+        assert sampling.noise_size is not None
+        count = sampling.transitions or DEFAULT_TRANSITIONS
+        transitions = GivenTransitions(complete, sampling.transition, sampling.noise_size, count)
+        return LocalSetup(transitions, complete.starting_blocks(position))
+
+
+def _check(settings: Settings) -> None:
+    """Refuse settings that do not go with local variables.
+
+    Raises
+    ------
+    TypeError, ValueError
+    """
+    given = settings.local
+    listed = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    if not all(isinstance(entry, str | Variable | LocalSampling) for entry in listed):
+        raise TypeError(
+            "`local` should be the names of local variables or a `LocalSampling`, but got "
+            f"{given!r}."
+        )
+    if settings.gradient not in ("plain", "cv"):
+        raise ValueError(
+            f'`local` goes with `gradient="plain"` or "cv", but got {settings.gradient!r}.'
+        )
+    refused = ("vars", "batching", "rows", "init")
+    for name in refused:
+        if getattr(settings, name) is not None:
+            raise ValueError(
+                f"`local` draws groups with replacement and moves all variables, so leave `{name}` "
+                "out."
+            )
+    if settings.on_jax:
+        raise ValueError(
+            "`local` does not run on JAX, which would copy the local variables at each call. Use "
+            '`compile_kwargs={"mode": "NUMBA"}`.'
+        )
