@@ -33,6 +33,7 @@ from pymc_sgmcmc.step_methods import (
     SGRLD,
     ULA,
     GaussianAuxiliary,
+    LocalSampling,
     Recipe,
 )
 from pymc_sgmcmc.step_methods.pymc_hook import reports
@@ -76,6 +77,7 @@ __all__ = [
     "CenterWarning",
     "ConvergenceError",
     "GaussianAuxiliary",
+    "LocalSampling",
     "MarginalFit",
     "ModelError",
     "NonFinitePositionError",

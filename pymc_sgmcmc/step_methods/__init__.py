@@ -2,6 +2,7 @@
 
 from pymc_sgmcmc.step_methods.full_gradient import MALA, ULA
 from pymc_sgmcmc.step_methods.hamcmc import HAMCMC
+from pymc_sgmcmc.step_methods.local import LocalSampling
 from pymc_sgmcmc.step_methods.osgfs import OSGFS
 from pymc_sgmcmc.step_methods.psgld import PSGLD
 from pymc_sgmcmc.step_methods.recipe import GaussianAuxiliary, Recipe
@@ -22,5 +23,6 @@ __all__ = [
     "SGRLD",
     "ULA",
     "GaussianAuxiliary",
+    "LocalSampling",
     "Recipe",
 ]
