@@ -66,6 +66,48 @@ class RiemannianLangevin(Dynamics):
         return Transition((following,), estimate)
 
 
+@dataclass(frozen=True)
+class DiagonalRiemannianLangevin(Dynamics):
+    r"""One Euler step with a diagonal M, each entry of which depends on its own coordinate.
+
+    .. math::
+        \theta_i' = \theta_i + \tfrac{h}{2} \left\{ m(\theta_i) \hat\nabla_i(\theta)
+            + m'(\theta_i) \right\} + N(0, h\, m(\theta_i))
+
+    Γ is then the vector of the derivatives, by one pass of automatic differentiation. With
+    :math:`m(x) = e^{-x}` for the logarithm x of a Gamma variable it is the sampler of Patterson
+    and Teh (2013) for the expanded mean of a simplex.
+
+    Attributes
+    ----------
+    diagonal : callable
+        Symbolic diagonal of M, shape (d,), at a symbolic position.
+    """
+
+    diagonal: Callable[[TensorVariable], TensorVariable]
+
+    def transition(
+        self,
+        state: tuple[TensorVariable, ...],
+        gradient: Gradient,
+        scaled_noise: Array,
+        step_size: Array,
+    ) -> Transition:
+        """One step from the position, which is the whole state."""
+        (position,) = state
+        estimate = gradient(position)
+        M = self.diagonal(position)
+        drift = M * estimate + diagonal_divergence(M, position)
+        noise = pt.sqrt(M) * scaled_noise
+        following = position + 0.5 * step_size * drift + step_size**0.5 * noise
+        return Transition((following,), estimate)
+
+
+def diagonal_divergence(M: TensorVariable, position: TensorVariable) -> TensorVariable:
+    """Derivatives of the entries of a diagonal, each by its own coordinate."""
+    return pt.grad(M.sum(), position, disconnected_inputs="ignore")
+
+
 def metric_divergence(
     S: TensorVariable, M: TensorVariable, position: TensorVariable
 ) -> TensorVariable:

@@ -38,21 +38,30 @@ class CompleteData:
     model : pymc.Model
     names : str, variable or sequence of these
         The local variables.
+    laplace_wanted : bool
+        Whether a log density of the rows is needed, from which a centre is computed.
 
     Attributes
     ----------
     density : GroupDensity
     groups : pymc.Model
         A model of the global variables alone, whose rows are groups. The log density of a row is
-        Laplace's approximation, or a stand-in where there are too many local quantities for it.
+        Laplace's approximation, or a stand-in where that is not wanted or there are too many local
+        quantities for it.
     has_laplace : bool
         Whether it is Laplace's approximation.
     """
 
-    def __init__(self, model: Model, names: str | TensorVariable | Sequence[str | TensorVariable]):
+    def __init__(
+        self,
+        model: Model,
+        names: str | TensorVariable | Sequence[str | TensorVariable],
+        *,
+        laplace_wanted: bool = True,
+    ):
         self.model = model
         self.density = density = checked_density(model, find_structure(model, names_of(names)))
-        self.has_laplace = density.block_size <= LARGEST_LAPLACE
+        self.has_laplace = laplace_wanted and density.block_size <= LARGEST_LAPLACE
         if self.has_laplace:
             marginal = laplace(density)
         else:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from pymc.initial_point import make_initial_point_fn
-from pymc.model import Model
 from scipy import linalg
 
 from pymc_sgmcmc.checks import as_array
@@ -99,7 +97,7 @@ def _searched(settings: Settings, posterior: Posterior) -> JointCenter:
 
 
 def _given(settings: Settings, posterior: Posterior) -> JointCenter:
-    point = _center_point(settings.model, posterior, settings.center)
+    point = given_point(settings, posterior)
     posterior.set_others({**settings.model.initial_point(), **point})
     center = center_at(posterior, posterior.layout.ravel(point))
     if not center.distance <= FARTHEST_GIVEN_CENTER:
@@ -129,8 +127,9 @@ def _center_from(settings: Settings, posterior: Posterior) -> JointCenter:
     return JointCenter(center_of(posterior, position, curvature), {})
 
 
-def _center_point(model: Model, posterior: Posterior, center: Any) -> dict[str, np.ndarray]:
+def given_point(settings: Settings, posterior: Posterior) -> dict[str, np.ndarray]:
     """Values of the value variables for a centre given by the user."""
+    model, center = settings.model, settings.center
     if not isinstance(center, Mapping):
         position = as_array("center", center, CENTERS)
         if position.shape != (posterior.dimension,):

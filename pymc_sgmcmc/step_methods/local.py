@@ -84,14 +84,19 @@ class LocalVariables:
         _check(settings)
         given = settings.local
         self.sampling = given if isinstance(given, LocalSampling) else LocalSampling(given)
-        self.complete = CompleteData(settings.model, names_of(self.sampling.names))
         self._control_variate = settings.gradient == "cv"
         computed = settings.step_size is None or settings.batch_size is None
-        if not self.complete.has_laplace and (computed or self._control_variate):
+        self.complete = CompleteData(
+            settings.model,
+            names_of(self.sampling.names),
+            laplace_wanted=computed or self._control_variate,
+        )
+        searched = settings.center is None or isinstance(settings.center, str)
+        if not self.complete.has_laplace and (computed or (self._control_variate and searched)):
             raise ValueError(
                 f"A group has {self.complete.block_size} local quantities, and step size, batch "
-                f"size and control variates are computed for at most {LARGEST_LAPLACE}. Give "
-                '`step_size` and `batch_size`, with `gradient="plain"`.'
+                f"size and centre are computed for at most {LARGEST_LAPLACE}. Give `step_size` "
+                "and `batch_size`, and for control variates a `center`."
             )
         point = settings.initial_point
         if point is not None:
@@ -108,16 +113,25 @@ class LocalVariables:
         at_center = None
         if self._control_variate:
             assert center is not None
-            at_center = center.position, self._draws(center).mean_gradient(center)
+            gradient = center.likelihood_gradient
+            if self.complete.has_laplace:
+                gradient = self._draws(center.position).mean_gradient(center)
+            at_center = center.position, gradient
         return FisherGradient(posterior, batching, setup.transitions, setup.blocks, at_center)
 
     def noise(self, center: Center) -> RowNoise:
         """Noise of the gradients of groups around the centre."""
-        return self._draws(center).noise(center, control_variate=self._control_variate)
+        draws = self._draws(center.position)
+        return draws.noise(center, control_variate=self._control_variate)
 
-    def _draws(self, center: Center) -> GradientDraws:
+    def center_at(self, posterior: Posterior, position: np.ndarray) -> Center:
+        """A given centre, where there is no Laplace's approximation."""
+        _, prior_gradient = posterior.log_prior_and_gradient(position)
+        return self._draws(position).center_at(position, prior_gradient)
+
+    def _draws(self, position: np.ndarray) -> GradientDraws:
         if self._of_center is None:
-            self._of_center = GradientDraws(self.complete, self._setup(center.position))
+            self._of_center = GradientDraws(self.complete, self._setup(position))
         return self._of_center
 
     _of_center: GradientDraws | None = None

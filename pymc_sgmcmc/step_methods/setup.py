@@ -26,7 +26,7 @@ from pymc_sgmcmc.matrices import LowRank, Matrix, as_matrix, largest_mean_square
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.record import LARGEST_MEAN_ERROR
 from pymc_sgmcmc.schedules import MOST_THINNING, StepSize
-from pymc_sgmcmc.step_methods.center import JointCenter, center_asked_for
+from pymc_sgmcmc.step_methods.center import JointCenter, center_asked_for, given_point
 from pymc_sgmcmc.step_methods.estimators import check_estimator, make_estimator
 from pymc_sgmcmc.step_methods.local import LocalVariables
 from pymc_sgmcmc.step_methods.settings import Settings, check_preconditioner, is_curvature
@@ -202,6 +202,16 @@ class Setup:
 
     @cached_property
     def _joint_center(self) -> JointCenter:
+        if self.local is not None and not self.local.complete.has_laplace:
+            if self.settings.center is None or isinstance(self.settings.center, str):
+                raise ValueError(
+                    f"`{self.name}` with `local` computes a centre only where it computes step "
+                    "size and batch size as well, for up to six local quantities a group. Leave "
+                    "these out, or give a `center`."
+                )
+            point = given_point(self.settings, self.posterior)
+            position = self.posterior.layout.ravel(point)
+            return JointCenter(self.local.center_at(self.posterior, position), {})
         joint_center = center_asked_for(self.settings, self.posterior)
         if self._takes_low_rank:
             return joint_center

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytensor
+import pytensor.tensor as pt
 from pymc.model import Model
+from pytensor.tensor.variable import TensorVariable
 from scipy import linalg
 
 from pymc_sgmcmc.checks import or_none, whole_number
-from pymc_sgmcmc.dynamics.riemannian import RiemannianLangevin
+from pymc_sgmcmc.dynamics.riemannian import (
+    DiagonalRiemannianLangevin,
+    RiemannianLangevin,
+    diagonal_divergence,
+)
 from pymc_sgmcmc.matrices import Dense
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
+from pymc_sgmcmc.posterior.graphs import rebuild
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
@@ -62,6 +70,11 @@ class SGRLD(StochasticGradientStep):
 
     Parameters
     ----------
+    metric : callable, optional
+        A diagonal of M in place of the Fisher metric: a function of the symbolic position that
+        gives a vector, each entry of which depends on its own coordinate alone. With the position
+        the logarithm of a Gamma variable, ``metric=lambda position: pt.exp(-position)`` is the
+        sampler of Patterson and Teh for topic models. It needs a `step_size`, and d is not bounded.
     metric_rows : int, optional
         The number of rows R. Default: 200, or 10 d if that is more, and at most N.
     step_size : float or callable, optional
@@ -102,6 +115,7 @@ class SGRLD(StochasticGradientStep):
         self,
         vars: Sequence | None = None,
         *,
+        metric: Callable[[TensorVariable], TensorVariable] | None = None,
         metric_rows: int | None = None,
         step_size: StepSize | None = None,
         bias: float | None = None,
@@ -111,6 +125,7 @@ class SGRLD(StochasticGradientStep):
         rows: str | Sequence[str] | None = None,
         center: CenterSetting = None,
         init: Any = None,
+        local: Any = None,
         thin: int | None = None,
         tune_method: str = "closed_form",
         model: Model | None = None,
@@ -120,9 +135,23 @@ class SGRLD(StochasticGradientStep):
         rng: Any = None,
     ):
         self._metric_rows = or_none(whole_number, "metric_rows", metric_rows, 1, " of rows")
+        self._metric = metric
+        if metric is not None and (step_size is None or metric_rows is not None):
+            raise ValueError(
+                "`metric` should be given together with `step_size` and without `metric_rows`, "
+                "which is for the Fisher metric."
+            )
+        if metric is None and local is not None:
+            raise ValueError(
+                "The Fisher metric is made of gradients of rows, which `local` does not have. "
+                "Give `metric`, or use `SGLD`."
+            )
         super().__init__(Settings.of(locals()))
 
     def _design(self, setup: Setup) -> Design:
+        if self._metric is not None:
+            diagonal = _checked_diagonal(self._metric, setup.posterior)
+            return Design(DiagonalRiemannianLangevin(diagonal), setup.pace(_no_step_size))
         posterior = setup.posterior
         if posterior.dimension > LARGEST_DIMENSION:
             raise ValueError(
@@ -153,6 +182,54 @@ class SGRLD(StochasticGradientStep):
             setup.shared(prior, "prior_precision"),
         )
         return Design(dynamics, pace)
+
+
+def _no_step_size() -> Pace:
+    raise AssertionError("`metric` comes with a step size.")
+
+
+def _checked_diagonal(
+    metric: Callable[[TensorVariable], TensorVariable], posterior: Posterior
+) -> Callable[[TensorVariable], TensorVariable]:
+    """The metric, evaluated at a random position.
+
+    Raises
+    ------
+    ValueError
+        Where it is no positive vector, or an entry depends on another coordinate.
+    """
+    d, dtype = posterior.dimension, posterior.dtype
+
+    def diagonal(position: TensorVariable) -> TensorVariable:
+        M = pt.as_tensor(metric(position)).astype(dtype)
+        return M if M.ndim else pt.full((d,), M)
+
+    position = pt.tensor("position", shape=(d,), dtype=dtype)
+    M = diagonal(position)
+    if M.ndim != 1:
+        raise ValueError(f"`metric` should return a vector, but returns {M.type}.")
+    direction = pt.tensor("direction", shape=(d,), dtype=dtype)
+    rng = np.random.default_rng(2013)
+    start = posterior.initial_position + 0.1 * rng.standard_normal(d)
+    moved = 1e-4 * rng.standard_normal(d)
+    function = compile_quietly(
+        [position, direction],
+        [M, rebuild([M], {position: position + direction})[0], diagonal_divergence(M, position)],
+        PYTHON_MODE,
+    )
+    here, there, slopes = function(start.astype(dtype), moved.astype(dtype))
+    if here.shape != (d,) or not (np.isfinite(here) & (here > 0)).all():
+        raise ValueError(
+            f"`metric` should return {d} positive numbers, but its smallest of shape {here.shape} "
+            f"is {np.min(here)}."
+        )
+    # The rest of a Taylor series is of second order in the distance.
+    if not np.allclose(there - here, slopes * moved, rtol=0.01, atol=1e-5 * np.abs(here).max()):
+        raise ValueError(
+            "Each entry of `metric` should depend on its own coordinate alone, but some depend on "
+            "others. Use `Recipe(D=...)` for such a matrix."
+        )
+    return diagonal
 
 
 def _choose_rows(count: int | None, posterior: Posterior) -> np.ndarray:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import pytensor.tensor as pt
 
 from pymc_sgmcmc.marginal.complete import CompleteData
 from pymc_sgmcmc.marginal.local_transitions import LangevinTransitions, LocalTransitions
+from pymc_sgmcmc.matrices import Diagonal
 from pymc_sgmcmc.tuning.center import Center
+from pymc_sgmcmc.tuning.curvature import Curvature
 from pymc_sgmcmc.tuning.row_noise import NOISE_POINTS, RowNoise
 
 MOST_STEPS = 50
@@ -62,6 +65,10 @@ MOST_ROUNDS = 2000
 
 ROUNDS = 25
 """The error is estimated anew after this many draws a group."""
+
+GIVEN_ROUNDS = 200
+"""At a given centre without Laplace's approximation the average has this many draws a group. Its
+error is then 7 % of a standard deviation where half of the information is missing."""
 
 SEED = 20_181_012
 """The numbers of the pilot come from this fixed seed, so that the same model gives the same."""
@@ -268,19 +275,38 @@ class GradientDraws:
 
     def mean_gradient(self, center: Center) -> np.ndarray:
         """Gradient of the marginal log likelihood at the centre, shape (d,)."""
-        complete, root = self._complete, center.curvature.root
+        root = center.curvature.root
+        rounds: list[np.ndarray] = []
+        for total in self._totals(center.position):
+            rounds.append(total)
+            if len(rounds) % ROUNDS == 0:
+                errors = np.std([each @ root for each in rounds], axis=0, ddof=1)
+                if errors.max() / np.sqrt(len(rounds)) < MEAN_ERROR:
+                    break
+        return np.mean(rounds, axis=0)
+
+    def center_at(self, position: np.ndarray, prior_gradient: np.ndarray) -> Center:
+        """Centre at a position without Laplace's approximation.
+
+        Its curvature is the variance of the gradient of all groups given the records, which is the
+        information that is missing for the local variables.
+        """
+        rounds = np.array(list(islice(self._totals(position), GIVEN_ROUNDS)))
+        total, variance = rounds.mean(axis=0), rounds.var(axis=0, ddof=1)
+        precision = Diagonal(np.maximum(variance, 1e-6 * variance.max()))
+        root = Diagonal(precision.values**-0.5)
+        curvature = Curvature(precision, precision.inverse, root)
+        return Center(position, total + prior_gradient, total, curvature)
+
+    def _totals(self, position: np.ndarray) -> Iterator[np.ndarray]:
+        """Gradients of all groups together, one after each visit to all of them."""
+        complete = self._complete
         gradient = complete.compile(lambda *at: [complete.gradient(*at)])
         blocks = self._setup.blocks.copy()
-        rounds: list[np.ndarray] = []
-        while len(rounds) < MOST_ROUNDS:
-            for _ in range(ROUNDS):
-                total = np.zeros(len(center.position))
-                for numbers in complete.chunks():
-                    (moved,) = self.visit([center.position], numbers, [blocks[numbers]])
-                    blocks[numbers] = moved
-                    total = total + gradient(center.position, numbers, moved)[0]
-                rounds.append(total)
-            errors = np.std([root.T @ each for each in rounds], axis=0, ddof=1)
-            if errors.max() / np.sqrt(len(rounds)) < MEAN_ERROR:
-                break
-        return np.mean(rounds, axis=0)
+        for _ in range(MOST_ROUNDS):
+            total = np.zeros(len(position))
+            for numbers in complete.chunks():
+                (moved,) = self.visit([position], numbers, [blocks[numbers]])
+                blocks[numbers] = moved
+                total = total + gradient(position, numbers, moved)[0]
+            yield total

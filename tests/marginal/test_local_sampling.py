@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import arviz as az
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from pymc_sgmcmc import SGLD, SGLDCV, LocalSampling, SGNHT
+from pymc_sgmcmc import SGLD, SGLDCV, LocalSampling
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.marginal.complete import CompleteData
 from pymc_sgmcmc.marginal.local_transitions import LangevinTransitions
+from tests.support.topics import Topics
 
 
 class LinearMixedModel:
@@ -67,8 +70,6 @@ class LinearMixedModel:
         equation, and the mean over minibatches is by enumeration. A group that is drawn twice has
         two new states, of which the last is kept.
         """
-        from itertools import product
-
         d, G = 2, self.n_groups
         size = 1 + d + G
         shift, slope = self.conditional()
@@ -78,9 +79,7 @@ class LinearMixedModel:
         minibatches = list(product(range(G), repeat=batch_size))
         for minibatch in minibatches:
             linear = np.eye(size)
-            noise: list[np.ndarray] = [
-                np.sqrt(step_size) * np.eye(size)[1 + k] for k in range(d)
-            ]
+            noise: list[np.ndarray] = [np.sqrt(step_size) * np.eye(size)[1 + k] for k in range(d)]
             gradient = np.zeros((d, size))
             gradient[:, 1 : 1 + d] = -np.eye(d) / self.PRIOR**2
             of_noise = []
@@ -124,49 +123,70 @@ class LinearMixedModel:
         return mean, moments[1 : 1 + d, 1 : 1 + d] - np.outer(mean, mean)
 
 
-def run(problem, step, draws, seed=5, chains=2):
-    with problem:
+def sample(model, step, draws, chains=2, **settings):
+    with model:
         return pm.sample(
             step=step,
             draws=draws,
             tune=200,
             chains=chains,
             cores=1,
-            random_seed=seed,
+            random_seed=5,
             progressbar=False,
             quiet=True,
             compute_convergence_checks=False,
+            **settings,
         )
 
 
-@pytest.mark.parametrize("remaining", [0.0, 0.8])
-def test_exact_law_on_a_linear_mixed_model(remaining, monkeypatch):
-    """Mean and covariance are those of the chain of position and local variables together."""
+@pytest.fixture(scope="module")
+def small():
+    """A small mixed model, its step method with one transition a visit, and its step size."""
     problem = LinearMixedModel()
-    _, posterior_covariance = problem.marginal()
-    step_size = 0.3 * np.linalg.eigvalsh(posterior_covariance)[0]
-    mean, covariance = problem.exact_law(step_size, 2, remaining)
     model = problem.model()
+    step_size = 0.3 * np.linalg.eigvalsh(problem.marginal()[1])[0]
     with model:
         step = SGLD(
             step_size=step_size,
-            thin=20,
+            thin=10,
             batch_size=2,
             local=LocalSampling("u", transitions=1),
         )
+    return problem, model, step, step_size
+
+
+@pytest.mark.parametrize("remaining", [0.0, 0.8])
+def test_exact_law_on_a_linear_mixed_model(small, remaining):
+    """Mean and covariance are those of the chain of position and local variables together."""
+    problem, model, step, step_size = small
+    mean, covariance = problem.exact_law(step_size, 2, remaining)
     local = step.block.memory._local
     assert isinstance(local, LangevinTransitions)
-    assert local.correlation == 0  # the conditional law is Gaussian
     local.correlation = remaining
-    idata = run(model, step, 4000)
-    draws = idata.posterior["beta"].values
+    idata = sample(model, step, 2500)
+    draws = idata.posterior["beta"].values.reshape(-1, 2)
     ess = az.ess(idata, var_names="beta")["beta"].values
-    flat = draws.reshape(-1, 2)
-    z_mean = (flat.mean(0) - mean) / np.sqrt(np.diag(covariance) / ess)
+    z_mean = (draws.mean(0) - mean) / np.sqrt(np.diag(covariance) / ess)
     assert (np.abs(z_mean) < 4.5).all(), z_mean
-    ess_sd = az.ess(idata, var_names="beta", method="sd")["beta"].values
-    z_variance = (flat.var(0) / np.diag(covariance) - 1) / np.sqrt(2 / ess_sd)
+    # Chains of a linear map of Gaussian numbers: the variance of a variance is 2 / n.
+    z_variance = (draws.var(0) / np.diag(covariance) - 1) / np.sqrt(2 / ess)
     assert (np.abs(z_variance) < 4.5).all(), z_variance
+
+
+def test_local_draws_follow_their_law(small):
+    """Each draw in the trace has local variables, with the mean and variance given the records."""
+    problem, model, step, _ = small
+    step.block.memory._local.correlation = 0.0
+    idata = sample(model, step, 2500)
+    mean, covariance = problem.exact_law(step.step_size, 2, 0.0)
+    shift, slope = problem.conditional()
+    draws = idata.posterior["u"].values.reshape(-1, problem.n_groups)
+    ess = az.ess(idata, var_names="u")["u"].values
+    # The mean has no lag; the variance given the position is that of the conditional law.
+    z = (draws.mean(0) - (shift - slope @ mean)) / (draws.std(0) / np.sqrt(ess))
+    assert (np.abs(z) < 4.5).all(), z
+    assert (draws.var(0) > 0.8 / problem.precisions).all()
+    assert np.isfinite(covariance).all()
 
 
 def test_error_falls_geometrically_with_the_transitions():
@@ -183,3 +203,156 @@ def test_error_falls_geometrically_with_the_transitions():
     assert errors[1] < 0.7 * errors[0]
     assert errors[2] < 0.5 * errors[1]
     assert errors[3] < 0.2 * errors[2]
+
+
+# --- Defaults --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    """Groups of 1 to 4 records, and the exact posterior."""
+    return LinearMixedModel(200, seed=3)
+
+
+def test_control_variates_with_default_settings(mixed):
+    """The posterior within the stated error of its variance, from few groups a minibatch."""
+    model = mixed.model()
+    with model:
+        step = SGLDCV(local="u")
+    assert step.batch_size <= 20
+    idata = sample(model, step, 1500, var_names=["beta"])
+    assert list(idata.posterior.data_vars) == ["beta"]
+    mean, covariance = mixed.marginal()
+    draws = (idata.posterior["beta"].values.reshape(-1, 2) - mean) / np.sqrt(np.diag(covariance))
+    ess = az.ess(idata)["beta"].values
+    # The gradient of all groups is known up to 0.03 standard deviations.
+    assert (np.abs(draws.mean(0)) < 0.03 * 4 + 4.5 / np.sqrt(ess)).all()
+    error = 4.5 * np.sqrt(2 / ess)
+    assert (draws.var(0) - 1 > -error).all()
+    assert (draws.var(0) - 1 < 0.06 + error).all()
+
+
+def test_transitions_of_a_user():
+    """Proposals from the prior have the same law as transitions by default."""
+    problem = LinearMixedModel()
+    model = problem.model()
+
+    def from_prior(state):
+        proposal = problem.EFFECT * state.noise[:, :1]
+        prior = (proposal[:, 0] ** 2 - state.block[:, 0] ** 2) / (2 * problem.EFFECT**2)
+        change = state.log_density(proposal) - state.log_density(state.block) + prior
+        uniform = 0.5 * pt.erfc(state.noise[:, 1] / np.sqrt(2))
+        return pt.switch((pt.log(uniform) < change)[:, None], proposal, state.block)
+
+    local = LocalSampling("u", transitions=12, transition=from_prior, noise_size=2)
+    step_size = 0.3 * np.linalg.eigvalsh(problem.marginal()[1])[0]
+    with model:
+        step = SGLD(step_size=step_size, thin=10, batch_size=2, local=local)
+    idata = sample(model, step, 2000)
+    mean, covariance = problem.exact_law(step_size, 2, 0.0)
+    draws = idata.posterior["beta"].values.reshape(-1, 2)
+    ess = az.ess(idata, var_names="beta")["beta"].values
+    assert (np.abs(draws.mean(0) - mean) < 4.5 * np.sqrt(np.diag(covariance) / ess)).all()
+    z_variance = (draws.var(0) / np.diag(covariance) - 1) / np.sqrt(2 / ess)
+    assert (np.abs(z_variance) < 4.5).all(), z_variance
+
+
+# --- Bad input -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"local": 3}, TypeError, "names of local variables or a `LocalSampling`, but got 3"),
+        ({"local": "beta"}, ModelError, "each of 2 groups or records"),
+        ({"local": "nobody"}, (ModelError, ValueError, KeyError), "nobody"),
+        ({"local": "u", "gradient": "saga"}, ValueError, "but got 'saga'"),
+        ({"local": "u", "batching": "shuffle"}, ValueError, "leave `batching` out"),
+        ({"local": "u", "compile_kwargs": {"mode": "JAX"}}, ValueError, "does not run on JAX"),
+    ],
+)
+def test_refused(small, settings, error, message):
+    with small[1], pytest.raises(error, match=message):
+        SGLD(step_size=0.01, batch_size=2, **settings)
+
+
+def test_refused_settings_of_transitions():
+    with pytest.raises(ValueError, match="belong together"):
+        LocalSampling("u", noise_size=3)
+    with pytest.raises(ValueError, match="`transitions` should be a whole number, at least 1"):
+        LocalSampling("u", transitions=0)
+
+
+def test_many_local_quantities_need_a_step_size():
+    rng = np.random.default_rng(1)
+    with pm.Model() as model:
+        mean = pm.Normal("mean")
+        u = pm.Normal("u", shape=(30, 7))
+        pm.Normal("y", mean + u, 1.0, observed=rng.normal(size=(30, 7)))
+    with model, pytest.raises(ValueError, match=r"at most 6. Give `step_size` and `batch_size`"):
+        SGLD(local="u")
+
+
+def test_changed_data_are_refused():
+    problem = LinearMixedModel()
+    with pm.Model():
+        y = pm.Data("y_data", problem.y)
+        beta = pm.Normal("beta", 0, 3.0, shape=2)
+        u = pm.Normal("u", 0, 0.9, shape=problem.n_groups)
+        pm.Normal("y", problem.X @ beta + u[problem.group], 1.3, observed=y)
+        step = SGLD(local="u", step_size=0.01, batch_size=2)
+        pm.set_data({"y_data": problem.y + 1})
+        with pytest.raises(ModelError, match="`y_data` were changed"):
+            step.setup_chain(np.random.default_rng(1), 0, 10)
+
+
+def test_pieces_against_differences():
+    """Gradients by position and block, and rows that add up, whatever the order of variables."""
+    rng = np.random.default_rng(4)
+    group = rng.integers(0, 5, size=20)
+    with pm.Model() as model:
+        slope = pm.Normal("slope")
+        sd = pm.HalfNormal("sd", 1)
+        u = pm.Normal("u", shape=5)
+        mean = pm.math.exp(0.3 * slope + sd * u[group])
+        pm.Poisson("y", mean, observed=rng.poisson(1.5, size=20))
+    complete = CompleteData(model, "u")
+    pieces = complete.compile(
+        lambda *at: [
+            complete.log_density(*at),
+            complete.gradient(*at),
+            complete.gradient_by_block(*at),
+            complete.row_gradients(*at),
+        ]
+    )
+    numbers = np.array([0, 3, 4])
+    position, block = rng.normal(size=2), rng.normal(size=(3, 1))
+    _, gradient, by_block, rows = pieces(position, numbers, block)
+
+    def value(position, block):
+        return pieces(position, numbers, block)[0]
+
+    for k, unit in enumerate(np.eye(2)):
+        above, below = (value(position + sign * 1e-5 * unit, block) for sign in (1, -1))
+        np.testing.assert_allclose(rows[:, k], (above - below) / 2e-5, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(rows.sum(0), gradient)
+    above, below = (value(position, block + sign * 1e-5) for sign in (1, -1))
+    np.testing.assert_allclose(by_block[:, 0], (above - below) / 2e-5, rtol=1e-6, atol=1e-7)
+    # The order is that of the model of groups, whose other log density it is.
+    point = dict(zip([v.name for v in complete.groups.value_vars], position, strict=True))
+    every = np.zeros(5)
+    everyone = pieces(position, np.arange(5), every[:, None])[0].sum()
+    joint = model.compile_logp(vars=[model["y"], model["u"]])
+    np.testing.assert_allclose(everyone, joint({**point, "u": every}))
+
+
+# --- Topic models ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["sgld", "sgldcv", "sgrld"])
+def test_topics_predict_as_well_as_variational_bayes(sampler, data_folder):
+    pytest.importorskip("sklearn")
+    topics = Topics.from_corpus(data_folder, words=500, documents=400)
+    draws = topics.sample(sampler, draws=400)
+    assert topics.perplexity(draws[len(draws) // 2 :: 10]) < topics.variational()

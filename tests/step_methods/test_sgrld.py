@@ -8,6 +8,7 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_sgmcmc.dynamics import riemannian
+from pymc_sgmcmc.step_methods.recipe import Recipe
 from pymc_sgmcmc.step_methods.sgrld import SGRLD
 from tests.support.exact_law import run_one
 from tests.support.generator import diffusion, drift, grid, largest_residual
@@ -112,6 +113,43 @@ def test_transition_where_scores_are_not_those_of_a_linear_predictor():
         G, derivatives = location_scale_metric(y, theta)
         expected = np.linalg.solve(G, step.posterior.gradient(theta)) + gamma(G, derivatives)
         np.testing.assert_allclose(drift(step.block, theta), expected, rtol=1e-7, atol=1e-9)
+
+
+def test_transition_with_a_diagonal_metric():
+    """It is the transition of the general recipe with the same D."""
+    model, *_ = poisson_problem(3)
+
+    def diagonal(position):
+        return 1 / (1 + pt.exp(position))
+
+    settings = {"model": model, "batch_size": 12, "step_size": 0.3, "compile_kwargs": NUMBA}
+    step = SGRLD(metric=diagonal, **settings)
+    recipe = Recipe(D=diagonal, **settings)
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        theta = rng.normal(size=3)
+        np.testing.assert_allclose(drift(step.block, theta), drift(recipe.block, theta), rtol=1e-9)
+        np.testing.assert_allclose(
+            diffusion(step.block, theta), np.diag(1 / (1 + np.exp(theta))), atol=1e-9
+        )
+
+
+@pytest.mark.parametrize(
+    ("metric", "settings", "message"),
+    [
+        (lambda x: pt.exp(-x.sum()) + 0 * x, {}, "depend on its own coordinate alone"),
+        (lambda x: -pt.exp(x), {}, "should return 3 positive numbers"),
+        (lambda x: pt.eye(3), {}, "should return a vector"),
+        (lambda x: pt.exp(x), {"metric_rows": 3}, "without `metric_rows`"),
+        (lambda x: pt.exp(x), {"step_size": None}, "together with `step_size`"),
+        (None, {"local": "beta"}, "Give `metric`, or use `SGLD`"),
+    ],
+)
+def test_invalid_metrics(metric, settings, message):
+    model, *_ = poisson_problem(3)
+    settings = {"step_size": 0.1, "batch_size": 4, "compile_kwargs": NUMBA, **settings}
+    with pytest.raises(ValueError, match=message):
+        SGRLD(model=model, metric=metric, **settings)
 
 
 def test_metric_is_a_function_of_the_position_alone():
