@@ -11,8 +11,8 @@ import pytensor.tensor as pt
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.independence import Recovered, metropolis
 from pymc_sgmcmc.marginal.inversion import Scale, first_ends, invert, second_modes
-from pymc_sgmcmc.marginal.newton import find_mode, newton_step, solve_upper
-from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays, quick_graphs
+from pymc_sgmcmc.marginal.newton import find_mode, quadratic_mode, solve_upper
+from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays
 from pymc_sgmcmc.posterior.graphs import rebuild
 
 CHUNK_ELEMENTS = 65_536
@@ -42,26 +42,21 @@ class Conditional:
         parameters = list(density.parameters.values())
         self._dtypes = {name: variable.dtype for name, variable in density.parameters.items()}
         self.dtype = density.block.dtype
-        with quick_graphs():
-            start = pt.tensor("start", shape=(None, self.size), dtype=self.dtype)
-            if quadratic:
-                newton = newton_step(density, density.start)
-                centre = density.start + pt.stack(newton.step, axis=1)
-                root = newton.root
-            else:
-                points = pt.tensor("points", shape=(None, None, self.size), dtype=self.dtype)
-                self._log_density = compile_on_arrays(
-                    [points, density.numbers, *parameters], density.at_points(points), NUMPY_MODE
-                )
-                centre, root = find_mode(density)
-            graphs = [centre, *(entry for row in root for entry in row)]
-            from_start = rebuild(graphs, {density.start: start})
-            self._start = compile_on_arrays(
-                [density.numbers, *parameters], density.start, NUMPY_MODE
+        start = pt.tensor("start", shape=(None, self.size), dtype=self.dtype)
+        if quadratic:
+            centre, root = quadratic_mode(density)
+        else:
+            points = pt.tensor("points", shape=(None, None, self.size), dtype=self.dtype)
+            self._log_density = compile_on_arrays(
+                [points, density.numbers, *parameters], density.at_points(points), NUMPY_MODE
             )
-            self._centre = compile_on_arrays(
-                [start, density.numbers, *parameters], from_start, NUMPY_MODE
-            )
+            centre, root = find_mode(density)
+        graphs = [centre, *(entry for row in root for entry in row)]
+        from_start = rebuild(graphs, {density.start: start})
+        self._start = compile_on_arrays([density.numbers, *parameters], density.start, NUMPY_MODE)
+        self._centre = compile_on_arrays(
+            [start, density.numbers, *parameters], from_start, NUMPY_MODE
+        )
 
     def arguments(self, parameters: dict[str, np.ndarray]) -> list[np.ndarray]:
         """Parameters in the order of the functions."""

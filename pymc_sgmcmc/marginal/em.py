@@ -17,7 +17,8 @@ import pytensor.tensor as pt
 from pymc_sgmcmc.errors import ConvergenceError
 from pymc_sgmcmc.marginal.likelihood import Groups, Objective, RestrictedLikelihood
 from pymc_sgmcmc.marginal.maximum import climb
-from pymc_sgmcmc.marginal.newton import newton_step, solve_upper
+from pymc_sgmcmc.marginal.newton import quadratic_mode, solve_upper
+from pymc_sgmcmc.posterior.compiled import quick_graphs
 
 CONVERGED = 1e-9
 """The iterations end where none of the coordinates, relative to its size where that is above one,
@@ -39,16 +40,14 @@ class ExpectationMaximization:
         also over the points of their law, and positions have the other coordinates only.
     """
 
+    @quick_graphs()
     def __init__(self, groups: Groups, restricted: RestrictedLikelihood | None):
         density = groups.density
         size = density.block_size
-        newton = newton_step(density, density.start)
-        mean = density.start + pt.stack(newton.step, axis=1)
+        mean, root = quadratic_mode(density)
         ones, zeros = pt.ones_like(mean[:, 0]), pt.zeros_like(mean[:, 0])
         spread = [
-            pt.stack(
-                solve_upper(newton.root, [ones if k == row else zeros for k in range(size)]), axis=1
-            )
+            pt.stack(solve_upper(root, [ones if k == row else zeros for k in range(size)]), axis=1)
             for row in range(size)
         ]
         offsets = np.sqrt(size) * pt.stack(spread)

@@ -25,11 +25,12 @@ from pymc_sgmcmc.marginal.likelihood import (
 )
 from pymc_sgmcmc.marginal.marginalize import MOST_QUADRATURE_SIZE, is_quadratic, names_of
 from pymc_sgmcmc.marginal.maximum import Maximum, check_start, climb, maximize
-from pymc_sgmcmc.marginal.newton import find_mode
+from pymc_sgmcmc.marginal.newton import find_mode, quadratic_mode
 from pymc_sgmcmc.marginal.quadrature import laplace, quadrature
 from pymc_sgmcmc.marginal.result import MarginalFit, dataset, labels_of
 from pymc_sgmcmc.marginal.standard_errors import Uncertainty, uncertainty
 from pymc_sgmcmc.marginal.structure import find_structure
+from pymc_sgmcmc.posterior.compiled import quick_graphs
 
 LINEAR_METHODS = ("quasi-newton", "em")
 """Methods for linear mixed models, whose local variables are integrated out exactly."""
@@ -145,12 +146,13 @@ def fit_marginal(
             f"The model should have no potentials, but has {listed}, which may be priors or "
             "likelihoods. Leave priors out, and write a likelihood as an observed `pm.CustomDist`."
         )
-    density = checked_density(model, find_structure(model, names_of(names)))
-    linear = is_quadratic(model, density)
-    method = method or ("quasi-newton" if linear else "laplace")
-    _check_method(method, linear, reml)
-    groups = Groups(model, density)
-    likelihood = _likelihood(groups, method, points)
+    with quick_graphs():
+        density = checked_density(model, find_structure(model, names_of(names)))
+        linear = is_quadratic(model, density)
+        method = method or ("quasi-newton" if linear else "laplace")
+        _check_method(method, linear, reml)
+        groups = Groups(model, density)
+        likelihood = _likelihood(groups, method, points)
     _check_influence(groups, likelihood)
     restricted = None
     if reml:
@@ -275,7 +277,7 @@ def _result(
         ),
         minus_two_log_likelihood=minus_two,
         aic=minus_two + 2 * groups.layout.dimension,
-        modes=dataset(model, conditional, _modes(groups, conditional, errors.position)),
+        modes=dataset(model, conditional, _modes(groups, conditional, errors.position, method)),
         covariance=errors.covariance,
         labels=tuple(label for name in estimates for label in labels_of(estimates[name])),
         iterations=maximum.iterations,
@@ -306,12 +308,14 @@ def _warn_of_boundary(groups: Groups, errors: Uncertainty) -> None:
     )
 
 
+@quick_graphs()
 def _modes(
-    groups: Groups, variables: Sequence[TensorVariable], position: np.ndarray
+    groups: Groups, variables: Sequence[TensorVariable], position: np.ndarray, method: str
 ) -> list[np.ndarray]:
     """Values of variables at the conditional modes of the local ones."""
     density, model = groups.density, groups.model
-    modes = groups.at_position(find_mode(density).block)
+    mode = quadratic_mode(density) if method in LINEAR_METHODS else find_mode(density)
+    modes = groups.at_position(mode.block)
     function = groups.compile([density.numbers], [modes])
     blocks = np.concatenate([function(numbers, position)[0] for numbers in groups.chunks(1)])
     values = split_blocks(density.structure, blocks)

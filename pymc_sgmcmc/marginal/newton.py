@@ -119,6 +119,15 @@ def find_mode(density: GroupDensity) -> Mode:
     return Mode(block, newton_step(density, block, prior).root)
 
 
+def quadratic_mode(density: GroupDensity) -> Mode:
+    """Modes, and the curvature there, of a joint log density that is quadratic.
+
+    Newton's method ends after a single step then, wherever it starts.
+    """
+    newton = newton_step(density, density.start)
+    return Mode(density.start + pt.stack(newton.step, axis=1), newton.root)
+
+
 class _Prior:
     """The curvature of the prior of the local variables at its centre."""
 

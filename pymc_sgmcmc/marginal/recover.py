@@ -21,7 +21,12 @@ from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.conditional import Conditional, GroupDraws
 from pymc_sgmcmc.marginal.marginalize import is_quadratic, names_of
 from pymc_sgmcmc.marginal.structure import LocalStructure, find_structure
-from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays, without_blas_warning
+from pymc_sgmcmc.posterior.compiled import (
+    NUMPY_MODE,
+    compile_on_arrays,
+    quick_graphs,
+    without_blas_warning,
+)
 from pymc_sgmcmc.posterior.graphs import shape_of
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
@@ -140,8 +145,9 @@ def recover(
     numbers = _numbers(groups, model, structure)
     rng = np.random.default_rng(random_seed)
 
-    density = checked_density(model, structure)
-    conditional = Conditional(density, quadratic=is_quadratic(model, density))
+    with quick_graphs():
+        density = checked_density(model, structure)
+        conditional = Conditional(density, quadratic=is_quadratic(model, density))
     draws = _Draws(posterior, list(density.parameters))
     blocks, effective = _draw_blocks(conditional, draws, numbers, rng, progressbar)
     constrained = _constrained(model, structure, posterior, blocks, numbers)
