@@ -23,6 +23,9 @@ from tests.marginal.models import (
     ONE_QUANTITY,
 )
 
+# Newton's method in a graph is a scan, whose inner function is compiled too.
+pytestmark = pytest.mark.usefixtures("without_compiler")
+
 
 class Case:
     """The density of a model, evaluated at its global variables' random values."""
@@ -175,7 +178,7 @@ def test_gradients_of_single_groups(name):
         alone = posterior.likelihood_gradient(position, posterior.take([number]))
         np.testing.assert_allclose(apart[number], alone, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(apart.sum(axis=0), posterior.likelihood_gradient(position))
-    total = groups.compile_dlogp()(posterior.layout.unravel(position))
+    total = groups.compile_dlogp(mode=PYTHON_MODE)(posterior.layout.unravel(position))
     np.testing.assert_allclose(posterior.gradient(position), total, rtol=1e-9)
 
 

@@ -24,9 +24,18 @@ from pymc_sgmcmc.marginal.likelihood import (
 )
 from pymc_sgmcmc.marginal.quadrature import laplace, quadrature
 from pymc_sgmcmc.marginal.structure import find_structure
+from pymc_sgmcmc.posterior.compiled import PYTHON_MODE
 from tests.marginal import models
 
 N_GROUPS = 30
+
+pytestmark = pytest.mark.usefixtures("without_compiler")
+
+
+@pytest.fixture
+def as_written(monkeypatch) -> None:
+    """Likelihoods are evaluated as they are written, since simplifying them takes longer."""
+    monkeypatch.setattr(likelihood, "NUMPY_MODE", PYTHON_MODE)
 
 
 def groups_of(model: pm.Model, names: list[str]) -> Groups:
@@ -202,6 +211,7 @@ def assert_gradient(objective, position: np.ndarray) -> None:
     np.testing.assert_allclose(slope, differences, atol=1e-6 * max(1, np.abs(slope).max()))
 
 
+@pytest.mark.usefixtures("as_written")
 @pytest.mark.parametrize(
     ("make", "points"),
     [
