@@ -20,6 +20,7 @@ from typing import Any
 
 from common.child import run_in_fresh_process
 from common.machine import restrict_to_one_core
+from common.peer_python import python_of
 from common.program import make_parser, print_table, print_verdict, say, write_results
 
 RECORDS = 10
@@ -33,6 +34,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument("--groups", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--nuts", type=int, nargs="*", default=[1000, 10_000], help="for NUTS")
+    parser.add_argument("--nutpie", type=int, nargs="*", default=[1000, 10_000], help="for nutpie")
+    parser.add_argument("--local", type=int, nargs="*", default=[1000], help="for `local=`")
     parser.add_argument("--draws", type=int, default=2000, help="draws of a chain")
     return parser.parse_args(arguments)
 
@@ -98,6 +101,61 @@ def run_ours(groups: int, draws: int, launched: float) -> dict[str, Any]:
     }
 
 
+def run_local(groups: int, draws: int, launched: float) -> dict[str, Any]:
+    """`SGLDCV(local=...)`, which samples the intercepts by Fisher's identity."""
+    import pymc as pm
+
+    from pymc_sgmcmc import SGLDCV
+
+    names = ["intercept", "slopes", "sd"]
+    with build_model(groups):
+        before = time.process_time()
+        step = SGLDCV(local="z")
+        set_up = time.process_time() - before
+        before = time.process_time()
+        idata = pm.sample(
+            draws, tune=500, step=step, chains=1, progressbar=False, random_seed=1, var_names=names
+        )
+        sampling = time.process_time() - before
+    return {
+        "groups": groups,
+        "method": "local",
+        "set_up": set_up,
+        "transition_us": sampling / ((draws + 500) * step.thin) * 1e6,
+        "batch_size": step.batch_size,
+        **summary(idata, sampling),
+    }
+
+
+def run_nutpie(groups: int, draws: int, launched: float) -> dict[str, Any]:
+    """nutpie on the joint model; compilation and warm-up count as set-up."""
+    import nutpie
+
+    model = build_model(groups)
+    before = time.process_time()
+    compiled = nutpie.compile_pymc_model(model)
+    began: list[float] = []
+
+    def watch(chains: Any) -> None:
+        if not began and not chains[0].tuning:
+            began.append(time.process_time())
+
+    idata = nutpie.sample(
+        compiled, draws=500, tune=500, chains=1, cores=1, seed=1, progress_bar=False,
+        progress_callback=watch, progress_rate=10,
+    )  # fmt: skip
+    end = time.process_time()
+    sampling = end - began[0]
+    return {
+        "groups": groups,
+        "method": "nutpie",
+        "set_up": began[0] - before,
+        "transition_us": float("nan"),
+        "batch_size": groups,
+        **summary(idata, sampling),
+    }
+
+
 def run_nuts(groups: int, draws: int, launched: float) -> dict[str, Any]:
     """PyMC's NUTS on the joint model; its warm-up counts as set-up."""
     import pymc as pm
@@ -123,18 +181,31 @@ def main(arguments: list[str] | None = None) -> int:
     settings = parse_arguments(arguments)
     core = restrict_to_one_core(settings.core)
     results = []
-    for method, sizes in (("run_ours", settings.groups), ("run_nuts", settings.nuts)):
+    contenders = {
+        "run_ours": settings.groups,
+        "run_local": settings.local,
+        "run_nuts": settings.nuts,
+        "run_nutpie": settings.nutpie,
+    }
+    for method, sizes in contenders.items():
+        python = python_of("nutpie") if method == "run_nutpie" and sizes else sys.executable
         for groups in sizes:
             say(f"{method}, {groups} groups")
-            limit = None if method == "run_ours" else NUTS_SECONDS
+            limit = NUTS_SECONDS if method in ("run_nuts", "run_nutpie") else None
+            result = None
             for _ in range(2 if method == "run_ours" and groups == sizes[0] else 1):  # fill caches
                 try:
                     result = run_in_fresh_process(
-                        f"groups:{method}", limit=limit, groups=groups, draws=settings.draws
+                        f"groups:{method}",
+                        python=python,
+                        limit=limit,
+                        groups=groups,
+                        draws=settings.draws,
                     )
                 except subprocess.TimeoutExpired:
-                    say(f"NUTS did not end within {NUTS_SECONDS} seconds")
-                    continue
+                    say(f"{method} did not end within {NUTS_SECONDS} seconds")
+            if result is None:
+                continue
             results.append(result)
             say(str(result))
             write_results(settings.output, "groups", settings, core, results)
