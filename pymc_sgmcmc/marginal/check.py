@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
 from pymc.model import Model
 from pytensor.graph.replace import clone_replace
+from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.marginal.blocks import join_blocks
@@ -60,20 +62,28 @@ class Evaluated:
         point = [np.asarray(self.point[value.name], dtype=value.dtype) for value in inputs]
         return list(function(*point))
 
-    def function(self, graphs: list) -> Callable[..., list[np.ndarray]]:
-        """Function of blocks and numbers of groups at the position."""
+    def function(
+        self, graphs: list, block: TensorVariable | None = None
+    ) -> Callable[..., list[np.ndarray]]:
+        """Function of blocks and numbers of groups at the position.
+
+        Parameters
+        ----------
+        graphs : list of TensorVariable
+        block : TensorVariable, optional
+            The placeholder for the blocks. Default: that of the density.
+        """
         density, model = self.density, self._model
+        block = density.block if block is None else block
         parameters = dict(zip(density.parameters.values(), self._of_globals, strict=True))
         at_values = clone_replace(graphs, parameters, rebuild_strict=False)
         values = [v for v in model.value_vars if v not in density.local_values]
-        function = compile_quietly(
-            [density.block, density.numbers, *values], at_values, PYTHON_MODE
-        )
+        function = compile_quietly([block, density.numbers, *values], at_values, PYTHON_MODE)
         point = [np.asarray(self.point[value.name], dtype=value.dtype) for value in values]
 
-        def evaluate(block: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
+        def evaluate(blocks: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
             with np.errstate(all="ignore"):
-                return function(block.astype(density.block.dtype), numbers, *point)
+                return function(blocks.astype(density.block.dtype), numbers, *point)
 
         return evaluate
 
@@ -87,10 +97,15 @@ def checked_density(model: Model, structure: LocalStructure) -> GroupDensity:
         Where the groups are not independent given the global variables.
     """
     first_error: ModelError | None = None
-    for only_beside_rows in (False, True):
+    readings = itertools.product(
+        (True, False) if structure.axes_of_groups else (True,), (False, True)
+    )
+    for by_group, only_beside_rows in readings:
         try:
             with without_blas_warning():
-                density = GroupDensity(structure, only_beside_rows=only_beside_rows)
+                density = GroupDensity(
+                    structure, only_beside_rows=only_beside_rows, by_group=by_group
+                )
                 _check(model, density)
         except ModelError as error:
             first_error = first_error or error

@@ -19,7 +19,8 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.marginal.structure import LocalStructure, LocalTerm, Records
+from pymc_sgmcmc.marginal.codes import Records
+from pymc_sgmcmc.marginal.structure import LocalStructure, LocalTerm
 from pymc_sgmcmc.posterior.graphs import Length, leaf_value, rebuild
 from pymc_sgmcmc.posterior.rows import keep_whole
 from pymc_sgmcmc.posterior.simplify import simplify_logistic
@@ -89,6 +90,8 @@ class GroupDensity:
     structure : LocalStructure
     only_beside_rows : bool
         See `pymc_sgmcmc.posterior.graphs.rebuild`.
+    by_group : bool
+        Whether the entries of a parameter that is as long as there are groups belong to them.
 
     Attributes
     ----------
@@ -100,7 +103,13 @@ class GroupDensity:
         Placeholders for the global random variables.
     """
 
-    def __init__(self, structure: LocalStructure, *, only_beside_rows: bool = False):
+    def __init__(
+        self,
+        structure: LocalStructure,
+        *,
+        only_beside_rows: bool = False,
+        by_group: bool = True,
+    ):
         self.structure = structure
         self.parameters = structure.parameters
         self.block = pt.tensor(
@@ -108,6 +117,7 @@ class GroupDensity:
         )
         self.numbers = pt.tensor("numbers", shape=(None,), dtype="int64")
         self._only_beside_rows = only_beside_rows
+        self._by_group = structure.axes_of_groups if by_group else {}
         self._pieces = self._make_pieces()
 
     @property
@@ -162,6 +172,10 @@ class GroupDensity:
         lengths = [Length(n_groups, n_chosen)]
         # What is indexed by codes has one entry a group, and the rest of the term one a record.
         of_groups = set(ancestors([term.log_density] if term.records is None else term.indexed))
+        for parameter, axis in self._by_group.items():
+            if parameter in of_groups:
+                of_chosen = pt.moveaxis(parameter, axis, 0)[self.numbers]
+                replacements[parameter] = pt.moveaxis(of_chosen, 0, axis)
         n_records = None
         if term.records is not None and records is not None:
             n_records = len(term.records.codes)

@@ -11,15 +11,24 @@ The matrices are q by q, as in Woodbury's identity.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+from pymc.model import Model
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sgmcmc.marginal.check import Evaluated
 from pymc_sgmcmc.marginal.density import GroupDensity
-from pymc_sgmcmc.marginal.newton import (
-    log_determinant,
-    newton_step,
-)
+from pymc_sgmcmc.marginal.newton import log_determinant, newton_step
 from pymc_sgmcmc.posterior.graphs import rebuild
+
+DISTANT = 30.0
+"""A log density counts as quadratic where it is so up to this many units, and standard deviations
+of the prior, from the centre. It is a compromise between kinks far from the centre, and
+overflow."""
+
+CHUNK_RECORDS = 200_000
+"""So many records are looked at in a call, which bounds the memory."""
 
 
 def exact(density: GroupDensity) -> TensorVariable:
@@ -28,3 +37,59 @@ def exact(density: GroupDensity) -> TensorVariable:
     newton = newton_step(density, density.start)
     constant = 0.5 * density.block_size * np.log(2 * np.pi)
     return value + 0.5 * newton.decrement - log_determinant(newton.root) + constant
+
+
+def is_quadratic(model: Model, density: GroupDensity) -> bool:
+    """Whether the joint log density of each group is quadratic, on both sides of the centre.
+
+    The Hessian alone does not tell: that of a Laplace prior is zero on both sides of its kink. The
+    gradient alone does not tell either: that of a uniform prior without a transform is zero.
+    """
+    evaluated = Evaluated(model, density)
+    derivatives = evaluated.function([density.value, density.gradient, *density.hessian])
+    centre_and_prior = evaluated.function([density.start, *density.prior_hessian])
+    n_groups = density.structure.n_groups
+    n_chunks = min(n_groups, 1 + density.structure.n_records // CHUNK_RECORDS)
+    tolerance = 10 * np.sqrt(np.finfo(density.block.dtype).eps)
+    # Records of any group may differ from the others, for example by censoring.
+    return all(
+        _is_quadratic(derivatives, centre_and_prior, evaluated.block[numbers], numbers, tolerance)
+        for numbers in np.array_split(np.arange(n_groups), n_chunks)
+    )
+
+
+def _is_quadratic(
+    derivatives: Callable[..., list[np.ndarray]],
+    centre_and_prior: Callable[..., list[np.ndarray]],
+    block: np.ndarray,
+    numbers: np.ndarray,
+    tolerance: float,
+) -> bool:
+    """Whether the joint log density of these groups is quadratic."""
+    n_groups, size = block.shape
+    centre, *prior = centre_and_prior(block, numbers)
+    curvature = -np.stack(prior, axis=-1).reshape(n_groups, size, size)
+    with np.errstate(divide="ignore"):
+        variances = 1 / np.einsum("gii->gi", curvature)
+    scale = np.sqrt(np.where(np.isfinite(variances) & (variances > 0), variances, 0.0))
+    direction = np.maximum(np.abs(block) + 1, scale)
+
+    value, slope, *entries = derivatives(centre, numbers)
+    hessian = np.stack(entries, axis=-1).reshape(n_groups, size, size)
+    for distance in (-DISTANT, -1.0, 1.0, DISTANT):
+        step = distance * direction
+        value_there, slope_there, *entries_there = derivatives(centre + step, numbers)
+        change = np.einsum("gij,gj->gi", hessian, step)
+        first, second = (slope * step).sum(axis=1), 0.5 * (change * step).sum(axis=1)
+        pairs = [
+            (slope_there, slope + change, np.abs(slope) + np.abs(change)),
+            (value_there, value + first + second, np.abs(value) + np.abs(first) + np.abs(second)),
+            *(
+                (there, here, np.abs(here))
+                for there, here in zip(entries_there, entries, strict=True)
+            ),
+        ]
+        for actual, expected, magnitude in pairs:
+            if not np.all(np.abs(actual - expected) <= tolerance * magnitude):
+                return False
+    return True

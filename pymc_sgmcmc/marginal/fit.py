@@ -15,7 +15,7 @@ from pymc_sgmcmc.errors import BoundaryWarning, ModelError
 from pymc_sgmcmc.marginal.blocks import split_blocks
 from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.em import ExpectationMaximization, iterate
-from pymc_sgmcmc.marginal.exact import exact
+from pymc_sgmcmc.marginal.exact import exact, is_quadratic
 from pymc_sgmcmc.marginal.likelihood import (
     Groups,
     Likelihood,
@@ -23,7 +23,7 @@ from pymc_sgmcmc.marginal.likelihood import (
     RestrictedLikelihood,
     fixed_effects,
 )
-from pymc_sgmcmc.marginal.marginalize import MOST_QUADRATURE_SIZE, is_quadratic, names_of
+from pymc_sgmcmc.marginal.marginalize import MOST_QUADRATURE_SIZE, names_of
 from pymc_sgmcmc.marginal.maximum import Maximum, check_start, climb, maximize
 from pymc_sgmcmc.marginal.newton import find_mode, quadratic_mode
 from pymc_sgmcmc.marginal.quadrature import laplace, quadrature

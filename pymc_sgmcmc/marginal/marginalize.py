@@ -16,9 +16,10 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.checks import one_of, or_none, whole_number
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.marginal.check import Evaluated, checked_density
+from pymc_sgmcmc.marginal.accuracy import warn_of_quadrature
+from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.density import GroupDensity
-from pymc_sgmcmc.marginal.exact import exact
+from pymc_sgmcmc.marginal.exact import exact, is_quadratic
 from pymc_sgmcmc.marginal.operation import GroupLogDensity, Template
 from pymc_sgmcmc.marginal.quadrature import laplace, quadrature
 from pymc_sgmcmc.marginal.structure import find_structure
@@ -32,10 +33,6 @@ METHODS = ("exact", "quadrature")
 POINTS = {1: 9, 2: 7, 3: 5}
 """Nodes in each direction by the number of local quantities of a group. They are a compromise of
 time and accuracy: with four binary records a group, nine nodes leave an error of 1e-6."""
-
-DISTANT = 30.0
-"""A log density counts as quadratic where it is so up to this distance from the centre. It is a
-compromise between kinks far from the centre, and overflow."""
 
 MOST_QUADRATURE_SIZE = max(POINTS)
 """Product rules of more directions have too many nodes."""
@@ -142,37 +139,17 @@ def integrate(
             "`recover`, or sample the model with NUTS."
         )
     points = points or POINTS[size]
-    return laplace(density) if points == 1 else quadrature(density, points)
+    if points == 1:
+        return laplace(density)
+    values = quadrature(density, points)
+    warn_of_quadrature(model, density, values, points)
+    return values
 
 
 def names_of(names: str | TensorVariable | Sequence[str | TensorVariable]) -> list[str]:
     """Names of variables that are given by themselves or by their names."""
     several = [names] if isinstance(names, str | Variable) else list(names)
     return [str(getattr(entry, "name", entry)) for entry in several]
-
-
-def is_quadratic(model: Model, density: GroupDensity) -> bool:
-    """Whether the gradient by the local variables is linear in them, on both sides of the centre.
-
-    The Hessian alone does not tell: that of a Laplace prior is zero on both sides of its kink.
-    """
-    evaluated = Evaluated(model, density)
-    numbers = np.arange(min(5, density.structure.n_groups))
-    derivatives = evaluated.function([density.gradient, *density.hessian])
-    (centre,) = evaluated.function([density.start])(evaluated.block[numbers], numbers)
-    direction = np.abs(evaluated.block[numbers]) + 1.0
-    slope, *entries = derivatives(centre, numbers)
-    hessian = np.stack(entries, axis=-1).reshape(*direction.shape, density.block_size)
-    for distance in (-DISTANT, -1.0, 1.0, DISTANT):
-        slope_there, *entries_there = derivatives(centre + distance * direction, numbers)
-        change = distance * np.einsum("gij,gj->gi", hessian, direction)
-        scale = np.abs(slope) + np.abs(change)
-        if not np.all(np.abs(slope_there - slope - change) <= 1e-6 * scale) or not all(
-            np.allclose(there, here, rtol=1e-6, atol=0)
-            for there, here in zip(entries_there, entries, strict=True)
-        ):
-            return False
-    return True
 
 
 def without_locals(model: Model, density: GroupDensity, marginal: TensorVariable) -> Model:

@@ -19,7 +19,8 @@ from xarray import DataTree
 from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.conditional import Conditional, GroupDraws
-from pymc_sgmcmc.marginal.marginalize import is_quadratic, names_of
+from pymc_sgmcmc.marginal.exact import is_quadratic
+from pymc_sgmcmc.marginal.marginalize import names_of
 from pymc_sgmcmc.marginal.structure import LocalStructure, find_structure
 from pymc_sgmcmc.posterior.compiled import (
     NUMPY_MODE,

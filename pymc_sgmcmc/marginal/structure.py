@@ -7,31 +7,30 @@ trusted: `pymc_sgmcmc.marginal.check` evaluates what is found.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import pytensor.tensor as pt
-from pymc.distributions.distribution import support_point
+from pymc.distributions.distribution import PartialObservedRV, support_point
 from pymc.logprob.basic import conditional_logp
 from pymc.logprob.transform_value import TransformValuesRewrite
 from pymc.model import Model
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
-from pytensor.graph.traversal import ancestors, graph_inputs, toposort
-from pytensor.tensor.subtensor import AdvancedSubtensor
-from pytensor.tensor.type import TensorType
+from pytensor.graph.traversal import ancestors, graph_inputs
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.marginal.codes import Index, Records, find_indices, find_records, indexed_beside
+from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior.graphs import (
     leaf_value,
     minibatch_nodes,
     shape_of,
     simplify_for_gradients,
-    value_of,
 )
 from pymc_sgmcmc.posterior.terms import without_scaling
 
@@ -69,33 +68,6 @@ class Local:
     def size_in_group(self) -> int:
         """Number of entries of one group."""
         return int(np.prod(self.shape_in_group))
-
-
-@dataclass(frozen=True, eq=False)
-class Records:
-    """Records that lie in groups by an array of codes: record i belongs to group ``codes[i]``.
-
-    Attributes
-    ----------
-    variables : tuple of Variable
-        The variables of the graph that hold the codes.
-    codes : numpy.ndarray, shape (records,)
-    n_groups : int
-    """
-
-    variables: tuple[Variable, ...]
-    codes: np.ndarray
-    n_groups: int
-
-    @cached_property
-    def order(self) -> np.ndarray:
-        """Numbers of the records, sorted by group."""
-        return np.argsort(self.codes, kind="stable")
-
-    @cached_property
-    def counts(self) -> np.ndarray:
-        """Number of records of each group."""
-        return np.bincount(self.codes, minlength=self.n_groups)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +112,8 @@ class LocalStructure:
         Inputs of the terms that stand for the global random variables, by their names.
     lengths_of_groups : tuple of Variable
         Shared lengths of dimensions that run over the groups.
+    axes_of_groups : dict of TensorVariable to int
+        Parameters with an axis as long as there are groups, and this axis.
     """
 
     locals: tuple[Local, ...]
@@ -148,6 +122,7 @@ class LocalStructure:
     dim: str | None
     parameters: dict[str, TensorVariable]
     lengths_of_groups: tuple[Variable, ...] = ()
+    axes_of_groups: Mapping[TensorVariable, int] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -204,8 +179,9 @@ def find_structure(model: Model, names: Sequence[str]) -> LocalStructure:
             "arrays: the step methods draw the groups themselves."
         )
     values = [model.rvs_to_values[variable] for variable in chosen]
+    length_of = _lengths_at(model, parameters)
     indices = {
-        variable.name: _indices(log_density, values)
+        variable.name: find_indices(log_density, values, length_of)
         for variable, log_density in zip(dependents, log_densities[len(chosen) :], strict=True)
     }
     n_groups = _number_of_groups(model, chosen, indices)
@@ -217,12 +193,16 @@ def find_structure(model: Model, names: Sequence[str]) -> LocalStructure:
     for variable, log_density in zip([*chosen, *dependents], log_densities, strict=True):
         observed = variable in dependents
         places = indices[variable.name] if observed else []
-        records = _records(variable, places, n_groups)
+        records = find_records(variable, places, n_groups)
         length = n_groups if records is None else len(records.codes)
         axis = _axis_of(variable, log_density, length)
-        indexed = tuple(index.indexed for index in places)
+        indexed = (
+            *(index.indexed for index in places),
+            *indexed_beside(log_density, places),
+        )
         terms.append(LocalTerm(variable.name, log_density, axis, records, indexed, observed))
     used = set(graph_inputs(log_densities))
+    shapes = {new: shape_of(old) for old, new in parameters.items() if new in used}
     return LocalStructure(
         locals_,
         tuple(terms),
@@ -234,6 +214,7 @@ def find_structure(model: Model, names: Sequence[str]) -> LocalStructure:
             for length in model.dim_lengths.values()
             if length in used and leaf_value(length) == n_groups
         ),
+        {new: shape.index(n_groups) for new, shape in shapes.items() if n_groups in shape},
     )
 
 
@@ -263,6 +244,11 @@ def _dependents(model: Model, chosen: Sequence[TensorVariable]) -> list[TensorVa
 
     for variable in model.free_RVs:
         if variable not in chosen and depends(variable):
+            if isinstance(variable.owner.op, PartialObservedRV):
+                raise ModelError(
+                    f"`{variable.name}` are missing outcomes that depend on local variables. Drop "
+                    "these records, which say nothing of the parameters."
+                )
             raise ModelError(
                 f"`{variable.name}` depends on local variables, so it is local too. Add it to the "
                 "names of the local variables."
@@ -321,75 +307,29 @@ def _starts(
     return starts
 
 
-@dataclass(frozen=True)
-class _Index:
-    """A place where a quantity that depends on local variables is indexed by codes."""
+def _lengths_at(
+    model: Model, parameters: Mapping[TensorVariable, TensorVariable]
+) -> Callable[[Variable, int], int]:
+    """Function of a quantity and an axis: its length, at the initial point of the model."""
 
-    indexed: Variable
-    codes: Variable
-    axis: int
-    length: int
-    of: tuple[Variable, ...]
-
-
-def _indices(log_density: Variable, values: Sequence[Variable]) -> list[_Index]:
-    """Places where something that depends on local values is indexed by an array of integers."""
-    depends_on: dict[Variable, frozenset[Variable]] = {
-        value: frozenset([value]) for value in values
-    }
-    indices = []
-    for node in toposort([log_density]):
-        of = frozenset().union(*(depends_on.get(v, frozenset()) for v in node.inputs))
-        if not of:
-            continue
-        if (
-            isinstance(node.op, AdvancedSubtensor)
-            and node.inputs[0] in depends_on
-            and (place := _array_index(node)) is not None
-        ):
-            axis, codes = place
-            lengths = node.inputs[0].type.shape
-            length = -1 if lengths[axis] is None else lengths[axis]
-            indices.append(
-                _Index(node.inputs[0], codes, axis, length, tuple(v for v in values if v in of))
-            )
-            continue  # The result has one entry a record, and its further indices no groups.
-        for output in node.outputs:
-            depends_on[output] = of
-    return indices
-
-
-def _array_index(node) -> tuple[int, Variable] | None:
-    """Axis and variable of the first index that is an array."""
-    for axis, entry in enumerate(node.op.idx_list):
-        if isinstance(entry, int):
-            index = node.inputs[1 + entry]
-            if isinstance(index.type, TensorType) and index.type.ndim and index.dtype != "bool":
-                return axis, index
-    return None
-
-
-def _values_of_codes(index: _Index, name: str) -> np.ndarray:
-    """Codes of the records, which may be computed from data but not from parameters."""
-    try:
-        codes = np.asarray(value_of(index.codes))
-    except Exception:
-        codes = None
-    if codes is None or codes.dtype.kind not in "iu":
-        raise ModelError(
-            f"The groups of the records of `{name}` should be given by an array of integers, but "
-            "depend on parameters or on text. Index the local variables by data."
+    def length_of(variable: Variable, axis: int) -> int:
+        length = variable.type.shape[axis]
+        if length is not None:
+            return int(length)
+        at_values = dict(
+            zip(parameters.values(), model.replace_rvs_by_values(list(parameters)), strict=True)
         )
-    if codes.ndim != 1:
-        raise ModelError(
-            f"Each record of `{name}` should belong to one group, but the index array has shape "
-            f"{codes.shape}. Records that belong to several groups cannot be integrated out."
-        )
-    return codes
+        (graph,) = clone_replace([pt.shape(variable)[axis]], at_values, rebuild_strict=False)
+        function = compile_quietly(model.value_vars, graph, PYTHON_MODE)
+        point = model.initial_point()
+        with np.errstate(all="ignore"):
+            return int(function(*(point[value.name] for value in model.value_vars)))
+
+    return length_of
 
 
 def _number_of_groups(
-    model: Model, chosen: Sequence[TensorVariable], indices: dict[str, list[_Index]]
+    model: Model, chosen: Sequence[TensorVariable], indices: dict[str, list[Index]]
 ) -> int:
     """Number of groups: the length of what is indexed, or of the leading axis of the locals."""
     shapes = {variable.name: _shape(model, variable) for variable in chosen}
@@ -399,29 +339,22 @@ def _number_of_groups(
                 f"`{name}` is a single number, so it is a global variable. Name variables with one "
                 "entry a group."
             )
-    lengths = {
-        _length_of(index, shapes, model) for places in indices.values() for index in places
-    } or {shape[0] for shape in shapes.values()}
+    lengths = {index.length for places in indices.values() for index in places} or {
+        shape[0] for shape in shapes.values()
+    }
     if len(lengths) > 1:
         _refuse_crossed(model, indices, shapes)
     return lengths.pop()
 
 
-def _length_of(index: _Index, shapes: dict[str, tuple[int, ...]], model: Model) -> int:
-    if index.length >= 0:
-        return index.length
-    names = [model.values_to_rvs[value].name for value in index.of]
-    return shapes[names[0]][index.axis]
-
-
 def _refuse_crossed(
-    model: Model, indices: dict[str, list[_Index]], shapes: dict[str, tuple[int, ...]]
+    model: Model, indices: dict[str, list[Index]], shapes: dict[str, tuple[int, ...]]
 ) -> None:
     levels: dict[str, int] = {}
     for places in indices.values():
         for index in places:
             for value in index.of:
-                levels.setdefault(model.values_to_rvs[value].name, _length_of(index, shapes, model))
+                levels.setdefault(model.values_to_rvs[value].name, index.length)
     for name, shape in shapes.items():
         levels.setdefault(name, shape[0])
     most = max(levels, key=lambda name: levels[name])
@@ -438,39 +371,6 @@ def _refuse_crossed(
         f"The local variables should have the same groups, but they are crossed or nested "
         f"(levels: {described}). {advice}"
     )
-
-
-def _records(variable: TensorVariable, places: list[_Index], n_groups: int) -> Records | None:
-    """Records of an observed variable, None where its entries are the groups."""
-    if not places:
-        return None
-    codes = [_values_of_codes(index, variable.name) for index in places]
-    if not all(np.array_equal(codes[0], other) for other in codes[1:]):
-        raise ModelError(
-            f"The records of `{variable.name}` belong to groups by two different index arrays: the "
-            "effects are crossed, or a record depends on two groups. Integrate out one factor, "
-            "and leave the other in the model."
-        )
-    _check_codes(codes[0], n_groups, variable.name)
-    return Records(tuple(index.codes for index in places), codes[0].astype(np.int64), n_groups)
-
-
-def _check_codes(codes: np.ndarray, n_groups: int, name: str) -> None:
-    """Refuse codes out of range, and groups without records."""
-    wrong = (codes < 0) | (codes >= n_groups)
-    if wrong.any():
-        record = int(np.argmax(wrong))
-        raise ModelError(
-            f"The group codes of `{name}` should be between 0 and {n_groups - 1}, but record "
-            f"{record} has {codes[record]}. Number the groups from 0, as `pandas.factorize` does."
-        )
-    empty = np.flatnonzero(np.bincount(codes, minlength=n_groups) == 0)
-    if len(empty):
-        shown = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
-        raise ModelError(
-            f"Each of the {n_groups} groups should have records of `{name}`, but {len(empty)} have "
-            f"none (codes {shown}). Drop these groups, for example by `pandas.factorize`."
-        )
 
 
 def _shape(model: Model, variable: TensorVariable) -> tuple[int, ...]:
@@ -490,7 +390,7 @@ def _local(
     variable: TensorVariable,
     start: TensorVariable,
     n_groups: int,
-    indices: dict[str, list[_Index]],
+    indices: dict[str, list[Index]],
 ) -> Local:
     """A local variable with its axis of groups."""
     value, shape = model.rvs_to_values[variable], _shape(model, variable)
