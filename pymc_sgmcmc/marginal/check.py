@@ -110,7 +110,11 @@ def checked_density(model: Model, structure: LocalStructure) -> GroupDensity:
         except ModelError as error:
             first_error = first_error or error
         except Exception as error:
-            refused = _not_independent(structure, f"{type(error).__name__}: {_first_line(error)}")
+            refused = _not_independent(
+                structure,
+                "something else in the model may be as long as there are groups "
+                f"({type(error).__name__}: {_first_line(error)})",
+            )
             refused.__cause__ = error
             first_error = first_error or refused
         else:

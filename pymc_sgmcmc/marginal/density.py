@@ -225,6 +225,12 @@ class GroupDensity:
         points = pt.specify_shape(points, (None, None, self.block_size))
         return self._sum(vectorize_graph([p.values for p in self._pieces], {self.block: points}))
 
+    def prior_at_points(self, points: TensorVariable) -> TensorVariable:
+        """Log densities of the local variables alone, shape (points, groups)."""
+        points = pt.specify_shape(points, (None, None, self.block_size))
+        of_locals = [piece.values for piece in self._pieces[: len(self.structure.locals)]]
+        return sum(vectorize_graph(of_locals, {self.block: points}))
+
     def _sum(self, values: Sequence[TensorVariable]) -> TensorVariable:
         n_chosen = self.numbers.shape[0]
         sums = [
@@ -248,7 +254,11 @@ class GroupDensity:
     def prior_hessian(self) -> list[TensorVariable]:
         """Second derivatives of the log density of the local variables alone."""
         of_locals = [piece.values for piece in self._pieces[: len(self.structure.locals)]]
-        return self._hessian(pt.grad(sum(values.sum() for values in of_locals), self.block))
+        return self._hessian(
+            pt.grad(
+                sum(values.sum() for values in of_locals), self.block, disconnected_inputs="ignore"
+            )
+        )
 
     def _hessian(self, gradient: TensorVariable) -> list[TensorVariable]:
         size = self.block_size

@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 import pytensor.tensor as pt
-from pymc.distributions.distribution import PartialObservedRV, support_point
+from pymc.distributions.distribution import support_point
 from pymc.logprob.basic import conditional_logp
 from pymc.logprob.transform_value import TransformValuesRewrite
 from pymc.model import Model
@@ -25,7 +25,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.marginal.codes import Index, Records, find_indices, find_records, indexed_beside
-from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
+from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly, without_blas_warning
 from pymc_sgmcmc.posterior.graphs import (
     leaf_value,
     minibatch_nodes,
@@ -190,12 +190,15 @@ def find_structure(model: Model, names: Sequence[str]) -> LocalStructure:
         for variable, start in zip(chosen, starts, strict=True)
     )
     terms = []
-    for variable, log_density in zip([*chosen, *dependents], log_densities, strict=True):
+    locals_and_none = [*locals_, *([None] * len(dependents))]
+    for variable, log_density, local in zip(
+        [*chosen, *dependents], log_densities, locals_and_none, strict=True
+    ):
         observed = variable in dependents
         places = indices[variable.name] if observed else []
         records = find_records(variable, places, n_groups)
         length = n_groups if records is None else len(records.codes)
-        axis = _axis_of(variable, log_density, length)
+        axis = _axis_of(variable, log_density, length, length_of, local)
         indexed = (
             *(index.indexed for index in places),
             *indexed_beside(log_density, places),
@@ -242,9 +245,11 @@ def _dependents(model: Model, chosen: Sequence[TensorVariable]) -> list[TensorVa
     def depends(variable: Variable) -> bool:
         return not set(chosen).isdisjoint(set(ancestors([variable])) - {variable})
 
+    # PyMC splits an observed variable with missing values into these two.
+    imputed = {rv.name.removesuffix("_observed") + "_unobserved" for rv in model.observed_RVs}
     for variable in model.free_RVs:
         if variable not in chosen and depends(variable):
-            if isinstance(variable.owner.op, PartialObservedRV):
+            if variable.name in imputed:
                 raise ModelError(
                     f"`{variable.name}` are missing outcomes that depend on local variables. Drop "
                     "these records, which say nothing of the parameters."
@@ -260,6 +265,17 @@ def _dependents(model: Model, chosen: Sequence[TensorVariable]) -> list[TensorVa
                 "split into groups. Write it as an observed `pm.CustomDist`."
             )
     dependents = [variable for variable in model.observed_RVs if depends(variable)]
+    inputs = set(ancestors(dependents))
+    missing = [
+        variable.name
+        for variable in model.free_RVs
+        if variable in inputs and variable.name in imputed
+    ]
+    if missing:
+        raise ModelError(
+            f"{quoted(missing)} are missing values of single records, which cannot be told apart "
+            "by group. Impute them before, or drop these records."
+        )
     if not dependents:
         raise ModelError(
             f"No observed variable depends on {quoted(v.name for v in chosen)}, so there is "
@@ -321,8 +337,8 @@ def _lengths_at(
         )
         (graph,) = clone_replace([pt.shape(variable)[axis]], at_values, rebuild_strict=False)
         function = compile_quietly(model.value_vars, graph, PYTHON_MODE)
-        point = model.initial_point()
-        with np.errstate(all="ignore"):
+        with without_blas_warning(), np.errstate(all="ignore"):
+            point = model.initial_point()
             return int(function(*(point[value.name] for value in model.value_vars)))
 
     return length_of
@@ -413,17 +429,22 @@ def _local(
     return Local(variable.name, value, start, shape, axes[0])
 
 
-def _axis_of(variable: TensorVariable, log_density: TensorVariable, length: int) -> int:
+def _axis_of(
+    variable: TensorVariable,
+    log_density: TensorVariable,
+    length: int,
+    length_of: Callable[[Variable, int], int],
+    local: Local | None,
+) -> int:
     """The axis of a term that runs over the groups or records."""
-    shape = log_density.type.shape
+    shape = tuple(length_of(log_density, axis) for axis in range(log_density.type.ndim))
     axes = [axis for axis, size in enumerate(shape) if size == length]
-    axes += [axis for axis, size in enumerate(shape) if size is None]
     if not axes:
         raise ModelError(
             f"The log density of `{variable.name}` should have one entry for each of {length} "
             f"groups or records, but has shape {shape}: its entries depend on each other."
         )
-    return axes[0]
+    return local.axis if local is not None and local.axis in axes else axes[0]
 
 
 def _dimension(model: Model, locals_: Iterable[Local]) -> str | None:

@@ -28,7 +28,7 @@ from pytensor.tensor.reshape import SplitDims
 from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.type import TensorType
 
-from pymc_sgmcmc.posterior.compiled import evaluate
+from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_quietly, evaluate
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,12 @@ def leaf_value(variable: Variable) -> np.ndarray | None:
 
 def shape_of(variable: Variable) -> list[int]:
     """Shape of a variable, evaluated where the graph does not tell it."""
+    # The rewrites of this mode take shapes from those of inputs: a random variable is not drawn,
+    # which an improper one cannot be.
     return [
-        int(value_of(pt.shape(variable)[axis])) if length is None else int(length)
+        int(compile_quietly([], pt.shape(variable)[axis], NUMPY_MODE)())
+        if length is None
+        else int(length)
         for axis, length in enumerate(variable.type.shape)
     ]
 

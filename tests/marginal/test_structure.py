@@ -226,3 +226,20 @@ def test_predictions_come_from_the_original_model():
     groups = marginalize(*logistic_intercepts(np.random.default_rng(1)))
     with groups, pytest.raises(NotImplementedError, match="Call `recover`"):
         pm.sample_prior_predictive(2)
+
+
+def test_missing_values():
+    missing = np.where(np.arange(30) == 3, np.nan, 1.0)
+    with pm.Model() as model:
+        z = pm.Normal("z", shape=6)
+        with pytest.warns(pm.exceptions.ImputationWarning):
+            pm.Normal("y", z[GROUP], observed=missing)
+    with pytest.raises(ModelError, match=r"`y_unobserved` are missing outcomes.*Drop these"):
+        marginalize(model, "z")
+    with pm.Model() as model:
+        z = pm.Normal("z", shape=6)
+        with pytest.warns(pm.exceptions.ImputationWarning):
+            x = pm.Normal("x", observed=missing)
+        pm.Normal("y", z[GROUP] + x, observed=np.ones(30))
+    with pytest.raises(ModelError, match=r"`x_unobserved` are missing values of single records"):
+        marginalize(model, "z")

@@ -1,0 +1,173 @@
+"""Models of groups against numerical integration of the joint log density that PyMC makes."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from pytensor.graph.replace import vectorize_graph
+from scipy import stats
+
+from pymc_sgmcmc import ModelError
+from pymc_sgmcmc.marginal import marginalize
+from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, PYTHON_MODE, compile_quietly
+
+N_GROUPS = 6
+GROUP = np.random.default_rng(1).permutation(np.repeat(np.arange(N_GROUPS), 4))
+X, Y = np.random.default_rng(2).normal(size=(2, len(GROUP)))
+SUCCESS = (Y > 0).astype("int32")
+
+
+def position(model):
+    """Values at which densities are compared, not those at which the package looks."""
+    rng = np.random.default_rng(3)
+    point = model.initial_point()
+    return {name: value + 0.5 * rng.normal(size=np.shape(value)) for name, value in point.items()}
+
+
+def integral(model, name, reach=8.0, n_points=4001):
+    """Log density with one local quantity a group integrated out numerically.
+
+    The joint log density is a sum over groups, so each is integrated with the others held.
+    """
+    local = model.rvs_to_values[model[name]]
+    others = [value for value in model.value_vars if value is not local]
+    several = pt.tensor("several", shape=(None, *local.type.shape), dtype=local.dtype)
+    total = sum(term.sum() for term in model.logp(sum=False))
+    log_density = compile_quietly(
+        [several, *others], vectorize_graph(total, {local: several}), NUMPY_MODE
+    )
+    point = position(model)
+    held = [point[value.name] for value in others]
+    (result,) = at_point = log_density(point[local.name][None], *held)
+    t = np.linspace(-reach, reach, n_points)
+    for group in range(N_GROUPS):
+        blocks = np.repeat(point[local.name][None], n_points, axis=0)
+        blocks[:, group] = np.sinh(t)
+        heights = log_density(blocks, *held) - at_point + np.log(np.cosh(t) * (t[1] - t[0]))
+        result += np.logaddexp.reduce(heights)
+    return result
+
+
+def marginal(model, name):
+    """Log density of the model of groups at the same values."""
+    groups = marginalize(model, name)
+    point = position(model)
+    return groups.compile_logp(mode=PYTHON_MODE)({v.name: point[v.name] for v in groups.value_vars})
+
+
+def predictor_of_groups():
+    """The predictor of the counties of the radon data, indexed by the same codes."""
+    codes, u = pm.Data("codes", GROUP), pm.Data("u", X[:N_GROUPS])
+    mean = pm.Normal("z", shape=N_GROUPS)[codes] + pm.Normal("gamma") * u[codes]
+    pm.Bernoulli("y", logit_p=mean, observed=SUCCESS)
+
+
+def another_effect_of_groups():
+    """A second effect with the same groups, which stays in the model."""
+    codes = pm.Data("codes", GROUP)
+    w = pm.Normal("w", shape=N_GROUPS)
+    z = pm.Normal("z", w**2, shape=N_GROUPS)
+    pm.Bernoulli("y", logit_p=z[codes] + w[codes] * X, observed=SUCCESS)
+
+
+def as_many_predictors_as_groups():
+    gamma = pm.Normal("gamma", shape=N_GROUPS)
+    predictors = np.random.default_rng(4).normal(size=(N_GROUPS, N_GROUPS))
+    z = pm.Normal("z", predictors @ gamma, shape=N_GROUPS)
+    pm.Bernoulli("y", logit_p=z[GROUP], observed=SUCCESS)
+
+
+@pytest.mark.parametrize(
+    "make", [predictor_of_groups, another_effect_of_groups, as_many_predictors_as_groups]
+)
+def test_quantities_of_groups_that_are_not_local(make):
+    with pm.Model() as model:
+        make()
+    np.testing.assert_allclose(marginal(model, "z"), integral(model, "z"), rtol=0, atol=1e-4)
+
+
+def test_correlated_effects_of_the_radon_example():
+    """Effects along the first axis and groups along the second, multiplied by a factor."""
+    coords = {"effect": ["a", "b"], "county": list("abcdef")}
+    with pm.Model(coords=coords) as model:
+        chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2, sd_dist=pm.HalfNormal.dist(shape=2))
+        z = pm.Normal("z", dims=("effect", "county"))
+        effects = pt.dot(chol, z).T
+        pm.Normal("y", effects[GROUP, 0] + effects[GROUP, 1] * X, 0.8, observed=Y)
+    groups = marginalize(model, "z", method="exact")
+    assert groups.named_vars_to_dims["y"] == ("county",)
+    point = position(model)
+    (value,) = groups.value_vars
+    of_records = groups.compile_logp(vars=groups.observed_RVs, mode=PYTHON_MODE)
+    log_density = of_records({value.name: point[value.name]})
+    packed = point["chol_cholesky-cov-packed__"].copy()
+    packed[[0, 2]] = np.exp(packed[[0, 2]])
+    factor = np.array([[packed[0], 0], packed[1:]])
+    expected = 0.0
+    for group in range(N_GROUPS):
+        records = group == GROUP
+        design = np.column_stack([np.ones(records.sum()), X[records]]) @ factor
+        covariance = design @ design.T + 0.64 * np.eye(records.sum())
+        expected += stats.multivariate_normal(cov=covariance).logpdf(Y[records])
+    np.testing.assert_allclose(log_density, expected, rtol=1e-9)
+
+
+def last_group_is_not_linear():
+    z = pm.Normal("z", shape=N_GROUPS)
+    return pt.switch(GROUP == N_GROUPS - 1, pt.exp(z[GROUP]), z[GROUP])
+
+
+def kink_in_units_of_the_prior():
+    """It is five standard deviations of the prior from its centre, which is 5000."""
+    return pt.maximum(5000.0 + pm.Normal("z", 0, 1000.0, shape=N_GROUPS)[GROUP], 0.0)
+
+
+def edges_without_a_transform():
+    return pm.Uniform("z", -1, 1, shape=N_GROUPS, default_transform=None)[GROUP]
+
+
+@pytest.mark.parametrize(
+    "mean", [last_group_is_not_linear, kink_in_units_of_the_prior, edges_without_a_transform]
+)
+def test_what_is_not_quadratic(mean):
+    with pm.Model() as model:
+        pm.Normal("y", mean(), 1.0, observed=Y)
+    with pytest.raises(ModelError, match="is not quadratic in the local variables"):
+        marginalize(model, "z", method="exact")
+
+
+def two_modes():
+    components = [pm.Normal.dist(-2, 0.5), pm.Normal.dist(2, 0.5)]
+    return pm.Mixture("z", [0.6, 0.4], components, shape=N_GROUPS)
+
+
+@pytest.mark.parametrize(
+    ("prior", "warns"),
+    [
+        (two_modes, True),
+        (lambda: pm.Laplace("z", 0, 0.5, shape=N_GROUPS), True),
+        (lambda: pm.Normal("z", shape=N_GROUPS), False),
+        (lambda: pm.StudentT("z", 4, shape=N_GROUPS), False),
+        (lambda: pm.Normal("z", shape=(N_GROUPS, 2)).sum(axis=1), False),
+    ],
+    ids=["two modes", "kink", "normal", "Student", "two quantities"],
+)
+def test_inexact_quadrature_is_told(prior, warns, caplog):
+    with pm.Model() as model:
+        pm.Bernoulli("y", logit_p=prior()[GROUP], observed=SUCCESS)
+    with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
+        marginalize(model, "z")
+    assert ("has errors up to" in caplog.text) == warns
+
+
+def test_improper_local_variables():
+    """A flat prior with a named dimension, which cannot be drawn."""
+    with pm.Model(coords={"group": range(N_GROUPS)}) as model:
+        z = pm.Flat("z", dims="group")
+        pm.Normal("y", z[GROUP] + pm.Flat("slope", dims="group")[GROUP] * X, 1.0, observed=Y)
+    groups = marginalize(model, "z")
+    assert [variable.name for variable in groups.free_RVs] == ["slope"]
