@@ -14,12 +14,13 @@ from pymc.model import Model
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.marginal.blocks import join_blocks
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.structure import LocalStructure
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly, without_blas_warning
-from pymc_sgmcmc.posterior.terms import reference_terms
+from pymc_sgmcmc.posterior.terms import reference_terms, without_scaling
 
 CHECKED_GROUPS = 20
 """This many random groups are evaluated alone. It is a compromise between the time of the check and
@@ -146,6 +147,14 @@ def _check(model: Model, density: GroupDensity) -> None:
     with np.errstate(all="ignore"):
         reference = expected(*(np.asarray(evaluated.point[v.name], dtype=v.dtype) for v in inputs))
     if not _agree(np.atleast_1d(values.sum()), np.atleast_1d(reference)):
+        scaled = [
+            name for name in structure.observed if without_scaling(model[name]) is not model[name]
+        ]
+        if scaled:
+            raise ModelError(
+                f"The model should be on the full data, but {quoted(scaled)} has another "
+                "`total_size`. Leave it out."
+            )
         raise _not_independent(structure, "the groups do not add up to that of the model")
 
 

@@ -179,6 +179,9 @@ def without_locals(model: Model, density: GroupDensity, marginal: TensorVariable
             graph.remove_output(graph.outputs.index(variable))
     groups = model_from_fgraph(graph, mutate_fgraph=True)
 
+    name = "_".join(structure.observed)
+    while name in groups.named_vars:
+        name += "_"
     names = list(density.parameters)
     operation = GroupLogDensity(
         Template(marginal, density.numbers, list(density.parameters.values()))
@@ -196,8 +199,8 @@ def without_locals(model: Model, density: GroupDensity, marginal: TensorVariable
 
     with groups:
         pm.CustomDist(
-            "_".join(structure.observed),
-            *(groups[name] for name in names),
+            name,
+            *(groups[parameter] for parameter in names),
             logp=logp,
             random=_no_draws,
             signature=f"{','.join(cores)}->()",

@@ -243,3 +243,20 @@ def test_missing_values():
         pm.Normal("y", z[GROUP] + x, observed=np.ones(30))
     with pytest.raises(ModelError, match=r"`x_unobserved` are missing values of single records"):
         marginalize(model, "z")
+
+
+def test_a_name_that_is_taken():
+    model = simple(normal())
+    with model:
+        pm.Normal("y_x")
+        pm.Normal("x", model["z"], observed=np.arange(6.0))
+    groups = marginalize(model, "z")
+    assert {variable.name for variable in groups.basic_RVs} == {"y_x", "y_x_"}
+
+
+def test_total_size():
+    with pm.Model() as model:
+        z = pm.Normal("z", shape=6)
+        pm.Normal("y", z[GROUP], observed=np.arange(30.0), total_size=60)
+    with pytest.raises(ModelError, match="full data, but `y` has another `total_size`"):
+        marginalize(model, "z")
