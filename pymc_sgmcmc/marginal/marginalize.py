@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pymc as pm
@@ -148,6 +148,11 @@ def integrate(
 
 def names_of(names: str | TensorVariable | Sequence[str | TensorVariable]) -> list[str]:
     """Names of variables that are given by themselves or by their names."""
+    if not isinstance(names, str | Variable | Iterable) or isinstance(names, Model):
+        raise TypeError(
+            "`names` should be names of local variables, or these variables, but got "
+            f"{type(names).__name__}."
+        )
     several = [names] if isinstance(names, str | Variable) else list(names)
     return [str(getattr(entry, "name", entry)) for entry in several]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -262,7 +262,11 @@ def _numbers(groups: Any, model: Model, structure: LocalStructure) -> np.ndarray
     if not any(isinstance(label, int) for label in places):
         places |= {number: number for number in range(n_groups)}
     chosen = [getattr(label, "item", lambda label=label: label)() for label in chosen]
-    unknown = [label for label in chosen if isinstance(label, bool) or label not in places]
+    unknown = [
+        label
+        for label in chosen
+        if isinstance(label, bool) or not isinstance(label, Hashable) or label not in places
+    ]
     if unknown:
         raise ValueError(
             f"`groups` should be labels of `{name}` or numbers below {n_groups}, but got "

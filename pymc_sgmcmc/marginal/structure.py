@@ -162,7 +162,11 @@ def find_structure(model: Model, names: Sequence[str]) -> LocalStructure:
     ------
     ModelError
         Where a variable is not local, and what to do instead.
+    TypeError
+        Where the model is no PyMC model.
     """
+    if not isinstance(model, Model):
+        raise TypeError(f"`model` should be a PyMC model, but got {type(model).__name__}.")
     chosen = _chosen(model, names)
     dependents = _dependents(model, chosen)
     others = [variable for variable in model.free_RVs if variable not in chosen]

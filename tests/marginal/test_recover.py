@@ -452,6 +452,7 @@ def renamed(model):
         (lambda m: trace(m, 4, **VALUES), {"groups": [6]}, ValueError, "numbers below 6"),
         (lambda m: trace(m, 4, **VALUES), {"groups": [-1]}, ValueError, "but got -1"),
         (lambda m: trace(m, 4, **VALUES), {"groups": []}, ValueError, "at least one group"),
+        (lambda m: trace(m, 4, **VALUES), {"groups": {"a"}}, ValueError, "should be labels"),
         (lambda m: trace(m, 4, **VALUES), {"groups": ["a", "a"]}, ValueError, "each once"),
     ],
 )

@@ -260,3 +260,13 @@ def test_total_size():
         pm.Normal("y", z[GROUP], observed=np.arange(30.0), total_size=60)
     with pytest.raises(ModelError, match="full data, but `y` has another `total_size`"):
         marginalize(model, "z")
+
+
+def test_types():
+    model = simple(normal())
+    with pytest.raises(TypeError, match=r"`names` should be names of local variables.*NoneType"):
+        marginalize(model, None)
+    with pytest.raises(TypeError, match=r"`names` should be names of local variables.*Model"):
+        marginalize("z", model)
+    with pytest.raises(TypeError, match="`model` should be a PyMC model, but got NoneType"):
+        marginalize(None, "z")
