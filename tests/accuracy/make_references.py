@@ -250,31 +250,46 @@ def make_reference(name: str, data_folder: Path) -> None:
     summary = summarise(posterior, idata, [variable.name for variable in model.free_RVs])
     if settings.slope:
         summary |= by_slope(idata, model)
+    facts = {"n_rows": posterior.n_rows, "dimension": posterior.dimension}
+    store(REFERENCES / f"{name}.npz", idata, summary, settings, metric_seconds, facts)
+
+
+def store(
+    path: Path,
+    idata: xr.DataTree,
+    summary: dict[str, np.ndarray],
+    settings: Settings,
+    metric_seconds: float,
+    facts: dict[str, int],
+) -> None:
+    """Write the summary with what is known of the run, and print its quality."""
     stats, warmup = idata["sample_stats"], idata["warmup_sample_stats"]
     cpu_seconds = stats["process_time_diff"].sum() + warmup["process_time_diff"].sum()
-    facts = asdict(settings) | {
-        "n_rows": posterior.n_rows,
-        "dimension": posterior.dimension,
-        "nuts_seconds": float(idata["posterior"].attrs["sampling_time"]),
-        "nuts_cpu_seconds": float(cpu_seconds),
-        "metric_seconds": metric_seconds,
-        "leapfrogs": float(stats["n_steps"].mean()),
-        "divergences": int(stats["diverging"].sum()),
-        "seed": SEED,
-    }
-    REFERENCES.mkdir(exist_ok=True)
+    run = (
+        asdict(settings)
+        | facts
+        | {
+            "nuts_seconds": float(idata["posterior"].attrs["sampling_time"]),
+            "nuts_cpu_seconds": float(cpu_seconds),
+            "metric_seconds": metric_seconds,
+            "leapfrogs": float(stats["n_steps"].mean()),
+            "divergences": int(stats["diverging"].sum()),
+            "seed": SEED,
+        }
+    )
+    path.parent.mkdir(exist_ok=True)
     np.savez_compressed(
-        REFERENCES / f"{name}.npz",
+        path,
         **summary,
-        **facts,
+        **run,
         versions=[f"{package} {version(package)}" for package in ("pymc", "pytensor", "numpy")],
     )
-    quality = {
-        "max R-hat": summary["position_r_hat"].max(),
-        "min ESS": summary["position_ess"].min(),
-        "min ESS of sd": summary["position_ess_sd"].min(),
-    }
-    print(name, facts, {key: round(float(value), 4) for key, value in quality.items()}, flush=True)
+    quality = {"max R-hat": max, "min ESS": min, "min ESS of sd": min}
+    endings = ("_r_hat", "_ess", "_ess_sd")
+    for (label, extreme), ending in zip(quality.items(), endings, strict=True):
+        values = [value for key, value in summary.items() if key.endswith(ending)]
+        print(f"{label}: {extreme(float(extreme(v.ravel())) for v in values):.4g}")
+    print(path.stem, run, flush=True)
 
 
 def main() -> None:

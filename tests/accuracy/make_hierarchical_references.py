@@ -1,0 +1,91 @@
+"""Make the stored references of hierarchical models by NUTS on the joint model.
+
+    python -m tests.accuracy.make_hierarchical_references FOLDER_OF_DATA NAME [NAME ...]
+
+Writes `tests/accuracy/references/hierarchical/NAME.npz` with what `make_references` writes of the
+position, here that of the model of groups, so of the global variables alone, and
+
+local_mean, local_sd, local_r_hat, local_ess, local_ess_sd
+    of entries of the local variables on their own scale, one for each of `local_labels`
+
+`n_rows` is the number of groups, and `dimension` that of the global variables.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import arviz as az
+import numpy as np
+import xarray as xr
+
+from pymc_sgmcmc import Posterior, marginalize
+from tests.accuracy.hierarchical import MODELS
+from tests.accuracy.make_references import REFERENCES, Settings, sample, store, summarise
+
+FOLDER = REFERENCES / "hierarchical"
+
+MOST_LOCALS = 200
+"""This many entries of the local variables are compared, evenly spaced. It is a compromise between
+the size of the files and the part of the groups that is seen."""
+
+DEFAULT = Settings(draws=3000, tune=1000, metric="default")
+
+SETTINGS: dict[str, Settings] = {}
+
+
+def chosen_locals(idata: xr.DataTree, names: list[str]) -> xr.DataArray:
+    """Draws of evenly spaced entries of the local variables, with their labels."""
+    values = [idata["posterior"][name].values for name in names]
+    draws = np.concatenate([part.reshape(*part.shape[:2], -1) for part in values], axis=2)
+    labels = np.concatenate(
+        [
+            [f"{name}[{number}]" for number in range(part[0, 0].size)]
+            for name, part in zip(names, values, strict=True)
+        ]
+    )
+    chosen = np.unique(np.linspace(0, len(labels) - 1, MOST_LOCALS).round().astype(int))
+    return xr.DataArray(
+        draws[:, :, chosen], dims=("chain", "draw", "label"), coords={"label": labels[chosen]}
+    )
+
+
+def summarise_locals(draws: xr.DataArray) -> dict[str, np.ndarray]:
+    """Means, standard deviations and the quality of both."""
+    dataset = draws.to_dataset(name="local")
+    return {
+        "local_mean": draws.mean(("chain", "draw")).values,
+        "local_sd": draws.std(("chain", "draw")).values,
+        "local_r_hat": az.rhat(dataset)["local"].values,
+        "local_ess": az.ess(dataset)["local"].values,
+        "local_ess_sd": az.ess(dataset, method="sd")["local"].values,
+        "local_labels": draws["label"].values,
+    }
+
+
+def make_reference(name: str, data_folder: Path) -> None:
+    """Sample one joint model and store the summary."""
+    settings = SETTINGS.get(name, DEFAULT)
+    model, names = MODELS[name](data_folder)
+    groups = Posterior(marginalize(model, names))
+    with model:
+        idata, metric_seconds = sample(Posterior(model), settings)
+    free = [variable.name for variable in model.free_RVs if variable.name not in names]
+    summary = summarise(groups, idata, free) | summarise_locals(chosen_locals(idata, names))
+    facts = {"n_rows": groups.n_rows, "dimension": groups.dimension}
+    store(FOLDER / f"{name}.npz", idata, summary, settings, metric_seconds, facts)
+
+
+def main() -> None:
+    """Make the references named on the command line, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data_folder", type=Path)
+    parser.add_argument("names", nargs="+", choices=sorted(MODELS))
+    arguments = parser.parse_args()
+    for name in arguments.names:
+        make_reference(name, arguments.data_folder)
+
+
+if __name__ == "__main__":
+    main()
