@@ -170,7 +170,7 @@ def find_structure(model: Model, names: Sequence[str]) -> LocalStructure:
     chosen = _chosen(model, names)
     dependents = _dependents(model, chosen)
     others = [variable for variable in model.free_RVs if variable not in chosen]
-    parameters = {variable: variable.type(name=variable.name) for variable in others}
+    parameters = {variable: _placeholder(variable) for variable in others}
     # The global variables are replaced first. PyMC would lift random variables without a value
     # through other operations, and they would no longer be those of the model.
     variables = [without_scaling(variable) for variable in [*chosen, *dependents]]
@@ -241,6 +241,11 @@ def _chosen(model: Model, names: Sequence[str]) -> list[TensorVariable]:
             "over its values with `pymc_extras.marginalize`."
         )
     return [variable for variable in model.free_RVs if variable.name in names]
+
+
+def _placeholder(variable: TensorVariable) -> TensorVariable:
+    """Stand-in for a global variable, of known shape also where the lengths come from coords."""
+    return variable.type.clone(shape=tuple(shape_of(variable)))(name=variable.name)
 
 
 def _dependents(model: Model, chosen: Sequence[TensorVariable]) -> list[TensorVariable]:

@@ -17,8 +17,9 @@ def codes_of(rng, balanced: bool = True) -> np.ndarray:
 def logistic_intercepts(rng, *, centred=False, balanced=True):
     group = codes_of(rng, balanced)
     X = rng.normal(size=(len(group), 2))
-    with pm.Model(coords={"patient": [f"p{g}" for g in range(N_GROUPS)]}) as model:
-        beta = pm.Normal("beta", 0, 2, shape=2)
+    coords = {"patient": [f"p{g}" for g in range(N_GROUPS)], "feature": ["dose", "age"]}
+    with pm.Model(coords=coords) as model:
+        beta = pm.Normal("beta", 0, 2, dims="feature")
         sd = pm.HalfNormal("sd", 1)
         if centred:
             effect = pm.Normal("z", 0, sd, dims="patient")
