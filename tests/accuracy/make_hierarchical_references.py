@@ -30,7 +30,7 @@ MOST_LOCALS = 200
 """This many entries of the local variables are compared, evenly spaced. It is a compromise between
 the size of the files and the part of the groups that is seen."""
 
-DEFAULT = Settings(draws=3000, tune=1000, metric="default")
+DEFAULT = Settings(draws=8000, tune=1000, metric="default")
 
 SETTINGS: dict[str, Settings] = {}
 
@@ -72,7 +72,9 @@ def make_reference(name: str, data_folder: Path) -> None:
     with model:
         idata, metric_seconds = sample(Posterior(model), settings)
     free = [variable.name for variable in model.free_RVs if variable.name not in names]
-    summary = summarise(groups, idata, free) | summarise_locals(chosen_locals(idata, names))
+    kept = idata["posterior"].to_dataset()[list(dict.fromkeys([*free, *groups.layout.names]))]
+    of_globals = xr.DataTree.from_dict({"posterior": kept})
+    summary = summarise(groups, of_globals, free) | summarise_locals(chosen_locals(idata, names))
     facts = {"n_rows": groups.n_rows, "dimension": groups.dimension}
     store(FOLDER / f"{name}.npz", idata, summary, settings, metric_seconds, facts)
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pymc as pm
+import xarray as xr
 
 from pymc_sgmcmc import SGLDCV, bias_report
 from tests.accuracy.posteriors import MODELS
@@ -51,6 +53,24 @@ def compare(
     """
     reference = np.load(REFERENCES / f"{name}.npz")
     model = MODELS[name](data_folder)
+    idata, facts = run(
+        model, step_class, draws=draws, tune=tune, chains=chains, seed=seed, mode=mode, **settings
+    )
+    return compare_positions(name, idata, facts, reference)
+
+
+def run(
+    model: pm.Model,
+    step_class: type = SGLDCV,
+    *,
+    draws: int = 1000,
+    tune: int = 1000,
+    chains: int = 4,
+    seed: int = 1,
+    mode: str = "NUMBA",
+    **settings: Any,
+) -> tuple[xr.DataTree, dict[str, Any]]:
+    """Draws of a step method, and the seconds, warnings and reasons of the run."""
     with model, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         begin = time.perf_counter()
@@ -67,6 +87,20 @@ def compare(
             quiet=True,
         )
         end = time.perf_counter()
+    facts = {
+        "seconds_made": made - begin,
+        "seconds_sampled": end - made,
+        "warnings": [str(one.message)[:200] for one in caught],
+        "why": idata["sample_stats"].attrs.get("sgmcmc_why"),
+        "thin": step.thin,
+    }
+    return idata, facts
+
+
+def compare_positions(
+    name: str, idata: xr.DataTree, facts: dict[str, Any], reference: Mapping[str, np.ndarray]
+) -> pd.DataFrame:
+    """The report of a run beside a stored reference, as `compare` gives it."""
     report = bias_report(idata)
     mean, sd = reference["position_mean"], reference["position_sd"]
     ess = report["ess_bulk"].to_numpy()
@@ -78,14 +112,7 @@ def compare(
         true_error=(report["sd"] / sd) ** 2 - 1,
         monte_carlo=np.sqrt(2 / ess + 2 / reference_ess),
     )
-    table.attrs |= {
-        "seconds_made": made - begin,
-        "seconds_sampled": end - made,
-        "warnings": [str(one.message)[:200] for one in caught],
-        "nuts_seconds": float(reference.get("nuts_seconds", np.nan)),
-        "why": idata["sample_stats"].attrs.get("sgmcmc_why"),
-        "thin": step.thin,
-    }
+    table.attrs |= facts | {"nuts_seconds": float(reference.get("nuts_seconds", np.nan))}
     return table
 
 

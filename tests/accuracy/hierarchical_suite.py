@@ -1,0 +1,116 @@
+"""Runs on models of groups with default arguments, compared with NUTS on the joint models.
+
+    python -m tests.accuracy.hierarchical_suite FOLDER_OF_DATA [NAME ...] [--draws D] [--seed S]
+
+prints for each model the numbers of groups and of global variables, the parts of the global and of
+the local coordinates whose mean is within 0.1 sd and whose sd is within 5 % of the reference, the
+largest error of a mean, the largest R-hat of the global variables, the seconds of `marginalize`,
+set-up, run and `recover` beside those of NUTS, and the verdict of `bias_report`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import arviz as az
+import numpy as np
+import pandas as pd
+
+from pymc_sgmcmc import SGLDCV, marginalize, recover
+from tests.accuracy.hierarchical import MODELS
+from tests.accuracy.make_hierarchical_references import FOLDER, chosen_locals
+from tests.accuracy.suite import compare_positions, good, run
+
+
+def available() -> list[str]:
+    """Names of the models that have a stored reference."""
+    return [name for name in MODELS if (FOLDER / f"{name}.npz").exists()]
+
+
+def compare(
+    name: str,
+    data_folder: Path,
+    step_class: type = SGLDCV,
+    *,
+    draws: int = 1000,
+    seed: int = 1,
+    points: int | None = None,
+    **settings: Any,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Errors of one run: a table of the global coordinates and one of the local ones.
+
+    The first is as in `tests.accuracy.suite.compare`. The second has the columns ``mean_off``,
+    ``sd_ratio``, ``ess_bulk``, and ``mean_z`` and ``sd_z``, the errors in Monte-Carlo standard
+    errors of both runs.
+    """
+    reference = np.load(FOLDER / f"{name}.npz")
+    model, names = MODELS[name](data_folder)
+    begin = time.perf_counter()
+    groups = marginalize(model, names, points=points)
+    marginalized = time.perf_counter() - begin
+    idata, facts = run(groups, step_class, draws=draws, seed=seed, **settings)
+    begin = time.perf_counter()
+    recovered = recover(idata, model, random_seed=seed, progressbar=False)
+    facts |= {
+        "seconds_marginalized": marginalized,
+        "seconds_recovered": time.perf_counter() - begin,
+        "n_groups": int(reference["n_rows"]),
+    }
+    return (
+        compare_positions(name, idata, facts, reference),
+        _compare_locals(recovered, names, reference),
+    )
+
+
+def _compare_locals(idata, names: list[str], reference) -> pd.DataFrame:
+    draws = chosen_locals(idata, names)
+    np.testing.assert_array_equal(draws["label"].values, reference["local_labels"])
+    dataset = draws.to_dataset(name="local")
+    ess = az.ess(dataset)["local"].values
+    ess_sd = az.ess(dataset, method="sd")["local"].values
+    sd = reference["local_sd"]
+    mean_off = (draws.mean(("chain", "draw")).values - reference["local_mean"]) / sd
+    sd_ratio = draws.std(("chain", "draw")).values / sd
+    return pd.DataFrame(
+        {
+            "mean_off": mean_off,
+            "sd_ratio": sd_ratio,
+            "ess_bulk": ess,
+            "mean_z": mean_off / np.sqrt(1 / ess + 1 / reference["local_ess"]),
+            "sd_z": (sd_ratio - 1) / np.sqrt(0.5 / ess_sd + 0.5 / reference["local_ess_sd"]),
+        },
+        index=pd.Index(reference["local_labels"], name="coordinate"),
+    )
+
+
+def main() -> None:
+    """Run the program."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data_folder", type=Path)
+    parser.add_argument("names", nargs="*", default=available())
+    parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    for name in arguments.names:
+        table, locals_ = compare(
+            name, arguments.data_folder, draws=arguments.draws, seed=arguments.seed
+        )
+        both = pd.concat([table["mean_off"], locals_["mean_off"]])
+        worst = both.abs().idxmax()
+        facts = table.attrs
+        print(
+            f"{name}: G = {facts['n_groups']}, d = {len(table)}, good {good(table).mean():.2f} of "
+            f"global and {good(locals_).mean():.2f} of local, mean of {worst} off by "
+            f"{both[worst]:.2f} sd, R-hat {table['r_hat'].max():.3f}, "
+            f"{facts['seconds_marginalized']:.0f} + {facts['seconds_made']:.0f} + "
+            f"{facts['seconds_sampled']:.0f} + {facts['seconds_recovered']:.0f} s "
+            f"(NUTS {facts['nuts_seconds']:.0f} s); {facts['verdict']}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
