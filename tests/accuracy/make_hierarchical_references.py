@@ -6,7 +6,7 @@ Writes `tests/accuracy/references/hierarchical/NAME.npz` with what `make_referen
 position, here that of the model of groups, so of the global variables alone, and
 
 local_mean, local_sd, local_r_hat, local_ess, local_ess_sd
-    of entries of the local variables on their own scale, one for each of `local_labels`
+    of the `chosen_entries` of the local variable on its own scale
 
 `n_rows` is the number of groups, and `dimension` that of the global variables.
 """
@@ -32,49 +32,41 @@ the size of the files and the part of the groups that is seen."""
 
 DEFAULT = Settings(draws=8000, tune=1000, metric="default")
 
-SETTINGS: dict[str, Settings] = {}
+SETTINGS = {"cbpp_herds": Settings(draws=40_000, tune=1000, metric="default", target_accept=0.95)}
 
 
-def chosen_locals(idata: xr.DataTree, names: list[str]) -> xr.DataArray:
-    """Draws of evenly spaced entries of the local variables, with their labels."""
-    values = [idata["posterior"][name].values for name in names]
-    draws = np.concatenate([part.reshape(*part.shape[:2], -1) for part in values], axis=2)
-    labels = np.concatenate(
-        [
-            [f"{name}[{number}]" for number in range(part[0, 0].size)]
-            for name, part in zip(names, values, strict=True)
-        ]
-    )
-    chosen = np.unique(np.linspace(0, len(labels) - 1, MOST_LOCALS).round().astype(int))
-    return xr.DataArray(
-        draws[:, :, chosen], dims=("chain", "draw", "label"), coords={"label": labels[chosen]}
-    )
+def chosen_entries(shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    """Index of evenly spaced entries of a local variable of this shape."""
+    size = int(np.prod(shape))
+    entries = np.unique(np.linspace(0, size - 1, MOST_LOCALS).round().astype(int))
+    return np.unravel_index(entries, shape)
 
 
-def summarise_locals(draws: xr.DataArray) -> dict[str, np.ndarray]:
-    """Means, standard deviations and the quality of both."""
-    dataset = draws.to_dataset(name="local")
+def summarise_locals(draws: np.ndarray) -> dict[str, np.ndarray]:
+    """Means, standard deviations and the quality of both, of draws, shape (chains, draws, n)."""
+    dataset = xr.Dataset({"local": (("chain", "draw", "entry"), draws)})
     return {
-        "local_mean": draws.mean(("chain", "draw")).values,
-        "local_sd": draws.std(("chain", "draw")).values,
+        "local_mean": draws.mean((0, 1)),
+        "local_sd": draws.std((0, 1)),
         "local_r_hat": az.rhat(dataset)["local"].values,
         "local_ess": az.ess(dataset)["local"].values,
         "local_ess_sd": az.ess(dataset, method="sd")["local"].values,
-        "local_labels": draws["label"].values,
     }
 
 
 def make_reference(name: str, data_folder: Path) -> None:
     """Sample one joint model and store the summary."""
     settings = SETTINGS.get(name, DEFAULT)
-    model, names = MODELS[name](data_folder)
-    groups = Posterior(marginalize(model, names))
+    model, local = MODELS[name](data_folder)
+    groups = Posterior(marginalize(model, local))
     with model:
         idata, metric_seconds = sample(Posterior(model), settings)
-    free = [variable.name for variable in model.free_RVs if variable.name not in names]
+    free = [variable.name for variable in model.free_RVs if variable.name != local]
     kept = idata["posterior"].to_dataset()[list(dict.fromkeys([*free, *groups.layout.names]))]
     of_globals = xr.DataTree.from_dict({"posterior": kept})
-    summary = summarise(groups, of_globals, free) | summarise_locals(chosen_locals(idata, names))
+    draws = idata["posterior"][local].values
+    chosen = draws[:, :, *chosen_entries(draws.shape[2:])]
+    summary = summarise(groups, of_globals, free) | summarise_locals(chosen)
     facts = {"n_rows": groups.n_rows, "dimension": groups.dimension}
     store(FOLDER / f"{name}.npz", idata, summary, settings, metric_seconds, facts)
 
