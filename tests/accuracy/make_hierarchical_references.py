@@ -14,6 +14,7 @@ local_mean, local_sd, local_r_hat, local_ess, local_ess_sd
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import arviz as az
@@ -32,7 +33,10 @@ the size of the files and the part of the groups that is seen."""
 
 DEFAULT = Settings(draws=8000, tune=1000, metric="default")
 
-SETTINGS = {"cbpp_herds": Settings(draws=40_000, tune=1000, metric="default", target_accept=0.95)}
+SETTINGS = {
+    "cbpp_herds": replace(DEFAULT, draws=40_000, target_accept=0.95),
+    "item_response": replace(DEFAULT, draws=4000),
+}
 
 
 def chosen_entries(shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
@@ -60,7 +64,7 @@ def make_reference(name: str, data_folder: Path) -> None:
     model, local = MODELS[name](data_folder)
     groups = Posterior(marginalize(model, local))
     with model:
-        idata, metric_seconds = sample(Posterior(model), settings)
+        idata, metric_seconds = sample(None, settings)
     free = [variable.name for variable in model.free_RVs if variable.name != local]
     kept = idata["posterior"].to_dataset()[list(dict.fromkeys([*free, *groups.layout.names]))]
     of_globals = xr.DataTree.from_dict({"posterior": kept})

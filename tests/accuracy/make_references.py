@@ -111,8 +111,11 @@ def positions(posterior: Posterior, idata: xr.DataTree) -> np.ndarray:
     return np.concatenate([part.reshape(*part.shape[:2], -1) for part in parts], axis=2)
 
 
-def sample(posterior: Posterior, settings: Settings) -> tuple[xr.DataTree, float]:
-    """Draws by NUTS, with the transformed variables, and the seconds spent on the metric."""
+def sample(posterior: Posterior | None, settings: Settings) -> tuple[xr.DataTree, float]:
+    """Draws by NUTS, with the transformed variables, and the seconds spent on the metric.
+
+    PyMC's own metric needs no posterior.
+    """
     common = {
         "chains": settings.chains,
         "cores": 1,
@@ -132,6 +135,7 @@ def sample(posterior: Posterior, settings: Settings) -> tuple[xr.DataTree, float
         )
         return idata, 0.0
 
+    assert posterior is not None
     begin = time.perf_counter()
     center = find_center(posterior, posterior.initial_position)
     covariance = center.curvature.covariance.dense()
