@@ -14,6 +14,7 @@ from pymc_sgmcmc import SGLD, SGLDCV, LocalSampling
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.marginal.complete import CompleteData
 from pymc_sgmcmc.marginal.local_transitions import LangevinTransitions
+from pymc_sgmcmc.tuning.local_variables import langevin_setup
 from tests.support.topics import Topics
 
 
@@ -281,6 +282,21 @@ def test_refused_settings_of_transitions():
         LocalSampling("u", noise_size=3)
     with pytest.raises(ValueError, match="`transitions` should be a whole number, at least 1"):
         LocalSampling("u", transitions=0)
+
+
+def test_slow_transitions_are_warned_of(caplog):
+    """The law given the records is a thin arc, which a Gaussian scale does not fit."""
+    rng = np.random.default_rng(1)
+    with pm.Model() as model:
+        mean = pm.Normal("mean")
+        u = pm.Normal("u", 0, 2, shape=(40, 2))
+        bend = u[:, 0] + 3 * u[:, 1] ** 2
+        pm.Normal("y", mean + bend, 0.02, observed=rng.normal(size=40))
+    complete = CompleteData(model, "u", laplace_wanted=False)
+    with caplog.at_level("WARNING", "pymc"):
+        langevin_setup(complete, np.zeros(1))
+    assert "lag behind the other variables" in caplog.text
+    assert "`transitions` in `LocalSampling`" in caplog.text
 
 
 def test_many_local_quantities_need_a_step_size():
