@@ -90,6 +90,8 @@ def _is_quadratic(
             ),
         ]
         for actual, expected, magnitude in pairs:
-            if not np.all(np.abs(actual - expected) <= tolerance * magnitude):
+            with np.errstate(invalid="ignore"):  # What is not finite is not quadratic.
+                agrees = np.abs(actual - expected) <= tolerance * magnitude
+            if not np.all(agrees):
                 return False
     return True

@@ -29,7 +29,7 @@ from pymc_sgmcmc.gradient_estimators import PlainGradient
 from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
-from pymc_sgmcmc.step_methods.settings import CenterSetting, Gradient, Settings
+from pymc_sgmcmc.step_methods.settings import NO_LOCAL, CenterSetting, Gradient, Settings
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 from pymc_sgmcmc.tuning import (
     DENSE_DIMENSION,
@@ -199,6 +199,7 @@ class OSGFS(StochasticGradientStep):
     name = "osgfs"
     _keeps_rows = False
     _refused: ClassVar = {
+        **NO_LOCAL,
         "step_size": "computes its steps, so it takes no `step_size`. Set `k` or `max_k`.",
     }
 

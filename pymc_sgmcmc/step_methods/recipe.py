@@ -20,7 +20,7 @@ from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.center import FEW_LABELS
 from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.momentum import check_noise
-from pymc_sgmcmc.step_methods.settings import CenterSetting, Gradient, Settings
+from pymc_sgmcmc.step_methods.settings import NO_LOCAL, CenterSetting, Gradient, Settings
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
 from pymc_sgmcmc.tuning import Center
 
@@ -147,6 +147,7 @@ class Recipe(StochasticGradientStep):
     """
 
     name = "recipe"
+    _refused = NO_LOCAL
 
     def __init__(
         self,

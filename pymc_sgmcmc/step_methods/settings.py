@@ -35,6 +35,11 @@ CENTERS = "the name of a search, an array of numbers or a mapping from names to 
 COMPILED_WITH = ("inputs", "outputs", "updates", "on_unused_input")
 """The step method sets these arguments of `pytensor.function` itself."""
 
+NO_LOCAL = {
+    "local": "samples no local variables, so it takes no `local`. Use `SGLDCV`, or `marginalize`.",
+}
+"""This is refused by step methods whose law assumes gradients without a memory."""
+
 Gradient = str | SVRG | GradientEstimator
 Preconditioner = str | float | np.ndarray | Matrix | None
 CenterSetting = str | Mapping[str, Any] | np.ndarray | None
