@@ -85,8 +85,10 @@ class ChainState:
         Such numbers that are drawn already, for the gradients at the present positions.
     tune : int
         Draws during which the adaptations tune.
-    draws : int
-        Draws since the chain began.
+    thin : int
+        Transitions of the next draw.
+    draws, transitions : int
+        Draws and transitions since the chain began.
     """
 
     position: np.ndarray
@@ -100,7 +102,9 @@ class ChainState:
     memory_rng: np.random.Generator
     pending_noise: np.ndarray | None
     tune: int
+    thin: int
     draws: int = 0
+    transitions: int = 0
 
 
 class Chain:
@@ -115,6 +119,9 @@ class Chain:
         Number of transitions for each recorded draw.
     adaptations : sequence of Adaptation
         Settings that change between runs of draws.
+    most_thin : int, optional
+        Where it is given, the number of transitions for each draw is set anew at the end of tuning,
+        up to this number, so that it times the step size is about what it was.
 
     Examples
     --------
@@ -138,13 +145,15 @@ class Chain:
         step_size: StepSize,
         thin: int = 1,
         adaptations: Sequence[Adaptation] = (),
+        most_thin: int | None = None,
     ):
         self.block = block
         self.step_size = step_size
         self.thin = thin
+        self.most_thin = most_thin
         self.adaptations = tuple(adaptations)
         epochs = block.batching.n_rows / block.batching.batch_size * EPOCHS_BETWEEN_SHUFFLES
-        self.draws_per_order = max(1, round(epochs / thin))
+        self.transitions_per_order = thin * max(1, round(epochs / thin))
         self._state: ChainState | None = None
 
     # --- State ------------------------------------------------------------------------------
@@ -190,6 +199,7 @@ class Chain:
             memory_rng,
             None,
             tune,
+            self.thin,
         )
 
     @property
@@ -287,8 +297,9 @@ class Chain:
         block, done = self.block, state.draws
         tuning = done < state.tune
         changing = [each for each in self.adaptations if tuning or not each.only_tunes]
-        periods = [self.draws_per_order, *map(self._draws_between, changing)]
-        until_change = min(period - done % period for period in periods)
+        periods = [self._draws_between(each.transitions) for each in changing]
+        left = self.transitions_per_order - state.transitions % self.transitions_per_order
+        until_change = min([-(-left // state.thin), *(each - done % each for each in periods)])
         if tuning:
             until_change = min(until_change, state.tune - done)
         elements = block.batching.batch_size * max(1, block.row_elements)
@@ -298,12 +309,12 @@ class Chain:
             BLOCK_ELEMENTS
             / max(block.state_elements, block.batching.index_size, block.memory_noise_size),
         )
-        return max(1, min(int(transitions // self.thin), until_change))
+        return max(1, min(int(transitions // state.thin), until_change))
 
     def present_step_size(self, transition: int | None = None) -> float:
         """Step size of the next transition, or of a given one, as adapted at present."""
         state = self._begun()
-        number = state.draws * self.thin if transition is None else transition
+        number = state.transitions if transition is None else transition
         size = step_sizes(self.step_size, number, 1)
         return float(self._adapted_step_sizes(size, state)[0])
 
@@ -312,21 +323,37 @@ class Chain:
             sizes = sizes * adaptation.step_size_factor(adapted)
         return sizes
 
-    def _draws_between(self, adaptation: Adaptation) -> int:
-        """Draws between two boundaries of an adaptation."""
-        return max(1, round(adaptation.transitions / self.thin))
+    def _thin_after(self, state: ChainState, count: int, adapted: Sequence[AdaptationState]) -> int:
+        """Transitions of the draws after this run, which change at the end of tuning alone.
+
+        The changes are by powers of two, so that chains with about the same step size agree.
+        """
+        if self.most_thin is None or not state.draws < state.tune == state.draws + count:
+            return state.thin
+        factor = np.prod(
+            [
+                adaptation.step_size_factor(present)
+                for adaptation, present in zip(self.adaptations, adapted, strict=True)
+            ]
+        )
+        wanted = np.ceil(self.thin * 2.0 ** np.round(-np.log2(factor)))
+        return int(np.clip(wanted, 1, max(self.most_thin, self.thin)))
+
+    def _draws_between(self, transitions: int) -> int:
+        """Draws at present between two boundaries that are so many transitions apart."""
+        return max(1, round(transitions / self._begun().thin))
 
     def _order(self, state: ChainState) -> int:
         """Seed of the order of the rows at the present draw."""
-        shuffles = state.draws // self.draws_per_order
+        shuffles = state.transitions // self.transitions_per_order
         return FIRST_ORDER if shuffles == 0 else state.order_entropy + shuffles
 
     def _run(self, count: int) -> Draws:
         """Compute draws in one call, and set the state after them."""
         state = self._begun()
-        block, batching, thin = self.block, self.block.batching, self.thin
+        block, batching, thin = self.block, self.block.batching, state.thin
         batching.set_order(self._order(state))
-        if block.memory is not None and state.draws % self.draws_per_order == 0:
+        if block.memory is not None and state.transitions % self.transitions_per_order < thin:
             block.memory.settle()
         for adaptation, adapted in zip(self.adaptations, state.adapted, strict=True):
             adaptation.load(adapted)
@@ -337,7 +364,7 @@ class Chain:
         indices = np.concatenate([pending, batching.draw(rng, transitions)])
         dtype = np.dtype(block.dtype)
         noise = noise_rng.standard_normal((transitions, block.noise_size), dtype=dtype)
-        sizes = step_sizes(self.step_size, state.draws * thin, transitions)
+        sizes = step_sizes(self.step_size, state.transitions, transitions)
         sizes = self._adapted_step_sizes(sizes, state)
         # They have a generator of their own, so that draws do not depend on the length of a run.
         missing = len(indices) - (0 if state.pending_noise is None else block.lag)
@@ -354,6 +381,7 @@ class Chain:
         stats = {
             "step_size": sizes[recorded],
             "gradient_norm": norms[recorded],
+            "n_steps": np.full(count, thin),
             **{
                 name: values[recorded].copy()
                 for name, values in zip(block.dynamics.stats, ran.stats, strict=True)
@@ -362,7 +390,7 @@ class Chain:
         bad_transition, good = None, count
         if not finite.all():
             first = int(np.argmin(finite))
-            bad_transition, good = state.draws * thin + first, first // thin
+            bad_transition, good = state.transitions + first, first // thin
             for adaptation in self.adaptations:
                 stats |= {
                     name: np.full(count, missing_value(dtype))
@@ -381,7 +409,9 @@ class Chain:
                 noise_rng=noise_rng,
                 memory_rng=memory_rng,
                 pending_noise=memory_noise[-block.lag :],
+                thin=self._thin_after(state, count, states),
                 draws=state.draws + count,
+                transitions=state.transitions + transitions,
             )
         return Draws(
             # Copies let the memory of the transitions between draws be freed.
@@ -397,15 +427,15 @@ class Chain:
         """States of the adaptations after these transitions, and their statistics."""
         states: list[AdaptationState] = []
         stats: dict[str, np.ndarray] = {}
-        done = state.draws + len(sizes) // self.thin
+        done = state.draws + len(sizes) // state.thin
         for adaptation, adapted in zip(self.adaptations, state.adapted, strict=True):
             seen = Seen(
                 ran.positions,
                 ran.gradients,
                 partial(self.block.batching.selected, next_index),
                 tuning=state.draws < state.tune,
-                at_boundary=done % self._draws_between(adaptation) == 0,
-                thin=self.thin,
+                at_boundary=done % self._draws_between(adaptation.transitions) == 0,
+                thin=state.thin,
                 step_sizes=sizes,
             )
             adapted, recorded = adaptation.update(adapted, seen)

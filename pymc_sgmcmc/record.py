@@ -288,11 +288,12 @@ def moments_dataset(
     batches = min((len(chain["batch_sums"]) for chain in ended), default=0)
     if not batches:
         return None
-    d, length = len(ended[0]["origin"]), int(ended[0]["length"])  # The same for all chains.
+    d = len(ended[0]["origin"])
+    lengths = np.array([int(chain["length"]) for chain in ended])
     groups = min(len(chain["group_products"]) for chain in ended)
     column_dimension = f"{DIMENSION}_of_column"
     vector, matrix = (DIMENSION,), (DIMENSION, column_dimension)
-    sums = np.array([chain["batch_sums"][:batches] for chain in ended]) / length
+    sums = np.array([chain["batch_sums"][:batches] for chain in ended]) / lengths[:, None, None]
     origins = np.array([chain["origin"] for chain in ended])
     variables: dict[str, tuple[tuple[str, ...], np.ndarray]] = {
         # Each chain keeps its origin, so that runs with different origins can be put together.
@@ -300,7 +301,7 @@ def moments_dataset(
         "mean": (("chain", *vector), origins + sums[..., :d].mean(1)),
         "batch_position": (("chain", "batch", *vector), sums[..., :d]),
         "batch_gradient": (("chain", "batch", *vector), sums[..., d:]),
-        "transitions_a_batch": (("chain",), np.full(len(ended), length)),
+        "transitions_a_batch": (("chain",), lengths),
     }
     coords: dict[str, list] = {
         "chain": [number for number, chain in enumerate(chains) if chain is not None],

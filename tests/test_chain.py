@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pymc_sgmcmc import SGHMC, SGLD, SGLDCV
+from pymc_sgmcmc.adaptation import Adaptation
 from pymc_sgmcmc.chain import BLOCK_TRANSITIONS, Chain
 from pymc_sgmcmc.matrices import Diagonal
 from tests.support.models import logistic_model
@@ -69,8 +70,69 @@ def test_runs_after_tuning_are_long_and_ask_for_no_row_numbers(monkeypatch):
     batching = chain.block.batching
     monkeypatch.setattr(type(batching), "_permutation", None)
     chain.advance(100)
-    assert chain.run_length() == min(chain.draws_per_order - 100, BLOCK_TRANSITIONS)
+    assert chain.run_length() == min(chain.transitions_per_order - 100, BLOCK_TRANSITIONS)
     chain.advance(chain.run_length())
+
+
+class QuarterStep(Adaptation):
+    """A step size of a quarter from the second half of ten draws of tuning on."""
+
+    transitions = 20  # Five draws of four transitions.
+    only_tunes = True
+
+    def begin(self, position):
+        return {"factor": np.asarray(1.0)}
+
+    def load(self, state):
+        pass
+
+    def step_size_factor(self, state):
+        return float(state["factor"])
+
+    def update(self, state, seen):
+        quarter = seen.tuning and seen.at_boundary
+        return ({"factor": np.asarray(0.24)} if quarter else state), {}
+
+
+@pytest.mark.parametrize(("most_thin", "thin"), [(100, 16), (16, 16), (10, 10), (4, 4), (None, 4)])
+def test_thinning_follows_the_step_size(most_thin, thin):
+    """A draw has the same time as before; the transitions are those of a chain without thinning."""
+    step = SGLDCV(
+        step_size=1e-2, batching="replace", batch_size=20, model=logistic_model(),
+        compile_kwargs=NUMBA,
+    )  # fmt: skip
+    adaptations = [QuarterStep()]
+    thinned = Chain(
+        step.block, step_size=1e-2, thin=4, adaptations=adaptations, most_thin=most_thin
+    )
+    thinned.begin(np.random.default_rng(1), np.zeros(3), tune=10)
+    draws = thinned.advance(30)
+    np.testing.assert_array_equal(draws.stats["n_steps"], np.repeat([4, thin], [10, 20]))
+    assert thinned.state.transitions == 40 + 20 * thin
+
+    every = Chain(step.block, step_size=1e-2, adaptations=adaptations)
+    every.begin(np.random.default_rng(1), np.zeros(3), tune=40)
+    transitions = every.advance(40 + 20 * thin)
+    recorded = np.cumsum(draws.stats["n_steps"]) - 1
+    np.testing.assert_array_equal(draws.positions, transitions.positions[recorded])
+    np.testing.assert_array_equal(draws.gradients, transitions.gradients[recorded])
+
+
+def test_a_chain_resumes_with_its_thinning():
+    step = SGLDCV(batch_size=20, thin=4, model=logistic_model(), compile_kwargs=NUMBA)
+    settings = {"step_size": 1e-2, "thin": 4, "adaptations": [QuarterStep()], "most_thin": 99}
+    chain = Chain(step.block, **settings)
+    chain.begin(np.random.default_rng(1), np.zeros(3), tune=10)
+    chain.advance(12)
+    stored = pickle.dumps(chain.state)
+    expected = chain.advance(500)
+    other = Chain(step.block, **settings)
+    other.state = pickle.loads(stored)
+    parts = [other.advance(count) for count in (3, 497)]
+    np.testing.assert_array_equal(
+        np.concatenate([part.positions for part in parts]), expected.positions
+    )
+    assert (expected.stats["n_steps"] == 16).all()
 
 
 def test_begins_around_a_point(chain):

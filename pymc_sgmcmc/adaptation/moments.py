@@ -62,21 +62,13 @@ class RunningMoments(Adaptation):
 
     Parameters
     ----------
-    thin : int
-        Transitions a recorded draw.
     dimension : int
         Length d of the position.
     """
 
     transitions = 10**9
 
-    def __init__(self, thin: int, dimension: int):
-        self._thin = thin
-        spacing = 1
-        if dimension > COORDINATES_WITH_ALL:
-            spacing = min(max(1, thin // PRODUCTS_A_DRAW), LARGEST_SPACING)
-        # The last transition of a draw, and those before it at equal distances.
-        self._spaced = slice((thin - 1) % spacing, None, spacing)
+    def __init__(self, dimension: int):
         self._batches, self._groups = BATCHES, BATCHES
         if dimension > MOST_COORDINATES:
             self._batches, self._groups = BATCHES_OF_LONG_POSITIONS, 0
@@ -86,7 +78,6 @@ class RunningMoments(Adaptation):
     def begin(self, position: np.ndarray) -> AdaptationState:
         """No transitions yet."""
         d = len(position)
-        of_products = len(range(self._thin)[self._spaced]) if self._groups else 0
         return {
             "origin": np.array(position, dtype=float),
             "sums": np.zeros((self._batches, 2 * d)),
@@ -96,7 +87,8 @@ class RunningMoments(Adaptation):
             "length": np.asarray(1),
             "partial": np.asarray(0),
             "waiting_sums": np.zeros((0, 2 * d)),
-            "waiting": np.zeros((0, of_products, 2 * d)),
+            "waiting": np.zeros((0, 0, 2 * d)),
+            "thin": np.asarray(1),
         }
 
     def load(self, state: AdaptationState) -> None:
@@ -109,28 +101,40 @@ class RunningMoments(Adaptation):
         if seen.tuning:
             return state, {}
         if not (state["full"] or state["partial"] or len(state["waiting_sums"])):
-            state = {**state, "origin": np.array(seen.positions[0], dtype=float)}
-        origin = state["origin"]
-        shape = (-1, self._thin, len(origin))
+            state = self._first(seen)
+        origin, thin = state["origin"], int(state["thin"])
+        shape = (-1, thin, len(origin))
         positions, gradients = seen.positions.reshape(shape), seen.gradients.reshape(shape)
         # A product with ones is several times faster than `sum` along a short axis.
-        ones = np.ones(self._thin)
-        sums = np.concatenate([ones @ positions - self._thin * origin, ones @ gradients], axis=1)
+        ones = np.ones(thin)
+        sums = np.concatenate([ones @ positions - thin * origin, ones @ gradients], axis=1)
         waiting = {"waiting_sums": np.concatenate([state["waiting_sums"], sums])}
         if self._groups:
-            spaced = (positions[:, self._spaced] - origin, gradients[:, self._spaced])
-            z = np.concatenate(spaced, axis=2, dtype=float)
+            part = _spaced(thin, len(origin))
+            z = np.concatenate(
+                [positions[:, part] - origin, gradients[:, part]], axis=2, dtype=float
+            )
             waiting["waiting"] = np.concatenate([state["waiting"], z])
         state = {**state, **waiting}
-        if len(state["waiting_sums"]) * self._thin < WAITING:
+        if len(state["waiting_sums"]) * thin < WAITING:
             return state, {}
         return self._with_waiting(state), {}
+
+    def _first(self, seen: Seen) -> AdaptationState:
+        """State before the first transitions after tuning."""
+        state, d = self.begin(seen.positions[0]), seen.positions.shape[1]
+        of_products = len(range(seen.thin)[_spaced(seen.thin, d)]) if self._groups else 0
+        return {
+            **state,
+            "waiting": np.zeros((0, of_products, 2 * d)),
+            "thin": np.asarray(seen.thin),
+        }
 
     def of_chain(self, state: AdaptationState) -> Mapping[str, np.ndarray]:
         """Moments of a chain that has ended: sums over batches, and means over groups."""
         per_draw = state["waiting"].shape[1]
         state = self._with_waiting(state)
-        full, length = int(state["full"]), int(state["length"])
+        full, length, thin = (int(state[name]) for name in ("full", "length", "thin"))
         # The last batch is left out where it is not full. The last group may have fewer transitions
         # than the others.
         draws_a_group = self._batches // self._groups * length if self._groups else 0
@@ -142,8 +146,8 @@ class RunningMoments(Adaptation):
             "batch_sums": state["sums"][:full],
             "group_means": state["group_sums"][: len(draws)] / products[:, None],
             "group_products": state["products"][: len(draws)] / products[:, None, None],
-            "group_counts": draws * self._thin,
-            "length": np.asarray(length * self._thin),
+            "group_counts": draws * thin,
+            "length": np.asarray(length * thin),
         }
 
     def _with_waiting(self, state: AdaptationState) -> AdaptationState:
@@ -184,6 +188,14 @@ class RunningMoments(Adaptation):
             "waiting_sums": draw_sums[:0].copy(),
             "waiting": z[:0].copy(),
         }
+
+
+def _spaced(thin: int, dimension: int) -> slice:
+    """Transitions of a draw with products: the last, and others before it at equal distances."""
+    spacing = 1
+    if dimension > COORDINATES_WITH_ALL:
+        spacing = min(max(1, thin // PRODUCTS_A_DRAW), LARGEST_SPACING)
+    return slice((thin - 1) % spacing, None, spacing)
 
 
 def _joined(values: np.ndarray) -> np.ndarray:

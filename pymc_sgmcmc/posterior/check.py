@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pytensor
 import pytensor.tensor as pt
 from pymc.model import Model
 from pymc.pytensorf import rewrite_pregrad
@@ -89,8 +90,12 @@ class _Setting:
             vectors.append(pt.concatenate([pt.atleast_1d(total), layout.join(gradients)]))
         position = pt.tensor("position", shape=(layout.dimension,), dtype=layout.dtype)
         outputs = clone_replace(vectors, layout.split(position), rebuild_strict=False)
-        compile_function = compile_on_arrays if self.n_rows > MANY_ROWS else compile_quietly
-        function = compile_function([position, *rows], outputs, PYTHON_MODE)
+        if self.n_rows > MANY_ROWS:
+            function = compile_on_arrays([position, *rows], outputs, PYTHON_MODE)
+        else:
+            # Otherwise the inner graph of a scan would be compiled in C for a few calls.
+            with pytensor.config.change_flags(cxx=""):
+                function = compile_quietly([position, *rows], outputs, PYTHON_MODE)
 
         def evaluate(*arrays: np.ndarray) -> list[np.ndarray]:
             with np.errstate(all="ignore"):  # outside the support

@@ -424,9 +424,15 @@ class Posterior:
         """
         positions = np.atleast_2d(self._as_position(position))
         totals = np.zeros(positions.shape)
+        # Compiling another function of groups takes longer than their log densities.
+        function = (
+            self._log_likelihood_function
+            if self.rows_are_groups
+            else self._likelihood_gradient_function
+        )
         for chunk in self.chunks() if rows is None else self.pieces(rows):
             for total, at in zip(totals, positions, strict=True):
-                total += self._likelihood_gradient_function(at, *chunk)[0]
+                total += function(at, *chunk)[-1]
         return totals.reshape(np.shape(position))
 
     def log_prior_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:

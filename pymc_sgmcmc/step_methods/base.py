@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from abc import ABCMeta
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
 from typing import Any, ClassVar
 
@@ -49,9 +49,9 @@ DRAW_ELEMENTS = 250_000_000
 """A draw may have at most this many transitions times elements of the state. All transitions of a
 draw are computed in one call, and each of its arrays then takes at most 2 GB."""
 
-SHRUNKEN_STEP = 0.3
-"""A warning follows where tuning leaves less than this part of the computed step size. Draws then
-depend on each other over at least three times as many transitions as planned."""
+SHORT_DRAW = 0.3
+"""A warning follows where tuning leaves draws that are shorter than this part of a relaxation time.
+Draws then depend on each other at least three times as long as planned."""
 
 JAX_BLOCK_TRANSITIONS = 256
 """Each call on JAX computes this fixed number of transitions, since JAX compiles a function anew
@@ -116,6 +116,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         "position": (object, []),
         "step_size": (np.float64, []),
         "gradient_norm": (np.float64, []),
+        "n_steps": (np.int64, []),
         "warning": (SamplerWarning, None),
         RECORD: (object, []),
     }
@@ -206,22 +207,24 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         self.center = setup.known_center
         if settings.searches:
             check_searchable(setup, design)
-        if settings.thin is not None:
-            self._check_thin(settings.thin, design)
-        thin = design.pace.thin
+        most_in_memory = self._most_in_memory(design)
+        if settings.thin is not None and settings.thin > most_in_memory:
+            raise ValueError(
+                f"`thin` should be at most {most_in_memory} here, so that the transitions of a "
+                f"draw fit into memory, but got {settings.thin}. Record more draws instead."
+            )
+        longest = max(design.pace.thin, design.pace.most_thin or 1)
         block = TransitionBlock(
             design.dynamics,
             estimator,
             settings.compile_kwargs,
-            static_length=max(JAX_BLOCK_TRANSITIONS, thin) if self._runs_on_jax else None,
+            static_length=max(JAX_BLOCK_TRANSITIONS, longest) if self._runs_on_jax else None,
         )
         if settings.searches:
             design = search_step_size(block, setup, design)
         self._starts_around = self.center if design.begins_at_center else None
         # The moments come last among the adaptations: `_record_after` reads the last state.
-        self._moments = (
-            RunningMoments(design.pace.thin, self.posterior.dimension) if self._owns_all else None
-        )
+        self._moments = RunningMoments(self.posterior.dimension) if self._owns_all else None
         self.chain = Chain(
             block,
             step_size=design.pace.step_size,
@@ -235,6 +238,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
                 else LangevinMonitor(design.preconditioner),
                 *([] if self._moments is None else [self._moments]),
             ],
+            most_thin=design.pace.most_thin,
         )
         self.run_settings = run_settings(setup, design)
         self._watch, self._remedy = design.watch, design.remedy
@@ -257,7 +261,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
 
     @property
     def thin(self) -> int:
-        """Transitions a recorded draw."""
+        """Transitions a recorded draw, before tuning."""
         return self.chain.thin
 
     @property
@@ -265,22 +269,12 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         """The compiled transitions."""
         return self.chain.block
 
-    def _check_thin(self, thin: int, design: Design) -> None:
-        """Refuse more transitions a draw than fit into memory, since one call computes all of them.
-
-        Raises
-        ------
-        ValueError
-        """
+    def _most_in_memory(self, design: Design) -> int:
+        """Most transitions a draw that fit into memory, since one call computes all of them."""
         dimension = self.posterior.dimension
         auxiliaries = design.dynamics.auxiliaries(dimension)
         elements = dimension + sum(int(np.prod(auxiliary.shape)) for auxiliary in auxiliaries)
-        most = max(1, DRAW_ELEMENTS // max(elements, self.batching.index_size))
-        if thin > most:
-            raise ValueError(
-                f"`thin` should be at most {most} here, so that the transitions of a draw fit into "
-                f"memory, but got {thin}. Record more draws instead."
-            )
+        return max(1, DRAW_ELEMENTS // max(elements, self.batching.index_size))
 
     # --- Dynamics and statistics of a subclass -------------------------------------------
 
@@ -307,6 +301,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         self.stats_dtypes = [{name: dtype for name, (dtype, _) in self.stats_dtypes_shapes.items()}]
         self._missing_stats = {
             **dict.fromkeys(("step_size", "gradient_norm", *names), np.nan),
+            "n_steps": 0,
             **{name: missing_value(dtype) for name, dtype in adapted.items()},
         }
 
@@ -469,29 +464,34 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         """Warning of the dynamics or the tuning at the end of tuning or of the chain."""
         message = None if self._watch is None else self._watch(stats)
         if message is None and self._tunes and done == self.tune_draws:
-            message = self._shrunken_step(float(stats["step_size"]))
+            message = self._short_draws(float(stats["step_size"]))
         if message is None:
             return None
         return SamplerWarning(WarningType.BAD_PARAMS, message, "warn", step=done - 1)
 
     def _record_after(self, done: int) -> RunRecord | None:
         """Record of the run in this draw: settings in the first draw, moments in the last one."""
-        settings = self.run_settings if done == self.tune_draws + 1 else None
+        settings = None
+        if done == self.tune_draws + 1:
+            thin = self.chain.snapshot.thin
+            attributes = {**self.run_settings.attributes, "thin": thin}
+            settings = replace(self.run_settings, attributes=attributes)
         moments = None
         if done == self.total_draws and self._moments is not None:
             moments = self._moments.of_chain(self.chain.snapshot.adapted[-1])
         return None if settings is moments is None else RunRecord(settings, moments)
 
-    def _shrunken_step(self, step_size: float) -> str | None:
-        """Warning where tuning had to make the step much smaller, otherwise None."""
+    def _short_draws(self, step_size: float) -> str | None:
+        """Warning where tuning left draws much shorter than a relaxation time, otherwise None."""
         ratio = step_size / step_sizes(self.step_size, 0, 1)[0]
-        if ratio > SHRUNKEN_STEP:
+        thin = self.chain.snapshot.thin
+        if ratio * thin > SHORT_DRAW * self.thin:
             return None
         return (
             f"Tuning reduced the step size to {ratio:.2g} of the computed one, since gradient "
-            "noise or curvature are larger than at the centre. Use "
-            f"`thin={int(np.ceil(self.thin / ratio))}` or more draws, and check the priors and "
-            "the parametrisation."
+            f"noise or curvature are larger than at the centre, but a draw has only {thin} "
+            f"transitions. Use `thin={int(np.ceil(self.thin / ratio))}` or more draws, and check "
+            "the priors and the parametrisation."
         )
 
     # --- Failure ----------------------------------------------------------------------------

@@ -52,7 +52,8 @@ local : str, variable, sequence of these, or LocalSampling, optional
     `LocalSampling`, and `marginalize` for up to three quantities a group.
 thin : int, optional
     Number of transitions for each recorded draw. Default: one relaxation time, at most 1000,
-    where the step size is computed, and 1 where it is given.
+    where the step size is computed, and 1 where it is given. Where tuning changes the step size
+    of Langevin dynamics, the default follows it at the end of tuning, by powers of two up to 16.
 tune_method : {"closed_form", "halving"}
     How a step size is computed: in closed form, or, where that does not apply, by successive
     halving of a grid of step sizes. Halving compares short chains by their kernel Stein

@@ -132,7 +132,7 @@ class PSGLD(StochasticGradientStep):
     def _design(self, setup: Setup) -> Design:
         if self._preconditioner == "curvature":
             matrix, root = setup.preconditioner("curvature")
-            pace = setup.pace(lambda: setup.closed_form(root))
+            pace = setup.pace(lambda: setup.closed_form(root, tuned=True))
             dynamics = Langevin(matrix.map(setup.shared), root.map(setup.shared))
             return Design(dynamics, pace, preconditioner=matrix)
         ones = np.ones(setup.posterior.dimension)

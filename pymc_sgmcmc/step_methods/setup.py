@@ -50,6 +50,10 @@ NOISE_WARNING = 1.0
 """A warning follows where the gradient noise is more than this many times the largest curvature.
 The step is then less than half of what the curvature alone would allow."""
 
+MOST_LENGTHENING = 16
+"""After tuning a draw has at most this many times the computed number of transitions. It is a
+compromise between effective draws and the time of a run, which may grow by this factor."""
+
 IMPLAUSIBLE_NOISE = 1e4
 """Noise of more than this many times the curvature points to a fault of the model, such as an
 improper posterior, rather than to the size of the minibatch."""
@@ -66,11 +70,14 @@ class Pace:
         Transitions a recorded draw.
     choice : StepSizeChoice or None
         Noise and curvature from which the step size was computed.
+    most_thin : int or None
+        Most transitions a draw after tuning, None where tuning leaves them.
     """
 
     step_size: StepSize
     thin: int
     choice: StepSizeChoice | None = None
+    most_thin: int | None = None
 
 
 @dataclass(frozen=True)
@@ -355,11 +362,15 @@ class Setup:
             inflation=self.bias,
         )
 
-    def closed_form(self, root: Matrix) -> Pace:
-        """Step size of Langevin dynamics in closed form, and one relaxation time a draw."""
+    def closed_form(self, root: Matrix, *, tuned: bool = False) -> Pace:
+        """Step size of Langevin dynamics in closed form, and one relaxation time a draw.
+
+        Both change at the end of tuning where the step size is `tuned`.
+        """
         choice = self.choose_step_size(root)
         thin = default_thinning(choice.step_size, choice.curvature)
-        return Pace(choice.step_size, thin, choice)
+        most_thin = max(thin, min(MOST_LENGTHENING * thin, MOST_THINNING)) if tuned else None
+        return Pace(choice.step_size, thin, choice, most_thin)
 
     def pace(self, compute: Callable[[], Pace], thin: int = 1) -> Pace:
         """Step size and thinning as given, or computed and logged.
@@ -374,7 +385,8 @@ class Setup:
         if self.settings.step_size is not None:
             return Pace(self.settings.step_size, self.settings.thin or thin)
         pace = compute()
-        pace = replace(pace, thin=self.settings.thin or pace.thin)
+        if self.settings.thin is not None:
+            pace = replace(pace, thin=self.settings.thin, most_thin=None)
         # A step size in closed form that a search replaces later is not reported.
         if pace.choice is not None and not self.settings.searches:
             self.report(pace)
@@ -388,11 +400,12 @@ class Setup:
         batching, name = self.estimator.batching, self.name + by
         kept_rows = self.estimator.kept_rows
         log.info(
-            "%s: step size %.3g, %d transitions a draw, %d of %d rows a minibatch%s "
+            "%s: step size %.3g, %d transitions a draw%s, %d of %d rows a minibatch%s "
             "(gradient noise %.2g, curvature %.2g)",
             name,
             step_size,
             pace.thin,
+            f" (up to {pace.most_thin} after tuning)" if pace.most_thin else "",
             batching.batch_size,
             batching.n_rows,
             f" beside {kept_rows} rows in each" if kept_rows else "",

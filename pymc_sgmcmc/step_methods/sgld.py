@@ -115,7 +115,7 @@ class SGLD(StochasticGradientStep):
 
     def _design(self, setup: Setup) -> Design:
         matrix, root = setup.preconditioner(self._preconditioner)
-        pace = setup.pace(lambda: setup.closed_form(root))
+        pace = setup.pace(lambda: setup.closed_form(root, tuned=True))
         dynamics = Langevin(matrix.map(setup.shared), root.map(setup.shared))
         return Design(dynamics, pace, preconditioner=matrix)
 

@@ -38,7 +38,7 @@ class StoredMoments:
     position_position, position_gradient : numpy.ndarray, shape (chains, groups, d, d)
         Means of products over the groups. Very long positions have no groups.
     batch_length : int
-        Number of transitions in a batch.
+        Number of transitions in a batch, the mean over the chains.
     group_counts : numpy.ndarray, shape (chains, groups)
         Number of transitions in each group. All groups are equally long, but for the last one,
         which may be shorter.
@@ -106,7 +106,7 @@ def read_moments(idata: DataTree) -> StoredMoments:
         + by_itself,
         position_gradient=values("group_position_gradient")
         + np.einsum("...i,...j->...ij", np.broadcast_to(shift, g.shape), g),
-        batch_length=_same_length(group, "transitions_a_batch"),
+        batch_length=round(float(group["transitions_a_batch"].mean())),
         group_counts=values("transitions_of_group"),
         labels=tuple(str(label) for label in group[DIMENSION].values),
     )
@@ -150,15 +150,3 @@ def _check_draws(idata: DataTree, group: xr.Dataset) -> None:
             f"{len(np.unique(labels))}, or another order. Use the whole trace, or "
             "`zero_variance(idata, moments=False)`."
         )
-
-
-def _same_length(group: xr.Dataset, name: str) -> int:
-    """The number of transitions in a batch, which should be that of all chains."""
-    lengths = np.unique(group[name].values)
-    if len(lengths) != 1:
-        raise ValueError(
-            f"All batches should have the same number of transitions, but have {lengths.tolist()}: "
-            "runs of different lengths were put together. Use each run apart, "
-            "`idata.sel(chain=[...])`."
-        )
-    return int(lengths[0])

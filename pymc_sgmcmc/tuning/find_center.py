@@ -114,9 +114,7 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
             _warn_of_no_guide(posterior, coordinate_misfit, center, collapsed, flat, at_mode=True)
         return center
     judge = judge_of(posterior, center)
-    # A mode that is far from the mass shows it on a few rows and points.
-    rough = mismatch_along_at(posterior, subsample, center)
-    if rough.shift <= LARGEST_SHIFT and not flat and not len(collapsed):
+    if not flat and not len(collapsed) and _may_be_guide(posterior, subsample, judge, center):
         misfit = mismatch_at(posterior, judge, center)
         if is_guide(misfit):
             warn_of_other_modes(posterior, subsample, center, start, scale)
@@ -138,6 +136,15 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
     )
     warn_of_other_modes(posterior, subsample, better, start, scale, at_mode=False)
     return _with_bend(better, misfit.gradient)
+
+
+def _may_be_guide(
+    posterior: Posterior, subsample: Subsample, judge: Subsample, center: Center
+) -> bool:
+    """Whether a few rows and points leave it open that the Gaussian of a mode is near the mass."""
+    if judge.count <= subsample.count and posterior.dimension <= FEWEST_PAIRS:
+        return True  # The comparison itself takes no longer.
+    return mismatch_along_at(posterior, subsample, center).shift <= LARGEST_SHIFT
 
 
 def _with_bend(center: Center, mean_gradient: np.ndarray) -> Center:

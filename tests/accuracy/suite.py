@@ -92,7 +92,7 @@ def run(
         "seconds_sampled": end - made,
         "warnings": [str(one.message)[:200] for one in caught],
         "why": idata["sample_stats"].attrs.get("sgmcmc_why"),
-        "thin": step.thin,
+        "thin": idata["sample_stats"].attrs["sgmcmc_thin"],
     }
     return idata, facts
 

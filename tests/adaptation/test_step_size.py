@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import pymc as pm
 import pytest
 
 from pymc_sgmcmc import SGLDCV
 from pymc_sgmcmc.adaptation import Seen
 from pymc_sgmcmc.adaptation.step_size import LangevinStepSize
+from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.matrices import Dense
+from pymc_sgmcmc.record import MOMENTS
 from pymc_sgmcmc.tuning import Center
 from pymc_sgmcmc.tuning.curvature import Curvature, diagonal_curvature
 from tests.support.models import logistic_model
 
 THIN = 5
+QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 
 
 def center_with(precision: np.ndarray) -> Center:
@@ -160,12 +165,41 @@ def test_nothing_changes_after_tuning(rng):
     assert recorded == {}
 
 
-def test_a_much_smaller_step_is_said():
+@pytest.mark.parametrize(("ratio", "thin"), [(0.5, 10), (0.05, 10), (0.05, 80), (0.01, 160)])
+def test_draws_that_tuning_left_short_are_said(ratio, thin):
     step = SGLDCV(model=logistic_model(), batch_size=100, thin=10, compile_kwargs={"mode": "NUMBA"})
-    assert step._shrunken_step(0.5 * step.step_size) is None
-    message = step._shrunken_step(0.1 * step.step_size)
-    assert "0.1 of the computed one" in message
-    assert "`thin=100`" in message
+    step.chain.begin(np.random.default_rng(1), np.zeros(3))
+    step.chain.state = replace(step.chain.state, thin=thin)
+    message = step._short_draws(ratio * step.step_size)
+    if ratio * thin > 3:
+        assert message is None
+    else:
+        assert f"{ratio} of the computed one" in message
+        assert f"only {thin} transitions. Use `thin={10 / ratio:.0f}`" in message
+
+
+@pytest.mark.parametrize("thin", [None, 7])
+def test_draws_keep_their_time_where_tuning_makes_the_step_smaller(thin):
+    """Rows far from their control variates are noisy: the chain lives beside the given centre."""
+    model = logistic_model()
+    center = {"beta": np.array([1.0, 1.5, -0.5])}
+    numba = {"mode": "NUMBA"}
+    with pytest.warns(CenterWarning, match="too far for control variates"):
+        step = SGLDCV(model=model, thin=thin, batch_size=10, center=center, compile_kwargs=numba)
+    with model:
+        idata = pm.sample(step=step, draws=200, tune=400, chains=2, cores=1, random_seed=1, **QUIET)
+    ratio = idata.sample_stats["step_size"].values[:, -1] / step.step_size
+    assert (ratio < 0.7).all()
+    expected = step.thin * 2.0 ** np.round(-np.log2(ratio)) if thin is None else [7, 7]
+    steps = idata.sample_stats["n_steps"].values
+    np.testing.assert_array_equal(steps, np.repeat(np.atleast_2d(expected).T, 200, axis=1))
+    assert idata.sample_stats.attrs["sgmcmc_thin"] == steps[0, 0]
+    length = idata[MOMENTS]["transitions_a_batch"]
+    np.testing.assert_array_equal(length, steps[:, 0])
+    # All transitions of a chain have about the mean of its draws.
+    beta = idata.posterior["beta"]
+    errors = idata[MOMENTS]["mean"].values - beta.mean("draw").values
+    assert (np.abs(errors) < 0.15 * beta.std(("chain", "draw")).values).all()
 
 
 def test_too_few_transitions_a_draw_are_said(caplog):

@@ -90,7 +90,7 @@ def run_ours(groups: int, draws: int, launched: float) -> dict[str, Any]:
         before = time.process_time()
         idata = pm.sample(draws, tune=500, step=step, chains=1, progressbar=False, random_seed=1)
         sampling = time.process_time() - before
-    transitions = (draws + 500) * step.thin
+    transitions = 500 * step.thin + int(idata.sample_stats["n_steps"].sum())
     return {
         "groups": groups,
         "method": "SGLDCV",
@@ -117,11 +117,12 @@ def run_local(groups: int, draws: int, launched: float) -> dict[str, Any]:
             draws, tune=500, step=step, chains=1, progressbar=False, random_seed=1, var_names=names
         )
         sampling = time.process_time() - before
+    transitions = 500 * step.thin + int(idata.sample_stats["n_steps"].sum())
     return {
         "groups": groups,
         "method": "local",
         "set_up": set_up,
-        "transition_us": sampling / ((draws + 500) * step.thin) * 1e6,
+        "transition_us": sampling / transitions * 1e6,
         "batch_size": step.batch_size,
         **summary(idata, sampling),
     }

@@ -151,7 +151,7 @@ def test_new_orders_of_the_rows(model, monkeypatch):
     """Runs end where rows get a new order, and a resumed chain has the same order."""
     monkeypatch.setattr(chain, "EPOCHS_BETWEEN_SHUFFLES", 0.25)
     step = make_step(model=model, thin=1)
-    assert step.chain.draws_per_order == 5
+    assert step.chain.transitions_per_order == 5
     whole = sample(model, step, draws=23, tune=0)
     monkeypatch.setattr(chain, "BLOCK_TRANSITIONS", 2)
     parts = sample(model, step, draws=23, tune=0)

@@ -28,17 +28,17 @@ QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": Fals
 D = 3
 
 
-def seen(positions, gradients, *, tuning=False):
+def seen(positions, gradients, *, tuning=False, thin=1):
     sizes = np.full(len(positions), 0.1)
-    return Seen(positions, gradients, partial(np.arange, 2), tuning, False, 1, sizes)
+    return Seen(positions, gradients, partial(np.arange, 2), tuning, False, thin, sizes)
 
 
-def run(moments, positions, gradients, pieces):
+def run(moments, positions, gradients, pieces, thin=1):
     state, start = moments.begin(positions[0]), 0
     for stop in [*np.cumsum(pieces), len(positions)]:
         part = slice(start, min(int(stop), len(positions)))
         if part.stop > part.start:
-            state, _ = moments.update(state, seen(positions[part], gradients[part]))
+            state, _ = moments.update(state, seen(positions[part], gradients[part], thin=thin))
         start = part.stop
     return moments.of_chain(state)
 
@@ -55,7 +55,7 @@ def test_sums_are_those_of_the_transitions(rng, monkeypatch, elements, count):
     """Also where batches were joined, pieces end within them, and batches share products."""
     monkeypatch.setattr("pymc_sgmcmc.adaptation.moments.PRODUCT_ELEMENTS", elements)
     positions, gradients = rng.normal(size=(2, count, D))
-    kept = run(RunningMoments(1, D), positions, gradients, [7, 1, 300, 33, 1000])
+    kept = run(RunningMoments(D), positions, gradients, [7, 1, 300, 33, 1000])
     stored = trace([kept])
     found = read_moments(stored)
     length, batches = found.batch_length, found.batch_position.shape[1]
@@ -96,9 +96,9 @@ def test_sums_are_those_of_the_transitions(rng, monkeypatch, elements, count):
 @pytest.mark.parametrize("d", [D, 25])
 def test_runs_of_any_length_give_the_same(rng, d):
     positions, gradients = rng.normal(size=(2, 6000, d))
-    moments = RunningMoments(20, d)
-    whole = run(moments, positions, gradients, [])
-    parts = run(moments, positions, gradients, [20, 20, 2000, 40, 1600])
+    moments = RunningMoments(d)
+    whole = run(moments, positions, gradients, [], thin=20)
+    parts = run(moments, positions, gradients, [20, 20, 2000, 40, 1600], thin=20)
     for name in whole:
         np.testing.assert_allclose(whole[name], parts[name], rtol=1e-12, atol=1e-11)
 
@@ -108,7 +108,7 @@ def test_products_of_many_coordinates_are_of_spaced_transitions(rng, thin, spaci
     """The last transition of a draw and those before it; means are of all transitions."""
     d, draws = 25, 40
     positions, gradients = rng.normal(size=(2, draws * thin, d))
-    stored = read_moments(trace([run(RunningMoments(thin, d), positions, gradients, [])]))
+    stored = read_moments(trace([run(RunningMoments(d), positions, gradients, [], thin)]))
     chosen = np.arange(draws * thin).reshape(draws, thin)[:, ::-1][:, ::spacing].ravel()
     at = positions - positions[0]
     weights = stored.group_counts[0] / (draws * thin)
@@ -124,14 +124,14 @@ def test_products_of_many_coordinates_are_of_spaced_transitions(rng, thin, spaci
 
 
 def test_tuning_is_left_out_and_memory_is_constant(rng):
-    moments = RunningMoments(1, D)
+    moments = RunningMoments(D)
     state = moments.begin(np.zeros(D))
     values = rng.normal(size=(100_000, D))
     after, _ = moments.update(state, seen(values, values, tuning=True))
     assert after is state
     after, _ = moments.update(state, seen(values, values))
     assert [one.nbytes for one in after.values()] == [one.nbytes for one in state.values()]
-    assert RunningMoments(1, 600).begin(np.zeros(600))["products"].shape[0] == 0
+    assert RunningMoments(600).begin(np.zeros(600))["products"].shape[0] == 0
 
 
 def of_moments(idata, order=1, **settings):
@@ -158,7 +158,7 @@ def test_gain_and_bias_of_order_one_and_two(rng):
     chains = []
     for _ in range(4):
         chain = langevin(rng, h, V, 50_000)
-        chains.append(run(RunningMoments(1, D), *chain, []))
+        chains.append(run(RunningMoments(D), *chain, []))
     table = of_moments(trace(chains))
     delta = h * V / 4
     assert table["variance_ratio"].mean() == pytest.approx(1 + 1 / delta, rel=0.15)
@@ -181,7 +181,7 @@ def test_errors_are_those_made(rng):
     h, V, count = 0.1, 0.3, 2000
     before, after, variances = [], [], []
     for _ in range(60):
-        chains = [run(RunningMoments(1, D), *langevin(rng, h, V, count), []) for _ in range(4)]
+        chains = [run(RunningMoments(D), *langevin(rng, h, V, count), []) for _ in range(4)]
         first, second = (of_moments(trace(chains), order) for order in (1, 2))
         before.append(first["mean_before"] / first["mcse_before"])
         after.append(first["mean"] / first["mcse"])
@@ -193,7 +193,7 @@ def test_errors_are_those_made(rng):
 
 
 def test_short_batches_are_noted(rng):
-    chain = run(RunningMoments(1, D), *langevin(rng, 0.02, 0.3, 2000), [])
+    chain = run(RunningMoments(D), *langevin(rng, 0.02, 0.3, 2000), [])
     (note,) = of_moments(trace([chain, chain])).attrs["notes"]
     assert note.startswith("Batches of 96 transitions are short beside an autocorrelation time of")
 
@@ -201,9 +201,7 @@ def test_short_batches_are_noted(rng):
 def test_runs_with_other_origins_side_by_side(rng):
     """Two runs in one trace are four chains of one."""
     positions, gradients = 1e6 + rng.normal(size=(2, 4, 3000, D))
-    chains = [
-        run(RunningMoments(1, D), *both, []) for both in zip(positions, gradients, strict=True)
-    ]
+    chains = [run(RunningMoments(D), *both, []) for both in zip(positions, gradients, strict=True)]
     together = trace(chains)
     assert np.ptp(together[MOMENTS]["origin"].values, axis=0).min() > 0
     runs = [trace(chains[:2]), trace(chains[2:])]
@@ -220,7 +218,7 @@ def test_runs_with_other_origins_side_by_side(rng):
     for found, right in ((stored.position_position, at), (stored.position_gradient, g)):
         products = at.reshape(shape).swapaxes(2, 3) @ right.reshape(shape) / length
         np.testing.assert_allclose(found[:, :batches], products, rtol=1e-8, atol=1e-6)
-    longer = run(RunningMoments(1, D), *rng.normal(size=(2, 8000, D)), [])
+    longer = run(RunningMoments(D), *rng.normal(size=(2, 8000, D)), [])
     with_longer = xr.concat(
         [together[MOMENTS].to_dataset(), trace([longer])[MOMENTS].to_dataset()],
         dim="chain",
@@ -335,10 +333,10 @@ def test_what_has_no_moments(thinned, rng):
     )
     with pytest.raises(ValueError, match="should have a group `sgmcmc_moments`"):
         of_moments(without)
-    few = run(RunningMoments(1, D), *rng.normal(size=(2, 15, D)), [])
+    few = run(RunningMoments(D), *rng.normal(size=(2, 15, D)), [])
     with pytest.raises(ValueError, match="at least 20 batches, but the moments have at most 15"):
         of_moments(trace([few]))
-    bad = run(RunningMoments(1, D), *np.full((2, 40, D), np.nan), [])
+    bad = run(RunningMoments(D), *np.full((2, 40, D), np.nan), [])
     with pytest.raises(ValueError, match="finite, but is not: a chain diverged"):
         of_moments(trace([bad]))
 
@@ -347,7 +345,7 @@ def test_what_has_no_moments(thinned, rng):
 def test_many_coordinates_have_products_of_all_transitions(rng, dimension):
     count = 1100
     values = rng.normal(size=(2, count, dimension))
-    stored = trace([run(RunningMoments(4, D), *values, [64, 64])])
+    stored = trace([run(RunningMoments(D), *values, [64, 64], thin=4)])
     assert stored[MOMENTS]["transitions_of_group"].sum() == count
     covariance = np.cov(values[0].T, bias=True)
     np.testing.assert_allclose(stored[MOMENTS]["covariance"][0], covariance, atol=1e-10)
@@ -356,13 +354,13 @@ def test_many_coordinates_have_products_of_all_transitions(rng, dimension):
 def test_too_few_groups_for_an_error(rng):
     values = rng.normal(size=(2, 1, 5000, 400))
     idata = as_trace(values[0], -values[0])
-    idata[MOMENTS] = trace([run(RunningMoments(1, 400), values[0, 0], -values[0, 0], [])])[MOMENTS]
+    idata[MOMENTS] = trace([run(RunningMoments(400), values[0, 0], -values[0, 0], [])])[MOMENTS]
     with pytest.raises(ValueError, match="400 coordinates are in 2 groups of transitions over 1"):
         stein_calibrate(idata, moments=True)
 
 
 def test_fewer_transitions_than_coordinates(rng):
-    chain = run(RunningMoments(1, 60), *rng.normal(size=(2, 40, 60)), [])
+    chain = run(RunningMoments(60), *rng.normal(size=(2, 40, 60)), [])
     with pytest.raises(ValueError, match="Sample more draws than there are coordinates"):
         of_moments(trace([chain]), order=2, regression="ridge")
 
@@ -370,11 +368,11 @@ def test_fewer_transitions_than_coordinates(rng):
 def test_few_batches_are_not_taken_for_chains_elsewhere(rng):
     """Two batches a chain say nothing of their spread; the message is about their number."""
     for _ in range(20):
-        chains = [run(RunningMoments(100, D), *rng.normal(size=(2, 200, D)), []) for _ in range(2)]
+        chains = [run(RunningMoments(D), *rng.normal(size=(2, 200, D)), [], 100) for _ in range(2)]
         with pytest.raises(ValueError, match="at least 20 batches, but the moments have at most 4"):
             of_moments(trace(chains))
     far = [
-        run(RunningMoments(1, D), at + rng.normal(size=(300, D)), rng.normal(size=(300, D)), [])
+        run(RunningMoments(D), at + rng.normal(size=(300, D)), rng.normal(size=(300, D)), [])
         for at in (0, 0, 0, 1000)
     ]
     with pytest.raises(ValueError, match="chain 3 is far from the median"):
@@ -387,7 +385,7 @@ def test_coordinates_that_do_not_move_or_depend_on_each_other(rng):
     still[:, 0, :, 1] = 3.0
     same[:, :, :, 1] = 2 * same[:, :, :, 0]
     with_still, with_same = (
-        trace([run(RunningMoments(1, D), *one, []) for one in chains]) for chains in (still, same)
+        trace([run(RunningMoments(D), *one, []) for one in chains]) for chains in (still, same)
     )
     for order in (1, 2):
         with pytest.raises(ValueError, match=r"1 of 3 are constant over the draws: `x\[1\]`"):
@@ -401,7 +399,7 @@ def test_few_draws_of_many_transitions(rng):
     H, h = np.diag([1.0, 2.0, 3.0, 4.0]), 0.4
     x, g = Gaussian(H, H).chains(4, 10_000, h, np.linalg.inv(H), seed=1)
     idata = as_trace(x[:, ::1000], g[:, ::1000])
-    chains = [run(RunningMoments(400, D), *both, []) for both in zip(x, g, strict=True)]
+    chains = [run(RunningMoments(D), *both, [], 400) for both in zip(x, g, strict=True)]
     idata[MOMENTS] = trace(chains)[MOMENTS]
     with pytest.raises(ValueError, match=r"at least 50 draws, but the trace has 40.*moments=True"):
         stein_calibrate(idata)
@@ -411,7 +409,7 @@ def test_few_draws_of_many_transitions(rng):
 
 
 def test_means_do_not_lose_by_order_2(rng):
-    chains = [run(RunningMoments(1, D), *langevin(rng, 0.75, 0.5, 20_000), []) for _ in range(4)]
+    chains = [run(RunningMoments(D), *langevin(rng, 0.75, 0.5, 20_000), []) for _ in range(4)]
     first, second = (of_moments(trace(chains), order) for order in (1, 2))
     for name in first.columns:
         np.testing.assert_allclose(second[name].iloc[:D], first[name])
