@@ -17,11 +17,6 @@ DRAWS = 2000
 QUICK_DRAWS = 1000
 """Draws in the default run. They keep it within ten seconds, with Monte-Carlo errors below 2 %."""
 
-SLOW_TO_MIX = {
-    "salamander_females": "60 males stay in the model, and the log of their scale has few "
-    "effective draws (R-hat 1.016)"
-}
-
 
 def test_default_settings(data_folder):
     """Means near the reference; variances off by what the report says, within the stated error."""
@@ -50,15 +45,7 @@ def test_all_models(tables):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(reason=SLOW_TO_MIX[name], strict=False))
-        if name in SLOW_TO_MIX
-        else name
-        for name in available()
-    ],
-)
+@pytest.mark.parametrize("name", available())
 def test_chains_agree(tables, name):
     """R-hat of each global coordinate is at most 1.01."""
     of_globals, _ = tables[name]
