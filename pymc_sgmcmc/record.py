@@ -54,9 +54,9 @@ GIVEN, COMPUTED, SEARCHED = "given", "computed", "searched"
 """A step size is given by the user, computed in closed form or by what a sampler has in its place,
 or searched by successive halving."""
 
-MEAN_ERROR, MEAN_ERROR_OF = "mean_error", "mean_error_of"
-"""These settings are the largest predicted error of a mean, in posterior standard deviations, and
-the label of its coordinate."""
+MEAN_SHIFT = "mean_shift"
+"""This array of the settings has the error of each mean, in posterior standard deviations, for
+variances that are too large by a factor of two, to first order."""
 
 LARGEST_MEAN_ERROR = 0.1
 """An error of a mean, in posterior standard deviations, is reported where it is larger. A 95 %

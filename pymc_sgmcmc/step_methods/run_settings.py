@@ -14,8 +14,7 @@ from pymc_sgmcmc.record import (
     FACTORS,
     GIVEN,
     KEPT_ROWS,
-    MEAN_ERROR,
-    MEAN_ERROR_OF,
+    MEAN_SHIFT,
     SCALE,
     SEARCHED,
     VECTORS,
@@ -55,14 +54,13 @@ def run_settings(setup: Setup, design: Design) -> RunSettings:
     if choice is not None:
         attributes["noise"] = choice.noise
         attributes["curvature"] = choice.curvature
-        mean_error = setup.mean_error()
-        if mean_error is not None:
-            attributes[MEAN_ERROR_OF], attributes[MEAN_ERROR] = mean_error
     attributes["why"] = _why(setup, design)
     arrays = {KEPT_ROWS: setup.estimator.kept} if setup.estimator.kept_rows else {}
     matrices = {"preconditioner": design.preconditioner}
     if setup.known_center is not None:
         arrays["center"] = np.asarray(setup.known_center.position, dtype=np.float64)
+        if setup.known_center.bend is not None and not setup.is_exact:
+            arrays[MEAN_SHIFT] = np.asarray(setup.known_center.bend, dtype=np.float64)
         matrices["precision"] = setup.known_center.curvature.precision
     for name, matrix in matrices.items():
         if isinstance(matrix, LowRank):

@@ -8,19 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pymc as pm
-from scipy import special
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import positive_number
-from pymc_sgmcmc.posterior.position import layout_from_model
 from pymc_sgmcmc.record import (
-    GIVEN,
-    LARGEST_MEAN_ERROR,
-    MEAN_ERROR,
-    MEAN_ERROR_OF,
+    MEAN_SHIFT,
     SEARCHED,
     SETTINGS,
-    STEP_METHODS,
     labels_of,
     settings_of,
     stored_matrix,
@@ -32,58 +26,30 @@ from pymc_sgmcmc.stein import (
     mean_gradient_test,
     stein_variance_error,
 )
-from pymc_sgmcmc.step_methods.repeat import repeated_step
 from pymc_sgmcmc.trace_tools.divergence import LARGEST_POSITION
-from pymc_sgmcmc.trace_tools.gradients import changed_data
 from pymc_sgmcmc.trace_tools.reader import diverged, read_run, remedy_of_divergence
+from pymc_sgmcmc.trace_tools.second_run import AXES, check_rerun, half_step_error, second_run
+from pymc_sgmcmc.trace_tools.verdict import (
+    REMEDY_OF_SMALL,
+    SECOND_MOMENT,
+    SMALLEST_PROBABILITY,
+    STEIN,
+    beyond_doubt,
+    called_bias,
+    draws_needed,
+    of_convergence,
+    of_divergence,
+    of_mean_gradient,
+    overall,
+    remedy,
+    remedy_of_convergence,
+    verdicts,
+)
 from pymc_sgmcmc.tuning import VARIANCE_INFLATION
-
-STANDARD_ERRORS = 2.0
-"""An error counts as larger than the stated one where it is larger by this number of Monte-Carlo
-standard errors. By chance an estimate is that far off, to one side, once in 40 cases."""
-
-ENOUGH_MEAN_ERROR = 0.025
-"""The advice on the number of draws aims at this standard error of the error of a mean, in
-posterior standard deviations. It is a quarter of the largest error that is accepted."""
-
-LARGEST_R_HAT = 1.05
-"""Chains count as not converged where R-hat of a coordinate is larger. The bound is looser than the
-1.01 of Vehtari et al. (2021), since R-hat from 100 effective draws is above that by chance."""
-
-SMALLEST_ESS = 100.0
-"""Chains count as not converged where a coordinate has fewer effective draws. The bound is looser
-than the 400 of Vehtari et al. (2021). From 100 draws a standard deviation is known to 7 %."""
-
-SMALLEST_PROBABILITY = 1e-3
-"""Chains count as not converged where the probability of the mean gradient is lower. By chance this
-happens to one converged run in a thousand."""
 
 CHECKED_COORDINATES = 200
 """At the end of a run the convergence of at most this number of coordinates is judged, the slowest
 ones. This takes half a second."""
-
-SMALLEST_BIAS = 0.001
-"""No smaller `bias` is advised. Where an estimate asks for less, the step size is not what is wrong
-with a run."""
-
-UNUSABLE = ("Diverged", "Not converged")
-"""The verdicts on runs that say little about the posterior begin with these words."""
-
-TOO_WIDE = 1.0
-"""For a chain that has not converged, a smaller step is advised where the variance error is larger
-than this number, so that the variance is more than twice the right one."""
-
-RERUN_SAMPLERS = ("SGLD", "SGLDCV")
-"""These step methods can be run again by `bias_report` from the settings in a trace."""
-
-AXES = {"chain_axis": 0, "draw_axis": 1}
-"""The statistics of ArviZ take these axes of positions for those of chains and draws."""
-
-BY_HAND = "Sample again with half the step size, and compare the two."
-"""This remedy ends messages about runs that `bias_report` cannot repeat."""
-
-SECOND_MOMENT, STEIN = "second moment of the gradients", "Stein's identity"
-"""These are the names of the two methods that give a variance error."""
 
 
 def bias_report(
@@ -100,22 +66,26 @@ def bias_report(
     For Langevin dynamics with a known preconditioner (`SGLD`, `SGLDCV`, `ULA`) the variance error
     is computed from the second moment of the gradients that the chain met, for a Gaussian with the
     curvature at the centre, see `pymc_sgmcmc.stein.langevin_variance_error`. Its Monte-Carlo error
-    is a few percent of itself. For other step methods it is :math:`-\mathrm{Cov}(\theta_i,
-    \hat\nabla_i) - 1`, which is zero for draws of the posterior by Stein's identity. It then has a
-    Monte-Carlo error of about :math:`\sqrt{2 / K}` after K effective draws. No pass over the data
-    is needed.
+    is a few percent of itself. It is positive by construction. Another estimate, by Stein's
+    identity, is :math:`-\mathrm{Cov}(\theta_i, (M \hat\nabla)_i) / M_{ii} - 1`: zero for draws
+    of the posterior, and negative where the draws do not cover it. It has a Monte-Carlo error of
+    about :math:`\sqrt{2 / K}` after K effective draws. For other step methods it is the only one,
+    with the unit matrix for M. No pass over the data is needed.
 
     The gradients do not show an error of the mean, since their expectation is zero at stationarity
-    whatever the bias. With ``rerun=True`` the run is repeated at half the step size. Errors are of
-    first order in the step size, so that twice the difference of the means is the error of the run.
-    Its standard error is about :math:`2 \sqrt{2 / K}` posterior standard deviations. About 3000
-    effective draws are needed to tell an error of 0.1 standard deviations from none. With fewer
-    draws the verdict is "cannot tell".
+    whatever the bias. The skewness around the centre predicts it to first order. With
+    ``rerun=True`` the run is repeated at half the step size. Errors are of first order in the step
+    size, so that twice the difference of the means is the error of the run. Its standard error is
+    about :math:`2 \sqrt{2 / K}` posterior standard deviations. About 3000 effective draws are
+    needed to tell an error of 0.1 standard deviations from none.
 
     **Verdicts.** A coordinate is "mean off" where the error of its mean is beyond doubt larger than
-    0.1 standard deviations, and "variance too large" where its variance error is beyond doubt
-    larger than the stated one. The verdict is "ok" only where, with two standard errors added, the
-    first is still below 0.1 and the second below twice the stated one.
+    0.1 standard deviations, "variance too large" where its variance error is beyond doubt larger
+    than the stated one, and "variance too small" where Stein's identity is beyond doubt below minus
+    the stated one. The verdict is "ok" only with evidence: at least 400 effective draws, R-hat of
+    at most 1.01, a variance error that is below twice the stated one with two standard errors
+    added, and an error of the mean, predicted or by the second run with two standard errors added,
+    of at most 0.1. Otherwise it is "cannot tell", and ``draws_needed`` says how many draws would.
 
     One in 40 estimates is off by two standard errors to one side, which among 100 coordinates is
     two or three of them. Errors of the mean, and variance errors by Stein's identity, have standard
@@ -153,8 +123,10 @@ def bias_report(
     pandas.DataFrame
         The rows are the coordinates of the unconstrained position. The columns are ``mean`` and
         ``sd`` of the draws; the relative ``variance_error`` and its standard error
-        ``variance_error_se``; ``mean_error``, in posterior standard deviations, and
-        ``mean_error_se`` (both NaN without `rerun`); ``ess_bulk``; ``r_hat``; and ``verdict``. The
+        ``variance_error_se``; ``stein_error`` and ``stein_error_se``, by Stein's identity;
+        ``predicted_mean_error``, in posterior standard deviations, NaN where no centre is known;
+        ``mean_error`` and ``mean_error_se`` (both NaN without `rerun`); ``ess_bulk``; ``r_hat``;
+        ``verdict``; and ``draws_needed``, the draws a chain that would decide a "cannot tell". The
         ``attrs`` have the stated ``bias``, the ``method``, the ``verdict`` on the whole run in one
         line, and ``gradient_probability``, the probability that chains at stationarity have mean
         gradients as large as these.
@@ -179,7 +151,7 @@ def bias_report(
     ...     step = SGLDCV(compile_kwargs={"mode": "FAST_COMPILE"})
     ...     idata = pm.sample(
     ...         step=step,
-    ...         draws=300,
+    ...         draws=500,
     ...         tune=100,
     ...         chains=2,
     ...         random_seed=1,
@@ -199,50 +171,41 @@ def bias_report(
         raise ValueError(f"`bias` should be in (0, 1), but got {bias!r}.")
     stated = float(bias if bias is not None else settings.get("bias", VARIANCE_INFLATION))
     if rerun:
-        model = _check_rerun(idata, settings, model)
+        model = check_rerun(idata, settings, model)
 
-    error, method = _variance_error(idata, positions, gradients, step_sizes)
+    error, stein, method = _variance_errors(idata, positions, gradients, step_sizes)
     sd = positions.std((0, 1), ddof=1)
     mean_error = Estimate(np.full(len(sd), np.nan), np.full(len(sd), np.nan))
     if rerun:
-        second = _rerun(idata, settings, model, random_seed, compile_kwargs)
-        mean_error = _half_step_error(positions, second, sd)
+        second = second_run(idata, settings, model, random_seed, compile_kwargs)
+        mean_error = half_step_error(positions, second, sd)
     ess, r_hat = _convergence(positions)
-    verdicts = [
-        _verdict(
-            error.value[i] / stated,
-            error.standard_error[i] / stated,
-            (mean_error.value[i], mean_error.standard_error[i]),
-            ess[i],
-            r_hat[i],
-            beyond_doubt=(_beyond_doubt(len(sd), method), _beyond_doubt(len(sd))),
-        )
-        for i in range(len(sd))
-    ]
-    if reasons:
-        verdicts = ["diverged"] * len(sd)
     report = pd.DataFrame(
         {
             "mean": positions.mean((0, 1)),
             "sd": sd,
             "variance_error": error.value,
             "variance_error_se": error.standard_error,
+            "stein_error": stein.value,
+            "stein_error_se": stein.standard_error,
+            "predicted_mean_error": _predicted(idata, error.value),
             "mean_error": mean_error.value,
             "mean_error_se": mean_error.standard_error,
             "ess_bulk": ess,
             "r_hat": r_hat,
-            "verdict": verdicts,
         },
         index=pd.Index(labels, name="coordinate"),
     )
+    report["verdict"] = "diverged" if reasons else verdicts(report, stated, method)
+    report["draws_needed"] = draws_needed(report, stated, method, positions.shape[1])
     probability = mean_gradient_test(gradients)
-    called = f"the {_called(bias, settings)} {stated:.3g}"
+    called = f"the {called_bias(bias, settings)} {stated:.3g}"
     report.attrs = {
         "bias": stated,
-        "bias_called": _called(bias, settings),
+        "bias_called": called_bias(bias, settings),
         "method": method,
         "gradient_probability": probability,
-        "verdict": _overall(report, stated, called, probability, settings, reasons),
+        "verdict": overall(report, stated, called, probability, settings, reasons),
     }
     return report
 
@@ -252,35 +215,43 @@ def bias_warnings(idata: DataTree) -> list[str]:
     positions, gradients, step_sizes, reasons = _stored(idata)
     settings = settings_of(idata)
     if reasons:
-        return [f"{_of_divergence(reasons)} {remedy_of_divergence(settings)}."]
+        return [f"{of_divergence(reasons)} {remedy_of_divergence(settings)}."]
     labels = labels_of(idata, positions.shape[-1])
     slow = _slowest(positions)
-    convergence = _of_convergence(
+    convergence = of_convergence(
         *_convergence(positions[..., slow]), tuple(labels[number] for number in slow)
     )
-    error, method = _variance_error(idata, positions, gradients, step_sizes)
+    error, stein, method = _variance_errors(idata, positions, gradients, step_sizes)
+    stated = float(settings.get("bias", VARIANCE_INFLATION))
     if convergence is None:
         probability = mean_gradient_test(gradients)
         if probability < SMALLEST_PROBABILITY:
-            convergence = _of_mean_gradient(probability)
+            convergence = of_mean_gradient(probability)
     if convergence is not None:
-        stated = float(settings.get("bias", VARIANCE_INFLATION))
-        remedy = _remedy_of_convergence(float(error.value.max()), stated, settings)
-        return [f"Not converged: {convergence} {remedy} `bias_report(idata)` has all coordinates."]
+        advice = remedy_of_convergence(float(error.value.max()), stated, settings)
+        return [f"Not converged: {convergence} {advice} `bias_report(idata)` has all coordinates."]
     if settings.get("step_size_from") == SEARCHED:
         return []
-    stated = float(settings.get("bias", VARIANCE_INFLATION))
-    excess = error.value - _beyond_doubt(len(error.value), method) * error.standard_error
-    above = excess > stated
-    if not above.any():
-        return []
-    worst = int(np.argmax(np.where(above, error.value, -np.inf)))
-    return [
-        f"The variance of {int(above.sum())} of {len(above)} coordinates is too large by more than "
-        f"the {_called(None, settings)} {stated:.3g}, most of all that of {labels[worst]}, by "
-        f"about {error.value[worst]:.2g}. {_remedy(error.value[worst], stated, settings)} "
-        "See `bias_report(idata)`."
-    ]
+    for each, of_method in ((error, method), (stein, STEIN)):
+        above = each.value - beyond_doubt(len(labels), of_method) * each.standard_error > stated
+        if above.any():
+            worst = int(np.argmax(np.where(above, each.value, -np.inf)))
+            size = float(each.value[worst])
+            return [
+                f"The variance of {int(above.sum())} of {len(above)} coordinates is too large by "
+                f"more than the {called_bias(None, settings)} {stated:.3g}, most of all that of "
+                f"{labels[worst]}, by about {size:.2g}. {remedy(size, stated, settings)} See "
+                "`bias_report(idata)`."
+            ]
+    below = stein.value + beyond_doubt(len(labels)) * stein.standard_error < -stated
+    if below.any():
+        worst = int(np.argmin(np.where(below, stein.value, np.inf)))
+        return [
+            f"The variance of {int(below.sum())} of {len(below)} coordinates is too small, most "
+            f"of all that of {labels[worst]}, by about {-stein.value[worst]:.2g}. "
+            f"{REMEDY_OF_SMALL} See `bias_report(idata)`."
+        ]
+    return []
 
 
 # --- Parts ----------------------------------------------------------------------------------
@@ -327,293 +298,35 @@ def _slowest(positions: np.ndarray) -> np.ndarray:
     return np.sort(np.argsort(-times, kind="stable")[:CHECKED_COORDINATES])
 
 
-def _of_convergence(ess: np.ndarray, r_hat: np.ndarray, labels: tuple[str, ...]) -> str | None:
-    """What R-hat and the effective sample size say against a run, None where it is nothing."""
-    bad = ~((r_hat < LARGEST_R_HAT) & (ess >= SMALLEST_ESS))
-    if not bad.any():
-        return None
-    worst = int(np.argmax(np.where(bad, np.nan_to_num(r_hat, nan=np.inf), -np.inf)))
-    return (
-        f"{int(bad.sum())} of {len(bad)} coordinates have R-hat above {LARGEST_R_HAT} or fewer "
-        f"than {SMALLEST_ESS:g} effective draws, such as `{labels[worst]}` with R-hat "
-        f"{r_hat[worst]:.3g} and {ess[worst]:.2g} effective draws."
-    )
-
-
-def _of_mean_gradient(probability: float) -> str:
-    """What the mean gradient says against a run."""
-    return f"the mean gradient is not zero (its probability at stationarity is {probability:.2g})."
-
-
-def _remedy_of_convergence(error: float, stated: float, settings: dict[str, Any]) -> str:
-    """Remedy for a run that has not converged, given its largest variance error."""
-    if error > TOO_WIDE:
-        return f"Variances are too large by {error:.2g}. {_remedy(error, stated, settings)}"
-    return "Use more draws, or longer tuning."
-
-
-def _of_divergence(reasons: dict[Any, str]) -> str:
-    """Verdict on a run whose chains diverged for these reasons."""
-    chain, reason = next(iter(reasons.items()))
-    return f"Diverged: chain {chain} {reason}."
-
-
-def _variance_error(
+def _variance_errors(
     idata: DataTree, positions: np.ndarray, gradients: np.ndarray, step_sizes: np.ndarray
-) -> tuple[Estimate, str]:
-    """Relative variance errors, and the name of the method that gave them."""
+) -> tuple[Estimate, Estimate, str]:
+    """Variance errors by the best method for the run and by Stein's identity, and the first's name.
+
+    With the covariance M of the posterior as preconditioner Stein's identity of each coordinate
+    holds for its variance alone. The plain one has a larger Monte-Carlo error where coordinates are
+    correlated.
+    """
+    preconditioner = precision = None
     if SETTINGS in idata.children:
         preconditioner = stored_matrix(idata[SETTINGS], "preconditioner")
         precision = stored_matrix(idata[SETTINGS], "precision")
-        if preconditioner is not None and precision is not None:
-            estimate = langevin_variance_error(gradients, step_sizes, preconditioner, precision)
-            return estimate, SECOND_MOMENT
-    return stein_variance_error(positions, gradients), STEIN
+    if preconditioner is None:
+        stein = stein_variance_error(positions, gradients)
+        return stein, stein, STEIN
+    stein = stein_variance_error(positions, gradients @ preconditioner / preconditioner.diagonal())
+    if precision is None:
+        return stein, stein, STEIN
+    error = langevin_variance_error(gradients, step_sizes, preconditioner, precision)
+    return error, stein, SECOND_MOMENT
 
 
-def _called(bias: float | None, settings: dict[str, Any]) -> str:
-    """What to call the bound on the variance error.
+def _predicted(idata: DataTree, variance_error: np.ndarray) -> np.ndarray:
+    """Error of each mean by the skewness at the centre, NaN where that is not known.
 
-    It is "stated" where the user gives it or the step size was computed for it. A step size that
-    was given, or searched, or of which nothing is known, is for no bias.
+    The size is in posterior standard deviations and to first order, see `Center`.
     """
-    computed = settings.get("step_size_from", GIVEN) not in (GIVEN, SEARCHED)
-    is_stated = bias is not None or (computed and "bias" in settings)
-    return "stated" if is_stated else "default"
-
-
-def _beyond_doubt(dimension: int, method: str = "") -> float:
-    """Number of standard errors by which an error is beyond doubt, see `bias_report`."""
-    if method == SECOND_MOMENT:
-        return STANDARD_ERRORS
-    return float(-special.ndtri(special.ndtr(-STANDARD_ERRORS) / dimension))
-
-
-def _verdict(
-    error: float,
-    standard_error: float,
-    mean_error: tuple[float, float],
-    ess: float,
-    r_hat: float,
-    *,
-    beyond_doubt: tuple[float, float] = (STANDARD_ERRORS, STANDARD_ERRORS),
-) -> str:
-    """Verdict on one coordinate, given its variance error as a multiple of the stated one.
-
-    `beyond_doubt` has the numbers of standard errors by which errors of the variance and of the
-    mean are beyond doubt.
-    """
-    if not (r_hat < LARGEST_R_HAT and ess >= SMALLEST_ESS):
-        return "not converged"
-    if error - beyond_doubt[0] * standard_error > 1:
-        return "variance too large"
-    # Without a second run the error of the mean is NaN, and no comparison is true.
-    if abs(mean_error[0]) - beyond_doubt[1] * mean_error[1] > LARGEST_MEAN_ERROR:
-        return "mean off"
-    if error + STANDARD_ERRORS * standard_error > 2:
-        return "cannot tell"
-    if abs(mean_error[0]) + STANDARD_ERRORS * mean_error[1] > LARGEST_MEAN_ERROR:
-        return "cannot tell"
-    return "ok"
-
-
-def _overall(
-    report: pd.DataFrame,
-    stated: float,
-    called: str,
-    probability: float,
-    settings: dict[str, Any],
-    reasons: dict[Any, str],
-) -> str:
-    """Verdict on the whole run. `called` is what to call the bound on the variance error."""
-    if reasons:
-        return f"{_of_divergence(reasons)} {remedy_of_divergence(settings)}."
-    counts = report["verdict"].value_counts()
-    worst = float(report["variance_error"].max())
-    if counts.get("not converged", 0) or probability < SMALLEST_PROBABILITY:
-        said = _of_convergence(
-            report["ess_bulk"].to_numpy(), report["r_hat"].to_numpy(), tuple(report.index)
-        )
-        said = said or _of_mean_gradient(probability)
-        remedy = _remedy_of_convergence(worst, stated, settings)
-        return f"Not converged: {said} {remedy}"
-    if counts.get("variance too large", 0):
-        return f"Variances are too large by up to {worst:.2g}, more than {called}. " + _remedy(
-            worst, stated, settings
-        )
-    if counts.get("mean off", 0):
-        return (
-            f"Means are off by more than {LARGEST_MEAN_ERROR:g} standard deviations. "
-            + _remedy_of_means(stated, settings)
-        )
-    if counts.get("cannot tell", 0):
-        return _what_cannot_be_told(report, stated, called)
-    return f"Variance errors of at most {worst:.2g} are within {called}." + (
-        _predicted_mean_error(settings)
-        if report["mean_error"].isna().all()
-        else f" Errors of the means are below {LARGEST_MEAN_ERROR:g} standard deviations."
-    )
-
-
-def _predicted_mean_error(settings: dict[str, Any]) -> str:
-    """Sentence on the error of a mean that was predicted at the centre, where it is large."""
-    error = float(settings.get(MEAN_ERROR, 0.0))
-    if error <= LARGEST_MEAN_ERROR:
-        return ""
-    return (
-        f" The error of the mean of `{settings[MEAN_ERROR_OF]}`, which gradients do not show, may "
-        f"be about {error:.1g} standard deviations. Use `rerun=True` to see it, or a smaller "
-        "`bias`."
-    )
-
-
-def _what_cannot_be_told(report: pd.DataFrame, stated: float, called: str) -> str:
-    """Verdict on a run whose Monte-Carlo errors are too large."""
-    parts = []
-    variance_error, standard_error = report["variance_error"], report["variance_error_se"]
-    if (variance_error + STANDARD_ERRORS * standard_error > 2 * stated).any():
-        parts.append(
-            f"The Monte-Carlo error of the variance error is up to {standard_error.max():.2g}, too "
-            f"large to compare it with {called}. Use more draws."
-        )
-    mean_error, standard_error = report["mean_error"].abs(), report["mean_error_se"]
-    if (mean_error + STANDARD_ERRORS * standard_error > LARGEST_MEAN_ERROR).any():
-        largest = standard_error.max()
-        times = max(2.0, (largest / ENOUGH_MEAN_ERROR) ** 2)
-        parts.append(
-            f"The Monte-Carlo error of the mean error is up to {largest:.2g} standard deviations, "
-            f"too large to compare it with {LARGEST_MEAN_ERROR:g}. Use about {times:.2g} times as "
-            "many draws."
-        )
-    return " ".join(parts)
-
-
-def _remedy(error: float, stated: float, settings: dict[str, Any]) -> str:
-    """Remedy for a variance error that is larger than the stated one."""
-    factor = stated / error
-    step_size = settings.get("step_size")
-    if settings.get("step_size_from") == GIVEN and step_size is not None:
-        return f"Use a `step_size` of about {0.9 * factor * step_size:.2g}, or leave it out."
-    if settings.get("step_size_from") == SEARCHED:
-        return _remedy_of_search(0.9 * factor * settings["step_size"])
-    smaller = 0.9 * factor * stated
-    if smaller < SMALLEST_BIAS:
-        return (
-            "The posterior may be improper, or far from the Gaussian around the centre: check the "
-            "priors, give `center`, or sample with NUTS."
-        )
-    if settings.get("gradient") == "plain":
-        return f'Use `bias={smaller:.2g}`, a larger `batch_size`, or `gradient="cv"`.'
-    return f"Use more tuning draws, or `bias={smaller:.2g}`."
-
-
-def _remedy_of_search(step_size: float) -> str:
-    """Remedy for a step size from successive halving, which keeps to no stated accuracy."""
-    return (
-        f"Use a `step_size` of about {step_size:.2g} with the same `preconditioner`, or state a "
-        '`bias` and leave out `tune_method="halving"`.'
-    )
-
-
-def _remedy_of_means(stated: float, settings: dict[str, Any]) -> str:
-    """Remedy for errors of the means."""
-    step_size = settings.get("step_size")
-    if settings.get("step_size_from") == SEARCHED and step_size is not None:
-        return _remedy_of_search(0.5 * step_size)
-    if settings.get("step_size_from") == GIVEN:
-        example = "" if step_size is None else f", for example {0.5 * step_size:.2g}"
-        return f"Use a smaller `step_size`{example}."
-    return f"Use a smaller `bias`, for example {0.5 * stated:.2g}."
-
-
-# --- Second run -----------------------------------------------------------------------------
-
-
-def _check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model | None) -> pm.Model:
-    """Model of a second run.
-
-    Raises
-    ------
-    ValueError
-        Where no second run can be made.
-    """
-    if STEP_METHODS in settings:
-        raise ValueError(
-            "`rerun=True` can repeat runs in which one step method moves all variables, but the "
-            f"trace is of {settings[STEP_METHODS]} step methods. {BY_HAND}"
-        )
-    name = settings.get("sampler")
-    if name not in RERUN_SAMPLERS or SETTINGS not in idata.children:
-        raise ValueError(
-            f"`rerun=True` can repeat runs of {' and '.join(RERUN_SAMPLERS)}, but the trace is of "
-            f"{name or 'an unknown step method'}. {BY_HAND}"
-        )
-    if settings.get("estimator_from") == GIVEN:
-        raise ValueError(
-            "`rerun=True` can repeat runs whose `gradient` is a name or `SVRG`, but that of the "
-            f"trace is an estimator made by hand. {BY_HAND}"
-        )
-    try:
-        model = pm.modelcontext(model)
-    except TypeError:
-        raise ValueError(
-            "`rerun=True` needs the model of the run, but `model` is None outside of the context "
-            "of a model. Pass `model=`."
-        ) from None
-    labels = layout_from_model(model, None, model.initial_point()).labels
-    stored = labels_of(idata, len(labels))
-    changed = changed_data(idata, model)
-    if labels != stored or changed:
-        what = (
-            f"other values of {', '.join(changed)}"
-            if changed
-            else (
-                f"the coordinates {', '.join(labels[:5])}, but the run had {', '.join(stored[:5])}"
-            )
-        )
-        raise ValueError(
-            f"`model` should be the one that was sampled, but has {what}. Pass that model with its "
-            "data, or sample again."
-        )
-    return model
-
-
-def _rerun(
-    idata: DataTree,
-    settings: dict[str, Any],
-    model: pm.Model | None,
-    random_seed: Any,
-    compile_kwargs: Mapping[str, Any] | None,
-) -> np.ndarray:
-    """Positions of a second run at half the step size."""
-    assert model is not None
-    recorded = idata["sample_stats"]
-    step = repeated_step(
-        model,
-        settings,
-        idata[SETTINGS],
-        step_size=float(np.asarray(recorded["step_size"])[:, -1].mean()) / 2,
-        thin=2 * int(settings["thin"]),
-        compile_kwargs=compile_kwargs,
-    )
-    with model:
-        second = pm.sample(
-            step=step,
-            draws=recorded.sizes["draw"],
-            tune=min(500, recorded.sizes["draw"]),
-            chains=recorded.sizes["chain"],
-            random_seed=random_seed,
-            progressbar=False,
-            compute_convergence_checks=False,
-            quiet=True,
-        )
-    return np.asarray(second["sample_stats"]["position"], dtype=float)
-
-
-def _half_step_error(first: np.ndarray, second: np.ndarray, sd: np.ndarray) -> Estimate:
-    """Twice the difference of the means, in posterior standard deviations."""
-    from arviz_stats.base import array_stats  # takes half a second to import
-
-    difference = first.mean((0, 1)) - second.mean((0, 1))
-    errors = [array_stats.mcse(run, **AXES) for run in (first, second)]
-    return Estimate(2 * difference / sd, 2 * np.hypot(*errors) / sd)
+    if SETTINGS not in idata.children or MEAN_SHIFT not in idata[SETTINGS].data_vars:
+        return np.full(len(variance_error), np.nan)
+    shift = np.asarray(idata[SETTINGS][MEAN_SHIFT], dtype=float)
+    return shift * max(0.0, float(variance_error.max()))

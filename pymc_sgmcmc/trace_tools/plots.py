@@ -16,9 +16,10 @@ import xarray as xr
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import one_of
-from pymc_sgmcmc.trace_tools.bias import UNUSABLE, bias_report
+from pymc_sgmcmc.trace_tools.bias import bias_report
 from pymc_sgmcmc.trace_tools.convergence import gradient_convergence, window_means
 from pymc_sgmcmc.trace_tools.reader import read_run
+from pymc_sgmcmc.trace_tools.verdict import UNUSABLE
 from pymc_sgmcmc.trace_tools.zero_variance import ZeroVariance, zero_variance
 
 if TYPE_CHECKING:

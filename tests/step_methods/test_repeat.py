@@ -22,8 +22,7 @@ QUICK = {"mode": "FAST_COMPILE"}
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 
 OF_THE_STEP_SIZE = {
-    "step_size", "step_size_from", "thin", "bias", "noise", "curvature", "why", "mean_error",
-    "mean_error_of",
+    "step_size", "step_size_from", "thin", "bias", "noise", "curvature", "why",
 }  # fmt: skip
 """These settings are about the step size, or say where settings are from."""
 

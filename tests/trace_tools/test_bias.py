@@ -8,6 +8,7 @@ import re
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pymc as pm
 import pytest
 import xarray as xr
@@ -33,7 +34,8 @@ from pymc_sgmcmc.stein import (
     stein_variance_error,
 )
 from pymc_sgmcmc.step_methods.repeat import STEP_METHODS
-from pymc_sgmcmc.trace_tools.bias import _beyond_doubt, _verdict, bias_warnings
+from pymc_sgmcmc.trace_tools.bias import bias_warnings
+from pymc_sgmcmc.trace_tools.verdict import beyond_doubt, draws_needed, overall, verdicts
 from pymc_sgmcmc.tuning import choose_batch_size
 from tests.support.exact_law import exact_noise_operator, fixed_point
 from tests.support.linear_gaussian import LinearGaussian
@@ -243,13 +245,18 @@ def test_report(run):
         "beta[feature=intercept]", "beta[feature=age]", "beta[feature=height]"
     ]  # fmt: skip
     assert list(report.columns) == [
-        "mean", "sd", "variance_error", "variance_error_se", "mean_error", "mean_error_se",
-        "ess_bulk", "r_hat", "verdict",
+        "mean", "sd", "variance_error", "variance_error_se", "stein_error", "stein_error_se",
+        "predicted_mean_error", "mean_error", "mean_error_se", "ess_bulk", "r_hat", "verdict",
+        "draws_needed",
     ]  # fmt: skip
     assert (report["verdict"] == "ok").all()
     assert (report["variance_error"] < 0.05).all()
+    assert (report["stein_error"].abs() < 4.5 * report["stein_error_se"] + 0.06).all()
+    assert (report["stein_error_se"] < 0.05).all()
     assert report["mean_error"].isna().all()
-    assert "within the stated 0.05" in report.attrs["verdict"]
+    assert (report["predicted_mean_error"].abs() < 0.1).all()
+    assert report["draws_needed"].isna().all()
+    assert "within the stated 0.05: all 3 coordinates are ok" in report.attrs["verdict"]
     xr.testing.assert_identical(
         idata["sample_stats"].to_dataset(), before["sample_stats"].to_dataset()
     )
@@ -278,7 +285,11 @@ def test_second_run_at_half_the_step(run):
     undecided = errors.abs() + 2 * standard > 0.1
     assert undecided.any()
     assert (report["verdict"][undecided] == "cannot tell").all()
-    assert "too large to compare it with 0.1. Use about" in report.attrs["verdict"]
+    assert (
+        "too large to compare it with 0.1 standard deviations. Use about"
+        in (report.attrs["verdict"])
+    )
+    assert (report["draws_needed"][undecided] > 1000).all()
 
 
 def test_a_large_given_step_is_reported(caplog):
@@ -349,37 +360,88 @@ def test_bad_traces(run):
 # --- Verdicts -------------------------------------------------------------------------------
 
 
+GOOD = {
+    "variance_error": 0.025, "variance_error_se": 0.001, "stein_error": 0.03,
+    "stein_error_se": 0.03, "predicted_mean_error": 0.01, "mean_error": np.nan,
+    "mean_error_se": np.nan, "ess_bulk": 1000.0, "r_hat": 1.0,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("mean_error", "standard_error", "verdict"),
+    ("numbers", "verdict", "draws"),
     [
-        (0.270, 0.131, "cannot tell"),
-        (0.078, 0.236, "cannot tell"),
-        (-0.078, 0.236, "cannot tell"),
-        (0.02, 0.03, "ok"),
-        (-0.3, 0.05, "mean off"),
-        (np.nan, np.nan, "ok"),
+        ({}, "ok", None),
+        ({"ess_bulk": 399.0}, "cannot tell", 1003),
+        ({"r_hat": 1.02}, "cannot tell", 2000),
+        ({"ess_bulk": 99.0}, "not converged", None),
+        ({"r_hat": 1.06}, "not converged", None),
+        ({"variance_error": 0.06}, "variance too large", None),
+        ({"variance_error": 0.09, "variance_error_se": 0.03}, "cannot tell", 2250),
+        ({"variance_error": 0.04, "variance_error_se": 0.05}, "cannot tell", 2778),
+        ({"stein_error": 0.3, "stein_error_se": 0.1}, "variance too large", None),
+        ({"stein_error": -0.3, "stein_error_se": 0.1}, "variance too small", None),
+        ({"stein_error": -0.2, "stein_error_se": 0.1}, "ok", None),
+        ({"stein_error": np.nan, "stein_error_se": np.nan}, "ok", None),
+        ({"predicted_mean_error": -0.2}, "cannot tell", None),
+        ({"predicted_mean_error": 0.2, "mean_error": 0.02, "mean_error_se": 0.03}, "ok", None),
+        ({"mean_error": 0.02, "mean_error_se": 0.03}, "ok", None),
+        ({"mean_error": -0.3, "mean_error_se": 0.05}, "mean off", None),
+        ({"mean_error": 0.27, "mean_error_se": 0.131}, "cannot tell", 2376),
+        ({"mean_error": -0.06, "mean_error_se": 0.04}, "cannot tell", 4000),
     ],
-)
-def test_verdict_of_the_mean(mean_error, standard_error, verdict):
-    assert _verdict(0.5, 0.02, (mean_error, standard_error), 1000.0, 1.0) == verdict
+)  # fmt: skip
+def test_verdict_of_a_coordinate(numbers, verdict, draws):
+    report = pd.DataFrame([GOOD | numbers], index=["x"])
+    report["verdict"] = verdicts(report, 0.05, "second moment of the gradients")
+    assert report.loc["x", "verdict"] == verdict
+    needed = draws_needed(report, 0.05, "second moment of the gradients", 1000)
+    np.testing.assert_allclose(needed, [np.nan if draws is None else draws], atol=1)
+    report["draws_needed"] = needed
+    words = overall(report, 0.05, "the stated 0.05", 0.5, {}, {})
+    expected = {
+        "ok": "within the stated 0.05",
+        "cannot tell": "0 of 1 coordinates are ok, 1 cannot be told. ",
+        "not converged": "Not converged: 1 of 1",
+        "variance too large": "Variances of 1 of 1 coordinates are too large by up to",
+        "variance too small": "Variances of 1 of 1 coordinates are too small by up to 0.3. The ",
+        "mean off": "Means of 1 of 1 coordinates are off",
+    }
+    assert expected[verdict] in words
+    assert (draws is not None) == ("draws a chain" in words)
+    if abs(report.loc["x", "predicted_mean_error"]) > 0.1 and verdict != "ok":
+        assert "The error of the mean of `x`, which gradients do not show, may be" in words
 
 
 def test_none_of_many_coordinates_is_off_by_chance(rng):
     """Errors of just the bound in 100 coordinates: a word on any of them in one run of 40."""
     dimension, runs, standard_error = 100, 2000, 0.05
     estimates = 0.1 + standard_error * rng.normal(size=(runs, dimension))
-    bound = _beyond_doubt(dimension)
-    verdicts = [
+    good = pd.DataFrame([GOOD | {"mean_error_se": standard_error}] * dimension)
+    share = np.mean(
         [
-            _verdict(0.5, 0.02, (one, standard_error), 1e3, 1.0, beyond_doubt=(bound, bound))
-            for one in row
+            "mean off" in verdicts(good.assign(mean_error=row), 0.05, "Stein's identity")
+            for row in estimates
         ]
-        for row in estimates
-    ]
-    share = np.mean(["mean off" in row for row in verdicts])
+    )
     expected = stats.norm.sf(2)
     assert abs(share - expected) < 4.5 * np.sqrt(expected / runs)
-    assert _beyond_doubt(1) == pytest.approx(2)
+    assert beyond_doubt(1) == pytest.approx(2)
+
+
+def test_variances_that_are_too_small_are_said(rng):
+    """Chains that saw only a part of the posterior: half the width, with gradients of all of it."""
+    idata = exact_run(rng, 2)
+    kept = idata["sample_stats"].to_dataset()
+    kept["position"][..., 0] *= 0.5
+    kept["gradient"][..., 0] = -kept["position"][..., 0] + rng.normal(size=(4, 1000))
+    idata["sample_stats"] = xr.DataTree(kept)
+    report = bias_report(idata)
+    assert report["verdict"].tolist() == ["variance too small", "ok"]
+    assert report["stein_error"].iloc[0] == pytest.approx(-0.75, abs=0.1)
+    assert "too small by up to 0.7" in report.attrs["verdict"]
+    (warning,) = bias_warnings(idata)
+    assert "The variance of 1 of 2 coordinates is too small, most of all that of" in warning
+    assert "The draws do not cover the posterior" in warning
 
 
 def exact_run(rng, dimension, draws=4000):

@@ -1,0 +1,311 @@
+"""Verdicts on the coordinates of a run and on the whole run, from the numbers of a report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import special
+
+from pymc_sgmcmc.record import GIVEN, LARGEST_MEAN_ERROR, SEARCHED
+from pymc_sgmcmc.trace_tools.reader import remedy_of_divergence
+
+OK, UNKNOWN, NOT_CONVERGED = "ok", "cannot tell", "not converged"
+TOO_LARGE, TOO_SMALL, MEAN_OFF = "variance too large", "variance too small", "mean off"
+
+UNUSABLE = ("Diverged", "Not converged")
+"""The verdicts on runs that say little about the posterior begin with these words."""
+
+STANDARD_ERRORS = 2.0
+"""An error counts as larger than the stated one where it is larger by this number of Monte-Carlo
+standard errors. By chance an estimate is that far off, to one side, once in 40 cases."""
+
+LARGEST_R_HAT = 1.05
+"""Chains count as not converged where R-hat of a coordinate is larger. The bound is looser than the
+1.01 of Vehtari et al. (2021), since R-hat from 100 effective draws is above that by chance."""
+
+SMALLEST_ESS = 100.0
+"""Chains count as not converged where a coordinate has fewer effective draws. From 100 draws a
+standard deviation is known to 7 %."""
+
+R_HAT_OF_OK, ESS_OF_OK = 1.01, 400.0
+"""A coordinate is "ok" only with R-hat below and effective draws above these bounds, which are
+those of Vehtari et al. (2021). From 400 draws the mean is known to 0.05 standard deviations, half
+of `LARGEST_MEAN_ERROR`."""
+
+SMALLEST_PROBABILITY = 1e-3
+"""Chains count as not converged where the probability of the mean gradient is lower. By chance this
+happens to one converged run in a thousand."""
+
+SMALLEST_BIAS = 0.001
+"""No smaller `bias` is advised. Where an estimate asks for less, the step size is not what is wrong
+with a run."""
+
+TOO_WIDE = 1.0
+"""For a chain that has not converged, a smaller step is advised where the variance error is larger
+than this number, so that the variance is more than twice the right one."""
+
+REMEDY_OF_SMALL = (
+    "The draws do not cover the posterior: use more draws, longer tuning or other initial values, "
+    "or compare with NUTS."
+)
+"""This remedy follows where variances are too small, which no step size explains."""
+
+SECOND_MOMENT, STEIN = "second moment of the gradients", "Stein's identity"
+"""These are the names of the two methods that give a variance error."""
+
+
+# --- Coordinates ----------------------------------------------------------------------------
+
+
+def beyond_doubt(dimension: int, method: str = STEIN) -> float:
+    """Number of standard errors by which an error is beyond doubt, see `bias_report`."""
+    if method == SECOND_MOMENT:
+        return STANDARD_ERRORS
+    return float(-special.ndtri(special.ndtr(-STANDARD_ERRORS) / dimension))
+
+
+def verdicts(report: pd.DataFrame, stated: float, method: str) -> list[str]:
+    """Verdict on each coordinate, from the other columns of a report."""
+    error, error_se, stein, stein_se, mean, mean_se = _errors(report)
+    sure, surely = beyond_doubt(len(report), method), beyond_doubt(len(report))
+    # Comparisons with NaN, for what is not known, are false.
+    too_large = (error - sure * error_se > stated) | (stein - surely * stein_se > stated)
+    cases = {
+        NOT_CONVERGED: ~_has(report, LARGEST_R_HAT, SMALLEST_ESS),
+        TOO_LARGE: too_large,
+        TOO_SMALL: stein + surely * stein_se < -stated,
+        MEAN_OFF: mean - surely * mean_se > LARGEST_MEAN_ERROR,
+        UNKNOWN: (
+            ~_has(report, R_HAT_OF_OK, ESS_OF_OK)
+            | (error + STANDARD_ERRORS * error_se > 2 * stated)
+            | (mean + STANDARD_ERRORS * mean_se > LARGEST_MEAN_ERROR)
+            | _skewed(report)
+        ),
+    }
+    return np.select(list(cases.values()), list(cases), OK).tolist()
+
+
+def draws_needed(report: pd.DataFrame, stated: float, method: str, draws: int) -> np.ndarray:
+    """Draws a chain from which the verdict "cannot tell" would be another one, NaN for the others.
+
+    It is NaN as well where only a second run can tell whether the mean is off.
+    """
+    error, error_se, _, _, mean, mean_se = _errors(report)
+    sure, surely = beyond_doubt(len(report), method), beyond_doubt(len(report))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factors = [
+            ESS_OF_OK / report["ess_bulk"].to_numpy(),
+            # R-hat exceeds one by an amount that falls with the number of draws.
+            (report["r_hat"].to_numpy() - 1) / (R_HAT_OF_OK - 1),
+            _times(error, error_se, (stated, sure), (2 * stated, STANDARD_ERRORS)),
+            _times(
+                mean, mean_se, (LARGEST_MEAN_ERROR, surely), (LARGEST_MEAN_ERROR, STANDARD_ERRORS)
+            ),
+        ]
+    largest = np.fmax.reduce(factors)
+    unknown = (report["verdict"] == UNKNOWN).to_numpy() & ~_skewed(report)
+    return np.where(unknown & np.isfinite(largest), np.ceil(draws * largest), np.nan)
+
+
+def _times(
+    error: np.ndarray,
+    standard_error: np.ndarray,
+    above: tuple[float, float],
+    below: tuple[float, float],
+) -> np.ndarray:
+    """How many times as many draws show that an error is above a bound, or below another.
+
+    Each pair has the bound and the number of standard errors.
+    """
+    surely_above = (above[1] * standard_error / np.maximum(error - above[0], 0)) ** 2
+    surely_below = (below[1] * standard_error / np.maximum(below[0] - error, 0)) ** 2
+    return np.fmin(surely_above, surely_below)
+
+
+def _errors(report: pd.DataFrame) -> tuple[np.ndarray, ...]:
+    names = ("variance_error", "stein_error", "mean_error")
+    columns = [report[each].to_numpy() for name in names for each in (name, f"{name}_se")]
+    return (*columns[:4], np.abs(columns[4]), columns[5])
+
+
+def _has(report: pd.DataFrame, r_hat: float, ess: float) -> np.ndarray:
+    """Whether R-hat is below and the number of effective draws above a bound."""
+    return ((report["r_hat"] < r_hat) & (report["ess_bulk"] >= ess)).to_numpy()
+
+
+def _skewed(report: pd.DataFrame) -> np.ndarray:
+    """Whether the mean may be off by the skewness of the posterior, which no second run showed."""
+    predicted = report["predicted_mean_error"].abs() > LARGEST_MEAN_ERROR
+    return (predicted & report["mean_error"].isna()).to_numpy()
+
+
+# --- The whole run --------------------------------------------------------------------------
+
+
+def overall(
+    report: pd.DataFrame,
+    stated: float,
+    called: str,
+    probability: float,
+    settings: dict[str, Any],
+    reasons: dict[Any, str],
+) -> str:
+    """Verdict on the whole run. `called` is what to call the bound on the variance error."""
+    if reasons:
+        return f"{of_divergence(reasons)} {remedy_of_divergence(settings)}."
+    counts = report["verdict"].value_counts()
+    of_all = f"of {len(report)} coordinates"
+    worst = float(report["variance_error"].max())
+    if counts.get(NOT_CONVERGED, 0) or probability < SMALLEST_PROBABILITY:
+        said = of_convergence(
+            report["ess_bulk"].to_numpy(), report["r_hat"].to_numpy(), tuple(report.index)
+        )
+        said = said or of_mean_gradient(probability)
+        return f"Not converged: {said} {remedy_of_convergence(worst, stated, settings)}"
+    if too_large := counts.get(TOO_LARGE, 0):
+        worst = max(worst, float(report["stein_error"][report["verdict"] == TOO_LARGE].max()))
+        return (
+            f"Variances of {too_large} {of_all} are too large by up to {worst:.2g}, more than "
+            f"{called}. {remedy(worst, stated, settings)}"
+        )
+    if too_small := counts.get(TOO_SMALL, 0):
+        lack = -float(report["stein_error"].min())
+        return (
+            f"Variances of {too_small} {of_all} are too small by up to {lack:.2g}. "
+            f"{REMEDY_OF_SMALL}"
+        )
+    if off := counts.get(MEAN_OFF, 0):
+        return (
+            f"Means of {off} {of_all} are off by more than {LARGEST_MEAN_ERROR:g} standard "
+            f"deviations. {_remedy_of_means(stated, settings)}"
+        )
+    ok = counts.get(OK, 0)
+    within = f"Variance errors of at most {worst:.2g} are within {called}"
+    if ok == len(report):
+        means = (
+            ""
+            if report["mean_error"].isna().all()
+            else f" and errors of the means below {LARGEST_MEAN_ERROR:g} standard deviations"
+        )
+        return f"{within}{means}: all {ok} coordinates are ok."
+    return f"{ok} {of_all} are ok, {len(report) - ok} cannot be told. " + _of_unknown(
+        report, stated, called
+    )
+
+
+def _of_unknown(report: pd.DataFrame, stated: float, called: str) -> str:
+    """Why some coordinates have the verdict "cannot tell", and what would tell."""
+    unknown = report[report["verdict"] == UNKNOWN]
+    reasons = []
+    if not _has(unknown, R_HAT_OF_OK, ESS_OF_OK).all():
+        reasons.append(
+            f"Effective draws are {unknown['ess_bulk'].min():.0f} and R-hat is "
+            f"{unknown['r_hat'].max():.3f} in the worst of them, where at least {ESS_OF_OK:g} and "
+            f"at most {R_HAT_OF_OK} are needed."
+        )
+    for name, bound, to in (
+        ("variance_error", 2 * stated, called),
+        ("mean_error", LARGEST_MEAN_ERROR, f"{LARGEST_MEAN_ERROR:g} standard deviations"),
+    ):
+        standard_error = unknown[f"{name}_se"]
+        if (unknown[name].abs() + STANDARD_ERRORS * standard_error > bound).any():
+            reasons.append(
+                f"The Monte-Carlo error of the {name.replace('_', ' ')} is up to "
+                f"{standard_error.max():.2g}, too large to compare it with {to}."
+            )
+    draws = unknown["draws_needed"].max()
+    if np.isfinite(draws):
+        reasons.append(f"Use about {float(f'{draws:.1g}'):.0f} draws a chain.")
+    predicted = unknown["predicted_mean_error"].abs().where(_skewed(unknown))
+    if predicted.notna().any():
+        reasons.append(
+            f"The error of the mean of `{predicted.idxmax()}`, which gradients do not show, may be "
+            f"about {predicted.max():.1g} standard deviations. Use `rerun=True` to see it, or a "
+            "smaller `bias`."
+        )
+    return " ".join(reasons)
+
+
+def called_bias(bias: float | None, settings: dict[str, Any]) -> str:
+    """What to call the bound on the variance error.
+
+    It is "stated" where the user gives it or the step size was computed for it. A step size that
+    was given, or searched, or of which nothing is known, is for no bias.
+    """
+    computed = settings.get("step_size_from", GIVEN) not in (GIVEN, SEARCHED)
+    is_stated = bias is not None or (computed and "bias" in settings)
+    return "stated" if is_stated else "default"
+
+
+def of_convergence(ess: np.ndarray, r_hat: np.ndarray, labels: tuple[str, ...]) -> str | None:
+    """What R-hat and the effective sample size say against a run, None where it is nothing."""
+    bad = ~((r_hat < LARGEST_R_HAT) & (ess >= SMALLEST_ESS))
+    if not bad.any():
+        return None
+    worst = int(np.argmax(np.where(bad, np.nan_to_num(r_hat, nan=np.inf), -np.inf)))
+    return (
+        f"{int(bad.sum())} of {len(bad)} coordinates have R-hat above {LARGEST_R_HAT} or fewer "
+        f"than {SMALLEST_ESS:g} effective draws, such as `{labels[worst]}` with R-hat "
+        f"{r_hat[worst]:.3g} and {ess[worst]:.2g} effective draws."
+    )
+
+
+def of_mean_gradient(probability: float) -> str:
+    """What the mean gradient says against a run."""
+    return f"the mean gradient is not zero (its probability at stationarity is {probability:.2g})."
+
+
+def of_divergence(reasons: dict[Any, str]) -> str:
+    """Verdict on a run whose chains diverged for these reasons."""
+    chain, reason = next(iter(reasons.items()))
+    return f"Diverged: chain {chain} {reason}."
+
+
+# --- Remedies -------------------------------------------------------------------------------
+
+
+def remedy_of_convergence(error: float, stated: float, settings: dict[str, Any]) -> str:
+    """Remedy for a run that has not converged, given its largest variance error."""
+    if error > TOO_WIDE:
+        return f"Variances are too large by {error:.2g}. {remedy(error, stated, settings)}"
+    return "Use more draws, or longer tuning."
+
+
+def remedy(error: float, stated: float, settings: dict[str, Any]) -> str:
+    """Remedy for a variance error that is larger than the stated one."""
+    factor = stated / error
+    step_size = settings.get("step_size")
+    if settings.get("step_size_from") == GIVEN and step_size is not None:
+        return f"Use a `step_size` of about {0.9 * factor * step_size:.2g}, or leave it out."
+    if settings.get("step_size_from") == SEARCHED:
+        return _remedy_of_search(0.9 * factor * settings["step_size"])
+    smaller = 0.9 * factor * stated
+    if smaller < SMALLEST_BIAS:
+        return (
+            "The posterior may be improper, or far from the Gaussian around the centre: check the "
+            "priors, give `center`, or sample with NUTS."
+        )
+    if settings.get("gradient") == "plain":
+        return f'Use `bias={smaller:.2g}`, a larger `batch_size`, or `gradient="cv"`.'
+    return f"Use more tuning draws, or `bias={smaller:.2g}`."
+
+
+def _remedy_of_search(step_size: float) -> str:
+    """Remedy for a step size from successive halving, which keeps to no stated accuracy."""
+    return (
+        f"Use a `step_size` of about {step_size:.2g} with the same `preconditioner`, or state a "
+        '`bias` and leave out `tune_method="halving"`.'
+    )
+
+
+def _remedy_of_means(stated: float, settings: dict[str, Any]) -> str:
+    """Remedy for errors of the means."""
+    step_size = settings.get("step_size")
+    if settings.get("step_size_from") == SEARCHED and step_size is not None:
+        return _remedy_of_search(0.5 * step_size)
+    if settings.get("step_size_from") == GIVEN:
+        example = "" if step_size is None else f", for example {0.5 * step_size:.2g}"
+        return f"Use a smaller `step_size`{example}."
+    return f"Use a smaller `bias`, for example {0.5 * stated:.2g}."
