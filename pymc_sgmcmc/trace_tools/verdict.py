@@ -182,6 +182,7 @@ def overall(
             f"deviations. {_remedy_of_means(stated, settings)}"
         )
     ok = counts.get(OK, 0)
+    error, error_se, *_ = _errors(report)
     within = f"Variance errors of at most {worst:.2g} are within {called}"
     if ok == len(report):
         means = (
@@ -190,8 +191,10 @@ def overall(
             else f" and errors of the means below {LARGEST_MEAN_ERROR:g} standard deviations"
         )
         return f"{within}{means}: all {ok} coordinates are ok."
-    return f"{ok} {of_all} are ok, {len(report) - ok} cannot be told. " + _of_unknown(
-        report, stated, called
+    known = (error + STANDARD_ERRORS * error_se <= 2 * stated).all()
+    return (
+        f"{f'{within}. ' if known else ''}{ok} {of_all} are ok, {len(report) - ok} cannot be told. "
+        + _of_unknown(report, stated, called)
     )
 
 

@@ -81,8 +81,9 @@ def test_every_setting_but_the_step_size(case):
     for name in compared:
         assert actual.attributes[name] == expected.attributes[name], name
     assert second.posterior.data_names == first.posterior.data_names
-    assert set(actual.arrays) >= set(expected.arrays)
-    for name, values in expected.arrays.items():
+    # A given centre is not searched, so nothing is known of the skewness there.
+    compared = {name: expected.arrays[name] for name in set(expected.arrays) - {"mean_shift"}}
+    for name, values in compared.items():
         np.testing.assert_allclose(actual.arrays[name], values, rtol=1e-9, atol=0, err_msg=name)
     if case == "rows in each transition":
         assert expected.attributes["kept_rows"] >= 5
