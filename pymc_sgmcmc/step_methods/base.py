@@ -504,7 +504,8 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         draw = run.before.draws + self.handed_out
         message = (
             f"The chain became NaN or infinite at transition {transition} (draw {draw}): its step "
-            f"size of {size:.3g} is too large. {self._remedy or self._remedy_of(size)}. A larger "
+            f"size of {size:.3g}{self._with_preconditioner()} is too large. "
+            f"{self._remedy or self._remedy_of(size)}. A larger "
             "`batch_size`, informative priors or other initial values may also help."
         )
         if draw < self.tune_draws or not self._owns_all:
@@ -520,6 +521,14 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         # The first draw has the settings of the run, for the report at its end.
         record = RunRecord(self.run_settings) if kept_draws == 0 else None
         return self._not_a_number(point, warning, record)
+
+    def _with_preconditioner(self) -> str:
+        """The preconditioner that a step size goes with, for messages."""
+        if "preconditioner" not in signature(type(self).__init__).parameters:
+            return ""
+        if isinstance(self._preconditioner, str):
+            return f' with `preconditioner="{self._preconditioner}"`'
+        return " with the given preconditioner"
 
     def _remedy_of(self, step_size: float) -> str:
         """Advice after a chain became NaN or infinite with a step size."""

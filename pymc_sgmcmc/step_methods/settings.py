@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -39,6 +40,8 @@ NO_LOCAL = {
     "local": "samples no local variables, so it takes no `local`. Use `SGLDCV`, or `marginalize`.",
 }
 """This is refused by step methods whose law assumes gradients without a memory."""
+
+log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
 Gradient = str | SVRG | GradientEstimator
 Preconditioner = str | float | np.ndarray | Matrix | None
@@ -256,8 +259,14 @@ def default_preconditioner(
     TypeError, ValueError
         Where it is neither a name nor numbers.
     """
+    if preconditioner is None and step_size is None:
+        return "curvature"
     if preconditioner is None:
-        return "curvature" if step_size is None else "identity"
+        log.info(
+            'The given `step_size` goes with `preconditioner="identity"`. A step size that was '
+            'computed goes with "curvature": pass that beside it.'
+        )
+        return "identity"
     if isinstance(preconditioner, Matrix):
         return preconditioner
     if isinstance(preconditioner, str):

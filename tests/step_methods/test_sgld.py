@@ -315,3 +315,18 @@ def test_discrete_variable_with_another_step_method():
         )
     assert np.isfinite(idata.posterior["beta"]).all()
     assert set(np.unique(idata.posterior["which"])) <= {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"step_size": 1e-3}, True),
+        ({"step_size": 1e-3, "preconditioner": "identity"}, False),
+        ({}, False),
+    ],
+)
+def test_the_preconditioner_of_a_given_step_size_is_said(settings, told, caplog):
+    """The default is another one beside a given step size, which diverges if it was computed."""
+    with caplog.at_level(logging.INFO, logger="pymc.sgmcmc"):
+        SGLDCV(model=logistic_model(), batch_size=20, compile_kwargs=NUMBA, **settings)
+    assert ('goes with `preconditioner="identity"`' in caplog.text) == told

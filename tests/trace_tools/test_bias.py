@@ -629,6 +629,6 @@ def test_advice_where_a_chain_fails(monkeypatch, settings, advice):
         step = SGLDCV(batch_size=100, compile_kwargs=NUMBA, **settings)
     size = 0.5 * step.step_size
     remedy = advice.format(quarter=re.escape(f"{size / 4:.3g}"))
-    message = f"step size of {size:.3g} is too large.*{remedy}"
+    message = f"step size of {size:.3g} with .* is too large.*{remedy}"
     with pytest.raises(NonFinitePositionError, match=message):
         sample(model, step, draws=5, tune=5, chains=1, initvals={"slope": 300.0})
