@@ -9,7 +9,7 @@ quadratic for every :math:`\theta'`. So its mean is that over 2 q points,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytensor.tensor as pt
@@ -78,14 +78,21 @@ class ExpectationMaximization:
         ]
 
         def objective(rest: np.ndarray) -> tuple[float, np.ndarray]:
-            totals = [
-                self._sum(self._at(position, rest), of_chunks)
-                for position, of_chunks in zip(before, points, strict=True)
-            ]
-            value, *slope = np.mean(totals, axis=0)
-            if self._restricted is None:
-                return float(value), np.array(slope)
-            return float(value), np.array(slope)[~self._restricted.fixed]
+            values, slopes = zip(
+                *(
+                    self._groups.total(
+                        self._complete,
+                        zip(of_chunks, self._chunks, strict=True),
+                        self._at(position, rest),
+                    )
+                    for position, of_chunks in zip(before, points, strict=True)
+                ),
+                strict=True,
+            )
+            slope = np.mean(slopes, axis=0)
+            if self._restricted is not None:
+                slope = slope[~self._restricted.fixed]
+            return float(np.mean(values)), slope
 
         return objective
 
@@ -93,17 +100,6 @@ class ExpectationMaximization:
         if self._restricted is None:
             return rest
         return self._restricted.complete(position[self._restricted.fixed], rest)
-
-    def _sum(self, position: np.ndarray, of_chunks: Sequence[np.ndarray]) -> np.ndarray:
-        values = [
-            self._complete(points, numbers, position)
-            for points, numbers in zip(of_chunks, self._chunks, strict=True)
-        ]
-        total = np.sum(values, axis=0)
-        if self._groups.other_terms is not None:
-            value, gradient = self._groups.other_terms(position)
-            total = total + np.concatenate([[value], gradient])
-        return total
 
 
 def iterate(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import gammaln
 
 from pymc_sgmcmc.marginal.inversion import LogDensity
 from pymc_sgmcmc.marginal.newton import solve_upper
@@ -69,7 +70,7 @@ def metropolis(
     count = np.full(n_groups, STEPS)
     places = np.arange(n_groups)
     for steps in STEPS * np.arange(1, MOST_ROUNDS + 1):
-        points, log_weights = _proposals(log_density, centre, root, places, rng)
+        points, log_weights = proposals(log_density, centre, root, places, rng, STEPS)
         uniforms = np.log(rng.random(log_weights.shape))
         for proposal, proposed, uniform in zip(points, log_weights, uniforms, strict=True):
             # The first proposal is the first state.
@@ -94,22 +95,49 @@ def metropolis(
     return Recovered(state, effective)
 
 
-def _proposals(
+def proposals(
     log_density: LogDensity,
     centre: np.ndarray,
     root: Sequence[Sequence[np.ndarray]],
     places: np.ndarray,
     rng: np.random.Generator,
+    count: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Proposals, shape (steps, n, q), for the groups at n places, and logarithms of their weights.
+    """Proposals, shape (count, n, q), for the groups at n places, and logarithms of their weights.
 
-    The weights lack a factor that is the same for all proposals of a group.
+    The weights lack a factor that is the same for all proposals of a group: `log_constant`.
     """
     size, degrees = centre.shape[1], DEGREES_OF_FREEDOM
-    noise = rng.normal(size=(size, STEPS, len(places)))
+    noise = rng.normal(size=(size, count, len(places)))
     noise *= np.sqrt(degrees / rng.chisquare(degrees, size=noise.shape[1:]))
     chosen = [[entry[places] for entry in row] for row in root]
     points = centre[places] + np.stack(solve_upper(chosen, list(noise)), axis=-1)
-    log_proposal = -0.5 * (degrees + size) * np.log1p((noise**2).sum(axis=0) / degrees)
-    log_weights = log_density(points, places) - log_proposal
+    log_weights = log_density(points, places) - _log_kernel((noise**2).sum(axis=0), size)
     return points, np.where(np.isnan(log_weights), -np.inf, log_weights)
+
+
+def log_weights_of(
+    log_density: np.ndarray,
+    block: np.ndarray,
+    centre: np.ndarray,
+    root: Sequence[Sequence[np.ndarray]],
+) -> np.ndarray:
+    """Logarithms of the weights of given blocks, shape (n,), up to the same factor."""
+    size, moved = centre.shape[1], (block - centre).T
+    noise = [sum(root[row][k] * moved[row] for row in range(k, size)) for k in range(size)]
+    log_weights = log_density - _log_kernel(sum(entry**2 for entry in noise), size)
+    return np.where(np.isnan(log_weights), -np.inf, log_weights)
+
+
+def log_constant(root: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
+    """Logarithm of the constant of each group's proposal, shape (n,)."""
+    size, degrees = len(root), DEGREES_OF_FREEDOM
+    constant = gammaln((degrees + size) / 2) - gammaln(degrees / 2)
+    constant -= 0.5 * size * np.log(np.pi * degrees)
+    return constant + sum(np.log(entries[row]) for row, entries in enumerate(root))
+
+
+def _log_kernel(squares: np.ndarray, size: int) -> np.ndarray:
+    """Logarithm of Student's density without its constant."""
+    degrees = DEGREES_OF_FREEDOM
+    return -0.5 * (degrees + size) * np.log1p(squares / degrees)

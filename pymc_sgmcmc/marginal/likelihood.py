@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -93,6 +93,20 @@ class Groups:
             np.flatnonzero(np.diff(elements // ELEMENTS)) + 1,
         )
 
+    def total(
+        self,
+        function: Callable[..., np.ndarray],
+        of_chunks: Iterable[Sequence[np.ndarray]],
+        position: np.ndarray,
+    ) -> tuple[float, np.ndarray]:
+        """Value and gradient: a function summed over chunks of groups, and the other terms."""
+        total = np.sum([function(*of_chunk, position) for of_chunk in of_chunks], axis=0)
+        value, gradient = float(total[0]), total[1:]
+        if self.other_terms is not None:
+            other_value, other_gradient = self.other_terms(position)
+            value, gradient = value + other_value, gradient + other_gradient
+        return value, gradient
+
     @cached_property
     def other_terms(self) -> Objective | None:
         """Log likelihood of the observed variables that do not depend on local ones."""
@@ -136,12 +150,8 @@ class Likelihood:
 
     def __call__(self, position: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient, which are not finite where the model is not."""
-        total = np.sum([self._of_groups(numbers, position) for numbers in self._chunks], axis=0)
-        value, gradient = float(total[0]), total[1:]
-        if self._groups.other_terms is not None:
-            other_value, other_gradient = self._groups.other_terms(position)
-            value, gradient = value + other_value, gradient + other_gradient
-        return value, gradient
+        chunks = ((numbers,) for numbers in self._chunks)
+        return self._groups.total(self._of_groups, chunks, position)
 
 
 def fixed_effects(groups: Groups, likelihood: Objective) -> np.ndarray:

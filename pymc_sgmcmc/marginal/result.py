@@ -43,6 +43,10 @@ class MarginalFit:
     iterations : int
         Of the optimiser, or of EM.
     n_groups : int
+    monte_carlo_errors : xarray.Dataset or None
+        Monte-Carlo standard errors of the estimates of "mcem", on their own scale.
+    minus_two_log_likelihood_error : float or None
+        Monte-Carlo standard error of -2 log likelihood, and of AIC, of "mcem".
     """
 
     method: str
@@ -56,15 +60,19 @@ class MarginalFit:
     labels: tuple[str, ...]
     iterations: int
     n_groups: int
+    monte_carlo_errors: xr.Dataset | None = None
+    minus_two_log_likelihood_error: float | None = None
 
     def to_dataframe(self) -> pd.DataFrame:
-        """Estimates and standard errors, with a row for each entry.
+        """Estimates, standard errors and, of "mcem", Monte-Carlo errors, with a row for each entry.
 
         Returns
         -------
         pandas.DataFrame
         """
         columns = {"estimate": self.estimates, "standard_error": self.standard_errors}
+        if self.monte_carlo_errors is not None:
+            columns["monte_carlo_error"] = self.monte_carlo_errors
         return pd.DataFrame(
             {
                 name: np.concatenate([np.ravel(values) for values in dataset.values()])
@@ -76,9 +84,11 @@ class MarginalFit:
     def __repr__(self) -> str:
         """Return the table of the estimates under a line about the fit."""
         likelihood = "restricted likelihood" if self.reml else "marginal likelihood"
+        error = self.minus_two_log_likelihood_error
+        known = "" if error is None else f", Monte-Carlo error {error:.2g}"
         return (
             f"Maximum {likelihood} ({self.method}), {self.n_groups} groups\n"
-            f"-2 log likelihood {self.minus_two_log_likelihood:.4f}, AIC {self.aic:.4f}\n"
+            f"-2 log likelihood {self.minus_two_log_likelihood:.4f}, AIC {self.aic:.4f}{known}\n"
             f"{self.to_dataframe().to_string(float_format='{:.5g}'.format)}"
         )
 

@@ -93,7 +93,7 @@ def uncertainty(
     root = vectors[:, ~flat] / np.sqrt(values[~flat])
     undetermined = np.concatenate([np.eye(dimension)[:, boundary], vectors[:, flat]], axis=1)
     if restricted is not None:
-        moves = _jacobian(
+        moves = jacobian(
             lambda rest: restricted.complete(restricted.estimate(rest)[0], rest), position
         )
         effects, factor = restricted.estimate(position)
@@ -103,10 +103,10 @@ def uncertainty(
         undetermined = moves @ undetermined
         position = restricted.complete(effects, position)
         boundary = list(np.flatnonzero(~restricted.fixed)[boundary])
-    jacobian = _jacobian(constrain, position)
-    constrained_root = jacobian @ root
+    slopes = jacobian(constrain, position)
+    constrained_root = slopes @ root
     standard_errors = np.linalg.norm(constrained_root, axis=1)
-    moved = np.abs(jacobian @ undetermined).max(axis=1, initial=0)
+    moved = np.abs(slopes @ undetermined).max(axis=1, initial=0)
     unknown = moved > UNDETERMINED * standard_errors
     standard_errors[unknown] = np.nan
     covariance = constrained_root @ constrained_root.T
@@ -114,7 +114,7 @@ def uncertainty(
     return Uncertainty(position, covariance, standard_errors, tuple(map(int, boundary)))
 
 
-def _jacobian(function: Callable[[np.ndarray], np.ndarray], position: np.ndarray) -> np.ndarray:
+def jacobian(function: Callable[[np.ndarray], np.ndarray], position: np.ndarray) -> np.ndarray:
     """Derivatives by central differences, with a column for each coordinate."""
     steps = np.diag(DIFFERENCE * np.maximum(1, np.abs(position)))
     columns = [
