@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from functools import cached_property
 
 import numpy as np
@@ -85,22 +86,24 @@ class Groups:
         function = self.compile(inputs, [value, *gradients])
         return lambda *arrays: np.concatenate([np.ravel(part) for part in function(*arrays)])
 
-    def chunks(self, nodes: int) -> list[np.ndarray]:
-        """Numbers of the groups, in chunks of bounded memory."""
-        elements = np.cumsum(self._records * nodes)
-        return np.split(
-            np.arange(self.n_groups),
-            np.flatnonzero(np.diff(elements // ELEMENTS)) + 1,
-        )
+    def chunks(self, nodes: int, numbers: np.ndarray | None = None) -> list[np.ndarray]:
+        """Numbers of groups, by default of all, in chunks of bounded memory."""
+        if numbers is None:
+            numbers = np.arange(self.n_groups)
+        elements = np.cumsum(self._records[numbers] * nodes)
+        return np.split(numbers, np.flatnonzero(np.diff(elements // ELEMENTS)) + 1)
 
     def total(
         self,
         function: Callable[..., np.ndarray],
         of_chunks: Iterable[Sequence[np.ndarray]],
         position: np.ndarray,
+        weight: float = 1.0,
     ) -> tuple[float, np.ndarray]:
         """Value and gradient: a function summed over chunks of groups, and the other terms."""
         total = np.sum([function(*of_chunk, position) for of_chunk in of_chunks], axis=0)
+        if weight != 1:
+            total = weight * total
         value, gradient = float(total[0]), total[1:]
         if self.other_terms is not None:
             other_value, other_gradient = self.other_terms(position)
@@ -146,12 +149,20 @@ class Likelihood:
         self._of_groups = groups.with_gradient(
             [groups.density.numbers], groups.at_position(marginal.sum())
         )
-        self._chunks = groups.chunks(nodes)
+        self._nodes = nodes
+        self._chunks, self._weight = groups.chunks(nodes), 1.0
+
+    def of_sample(self, numbers: np.ndarray) -> Likelihood:
+        """The estimate of the log likelihood from the groups of a random sample."""
+        estimate = copy(self)
+        estimate._chunks = self._groups.chunks(self._nodes, numbers)
+        estimate._weight = self._groups.n_groups / len(numbers)
+        return estimate
 
     def __call__(self, position: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient, which are not finite where the model is not."""
         chunks = ((numbers,) for numbers in self._chunks)
-        return self._groups.total(self._of_groups, chunks, position)
+        return self._groups.total(self._of_groups, chunks, position, self._weight)
 
 
 def fixed_effects(groups: Groups, likelihood: Objective) -> np.ndarray:

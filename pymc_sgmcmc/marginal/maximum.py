@@ -47,12 +47,15 @@ class Maximum:
     information : numpy.ndarray, shape (d, d)
         Negative second derivatives.
     iterations : int
+    inside : bool
+        Whether it is known not to be at a boundary.
     """
 
     position: np.ndarray
     value: float
     information: np.ndarray
     iterations: int
+    inside: bool = False
 
 
 def information_at(
@@ -123,6 +126,46 @@ def maximize(
     if not np.isfinite(objective(position)[0]):
         position = start
     return climb(objective, position, most_iterations, labels, done=near.nit)
+
+
+def approach(
+    objective: Objective,
+    position: np.ndarray,
+    information: np.ndarray,
+    tolerance: float = CONVERGED,
+) -> tuple[np.ndarray, float] | None:
+    """Maximise by Newton's method with second derivatives that are roughly known.
+
+    A step takes one evaluation. It is for positions near the maximum, where the information hardly
+    changes.
+
+    Parameters
+    ----------
+    objective : Objective
+    position : numpy.ndarray, shape (d,)
+    information : numpy.ndarray, shape (d, d)
+    tolerance : float
+        The last step is the one whose decrement is below this.
+
+    Returns
+    -------
+    position : numpy.ndarray, shape (d,)
+    value : float
+        Each step shall lower the decrement to a tenth; None is returned where it does not.
+    """
+    value, gradient = objective(position)
+    last_decrement = np.inf
+    while True:
+        step = _newton_step(information, gradient)
+        decrement = float(gradient @ step)
+        if not 0 <= decrement <= 0.1 * last_decrement:
+            return None
+        position = position + step
+        if decrement < tolerance:
+            # The value rises by half of the decrement in the last step.
+            return position, value + decrement / 2
+        value, gradient = objective(position)
+        last_decrement = decrement
 
 
 def climb(

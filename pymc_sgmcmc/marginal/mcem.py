@@ -8,10 +8,9 @@ mode of each group give draws :math:`u_{g1}, \dots, u_{gm} \sim p(u_g \mid y_g, 
 
 EM is slow where much information is missing. So once it stands still up to the noise of the draws,
 Newton steps follow (Louis, 1982). By Fisher's identity the gradient of the marginal log likelihood
-is that of Q at :math:`\theta_t`. Its second derivatives are those of (Geyer, 1994)
-
-.. math:: \ell(\theta) - \ell(\theta_t) \approx \sum_g \log \frac1m \sum_k
-    \frac{p(y_g, u_{gk} \mid \theta)}{p(y_g, u_{gk} \mid \theta_t)}.
+is that of Q at :math:`\theta_t`, with an error that its spread over batches of draws tells. The
+second derivatives come from importance sampling with nodes that are the same for all positions:
+their error is smooth, and small beside the noise of differences of Q.
 """
 
 from __future__ import annotations
@@ -27,14 +26,16 @@ from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ConvergenceError
 from pymc_sgmcmc.marginal.conditional import Conditional
 from pymc_sgmcmc.marginal.independence import log_constant, log_weights_of, proposals
-from pymc_sgmcmc.marginal.likelihood import Groups, Objective
+from pymc_sgmcmc.marginal.likelihood import Groups, Likelihood, Objective
 from pymc_sgmcmc.marginal.maximum import (
     SMALLEST_EIGENVALUE,
     Maximum,
+    approach,
     climb,
     information_at,
     scaled_eigenvectors,
 )
+from pymc_sgmcmc.marginal.quadrature import importance_sampling
 from pymc_sgmcmc.posterior.compiled import quick_graphs
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
@@ -47,9 +48,11 @@ from the maximum, and the Newton steps begin within a standard error or so of it
 MOST_STEPS = 100
 """Newton's method takes at most this many steps in one maximisation of Q."""
 
-INFORMATION_DRAWS = 400
-"""The information is from this many draws a group. The part that is missing is then a quarter of a
-percent too small, more where draws are correlated."""
+PRECISE = 0.01
+"""Q is maximised up to a step whose squared length is this part of that of the noise."""
+
+INFORMATION_NODES = 256
+"""The information is from importance sampling with this many nodes a group."""
 
 BATCH = 50
 """The gradient is an average over batches of so many draws a group, whose spread is its error."""
@@ -60,7 +63,7 @@ FEWEST_BATCHES = 20
 MOST_BATCHES = 4000
 """The average has at most so many batches, which bounds the time."""
 
-SHORT = 0.2
+SHORT = 0.1
 """A Newton step below this many standard errors, or below twice its Monte-Carlo error, is the last.
 The error that it leaves is of the order of its square times the skewness of the likelihood."""
 
@@ -80,7 +83,7 @@ class MonteCarloMaximum:
     ----------
     maximum : Maximum
     likelihood : Objective
-        Marginal log likelihood around the maximum, from a fixed set of draws.
+        Marginal log likelihood around the maximum, by importance sampling.
     covariance : numpy.ndarray, shape (d, d)
         Monte-Carlo covariance of the position.
     value_error : float
@@ -137,12 +140,12 @@ class GroupChains:
         if first:
             self._log_weight = np.full(n_groups, -np.inf)
         else:
-            heights = self.log_density(self._state[None])[0]
+            heights = self._log_density(self._state[None])[0]
             self._log_weight = log_weights_of(heights, self._state, self._centre, self._root)
         self._reference: np.ndarray | None = None
         self._total, self._squares, self._count = np.zeros(n_groups), np.zeros(n_groups), 0
 
-    def log_density(self, points: np.ndarray) -> np.ndarray:
+    def _log_density(self, points: np.ndarray) -> np.ndarray:
         """Joint log density, shape (m, G), at points, shape (m, G, q)."""
         with np.errstate(all="ignore"):
             return self._conditional.log_density(points, self.numbers, self._arguments)
@@ -151,7 +154,7 @@ class GroupChains:
         """The next draws of all groups, shape (count, G, q)."""
         assert self._centre is not None
         states, log_weights = proposals(
-            lambda points, _: self.log_density(points),
+            lambda points, _: self._log_density(points),
             self._centre,
             self._root,
             self.numbers,
@@ -217,13 +220,10 @@ class MonteCarloEM:
         self.chains = GroupChains(groups, rng)
         dtype = density.block.dtype
         points = pt.tensor("points", shape=(None, None, density.block_size), dtype=dtype)
-        before = pt.tensor("before", shape=(None, None), dtype="float64")
-        values = density.at_points(points)
-        inputs = [points, density.numbers]
-        mean = values.mean(axis=0).sum()
-        self._mean = groups.with_gradient(inputs, groups.at_position(mean))
-        ratios = pt.logsumexp(values - before, axis=0) - pt.log(values.shape[0])
-        self._ratios = groups.with_gradient([*inputs, before], groups.at_position(ratios.sum()))
+        mean = density.at_points(points).mean(axis=0).sum()
+        self._mean = groups.with_gradient([points, density.numbers], groups.at_position(mean))
+        approximation = importance_sampling(density, INFORMATION_NODES)
+        self._likelihood = Likelihood(groups, approximation, INFORMATION_NODES)
 
     def maximize(self, position: np.ndarray, labels: Sequence[str]) -> MonteCarloMaximum:
         """Maximise from a position.
@@ -236,12 +236,11 @@ class MonteCarloEM:
         information = None
         for iteration in range(iterations + 1, self._most_iterations + 1):
             self.chains.move(position)
-            likelihood = self._likelihood(position)
-            information = information_at(likelihood, position, information)
+            information = information_at(self._likelihood, position, information)
             step, covariance, is_last = self._newton_step(position, information)
-            position = position + step
             if is_last:
-                return self._result(position, likelihood, information, covariance, iteration)
+                return self._result(position, step, information, covariance, iteration)
+            position = position + step
         raise ConvergenceError(
             f'method="mcem" did not converge within {self._most_iterations} iterations. It is slow '
             "where a variance is close to zero; raise `max_iterations`, or simplify the model."
@@ -253,14 +252,19 @@ class MonteCarloEM:
         while draws <= LAST_DRAWS and iterations < self._most_iterations:
             self.chains.move(position)
             objective = self._expected(self.chains.draw(draws))
-            maximum = climb(objective, position, MOST_STEPS, labels, information=information)
-            information = maximum.information
-            change = maximum.position - position
-            # The squared length in standard errors of complete data. That of the noise is below
-            # d / m, since only a part of the information is missing.
-            if change @ information @ change < len(change) / draws:
+            # The squared length of the noise, in standard errors of complete data, is below this,
+            # since only a part of the information is missing.
+            noise = len(position) / draws
+            near = None
+            if information is not None:
+                near = approach(objective, position, information, PRECISE * noise)
+            if near is None:
+                maximum = climb(objective, position, MOST_STEPS, labels, information=information)
+                near, information = (maximum.position, maximum.value), maximum.information
+            change = near[0] - position
+            if change @ information @ change < noise:
                 draws *= 2
-            position = maximum.position
+            position = near[0]
             iterations += 1
         return position, iterations
 
@@ -268,15 +272,6 @@ class MonteCarloEM:
         """Mean of the joint log density over draws, Q."""
         of_chunks = [(points[:, part], part) for part in self._groups.chunks(len(points))]
         return lambda position: self._groups.total(self._mean, of_chunks, position)
-
-    def _likelihood(self, position: np.ndarray) -> Objective:
-        """The marginal log likelihood near a position, less its value there."""
-        points = self.chains.draw(INFORMATION_DRAWS)
-        before = self.chains.log_density(points)
-        of_chunks = [
-            (points[:, part], part, before[:, part]) for part in self._groups.chunks(len(points))
-        ]
-        return lambda position: self._groups.total(self._ratios, of_chunks, position)
 
     def _newton_step(
         self, position: np.ndarray, information: np.ndarray
@@ -305,20 +300,25 @@ class MonteCarloEM:
     def _result(
         self,
         position: np.ndarray,
-        likelihood: Objective,
+        step: np.ndarray,
         information: np.ndarray,
         covariance: np.ndarray,
         iterations: int,
     ) -> MonteCarloMaximum:
-        """The maximum, with information and log likelihood from draws a short step away."""
+        """The maximum a step away from the position of the draws."""
         value, error = self.chains.log_likelihood()
+        # Draws of each group know the value better than nodes that all groups share.
+        shift = value - self._likelihood(position)[0]
+        if self._groups.other_terms is not None:
+            shift += self._groups.other_terms(position)[0]
 
-        def absolute(at: np.ndarray) -> tuple[float, np.ndarray]:
-            difference, slope = likelihood(at)
-            return value + difference, slope
+        def likelihood(at: np.ndarray) -> tuple[float, np.ndarray]:
+            approximation, slope = self._likelihood(at)
+            return approximation + shift, slope
 
-        information = information_at(absolute, position, information)
-        maximum = Maximum(position, absolute(position)[0], information, iterations)
+        end = position + step
+        information = information_at(likelihood, end, information)
+        maximum = Maximum(end, likelihood(end)[0], information, iterations)
         poor = int((self.chains.effective() < SMALLEST_FRACTION).sum())
         if poor:
             names = quoted(self._groups.density.structure.names)
@@ -327,4 +327,4 @@ class MonteCarloEM:
                 f"correlated in {poor} of {self._groups.n_groups} groups, whose law is far from a "
                 "Student-t law. Compare several values of `random_seed`."
             )
-        return MonteCarloMaximum(maximum, absolute, covariance, error)
+        return MonteCarloMaximum(maximum, likelihood, covariance, error)

@@ -72,7 +72,7 @@ def uncertainty(
         Where the likelihood does not determine the position.
     """
     position, dimension = maximum.position, len(maximum.position)
-    boundary = at_boundary(objective, maximum)
+    boundary = [] if maximum.inside else at_boundary(objective, maximum)
     inside = np.setdiff1d(np.arange(dimension), boundary)
     values, inner = scaled_eigenvectors(maximum.information[np.ix_(inside, inside)])
     vectors = np.zeros((dimension, len(inside)))
