@@ -177,9 +177,9 @@ class GroupChains:
         return states
 
     def _add(self, log_weights: np.ndarray) -> None:
-        """Count the weights of the proposals, relative to the first ones of the group."""
+        """Count the weights of the proposals, relative to that of an early state of the group."""
         if self._reference is None:
-            self._reference = log_weights.max(axis=0)
+            self._reference = self._log_weight.copy()
         weights = np.exp(log_weights - self._reference)
         self._total += weights.sum(axis=0)
         self._squares += (weights**2).sum(axis=0)
@@ -270,6 +270,7 @@ class MonteCarloEM:
 
     def _expected(self, points: np.ndarray) -> Objective:
         """Mean of the joint log density over draws, Q."""
+        points = points.astype(self._groups.density.block.dtype, copy=False)
         of_chunks = [(points[:, part], part) for part in self._groups.chunks(len(points))]
         return lambda position: self._groups.total(self._mean, of_chunks, position)
 

@@ -12,6 +12,7 @@ from scipy.optimize import approx_fprime
 
 from pymc_sgmcmc.datasets import mixed_models
 from pymc_sgmcmc.errors import BoundaryWarning, ConvergenceError, ModelError
+from pymc_sgmcmc.marginal import fit as fitting
 from pymc_sgmcmc.marginal import fit_marginal, likelihood, marginalize
 from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.em import ExpectationMaximization, iterate
@@ -362,6 +363,71 @@ def test_chunks_of_groups_change_nothing(rng, monkeypatch):
     np.testing.assert_allclose(apart.to_dataframe(), together.to_dataframe(), rtol=1e-7)
     np.testing.assert_allclose(apart.modes["z"], together.modes["z"], atol=1e-7)
     np.testing.assert_allclose(step_apart, step, rtol=1e-8)
+
+
+@pytest.fixture
+def sampled(monkeypatch) -> list[bool]:
+    """Searches begin on a sample of 60 groups; the list says which of them ended from there."""
+    monkeypatch.setattr(fitting, "SMALLEST_SAMPLE", 60)
+    from_sample, ended = fitting._from_sample, []
+
+    def watched(objective, near):
+        maximum = from_sample(objective, near)
+        ended.append(maximum is not None)
+        return maximum
+
+    monkeypatch.setattr(fitting, "_from_sample", watched)
+    return ended
+
+
+MANY_GROUPS = 600
+
+
+@pytest.mark.parametrize("kind", ["logistic", "linear", "reml", "em"])
+def test_a_search_on_a_sample_ends_at_the_maximum_of_all_groups(rng, sampled, monkeypatch, kind):
+    group = np.repeat(np.arange(MANY_GROUPS), rng.integers(2, 6, size=MANY_GROUPS))
+    x, effect = rng.normal(size=len(group)), rng.normal(size=MANY_GROUPS)[group]
+    with pm.Model() as model:
+        beta, sd = pm.Normal("beta", shape=2), pm.HalfNormal("sd")
+        z = pm.Normal("z", 0, sd, shape=MANY_GROUPS)
+        predictor = beta[0] + beta[1] * x + z[group]
+        if kind == "logistic":
+            y = rng.random(len(group)) < special.expit(0.5 * x + effect)
+            pm.Bernoulli("y", logit_p=predictor, observed=y.astype(int))
+        else:
+            y = 1 + 0.5 * x + effect + rng.normal(size=len(group))
+            pm.Normal("y", predictor, pm.HalfNormal("sigma"), observed=y)
+    settings = {"reml": {"reml": True}, "em": {"method": "em"}}.get(kind, {})
+    quick = fit_marginal(model, "z", **settings)
+    assert sampled == ([] if kind == "em" else [True])
+    monkeypatch.setattr(fitting, "SMALLEST_SAMPLE", MANY_GROUPS)
+    on_all = fit_marginal(model, "z", **settings)
+    tables = [result.to_dataframe() for result in (quick, on_all)]
+    errors = tables[1]["standard_error"]
+    distances = (tables[0]["estimate"] - tables[1]["estimate"]) / errors
+    # EM stands still where it moves by 1e-9, which is further from the maximum.
+    assert np.abs(distances).max() < 1e-6
+    np.testing.assert_allclose(tables[0]["standard_error"], errors, rtol=1e-5)
+    np.testing.assert_allclose(
+        quick.minus_two_log_likelihood, on_all.minus_two_log_likelihood, rtol=1e-12
+    )
+
+
+def test_a_sample_without_a_level_is_no_start(rng, sampled):
+    # The level of a few groups is not in the sample, or all of its records there are alike.
+    group = np.repeat(np.arange(MANY_GROUPS), 3)
+    rare = (np.isin(group, rng.permutation(MANY_GROUPS)[:8])).astype(float)
+    y = 1 + rare + rng.normal(size=MANY_GROUPS)[group] + rng.normal(size=len(group))
+    with pm.Model() as model:
+        beta, sd, sigma = pm.Normal("beta", shape=2), pm.HalfNormal("sd"), pm.HalfNormal("sigma")
+        z = pm.Normal("z", 0, sd, shape=MANY_GROUPS)
+        pm.Normal("y", beta[0] + beta[1] * rare + z[group], sigma, observed=y)
+    result = fit_marginal(model, "z")
+    means = np.bincount(group, y) / 3
+    few = np.bincount(group, rare) > 0
+    expected = [means[~few].mean(), means[few].mean() - means[~few].mean()]
+    np.testing.assert_allclose(result.estimates["beta"], expected, atol=1e-7)
+    assert np.isfinite(result.to_dataframe()).all(axis=None)
 
 
 def without_group_effects(rng) -> tuple[np.ndarray, np.ndarray]:
