@@ -58,6 +58,10 @@ SMALLEST_SAMPLE, SAMPLED, MANY = 1000, 0.03, 5
 """A search begins on a sample of the groups: this many or this part of them, where all are at least
 so many times as many. The sample takes about sixty evaluations and all groups some twenty."""
 
+PRECISE = 1e-12
+"""On all groups the search ends after the step whose squared length in standard errors is below
+this. A step leaves at most a third of its length."""
+
 SEED = 20_181_203
 """The sample is drawn from this fixed seed, so that the same model gives the same result."""
 
@@ -338,7 +342,7 @@ def _from_sample(objective: Objective, near: Maximum) -> Maximum | None:
 
     A sample of groups may lack what determines a parameter, such as the records of a rare level.
     """
-    ended = approach(objective, near.position, near.information)
+    ended = approach(objective, near.position, near.information, PRECISE)
     if ended is None:
         return None
     position, value = ended

@@ -413,21 +413,26 @@ def test_a_search_on_a_sample_ends_at_the_maximum_of_all_groups(rng, sampled, mo
     )
 
 
-def test_a_sample_without_a_level_is_no_start(rng, sampled):
-    # The level of a few groups is not in the sample, or all of its records there are alike.
+@pytest.mark.parametrize("in_sample", [0, 1])
+def test_a_level_that_is_rare_in_the_sample(rng, sampled, in_sample):
     group = np.repeat(np.arange(MANY_GROUPS), 3)
-    rare = (np.isin(group, rng.permutation(MANY_GROUPS)[:8])).astype(float)
+    order = np.random.default_rng(fitting.SEED).permutation(MANY_GROUPS)
+    rare = np.isin(group, order[60 - in_sample :][:8]).astype(float)
     y = 1 + rare + rng.normal(size=MANY_GROUPS)[group] + rng.normal(size=len(group))
     with pm.Model() as model:
         beta, sd, sigma = pm.Normal("beta", shape=2), pm.HalfNormal("sd"), pm.HalfNormal("sigma")
         z = pm.Normal("z", 0, sd, shape=MANY_GROUPS)
         pm.Normal("y", beta[0] + beta[1] * rare + z[group], sigma, observed=y)
     result = fit_marginal(model, "z")
-    means = np.bincount(group, y) / 3
-    few = np.bincount(group, rare) > 0
+    assert len(sampled) == in_sample
+    # In a balanced design the estimates are differences of means.
+    means, few = np.bincount(group, y) / 3, np.bincount(group, rare) > 0
     expected = [means[~few].mean(), means[few].mean() - means[~few].mean()]
-    np.testing.assert_allclose(result.estimates["beta"], expected, atol=1e-7)
-    assert np.isfinite(result.to_dataframe()).all(axis=None)
+    errors = result.standard_errors["beta"]
+    assert (np.abs(result.estimates["beta"] - expected) < 1e-6 * errors).all()
+    sd, sigma = float(result.estimates["sd"]), float(result.estimates["sigma"])
+    variance = (sd**2 + sigma**2 / 3) / np.array([(~few).sum(), few.sum()])
+    np.testing.assert_allclose(errors**2, [variance[0], variance.sum()], rtol=1e-5)
 
 
 def without_group_effects(rng) -> tuple[np.ndarray, np.ndarray]:
