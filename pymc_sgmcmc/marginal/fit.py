@@ -152,10 +152,13 @@ def fit_marginal(
     El hanchi (2018) proposes OSGFS for these draws. Its law is exact only for Gaussian groups, and
     its transitions move the local variables of all groups together, which gains nothing where the
     groups are independent. The number of draws grows as EM settles. The last steps are Newton's,
-    from the same kind of draws, until the step and its Monte-Carlo error are both small beside the
-    standard errors. The Monte-Carlo errors of the estimates are in the result. They are those of
-    the draws, given the observed information, which has an error of a few percent itself. The log
-    likelihood is an importance sampling estimate, whose Monte-Carlo error is in the result too.
+    from the same kind of draws, at most 200 000 a group, until the step and its Monte-Carlo error
+    are both small beside the standard errors. The Monte-Carlo errors of the estimates are in the
+    result. Standard errors come from importance sampling with 256 nodes a group, and the log
+    likelihood from all draws, with its Monte-Carlo error in the result too.
+
+    With 5000 groups and more the search begins on a random sample of them, with a fixed seed. It
+    ends on all groups, with their standard errors.
 
     References
     ----------

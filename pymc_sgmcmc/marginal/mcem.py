@@ -237,6 +237,8 @@ class MonteCarloEM:
         for iteration in range(iterations + 1, self._most_iterations + 1):
             self.chains.move(position)
             information = information_at(self._likelihood, position, information)
+            if not np.isfinite(information).all():
+                break
             step, covariance, is_last = self._newton_step(position, information)
             if is_last:
                 return self._result(position, step, information, covariance, iteration)
