@@ -146,8 +146,7 @@ def fit_marginal(
     variances as known for those of the fixed effects in linear mixed models; in balanced designs
     this is the same. A maximum is local; fit from several initial points if in doubt.
 
-    "mcem" starts at the maximum of Laplace's approximation, or at the initial point where that is
-    at a boundary. Its draws are the states of a Markov chain in each group: Metropolis steps from a
+    The draws of "mcem" are the states of a Markov chain in each group: Metropolis steps from a
     Student-t law at the mode of the group, with the exact law of the group whatever the proposal.
     El hanchi (2018) proposes OSGFS for these draws. Its law is exact only for Gaussian groups, and
     its transitions move the local variables of all groups together, which gains nothing where the
@@ -211,20 +210,21 @@ def fit_marginal(
         method = method or ("quasi-newton" if linear else "laplace")
         _check_method(method, linear, reml)
         groups = Groups(model, density)
+    start = groups.layout.ravel(groups.initial_point)
+    if method == "mcem":
+        error = monte_carlo_error or MONTE_CARLO_ERROR
+        search = MonteCarloEM(groups, np.random.default_rng(random_seed), error, max_iterations)
+        _check_influence(groups, search.expected(start), None)
+        drawn = search.maximize(start, groups.layout.labels)
+        return _result(groups, drawn.likelihood, None, drawn.maximum, method, drawn)
+    with quick_graphs():
         likelihood = _likelihood(groups, method, points)
     sample = _sample(groups, likelihood)
     _check_influence(groups, likelihood, sample)
-    start = groups.layout.ravel(groups.initial_point)
     restricted = None
     if reml:
         fixed = fixed_effects(groups, sample or likelihood)
         restricted = RestrictedLikelihood(likelihood, fixed, start)
-    if method == "mcem":
-        start = _start_of_draws(groups, likelihood, sample, max_iterations)
-        error = monte_carlo_error or MONTE_CARLO_ERROR
-        search = MonteCarloEM(groups, np.random.default_rng(random_seed), error, max_iterations)
-        drawn = search.maximize(start, groups.layout.labels)
-        return _result(groups, drawn.likelihood, None, drawn.maximum, method, drawn)
     maximum = _search(groups, likelihood, sample, restricted, method, max_iterations)
     return _result(groups, likelihood, restricted, maximum, method)
 
@@ -249,7 +249,7 @@ def _likelihood(groups: Groups, method: str, points: int | None) -> Likelihood:
     size = density.block_size
     if method in LINEAR_METHODS:
         return Likelihood(groups, exact(density))
-    if method in ("laplace", "mcem"):
+    if method == "laplace":
         return Likelihood(groups, laplace(density))
     if size > MOST_QUADRATURE_SIZE:
         raise ModelError(
@@ -357,20 +357,6 @@ def _from_sample(objective: Objective, near: Maximum) -> Maximum | None:
     ratios = np.diag(information) / np.diag(near.information)
     inside = bool(((ratios > 0.5) & (ratios < 2)).all())
     return Maximum(position, value, information, near.iterations, inside)
-
-
-def _start_of_draws(
-    groups: Groups, likelihood: Likelihood, sample: Likelihood | None, max_iterations: int
-) -> np.ndarray:
-    """The maximum of Laplace's approximation, or the initial point where that is no place inside.
-
-    From a standard deviation near zero EM would take very many iterations.
-    """
-    start, labels = groups.layout.ravel(groups.initial_point), groups.layout.labels
-    if sample is None:
-        check_start(likelihood, start)
-    maximum = _maximum_inside(sample or likelihood, start, max_iterations, labels)
-    return start if maximum is None else maximum.position
 
 
 def _result(

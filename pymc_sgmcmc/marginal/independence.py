@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.special import gammaln
+from scipy.stats import chi2, norm, qmc
 
 from pymc_sgmcmc.marginal.inversion import LogDensity
 from pymc_sgmcmc.marginal.newton import solve_upper
@@ -135,6 +136,17 @@ def log_constant(root: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
     constant = gammaln((degrees + size) / 2) - gammaln(degrees / 2)
     constant -= 0.5 * size * np.log(np.pi * degrees)
     return constant + sum(np.log(entries[row]) for row, entries in enumerate(root))
+
+
+def student_nodes(size: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Quasi-random nodes of the standard proposal, shape (count, q), and its log density there."""
+    degrees = DEGREES_OF_FREEDOM
+    uniform = qmc.Sobol(size + 1, rng=seed).random(count // 2)
+    scale = np.sqrt(degrees / chi2.ppf(uniform[:, size:], degrees))
+    half = norm.ppf(uniform[:, :size]) * scale
+    nodes = np.concatenate([half, -half])  # Symmetric nodes are exact for odd functions.
+    constant = log_constant([[np.ones(1)] * (row + 1) for row in range(size)])
+    return nodes, constant + _log_kernel((nodes**2).sum(axis=1), size)
 
 
 def _log_kernel(squares: np.ndarray, size: int) -> np.ndarray:

@@ -9,15 +9,16 @@ mode of each group give draws :math:`u_{g1}, \dots, u_{gm} \sim p(u_g \mid y_g, 
 EM is slow where much information is missing. So once it stands still up to the noise of the draws,
 Newton steps follow (Louis, 1982). By Fisher's identity the gradient of the marginal log likelihood
 is that of Q at :math:`\theta_t`, with an error that its spread over batches of draws tells. The
-second derivatives come from importance sampling with nodes that are the same for all positions:
-their error is smooth, and small beside the noise of differences of Q.
+second derivatives are differences of the gradient by importance sampling. Its nodes are the same
+for all groups and positions, and move with the modes, so that their error is smooth and small.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
@@ -25,8 +26,13 @@ import pytensor.tensor as pt
 from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ConvergenceError
 from pymc_sgmcmc.marginal.conditional import Conditional
-from pymc_sgmcmc.marginal.independence import log_constant, log_weights_of, proposals
-from pymc_sgmcmc.marginal.likelihood import Groups, Likelihood, Objective
+from pymc_sgmcmc.marginal.independence import (
+    log_constant,
+    log_weights_of,
+    proposals,
+    student_nodes,
+)
+from pymc_sgmcmc.marginal.likelihood import Groups, Objective
 from pymc_sgmcmc.marginal.maximum import (
     SMALLEST_EIGENVALUE,
     Maximum,
@@ -35,7 +41,7 @@ from pymc_sgmcmc.marginal.maximum import (
     information_at,
     scaled_eigenvectors,
 )
-from pymc_sgmcmc.marginal.quadrature import importance_sampling
+from pymc_sgmcmc.marginal.newton import solve_upper
 from pymc_sgmcmc.posterior.compiled import quick_graphs
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
@@ -51,8 +57,12 @@ MOST_STEPS = 100
 PRECISE = 0.01
 """Q is maximised up to a step whose squared length is this part of that of the noise."""
 
-INFORMATION_NODES = 256
-"""The information is from importance sampling with this many nodes a group."""
+NODES = 256
+"""The information is from importance sampling with this many nodes a group, a power of two. They
+are quasi-random, since a product rule of more than three directions has too many."""
+
+SEED = 20_181_204
+"""The nodes come from this fixed seed."""
 
 BATCH = 50
 """The gradient is an average over batches of so many draws a group, whose spread is its error."""
@@ -96,6 +106,23 @@ class MonteCarloMaximum:
     value_error: float
 
 
+class Law(NamedTuple):
+    """Where the local variables of each group lie at a position.
+
+    Attributes
+    ----------
+    arguments : list of numpy.ndarray
+        The global variables on their own scale.
+    centre : numpy.ndarray, shape (G, q)
+    root : matrix of numpy.ndarray, each of shape (G,)
+        Lower triangular factor of the negative Hessian at the centre.
+    """
+
+    arguments: list[np.ndarray]
+    centre: np.ndarray
+    root: list[list[np.ndarray]]
+
+
 class GroupChains:
     """A Markov chain of the local variables of each group, all at the same position.
 
@@ -118,45 +145,51 @@ class GroupChains:
         self._parameters = groups.compile([], [groups.at_position(p) for p in placeholders])
         self._names = list(density.parameters)
         self._state = np.zeros((groups.n_groups, density.block_size))
-        self._centre: np.ndarray | None = None
+        self._law: Law | None = None
 
-    def move(self, position: np.ndarray) -> None:
-        """Go to a position, from the states at the last one."""
-        conditional, n_groups = self._conditional, len(self.numbers)
+    def law(self, position: np.ndarray) -> Law:
+        """Modes and curvatures of all groups, searched from those of the last position."""
+        conditional = self._conditional
         values = dict(zip(self._names, self._parameters(position), strict=True))
-        self._arguments = conditional.arguments(values)
-        first = self._centre is None
+        arguments = conditional.arguments(values)
         parts = []
         with np.errstate(all="ignore"):
             for piece in conditional.pieces(self.numbers):
-                start = None if self._centre is None else self._centre[piece]
-                parts.append(conditional.centre(self.numbers[piece], self._arguments, start))
-        self._centre = np.concatenate([block for block, _ in parts])
-        size = conditional.size
-        self._root = [
-            [np.concatenate([root[row][column] for _, root in parts]) for column in range(row + 1)]
-            for row in range(size)
+                start = None if self._law is None else self._law.centre[piece]
+                parts.append(conditional.centre(self.numbers[piece], arguments, start))
+        root = [
+            [
+                np.concatenate([entries[row][column] for _, entries in parts])
+                for column in range(row + 1)
+            ]
+            for row in range(conditional.size)
         ]
-        if first:
-            self._log_weight = np.full(n_groups, -np.inf)
-        else:
+        return Law(arguments, np.concatenate([block for block, _ in parts]), root)
+
+    def move(self, position: np.ndarray) -> None:
+        """Go to a position, from the states at the last one."""
+        first, n_groups = self._law is None, len(self.numbers)
+        self._law = law = self.law(position)
+        self._log_weight = np.full(n_groups, -np.inf)
+        if not first:
             heights = self._log_density(self._state[None])[0]
-            self._log_weight = log_weights_of(heights, self._state, self._centre, self._root)
+            self._log_weight = log_weights_of(heights, self._state, law.centre, law.root)
         self._reference: np.ndarray | None = None
         self._total, self._squares, self._count = np.zeros(n_groups), np.zeros(n_groups), 0
 
     def _log_density(self, points: np.ndarray) -> np.ndarray:
         """Joint log density, shape (m, G), at points, shape (m, G, q)."""
+        assert self._law is not None
         with np.errstate(all="ignore"):
-            return self._conditional.log_density(points, self.numbers, self._arguments)
+            return self._conditional.log_density(points, self.numbers, self._law.arguments)
 
     def draw(self, count: int) -> np.ndarray:
         """The next draws of all groups, shape (count, G, q)."""
-        assert self._centre is not None
+        assert self._law is not None
         states, log_weights = proposals(
             lambda points, _: self._log_density(points),
-            self._centre,
-            self._root,
+            self._law.centre,
+            self._law.root,
             self.numbers,
             self._rng,
             count,
@@ -188,9 +221,10 @@ class GroupChains:
     def log_likelihood(self) -> tuple[float, float]:
         """Log density of the records by importance sampling, and its standard error."""
         assert self._reference is not None
+        assert self._law is not None
         mean = self._total / self._count
         variances = (self._squares / self._count / mean**2 - 1) / self._count
-        values = np.log(mean) + self._reference - log_constant(self._root)
+        values = np.log(mean) + self._reference - log_constant(self._law.root)
         # The logarithm of a mean is too small by half of its relative variance.
         return float((values + variances / 2).sum()), float(np.sqrt(variances.sum()))
 
@@ -220,10 +254,19 @@ class MonteCarloEM:
         self.chains = GroupChains(groups, rng)
         dtype = density.block.dtype
         points = pt.tensor("points", shape=(None, None, density.block_size), dtype=dtype)
-        mean = density.at_points(points).mean(axis=0).sum()
-        self._mean = groups.with_gradient([points, density.numbers], groups.at_position(mean))
-        approximation = importance_sampling(density, INFORMATION_NODES)
-        self._likelihood = Likelihood(groups, approximation, INFORMATION_NODES)
+        values, inputs = density.at_points(points), [points, density.numbers]
+        mean = values.mean(axis=0).sum()
+        self._mean = groups.with_gradient(inputs, groups.at_position(mean))
+        log_weights = pt.vector("log_weights", dtype=dtype)
+        total = pt.logsumexp(values + log_weights[:, None], axis=0).sum()
+        self._weighted = groups.with_gradient([*inputs, log_weights], groups.at_position(total))
+        self._nodes, log_density = student_nodes(density.block_size, NODES, SEED)
+        self._log_weights = (-log_density - np.log(NODES)).astype(dtype)
+
+    def expected(self, position: np.ndarray) -> Objective:
+        """Mean of the joint log density over the first draws at a position."""
+        self.chains.move(position)
+        return self._expected(self.chains.draw(FIRST_DRAWS))
 
     def maximize(self, position: np.ndarray, labels: Sequence[str]) -> MonteCarloMaximum:
         """Maximise from a position.
@@ -236,7 +279,7 @@ class MonteCarloEM:
         information = None
         for iteration in range(iterations + 1, self._most_iterations + 1):
             self.chains.move(position)
-            information = information_at(self._likelihood, position, information)
+            information = information_at(self._approximation, position, information)
             if not np.isfinite(information).all():
                 break
             step, covariance, is_last = self._newton_step(position, information)
@@ -276,6 +319,19 @@ class MonteCarloEM:
         of_chunks = [(points[:, part], part) for part in self._groups.chunks(len(points))]
         return lambda position: self._groups.total(self._mean, of_chunks, position)
 
+    def _approximation(self, position: np.ndarray) -> tuple[float, np.ndarray]:
+        """Marginal log likelihood by importance sampling, and its gradient by Fisher's identity."""
+        law, dtype = self.chains.law(position), self._groups.density.block.dtype
+
+        def of_chunks() -> Iterator[Sequence[np.ndarray]]:
+            for part in self._groups.chunks(NODES):
+                root = [[entry[part] for entry in row] for row in law.root]
+                moved = np.stack(solve_upper(root, list(self._nodes.T[:, :, None])), axis=-1)
+                yield (law.centre[part] + moved).astype(dtype), part, self._log_weights
+
+        value, gradient = self._groups.total(self._weighted, of_chunks(), position)
+        return value - sum(np.log(row[-1]).sum() for row in law.root), gradient
+
     def _newton_step(
         self, position: np.ndarray, information: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, bool]:
@@ -311,12 +367,12 @@ class MonteCarloEM:
         """The maximum a step away from the position of the draws."""
         value, error = self.chains.log_likelihood()
         # Draws of each group know the value better than nodes that all groups share.
-        shift = value - self._likelihood(position)[0]
+        shift = value - self._approximation(position)[0]
         if self._groups.other_terms is not None:
             shift += self._groups.other_terms(position)[0]
 
         def likelihood(at: np.ndarray) -> tuple[float, np.ndarray]:
-            approximation, slope = self._likelihood(at)
+            approximation, slope = self._approximation(at)
             return approximation + shift, slope
 
         end = position + step

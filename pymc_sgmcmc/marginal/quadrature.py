@@ -19,11 +19,9 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 from scipy.special import roots_hermitenorm
-from scipy.stats import chi2, multivariate_t, norm, qmc
 
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.held import held
-from pymc_sgmcmc.marginal.independence import DEGREES_OF_FREEDOM
 from pymc_sgmcmc.marginal.newton import (
     Matrix,
     Mode,
@@ -35,9 +33,6 @@ from pymc_sgmcmc.marginal.newton import (
 )
 from pymc_sgmcmc.posterior.graphs import rebuild
 from pymc_sgmcmc.posterior.rows import keep_whole
-
-SEED = 20_181_204
-"""The nodes of importance sampling come from this fixed seed."""
 
 HALF_LOG_2_PI = 0.5 * np.log(2 * np.pi)
 
@@ -81,30 +76,8 @@ def quadrature(density: GroupDensity, points: int, *, moving: bool = False) -> T
     else:
         fixed = find_mode(density)
         mode = Mode(held(fixed.block), [[held(entry) for entry in row] for row in fixed.root])
-    return _by_rule(density, mode, *nodes_and_weights(points, density.block_size))
-
-
-def importance_sampling(density: GroupDensity, nodes: int) -> TensorVariable:
-    """Log density of each group's records from nodes of a Student-t law, shape (groups,).
-
-    The number of nodes is a power of two whatever the size of a group, where a product rule has
-    too many. They are quasi-random, the same for all groups, and move with the modes.
-    """
-    size, degrees = density.block_size, DEGREES_OF_FREEDOM
-    sobol = qmc.Sobol(size + 1, rng=SEED)
-    uniform = sobol.random(nodes // 2)
-    half = norm.ppf(uniform[:, :size]) * np.sqrt(degrees / chi2.ppf(uniform[:, size:], degrees))
-    grid = np.concatenate([half, -half])  # Symmetric nodes are exact for odd functions.
-    proposal = multivariate_t(shape=np.eye(size), df=degrees)
-    log_weights = norm.logpdf(grid).sum(axis=1) - proposal.logpdf(grid) - np.log(nodes)
-    return _by_rule(density, _moving_mode(density), grid, log_weights)
-
-
-def _by_rule(
-    density: GroupDensity, mode: Mode, grid: np.ndarray, log_weights: np.ndarray
-) -> TensorVariable:
-    """The sum over nodes and weights of a rule for the standard normal law."""
     size = density.block_size
+    grid, log_weights = nodes_and_weights(points, size)
     # Arrays that are as long as there are groups would be taken for data.
     dtype = density.block.dtype
     computed = len(grid) * density.records_a_group

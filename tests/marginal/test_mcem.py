@@ -66,9 +66,10 @@ def test_linear_models_have_their_maximum(rng, caplog, monkeypatch):
     assert (np.abs(drawn.maximum.position - expected.position) < 4 * errors).all()
     standard_errors = np.sqrt(np.diag(np.linalg.inv(expected.information)))
     assert (errors < 0.05 * standard_errors).all()
-    # The second derivatives are exact for Gaussian groups.
+    # The 256 nodes have the variance of a Gaussian group up to a fraction of a percent.
+    scale = np.outer(standard_errors, standard_errors)
     information = information_at(likelihood, drawn.maximum.position)
-    np.testing.assert_allclose(drawn.maximum.information, information, rtol=1e-4, atol=1e-2)
+    np.testing.assert_allclose(drawn.maximum.information * scale, information * scale, atol=5e-3)
     value = likelihood(drawn.maximum.position)[0]
     assert abs(drawn.maximum.value - value) < 4 * drawn.value_error
     assert "the draws of `z` are correlated in 30 of 30 groups" in caplog.text
