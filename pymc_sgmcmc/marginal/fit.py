@@ -399,6 +399,7 @@ def _result(
 
     estimates = dataset(model, reported, values)
     minus_two = -2 * maximum.value
+    blocks = _modes(groups, errors.position, method) if drawn is None else drawn.modes
     return MarginalFit(
         method=method,
         reml=restricted is not None,
@@ -406,7 +407,7 @@ def _result(
         standard_errors=as_dataset(errors.standard_errors),
         minus_two_log_likelihood=minus_two,
         aic=minus_two + 2 * groups.layout.dimension,
-        modes=dataset(model, conditional, _modes(groups, conditional, errors.position, method)),
+        modes=dataset(model, conditional, _at_blocks(groups, conditional, blocks, errors.position)),
         covariance=errors.covariance,
         labels=tuple(label for name in estimates for label in labels_of(estimates[name])),
         iterations=maximum.iterations,
@@ -453,18 +454,22 @@ def _warn_of_boundary(groups: Groups, errors: Uncertainty) -> None:
 
 
 @quick_graphs()
-def _modes(
-    groups: Groups, variables: Sequence[TensorVariable], position: np.ndarray, method: str
-) -> list[np.ndarray]:
-    """Values of variables at the conditional modes of the local ones."""
-    density, model = groups.density, groups.model
+def _modes(groups: Groups, position: np.ndarray, method: str) -> np.ndarray:
+    """Conditional modes of the local variables, shape (G, q)."""
+    density = groups.density
     mode = quadratic_mode(density) if method in LINEAR_METHODS else find_mode(density)
-    modes = groups.at_position(mode.block)
-    function = groups.compile([density.numbers], [modes])
-    blocks = np.concatenate([function(numbers, position)[0] for numbers in groups.chunks(1)])
-    values = split_blocks(density.structure, blocks)
+    function = groups.compile([density.numbers], [groups.at_position(mode.block)])
+    return np.concatenate([function(numbers, position)[0] for numbers in groups.chunks(1)])
+
+
+@quick_graphs()
+def _at_blocks(
+    groups: Groups, variables: Sequence[TensorVariable], blocks: np.ndarray, position: np.ndarray
+) -> list[np.ndarray]:
+    """Values of variables at blocks of all groups."""
+    structure = groups.density.structure
     constrain = groups.compile(
-        [local.value for local in density.structure.locals],
-        model.replace_rvs_by_values(list(variables)),
+        [local.value for local in structure.locals],
+        groups.model.replace_rvs_by_values(list(variables)),
     )
-    return constrain(*values.values(), position)
+    return constrain(*split_blocks(structure, blocks).values(), position)

@@ -98,12 +98,15 @@ class MonteCarloMaximum:
         Monte-Carlo covariance of the position.
     value_error : float
         Monte-Carlo standard error of the log likelihood.
+    modes : numpy.ndarray, shape (G, q)
+        Conditional modes of the local variables.
     """
 
     maximum: Maximum
     likelihood: Objective
     covariance: np.ndarray
     value_error: float
+    modes: np.ndarray
 
 
 class Law(NamedTuple):
@@ -386,4 +389,5 @@ class MonteCarloEM:
                 f"correlated in {poor} of {self._groups.n_groups} groups, whose law is far from a "
                 "Student-t law. Compare several values of `random_seed`."
             )
-        return MonteCarloMaximum(maximum, likelihood, covariance, error)
+        modes = self.chains.law(end).centre.astype(self._groups.density.block.dtype, copy=False)
+        return MonteCarloMaximum(maximum, likelihood, covariance, error, modes)
