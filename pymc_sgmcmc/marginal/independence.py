@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import gammaln
+from scipy.special import gammaln, logsumexp
 from scipy.stats import chi2, norm, qmc
 
 from pymc_sgmcmc.marginal.inversion import LogDensity
@@ -138,15 +138,22 @@ def log_constant(root: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
     return constant + sum(np.log(entries[row]) for row, entries in enumerate(root))
 
 
-def student_nodes(size: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Quasi-random nodes of the standard proposal, shape (count, q), and its log density there."""
+def normal_rule(size: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Quasi-random nodes, shape (count, q), and logarithms of weights for the standard normal law.
+
+    They are those of importance sampling from the standard proposal, scaled so that the rule is
+    exact for polynomials up to the third degree.
+    """
     degrees = DEGREES_OF_FREEDOM
     uniform = qmc.Sobol(size + 1, rng=seed).random(count // 2)
     scale = np.sqrt(degrees / chi2.ppf(uniform[:, size:], degrees))
     half = norm.ppf(uniform[:, :size]) * scale
-    nodes = np.concatenate([half, -half])  # Symmetric nodes are exact for odd functions.
-    constant = log_constant([[np.ones(1)] * (row + 1) for row in range(size)])
-    return nodes, constant + _log_kernel((nodes**2).sum(axis=1), size)
+    nodes = np.concatenate([half, -half])
+    squares = (nodes**2).sum(axis=1)
+    log_weights = -0.5 * squares - _log_kernel(squares, size)
+    log_weights -= logsumexp(log_weights)
+    moments = np.einsum("k,ki,kj->ij", np.exp(log_weights), nodes, nodes)
+    return np.linalg.solve(np.linalg.cholesky(moments), nodes.T).T, log_weights
 
 
 def _log_kernel(squares: np.ndarray, size: int) -> np.ndarray:

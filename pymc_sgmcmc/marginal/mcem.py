@@ -29,8 +29,8 @@ from pymc_sgmcmc.marginal.conditional import Conditional
 from pymc_sgmcmc.marginal.independence import (
     log_constant,
     log_weights_of,
+    normal_rule,
     proposals,
-    student_nodes,
 )
 from pymc_sgmcmc.marginal.likelihood import Groups, Objective
 from pymc_sgmcmc.marginal.maximum import (
@@ -260,11 +260,11 @@ class MonteCarloEM:
         values, inputs = density.at_points(points), [points, density.numbers]
         mean = values.mean(axis=0).sum()
         self._mean = groups.with_gradient(inputs, groups.at_position(mean))
-        log_weights = pt.vector("log_weights", dtype=dtype)
-        total = pt.logsumexp(values + log_weights[:, None], axis=0).sum()
-        self._weighted = groups.with_gradient([*inputs, log_weights], groups.at_position(total))
-        self._nodes, log_density = student_nodes(density.block_size, NODES, SEED)
-        self._log_weights = (-log_density - np.log(NODES)).astype(dtype)
+        offsets = pt.vector("offsets", dtype=dtype)
+        total = pt.logsumexp(values + offsets[:, None], axis=0).sum()
+        self._weighted = groups.with_gradient([*inputs, offsets], groups.at_position(total))
+        self._nodes, log_weights = normal_rule(density.block_size, NODES, SEED)
+        self._offsets = (log_weights + 0.5 * (self._nodes**2).sum(axis=1)).astype(dtype)
 
     def expected(self, position: np.ndarray) -> Objective:
         """Mean of the joint log density over the first draws at a position."""
@@ -323,14 +323,14 @@ class MonteCarloEM:
         return lambda position: self._groups.total(self._mean, of_chunks, position)
 
     def _approximation(self, position: np.ndarray) -> tuple[float, np.ndarray]:
-        """Marginal log likelihood by importance sampling, and its gradient by Fisher's identity."""
+        """Marginal log likelihood up to a constant, and its gradient by Fisher's identity."""
         law, dtype = self.chains.law(position), self._groups.density.block.dtype
 
         def of_chunks() -> Iterator[Sequence[np.ndarray]]:
             for part in self._groups.chunks(NODES):
                 root = [[entry[part] for entry in row] for row in law.root]
                 moved = np.stack(solve_upper(root, list(self._nodes.T[:, :, None])), axis=-1)
-                yield (law.centre[part] + moved).astype(dtype), part, self._log_weights
+                yield (law.centre[part] + moved).astype(dtype), part, self._offsets
 
         value, gradient = self._groups.total(self._weighted, of_chunks(), position)
         return value - sum(np.log(row[-1]).sum() for row in law.root), gradient

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pymc as pm
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 
 from pymc_sgmcmc.datasets import mixed_models
 from pymc_sgmcmc.errors import BoundaryWarning, ConvergenceError, ModelError
@@ -66,13 +66,42 @@ def test_linear_models_have_their_maximum(rng, caplog, monkeypatch):
     assert (np.abs(drawn.maximum.position - expected.position) < 4 * errors).all()
     standard_errors = np.sqrt(np.diag(np.linalg.inv(expected.information)))
     assert (errors < 0.05 * standard_errors).all()
-    # The 256 nodes have the variance of a Gaussian group up to a fraction of a percent.
+    # The second derivatives are exact for Gaussian groups.
     scale = np.outer(standard_errors, standard_errors)
     information = information_at(likelihood, drawn.maximum.position)
-    np.testing.assert_allclose(drawn.maximum.information * scale, information * scale, atol=5e-3)
+    np.testing.assert_allclose(drawn.maximum.information * scale, information * scale, atol=1e-4)
     value = likelihood(drawn.maximum.position)[0]
     assert abs(drawn.maximum.value - value) < 4 * drawn.value_error
     assert "the draws of `z` are correlated in 30 of 30 groups" in caplog.text
+
+
+def test_four_quantities_a_group_have_the_maximum_of_their_gaussian_law(rng):
+    size, records = 4, 12
+    group = np.repeat(np.arange(N_GROUPS), records)
+    X = np.column_stack([np.ones(len(group)), rng.normal(size=(len(group), size - 1))])
+    effects = 0.3 + rng.normal(size=(N_GROUPS, size)) * [0.5, 0.7, 0.9, 1.1]
+    y = (X * effects[group]).sum(axis=1) + rng.normal(size=len(group))
+    with pm.Model() as model:
+        beta, sd = pm.Normal("beta", shape=size), pm.HalfNormal("sd", shape=size)
+        z = pm.Normal("z", 0, sd, shape=(N_GROUPS, size))
+        pm.Normal("y", (X * (beta + z[group])).sum(axis=1), 1, observed=y)
+    fit = fit_marginal(model, "z", method="mcem", random_seed=SEED)
+
+    def minus_two_log_likelihood(parameters: np.ndarray) -> float:
+        beta, variances = parameters[:size], parameters[size:] ** 2
+        of_groups = X.reshape(N_GROUPS, records, size)
+        covariance = np.einsum("gik,k,gjk->gij", of_groups, variances, of_groups)
+        residuals = (y - X @ beta).reshape(N_GROUPS, records)
+        return -2 * sum(
+            stats.multivariate_normal(cov=each + np.eye(records)).logpdf(residual)
+            for each, residual in zip(covariance, residuals, strict=True)
+        )
+
+    estimates = fit.to_dataframe()["estimate"].to_numpy()
+    maximum = optimize.minimize(minus_two_log_likelihood, estimates, tol=1e-4)
+    assert_within_its_error(fit, maximum.x)
+    difference = fit.minus_two_log_likelihood - maximum.fun
+    assert abs(difference) < 4 * fit.minus_two_log_likelihood_error
 
 
 def test_draws_have_the_law_of_their_group(rng):
