@@ -156,8 +156,8 @@ def fit_marginal(
     result. Standard errors come from importance sampling with 256 nodes a group, and the log
     likelihood from all draws, with its Monte-Carlo error in the result too.
 
-    With 5000 groups and more the search begins on a random sample of them, with a fixed seed. It
-    ends on all groups, with their standard errors.
+    With 5000 groups and more the search of other methods begins on a random sample of them, with a
+    fixed seed. It ends on all groups, with their standard errors.
 
     References
     ----------
