@@ -48,6 +48,8 @@ class CompleteData:
         A model of the global variables alone, whose rows are groups. The log density of a row is
         Laplace's approximation, or a stand-in where that is not wanted or there are too many local
         quantities for it.
+    rows : str
+        Name of its observed variable whose rows are the groups.
     has_laplace : bool
         Whether it is Laplace's approximation.
     """
@@ -67,6 +69,7 @@ class CompleteData:
         else:
             (marginal,) = rebuild([density.value], {density.block: density.start})
         self.groups = without_locals(model, density, marginal)
+        self.rows: str = self.groups.observed_RVs[-1].name
         self._functions = Groups(model, density)
         # PyMC may give the variables of the model of groups another order.
         layout = self._functions.layout

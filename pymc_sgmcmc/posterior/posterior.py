@@ -175,6 +175,11 @@ class Posterior:
         return tuple(leaf.values for leaf in self._separated.leaves)
 
     @property
+    def row_terms(self) -> tuple[str, ...]:
+        """Names of the observed variables and potentials that have rows."""
+        return tuple(term.name for term in self._separated.row_terms)
+
+    @property
     def data_names(self) -> tuple[str, ...]:
         """Names of the data arrays."""
         return tuple(leaf.name for leaf in self._separated.leaves)

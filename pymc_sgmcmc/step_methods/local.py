@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from pytensor.graph.basic import Variable
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.batching import make_batching
-from pymc_sgmcmc.checks import or_none, whole_number
+from pymc_sgmcmc.checks import or_none, quoted, whole_number
+from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.gradient_estimators.fisher_identity import FisherGradient
 from pymc_sgmcmc.marginal.complete import LARGEST_LAPLACE, CompleteData
 from pymc_sgmcmc.marginal.local_transitions import GivenTransitions, LocalState
@@ -102,7 +104,24 @@ class LocalVariables:
         if point is not None:
             mine = {local.value.name for local in self.complete.density.structure.locals}
             point = {name: value for name, value in point.items() if name not in mine}
-        self.settings = replace(settings, model=self.complete.groups, initial_point=point)
+        # Other observed variables are no rows, even with as many entries as there are groups.
+        self.settings = replace(
+            settings, model=self.complete.groups, initial_point=point, rows=self.complete.rows
+        )
+
+    def check_rows(self, posterior: Posterior) -> None:
+        """Make sure that the rows of a posterior are the numbers of the groups and nothing else.
+
+        Raises
+        ------
+        ModelError
+        """
+        others = [name for name in posterior.row_terms if name != self.complete.rows]
+        if others:
+            raise ModelError(
+                f"{quoted(others)} should not have data with one entry for each of the "
+                f"{self.complete.n_groups} groups. Write it as an observed `pm.CustomDist`."
+            )
 
     def estimator(
         self, posterior: Posterior, center: Center | None, batch_size: int
@@ -142,6 +161,10 @@ class LocalVariables:
         return self._scaled
 
     _scaled: LocalSetup | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but compiled functions, which only the set-up uses."""
+        return {**vars(self), "_of_center": None, "_scaled": None}
 
     def _make_setup(self, position: np.ndarray) -> LocalSetup:
         sampling, complete = self.sampling, self.complete

@@ -176,6 +176,8 @@ class Setup:
                 rows=settings.rows,
                 initial_point=settings.initial_point,
             )
+        if self.local is not None:
+            self.local.check_rows(self.posterior)
         check_preconditioner(preconditioner, self.posterior.dimension)
         self.posterior.check_rows()
         self._batch_size, self.batch_size_from = self._batch_size_given()
