@@ -42,6 +42,7 @@ from pymc_sgmcmc.trace_tools.calibration import stein_calibrate
 from pymc_sgmcmc.trace_tools.convergence import discard_unconverged, gradient_convergence
 from pymc_sgmcmc.trace_tools.gradients import gradients
 from pymc_sgmcmc.trace_tools.kernel_stein import kernel_stein_discrepancy, stein_thin
+from pymc_sgmcmc.trace_tools.local_draws import local_warnings
 from pymc_sgmcmc.trace_tools.plots import (
     plot_bias,
     plot_ess_bias,
@@ -57,7 +58,7 @@ from pymc_sgmcmc.trace_tools.zero_variance import (
 __version__ = "0.1.0"
 
 # What a run logs when it has ended.
-reports.append(bias_warnings)
+reports.extend([bias_warnings, local_warnings])
 
 __all__ = [
     "HAMCMC",

@@ -62,6 +62,9 @@ LARGEST_MEAN_ERROR = 0.1
 """An error of a mean, in posterior standard deviations, is reported where it is larger. A 95 %
 interval that is off by this much has a probability of 94.9 %."""
 
+LOCAL, LOCAL_TRANSITIONS = "local", "local_transitions"
+"""These settings are the names of the local variables, as JSON, and the transitions of a visit."""
+
 KEPT_ROWS = "kept_rows"
 """This array of the settings has the numbers of the rows that each transition takes."""
 
@@ -354,6 +357,11 @@ def labels_of(idata: DataTree, dimension: int) -> tuple[str, ...]:
 def stored_rows(settings: Mapping[str, Any]) -> str | list[str] | None:
     """The argument `rows` of a run, None where the trace has none."""
     return json.loads(settings.get("rows", "null"))
+
+
+def stored_local(settings: Mapping[str, Any]) -> list[str]:
+    """Names of the local variables of a run, none where its gradients sampled none."""
+    return json.loads(settings.get(LOCAL, "[]"))
 
 
 def stored_matrix(group: Any, name: str) -> Matrix | None:

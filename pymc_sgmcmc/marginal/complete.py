@@ -141,6 +141,12 @@ class CompleteData:
             self._functions.at_position(self.density.gradient), position, numbers, block
         )
 
+    def start(
+        self, position: TensorVariable, numbers: TensorVariable, block: TensorVariable
+    ) -> TensorVariable:
+        """Support points of the prior of these groups, shape (groups, q)."""
+        return self._at(self._functions.at_position(self.density.start), position, numbers, block)
+
     def global_variables(self, position: TensorVariable) -> dict[str, TensorVariable]:
         """The global random variables on which the groups depend, on their own scale."""
         values = {
@@ -181,12 +187,10 @@ class CompleteData:
 
     def starting_blocks(self, position: np.ndarray) -> np.ndarray:
         """Support points of the prior of all groups, shape (G, q)."""
-        start = self._functions.at_position(self.density.start)
-        function = self.compile(lambda *at: [self._at(start, *at)])
-        anywhere = np.zeros((1, self.block_size))
+        function = self.compile(lambda *at: [self.start(*at)])
         return np.concatenate(
             [
-                function(position, numbers, np.repeat(anywhere, len(numbers), axis=0))[0]
+                function(position, numbers, np.zeros((len(numbers), self.block_size)))[0]
                 for numbers in self.chunks()
             ]
         )

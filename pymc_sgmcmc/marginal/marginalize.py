@@ -14,7 +14,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.checks import one_of, or_none, whole_number
+from pymc_sgmcmc.checks import one_of, or_none, quoted, whole_number
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.marginal.accuracy import warn_of_quadrature
 from pymc_sgmcmc.marginal.check import checked_density
@@ -22,7 +22,7 @@ from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.exact import exact, is_quadratic
 from pymc_sgmcmc.marginal.operation import GroupLogDensity, Template
 from pymc_sgmcmc.marginal.quadrature import laplace, quadrature
-from pymc_sgmcmc.marginal.structure import find_structure
+from pymc_sgmcmc.marginal.structure import LocalStructure, find_structure
 from pymc_sgmcmc.posterior.compiled import quick_graphs
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
@@ -116,7 +116,23 @@ def marginalize(
     structure = find_structure(model, names_of(names))
     density = checked_density(model, structure)
     marginal = integrate(model, density, method, points)
+    left_out = dependent_deterministics(model, structure)
+    if left_out:
+        _log.info(
+            f"{quoted(variable.name for variable in left_out)} depend on local variables; "
+            "`recover` adds them to the draws."
+        )
     return without_locals(model, density, marginal)
+
+
+def dependent_deterministics(model: Model, structure: LocalStructure) -> list[TensorVariable]:
+    """Deterministic variables that depend on local or on observed ones."""
+    removed = {model[name] for name in (*structure.names, *structure.observed)}
+    return [
+        variable
+        for variable in model.deterministics
+        if not removed.isdisjoint(ancestors([variable]))
+    ]
 
 
 def integrate(
@@ -161,14 +177,7 @@ def without_locals(model: Model, density: GroupDensity, marginal: TensorVariable
     """A copy of the model with one observed variable in place of the local and dependent ones."""
     structure = density.structure
     removed = {model[name] for name in (*structure.names, *structure.observed)}
-    left_out = [
-        variable
-        for variable in model.deterministics
-        if not removed.isdisjoint(ancestors([variable]))
-    ]
-    if left_out:
-        listed = ", ".join(f"`{variable.name}`" for variable in left_out)
-        _log.info(f"{listed} depend on local variables; `recover` adds them to the draws.")
+    left_out = dependent_deterministics(model, structure)
     try:
         graph, copies = fgraph_from_model(model)
     except NotImplementedError:

@@ -134,7 +134,8 @@ class _GroupOp(Op):
 
     @cached_property
     def _function(self):
-        return compile_quietly(self.placeholders, self.graphs, PYTHON_MODE)
+        inputs = [placeholder.type() for placeholder in self.placeholders]  # data are shared
+        return compile_quietly(inputs, self.expanded(inputs), PYTHON_MODE)
 
     def expanded(self, inputs: Sequence[Variable]) -> list[Variable]:
         """The graph on these inputs."""

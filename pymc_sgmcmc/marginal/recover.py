@@ -20,7 +20,7 @@ from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.conditional import Conditional, GroupDraws
 from pymc_sgmcmc.marginal.exact import is_quadratic
-from pymc_sgmcmc.marginal.marginalize import names_of
+from pymc_sgmcmc.marginal.marginalize import dependent_deterministics, names_of
 from pymc_sgmcmc.marginal.structure import LocalStructure, find_structure
 from pymc_sgmcmc.posterior.compiled import (
     NUMPY_MODE,
@@ -29,6 +29,7 @@ from pymc_sgmcmc.posterior.compiled import (
     without_blas_warning,
 )
 from pymc_sgmcmc.posterior.graphs import shape_of
+from pymc_sgmcmc.record import settings_of, stored_local
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
@@ -66,11 +67,12 @@ def recover(
     Parameters
     ----------
     idata : xarray.DataTree
-        Trace of the model of groups. It is not changed.
+        Trace of the model of groups, or of a step method with `local`. It is not changed.
     model : pymc.Model
         The original model, that was given to `marginalize`.
     names : str, variable, or a sequence of these, optional
-        The local variables. Default: the free variables of the model that the trace lacks.
+        The local variables. Default: the free variables of the model that the trace lacks. Those
+        that a step method has sampled by `local` are drawn anew.
     groups : sequence, optional
         Draw for these groups alone: labels of the dimension of the groups where the model has
         labels for it, otherwise their numbers. Numbers also serve where the labels are text.
@@ -141,7 +143,13 @@ def recover(
     if not isinstance(model, Model):
         raise TypeError(f"`model` should be a PyMC model, but got {type(model).__name__}.")
     posterior = _posterior(idata)
+    sampled = [name for name in stored_local(settings_of(idata)) if name in posterior]
+    posterior = _without(posterior, sampled)
     structure = find_structure(model, _local_names(posterior, model, names))
+    if sampled:
+        # These are not of the same draw as the global variables either.
+        dependent = [variable.name for variable in dependent_deterministics(model, structure)]
+        posterior = _without(posterior, [name for name in dependent if name in posterior])
     _check_globals(posterior, model, structure)
     numbers = _numbers(groups, model, structure)
     rng = np.random.default_rng(random_seed)
@@ -182,6 +190,13 @@ def _posterior(idata: DataTree) -> xr.Dataset:
             f"one draw, but has {dict(posterior.sizes)}."
         )
     return posterior
+
+
+def _without(posterior: xr.Dataset, names: Sequence[str]) -> xr.Dataset:
+    """The posterior without some variables, and without the dimensions that only they have."""
+    kept = posterior.drop_vars(names)
+    used = {"chain", "draw"}.union(*(values.dims for values in kept.data_vars.values()))
+    return kept.drop_dims([dim for dim in kept.dims if dim not in used]) if names else posterior
 
 
 def _local_names(posterior: xr.Dataset, model: Model, names: Any) -> list[str]:

@@ -258,7 +258,7 @@ class Posterior:
     @property
     def rows_are_groups(self) -> bool:
         """Whether the rows are numbers of groups of records."""
-        return self._separated.elements_in_whole_arrays > 0
+        return self._separated.has_whole_arrays
 
     @property
     def row_elements(self) -> int:

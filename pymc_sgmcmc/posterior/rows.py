@@ -170,8 +170,16 @@ class SeparatedModel:
     @cached_property
     def elements_in_whole_arrays(self) -> int:
         """Elements that a row reads, on average, of arrays of `keep_whole`; 0 without these."""
-        whole = filter(is_whole, ancestors([term.log_density for term in self.row_terms]))
-        return int(np.ceil(sum(array.tag.elements_a_row for array in whole)))
+        return int(np.ceil(sum(array.tag.elements_a_row for array in self._whole_arrays)))
+
+    @property
+    def has_whole_arrays(self) -> bool:
+        """Whether rows are numbers that select from arrays of `keep_whole`."""
+        return bool(self._whole_arrays)
+
+    @property
+    def _whole_arrays(self) -> list[Variable]:
+        return list(filter(is_whole, ancestors([term.log_density for term in self.row_terms])))
 
     def readings(self) -> list[SeparatedModel]:
         """Possible readings of the graph. The first is this one, which is the most likely."""

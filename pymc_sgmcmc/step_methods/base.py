@@ -465,6 +465,8 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         message = None if self._watch is None else self._watch(stats)
         if message is None and self._tunes and done == self.tune_draws:
             message = self._short_draws(float(stats["step_size"]))
+        if message is None and self._local is not None and self.block.memory is not None:
+            message = self._local.lag(stats["position"], self.block.memory.read()[0])
         if message is None:
             return None
         return SamplerWarning(WarningType.BAD_PARAMS, message, "warn", step=done - 1)

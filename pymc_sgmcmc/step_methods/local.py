@@ -20,7 +20,15 @@ from pymc_sgmcmc.marginal.marginalize import names_of
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.step_methods.settings import Settings
 from pymc_sgmcmc.tuning import Center, RowNoise
-from pymc_sgmcmc.tuning.local_variables import GradientDraws, LocalSetup, langevin_setup
+from pymc_sgmcmc.tuning.local_variables import (
+    SLOW,
+    GradientDraws,
+    LocalSetup,
+    ModeGradients,
+    given_setup,
+    lag_message,
+    langevin_setup,
+)
 
 DEFAULT_TRANSITIONS = 5
 """A visit makes this many transitions of a user's own where their number is not given."""
@@ -73,6 +81,18 @@ class LocalSampling:
             )
 
 
+class GroupPosterior(Posterior):
+    """The posterior of the global variables, with gradients of single groups at their modes."""
+
+    def __init__(self, complete: CompleteData, settings: Settings):
+        super().__init__(settings.model, rows=settings.rows, initial_point=settings.initial_point)
+        self._mode_gradients = ModeGradients(complete)
+
+    def row_gradients(self, position: np.ndarray, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """Gradients of the log likelihood of single groups, shape (groups, d)."""
+        return self._mode_gradients(self._as_position(position), rows[0])
+
+
 class LocalVariables:
     """The local variables of a step method: estimator, noise, and settings of the other ones.
 
@@ -109,19 +129,21 @@ class LocalVariables:
             settings, model=self.complete.groups, initial_point=point, rows=self.complete.rows
         )
 
-    def check_rows(self, posterior: Posterior) -> None:
-        """Make sure that the rows of a posterior are the numbers of the groups and nothing else.
+    def posterior(self) -> Posterior:
+        """The posterior of the global variables, whose rows are the groups and nothing else.
 
         Raises
         ------
         ModelError
         """
+        posterior = GroupPosterior(self.complete, self.settings)
         others = [name for name in posterior.row_terms if name != self.complete.rows]
         if others:
             raise ModelError(
                 f"{quoted(others)} should not have data with one entry for each of the "
                 f"{self.complete.n_groups} groups. Write it as an observed `pm.CustomDist`."
             )
+        return posterior
 
     def estimator(
         self, posterior: Posterior, center: Center | None, batch_size: int
@@ -148,6 +170,11 @@ class LocalVariables:
         _, prior_gradient = posterior.log_prior_and_gradient(position)
         return self._draws(position).center_at(position, prior_gradient)
 
+    def lag(self, position: np.ndarray, blocks: np.ndarray) -> str | None:
+        """Warning where visits at a position leave much of their start, otherwise None."""
+        remaining = self._draws(position).remaining(position, blocks)
+        return lag_message(self.complete, remaining) if remaining > SLOW else None
+
     def _draws(self, position: np.ndarray) -> GradientDraws:
         if self._of_center is None:
             self._of_center = GradientDraws(self.complete, self._setup(position))
@@ -164,7 +191,7 @@ class LocalVariables:
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but compiled functions, which only the set-up uses."""
-        return {**vars(self), "_of_center": None, "_scaled": None}
+        return {**vars(self), "_of_center": None}
 
     def _make_setup(self, position: np.ndarray) -> LocalSetup:
         sampling, complete = self.sampling, self.complete
@@ -173,7 +200,7 @@ class LocalVariables:
         assert sampling.noise_size is not None
         count = sampling.transitions or DEFAULT_TRANSITIONS
         transitions = GivenTransitions(complete, sampling.transition, sampling.noise_size, count)
-        return LocalSetup(transitions, complete.starting_blocks(position))
+        return given_setup(complete, transitions, position)
 
 
 def _check(settings: Settings) -> None:

@@ -50,10 +50,13 @@ def _with_settings(sample_return: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _messages(idata: DataTree) -> list[str]:
-    try:
-        return [message for report in reports for message in report(idata)]
-    except ValueError as error:  # The message says what the report needs, such as more draws.
-        return [f"The bias of the run is not known. {error}"]
+    messages = []
+    for report in reports:
+        try:
+            messages.extend(report(idata))
+        except ValueError as error:  # The message says what the report needs, such as more draws.
+            messages.append(f"The bias of the run is not known. {error}")
+    return messages
 
 
 def _is_ours(idata: DataTree) -> bool:

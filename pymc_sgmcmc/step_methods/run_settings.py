@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 
 from pymc_sgmcmc.gradient_estimators import GradientEstimator, SVRGGradient
+from pymc_sgmcmc.gradient_estimators.fisher_identity import FisherGradient
 from pymc_sgmcmc.matrices import LowRank
 from pymc_sgmcmc.record import (
     COMPUTED,
     FACTORS,
     GIVEN,
     KEPT_ROWS,
+    LOCAL,
+    LOCAL_TRANSITIONS,
     MEAN_SHIFT,
     SCALE,
     SEARCHED,
@@ -42,6 +45,9 @@ def run_settings(setup: Setup, design: Design) -> RunSettings:
         "rows": json.dumps(rows if rows is None or isinstance(rows, str) else list(rows)),
         "estimator_from": GIVEN if by_hand else COMPUTED,
     }
+    if isinstance(setup.estimator, FisherGradient):
+        attributes[LOCAL] = json.dumps(setup.estimator.local.complete.names)
+        attributes[LOCAL_TRANSITIONS] = setup.estimator.local.transitions
     if isinstance(setup.estimator, SVRGGradient):
         attributes["refresh"] = setup.estimator.refresh
     step_size_from = _step_size_from(setup, design)

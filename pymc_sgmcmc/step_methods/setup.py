@@ -169,6 +169,8 @@ class Setup:
         if isinstance(gradient, GradientEstimator):
             check_estimator(gradient, settings)
             self.posterior = gradient.posterior
+        elif self.local is not None:
+            self.posterior = self.local.posterior()
         else:
             self.posterior = Posterior(
                 settings.model,
@@ -176,8 +178,6 @@ class Setup:
                 rows=settings.rows,
                 initial_point=settings.initial_point,
             )
-        if self.local is not None:
-            self.local.check_rows(self.posterior)
         check_preconditioner(preconditioner, self.posterior.dimension)
         self.posterior.check_rows()
         self._batch_size, self.batch_size_from = self._batch_size_given()

@@ -9,8 +9,9 @@ import numpy as np
 import pymc as pm
 from xarray import DataTree
 
+from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.posterior.position import layout_from_model
-from pymc_sgmcmc.record import GIVEN, SETTINGS, STEP_METHODS, labels_of
+from pymc_sgmcmc.record import GIVEN, SETTINGS, STEP_METHODS, labels_of, stored_local
 from pymc_sgmcmc.stein import Estimate
 from pymc_sgmcmc.step_methods.repeat import repeated_step
 from pymc_sgmcmc.trace_tools.gradients import changed_data
@@ -43,6 +44,11 @@ def check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model | Non
         raise ValueError(
             f"`rerun=True` can repeat runs of {' and '.join(RERUN_SAMPLERS)}, but the trace is of "
             f"{name or 'an unknown step method'}. {BY_HAND}"
+        )
+    if local := stored_local(settings):
+        raise ValueError(
+            f"`rerun=True` can repeat runs without `local`, but that of the trace has sampled "
+            f"{quoted(local)} by it. {BY_HAND}"
         )
     if settings.get("estimator_from") == GIVEN:
         raise ValueError(

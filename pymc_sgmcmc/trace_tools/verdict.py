@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from pymc_sgmcmc.record import GIVEN, LARGEST_MEAN_ERROR, SEARCHED
+from pymc_sgmcmc.checks import quoted
+from pymc_sgmcmc.record import GIVEN, LARGEST_MEAN_ERROR, SEARCHED, stored_local
 from pymc_sgmcmc.trace_tools.reader import remedy_of_divergence
 
 OK, UNKNOWN, NOT_CONVERGED = "ok", "cannot tell", "not converged"
@@ -190,7 +191,9 @@ def overall(
             if report["mean_error"].isna().all()
             else f" and errors of the means below {LARGEST_MEAN_ERROR:g} standard deviations"
         )
-        return f"{within}{means}: all {ok} coordinates are ok."
+        local = stored_local(settings)
+        lag = f" An error from the lag of {quoted(local)} would not show." if local else ""
+        return f"{within}{means}: all {ok} coordinates are ok.{lag}"
     known = (error + STANDARD_ERRORS * error_se <= 2 * stated).all()
     return (
         f"{f'{within}. ' if known else ''}{ok} {of_all} are ok, {len(report) - ok} cannot be told. "

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
 
 import arviz as az
+import cloudpickle
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from pymc_sgmcmc import SGLD, SGLDCV, LocalSampling
+from pymc_sgmcmc import (
+    SGLD,
+    SGLDCV,
+    LocalSampling,
+    Posterior,
+    bias_report,
+    marginalize,
+    recover,
+)
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.marginal.complete import CompleteData
 from pymc_sgmcmc.marginal.local_transitions import LangevinTransitions
+from pymc_sgmcmc.tuning import local_variables
 from pymc_sgmcmc.tuning.local_variables import langevin_setup
 from tests.support.topics import Topics
 
@@ -206,6 +217,33 @@ def test_error_falls_geometrically_with_the_transitions():
     assert errors[3] < 0.2 * errors[2]
 
 
+@pytest.mark.parametrize("correlation", [0.0, 0.7])
+def test_langevin_transitions_leave_the_law_invariant(correlation):
+    """Skewed laws, of which no proposal is a draw, on groups that all have the same records."""
+    n_groups, observed = 4000, 1
+    with pm.Model() as model:
+        mean = pm.Normal("mean")
+        u = pm.Normal("u", 0, 1.5, shape=n_groups)
+        pm.Poisson("y", pm.math.exp(mean + u), observed=np.full(n_groups, observed))
+    complete = CompleteData(model, "u", laplace_wanted=False)
+    roots = np.full((n_groups, 1, 1), 1.2)
+    local = LangevinTransitions(complete, roots, correlation, 10)
+    noise = pt.tensor("noise", shape=(10, None, 2), dtype=complete.dtype)
+    visit = complete.compile(lambda *at: [local.run(*at)], [noise])
+    grid = np.linspace(-10, 6, 4001)
+    weights = np.exp(observed * grid - np.exp(grid) - grid**2 / (2 * 1.5**2))
+    weights /= weights.sum()
+    rng = np.random.default_rng(1)
+    start = rng.choice(grid, size=(n_groups, 1), p=weights)
+    arrays = np.zeros(1), np.arange(n_groups), start, rng.normal(size=(10, n_groups, 2))
+    draws = visit(*arrays)[0][:, 0]
+    assert (draws != start[:, 0]).mean() > 0.9
+    for power in (1, 2, 3):
+        values = draws**power
+        z = (values.mean() - weights @ grid**power) / (values.std() / np.sqrt(n_groups))
+        assert abs(z) < 4.5, (power, z)
+
+
 # --- Defaults --------------------------------------------------------------------------------
 
 
@@ -231,6 +269,25 @@ def test_control_variates_with_default_settings(mixed):
     error = 4.5 * np.sqrt(2 / ess)
     assert (draws.var(0) - 1 > -error).all()
     assert (draws.var(0) - 1 < 0.06 + error).all()
+
+
+def test_control_variates_at_their_center(mixed):
+    """Both gradients cancel there, and that of all groups and of the prior remains."""
+    mean, covariance = mixed.marginal()
+    center = mean + np.sqrt(np.diag(covariance))
+    with mixed.model():
+        step = SGLDCV(local="u", center={"beta": center}, batch_size=5, bias=0.2)
+    memory, posterior = step.block.memory, step.posterior
+    numbers = np.arange(5)
+    blocks = pt.as_tensor(memory.read()[0][numbers])
+    at_center = pt.as_tensor(center)
+    gradient = memory.gradient(at_center, pt.as_tensor(numbers), [blocks, blocks])
+    estimate = gradient.eval(mode="FAST_COMPILE")
+    assert posterior.labels == ("beta[0]", "beta[1]")
+    exact = np.linalg.solve(covariance, mean - center)
+    # The average is known up to 0.03 standard deviations of a mean.
+    root = np.linalg.cholesky(covariance)
+    assert (np.abs(root.T @ (estimate - exact)) < 4.5 * 0.03).all()
 
 
 def test_transitions_of_a_user():
@@ -297,6 +354,148 @@ def test_slow_transitions_are_warned_of(caplog):
         langevin_setup(complete, np.zeros(1))
     assert "lag behind the other variables" in caplog.text
     assert "`transitions` in `LocalSampling`" in caplog.text
+
+
+def test_second_modes_are_warned_of(caplog):
+    """The records know the square of the effects, whose signs no transition changes."""
+    rng = np.random.default_rng(1)
+    with pm.Model() as model:
+        mean = pm.Normal("mean")
+        u = pm.Normal("u", 0, 2, shape=40)
+        pm.Normal("y", mean + u**2, 0.3, observed=4 + 0.3 * rng.normal(size=40))
+    complete = CompleteData(model, "u", laplace_wanted=False)
+    with caplog.at_level("WARNING", "pymc"):
+        langevin_setup(complete, np.zeros(1))
+    assert "Local variables of `u` have second modes" in caplog.text
+
+
+def test_law_with_one_mode_is_not_warned_of(caplog):
+    rng = np.random.default_rng(1)
+    with pm.Model() as model:
+        mean = pm.Normal("mean")
+        u = pm.StudentT("u", nu=2, mu=mean, sigma=1.0, shape=40)
+        pm.Poisson("y", pm.math.exp(u), observed=rng.poisson(2.0, size=40))
+    complete = CompleteData(model, "u", laplace_wanted=False)
+    with caplog.at_level("WARNING", "pymc"):
+        langevin_setup(complete, np.zeros(1))
+    assert not caplog.text
+
+
+def test_average_that_varies_much_is_warned_of(caplog, monkeypatch, mixed):
+    """The average over the largest number of draws is not known as well as it should be."""
+    limits = {"MOST_ROUNDS": 100, "MEAN_ERROR": 1e-5, "LARGEST_MEAN_ERROR": 1e-4}
+    for name, limit in limits.items():
+        monkeypatch.setattr(local_variables, name, limit)
+    with mixed.model(), caplog.at_level("WARNING", "pymc"):
+        SGLDCV(local="u", batch_size=5, bias=0.2)
+    assert "The gradient at the centre moves means by up to" in caplog.text
+
+
+def test_lag_during_a_run_is_warned_of(small):
+    """Transitions with the scales of one position do not move far from it."""
+    step = small[2]
+    blocks = step.block.memory.read()[0]
+    assert step._local.lag(np.zeros(2), blocks) is None
+    local = step.block.memory._local
+    roots = local._roots.get_value()
+    local._roots.set_value(100 * roots)
+    try:
+        assert "lag behind the other variables" in step._local.lag(np.zeros(2), blocks)
+    finally:
+        local._roots.set_value(roots)
+
+
+# --- Beside the groups -----------------------------------------------------------------------
+
+
+def model_with_other_records(potential: bool = False) -> pm.Model:
+    """Records of all, as many as there are groups, beside those of the groups."""
+    rng = np.random.default_rng(2)
+    with pm.Model() as model:
+        mean = pm.Normal("mean")
+        sd = pm.HalfNormal("sd")
+        u = pm.Normal("u", shape=20)
+        pm.Normal("y", mean + sd * u[:, None], 1.0, observed=rng.normal(size=(20, 3)))
+        if potential:
+            pm.Potential("penalty", -((mean - np.arange(20)) ** 2))
+        else:
+            pm.Normal("others", mean, sd, observed=rng.normal(2, 1, size=20))
+            pm.Normal("more", mean, sd, observed=rng.normal(2, 1, size=9))
+    return model
+
+
+def test_other_observed_variables_count_in_full():
+    """Records that depend on no local variable are no rows, however many there are."""
+    model = model_with_other_records()
+    with model:
+        step = SGLD(
+            local="u", step_size=0.01, batch_size=4, compile_kwargs={"mode": "FAST_COMPILE"}
+        )
+    posterior, complete = step.posterior, step.block.memory._local.complete
+    rng = np.random.default_rng(3)
+    position, blocks = rng.normal(size=2), rng.normal(size=(20, 1))
+    _, gradient = posterior.log_prior_and_gradient(position)
+    of_groups = complete.compile(lambda *at: [complete.gradient(*at)])
+    gradient = gradient + of_groups(position, np.arange(20), blocks)[0]
+    point = {**posterior.layout.unravel(position), **complete.point(blocks)}
+    globals_ = [model["mean"], model["sd"]]
+    expected = dict(zip(["mean", "sd_log__"], model.compile_dlogp(globals_)(point), strict=True))
+    np.testing.assert_allclose(gradient, [expected[name] for name in posterior.layout.names])
+
+
+def test_potential_with_rows_is_refused():
+    with model_with_other_records(potential=True), pytest.raises(ModelError, match="`penalty`"):
+        SGLD(local="u", step_size=0.01, batch_size=4)
+
+
+def test_groups_that_are_rows_of_the_outcomes_have_row_gradients():
+    """No index array leads from records to groups."""
+    rng = np.random.default_rng(3)
+    with pm.Model() as model:
+        mean, sd = pm.Normal("mean"), pm.HalfNormal("sd")
+        u = pm.Normal("u", mean, sd, shape=30)
+        pm.Normal("y", u, 2.0, observed=rng.normal(size=30))
+    posterior = Posterior(marginalize(model, "u", method="quadrature", points=1))
+    position = np.array([0.3, -0.2])
+    rows = posterior.row_gradients(position, posterior.data)
+    np.testing.assert_allclose(rows.sum(0), posterior.likelihood_gradient(position))
+
+
+# --- Traces ----------------------------------------------------------------------------------
+
+
+def test_trace_names_local_variables_and_recover_replaces_them(caplog):
+    problem = LinearMixedModel(60)
+    with problem.model() as model:
+        pm.Deterministic("sum", model["beta"][0] + model["u"])
+        step = SGLD(step_size=0.01, batch_size=4, thin=2, local=LocalSampling("u", transitions=3))
+        with caplog.at_level("INFO", "pymc"):
+            idata = pm.sample(
+                draws=60, tune=10, step=step, chains=2, cores=1, random_seed=1, progressbar=False
+            )
+    attributes = idata.sample_stats.attrs
+    assert json.loads(attributes["sgmcmc_local"]) == ["u"]
+    assert attributes["sgmcmc_local_transitions"] == 3
+    assert "Draws of `u` are from the last visit to each group, with 0.13 visits" in caplog.text
+    recovered = recover(idata, model, random_seed=1, progressbar=False).posterior
+    assert not np.isclose(recovered["u"], idata.posterior["u"]).any()
+    np.testing.assert_allclose(
+        recovered["sum"], recovered["beta"][..., :1].values + recovered["u"].values
+    )
+    chosen = recover(idata, model, groups=[3, 5], random_seed=1, progressbar=False).posterior
+    assert chosen["u"].shape == (2, 60, 2)
+    with pytest.raises(ValueError, match="without `local`"):
+        bias_report(idata, model, rerun=True)
+
+
+def test_step_method_is_pickled(mixed):
+    """Chains in processes of their own need it."""
+    with mixed.model() as model:
+        step = SGLDCV(local="u", batch_size=5, bias=0.2)
+    copied_model, copy = cloudpickle.loads(cloudpickle.dumps((model, step)))
+    first, second = (sample(m, s, 5, chains=1) for m, s in ((model, step), (copied_model, copy)))
+    np.testing.assert_array_equal(first.posterior["u"], second.posterior["u"])
+    np.testing.assert_array_equal(first.posterior["beta"], second.posterior["beta"])
 
 
 def test_many_local_quantities_need_a_step_size():
