@@ -13,7 +13,7 @@ PACKAGE = Path(pymc_sgmcmc.__file__).parent
 
 FLOORS = (
     ("errors", "checks", "matrices", "numba_products"),
-    ("schedules", "stein", "numba_loop"),
+    ("schedules", "stein", "numba_loop", "record"),
     ("posterior",),
     ("marginal",),
     ("batching",),
@@ -23,7 +23,6 @@ FLOORS = (
     ("tuning",),
     ("adaptation",),
     ("chain",),
-    ("record",),
     ("step_methods",),
     ("trace_tools",),
     ("datasets",),

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.special import gammaln, logsumexp
-from scipy.stats import chi2, norm, qmc
 
 from pymc_sgmcmc.marginal.inversion import LogDensity
 from pymc_sgmcmc.marginal.newton import solve_upper
@@ -144,6 +143,8 @@ def normal_rule(size: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarra
     They are those of importance sampling from the standard proposal, scaled so that the rule is
     exact for polynomials up to the third degree.
     """
+    from scipy.stats import chi2, norm, qmc  # takes half a second to import
+
     degrees = DEGREES_OF_FREEDOM
     uniform = qmc.Sobol(size + 1, rng=seed).random(count // 2)
     scale = np.sqrt(degrees / chi2.ppf(uniform[:, size:], degrees))

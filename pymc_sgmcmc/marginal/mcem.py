@@ -354,10 +354,19 @@ class MonteCarloEM:
             distance, noise = np.linalg.norm(mean), np.sqrt(np.trace(covariance))
             is_last = bool(distance <= max(SHORT, 2 * noise))
             errors = np.sqrt(np.einsum("ij,jk,ik->i", root, covariance, root))
-            accurate = (errors <= self._error * lengths).all() or len(scores) >= MOST_BATCHES
-            if accurate or not is_last:
+            ratio = float((errors / lengths).max())
+            if ratio <= self._error or len(scores) >= MOST_BATCHES or not is_last:
+                if is_last and ratio > self._error:
+                    self._warn_of_error(ratio, len(scores))
                 step = root @ (mean * min(1.0, LONGEST / max(distance, 1e-300)))
                 return step, root @ covariance @ root.T, is_last
+
+    def _warn_of_error(self, ratio: float, batches: int) -> None:
+        _log.warning(
+            f"`monte_carlo_error` should be at most {self._error:.2g} standard errors, but is "
+            f"{ratio:.2g} after the largest number of draws, {batches * BATCH} a group. The result "
+            "states it; use quadrature for up to three local quantities a group."
+        )
 
     def _result(
         self,

@@ -106,7 +106,7 @@ def read_moments(idata: DataTree) -> StoredMoments:
         + by_itself,
         position_gradient=values("group_position_gradient")
         + np.einsum("...i,...j->...ij", np.broadcast_to(shift, g.shape), g),
-        batch_length=round(float(group["transitions_a_batch"].mean())),
+        batch_length=_mean_length(group["transitions_a_batch"].values),
         group_counts=values("transitions_of_group"),
         labels=tuple(str(label) for label in group[DIMENSION].values),
     )
@@ -150,3 +150,18 @@ def _check_draws(idata: DataTree, group: xr.Dataset) -> None:
             f"{len(np.unique(labels))}, or another order. Use the whole trace, or "
             "`zero_variance(idata, moments=False)`."
         )
+
+
+def _mean_length(lengths: np.ndarray) -> int:
+    """Mean number of transitions in a batch.
+
+    Chains of a run differ by powers of two, where their tuning gave a draw more transitions.
+    """
+    doublings = np.log2(lengths / lengths.min())
+    if not (doublings == np.round(doublings)).all():
+        raise ValueError(
+            "Batches of all chains should have the same number of transitions or differ by powers "
+            f"of two, but have {np.unique(lengths).tolist()}: runs of different lengths were put "
+            "together. Use each run apart, `idata.sel(chain=[...])`."
+        )
+    return round(float(lengths.mean()))

@@ -75,10 +75,22 @@ def summary(idata: Any, seconds: float) -> dict[str, Any]:
     }
 
 
-def run_ours(groups: int, draws: int, launched: float) -> dict[str, Any]:
-    """`marginalize` and `SGLDCV()`, with processor seconds from the start of the process."""
+def timed_draws(step: Any, draws: int, **options: Any) -> tuple[Any, float]:
+    """One chain of `pm.sample`, and its processor seconds without tuning."""
     import pymc as pm
 
+    times = {}
+
+    def watch(trace: Any, draw: Any) -> None:
+        times["tuned" if draw.tuning else "ended"] = time.process_time()
+
+    options |= {"chains": 1, "progressbar": False, "random_seed": 1, "callback": watch}
+    idata = pm.sample(draws, tune=500, step=step, **options)
+    return idata, times["ended"] - times["tuned"]
+
+
+def run_ours(groups: int, draws: int, launched: float) -> dict[str, Any]:
+    """`marginalize` and `SGLDCV()`; all before the first draw that is kept counts as set-up."""
     from pymc_sgmcmc import SGLDCV
     from pymc_sgmcmc.marginal import marginalize
 
@@ -86,16 +98,13 @@ def run_ours(groups: int, draws: int, launched: float) -> dict[str, Any]:
     before = time.process_time()
     with marginalize(model, "z"):
         step = SGLDCV()
-        set_up = time.process_time() - before
-        before = time.process_time()
-        idata = pm.sample(draws, tune=500, step=step, chains=1, progressbar=False, random_seed=1)
-        sampling = time.process_time() - before
-    transitions = 500 * step.thin + int(idata.sample_stats["n_steps"].sum())
+        idata, sampling = timed_draws(step, draws)
+    set_up = time.process_time() - before - sampling
     return {
         "groups": groups,
         "method": "SGLDCV",
         "set_up": set_up,
-        "transition_us": sampling / transitions * 1e6,
+        "transition_us": sampling / int(idata.sample_stats["n_steps"].sum()) * 1e6,
         "batch_size": step.batch_size,
         **summary(idata, sampling),
     }
@@ -103,26 +112,19 @@ def run_ours(groups: int, draws: int, launched: float) -> dict[str, Any]:
 
 def run_local(groups: int, draws: int, launched: float) -> dict[str, Any]:
     """`SGLDCV(local=...)`, which samples the intercepts by Fisher's identity."""
-    import pymc as pm
-
     from pymc_sgmcmc import SGLDCV
 
     names = ["intercept", "slopes", "sd"]
     with build_model(groups):
         before = time.process_time()
         step = SGLDCV(local="z")
-        set_up = time.process_time() - before
-        before = time.process_time()
-        idata = pm.sample(
-            draws, tune=500, step=step, chains=1, progressbar=False, random_seed=1, var_names=names
-        )
-        sampling = time.process_time() - before
-    transitions = 500 * step.thin + int(idata.sample_stats["n_steps"].sum())
+        idata, sampling = timed_draws(step, draws, var_names=names)
+        set_up = time.process_time() - before - sampling
     return {
         "groups": groups,
         "method": "local",
         "set_up": set_up,
-        "transition_us": sampling / transitions * 1e6,
+        "transition_us": sampling / int(idata.sample_stats["n_steps"].sum()) * 1e6,
         "batch_size": step.batch_size,
         **summary(idata, sampling),
     }

@@ -168,3 +168,13 @@ def test_settings_that_do_not_fit(rng, settings, error, match):
     model = linear_model(*random_intercepts(rng))
     with pytest.raises(error, match=match):
         fit_marginal(model, ["z"], **{"method": "mcem", "random_seed": SEED, **settings})
+
+
+def test_a_larger_error_than_stated_is_said(rng, caplog, monkeypatch):
+    monkeypatch.setattr(mcem, "MOST_BATCHES", mcem.FEWEST_BATCHES)
+    model = linear_model(*random_intercepts(rng))
+    fit = fit_marginal(model, "z", method="mcem", monte_carlo_error=1e-4, random_seed=SEED)
+    assert "`monte_carlo_error` should be at most 0.0001 standard errors, but is 0.0" in caplog.text
+    assert "1000 a group" in caplog.text
+    table = fit.to_dataframe()
+    assert (table["monte_carlo_error"] > 1e-4 * table["standard_error"]).any()
