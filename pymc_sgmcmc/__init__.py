@@ -37,7 +37,7 @@ from pymc_sgmcmc.step_methods import (
     Recipe,
 )
 from pymc_sgmcmc.step_methods.pymc_hook import reports
-from pymc_sgmcmc.trace_tools.bias import bias_report, bias_warnings
+from pymc_sgmcmc.trace_tools.bias import bias_report, bias_warnings, mean_warnings
 from pymc_sgmcmc.trace_tools.calibration import stein_calibrate
 from pymc_sgmcmc.trace_tools.convergence import discard_unconverged, gradient_convergence
 from pymc_sgmcmc.trace_tools.gradients import gradients
@@ -58,7 +58,7 @@ from pymc_sgmcmc.trace_tools.zero_variance import (
 __version__ = "0.1.0"
 
 # What a run logs when it has ended.
-reports.extend([bias_warnings, local_warnings])
+reports.extend([bias_warnings, local_warnings, mean_warnings])
 
 __all__ = [
     "HAMCMC",

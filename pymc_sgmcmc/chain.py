@@ -263,11 +263,17 @@ class Chain:
 
     # --- Draws ------------------------------------------------------------------------------
 
-    def advance(self, draws: int) -> Draws:
+    def advance(self, draws: int, noise: np.ndarray | None = None) -> Draws:
         """Advance by a number of draws.
 
         Where the position or the gradient becomes NaN or infinite, fewer draws are returned, and
         the chain stays in the state in which its last run of draws began.
+
+        Parameters
+        ----------
+        draws : int
+        noise : numpy.ndarray, shape (transitions, noise_size), optional
+            Standard normal numbers of all transitions, in place of those of the chain's generator.
 
         Raises
         ------
@@ -277,7 +283,11 @@ class Chain:
         parts: list[Draws] = []
         remaining = whole_number("draws", draws, 1)
         while remaining > 0:
-            part = self._run(min(remaining, self.run_length()))
+            count = min(remaining, self.run_length())
+            given = None
+            if noise is not None:
+                given, noise = np.split(noise, [count * self._begun().thin])
+            part = self._run(count, given)
             parts.append(part)
             remaining -= len(part)
             if part.bad_transition is not None:
@@ -348,7 +358,7 @@ class Chain:
         shuffles = state.transitions // self.transitions_per_order
         return FIRST_ORDER if shuffles == 0 else state.order_entropy + shuffles
 
-    def _run(self, count: int) -> Draws:
+    def _run(self, count: int, noise: np.ndarray | None = None) -> Draws:
         """Compute draws in one call, and set the state after them."""
         state = self._begun()
         block, batching, thin = self.block, self.block.batching, state.thin
@@ -363,7 +373,8 @@ class Chain:
         pending = batching.draw(rng, block.lag) if state.pending is None else state.pending
         indices = np.concatenate([pending, batching.draw(rng, transitions)])
         dtype = np.dtype(block.dtype)
-        noise = noise_rng.standard_normal((transitions, block.noise_size), dtype=dtype)
+        if noise is None:
+            noise = noise_rng.standard_normal((transitions, block.noise_size), dtype=dtype)
         sizes = step_sizes(self.step_size, state.transitions, transitions)
         sizes = self._adapted_step_sizes(sizes, state)
         # They have a generator of their own, so that draws do not depend on the length of a run.

@@ -58,6 +58,10 @@ MEAN_SHIFT = "mean_shift"
 """This array of the settings has the error of each mean, in posterior standard deviations, for
 variances that are too large by a factor of two, to first order."""
 
+HALF_STEP = "sgmcmc_half_step"
+"""This group of a trace has the errors of the means, measured at the whole and half the step
+size."""
+
 LARGEST_MEAN_ERROR = 0.1
 """An error of a mean, in posterior standard deviations, is reported where it is larger. A 95 %
 interval that is off by this much has a probability of 94.9 %."""

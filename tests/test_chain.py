@@ -169,3 +169,18 @@ def test_stays_where_the_run_began_when_it_leaves_the_finite_numbers():
 def test_a_chain_that_has_not_begun(chain):
     with pytest.raises(RuntimeError, match="Call `begin` first"):
         Chain(chain.block, step_size=0.1).advance(1)
+
+
+def test_noise_may_be_given(chain):
+    """The noise of the chain's own generator, given in parts, leads to the same draws."""
+    chain.begin(np.random.default_rng(1), np.zeros(3))
+    generator = np.random.Generator(type(chain.state.noise_rng.bit_generator)())
+    generator.bit_generator.state = chain.state.noise_rng.bit_generator.state
+    start = chain.state
+    expected = chain.advance(50)
+    noise = generator.standard_normal((150, chain.block.noise_size), dtype=chain.block.dtype)
+    chain.state = start
+    first = chain.advance(20, noise[:60])
+    second = chain.advance(30, noise[60:])
+    positions = np.concatenate([first.positions, second.positions])
+    np.testing.assert_array_equal(positions, expected.positions)

@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pymc.sampling.mcmc as mcmc
+from pymc.model import Model
 from xarray import DataTree
 
 from pymc_sgmcmc.record import RECORD, STATISTICS, finish
 
-reports: list[Callable[[DataTree], list[str]]] = []
-"""Each of these functions gives messages to log at the end of a run."""
+reports: list[Callable[[DataTree, Model], list[str]]] = []
+"""Each of these functions gives messages to log at the end of a run of a model."""
 
 log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
@@ -39,7 +40,7 @@ def _with_settings(sample_return: Callable[..., Any]) -> Callable[..., Any]:
         try:
             known = finish(result, _step_methods(kwargs.get("traces")), _last_records(kwargs))
             if known and kwargs.get("compute_convergence_checks") and not kwargs.get("quiet"):
-                for message in _messages(result):
+                for message in _messages(result, kwargs["model"]):
                     log.warning(message)
         except Exception:  # An error in the report should not cost the user the draws.
             log.exception("The report of the run failed. The draws are not affected.")
@@ -49,11 +50,11 @@ def _with_settings(sample_return: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def _messages(idata: DataTree) -> list[str]:
+def _messages(idata: DataTree, model: Model) -> list[str]:
     messages = []
     for report in reports:
         try:
-            messages.extend(report(idata))
+            messages.extend(report(idata, model))
         except ValueError as error:  # The message says what the report needs, such as more draws.
             messages.append(f"The bias of the run is not known. {error}")
     return messages

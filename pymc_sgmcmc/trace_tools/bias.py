@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from xarray import DataTree
 
 from pymc_sgmcmc.checks import positive_number
 from pymc_sgmcmc.record import (
+    COMPUTED,
+    LARGEST_MEAN_ERROR,
     MEAN_SHIFT,
     SEARCHED,
     SETTINGS,
@@ -27,11 +30,19 @@ from pymc_sgmcmc.stein import (
     stein_variance_error,
 )
 from pymc_sgmcmc.trace_tools.divergence import LARGEST_POSITION
+from pymc_sgmcmc.trace_tools.half_step import (
+    AXES,
+    check_rerun,
+    half_step_error,
+    store,
+    stored,
+)
 from pymc_sgmcmc.trace_tools.reader import diverged, read_run, remedy_of_divergence
-from pymc_sgmcmc.trace_tools.second_run import AXES, check_rerun, half_step_error, second_run
 from pymc_sgmcmc.trace_tools.verdict import (
+    LARGEST_R_HAT,
     REMEDY_OF_SMALL,
     SECOND_MOMENT,
+    SMALLEST_ESS,
     SMALLEST_PROBABILITY,
     STEIN,
     beyond_doubt,
@@ -46,6 +57,11 @@ from pymc_sgmcmc.trace_tools.verdict import (
     verdicts,
 )
 from pymc_sgmcmc.tuning import VARIANCE_INFLATION
+
+log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
+
+SHRUNK = 0.5
+"""Means are measured where tuning made the computed step size smaller than by this factor."""
 
 CHECKED_COORDINATES = 200
 """At the end of a run the convergence of at most this number of coordinates is judged, the slowest
@@ -73,11 +89,13 @@ def bias_report(
     with the unit matrix for M. No pass over the data is needed.
 
     The gradients do not show an error of the mean, since their expectation is zero at stationarity
-    whatever the bias. The skewness around the centre predicts it to first order. With
-    ``rerun=True`` the run is repeated at half the step size. Errors are of first order in the step
-    size, so that twice the difference of the means is the error of the run. Its standard error is
-    about :math:`2 \sqrt{2 / K}` posterior standard deviations. About 3000 effective draws are
-    needed to tell an error of 0.1 standard deviations from none.
+    whatever the bias. The skewness around the centre predicts it to first order. Where it may be
+    large, `pymc.sample` measures it at the end of a run of `SGLD` or `SGLDCV`, and ``rerun=True``
+    does so for any such run: from the last draw of each chain a pair of chains follows, at the
+    whole and at half the step size, with common noise, so that the mean of their difference is
+    known from few draws. Errors are of first order in the step size h, so that twice this
+    difference is the error at h, and the mean less this error, ``extrapolated``, is off by terms of
+    second order only (Richardson's extrapolation).
 
     **Verdicts.** A coordinate is "mean off" where the error of its mean is beyond doubt larger than
     0.1 standard deviations, "variance too large" where its variance error is beyond doubt larger
@@ -111,12 +129,13 @@ def bias_report(
     bias : float, optional
         Stated relative error of the variance. The default is that of the run.
     rerun : bool
-        Run again at half the step size, for `SGLD` and `SGLDCV` that move all variables. This takes
-        about twice the time of the run.
+        Measure the errors of the means by pairs of chains, for `SGLD` and `SGLDCV` that move all
+        variables. They take at most about as many gradients as the run, and end sooner where the
+        errors are known to 0.02 posterior standard deviations.
     random_seed : optional
-        Seed of the second run.
+        Seed of the pairs.
     compile_kwargs : mapping, optional
-        Setting of the step method of the second run, as in `SGLD`.
+        Setting of the step method of the pairs, as in `SGLD`.
 
     Returns
     -------
@@ -125,7 +144,9 @@ def bias_report(
         ``sd`` of the draws; the relative ``variance_error`` and its standard error
         ``variance_error_se``; ``stein_error`` and ``stein_error_se``, by Stein's identity;
         ``predicted_mean_error``, in posterior standard deviations, NaN where no centre is known;
-        ``mean_error`` and ``mean_error_se`` (both NaN without `rerun`); ``ess_bulk``; ``r_hat``;
+        ``mean_error`` and ``mean_error_se``, in these, where it was measured, and NaN elsewhere;
+        ``extrapolated``, the mean without this error, and ``extrapolated_se``; ``ess_bulk``;
+        ``r_hat``;
         ``verdict``; and ``draws_needed``, the draws a chain that would decide a "cannot tell". The
         ``attrs`` have the stated ``bias``, the ``method``, the ``verdict`` on the whole run in one
         line, and ``gradient_probability``, the probability that chains at stationarity have mean
@@ -174,23 +195,27 @@ def bias_report(
         model = check_rerun(idata, settings, model)
 
     error, stein, method = _variance_errors(idata, positions, gradients, step_sizes)
-    sd = positions.std((0, 1), ddof=1)
-    mean_error = Estimate(np.full(len(sd), np.nan), np.full(len(sd), np.nan))
+    mean, sd = positions.mean((0, 1)), positions.std((0, 1), ddof=1)
+    measured = stored(idata)
     if rerun:
-        second = second_run(idata, settings, model, random_seed, compile_kwargs)
-        mean_error = half_step_error(positions, second, sd)
+        assert model is not None
+        measured = half_step_error(idata, settings, model, random_seed, compile_kwargs)
+    unknown = np.full(len(sd), np.nan)
+    mean_error = Estimate(unknown, unknown) if measured is None else measured
     ess, r_hat = _convergence(positions)
     report = pd.DataFrame(
         {
-            "mean": positions.mean((0, 1)),
+            "mean": mean,
             "sd": sd,
             "variance_error": error.value,
             "variance_error_se": error.standard_error,
             "stein_error": stein.value,
             "stein_error_se": stein.standard_error,
             "predicted_mean_error": _predicted(idata, error.value),
-            "mean_error": mean_error.value,
-            "mean_error_se": mean_error.standard_error,
+            "mean_error": mean_error.value / sd,
+            "mean_error_se": mean_error.standard_error / sd,
+            "extrapolated": mean - mean_error.value,
+            "extrapolated_se": np.hypot(_mcse(positions), mean_error.standard_error),
             "ess_bulk": ess,
             "r_hat": r_hat,
         },
@@ -210,7 +235,50 @@ def bias_report(
     return report
 
 
-def bias_warnings(idata: DataTree) -> list[str]:
+def mean_warnings(idata: DataTree, model: pm.Model) -> list[str]:
+    """Measure errors of means at the end of a run where they may be large, and warn of large ones.
+
+    They may be where the skewness at the centre predicts it, and where tuning found the posterior
+    far from the Gaussian there, so that it made the step much smaller. The errors are written into
+    the trace.
+    """
+    settings = settings_of(idata)
+    try:
+        check_rerun(idata, settings, model)
+    except ValueError:
+        return []
+    positions, gradients, step_sizes, reasons = _stored(idata)
+    ess, r_hat = _convergence(positions)
+    if reasons or ess.min() < SMALLEST_ESS or r_hat.max() > LARGEST_R_HAT:
+        return []
+    variance_error, _, _ = _variance_errors(idata, positions, gradients, step_sizes)
+    predicted = np.abs(_predicted(idata, variance_error.value))
+    computed = settings["step_size"] if settings["step_size_from"] == COMPUTED else 0.0
+    shrunk = np.mean(step_sizes[:, -1]) < SHRUNK * computed
+    if not (shrunk or (predicted > LARGEST_MEAN_ERROR / 2).any()):
+        return []
+    log.info(
+        "The posterior is skewed: pairs of chains at the whole and at half the step size measure "
+        "the errors of means. They take at most a quarter of the gradients of the run."
+    )
+    error = half_step_error(idata, settings, model, 0, None, most=0.25)
+    store(idata, error)
+    sd = positions.std((0, 1), ddof=1)
+    surely = np.abs(error.value) - beyond_doubt(len(sd)) * error.standard_error
+    off = surely > LARGEST_MEAN_ERROR * sd
+    if not off.any():
+        return []
+    worst = int(np.argmax(np.where(off, np.abs(error.value) / sd, -np.inf)))
+    name = labels_of(idata, len(sd))[worst]
+    return [
+        f"Means of {int(off.sum())} of {len(sd)} coordinates are off by more than "
+        f"{LARGEST_MEAN_ERROR:g} standard deviations, most of all that of {name}, by "
+        f"{error.value[worst] / sd[worst]:.2g}. Use a smaller `bias`, or the corrected means "
+        "`bias_report(idata).extrapolated`."
+    ]
+
+
+def bias_warnings(idata: DataTree, model: pm.Model | None = None) -> list[str]:
     """Warnings at the end of a run, none where it met the stated accuracy, or there is none."""
     positions, gradients, step_sizes, reasons = _stored(idata)
     settings = settings_of(idata)
@@ -285,6 +353,12 @@ def _convergence(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         half = positions.shape[1] // 2
         halves = np.concatenate([positions[:, :half], positions[:, -half:]])
     return array_stats.ess(positions, **AXES), array_stats.rhat(halves, **AXES)
+
+
+def _mcse(positions: np.ndarray) -> np.ndarray:
+    from arviz_stats.base import array_stats  # takes half a second to import
+
+    return array_stats.mcse(positions, **AXES)
 
 
 def _slowest(positions: np.ndarray) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import quoted
@@ -12,7 +14,7 @@ VISITS_A_DRAW = 10.0
 visits in it. The last one is then a tenth of a draw old."""
 
 
-def local_warnings(idata: DataTree) -> list[str]:
+def local_warnings(idata: DataTree, model: Any = None) -> list[str]:
     """Warning at the end of a run where local variables in the trace are older than their draw."""
     settings = settings_of(idata)
     names = [name for name in stored_local(settings) if name in idata["posterior"].data_vars]

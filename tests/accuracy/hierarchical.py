@@ -14,7 +14,8 @@ import pymc as pm
 import pytensor.tensor as pt
 
 from pymc_sgmcmc.datasets import load_cbpp, load_epil, load_salamander, load_sleepstudy
-from tests.accuracy.posteriors import contraception, design_coords, sigmoid, simulated_design
+from tests.accuracy.designs import design_coords, sigmoid, simulated_design
+from tests.accuracy.posteriors import contraception
 
 Hierarchical = tuple[pm.Model, str]
 

@@ -49,6 +49,7 @@ from scipy import linalg
 from pymc_sgmcmc import Posterior, gradients
 from pymc_sgmcmc.tuning import find_center
 from pymc_sgmcmc.tuning.curvature import curvature_by_differences
+from tests.accuracy.gallery import WITH_GROUPS
 from tests.accuracy.posteriors import MODELS
 from tests.accuracy.straighten import straightened
 
@@ -79,11 +80,16 @@ SETTINGS = {
     "epil_poisson": Settings(draws=4000),
     "contraception": Settings(draws=3000, metric="pilot"),
     "contraception_centred": Settings(draws=4000, tune=1000, metric="default", target_accept=0.95),
+    # PyMC does not take starting points of Cholesky factors.
+    "multivariate_normal": Settings(draws=4000, tune=1000, metric="default"),
     "million": Settings(draws=500, tune=100, target_accept=0.8),
     # Seven leapfrogs serve 500 nearly Gaussian coordinates as well as fifteen.
     "wide": Settings(
         draws=400, tune=100, metric="laplace", target_accept=0.8, max_treedepth=3, slope=True
     ),
+} | {
+    function.__name__: Settings(draws=4000, tune=1000, metric="default", target_accept=0.95)
+    for function in WITH_GROUPS
 }
 
 

@@ -1,0 +1,236 @@
+"""Pairs of chains at the whole and at half the step size, which show the errors of means.
+
+Both chains of a pair have the same Brownian motion: two normal numbers of the chain at half the
+step size add up to one of the other. So their positions stay close together, and the mean
+of their difference is known from far fewer draws than either mean. Errors are of first order in the
+step size h, so that the error of the mean at h is twice that difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import xarray as xr
+from xarray import DataTree
+
+from pymc_sgmcmc.chain import Chain
+from pymc_sgmcmc.checks import quoted
+from pymc_sgmcmc.posterior.position import layout_from_model
+from pymc_sgmcmc.record import (
+    DIMENSION,
+    GIVEN,
+    HALF_STEP,
+    SETTINGS,
+    STEP_METHODS,
+    labels_of,
+    stored_local,
+)
+from pymc_sgmcmc.stein import Estimate
+from pymc_sgmcmc.step_methods.repeat import repeated_step
+from pymc_sgmcmc.trace_tools.gradients import changed_data
+
+RERUN_SAMPLERS = ("SGLD", "SGLDCV")
+"""These step methods can be run again by `bias_report` from the settings in a trace."""
+
+BY_HAND = "Sample again with half the step size, and compare the two."
+"""This remedy ends messages about runs that `bias_report` cannot repeat."""
+
+PRECISE = 0.02
+"""The pairs end where the standard error of each mean error is below this many posterior standard
+deviations, a fifth of `LARGEST_MEAN_ERROR`."""
+
+POINTS_A_RELAXATION = 4
+"""Differences are recorded so many times in a relaxation time of the chain."""
+
+RELAXATIONS_A_ROUND = 20
+"""Between two looks at the standard errors each pair makes so many relaxation times."""
+
+BURN_IN = 5
+"""A pair begins at one point, and the difference grows to its law within a few relaxation times. So
+many of them leave less than a hundredth of the difference to come."""
+
+AXES = {"chain_axis": 0, "draw_axis": 1}
+"""The statistics of ArviZ take these axes of positions for those of chains and draws."""
+
+
+def check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model | None) -> pm.Model:
+    """Model of a second run.
+
+    Raises
+    ------
+    ValueError
+        Where no second run can be made.
+    """
+    if STEP_METHODS in settings:
+        raise ValueError(
+            "`rerun=True` can repeat runs in which one step method moves all variables, but the "
+            f"trace is of {settings[STEP_METHODS]} step methods. {BY_HAND}"
+        )
+    name = settings.get("sampler")
+    if name not in RERUN_SAMPLERS or SETTINGS not in idata.children:
+        raise ValueError(
+            f"`rerun=True` can repeat runs of {' and '.join(RERUN_SAMPLERS)}, but the trace is of "
+            f"{name or 'an unknown step method'}. {BY_HAND}"
+        )
+    if local := stored_local(settings):
+        raise ValueError(
+            f"`rerun=True` can repeat runs without `local`, but that of the trace has sampled "
+            f"{quoted(local)} by it. {BY_HAND}"
+        )
+    if settings.get("estimator_from") == GIVEN:
+        raise ValueError(
+            "`rerun=True` can repeat runs whose `gradient` is a name or `SVRG`, but that of the "
+            f"trace is an estimator made by hand. {BY_HAND}"
+        )
+    try:
+        model = pm.modelcontext(model)
+    except TypeError:
+        raise ValueError(
+            "`rerun=True` needs the model of the run, but `model` is None outside of the context "
+            "of a model. Pass `model=`."
+        ) from None
+    labels = layout_from_model(model, None, model.initial_point()).labels
+    stored = labels_of(idata, len(labels))
+    changed = changed_data(idata, model)
+    if labels != stored or changed:
+        what = (
+            f"other values of {', '.join(changed)}"
+            if changed
+            else (
+                f"the coordinates {', '.join(labels[:5])}, but the run had {', '.join(stored[:5])}"
+            )
+        )
+        raise ValueError(
+            f"`model` should be the one that was sampled, but has {what}. Pass that model with its "
+            "data, or sample again."
+        )
+    return model
+
+
+def half_step_error(
+    idata: DataTree,
+    settings: Mapping[str, Any],
+    model: pm.Model,
+    random_seed: Any,
+    compile_kwargs: Mapping[str, Any] | None,
+    *,
+    most: float = 1.0,
+) -> Estimate:
+    """Errors of the means of a run, each of shape (d,), in units of the positions.
+
+    Parameters
+    ----------
+    idata, settings, model
+        The run, see `check_rerun`.
+    random_seed, compile_kwargs
+    most : float
+        The pairs take at most about this many times the gradients of the run.
+
+    Raises
+    ------
+    ValueError
+        Where a chain of a pair diverges.
+    """
+    from arviz_stats.base import array_stats  # takes half a second to import
+
+    recorded = idata["sample_stats"]
+    positions = np.asarray(recorded["position"], dtype=float)
+    sd = positions.std((0, 1), ddof=1)
+    thin = int(settings["thin"])
+    # One draw is a relaxation time or less, which shows in the effective number of draws.
+    draws = positions.shape[0] * positions.shape[1]
+    times = max(1.0, 0.5 * draws / float(array_stats.ess(positions, **AXES).min()))
+    spacing = max(1, round(thin * times / POINTS_A_RELAXATION))
+    pairs = _Pairs(idata, settings, model, spacing, random_seed, compile_kwargs)
+    cost = 3 * spacing * POINTS_A_RELAXATION * len(positions)
+    rounds = int(most * draws * thin / (cost * RELAXATIONS_A_ROUND))
+    pairs.advance(POINTS_A_RELAXATION * BURN_IN)
+    differences: list[np.ndarray] = []
+    for _ in range(max(1, rounds)):
+        differences.append(pairs.advance(POINTS_A_RELAXATION * RELAXATIONS_A_ROUND))
+        together = np.concatenate(differences, axis=1)
+        error = Estimate(2 * together.mean((0, 1)), 2 * array_stats.mcse(together, **AXES))
+        if (error.standard_error <= PRECISE * sd).all():
+            break
+    return error
+
+
+class _Pairs:
+    """Pairs of chains, one from the last draw of each chain of a run."""
+
+    def __init__(
+        self,
+        idata: DataTree,
+        settings: Mapping[str, Any],
+        model: pm.Model,
+        spacing: int,
+        random_seed: Any,
+        compile_kwargs: Mapping[str, Any] | None,
+    ):
+        recorded, arrays = idata["sample_stats"], idata[SETTINGS]
+        whole = float(np.asarray(recorded["step_size"])[:, -1].mean())
+
+        def step(step_size: float, thin: int) -> Chain:
+            made = repeated_step(
+                model,
+                settings,
+                arrays,
+                step_size=step_size,
+                thin=thin,
+                compile_kwargs=compile_kwargs,
+            )
+            return Chain(made.chain.block, step_size=step_size, thin=thin)
+
+        half = step(whole / 2, 2 * spacing)
+        if half.can_repeat:
+            self.chains = Chain(half.block, step_size=whole, thin=spacing), half
+        else:  # Each chain needs a memory of its own.
+            self.chains = step(whole, spacing), half
+        self.spacing, self.rng = spacing, np.random.default_rng(random_seed)
+        self.states = []
+        for start in np.asarray(recorded["position"])[:, -1]:
+            for chain in self.chains:
+                chain.begin(self.rng, start)
+            self.states.append([chain.state for chain in self.chains])
+
+    def advance(self, draws: int) -> np.ndarray:
+        """The next differences, whole less half, shape (pairs, draws, d)."""
+        block = self.chains[0].block
+        shape = (draws * self.spacing, block.noise_size)
+        differences = []
+        for states in self.states:
+            first, second = self.rng.standard_normal((2, *shape))
+            halves = np.stack([first + second, first - second], axis=1).reshape(-1, shape[1])
+            positions = []
+            for number, noise in enumerate((first, halves / np.sqrt(2))):
+                chain = self.chains[number]
+                chain.state = states[number]
+                drawn = chain.advance(draws, noise.astype(block.dtype, copy=False))
+                if drawn.bad_transition is not None:
+                    raise ValueError(
+                        "Chains at the whole and at half the step size should stay finite, but "
+                        "one of them diverged. Sample with a smaller step size."
+                    )
+                states[number] = chain.state
+                positions.append(drawn.positions.astype(float))
+            differences.append(positions[0] - positions[1])
+        return np.array(differences)
+
+
+def store(idata: DataTree, error: Estimate) -> None:
+    """Write errors of means into a trace."""
+    values = {"error": error.value, "standard_error": error.standard_error}
+    labels = list(labels_of(idata, len(error.value)))
+    arrays = {name: (DIMENSION, each) for name, each in values.items()}
+    idata[HALF_STEP] = DataTree(xr.Dataset(arrays, coords={DIMENSION: labels}))
+
+
+def stored(idata: DataTree) -> Estimate | None:
+    """Errors of means that a trace has."""
+    if HALF_STEP not in idata.children:
+        return None
+    group = idata[HALF_STEP]
+    return Estimate(np.asarray(group["error"]), np.asarray(group["standard_error"]))

@@ -1,0 +1,150 @@
+"""Errors of means by pairs of chains at the whole and at half the step size."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pymc as pm
+import pytest
+import xarray as xr
+from scipy import stats
+
+from pymc_sgmcmc import SGLD, SGLDCV, bias_report
+from pymc_sgmcmc.record import HALF_STEP, settings_of
+from pymc_sgmcmc.trace_tools import half_step
+from pymc_sgmcmc.trace_tools.half_step import half_step_error
+from tests.support.models import logistic_model
+
+NUMBA = {"mode": "NUMBA"}
+QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
+
+COUNTS = np.array([1, 0, 2, 0, 1, 0, 0, 1])
+ONES = np.ones((len(COUNTS), 1))
+STEP_SIZE = 0.12
+
+
+def log_rate() -> pm.Model:
+    """A skewed posterior: the logarithm of a rate, of which few events are seen."""
+    with pm.Model() as model:
+        log_rate = pm.Normal("log_rate", 0.0, 2.0, shape=1)
+        pm.Poisson("y", pm.math.exp(ONES @ log_rate), observed=COUNTS)
+    return model
+
+
+def sample(model, step, **settings):
+    settings = {"draws": 500, "tune": 100, "chains": 4, "cores": 1, "random_seed": 1, **settings}
+    with model:
+        return pm.sample(step=step, **{**QUIET, **settings})
+
+
+def mean_of_chain(step_size: float) -> float:
+    """Mean of the stationary law of Langevin steps on a grid of positions."""
+    grid = np.linspace(-6.0, 3.0, 1500)
+    gradient = COUNTS.sum() - len(COUNTS) * np.exp(grid) - grid / 4
+    kernel = stats.norm.pdf(grid, (grid + step_size / 2 * gradient)[:, None], np.sqrt(step_size))
+    kernel /= kernel.sum(axis=1, keepdims=True)
+    law = np.full(len(grid), 1 / len(grid))
+    for _ in range(15):
+        kernel = kernel @ kernel
+    law = law @ kernel
+    return float(law @ grid)
+
+
+@pytest.fixture(scope="module")
+def skewed():
+    """A run with all rows in each gradient, so that its law is that of the grid."""
+    model = log_rate()
+    step = SGLD(
+        model=model, batch_size=len(COUNTS), step_size=STEP_SIZE, preconditioner="identity",
+        thin=4, compile_kwargs=NUMBA,
+    )  # fmt: skip
+    return model, sample(model, step)
+
+
+def test_the_error_is_that_of_the_exact_law(skewed, monkeypatch):
+    monkeypatch.setattr(half_step, "PRECISE", 0.004)
+    model, idata = skewed
+    error = half_step_error(idata, settings_of(idata), model, 1, NUMBA, most=20.0)
+    means = {factor: mean_of_chain(factor * STEP_SIZE) for factor in (1.0, 0.5, 0.25, 0.125)}
+    expected = 2 * (means[1.0] - means[0.5])
+    assert abs(error.value[0] - expected) < 4.5 * error.standard_error[0]
+    sd = float(idata.posterior["log_rate"].std())
+    assert error.standard_error[0] < 0.006 * sd
+    assert abs(expected) > 8 * error.standard_error[0]
+    # Richardson's extrapolation leaves less than a fifth of the error.
+    limit = (8 * means[0.125] - 6 * means[0.25] + means[0.5]) / 3
+    assert abs(means[1.0] - expected - limit) < 0.2 * abs(means[1.0] - limit)
+
+
+def test_the_report_has_means_without_their_error(skewed):
+    model, idata = skewed
+    report = bias_report(idata, model, rerun=True, random_seed=1, compile_kwargs=NUMBA)
+    row = report.loc["log_rate[0]"]
+    assert row["extrapolated"] == pytest.approx(row["mean"] - row["mean_error"] * row["sd"])
+    assert row["extrapolated_se"] > row["mean_error_se"] * row["sd"]
+    assert (bias_report(idata)["extrapolated"].isna()).all()
+
+
+def test_no_error_is_found_where_there_is_none():
+    model = logistic_model()
+    idata = sample(model, SGLDCV(model=model, compile_kwargs=NUMBA), draws=1000)
+    report = bias_report(idata, model, rerun=True, random_seed=2, compile_kwargs=NUMBA)
+    assert (report["mean_error"].abs() < 4.5 * report["mean_error_se"] + 0.02).all()
+    assert (report["mean_error_se"] <= 0.02).all()
+    assert (report["verdict"] == "ok").all()
+
+
+@pytest.mark.parametrize("gradient", ["svrg", "saga"])
+def test_estimators_with_a_memory_have_one_for_each_chain(gradient):
+    model = log_rate()
+    step = SGLD(
+        model=model, gradient=gradient, batch_size=2, step_size=STEP_SIZE,
+        preconditioner="identity", thin=4, compile_kwargs=NUMBA,
+    )  # fmt: skip
+    idata = sample(model, step, draws=300)
+    error = half_step_error(idata, settings_of(idata), model, 1, NUMBA)
+    assert np.isfinite(error.value).all()
+    assert error.standard_error[0] < 0.1 * float(idata.posterior["log_rate"].std())
+
+
+def groups_of_few_records() -> pm.Model:
+    """Centred effects of groups, whose log scale has a skewed posterior."""
+    rng = np.random.default_rng(3)
+    group = np.repeat(np.arange(40), 12)
+    y = rng.normal(0, 0.6, size=40)[group] + rng.normal(size=len(group))
+    with pm.Model() as model:
+        mean = pm.Normal("mean", 0.0, 2.0)
+        scale = pm.HalfNormal("scale", 1.0)
+        effect = pm.Normal("effect", mean, scale, shape=40)
+        pm.Normal("y", effect[group], 1.0, observed=y)
+    return model
+
+
+def test_a_run_on_a_skewed_posterior_measures_its_means(caplog, tmp_path):
+    model = groups_of_few_records()
+    with caplog.at_level(logging.INFO, logger="pymc.sgmcmc"), model:
+        step = SGLDCV(bias=0.1, compile_kwargs=NUMBA)
+        idata = pm.sample(
+            step=step, draws=1000, tune=200, chains=4, cores=1, random_seed=1, progressbar=False
+        )
+    assert "The posterior is skewed: pairs of chains" in caplog.text
+    report = bias_report(idata)
+    assert report["mean_error"].notna().all()
+    assert (report["mean_error_se"] < 0.05).all()
+    off = report["verdict"] == "mean off"
+    assert off.any() == ("`bias_report(idata).extrapolated`" in caplog.text)
+    assert report["mean_error"].abs().idxmax() == "scale_log__"
+    idata.to_netcdf(tmp_path / "run.nc")
+    assert bias_report(xr.open_datatree(tmp_path / "run.nc")).equals(report)
+
+
+def test_a_run_on_a_nearly_gaussian_posterior_does_not(caplog):
+    model = logistic_model()
+    with caplog.at_level(logging.INFO, logger="pymc.sgmcmc"), model:
+        step = SGLDCV(compile_kwargs=NUMBA)
+        idata = pm.sample(
+            step=step, draws=300, tune=100, chains=4, cores=1, random_seed=1, progressbar=False
+        )
+    assert "skewed" not in caplog.text
+    assert HALF_STEP not in idata.children
