@@ -46,10 +46,10 @@ def compare(
 ) -> pd.DataFrame:
     """Errors of one run, a row a coordinate of the position.
 
-    Columns ``mean_error`` (in reference sds), ``sd_ratio``, ``variance_error`` (true, relative),
-    ``monte_carlo`` (standard error of the true one, from both runs) and the columns of
-    `bias_report`. ``attrs``: the wall seconds of making the step and of sampling, warnings, and the
-    attributes of the report.
+    Columns ``mean_off`` (in reference sds), ``sd_ratio``, ``true_error`` of the variance
+    (relative), ``mean_monte_carlo`` and ``monte_carlo`` (standard errors of the first and the
+    last, from both runs) and the columns of `bias_report`. ``attrs``: the wall seconds of making
+    the step and of sampling, warnings, and the attributes of the report.
     """
     reference = np.load(REFERENCES / f"{name}.npz")
     model = MODELS[name](data_folder)
@@ -70,7 +70,10 @@ def run(
     mode: str = "NUMBA",
     **settings: Any,
 ) -> tuple[xr.DataTree, dict[str, Any]]:
-    """Draws of a step method, and the seconds, warnings and reasons of the run."""
+    """Draws of a step method, and the seconds, warnings and reasons of the run.
+
+    It runs as a user runs it, with the checks and measurements at its end.
+    """
     with model, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         begin = time.perf_counter()
@@ -84,7 +87,6 @@ def run(
             cores=1,
             random_seed=seed,
             progressbar=False,
-            quiet=True,
         )
         end = time.perf_counter()
     facts = {
@@ -111,6 +113,7 @@ def compare_positions(
         sd_ratio=report["sd"] / sd,
         true_error=(report["sd"] / sd) ** 2 - 1,
         monte_carlo=np.sqrt(2 / ess + 2 / reference_ess),
+        mean_monte_carlo=np.sqrt(1 / ess + 1 / reference["position_ess"]),
     )
     table.attrs |= facts | {"nuts_seconds": float(reference.get("nuts_seconds", np.nan))}
     return table

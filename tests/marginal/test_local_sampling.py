@@ -569,5 +569,5 @@ def test_pieces_against_differences():
 def test_topics_predict_as_well_as_variational_bayes(sampler, data_folder):
     pytest.importorskip("sklearn")
     topics = Topics.from_corpus(data_folder, words=500, documents=400)
-    draws = topics.sample(sampler, draws=400)
+    draws = list(topics.sample(sampler, draws=400))
     assert topics.perplexity(draws[len(draws) // 2 :: 10]) < topics.variational()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytensor
 import pytensor.tensor as pt
 
 from pymc_sgmcmc import SGLD, SGLDCV, SGRLD, LocalSampling
+
+LARGEST_SHARE = 0.3
+"""About this share of the occurrences of a word is in the topic that has most of them."""
 
 ATTEMPTS = 3
 """Attempts of a draw from a Gamma law, each of which fails in less than one of twenty cases."""
@@ -125,37 +129,39 @@ class Topics:
             noise_size=longest + (2 * ATTEMPTS + 1) * n_topics,
         )
 
-    def sample(self, sampler: str, *, draws: int, batch_size: int = 20) -> list[np.ndarray]:
+    def sample(
+        self, sampler: str, *, draws: int, batch_size: int = 20, thin: int = 10
+    ) -> Iterator[np.ndarray]:
         """Topics after each ten transitions.
 
-        Control variates begin where plain gradients end.
+        Control variates begin where plain gradients end. Plain steps are scaled by the numbers of
+        words, since the logarithm of a weight of w words varies by about 1 / sqrt(w).
         """
-        settings = {"local": self.gibbs(), "batch_size": batch_size, "thin": 10}
-        start = {"weights_log__": self.start()}
+        settings = {"local": self.gibbs(), "batch_size": batch_size, "thin": thin}
+        settings |= {"step_size": 0.03, "initial_point": {"weights_log__": self.start()}}
         with self.model():
             if sampler == "sgrld":
                 # A metric of Patterson and Teh that is bounded where a weight is near zero.
-                step = SGRLD(
-                    metric=lambda x: 1 / (1 + pt.exp(x)),
-                    step_size=0.03,
-                    initial_point=start,
-                    **settings,
-                )
-            elif sampler == "sgld":
-                step = SGLD(step_size=0.002, initial_point=start, **settings)
+                step = SGRLD(metric=lambda x: 1 / (1 + pt.exp(x)), **settings)
             else:
-                first = SGLD(step_size=0.002, initial_point=start, **settings)
-                center = self._positions(first, draws)[-1].reshape(self.shape)
-                step = SGLDCV(step_size=0.001, center={"weights_log__": center}, **settings)
-        return [normalised(position, self.shape) for position in self._positions(step, draws)]
+                weights = LARGEST_SHARE * (self.train.sum(0) + self.beta)
+                settings["preconditioner"] = np.tile(1 / (1 + weights), self.n_topics)
+                step = SGLD(**settings)
+            if sampler == "sgldcv":
+                *_, last = self._positions(step, draws)
+                settings["initial_point"] = None
+                step = SGLDCV(center={"weights_log__": last.reshape(self.shape)}, **settings)
+        for position in self._positions(step, draws):
+            yield normalised(position, self.shape)
 
     @staticmethod
-    def _positions(step, draws: int) -> np.ndarray:
+    def _positions(step, draws: int) -> Iterator[np.ndarray]:
         # The chain alone, since a trace would hold the topics of all documents in each draw.
         center = step.center
         start = step.posterior.initial_position if center is None else center.position
         step.chain.begin(np.random.default_rng(1), start)
-        return np.concatenate([step.chain.advance(1).positions for _ in range(draws)])
+        for _ in range(draws):
+            yield step.chain.advance(1).positions[-1]
 
     def perplexity(self, topics: list[np.ndarray]) -> float:
         """Perplexity of the second halves of the other documents, given the first halves.
