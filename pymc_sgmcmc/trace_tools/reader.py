@@ -33,6 +33,13 @@ SOME_DRAWS = 50_000
 is a compromise between the time that they take and their Monte-Carlo error, which is below 1 % with
 so many independent draws."""
 
+FEWEST_DRAWS = 20
+"""R-hat is judged from at least this many draws, or batches, of a chain."""
+
+NOT_MET = 1.5
+"""Chains have not met where R-hat is larger. Below, the standard errors of the tools cover the
+differences between chains, and estimates by slopes are right on posteriors close to Gaussian."""
+
 FAR = 5.0
 """A chain is refused where its mean is farther from the median of the means of all chains, in
 standard deviations of a draw. Means of converged chains differ by a fraction of one standard
@@ -490,6 +497,15 @@ def check_chains(draws: np.ndarray, labels: tuple[str, ...], chains: tuple[Any, 
             f"All chains should have one law, but {_list(which)} "
             f"{'is' if len(which) == 1 else 'are'} far from the median of the chains, or too wide "
             f"or narrow, most of all in {coordinate}. {_leave_out(which, chains)}"
+        )
+    if draws.shape[1] < FEWEST_DRAWS:
+        return
+    r_hat = np.sqrt(1 + means.var(0, ddof=1) / np.mean(sds**2, axis=0).clip(np.finfo(float).tiny))
+    if (r_hat > NOT_MET).any():
+        worst = int(np.argmax(r_hat))
+        raise ValueError(
+            f"Chains should agree, but R-hat of {labels[worst]} is {r_hat[worst]:.2g}: they have "
+            "not met. Sample more draws, with longer tuning."
         )
 
 

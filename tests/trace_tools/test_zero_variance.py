@@ -9,7 +9,7 @@ import pymc as pm
 import pytest
 import xarray as xr
 
-from pymc_sgmcmc import SGLDCV, gradients, zero_variance
+from pymc_sgmcmc import SGLDCV, gradients, stein_calibrate, zero_variance
 from pymc_sgmcmc.trace_tools.langevin import langevin_gain
 from pymc_sgmcmc.trace_tools.zero_variance.coefficients import REGRESSIONS, fit_coefficients
 from pymc_sgmcmc.trace_tools.zero_variance.estimate import controlled_means
@@ -577,6 +577,30 @@ def test_slow_chains_are_not_said_to_be_elsewhere():
         x, g = Gaussian(np.eye(10), np.zeros((10, 10))).chains(4, 1000, 0.02, np.eye(10), seed)
         notes = zero_variance(as_trace(x, g, 0.02, np.eye(10))).notes
         assert any("Batches of 50 draws are short" in note for note in notes)
+
+
+def test_errors_cover_differences_between_chains(rng):
+    """The control variates remove what differs within chains, and leave what differs between."""
+    offsets, z = rng.normal(0, 0.5, size=(60, 4)), []
+    for offset in offsets:
+        x = rng.normal(size=(4, 400, 1))
+        trace = as_trace(x, -x + 0.1 * rng.normal(size=x.shape))
+
+        def func(posterior, offset=offset):
+            return posterior["theta"] + xr.DataArray(offset, dims="chain")
+
+        row = zero_variance(trace, func=func).summary().iloc[0]
+        z.append([row["mean"] / row["mcse"], row["mean_before"] / row["mcse_before"]])
+    # A Student-t law of three degrees of freedom is beyond 3 in 6 % of cases.
+    assert (np.mean(np.abs(z) > 3, axis=0) < 0.15).all()
+    assert (np.std(z, axis=0) < 3).all()
+
+
+@pytest.mark.parametrize("tool", [zero_variance, stein_calibrate])
+def test_chains_that_have_not_met_are_refused(tool, rng):
+    x = rng.normal(size=(4, 400, 1)) + np.array([-1.5, -0.5, 0.5, 2.0])[:, None, None]
+    with pytest.raises(ValueError, match=r"R-hat of theta\[0\] is 1\.\d+: they have not met"):
+        tool(as_trace(x, -x))
 
 
 def test_what_is_constant_but_for_rounding():

@@ -11,7 +11,7 @@ which set the variance of a mean over a chain.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,10 @@ def fit_coefficients(terms: np.ndarray, values: np.ndarray, regression: str) -> 
 
 
 def out_of_fold(
-    fit: Callable[[np.ndarray], np.ndarray], terms: np.ndarray, values: np.ndarray
+    fit: Callable[[np.ndarray], np.ndarray],
+    terms: np.ndarray,
+    values: np.ndarray,
+    parts: Sequence[np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Values controlled with coefficients from the other folds, and these coefficients.
 
@@ -70,6 +73,8 @@ def out_of_fold(
     fit : callable
         Function that gives coefficients from the rows with the given numbers.
     terms, values : numpy.ndarray, shapes (rows, p) and (rows, q)
+    parts : sequence of numpy.ndarray, optional
+        Numbers of the rows of each fold. The default is those of `folds`.
 
     Returns
     -------
@@ -77,7 +82,7 @@ def out_of_fold(
     numpy.ndarray, shape (folds, p, q)
     """
     controlled, coefficients = np.empty_like(values), []
-    for fold in folds(len(values)):
+    for fold in folds(len(values)) if parts is None else parts:
         coefficients.append(fit(np.setdiff1d(np.arange(len(values)), fold)))
         controlled[fold] = values[fold] + terms[fold] @ coefficients[-1]
     return controlled, np.array(coefficients)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-from scipy import linalg
+from scipy import linalg, special
 
 from pymc_sgmcmc.checks import one_of, whole_number
 from pymc_sgmcmc.stein import BATCHES, batch_means, split_into_batches
@@ -29,6 +29,13 @@ most this number. Rounding alone makes it a few units in the last place."""
 SHORT_BATCH = 5.0
 """Batches are noted as short where they last fewer autocorrelation times than this number. At this
 length, standard errors are about 5 % too small."""
+
+FEWEST_OF_A_CHAIN = 8
+"""Whether batches depend on each other is judged where a chain has at least this number of them."""
+
+CHANCE = 0.01
+"""Means of chains that have met differ by more than their errors allow in this part of all cases.
+Stated errors are then several times as large, so that a larger part would cost accuracy."""
 
 COEFFICIENTS = ("batch_means", "marginal")
 """These are the names of the covariances that give the coefficients: those of batch means, or those
@@ -200,7 +207,9 @@ def controlled_means(
     else:
         h = _batch_means_of_terms(positions, gradients, order, whitening, count)
     fit = _marginal_fit(values, positions, gradients, order, whitening, count) if marginal else None
-    means, a = control_batches(f, h, draws // count, regression=regression, split=split, fit=fit)
+    means, a = control_batches(
+        f, h, chains, draws // count, regression=regression, split=split, fit=fit
+    )
     return ControlledMeans(
         **vars(means),
         coefficients=a,
@@ -213,6 +222,7 @@ def controlled_means(
 def control_batches(
     values: np.ndarray,
     terms: np.ndarray,
+    chains: int,
     length: int,
     *,
     regression: str,
@@ -221,9 +231,10 @@ def control_batches(
 ) -> tuple[Means, np.ndarray]:
     """Means and coefficients, shape (p, q), from means over batches.
 
-    Values have shape (batches, q), terms (batches, p). A batch is `length` draws or transitions.
-    `fit` gives coefficients from the batches with given numbers. The default is the regression over
-    the batch means. With `split` the coefficients for a batch come from the other folds.
+    Values have shape (batches, q), terms (batches, p), with the batches of each chain together. A
+    batch is `length` draws or transitions. `fit` gives coefficients from the batches with given
+    numbers. The default is the regression over the batch means. With `split` the coefficients for a
+    batch come from the other folds.
     """
     exact = fit is None and regression == "least_squares"
     coefficients = fit or (lambda rows: fit_coefficients(terms[rows], values[rows], regression))
@@ -243,7 +254,41 @@ def control_batches(
         moved = terms.mean(0) @ a_of_folds
         error = np.sqrt(spread**2 / rows + (len(moved) - 1) * moved.var(0))
     error_before = values.std(0, ddof=1) / np.sqrt(rows)
+    if chains > 1:
+        apart = controlled
+        if (rows - rows // chains) > 2 * terms.shape[1]:
+            by_chain = np.split(np.arange(rows), chains)
+            apart, _ = out_of_fold(coefficients, terms, values, by_chain)
+        error = _of_dependent(error, apart, chains)
+        error_before = _of_dependent(error_before, values, chains)
     return Means(mean, error, values.mean(0), error_before, rows, length), a
+
+
+def _of_dependent(error: np.ndarray, controlled: np.ndarray, chains: int) -> np.ndarray:
+    """Standard errors of means of batches that depend on each other, shape (q,).
+
+    `error` is that of independent batches. It is larger where batches are shorter than the
+    autocorrelation, by the effective number of batches of Vehtari et al. (2021). Where the means of
+    chains differ by more than independent batches do, so that the chains have not met, their spread
+    gives the error. `controlled` has the values of each chain with coefficients from the other
+    chains, since coefficients from all chains would fit their means.
+    """
+    from arviz_stats.base import array_stats  # takes half a second to import
+
+    series = controlled.reshape(chains, -1, controlled.shape[1])
+    if series.shape[1] < FEWEST_OF_A_CHAIN:
+        return error
+    with np.errstate(all="ignore"):
+        effective = array_stats.ess(series, method="mean", chain_axis=0, draw_axis=1)
+    error = error * np.sqrt(len(controlled) / np.fmin(effective, len(controlled)))
+    within = np.sqrt(series.var(1, ddof=1).mean(0) / len(controlled))
+    between = series.mean(1).std(0, ddof=1) / np.sqrt(chains)
+    freedom = chains - 1
+    largest = special.fdtri(freedom, len(controlled) - chains, 1 - CHANCE)
+    # Two errors of a few chains have the same probability as two of a normal law.
+    wider = special.stdtrit(freedom, special.ndtr(2.0)) / 2
+    met = between <= np.sqrt(largest) * within
+    return np.where(met, error, np.maximum(error, wider * between))
 
 
 def number_of_batches(

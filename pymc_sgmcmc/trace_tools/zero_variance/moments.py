@@ -76,7 +76,8 @@ def _of_batches(
     used = number_of_batches(chains, available, p, order, exact, batches, "the moments have")
     joined = available // used
     values, terms = (batch_means(stored, available // joined) for stored in (values, terms))
-    return control_batches(values, terms, joined * length, regression=regression, split=split)[0]
+    length *= joined
+    return control_batches(values, terms, chains, length, regression=regression, split=split)[0]
 
 
 def _second_order(moments: StoredMoments) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
