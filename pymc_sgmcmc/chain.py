@@ -130,7 +130,12 @@ class Chain:
     >>> with pm.Model():
     ...     mean = pm.Normal("mean")
     ...     _ = pm.Normal("y", mean, 1.0, observed=np.arange(10.0))
-    ...     step = SGLD(batch_size=5, step_size=0.01, compile_kwargs={"mode": "FAST_COMPILE"})
+    ...     step = SGLD(
+    ...         batch_size=5,
+    ...         step_size=0.01,
+    ...         preconditioner="identity",
+    ...         compile_kwargs={"mode": "FAST_COMPILE"},
+    ...     )
     >>> chain = step.chain
     >>> chain.begin(np.random.default_rng(1), np.zeros(1))
     >>> draws = chain.advance(100)

@@ -183,6 +183,16 @@ def finish(
     return True
 
 
+def with_preconditioner(settings: Mapping[str, Any]) -> str:
+    """The preconditioner that a step size goes with, to follow it in a message."""
+    preconditioner = settings.get("preconditioner_from")
+    if preconditioner is None:  # The sampler takes none.
+        return ""
+    if preconditioner == GIVEN:
+        return " with the given preconditioner"
+    return f' with `preconditioner="{preconditioner}"`'
+
+
 def _has(record: Any, part: str) -> bool:
     """Whether a draw carries a record with this part."""
     return isinstance(record, RunRecord) and getattr(record, part) is not None

@@ -44,6 +44,7 @@ def test_goes_on_from_a_stored_state(gradient):
     step = SGLD(
         batch_size=20,
         step_size=1e-3,
+        preconditioner="identity",
         gradient=gradient,
         model=logistic_model(),
         compile_kwargs=NUMBA,
@@ -98,8 +99,8 @@ class QuarterStep(Adaptation):
 def test_thinning_follows_the_step_size(most_thin, thin):
     """A draw has the same time as before; the transitions are those of a chain without thinning."""
     step = SGLDCV(
-        step_size=1e-2, batching="replace", batch_size=20, model=logistic_model(),
-        compile_kwargs=NUMBA,
+        step_size=1e-2, preconditioner="identity", batching="replace", batch_size=20,
+        model=logistic_model(), compile_kwargs=NUMBA,
     )  # fmt: skip
     adaptations = [QuarterStep()]
     thinned = Chain(
@@ -151,6 +152,7 @@ def test_stays_where_the_run_began_when_it_leaves_the_finite_numbers():
     step = SGLDCV(
         batch_size=20,
         step_size=lambda t: 1e-3 if t < 41 else 1e300,
+        preconditioner="identity",
         thin=2,
         model=logistic_model(),
         compile_kwargs=NUMBA,

@@ -73,7 +73,13 @@ def test_a_table_of_gradients(sampler, batching, rng):
     model = logistic_model(n_rows=60)
 
     def make(compile_kwargs):
-        settings = {"batch_size": 20, "step_size": 1e-3, "gradient": "saga", "batching": batching}
+        settings = {
+            "batch_size": 20,
+            "step_size": 1e-3,
+            "preconditioner": "identity",
+            "gradient": "saga",
+            "batching": batching,
+        }
         return sampler(model=model, compile_kwargs=compile_kwargs, **settings)
 
     check_same(make, rng)
@@ -94,7 +100,13 @@ def test_every_model(name, rng):
     model = CASES[name].ordinary()
 
     def make(compile_kwargs):
-        return SGLD(model=model, batch_size=11, step_size=1e-5, compile_kwargs=compile_kwargs)
+        return SGLD(
+            model=model,
+            batch_size=11,
+            step_size=1e-5,
+            preconditioner="identity",
+            compile_kwargs=compile_kwargs,
+        )
 
     check_same(make, rng)
 

@@ -31,7 +31,9 @@ SAMPLING = {
 @pytest.fixture(scope="module")
 def step_and_trace():
     with logistic_model():
-        step = SGLDCV(batch_size=20, step_size=1e-3, compile_kwargs=NUMBA)
+        step = SGLDCV(
+            batch_size=20, step_size=1e-3, preconditioner="identity", compile_kwargs=NUMBA
+        )
         return step, pm.sample(step=step, **SAMPLING)
 
 
@@ -57,7 +59,9 @@ def test_nothing_is_left_of_the_channel(step_and_trace):
 @pytest.mark.parametrize("tuned", ["kept", "discarded"])
 def test_settings_and_moments_come_from_any_process(cores, tuned):
     with logistic_model():
-        step = SGLDCV(batch_size=20, step_size=1e-3, compile_kwargs=NUMBA)
+        step = SGLDCV(
+            batch_size=20, step_size=1e-3, preconditioner="identity", compile_kwargs=NUMBA
+        )
         settings = {**SAMPLING, "cores": cores, "discard_tuned_samples": tuned == "discarded"}
         idata = pm.sample(step=step, **settings)
     assert settings_of(idata)["batch_size"] == 20
@@ -69,7 +73,12 @@ def test_settings_and_moments_come_from_any_process(cores, tuned):
 
 def test_coordinates_of_one_of_two_step_methods():
     with two_variable_model() as model:
-        step = SGLD([model["intercept"], model["slope"]], step_size=1e-4, compile_kwargs=NUMBA)
+        step = SGLD(
+            [model["intercept"], model["slope"]],
+            step_size=1e-4,
+            preconditioner="identity",
+            compile_kwargs=NUMBA,
+        )
         idata = pm.sample(step=[step, pm.Metropolis([model["sigma"]])], **SAMPLING)
     position = idata["sample_stats"]["position"]
     assert position.dtype == np.float64
@@ -104,7 +113,8 @@ with pm.Model():
     mean = pm.Normal("mean")
     pm.Normal("y", mean, 1, observed=[0.0] * 10)
     for _ in range(2):
-        pymc_sgmcmc.SGLD(batch_size=5, step_size=0.01, compile_kwargs={"mode": "FAST_COMPILE"})
+        settings = {"step_size": 0.01, "preconditioner": "identity", "batch_size": 5}
+        pymc_sgmcmc.SGLD(**settings, compile_kwargs={"mode": "FAST_COMPILE"})
 assert mcmc._sample_return.__wrapped__ is before["_sample_return"]
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

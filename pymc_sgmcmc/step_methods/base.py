@@ -36,13 +36,13 @@ from pymc_sgmcmc.matrices import Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import quick_graphs
 from pymc_sgmcmc.posterior.position import NOTHING_FREE, value_variables
-from pymc_sgmcmc.record import COMPUTED, GIVEN, RECORD, RunRecord
+from pymc_sgmcmc.record import COMPUTED, GIVEN, RECORD, RunRecord, with_preconditioner
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.advice import advice
 from pymc_sgmcmc.step_methods.pymc_hook import install, log
 from pymc_sgmcmc.step_methods.run_settings import run_settings
 from pymc_sgmcmc.step_methods.search import check_searchable, search_step_size
-from pymc_sgmcmc.step_methods.settings import Settings, is_curvature
+from pymc_sgmcmc.step_methods.settings import Settings
 from pymc_sgmcmc.step_methods.setup import Design, Setup
 
 DRAW_ELEMENTS = 250_000_000
@@ -240,7 +240,10 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             ],
             most_thin=design.pace.most_thin,
         )
-        self.run_settings = run_settings(setup, design)
+        takes_preconditioner = "preconditioner" in signature(type(self).__init__).parameters
+        self.run_settings = run_settings(
+            setup, design, self._preconditioner if takes_preconditioner else None
+        )
         self._watch, self._remedy = design.watch, design.remedy
         self._tunes = any(
             isinstance(adaptation, LangevinStepSize) for adaptation in self.chain.adaptations
@@ -506,7 +509,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         draw = run.before.draws + self.handed_out
         message = (
             f"The chain became NaN or infinite at transition {transition} (draw {draw}): its step "
-            f"size of {size:.3g}{self._with_preconditioner()} is too large. "
+            f"size of {size:.3g}{with_preconditioner(self.run_settings.attributes)} is too large. "
             f"{self._remedy or self._remedy_of(size)}. A larger "
             "`batch_size`, informative priors or other initial values may also help."
         )
@@ -524,14 +527,6 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         record = RunRecord(self.run_settings) if kept_draws == 0 else None
         return self._not_a_number(point, warning, record)
 
-    def _with_preconditioner(self) -> str:
-        """The preconditioner that a step size goes with, for messages."""
-        if "preconditioner" not in signature(type(self).__init__).parameters:
-            return ""
-        if isinstance(self._preconditioner, str):
-            return f' with `preconditioner="{self._preconditioner}"`'
-        return " with the given preconditioner"
-
     def _remedy_of(self, step_size: float) -> str:
         """Advice after a chain became NaN or infinite with a step size."""
         smaller = f"smaller `step_size`, for example {step_size / 4:.3g}"
@@ -539,9 +534,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         if step_size_from == GIVEN:
             return f"Try a {smaller}, or leave it out to have it computed"
         # The step size is from the curvature at the centre, and the posterior differs elsewhere.
-        if is_curvature(self._preconditioner):
-            # Beside a given step size the default preconditioner is "identity".
-            smaller += ' with `preconditioner="curvature"`'
+        smaller += with_preconditioner(self.run_settings.attributes)
         bias = ", a smaller `bias`" if step_size_from == COMPUTED else ""
         return (
             f"Give a {smaller}{bias} or a `center` where the posterior has its mass, or sample "

@@ -11,8 +11,8 @@ vars : sequence of variables, optional
 preconditioner : {"curvature", "identity"}, float, (d,) or (d, d) array, optional
     The fixed matrix M, symmetric positive definite. "curvature" is the inverse curvature at the
     centre: dense up to d = 500, a diagonal with up to 50 directions up to d = 20 000, and
-    diagonal beyond. Default: "curvature" where the step size is computed, "identity" where
-    it is given.
+    diagonal beyond. Default: "curvature". It is needed where `step_size` is given, whose units
+    depend on it.
 step_size : float or callable, optional
     The step size h, or a function of the transition number (from 0) such as `PolynomialDecay`.
     Default: the closed form :math:`h = 4\delta / (\lambda_{\max}(MV) + \lambda_{\max}(MH))` for

@@ -141,7 +141,8 @@ class MALA(StochasticGradientStep):
         :math:`1.65^2 d^{-1/3}`, at which Roberts and Rosenthal (1998) find the acceptance rate
         of 0.574 that is best in high dimension.
     preconditioner : {"curvature", "identity"}, float, (d,) or (d, d) array, optional
-        The matrix M, symmetric positive definite.
+        The matrix M, symmetric positive definite. Default: "curvature". It is needed where
+        `step_size` is given.
 
     Raises
     ------
@@ -203,9 +204,10 @@ class MALA(StochasticGradientStep):
         blocked: bool = True,
         rng: Any = None,
     ):
-        self._preconditioner = default_preconditioner(preconditioner, step_size)
         not_taken = {"bias": None, "gradient": "plain", "batch_size": None, "batching": None}
-        super().__init__(Settings.of(locals(), **not_taken))
+        settings = Settings.of(locals(), **not_taken)
+        self._preconditioner = default_preconditioner(preconditioner, settings.step_size)
+        super().__init__(settings)
 
     def _design(self, setup: Setup) -> Design:
         posterior, estimator = setup.posterior, setup.estimator

@@ -117,8 +117,8 @@ class LocalVariables:
         if not self.complete.has_laplace and (computed or (self._control_variate and searched)):
             raise ValueError(
                 f"A group has {self.complete.block_size} local quantities, and step size, batch "
-                f"size and centre are computed for at most {LARGEST_LAPLACE}. Give `step_size` "
-                "and `batch_size`, and for control variates a `center`."
+                f"size and centre are computed for at most {LARGEST_LAPLACE}. Give `step_size`, "
+                '`preconditioner="identity"` and `batch_size`, and for control variates a `center`.'
             )
         point = settings.initial_point
         if point is not None:

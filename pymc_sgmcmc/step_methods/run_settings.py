@@ -24,11 +24,12 @@ from pymc_sgmcmc.record import (
     RunSettings,
 )
 from pymc_sgmcmc.schedules import MOST_THINNING
+from pymc_sgmcmc.step_methods.settings import Preconditioner
 from pymc_sgmcmc.step_methods.setup import Design, Setup
 
 
-def run_settings(setup: Setup, design: Design) -> RunSettings:
-    """Settings of a step method, from its parts."""
+def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -> RunSettings:
+    """Settings of a step method, from its parts, and its preconditioner where it takes one."""
     batching, choice = setup.estimator.batching, design.closed_form
     rows = setup.settings.rows
     by_hand = isinstance(setup.settings.gradient, GradientEstimator)
@@ -57,6 +58,10 @@ def run_settings(setup: Setup, design: Design) -> RunSettings:
     if isinstance(design.pace.step_size, int | float):
         attributes["step_size"] = float(design.pace.step_size)
     attributes["step_size_from"] = step_size_from
+    if preconditioner is not None:
+        attributes["preconditioner_from"] = (
+            preconditioner if isinstance(preconditioner, str) else GIVEN
+        )
     if choice is not None:
         attributes["noise"] = choice.noise
         attributes["curvature"] = choice.curvature

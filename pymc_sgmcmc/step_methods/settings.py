@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -40,8 +39,6 @@ NO_LOCAL = {
     "local": "samples no local variables, so it takes no `local`. Use `SGLDCV`, or `marginalize`.",
 }
 """This is refused by step methods whose law assumes gradients without a memory."""
-
-log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
 Gradient = str | SVRG | GradientEstimator
 Preconditioner = str | float | np.ndarray | Matrix | None
@@ -257,16 +254,16 @@ def default_preconditioner(
     Raises
     ------
     TypeError, ValueError
-        Where it is neither a name nor numbers.
+        Where it is neither a name nor numbers, or is missing beside a step size.
     """
-    if preconditioner is None and step_size is None:
-        return "curvature"
     if preconditioner is None:
-        log.info(
-            'The given `step_size` goes with `preconditioner="identity"`. A step size that was '
-            'computed goes with "curvature": pass that beside it.'
-        )
-        return "identity"
+        if step_size is not None:
+            raise ValueError(
+                "`step_size` should come with `preconditioner`, whose units it has: "
+                '"curvature" for a step size as the log shows it, "identity" for that of the '
+                "papers."
+            )
+        return "curvature"
     if isinstance(preconditioner, Matrix):
         return preconditioner
     if isinstance(preconditioner, str):

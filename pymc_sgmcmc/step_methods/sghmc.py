@@ -105,8 +105,8 @@ class SGHMC(StochasticGradientStep):
         windows of rows, and all of V without `noise_estimate`. For a function, friction and noise
         are checked at transition 0, so it should decrease.
     preconditioner : {"curvature", "identity"}, float, (d,) or (d, d) array, optional
-        M, the inverse of the mass matrix. Default: "curvature" where the step size is computed,
-        "identity" where it is given.
+        M, the inverse of the mass matrix. Default: "curvature". It is needed where
+        `step_size` is given.
     noise_estimate : {"rows"}, None, float, (d,) or (d, d) array
         Estimate of V, the covariance of the gradient estimate. "rows" (default) is computed from
         gradients of single rows at the centre, dense up to d = 500 and diagonal beyond. With None
@@ -192,10 +192,11 @@ class SGHMC(StochasticGradientStep):
         self._friction = or_none(
             positive_number, "friction", friction, unit=" (in units of 1 / time)"
         )
-        self._preconditioner = default_preconditioner(preconditioner, step_size)
         self._noise_estimate = _check_noise_estimate(noise_estimate)
         self._resample_momentum = _check_resample_momentum(resample_momentum)
-        super().__init__(Settings.of(locals()))
+        settings = Settings.of(locals())
+        self._preconditioner = default_preconditioner(preconditioner, settings.step_size)
+        super().__init__(settings)
 
     def _design(self, setup: Setup) -> Design:
         integrator = INTEGRATORS[self._integrator]

@@ -110,8 +110,9 @@ class SGLD(StochasticGradientStep):
         blocked: bool = True,
         rng: Any = None,
     ):
-        self._preconditioner = default_preconditioner(preconditioner, step_size)
-        super().__init__(Settings.of(locals()))
+        settings = Settings.of(locals())
+        self._preconditioner = default_preconditioner(preconditioner, settings.step_size)
+        super().__init__(settings)
 
     def _design(self, setup: Setup) -> Design:
         matrix, root = setup.preconditioner(self._preconditioner)

@@ -97,8 +97,8 @@ class SGNHT(StochasticGradientStep):
         deviation of the noise of a direction from the mean, the largest noise times
         :math:`\epsilon^2 \lambda_{\max}(MH)`, and 20 % of the largest noise.
     preconditioner : {"curvature", "identity"}, float, (d,) or (d, d) array, optional
-        M, the inverse of the mass matrix. Default: "curvature" where the step size is computed,
-        "identity" where it is given.
+        M, the inverse of the mass matrix. Default: "curvature". It is needed where
+        `step_size` is given.
     thin : int, optional
         Number of transitions for each recorded draw. Default: one relaxation time of the slowest
         direction, at most 1000, where the step size is computed, and 1 where it is given.
@@ -175,8 +175,9 @@ class SGNHT(StochasticGradientStep):
         self._thermostat_mass = or_none(
             positive_number, "thermostat_mass", thermostat_mass, unit=" (in units of time²)"
         )
-        self._preconditioner = default_preconditioner(preconditioner, step_size)
-        super().__init__(Settings.of(locals()))
+        settings = Settings.of(locals())
+        self._preconditioner = default_preconditioner(preconditioner, settings.step_size)
+        super().__init__(settings)
 
     def _design(self, setup: Setup) -> Design:
         diagonal = self._thermostat == "diagonal"

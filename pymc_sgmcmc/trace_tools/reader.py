@@ -20,6 +20,7 @@ from pymc_sgmcmc.record import (
     labels_of,
     settings_of,
     stored_matrix,
+    with_preconditioner,
 )
 from pymc_sgmcmc.stein import mean_gradient_test, stein_variance_error
 from pymc_sgmcmc.trace_tools.divergence import find_divergence
@@ -354,10 +355,11 @@ def remedy_of_divergence(settings: Mapping[str, Any]) -> str:
     step_size = settings.get("step_size")
     if step_size is None:
         return "The step size is too large: sample again with a smaller one"
-    too_large = f"The step size of {step_size:.3g} is too large: use a smaller "
+    its = with_preconditioner(settings)
+    too_large = f"The step size of {step_size:.3g}{its} is too large: use a smaller "
     if settings.get("step_size_from") == GIVEN:
         return f"{too_large}`step_size`, such as {step_size / 4:.2g}, or leave it out"
-    return f"{too_large}`bias`, or a `step_size` such as {step_size / 4:.2g}"
+    return f"{too_large}`bias`, or a `step_size` such as {step_size / 4:.2g}{its}"
 
 
 def _check_finite(positions: np.ndarray, gradients: np.ndarray, chains: tuple[Any, ...]) -> None:

@@ -87,6 +87,7 @@ def measure(
         given: dict[str, Any] = {}
         if not computed:
             given["step_size"] = step_size(problem, batch)
+            given["preconditioner"] = "identity"
             if method == "sgld-cv":
                 given["center"] = problem.mode
         with phases.phase("model"):

@@ -56,6 +56,7 @@ def measure(
         gradient=gradient,
         batch_size=settings.batch,
         step_size=step_size(problem, settings.batch),
+        preconditioner="identity",
         thin=thin,
     )
     *others, moments = step.chain.adaptations

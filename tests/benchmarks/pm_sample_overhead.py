@@ -71,8 +71,9 @@ def measure(
         step = make_step(model, method, None, thin=thin)
     else:
         h = step_size(problem, settings.batch)
-        center = {} if method == "sgld" else {"center": problem.mode}
-        step = make_step(model, method, settings.batch, step_size=h, thin=thin, **center)
+        given = {} if method == "sgld" else {"center": problem.mode}
+        given |= {"step_size": h, "preconditioner": "identity"}
+        step = make_step(model, method, settings.batch, thin=thin, **given)
     thin = step.thin
     chain = engine_chain(step, problem.mode, step.step_size)
     nothing = make_idle_step(step, model)

@@ -76,6 +76,7 @@ def measure(
     given: dict[str, Any] = {}
     if settings == "given":
         given["step_size"] = step_size(problem, batch)
+        given["preconditioner"] = "identity"
         if method == "sgld-cv":
             given["center"] = problem.mode
     loading = [after - earlier for after, earlier in zip(now(), before, strict=True)]

@@ -36,7 +36,13 @@ def model():
 
 
 def saga_step(model, **settings):
-    settings = {"batch_size": 20, "step_size": 1e-3, "gradient": "saga", **settings}
+    settings = {
+        "batch_size": 20,
+        "step_size": 1e-3,
+        "preconditioner": "identity",
+        "gradient": "saga",
+        **settings,
+    }
     return SGLD(model=model, compile_kwargs=NUMBA, **settings)
 
 
@@ -174,7 +180,7 @@ def test_recursion_on_stored_positions_is_the_augmented_law(problem):
 @pytest.mark.usefixtures("uncompiled")
 def test_computed_step_size_keeps_the_stated_inflation(batch_size):
     problem = LinearGaussian.simulate(60, 2, seed=2)
-    step = saga_step(problem.model(), batch_size=batch_size, step_size=None)
+    step = saga_step(problem.model(), batch_size=batch_size, step_size=None, preconditioner=None)
     root = step.center.curvature.root
     white = LinearGaussian(problem.X @ root, problem.y - problem.X @ problem.mean, prior_sd=1e9)
     # Three orders of the rows: the law of windows differs a little between them.
@@ -389,7 +395,7 @@ def test_a_point_moved_by_others_is_followed(model, step):
 def test_float32():
     with pytensor.config.change_flags(floatX="float32"):
         model = logistic_model()
-        step = saga_step(model, step_size=None)
+        step = saga_step(model, step_size=None, preconditioner=None)
         idata = sample(model, step)
     assert idata.posterior["beta"].dtype == np.float32
     assert np.isfinite(idata.posterior["beta"]).all()
@@ -457,6 +463,7 @@ def test_jax_is_refused(model):
             model=model,
             batch_size=20,
             step_size=1e-3,
+            preconditioner="identity",
             gradient="saga",
             compile_kwargs={"mode": "JAX"},
         )

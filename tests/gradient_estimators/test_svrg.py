@@ -31,7 +31,13 @@ def model():
 
 
 def svrg_step(model, **settings):
-    settings = {"batch_size": 20, "step_size": 1e-3, "gradient": "svrg", **settings}
+    settings = {
+        "batch_size": 20,
+        "step_size": 1e-3,
+        "preconditioner": "identity",
+        "gradient": "svrg",
+        **settings,
+    }
     return SGLD(model=model, compile_kwargs=NUMBA, **settings)
 
 
@@ -104,6 +110,7 @@ def test_exact_covariance_over_a_cycle(problem, batching):
         model=problem.model(),
         batch_size=BATCH_SIZE,
         step_size=step_size,
+        preconditioner="identity",
         gradient=SVRG(refresh=EPOCH),
         batching=batching,
         compile_kwargs=NUMBA,
@@ -168,7 +175,13 @@ def test_closed_form_law_is_the_enumerated_one(problem):
 @pytest.mark.usefixtures("uncompiled")
 def test_computed_step_size_keeps_the_stated_inflation(batching, batch_size):
     problem = LinearGaussian.simulate(500, 4, seed=2)
-    step = svrg_step(problem.model(), batch_size=batch_size, step_size=None, batching=batching)
+    step = svrg_step(
+        problem.model(),
+        batch_size=batch_size,
+        step_size=None,
+        preconditioner=None,
+        batching=batching,
+    )
     root = step.center.curvature.root
     white = LinearGaussian(problem.X @ root, problem.y - problem.X @ problem.mean, prior_sd=1e9)
     law = second_moment_law(
@@ -314,6 +327,7 @@ def test_backends_give_the_same_draws(model, mode):
             model=model,
             batch_size=20,
             step_size=1e-3,
+            preconditioner="identity",
             thin=3,
             gradient="svrg",
             compile_kwargs={"mode": mode},
@@ -328,7 +342,7 @@ def test_backends_give_the_same_draws(model, mode):
 def test_float32():
     with pytensor.config.change_flags(floatX="float32"):
         model = logistic_model()
-        idata = sample(model, svrg_step(model, step_size=None))
+        idata = sample(model, svrg_step(model, step_size=None, preconditioner=None))
     assert idata.posterior["beta"].dtype == np.float32
     assert np.isfinite(idata.posterior["beta"]).all()
 
@@ -384,7 +398,14 @@ def test_an_estimator_of_the_user_gives_the_same_draws_as_its_name(model, kind):
         estimator = {"svrg": SVRGGradient, "saga": SAGAGradient}[kind].make(
             posterior, 20, batching="replace"
         )
-    step = SGLD(model=model, gradient=estimator, step_size=1e-3, thin=2, compile_kwargs=NUMBA)
+    step = SGLD(
+        model=model,
+        gradient=estimator,
+        step_size=1e-3,
+        preconditioner="identity",
+        thin=2,
+        compile_kwargs=NUMBA,
+    )
     assert step.batch_size == 20
     assert step.batching_name == "replace"
     draws = sample(model, step, draws=10)
@@ -405,19 +426,25 @@ def test_an_estimator_of_the_user_gives_the_same_draws_as_its_name(model, kind):
 def test_settings_beside_an_estimator(model, settings, message):
     estimator = SVRGGradient.make(Posterior(model), 20)
     with pytest.raises(ValueError, match=message):
-        SGLD(model=model, gradient=estimator, step_size=1e-3, **settings)
+        SGLD(model=model, gradient=estimator, step_size=1e-3, preconditioner="identity", **settings)
 
 
 def test_an_estimator_of_another_model():
     estimator = SVRGGradient.make(Posterior(logistic_model()), 20)
     with pytest.raises(ValueError, match=r"posterior of another model, which has \['beta'\]"):
-        SGLD(model=logistic_model(), gradient=estimator, step_size=1e-3)
+        SGLD(model=logistic_model(), gradient=estimator, step_size=1e-3, preconditioner="identity")
 
 
 def test_an_estimator_of_other_variables():
     model = two_variable_model()
     estimator = SVRGGradient.make(Posterior(model, [model["slope"]]), 20)
-    settings = {"model": model, "gradient": estimator, "step_size": 1e-3, "compile_kwargs": NUMBA}
+    settings = {
+        "model": model,
+        "gradient": estimator,
+        "step_size": 1e-3,
+        "preconditioner": "identity",
+        "compile_kwargs": NUMBA,
+    }
     with pytest.raises(ValueError, match=r"variables \['slope'\], but .* 'sigma_log__', 'slope'"):
         SGLD(**settings)
     assert SGLD(vars=[model["slope"]], **settings).batch_size == 20

@@ -100,6 +100,7 @@ def predictors_with_a_given_step_size():
         lambda: pm.set_data({"columns": 2 * X}),
         lambda: expected(columns=2 * X),
         step_size=1e-3,
+        preconditioner="identity",
         batch_size=20,
     )
 

@@ -96,7 +96,7 @@ def nan_in_a_data_variable():
 
 @case("NaN|infinite")
 def nan_with_a_given_step_size():
-    return run_of(line(with_entry(X, np.nan), Y), step_size=1e-3)
+    return run_of(line(with_entry(X, np.nan), Y), step_size=1e-3, preconditioner="identity")
 
 
 @case("`scale`|NaN|finite")
@@ -118,12 +118,12 @@ def code_above_the_table():
 
 @case("row 17|code|index|group")
 def code_above_the_table_with_a_given_step_size():
-    return groups(with_entry(CODES, 5), step_size=1e-3, batch_size=20)
+    return groups(with_entry(CODES, 5), step_size=1e-3, preconditioner="identity", batch_size=20)
 
 
 @case("row 17|code|index|group")
 def code_far_below_zero():
-    return groups(with_entry(CODES, -7), step_size=1e-3, batch_size=20)
+    return groups(with_entry(CODES, -7), step_size=1e-3, preconditioner="identity", batch_size=20)
 
 
 @case("code|index|group", slow=True)
@@ -139,7 +139,13 @@ def code_above_the_table_of_many_rows_on_numba():
         beta = pm.Normal("beta", 0, 1, shape=4)
         effect = pm.Normal("effect", 0, 1, shape=50)
         pm.Normal("y", wide @ beta + effect[codes], 1.0, observed=rng.normal(size=MANY))
-    return run_of(model, step_size=1e-7, batch_size=100, compile_kwargs={"mode": "NUMBA"})
+    return run_of(
+        model,
+        step_size=1e-7,
+        preconditioner="identity",
+        batch_size=100,
+        compile_kwargs={"mode": "NUMBA"},
+    )
 
 
 @case("row 1200000|code|index|group", slow=True)
@@ -163,7 +169,7 @@ def code_of_two_tables_at_once():
     with pm.Model() as model:
         effect = pm.Normal("effect", 0, 1, shape=(5, 4))
         pm.Normal("y", effect[CODES, with_entry(CODES % 4, 4)], 1.0, observed=Y)
-    return run_of(model, step_size=1e-3, batch_size=20)
+    return run_of(model, step_size=1e-3, preconditioner="identity", batch_size=20)
 
 
 @case(slow=True)
@@ -191,7 +197,13 @@ def bernoulli_of_a_half():
 
 @case("`y`|outcome|support|row")
 def bernoulli_of_two_with_a_given_step_size():
-    return generalised(bernoulli, with_entry((Y > 0).astype(int), 2), step_size=1e-3, batch_size=20)
+    return generalised(
+        bernoulli,
+        with_entry((Y > 0).astype(int), 2),
+        step_size=1e-3,
+        preconditioner="identity",
+        batch_size=20,
+    )
 
 
 @case("`y`|outcome|support|row")
@@ -201,7 +213,9 @@ def negative_count():
 
 @case("`y`|outcome|support|row")
 def negative_count_with_a_given_step_size():
-    return generalised(poisson, with_entry(COUNTS, -1), step_size=1e-3, batch_size=20)
+    return generalised(
+        poisson, with_entry(COUNTS, -1), step_size=1e-3, preconditioner="identity", batch_size=20
+    )
 
 
 @case("`y`|outcome|support|row", slow=True)

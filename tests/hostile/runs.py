@@ -40,6 +40,7 @@ from tests.support.models import logistic_model, two_variable_model
 
 X, Y = line_data()
 CURVATURE = {"preconditioner": "curvature"}
+IDENTITY = {"preconditioner": "identity"}
 COMPILED = {"mode": "CVM"}
 
 
@@ -74,11 +75,17 @@ bad_settings(
 )
 bad_settings("diverged_a_little", step_size=4.05, **CURVATURE, sampling={"chains": 1})
 bad_settings("step_twice_the_largest_good_one", "variance|step.size", step_size=2.0, **CURVATURE)
-bad_settings("not_a_number_while_tuning", step_size=1.0, sampling={"tune": 1000})
-bad_settings("not_a_number_after_tuning", step_size=1.0, sampling={"tune": 0, "draws": 1000})
-bad_settings("not_a_number_in_one_draw", step_size=1e300, sampling={"tune": 0})
-bad_settings("step_that_goes_nowhere", "more draws|step.size|effective", step_size=1e-12)
-bad_settings("step_below_rounding", "more draws|step.size|effective|move", step_size=1e-30)
+bad_settings("not_a_number_while_tuning", step_size=1.0, **IDENTITY, sampling={"tune": 1000})
+bad_settings(
+    "not_a_number_after_tuning", step_size=1.0, **IDENTITY, sampling={"tune": 0, "draws": 1000}
+)
+bad_settings("not_a_number_in_one_draw", step_size=1e300, **IDENTITY, sampling={"tune": 0})
+bad_settings(
+    "step_that_goes_nowhere", "more draws|step.size|effective", step_size=1e-12, **IDENTITY
+)
+bad_settings(
+    "step_below_rounding", "more draws|step.size|effective|move", step_size=1e-30, **IDENTITY
+)
 bad_settings(
     "decay_that_stops",
     "more draws|step.size|effective",
@@ -101,7 +108,12 @@ bad_settings(
     sampling={"chains": 1},
 )
 bad_settings(
-    "sgnht_diverged", step_method=SGNHT, step_size=1.9, friction=1.0, sampling={"chains": 1}
+    "sgnht_diverged",
+    step_method=SGNHT,
+    step_size=1.9,
+    **IDENTITY,
+    friction=1.0,
+    sampling={"chains": 1},
 )
 bad_settings("psgld_diverged", step_method=PSGLD, step_size=50.0, sampling={"chains": 1})
 bad_settings("hamcmc_diverged", step_method=HAMCMC, step_size=5.0, sampling={"chains": 1})
@@ -112,6 +124,7 @@ bad_settings(
     "step.size|accept|draws",
     step_method=MALA,
     step_size=1e6,
+    **IDENTITY,
     sampling={"chains": 2},
 )
 bad_settings(
@@ -119,6 +132,7 @@ bad_settings(
     "step.size|draws",
     step_method=MALA,
     step_size=1e-14,
+    **IDENTITY,
     sampling={"chains": 2},
 )
 bad_settings(
@@ -211,6 +225,7 @@ def diverged_beside_metropolis():
             SGLDCV(
                 [model["intercept"], model["slope"]],
                 step_size=5.0,
+                **IDENTITY,
                 compile_kwargs=QUICK,
                 **CURVATURE,
             ),

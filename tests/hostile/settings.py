@@ -279,14 +279,19 @@ def no_model():
 def estimator_of_another_model():
     posterior = Posterior(line())
     estimator = PlainGradient(posterior, make_batching("shuffle", posterior.data, 20))
-    return step_on_line(SGLD, {"gradient": estimator, "step_size": 1e-3})
+    return step_on_line(
+        SGLD, {"gradient": estimator, "step_size": 1e-3, "preconditioner": "identity"}
+    )
 
 
 @case("gradient.*batch_size")
 def estimator_and_batch_size():
     posterior = Posterior(shared_line())
     estimator = PlainGradient(posterior, make_batching("shuffle", posterior.data, 20))
-    return step_on_line(SGLD, {"gradient": estimator, "batch_size": 30, "step_size": 1e-3})
+    return step_on_line(
+        SGLD,
+        {"gradient": estimator, "batch_size": 30, "step_size": 1e-3, "preconditioner": "identity"},
+    )
 
 
 @case("refresh")
@@ -308,7 +313,9 @@ def schedule_turns_negative():
 
 @case("zero")
 def schedule_fails():
-    return step_on_line(SGLDCV, {"step_size": lambda t: 1e-3 / abs(t - 300)})
+    return step_on_line(
+        SGLDCV, {"step_size": lambda t: 1e-3 / abs(t - 300), "preconditioner": "identity"}
+    )
 
 
 @case("`a`")
@@ -497,7 +504,10 @@ def name_in_place_of_step_method():
 @case("beta", slow=True)
 def two_step_methods_for_one_variable():
     with shared_line():
-        steps = [SGLDCV(step_size=1e-3, compile_kwargs=QUICK) for _ in range(2)]
+        steps = [
+            SGLDCV(step_size=1e-3, preconditioner="identity", compile_kwargs=QUICK)
+            for _ in range(2)
+        ]
     return Run(shared_line(), steps, gaussian)
 
 

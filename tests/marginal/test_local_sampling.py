@@ -160,6 +160,7 @@ def small():
     with model:
         step = SGLD(
             step_size=step_size,
+            preconditioner="identity",
             thin=10,
             batch_size=2,
             local=LocalSampling("u", transitions=1),
@@ -305,7 +306,9 @@ def test_transitions_of_a_user():
     local = LocalSampling("u", transitions=12, transition=from_prior, noise_size=2)
     step_size = 0.3 * np.linalg.eigvalsh(problem.marginal()[1])[0]
     with model:
-        step = SGLD(step_size=step_size, thin=10, batch_size=2, local=local)
+        step = SGLD(
+            step_size=step_size, preconditioner="identity", thin=10, batch_size=2, local=local
+        )
     idata = sample(model, step, 2000)
     mean, covariance = problem.exact_law(step_size, 2, 0.0)
     draws = idata.posterior["beta"].values.reshape(-1, 2)
@@ -331,7 +334,7 @@ def test_transitions_of_a_user():
 )
 def test_refused(small, settings, error, message):
     with small[1], pytest.raises(error, match=message):
-        SGLD(step_size=0.01, batch_size=2, **settings)
+        SGLD(step_size=0.01, preconditioner="identity", batch_size=2, **settings)
 
 
 def test_refused_settings_of_transitions():
@@ -429,7 +432,11 @@ def test_other_observed_variables_count_in_full():
     model = model_with_other_records()
     with model:
         step = SGLD(
-            local="u", step_size=0.01, batch_size=4, compile_kwargs={"mode": "FAST_COMPILE"}
+            local="u",
+            step_size=0.01,
+            preconditioner="identity",
+            batch_size=4,
+            compile_kwargs={"mode": "FAST_COMPILE"},
         )
     posterior, complete = step.posterior, step.block.memory._local.complete
     rng = np.random.default_rng(3)
@@ -445,7 +452,7 @@ def test_other_observed_variables_count_in_full():
 
 def test_potential_with_rows_is_refused():
     with model_with_other_records(potential=True), pytest.raises(ModelError, match="`penalty`"):
-        SGLD(local="u", step_size=0.01, batch_size=4)
+        SGLD(local="u", step_size=0.01, preconditioner="identity", batch_size=4)
 
 
 def test_groups_that_are_rows_of_the_outcomes_have_row_gradients():
@@ -468,7 +475,13 @@ def test_trace_names_local_variables_and_recover_replaces_them(caplog):
     problem = LinearMixedModel(60)
     with problem.model() as model:
         pm.Deterministic("sum", model["beta"][0] + model["u"])
-        step = SGLD(step_size=0.01, batch_size=4, thin=2, local=LocalSampling("u", transitions=3))
+        step = SGLD(
+            step_size=0.01,
+            preconditioner="identity",
+            batch_size=4,
+            thin=2,
+            local=LocalSampling("u", transitions=3),
+        )
         with caplog.at_level("INFO", "pymc"):
             idata = pm.sample(
                 draws=60, tune=10, step=step, chains=2, cores=1, random_seed=1, progressbar=False
@@ -515,7 +528,7 @@ def test_changed_data_are_refused():
         beta = pm.Normal("beta", 0, 3.0, shape=2)
         u = pm.Normal("u", 0, 0.9, shape=problem.n_groups)
         pm.Normal("y", problem.X @ beta + u[problem.group], 1.3, observed=y)
-        step = SGLD(local="u", step_size=0.01, batch_size=2)
+        step = SGLD(local="u", step_size=0.01, preconditioner="identity", batch_size=2)
         pm.set_data({"y_data": problem.y + 1})
         with pytest.raises(ModelError, match="`y_data` were changed"):
             step.setup_chain(np.random.default_rng(1), 0, 10)

@@ -33,7 +33,9 @@ def codes_with(code, row):
     return codes
 
 
-@pytest.mark.parametrize("settings", [{}, {"step_size": 1e-3, "batch_size": 20}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"step_size": 1e-3, "preconditioner": "identity", "batch_size": 20}]
+)
 @pytest.mark.parametrize("compared", [True, False], ids=["small data", "large data"])
 @pytest.mark.parametrize(("code", "row"), [(GROUPS, 0), (23, 333), (-21, N - 1)])
 def test_a_code_out_of_range(monkeypatch, settings, compared, code, row):
@@ -72,7 +74,7 @@ def test_a_value_outside_of_the_support(family, bad):
     with pm.Model() as model:
         family(pm.Normal("mu"), y)
     with pytest.raises(ModelError, match=rf"density of row 123 is zero .* `y` = {bad}"):
-        SGLD(model=model, step_size=1e-3, batch_size=20)
+        SGLD(model=model, step_size=1e-3, preconditioner="identity", batch_size=20)
 
 
 def test_an_initial_point_outside_of_the_support_is_not_blamed_on_a_row():

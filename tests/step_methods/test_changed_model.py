@@ -34,7 +34,14 @@ def model():
 
 def step_of(model):
     quick = {"mode": "FAST_COMPILE"}
-    return SGLD(model=model, step_size=1e-3, batch_size=20, gradient="plain", compile_kwargs=quick)
+    return SGLD(
+        model=model,
+        step_size=1e-3,
+        preconditioner="identity",
+        batch_size=20,
+        gradient="plain",
+        compile_kwargs=quick,
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,5 +98,8 @@ def test_variables_added(model, added):
 @pytest.mark.parametrize("given", ["beta", ["beta"], ("beta",)])
 def test_variables_by_name(model, given):
     assert [
-        variable.name for variable in SGLD(given, model=model, step_size=1e-3, batch_size=9).vars
+        variable.name
+        for variable in SGLD(
+            given, model=model, step_size=1e-3, preconditioner="identity", batch_size=9
+        ).vars
     ] == ["beta"]

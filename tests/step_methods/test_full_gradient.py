@@ -42,7 +42,7 @@ def gaussian(dimension: int, condition: float = 100.0) -> LinearGaussian:
 def test_law_of_ula(dimension):
     problem = gaussian(dimension)
     h = 0.5 / 100.0
-    step = ULA(model=problem.model(), step_size=h, compile_kwargs=NUMBA)
+    step = ULA(model=problem.model(), step_size=h, preconditioner="identity", compile_kwargs=NUMBA)
     mean, covariance = stationary_law([affine_transition(step.block, 0, h)])
     exact = ula_law(problem.precision, None, h)
     np.testing.assert_allclose(mean, problem.mean, rtol=1e-8, atol=1e-10)
@@ -61,7 +61,12 @@ def test_law_of_ula_with_a_preconditioner():
 def test_ula_is_sgld_with_all_rows():
     problem = LinearGaussian.simulate(30, 3, seed=4)
     model = problem.model()
-    settings = {"model": model, "step_size": 1e-3, "compile_kwargs": NUMBA}
+    settings = {
+        "model": model,
+        "step_size": 1e-3,
+        "preconditioner": "identity",
+        "compile_kwargs": NUMBA,
+    }
     draws = [
         sample(model, step, draws=30).posterior["beta"].to_numpy()
         for step in (ULA(**settings), SGLD(batch_size=30, **settings))
@@ -77,13 +82,20 @@ def test_default_step_of_ula():
 
 
 def test_the_data_are_not_copied():
-    step = ULA(model=logistic_model(), step_size=1e-3, compile_kwargs=NUMBA)
+    step = ULA(
+        model=logistic_model(), step_size=1e-3, preconditioner="identity", compile_kwargs=NUMBA
+    )
     for shared, values in zip(step.batching._shared, step.posterior.data, strict=True):
         assert np.shares_memory(shared.get_value(borrow=True), values)
 
 
 def test_a_minibatch_model_is_sampled_on_all_rows():
-    step = ULA(model=logistic_model(batch_size=20), step_size=1e-3, compile_kwargs=NUMBA)
+    step = ULA(
+        model=logistic_model(batch_size=20),
+        step_size=1e-3,
+        preconditioner="identity",
+        compile_kwargs=NUMBA,
+    )
     assert step.batch_size == step.posterior.n_rows == 400
 
 
@@ -153,7 +165,7 @@ def test_a_proposal_that_is_not_finite_is_rejected():
     with pm.Model() as model:
         rate = pm.Normal("rate", 0, 1)
         pm.Poisson("y", pm.math.exp(rate * x), observed=np.ones(20, int))
-    step = MALA(model=model, step_size=1e8, compile_kwargs=NUMBA)
+    step = MALA(model=model, step_size=1e8, preconditioner="identity", compile_kwargs=NUMBA)
     idata = sample(model, step, draws=50)
     assert np.isfinite(idata.posterior["rate"]).all()
     assert (idata.sample_stats["accepted"] == 0).all()
@@ -210,13 +222,13 @@ def test_mala_on_a_skewed_posterior():
     cdf = np.concatenate([[0], np.cumsum((density[1:] + density[:-1]) / 2)])
     cdf /= cdf[-1]
     starts = np.interp(np.random.default_rng(2).random(4000), cdf, grid)[:, None]
-    step = MALA(model=model, step_size=1.0, compile_kwargs=NUMBA)
+    step = MALA(model=model, step_size=1.0, preconditioner="identity", compile_kwargs=NUMBA)
     uniform = np.interp(final_positions(step, starts, 25)[:, 0], grid, cdf)
     for frequency in range(1, 5):
         z = np.cos(np.pi * frequency * uniform).mean() * np.sqrt(2 * len(uniform))
         assert abs(z) < Z_BOUND
     # The chain without the decision is far off.
-    ula = ULA(model=model, step_size=1.0, compile_kwargs=NUMBA)
+    ula = ULA(model=model, step_size=1.0, preconditioner="identity", compile_kwargs=NUMBA)
     rng, finals = np.random.default_rng(3), []
     for start in starts:
         noise = rng.standard_normal((25, 1))
@@ -317,7 +329,9 @@ def test_other_variables_that_move_change_the_density():
     model = two_variable_model()
     with model:
         # So large that every proposal is rejected, and the stored density stays.
-        step = MALA([model["slope"]], step_size=1e6, compile_kwargs=NUMBA)
+        step = MALA(
+            [model["slope"]], step_size=1e6, preconditioner="identity", compile_kwargs=NUMBA
+        )
     step.setup_chain(np.random.default_rng(5), 0, 10)
     point, _ = step.step(model.initial_point())
     moved = {**point, "sigma_log__": point["sigma_log__"] + 1.0}
@@ -355,7 +369,9 @@ def test_single_precision(step_class):
 
 def test_one_transition_of_mala_moves_the_whole_state():
     """`run_one`, which the exact laws rest on, sees density and gradient too."""
-    step = MALA(model=logistic_model(), step_size=1e-3, compile_kwargs=NUMBA)
+    step = MALA(
+        model=logistic_model(), step_size=1e-3, preconditioner="identity", compile_kwargs=NUMBA
+    )
     density, gradient = step.posterior.log_density_and_gradient(np.zeros(3))
     state = np.concatenate([np.zeros(3), [density], gradient])
     after = run_one(step.block, state, 0, np.array([0.1, 0, 0, -3.0]), 1e-3)

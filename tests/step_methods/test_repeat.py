@@ -58,7 +58,11 @@ CASES = {
     "replacement": (logistic_model, SGLDCV, {"batching": "replace", "batch_size": 30}),
     "svrg": (logistic_model, SGLD, {"gradient": SVRG(refresh=7), "batch_size": 50}),
     "saga": (logistic_model, SGLD, {"gradient": "saga", "batch_size": 50}),
-    "step given": (logistic_model, SGLDCV, {"step_size": 1e-3, "batch_size": 50}),
+    "step given": (
+        logistic_model,
+        SGLDCV,
+        {"step_size": 1e-3, "preconditioner": "identity", "batch_size": 50},
+    ),
 }
 
 
@@ -113,7 +117,9 @@ def test_a_run_with_an_estimator_made_by_hand_is_not_repeated():
     posterior = Posterior(model)
     estimator = PlainGradient(posterior, make_batching("shuffle", posterior.data, 20))
     with model:
-        step = SGLD(gradient=estimator, step_size=1e-3, compile_kwargs=QUICK)
+        step = SGLD(
+            gradient=estimator, step_size=1e-3, preconditioner="identity", compile_kwargs=QUICK
+        )
         idata = pm.sample(step=step, draws=10, tune=2, chains=1, random_seed=1, **QUIET)
     with pytest.raises(ValueError, match="an estimator made by hand"):
         bias_report(idata, model, rerun=True)

@@ -8,7 +8,18 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_sgmcmc import SGLD, SGLDCV, BatchSizeWarning, CenterWarning, ModelError, PolynomialDecay
+from pymc_sgmcmc import (
+    MALA,
+    SGHMC,
+    SGLD,
+    SGLDCV,
+    SGNHT,
+    ULA,
+    BatchSizeWarning,
+    CenterWarning,
+    ModelError,
+    PolynomialDecay,
+)
 from pymc_sgmcmc.matrices import Dense
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.step_methods.center import check_determined
@@ -46,7 +57,9 @@ def test_plain_gradients_warn_with_the_batch_size_they_need(model):
 
 
 def test_given_step_sizes_need_no_centre(model):
-    step = SGLD(model=model, batch_size=50, step_size=1e-3, compile_kwargs=NUMBA)
+    step = SGLD(
+        model=model, batch_size=50, step_size=1e-3, preconditioner="identity", compile_kwargs=NUMBA
+    )
     assert step.center is None
     assert step.thin == 1
 
@@ -54,8 +67,19 @@ def test_given_step_sizes_need_no_centre(model):
 @pytest.mark.usefixtures("uncompiled")
 def test_batch_size_of_the_model_and_of_the_user():
     minibatch_model = logistic_model(batch_size=20)
-    assert SGLD(model=minibatch_model, step_size=1e-3, compile_kwargs=NUMBA).batch_size == 20
-    other = SGLD(model=minibatch_model, step_size=1e-3, batch_size=30, compile_kwargs=NUMBA)
+    assert (
+        SGLD(
+            model=minibatch_model, step_size=1e-3, preconditioner="identity", compile_kwargs=NUMBA
+        ).batch_size
+        == 20
+    )
+    other = SGLD(
+        model=minibatch_model,
+        step_size=1e-3,
+        preconditioner="identity",
+        batch_size=30,
+        compile_kwargs=NUMBA,
+    )
     assert other.batch_size == 30
 
 
@@ -68,7 +92,14 @@ def test_a_centre_of_the_user(form):
         "names": {"intercept": 1.0, "slope": 2.0, "sigma": 0.5},
         "value names": {"intercept": 1.0, "slope": 2.0, "sigma_log__": np.log(0.5)},
     }[form]
-    step = SGLDCV(model=model, batch_size=50, step_size=1e-4, center=center, compile_kwargs=NUMBA)
+    step = SGLDCV(
+        model=model,
+        batch_size=50,
+        step_size=1e-4,
+        preconditioner="identity",
+        center=center,
+        compile_kwargs=NUMBA,
+    )
     np.testing.assert_allclose(step.center.position, [1.0, 2.0, np.log(0.5)])
 
 
@@ -79,7 +110,14 @@ def test_named_rows():
         beta = pm.Normal("beta", 0, 1, shape=3)
         pm.Bernoulli("y", logit_p=data @ beta, observed=y, dims="row")
     for rows in ("row", ["X", "y"], "y"):
-        step = SGLD(model=model, batch_size=9, step_size=1e-3, rows=rows, compile_kwargs=NUMBA)
+        step = SGLD(
+            model=model,
+            batch_size=9,
+            step_size=1e-3,
+            preconditioner="identity",
+            rows=rows,
+            compile_kwargs=NUMBA,
+        )
         assert step.posterior.n_rows == len(y)
 
 
@@ -92,7 +130,13 @@ def test_polynomial_decay():
 
 
 def refuse(error, message, model, step_class=SGLDCV, **settings):
-    settings = {"batch_size": 20, "step_size": 1e-3, "compile_kwargs": NUMBA, **settings}
+    settings = {
+        "batch_size": 20,
+        "step_size": 1e-3,
+        "preconditioner": "identity",
+        "compile_kwargs": NUMBA,
+        **settings,
+    }
     with pytest.raises(error, match=message):
         step_class(model=model, **settings)
 
@@ -141,6 +185,7 @@ def test_a_schedule_that_fails_later(model):
         model=model,
         batch_size=20,
         step_size=lambda t: 1e-3 if t < 7 else np.nan,
+        preconditioner="identity",
         compile_kwargs=NUMBA,
     )
     with model, pytest.raises(ValueError, match=r"`step_size`.* gave nan for transition 7"):
@@ -317,16 +362,10 @@ def test_discrete_variable_with_another_step_method():
     assert set(np.unique(idata.posterior["which"])) <= {0, 1}
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"step_size": 1e-3}, True),
-        ({"step_size": 1e-3, "preconditioner": "identity"}, False),
-        ({}, False),
-    ],
-)
-def test_the_preconditioner_of_a_given_step_size_is_said(settings, told, caplog):
-    """The default is another one beside a given step size, which diverges if it was computed."""
-    with caplog.at_level(logging.INFO, logger="pymc.sgmcmc"):
-        SGLDCV(model=logistic_model(), batch_size=20, compile_kwargs=NUMBA, **settings)
-    assert ('goes with `preconditioner="identity"`' in caplog.text) == told
+@pytest.mark.parametrize("step_size", [0.1, PolynomialDecay(a=0.1, b=10, gamma=1 / 3)])
+@pytest.mark.parametrize("step_class", [SGLD, SGLDCV, SGHMC, SGNHT, ULA, MALA])
+def test_a_step_size_comes_with_its_preconditioner(step_class, step_size):
+    """Its units depend on it: one of "curvature" diverges with the identity."""
+    message = '`step_size` should come with `preconditioner`, .* "curvature" .* "identity"'
+    with pytest.raises(ValueError, match=message):
+        step_class(model=logistic_model(), step_size=step_size, compile_kwargs=NUMBA)

@@ -32,6 +32,8 @@ THERMOSTATS = ["scalar", "diagonal"]
 
 def make(problem, *, batch_size=None, **settings):
     settings = {"batch_size": batch_size or problem.n_rows, "compile_kwargs": NUMBA, **settings}
+    if "step_size" in settings:
+        settings = {"preconditioner": "identity", **settings}
     return SGNHT(model=problem.model(), **settings)
 
 
@@ -353,7 +355,14 @@ def test_default_mass(dimension, thermostat, degrees):
 def test_thermostat_is_recorded():
     problem = standard_normal(2)
     with problem.model() as model:
-        step = SGNHT(model=model, batch_size=7, step_size=0.1, friction=2.0, compile_kwargs=NUMBA)
+        step = SGNHT(
+            model=model,
+            batch_size=7,
+            step_size=0.1,
+            preconditioner="identity",
+            friction=2.0,
+            compile_kwargs=NUMBA,
+        )
         idata = pm.sample(
             step=step, draws=20, tune=0, chains=1, random_seed=1, progressbar=False, quiet=True,
             compute_convergence_checks=False,

@@ -68,6 +68,7 @@ def test_mean_and_covariance_equal_the_exact_biased_law(problem, gradient, batch
         model=problem.model(),
         batch_size=BATCH_SIZE,
         step_size=step_size,
+        preconditioner="identity",
         gradient=gradient,
         center={"beta": center} if gradient == "cv" else None,
         thin=120,
@@ -167,6 +168,7 @@ def test_all_rows_without_replacement_have_no_gradient_noise(problem):
         model=problem.model(),
         batch_size=N_ROWS,
         step_size=step_size,
+        preconditioner="identity",
         thin=100,
         compile_kwargs={"mode": "NUMBA"},
     )

@@ -18,7 +18,13 @@ from tests.support.sampling import NUMBA, check_two_variables, sample
 
 def make_step(step_class=SGLDCV, model=None, **settings):
     """A step method with given settings, so that no test waits for tuning."""
-    settings = {"batch_size": 20, "step_size": 1e-3, "compile_kwargs": NUMBA, **settings}
+    settings = {
+        "batch_size": 20,
+        "step_size": 1e-3,
+        "preconditioner": "identity",
+        "compile_kwargs": NUMBA,
+        **settings,
+    }
     return step_class(model=model or logistic_model(), **settings)
 
 
@@ -339,7 +345,7 @@ def test_minibatch_and_ordinary_model_give_the_same_draws(model, reference):
 def test_float32():
     with pytensor.config.change_flags(floatX="float32"):
         model = logistic_model()
-        idata = sample(model, make_step(model=model, step_size=None))
+        idata = sample(model, make_step(model=model, step_size=None, preconditioner=None))
     assert idata.posterior["beta"].dtype == np.float32
     assert idata.sample_stats["gradient"].dtype == np.float32
     assert np.isfinite(idata.posterior["beta"]).all()

@@ -516,7 +516,7 @@ def test_a_run_too_short_for_a_report(caplog):
 def test_a_run_without_one_finite_draw_is_reported(caplog):
     """PyMC's own table of a trace of NaN says nothing."""
     model = logistic_model()
-    step = SGLDCV(model=model, step_size=1e300, compile_kwargs=NUMBA)
+    step = SGLDCV(model=model, step_size=1e300, preconditioner="identity", compile_kwargs=NUMBA)
     with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
         sample(model, step, draws=25, tune=0, quiet=False, compute_convergence_checks=True)
     assert "All draws should be finite, but 25 of chain 0, 25 of chain 1 are not" in caplog.text
@@ -572,7 +572,13 @@ def test_compound_step_with_another_step_size():
 def test_compound_step_with_two_of_ours():
     """Their statistics share a name, so there are neither settings nor a report."""
     model = two_variable_model()
-    settings = {"model": model, "batch_size": 20, "step_size": 1e-4, "compile_kwargs": NUMBA}
+    settings = {
+        "model": model,
+        "batch_size": 20,
+        "step_size": 1e-4,
+        "preconditioner": "identity",
+        "compile_kwargs": NUMBA,
+    }
     steps = [SGLD([model[name]], **settings) for name in ("intercept", "slope")]
     with model:
         steps.append(pm.Metropolis([model["sigma"]]))

@@ -41,8 +41,13 @@ def compound():
     """Run with two step methods for two coordinates and one."""
     with two_variable_model() as model:
         steps = [
-            SGLD([model["intercept"], model["slope"]], step_size=1e-4, compile_kwargs=NUMBA),
-            SGLD([model["sigma"]], step_size=1e-4, compile_kwargs=NUMBA),
+            SGLD(
+                [model["intercept"], model["slope"]],
+                step_size=1e-4,
+                preconditioner="identity",
+                compile_kwargs=NUMBA,
+            ),
+            SGLD([model["sigma"]], step_size=1e-4, preconditioner="identity", compile_kwargs=NUMBA),
         ]
         return pm.sample(step=steps, **SETTINGS)
 

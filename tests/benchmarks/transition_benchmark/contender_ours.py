@@ -21,8 +21,9 @@ def prepare(problem: Problem, settings: Settings) -> dict[str, Run]:
     model = build_model(problem, settings.batch)
 
     def make_run(method: str) -> Run:
-        center = {} if method == "sgld" else {"center": problem.mode}
-        step = make_step(model, method, settings.batch, step_size=settings.step_size, **center)
+        given = {} if method == "sgld" else {"center": problem.mode}
+        given |= {"step_size": settings.step_size, "preconditioner": "identity"}
+        step = make_step(model, method, settings.batch, **given)
         chain = engine_chain(step, problem.start, settings.step_size)
         return lambda seed: chain(seed, settings.transitions)
 
