@@ -80,7 +80,8 @@ that converges slowly goes on."""
 
 HOPELESS_ITERATIONS = 5
 """The search ends in this way only where the mean gradient is that large in this many successive
-steps, since heavy tails may cause a single large one."""
+steps, since heavy tails may cause a single large one, and where it is not falling: a search that
+begins many standard deviations away moves by about one of them in a step."""
 
 PRECISION_BOUNDS = (0.25, 4.0)
 """One step changes the precision in any direction by a factor within these bounds. They keep a
@@ -383,15 +384,15 @@ def fit_gaussian(
         Number of steps with the same points. With fewer than `MOST_ITERATIONS` none at new points
         follow.
     """
-    far = 0
+    shifts: list[float] = []
     for iteration in range(steps if settles else 0):
         misfit = mismatch(gradient, mean, root, np.random.default_rng(1747))
         if not np.isfinite(misfit.shift):
             # With half the width fewer points are outside of the support.
             root = root / 2
             continue
-        far = far + 1 if misfit.shift > HOPELESS_SHIFT else 0
-        if iteration >= MOST_ITERATIONS / 3 and far >= HOPELESS_ITERATIONS:
+        shifts.append(misfit.shift)
+        if iteration >= MOST_ITERATIONS / 3 and _is_hopeless(shifts):
             return Gaussian(mean, root, False)
         values, vectors = linalg.eigh(misfit.precision)
         if np.abs(values).max() < FLAT:  # It would run away where the density is constant.
@@ -418,6 +419,12 @@ def fit_gaussian(
         step = _mean_step(vectors, part * misfit.gradient, change)
         mean, root = mean + root @ step, _rescaled(root, vectors, change)
     return Gaussian(mean, root, False)
+
+
+def _is_hopeless(shifts: list[float]) -> bool:
+    """Whether the mean gradient is large in the last steps, and smaller than before in none."""
+    last, before = shifts[-HOPELESS_ITERATIONS:], shifts[:-HOPELESS_ITERATIONS]
+    return bool(before) and min(last) > max(HOPELESS_SHIFT, min(before))
 
 
 def _mean_step(vectors: np.ndarray, gradient: np.ndarray, change: np.ndarray) -> np.ndarray:

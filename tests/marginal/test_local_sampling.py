@@ -517,7 +517,10 @@ def test_many_local_quantities_need_a_step_size():
         mean = pm.Normal("mean")
         u = pm.Normal("u", shape=(30, 7))
         pm.Normal("y", mean + u, 1.0, observed=rng.normal(size=(30, 7)))
-    with model, pytest.raises(ValueError, match=r"at most 6. Give `step_size`, .* and `batch_size`"):
+    with (
+        model,
+        pytest.raises(ValueError, match=r"at most 6. Give `step_size`, .* and `batch_size`"),
+    ):
         SGLD(local="u")
 
 

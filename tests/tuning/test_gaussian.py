@@ -14,6 +14,7 @@ from pymc_sgmcmc.matrices import triangular_root
 from pymc_sgmcmc.tuning import find_center
 from pymc_sgmcmc.tuning.gaussian import (
     Mismatch,
+    _is_hopeless,
     fit_gaussian,
     mismatch,
     steepest_curvature,
@@ -26,6 +27,8 @@ from pymc_sgmcmc.tuning.nearest_gaussian import (
     spread,
 )
 from pymc_sgmcmc.tuning.subsample import Subsample
+from tests.accuracy.gallery import counts_of_subjects
+from tests.accuracy.suite import REFERENCES
 
 
 def random_root(rng, dimension):
@@ -333,3 +336,24 @@ def test_cost_of_the_center_of_many_groups(monkeypatch):
     assert misfit.shift < 0.2
     np.testing.assert_allclose(misfit.scales, 1, atol=0.9)
     assert passes < 1500
+
+
+def test_a_search_goes_on_while_the_mean_gradient_falls():
+    """Many standard deviations away a step moves by about one of them."""
+    falling = [float(shift) for shift in range(60, 6, -1)]
+    assert not any(_is_hopeless(falling[:number]) for number in range(1, len(falling)))
+    assert _is_hopeless([*falling, 20.0, 40.0, 30.0, 20.0, 10.0])
+    assert not _is_hopeless([*falling, 20.0, 40.0, 4.0, 20.0, 10.0])
+
+
+def test_effects_of_few_counts_have_a_near_gaussian(data_folder):
+    """The mode is at a scale of zero, and the search begins ten standard deviations away."""
+    posterior = Posterior(counts_of_subjects(data_folder))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CenterWarning)
+        center = find_center(posterior, posterior.initial_position)
+    reference = np.load(REFERENCES / "counts_of_subjects.npz")
+    off = (center.position - reference["position_mean"]) / reference["position_sd"]
+    assert np.abs(off).max() < 0.15
+    ratio = center.curvature.standard_deviations / reference["position_sd"]
+    assert ((ratio > 0.8) & (ratio < 1.1)).all()
