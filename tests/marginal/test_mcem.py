@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pandas as pd
 import pymc as pm
@@ -61,7 +63,8 @@ def test_linear_models_have_their_maximum(rng, caplog, monkeypatch):
     start, labels = np.array([0.0, 0.0, -1.0, 1.0]), groups.layout.labels
     expected = maximize(likelihood, start, 100, labels)
     search = MonteCarloEM(groups, np.random.default_rng(SEED), 0.05, 100)
-    drawn = search.maximize(start, labels)
+    with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
+        drawn = search.maximize(start, labels)
     errors = np.sqrt(np.diag(drawn.covariance))
     assert (np.abs(drawn.maximum.position - expected.position) < 4 * errors).all()
     standard_errors = np.sqrt(np.diag(np.linalg.inv(expected.information)))
@@ -173,7 +176,8 @@ def test_settings_that_do_not_fit(rng, settings, error, match):
 def test_a_larger_error_than_stated_is_said(rng, caplog, monkeypatch):
     monkeypatch.setattr(mcem, "MOST_BATCHES", mcem.FEWEST_BATCHES)
     model = linear_model(*random_intercepts(rng))
-    fit = fit_marginal(model, "z", method="mcem", monte_carlo_error=1e-4, random_seed=SEED)
+    with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
+        fit = fit_marginal(model, "z", method="mcem", monte_carlo_error=1e-4, random_seed=SEED)
     assert "`monte_carlo_error` should be at most 0.0001 standard errors, but is 0.0" in caplog.text
     assert "1000 a group" in caplog.text
     table = fit.to_dataframe()

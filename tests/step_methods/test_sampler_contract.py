@@ -159,7 +159,7 @@ def test_recorded_gradient_is_an_estimate_at_the_recorded_position(sampler, grad
 
 
 @one_sampler
-def test_compound_step(sampler):
+def test_compound_step(sampler, caplog):
     """Some variables by the sampler, the others by NUTS or slices, in any order."""
     model = two_variable_model()
     with model:
@@ -171,8 +171,8 @@ def test_compound_step(sampler):
             compile_kwargs=NUMBA,
         )
         other = pm.Slice([model["sigma"]])
-        logging.getLogger("pymc").setLevel(logging.ERROR)
-        idata = sample(model, [step, other], draws=400, tune=100)
+        with caplog.at_level(logging.ERROR, logger="pymc"):
+            idata = sample(model, [step, other], draws=400, tune=100)
     assert float(abs(idata.posterior["intercept"].mean() - 1.0)) < 0.1
     assert float(abs(idata.posterior["slope"].mean() - 2.0)) < 0.1
     assert float(abs(idata.posterior["sigma"].mean() - 0.5)) < 0.08

@@ -1,0 +1,134 @@
+"""Searches for a Gaussian near posteriors whose effects of groups stay joint, compared.
+
+    python -m tests.accuracy.centres FOLDER_OF_DATA [--models NAME ...] [--methods NAME ...]
+
+prints for each model and method processor seconds, the largest error of a mean in reference sds,
+and the range of sds over those of the reference: of `find_center`, Pathfinder (blackjax), full-rank
+ADVI (PyMC, 20 000 iterations) and short runs of nutpie with its low-rank metric (300 draws of
+tuning, 100 of one chain). The environment needs blackjax and nutpie beside this package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pymc as pm
+
+from tests.accuracy.posteriors import MODELS
+from tests.accuracy.suite import REFERENCES
+
+JOINT = (
+    "contraception",
+    "contraception_centred",
+    "counts_of_subjects",
+    "radon_houses",
+    "binary_groups",
+    "items_and_persons",
+    "linear_mixed",
+    "horseshoe",
+)
+
+Moments = tuple[np.ndarray, np.ndarray]
+
+
+def ours(model: pm.Model) -> Moments:
+    """Centre and curvature of this package."""
+    from pymc_sgmcmc import Posterior
+    from pymc_sgmcmc.tuning import find_center
+
+    posterior = Posterior(model)
+    center = find_center(posterior, posterior.initial_position)
+    return center.position, center.curvature.standard_deviations
+
+
+def pathfinder(model: pm.Model) -> Moments:
+    """Mean and sds of 2000 draws of the best approximation on the path."""
+    import jax
+    from blackjax.vi import pathfinder as method
+    from pymc.sampling.jax import get_jaxified_logp
+
+    start = model.initial_point()
+    parts = [np.atleast_1d(start[value.name]) for value in model.value_vars]
+    ends = np.cumsum([part.size for part in parts])[:-1]
+    log_density = get_jaxified_logp(model)
+
+    def flat(position):
+        pieces = jax.numpy.split(position, ends)
+        shaped = [
+            piece.reshape(np.shape(start[value.name]))
+            for piece, value in zip(pieces, model.value_vars, strict=True)
+        ]
+        return log_density(shaped)
+
+    initial = np.concatenate([part.ravel() for part in parts]) + 0.0
+    state, _ = method.approximate(jax.random.key(1), flat, jax.numpy.asarray(initial))
+    draws = np.asarray(method.sample(jax.random.key(2), state, 2000)[0])
+    return draws.mean(0), draws.std(0)
+
+
+def advi(model: pm.Model) -> Moments:
+    """Mean and sds of the full-rank Gaussian."""
+    with model:
+        fitted = pm.fit(20_000, method="fullrank_advi", progressbar=False, random_seed=1)
+    approximation = fitted.groups[0]
+    order = [value.name for value in model.value_vars]
+    mean, sd = fitted.mean.eval(), fitted.std.eval()
+    slices = {name: part for name, (_, part, *_) in approximation.ordering.items()}
+    return tuple(np.concatenate([values[slices[name]] for name in order]) for values in (mean, sd))
+
+
+def nutpie(model: pm.Model) -> Moments:
+    """Mean and sds of a short run."""
+    import nutpie as package
+
+    compiled = package.compile_pymc_model(model)
+    idata = package.sample(
+        compiled, draws=100, tune=300, chains=1, cores=1, seed=1, progress_bar=False,
+        low_rank_modified_mass_matrix=True, store_unconstrained=True,
+    )  # fmt: skip
+    draws = np.asarray(idata.sample_stats["unconstrained_draw"])[0]
+    return draws.mean(0), draws.std(0)
+
+
+METHODS: dict[str, Callable[[pm.Model], Moments]] = {
+    method.__name__: method for method in (ours, pathfinder, advi, nutpie)
+}
+
+
+def main() -> None:
+    """Run the program."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data_folder", type=Path)
+    parser.add_argument("--models", nargs="+", default=JOINT)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    arguments = parser.parse_args()
+    logging.getLogger("pymc").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    for name in arguments.models:
+        reference = np.load(REFERENCES / f"{name}.npz")
+        for method in arguments.methods:
+            model = MODELS[name](arguments.data_folder)
+            begin = time.process_time()
+            try:
+                mean, sd = METHODS[method](model)
+            except Exception as error:
+                print(f"{name}, {method}: {type(error).__name__} {str(error)[:100]}", flush=True)
+                continue
+            seconds = time.process_time() - begin
+            off = np.abs(mean - reference["position_mean"]) / reference["position_sd"]
+            ratio = sd / reference["position_sd"]
+            print(
+                f"{name}, {method}: {seconds:.1f} s, mean off by {off.max():.2f} sd at most, "
+                f"sds {ratio.min():.2f} to {ratio.max():.2f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
