@@ -352,10 +352,10 @@ def check_divergence(reasons: Mapping[Any, str | None], settings: Mapping[str, A
 
 def remedy_of_divergence(settings: Mapping[str, Any]) -> str:
     """Remedy for a chain that diverged, as a sentence without its full stop."""
+    its = with_preconditioner(settings)
     step_size = settings.get("step_size")
     if step_size is None:
-        return "The step size is too large: sample again with a smaller one"
-    its = with_preconditioner(settings)
+        return f"The step size{its} is too large: sample again with a smaller one"
     too_large = f"The step size of {step_size:.3g}{its} is too large: use a smaller "
     if settings.get("step_size_from") == GIVEN:
         return f"{too_large}`step_size`, such as {step_size / 4:.2g}, or leave it out"

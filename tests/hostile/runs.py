@@ -225,7 +225,6 @@ def diverged_beside_metropolis():
             SGLDCV(
                 [model["intercept"], model["slope"]],
                 step_size=5.0,
-                **IDENTITY,
                 compile_kwargs=QUICK,
                 **CURVATURE,
             ),

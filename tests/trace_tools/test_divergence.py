@@ -111,6 +111,20 @@ def test_a_run_that_diverged_is_told_and_refused(caplog, chains):
             tool(idata)
 
 
+def test_the_preconditioner_of_a_step_size_by_a_function_is_named():
+    with regression():
+        step = SGLDCV(
+            step_size=lambda number: 5.0 + 0 * number,
+            preconditioner="curvature",
+            compile_kwargs=NUMBA,
+        )
+        idata = pm.sample(
+            step=step, draws=150, tune=20, chains=1, random_seed=1, progressbar=False, quiet=True
+        )
+    with pytest.raises(ValueError, match='step size with `preconditioner="curvature"` is too'):
+        zero_variance(idata)
+
+
 def test_the_advice_for_one_chain_of_several(rng):
     x, g = (
         np.stack(one)
