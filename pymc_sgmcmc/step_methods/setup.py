@@ -279,6 +279,11 @@ class Setup:
         )
 
     @cached_property
+    def _noise_along_curvature(self) -> float:
+        """Largest eigenvalue of L⊤ C L for the rows' covariance C and the curvature's root L."""
+        return largest_mean_square(self.noise.deviations @ self.center.curvature.root)
+
+    @cached_property
     def estimator(self) -> GradientEstimator:
         """Gradient estimator with its minibatch scheme."""
         gradient, static = self.settings.gradient, self.settings.on_jax
@@ -306,8 +311,7 @@ class Setup:
         """Batch size at least cost where the preconditioner is the inverse curvature."""
         curvature, noise_of_rows = self.center.curvature, self.noise
         largest = float(curvature.relative_to(curvature.root).max())
-        squares = largest_mean_square(noise_of_rows.deviations @ curvature.root)
-        noise = noise_of_rows.n_rows**2 * squares / largest
+        noise = noise_of_rows.n_rows**2 * self._noise_along_curvature / largest
         if self.settings.gradient not in ("plain", "cv"):
             noise *= 2  # Positions of reference vary about the centre as much as the chain.
         rows, matrix = _operations(self.posterior, self.center)
@@ -354,12 +358,15 @@ class Setup:
 
     def choose_step_size(self, root: Matrix) -> StepSizeChoice:
         """Step size of Langevin dynamics in closed form for a preconditioner M = L Lᵀ."""
+        if root is self.center.curvature.root:
+            noise = self._noise_along_curvature
+        else:
+            noise = largest_mean_square(self.noise.deviations @ root)
         return choose_step_size(
-            self.posterior,
             self.center,
             root,
             self.estimator.batching,
-            deviations=self.noise.deviations,
+            row_noise=noise,
             noise_factors=self.estimator.noise_factors,
             inflation=self.bias,
         )

@@ -94,9 +94,18 @@ class Curvature:
         return self.remainder * values
 
 
-def curvature_at(posterior: Posterior, subsample: Subsample, position: np.ndarray) -> Curvature:
-    """Curvature at a position, dense up to `DENSE_DIMENSION`, of low rank or diagonal beyond."""
-    scale = coordinate_scale(posterior, subsample, position)
+def curvature_at(
+    posterior: Posterior,
+    subsample: Subsample,
+    position: np.ndarray,
+    scale: np.ndarray | None = None,
+) -> Curvature:
+    """Curvature at a position, dense up to `DENSE_DIMENSION`, of low rank or diagonal beyond.
+
+    Rough scales of the coordinates are computed where not given.
+    """
+    if scale is None:
+        scale = coordinate_scale(posterior, subsample, position)
     if posterior.dimension > DENSE_DIMENSION:
         width = difference_width(posterior)
         return low_rank_curvature(subsample.gradients_alone, position, scale, width)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from pymc_sgmcmc.tuning.curvature import (
     DENSE_DIMENSION,
     Curvature,
     coordinate_scale,
+    curvature_at,
 )
 from pymc_sgmcmc.tuning.gaussian import (
     FEWEST_PAIRS,
@@ -26,6 +28,7 @@ from pymc_sgmcmc.tuning.gaussian import (
     MismatchAlongCoordinates,
     mismatch,
 )
+from pymc_sgmcmc.tuning.mean_field import mean_field
 from pymc_sgmcmc.tuning.mode_search import SEARCHES, collapsed_coordinates, find_mode
 from pymc_sgmcmc.tuning.nearest_gaussian import (
     LARGEST_LOSS,
@@ -106,13 +109,7 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
     flat = any(issubclass(warning.category, CenterWarning) for warning in record)
     collapsed = collapsed_coordinates(posterior, subsample, center, start)
     if not center.curvature.is_dense:
-        judge = Subsample(posterior, evaluations=2 * PAIRS_ALONG_COORDINATES)
-        center, coordinate_misfit = _recentered(posterior, judge, center)
-        if is_guide(coordinate_misfit) and not flat and not len(collapsed):
-            warn_of_other_modes(posterior, subsample, center, start, scale)
-        else:
-            _warn_of_no_guide(posterior, coordinate_misfit, center, collapsed, flat, at_mode=True)
-        return center
+        return _long_center(posterior, subsample, large, center, start, scale, collapsed, flat)
     judge = judge_of(posterior, center)
     if not flat and not len(collapsed) and _may_be_guide(posterior, subsample, judge, center):
         misfit = mismatch_at(posterior, judge, center)
@@ -163,6 +160,65 @@ def _with_bend(center: Center, mean_gradient: np.ndarray) -> Center:
     root = center.curvature.root
     balance = mean_gradient - root.T @ center.gradient
     return replace(center, bend=root @ balance / center.curvature.standard_deviations)
+
+
+def _long_center(
+    posterior: Posterior,
+    subsample: Subsample,
+    large: Subsample,
+    mode: Center,
+    start: np.ndarray,
+    scale: np.ndarray,
+    collapsed: np.ndarray,
+    flat: bool,
+) -> Center:
+    """Centre of a position too long for matrices, at the mode or near the mean.
+
+    The parameters are those of `find_center` and `_warn_of_no_guide`.
+    """
+    judge = Subsample(posterior, evaluations=2 * PAIRS_ALONG_COORDINATES)
+    center, misfit = _recentered(posterior, judge, mode)
+    at_mode = True
+    if len(collapsed) or not (is_guide(misfit) or flat):
+        # A search that begins at a scale of zero hardly leaves it.
+        begin = (start, scale) if len(collapsed) else (mode.position, _scale_of(mode))
+        with suppress(ValueError), np.errstate(all="ignore"):  # Not finite around the start.
+            around = _around_mean_field(posterior, large, *begin)
+            better, misfit_there = _recentered(posterior, judge, around)
+            escaped = not len(collapsed_coordinates(posterior, subsample, better, start))
+            if escaped and (len(collapsed) or misfit_there.shift < misfit.shift):
+                center, misfit = better, misfit_there
+                collapsed, at_mode = collapsed[:0], False
+    if is_guide(misfit) and not flat and not len(collapsed):
+        warn_of_other_modes(posterior, subsample, center, start, scale, at_mode=at_mode)
+    else:
+        _warn_of_no_guide(posterior, misfit, center, collapsed, flat, at_mode=at_mode)
+    return center
+
+
+def _scale_of(center: Center) -> np.ndarray:
+    """Standard deviation of each coordinate given the others, shape (d,)."""
+    return center.curvature.precision.diagonal() ** -0.5
+
+
+def _around_mean_field(
+    posterior: Posterior, subsample: Subsample, position: np.ndarray, scale: np.ndarray
+) -> Center:
+    """Centre of a long position at the mean of the nearest Gaussian with independent coordinates.
+
+    For many group effects it is near the mass where their scale is not known, and the mode is not.
+
+    Raises
+    ------
+    ValueError
+        Where log density or gradient are not finite around the position, or at the mean.
+    """
+    mean, deviations = mean_field(posterior, position, scale)
+    with warnings.catch_warnings():
+        # The density may bend upwards away from the mode.
+        warnings.simplefilter("ignore", CenterWarning)
+        curvature = curvature_at(posterior, subsample, mean, deviations)
+    return center_at(posterior, mean, curvature)
 
 
 def _recentered(

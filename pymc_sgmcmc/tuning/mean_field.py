@@ -35,8 +35,8 @@ MEAN_FIELD_STEPS = 200
 
 def mean_field(
     posterior: Posterior, start: np.ndarray, scale: np.ndarray, tilt: np.ndarray | None = None
-) -> np.ndarray:
-    """Mean of the Gaussian with independent coordinates nearest to a posterior.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviations of the Gaussian with independent coordinates that is nearest.
 
     The rows are divided among the pairs of points where that leaves `SUBSAMPLE_ROWS` to each, so
     that one evaluation costs two passes over the rows. Both points of a pair have the same rows,
@@ -88,4 +88,5 @@ def mean_field(
 
     scaling = Diagonal(np.concatenate([scale, np.ones(d)]))
     begin = np.concatenate([start, np.zeros(d)])
-    return minimize(objective, begin, scaling, CENTER_TOLERANCE, MEAN_FIELD_STEPS)[:d]
+    end = minimize(objective, begin, scaling, CENTER_TOLERANCE, MEAN_FIELD_STEPS)
+    return end[:d], scale * np.exp(end[d:])

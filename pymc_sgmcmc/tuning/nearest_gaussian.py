@@ -210,7 +210,7 @@ def nearest_gaussian(
     # A search that begins at a scale of zero hardly leaves it.
     for position, deviations in begins[1:] if len(collapsed) else begins:
         try:
-            position = mean_field(posterior, position, deviations)
+            position, _ = mean_field(posterior, position, deviations)
         except ValueError:  # The log density is not finite around the start.
             continue
         for rows in (subsample, more):
@@ -378,7 +378,7 @@ def response(posterior: Posterior, center: Center, misfit: Mismatch) -> float:
     scale = precision.diagonal() ** -0.5
     try:
         ahead, behind = (
-            mean_field(posterior, center.position, scale, side * tilt) for side in (1.0, -1.0)
+            mean_field(posterior, center.position, scale, side * tilt)[0] for side in (1.0, -1.0)
         )
     except ValueError:  # The log density is not finite around the mean, so nothing is known.
         return 1.0

@@ -23,7 +23,8 @@ NOISE_ROWS = 10_000
 a relative error of 1.4 % where the gradients are Gaussian."""
 
 NOISE_ELEMENTS = 20_000_000
-"""The sample has at most this many rows times dimensions, which take 160 MB."""
+"""The sample has at most this many rows times dimensions, which take 160 MB, and the worst rows at
+all their points have no more."""
 
 NOISE_POINTS = 1000
 """The sampled rows are divided among at most this many points around the centre. The noise grows
@@ -41,8 +42,9 @@ WORST_ROWS = 1000
 separately. It is the largest of `CANDIDATES`."""
 
 POINTS_A_ROW = 16
-"""Each of the worst rows is evaluated at this many points around the centre. It is a compromise
-between the noise of their mean and their time and memory."""
+"""Each of the worst rows is evaluated at this many points around the centre, or as many as
+`NOISE_ELEMENTS` allows. It is a compromise between the noise of their mean and their time and
+memory."""
 
 SEARCH_POINTS = (2, 8)
 """All rows are searched for the worst ones at a number of points within these bounds. Each point
@@ -121,28 +123,32 @@ def row_noise(
     most = int(np.clip(NOISE_ELEMENTS // posterior.dimension, ROWS_A_POINT, NOISE_ROWS))
     sample = np.random.default_rng(2018).permutation(others)[:most]
     of_sample = rows.deviations_apart(sample) * np.sqrt(len(others) / len(sample))
-    of_worst = rows.deviations_at_all(worst) / np.sqrt(rows.points_a_row)
+    of_worst = rows.deviations_at_all(worst)
+    of_worst /= np.sqrt(len(of_worst))
 
-    def without(kept: int) -> np.ndarray:
+    def without(kept: int, of_sample: np.ndarray, of_worst: np.ndarray) -> np.ndarray:
         """Rows whose mean outer product is C where the worst `kept` rows are left out."""
         remaining = np.concatenate([of_sample, of_worst[:, kept:].reshape(-1, of_sample.shape[1])])
-        return remaining * np.sqrt(len(remaining) / max(1, n_rows - kept))
+        remaining *= np.sqrt(len(remaining) / max(1, n_rows - kept))
+        return remaining
 
     kept = 0
     if cost is not None and control_variate:
         root = center.curvature.root
         curvature = float(center.curvature.relative_to(root).max())
+        white = of_sample @ root, np.array([rows_at @ root for rows_at in of_worst])
 
         def cost_of(kept: int) -> float:
             drawn = n_rows - kept
-            noise = drawn**2 * largest_mean_square(without(kept) @ root) / curvature
+            noise = drawn**2 * largest_mean_square(without(kept, *white)) / curvature
             return cost(noise, drawn, kept)
 
         costs = {number: cost_of(number) for number in CANDIDATES if number <= count}
         cheapest = min(costs, key=lambda number: costs[number])
         if costs[0] > WORTHWHILE_GAIN * costs[cheapest]:
             kept = cheapest
-    return RowNoise(without(kept), n_rows - kept, np.sort(worst[:kept]))
+    deviations = without(kept, of_sample, of_worst)
+    return RowNoise(deviations, n_rows - kept, np.sort(worst[:kept]))
 
 
 def largest(values: np.ndarray, count: int) -> np.ndarray:
@@ -175,7 +181,6 @@ class _Rows:
         self._others = {
             name: np.array(shared.get_value()) for name, shared in posterior.others.items()
         }
-        self.points_a_row = POINTS_A_ROW if control_variate else 1
         # Mean of the gradients of all rows at the centre.
         self._mean = center.likelihood_gradient / posterior.n_rows
 
@@ -223,15 +228,15 @@ class _Rows:
         The mean difference of all rows is not known at each point. It is not subtracted, since the
         differences of these rows are far larger.
         """
+        dimension = self._posterior.dimension
         if not len(numbers):
-            return np.empty((self.points_a_row, 0, self._posterior.dimension))
+            return np.empty((1, 0, dimension))
         at_center = self._at_center(numbers)
         if not self._control_variate:
             return at_center[None] - self._mean
         rows = self._posterior.take(numbers)
-        return np.array(
-            [self._at(point, rows) - at_center for point in self._points[:POINTS_A_ROW]]
-        )
+        count = int(np.clip(NOISE_ELEMENTS // (len(numbers) * dimension), 1, POINTS_A_ROW))
+        return np.array([self._at(point, rows) - at_center for point in self._points[:count]])
 
     def _at_center(self, numbers: np.ndarray) -> np.ndarray:
         rows = self._posterior.take(numbers)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pymc_sgmcmc.batching import Batching
-from pymc_sgmcmc.matrices import Matrix, largest_mean_square
-from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.matrices import Matrix
 from pymc_sgmcmc.tuning.center import Center
 
 VARIANCE_INFLATION = 0.05
@@ -40,12 +39,11 @@ class StepSizeChoice:
 
 
 def choose_step_size(
-    posterior: Posterior,
     center: Center,
     preconditioner_root: Matrix,
     batching: Batching,
     *,
-    deviations: np.ndarray,
+    row_noise: float,
     noise_factors: tuple[float, float] = (1.0, 0.0),
     inflation: float = VARIANCE_INFLATION,
 ) -> StepSizeChoice:
@@ -53,26 +51,25 @@ def choose_step_size(
 
     Parameters
     ----------
-    posterior, center, batching
+    center, batching
     preconditioner_root : Matrix
         The matrix L in M = L Lᵀ.
-    deviations : numpy.ndarray, shape (rows, d)
-        Deviations of the rows that minibatches are drawn from, see `RowNoise`.
+    row_noise : float
+        Largest eigenvalue of L⊤ C L for the covariance C of the rows that minibatches are drawn
+        from, see `RowNoise`.
     noise_factors : tuple of float
         Factors of the gradient estimator, see `GradientEstimator.noise_factors`.
     inflation : float
         The relative error :math:`\delta` of the variance.
     """
-    # L⊤g: gradients in coordinates in which M = I.
-    row_covariance = largest_mean_square(deviations @ preconditioner_root)
     n_rows, batch_size = batching.n_rows, batching.batch_size
     curvature = float(center.curvature.relative_to(preconditioner_root).max())
     of_noise, of_curvature = noise_factors
     factor = batching.variance_factor
-    noise = of_noise * n_rows**2 / batch_size * factor * row_covariance + of_curvature * curvature
+    noise = of_noise * n_rows**2 / batch_size * factor * row_noise + of_curvature * curvature
     step_size = 4 * inflation / (noise + curvature)
     # Solve N²/n c(n) λ = λ_max(MH) for n, with c = (N - n)/(N - 1) without replacement.
-    ratio = of_noise * n_rows**2 * row_covariance / curvature
+    ratio = of_noise * n_rows**2 * row_noise / curvature
     ratio += of_curvature * batch_size / max(factor, np.finfo(float).tiny)
     if batching.without_replacement:
         ratio = ratio * n_rows / (n_rows - 1 + ratio)

@@ -11,7 +11,7 @@ import pytest
 from pymc_sgmcmc import tuning
 from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.errors import CenterWarning
-from pymc_sgmcmc.matrices import as_matrix, matrix_root
+from pymc_sgmcmc.matrices import as_matrix, largest_mean_square, matrix_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning import (
     center_at,
@@ -111,6 +111,11 @@ def test_unknown_method(posterior):
         find_center(posterior, np.zeros(4), "adam")
 
 
+def noise_of_rows(posterior, center, root, control_variate):
+    noise = row_noise(posterior, center, control_variate=control_variate)
+    return largest_mean_square(noise.deviations @ root)
+
+
 @pytest.mark.parametrize("scheme", ["shuffle", "replace"])
 @pytest.mark.parametrize("control_variate", [False, True])
 def test_step_size_keeps_the_stated_inflation(problem, posterior, scheme, control_variate):
@@ -118,11 +123,10 @@ def test_step_size_keeps_the_stated_inflation(problem, posterior, scheme, contro
     center = find_center(posterior, np.zeros(4))
     batching = make_batching(scheme, posterior.data, 50)
     choice = choose_step_size(
-        posterior,
         center,
         center.curvature.root,
         batching,
-        deviations=row_noise(posterior, center, control_variate=control_variate).deviations,
+        row_noise=noise_of_rows(posterior, center, center.curvature.root, control_variate),
     )
     # The law with M = H^-1 is that with M = I in whitened coordinates.
     root = center.curvature.root
@@ -146,11 +150,10 @@ def test_batch_size_needed_balances_noise_and_curvature(problem, posterior):
     def choice(batch_size):
         batching = make_batching("shuffle", posterior.data, batch_size)
         return choose_step_size(
-            posterior,
             center,
             root,
             batching,
-            deviations=row_noise(posterior, center, control_variate=False).deviations,
+            row_noise=noise_of_rows(posterior, center, root, False),
         )
 
     needed = choice(20).batch_size_needed
@@ -166,12 +169,12 @@ def test_curvature_under_any_preconditioner(problem, posterior, preconditioner):
         "dense": np.linalg.inv(problem.precision) + 0.01 * np.eye(4),
     }[preconditioner]
     batching = make_batching("shuffle", posterior.data, 50)
+    root = matrix_root(matrix)
     choice = choose_step_size(
-        posterior,
         center,
-        matrix_root(matrix),
+        root,
         batching,
-        deviations=row_noise(posterior, center, control_variate=True).deviations,
+        row_noise=noise_of_rows(posterior, center, root, True),
     )
     expected = np.linalg.eigvals(as_matrix(matrix) @ problem.precision).real.max()
     assert choice.curvature == pytest.approx(expected, rel=1e-5)

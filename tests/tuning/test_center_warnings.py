@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pymc as pm
 import pytest
-from scipy import stats
+from scipy import special, stats
 
 from pymc_sgmcmc import SGLDCV
 from pymc_sgmcmc.errors import CenterWarning
@@ -39,13 +39,13 @@ def grouped_logistic(groups, rows_a_group=10):
     return model
 
 
-def counts_in_centred_groups(groups=50, spread=1.5):
+def counts_in_centred_groups(groups=50, spread=1.5, flat=False):
     """The density has no bound where the scale of the groups is zero."""
     rng = np.random.default_rng(2)
     group = np.repeat(np.arange(groups), 4)
     with pm.Model() as model:
         intercept = pm.Normal("intercept", 0, 5)
-        scale = pm.HalfNormal("scale", 1)
+        scale = pm.math.exp(pm.Flat("log_scale")) if flat else pm.HalfNormal("scale", 1)
         effect = pm.Normal("effect", 0, scale, shape=groups)
         counts = rng.poisson(np.exp(0.5 + spread * rng.normal(size=groups)[group]))
         pm.Poisson("y", pm.math.exp(intercept + effect[group]), observed=counts)
@@ -120,11 +120,35 @@ def test_a_centre_that_is_no_guide(make_model, message):
 
 
 def test_a_mode_at_a_scale_of_zero():
-    """Of positions too long for the search of the nearest Gaussian."""
+    """Also the nearest Gaussian with independent coordinates is there where the prior is flat."""
     message = r"ended at a scale of zero: .* such as effect\[\d+\] non-centred"
     with pytest.warns(CenterWarning, match=message) as record:
-        search(counts_in_centred_groups(520, spread=0.1))
+        search(counts_in_centred_groups(520, spread=0.0, flat=True))
     assert len(record) == 1
+
+
+def test_a_long_position_leaves_a_scale_of_zero():
+    """The joint mode is at a scale of zero, and the mass where the effects were drawn."""
+    spread = 0.3
+    center = search(counts_in_centred_groups(520, spread=spread))  # and no CenterWarning
+    assert center.position[1] == pytest.approx(np.log(spread), abs=0.2)
+    assert center.curvature.standard_deviations[1] > 0.02
+
+
+def test_crossed_effects_of_a_long_position():
+    """The joint mode has scales some ten standard deviations too large."""
+    rng = np.random.default_rng(4)
+    first, second = rng.integers(300, size=6000), rng.integers(240, size=6000)
+    level = -0.3 + 0.8 * rng.normal(size=300)[first] + 0.5 * rng.normal(size=240)[second]
+    with pm.Model() as model:
+        scales = pm.HalfNormal("scales", shape=2)
+        mean = pm.Normal("mean")
+        one, other = pm.Normal("one", shape=300), pm.Normal("other", shape=240)
+        effects = scales[0] * one[first] + scales[1] * other[second]
+        pm.Bernoulli("y", logit_p=mean + effects, observed=rng.random(6000) < special.expit(level))
+    with pytest.warns(CenterWarning, match=NO_GUIDE):
+        center = search(model)
+    assert center.position[:2] == pytest.approx(np.log([0.8, 0.5]), abs=0.25)
 
 
 @pytest.mark.parametrize(

@@ -269,9 +269,11 @@ def test_mean_field_of_a_correlated_posterior_is_at_its_mean():
     posterior = Posterior(model)
     precision = X.T @ X + np.eye(3) / 100
     root = np.linalg.cholesky(np.linalg.inv(precision))
-    mean = mean_field(posterior, np.zeros(3), np.diag(precision) ** -0.5)
+    scale = np.diag(precision) ** -0.5
+    mean, deviations = mean_field(posterior, np.zeros(3), scale)
     # The mean of each block is more than a standard deviation from that of all rows.
     assert np.abs(np.linalg.solve(root, mean - np.linalg.solve(precision, X.T @ y))).max() < 0.05
+    assert deviations == pytest.approx(scale, rel=0.5)  # from ten pairs of points
 
 
 def test_response_of_a_correlated_gaussian_is_one():
