@@ -23,8 +23,8 @@ class QuasiNewtonLangevin(Dynamics):
     .. math:: \theta_t = \theta_{t-M} + \tfrac{h}{2} H_t \hat\nabla_{S_t}(\theta_{t-M})
               + \sqrt{h}\, R_t \xi_t, \qquad H_t = R_t R_t^\top
 
-    H_t approximates the inverse curvature by BFGS updates of :math:`\gamma I` with the M - 1
-    pairs :math:`\tau = t-M+1, \dots, t-1`, oldest first,
+    H_t approximates the inverse curvature by BFGS updates of :math:`\gamma`, a number or a
+    diagonal, with the M - 1 pairs :math:`\tau = t-M+1, \dots, t-1`, oldest first,
 
     .. math:: s_\tau = \theta_\tau - \theta_{\tau-M}, \qquad
               y_\tau = \hat\nabla_{S_\tau}(\theta_{\tau-M}) - \hat\nabla_{S_\tau}(\theta_\tau)
@@ -41,25 +41,25 @@ class QuasiNewtonLangevin(Dynamics):
               y_\tau = \hat\nabla_{S_\tau}(\theta_{\tau-1}) - \hat\nabla_{S_\tau}(\theta_\tau)
               + \lambda s_\tau
 
-    with a second condition, :math:`\gamma \|y\|^2 \le 4 s^\top y`, which holds for a curvature of
+    with a second condition, :math:`y^\top \gamma y \le 4 s^\top y`, which holds for a curvature of
     at most :math:`4 / \gamma`. They depend on the other chains alone, as in the ensembles of
     Leimkuhler, Matthews and Weare (2018), so the product of M posteriors is invariant as h goes to
     zero.
 
     A pair is stored divided by :math:`\sqrt{s^\top y}`. Where
-    :math:`s^\top y \le \kappa \|s\|^2` it is stored as zeros, which have no effect. The first M
+    :math:`s^\top y \le s^\top \kappa s` it is stored as zeros, which have no effect. The first M
     transitions use no pairs, since all chains start from one point. They are steps of SGLD with
-    :math:`\gamma I`.
+    the preconditioner :math:`\gamma`.
 
     Attributes
     ----------
     memory : int
         M, at least 2.
-    initial_scale : scalar
+    initial_scale : scalar or (d,)
         :math:`\gamma`.
-    regularization : scalar
+    regularization : scalar or (d,)
         :math:`\lambda`.
-    curvature_threshold : scalar
+    curvature_threshold : scalar or (d,)
         :math:`\kappa`, positive.
     between_chains : bool
         Whether the pairs are differences between chains, for a `memory` of at least 3.
@@ -146,11 +146,11 @@ class QuasiNewtonLangevin(Dynamics):
             displacement, before = move, estimate
         change = before - gradient(following) + self.regularization * displacement
         product = displacement @ change
-        accepted = product > self.curvature_threshold * (displacement @ displacement)
+        accepted = product > displacement @ (self.curvature_threshold * displacement)
         if self.between_chains:
             # Between distant positions the difference of gradients may have another direction than
             # that of positions, which would make the update of H_t unbounded.
-            size = self.initial_scale * (change @ change)
+            size = change @ (self.initial_scale * change)
             accepted = accepted & (size <= LARGEST_CHANGE * product)
         # For a refused pair the product may be negative.
         factor = pt.where(accepted, pt.where(accepted, product, 1.0) ** -0.5, 0.0)
@@ -172,7 +172,7 @@ def preconditioned_move(
     gradient_changes: Array,
     initial_scale: Array,
 ) -> Array:
-    r"""Return :math:`H v + \eta` with H from BFGS updates of :math:`\gamma I`, and Cov η = H.
+    r"""Return :math:`H v + \eta` with H from BFGS updates of :math:`\gamma`, and Cov η = H.
 
     The pairs are scaled to :math:`s_i^\top y_i = 1`. The first loop of the recursion of Nocedal
     (1980) goes from the newest to the oldest pair, with :math:`\alpha_i = s_i^\top v` and
@@ -197,8 +197,8 @@ def preconditioned_move(
         The numbers :math:`\xi_i`.
     displacements, gradient_changes : (pairs, d)
         The vectors s_i and y_i, oldest first. Both are zero for a pair that is not used.
-    initial_scale : scalar
-        The scale γ.
+    initial_scale : scalar or (d,)
+        The scale γ, a number or a diagonal.
     """
     count = displacements.type.shape[0] if hasattr(displacements, "type") else len(displacements)
     coefficients = [None] * count

@@ -32,6 +32,10 @@ SMALLEST_EIGENVALUE = 1e-8
 """Directions count as flat where the information, scaled to a unit diagonal, has an eigenvalue
 below this. Differences of gradients leave up to some 1e-9."""
 
+SHORTEST_FRACTION = 5e-3
+"""A parameter at the boundary is looked for at distances of down to this many conditional standard
+errors. Over shorter ones the fall of the value at a maximum inside is lost in rounding."""
+
 HALVINGS = 40
 """A step is halved at most this many times."""
 
@@ -255,18 +259,27 @@ def at_boundary(objective: Objective, maximum: Maximum) -> list[int]:
     indices = []
     for index, curvature in enumerate(np.diag(maximum.information)):
         direction = np.zeros(len(maximum.position))
-        direction[index] = 1 / np.sqrt(max(curvature, 1e-300))
-        if any(_is_flat(objective, maximum, side * direction) for side in (-1, 1)):
+        # Where the information is zero, rounding may have made it negative.
+        direction[index] = 1 / np.sqrt(max(abs(curvature), 1e-300))
+        if any(_runs_away(objective, maximum, side * direction) for side in (-1, 1)):
             indices.append(index)
     return indices
 
 
-def _is_flat(objective: Objective, maximum: Maximum, direction: np.ndarray) -> bool:
-    """Whether the value falls by less than a fiftieth of what the information says."""
-    fraction = 1.0
-    while fraction > 1e-12:
+def _runs_away(objective: Objective, maximum: Maximum, direction: np.ndarray) -> bool:
+    """Whether the value does not fall as the information says.
+
+    It falls by less than a fiftieth of that, or by more than ten times that over a short distance:
+    on the side away from the boundary the information grows. Towards it, the value may be rounding
+    alone.
+    """
+    fraction, finite = 1.0, False
+    while fraction > (SHORTEST_FRACTION if finite else 1e-12):
         value, _ = objective(maximum.position + fraction * direction)
         if np.isfinite(value):
-            return maximum.value - value < 0.02 * 0.5 * fraction**2
-        fraction /= 2
+            finite = True
+            ratio = (maximum.value - value) / (0.5 * fraction**2)
+            if ratio < 0.02 or (fraction <= 0.125 and ratio > 10):
+                return True
+        fraction /= 8
     return False

@@ -25,7 +25,8 @@ gradient : {"plain", "cv", "svrg", "saga"}, SVRG or GradientEstimator
     Estimator of the gradient. "plain" is the scaled minibatch gradient. "cv" has control variates
     at the centre (Baker et al.), and "svrg" at an earlier position of the chain (`SVRG` sets how
     often it is refreshed). "saga" stores a gradient for each row. An estimator made by hand has
-    its own posterior and minibatch scheme.
+    its own posterior and minibatch scheme. The default is "plain" for `SGLD`, `SGRLD`, `OSGFS`
+    and `Recipe`, and "cv" for the others: plain gradients take many more transitions.
 batch_size : int, optional
     Number n of rows in a minibatch. For a model with `pymc.Minibatch` it replaces the model's
     own. Default for an ordinary model: the batch size at which an effective draw costs least, see
@@ -51,9 +52,10 @@ local : str, variable, sequence of these, or LocalSampling, optional
     identity. The rows are then the groups, and the chain moves the other variables. See
     `LocalSampling`, and `marginalize` for up to three quantities a group.
 thin : int, optional
-    Number of transitions for each recorded draw. Default: one relaxation time, at most 1000,
-    where the step size is computed, and 1 where it is given. Where tuning changes the step size
-    of Langevin dynamics, the default follows it at the end of tuning, by powers of two up to 16.
+    Number of transitions for each recorded draw. Default: one relaxation time of the slowest
+    direction, at most 1000, where the step size is computed, and 1 where it is given. Where tuning
+    changes the step size of Langevin dynamics, the default follows it at the end of tuning, by
+    powers of two up to 16.
 tune_method : {"closed_form", "halving"}
     How a step size is computed: in closed form, or, where that does not apply, by successive
     halving of a grid of step sizes. Halving compares short chains by their kernel Stein

@@ -217,7 +217,7 @@ class MALA(StochasticGradientStep):
         def optimal() -> Pace:
             step_size = optimal_mala_step(setup.center.curvature.relative_to(root))
             choice = setup.choose_step_size(root)
-            return Pace(step_size, default_thinning(step_size, choice.curvature), choice)
+            return Pace(step_size, default_thinning(step_size, choice.smallest_curvature), choice)
 
         pace = setup.pace(optimal)
         # This call compiles the function that begins a chain here, and not in each process.

@@ -21,9 +21,9 @@ from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
 from pymc_sgmcmc.tuning import Center, difference_width
 
 REGULARIZATION = 1e-2
-"""By default λ and the threshold κ are this part of the largest curvature. It is a compromise: a
-larger part slows the directions of small curvature, and a smaller one lets noisy pairs make large
-moves there."""
+"""By default λ and the threshold κ are this part of the largest curvature of the scaled position.
+It is a compromise: a larger part slows the directions of small curvature, and a smaller one lets
+noisy pairs make large moves there."""
 
 PAIRS = ("own", "between")
 """The curvature is learnt from the moves of each chain ("own"), or from differences between the
@@ -41,11 +41,15 @@ class HAMCMC(StochasticGradientStep):
     .. math:: \theta_t = \theta_{t-M} + \tfrac{h}{2} H_t \hat\nabla_{S_t}(\theta_{t-M})
               + N(0, h H_t)
 
-    where :math:`H_t` approximates the inverse curvature by BFGS updates of :math:`\gamma I`
+    where :math:`H_t` approximates the inverse curvature by BFGS updates of :math:`\gamma D^2`
     with M - 1 pairs, :math:`\tau = t-M+1, \dots, t-1`:
     :math:`s_\tau = \theta_\tau - \theta_{\tau-M}` and
     :math:`y_\tau = \hat\nabla_{S_\tau}(\theta_{\tau-M}) - \hat\nabla_{S_\tau}(\theta_\tau)
-    + \lambda s_\tau`, with both gradients from the same rows (Şimşekli et al. 2016, algorithm 1).
+    + \lambda D^{-2} s_\tau`, with both gradients from the same rows (Şimşekli et al. 2016,
+    algorithm 1, for the scaled position :math:`D^{-1} \theta`). By default
+    :math:`D^2 = \operatorname{diag}(H)^{-1}` with the curvature H at the centre, so that no
+    coordinate is slow for its unit alone; D is the identity, as in the paper, where
+    `initial_scale`, `regularization` or `curvature_threshold` is given.
     No matrix is stored: the two-loop recursion gives :math:`H_t \hat\nabla`, and a similar
     recursion gives noise with covariance :math:`H_t` exactly.
 
@@ -53,7 +57,7 @@ class HAMCMC(StochasticGradientStep):
     learnt from the others.
 
     **Law.** On a Gaussian posterior with curvature H, exact gradients and the default
-    :math:`\gamma`, :math:`H_t \preceq (H + \lambda I)^{-1}`. The stationary covariance is then
+    :math:`\gamma`, :math:`H_t \preceq (H + \lambda D^{-2})^{-1}`. The stationary covariance is then
     the posterior's up to a relative excess of about
     :math:`\tfrac{h}{4}(H_t V + H_t H)`, with V the covariance of the gradient estimate. The
     excess vanishes with h. On other posteriors a bias stays as h goes to zero. :math:`H_t` does
@@ -84,20 +88,21 @@ class HAMCMC(StochasticGradientStep):
         between chains, which leave no bias as h goes to zero and need M of at least 3.
     initial_scale : float, optional
         :math:`\gamma`, in squared units of the unconstrained position. Default:
-        :math:`1 / (\lambda_{\max}(H) + \lambda)`, at the centre.
+        :math:`1 / (\lambda_{\max}(DHD) + \lambda)`, at the centre.
     regularization : float, optional
         :math:`\lambda \ge 0`, in inverse units of :math:`\gamma`. It bounds :math:`H_t` by
-        :math:`1/\lambda` in flat directions. Default: 0.01 :math:`\lambda_{\max}(H)`.
+        :math:`1/\lambda` in flat directions. Default: 0.01 :math:`\lambda_{\max}(DHD)`.
     curvature_threshold : float, optional
         :math:`\kappa > 0`, in the same units. A pair is used only if
-        :math:`s^\top y > \kappa \|s\|^2`. Default: 0.01 :math:`\lambda_{\max}(H)`.
+        :math:`s^\top y > \kappa \|D^{-1} s\|^2`. Default: 0.01 :math:`\lambda_{\max}(DHD)`.
     step_size : float or callable, optional
         The step size h, in units in which the posterior's curvature is about 1 or less. Default:
-        that of `SGLD` with the preconditioner :math:`(H + \lambda I)^{-1}`, which bounds
+        that of `SGLD` with the preconditioner :math:`(H + \lambda D^{-2})^{-1}`, which bounds
         :math:`H_t`, for the variance inflation given as `bias`.
     thin : int, optional
         Number of transitions for each recorded draw. Default: a multiple of M, so that all draws
-        are from one of the M chains, and about one relaxation time where the step size is computed.
+        are from one of the M chains, and where the step size is computed the relaxation time of
+        the slowest direction under :math:`\gamma D^2`, which pairs shorten.
         Any other number is allowed where the step method has all variables. Draws are then from
         the M chains in turn, M times as many for the same work. For M > 2 their autocorrelations,
         and so the effective sample sizes of ArviZ, are wrong: treat each ``draws[k::M]`` as a
@@ -118,7 +123,7 @@ class HAMCMC(StochasticGradientStep):
     The paper's :math:`\epsilon` is h / 2. There are three departures from its print. All M - 1
     pairs up to t - 1 are used (its indices give M - 2 of them, none at M = 2). The noise has
     another recursion, since eq. (11) is not a root of :math:`H_t`. All M chains start from one
-    point and first move by SGLD with :math:`\gamma I`, where the paper asks for 2M + 1 starts.
+    point and first move by SGLD with :math:`\gamma D^2`, where the paper asks for 2M + 1 starts.
 
     Beside the statistics of `SGLD`, `sample_stats` has ``pair_accepted``: 1 where the transition
     made a pair that later ones use, else 0.
@@ -161,7 +166,7 @@ class HAMCMC(StochasticGradientStep):
         curvature_threshold: float | None = None,
         step_size: StepSize | None = None,
         bias: float | None = None,
-        gradient: Gradient = "plain",
+        gradient: Gradient = "cv",
         batch_size: int | None = None,
         batching: str | None = None,
         rows: str | Sequence[str] | None = None,
@@ -194,41 +199,47 @@ class HAMCMC(StochasticGradientStep):
                 "from one of the chains that take turns."
             )
         largest = np.nan
-        scales = (self._initial_scale, self._regularization, self._curvature_threshold)
-        if None in scales or setup.settings.step_size is None:
-            largest = steepest_curvature(setup.posterior, setup.center)
+        given = (self._initial_scale, self._regularization, self._curvature_threshold)
+        squares = np.ones(setup.posterior.dimension)
+        if given == (None, None, None):
+            squares = 1 / setup.center.curvature.precision.diagonal()
+        if None in given or setup.settings.step_size is None:
+            largest = steepest_curvature(setup.posterior, setup.center, np.sqrt(squares))
         regularization = _given_or(self._regularization, REGULARIZATION * largest)
         threshold = _given_or(self._curvature_threshold, REGULARIZATION * largest)
         scale = _given_or(self._initial_scale, 1.0 / (largest + regularization))
 
         def computed() -> Pace:
-            choice = setup.choose_step_size(_regularized_root(setup.center, regularization))
+            root = _regularized_root(setup.center, regularization / squares)
+            choice = setup.choose_step_size(root)
             # With a γ above the default, H_t can exceed the preconditioner of the closed form.
             step_size = choice.step_size / max(1.0, scale * (largest + regularization))
-            relaxation = default_thinning(choice.step_size, choice.curvature)
+            start = setup.center.curvature.relative_to(Diagonal(np.sqrt(scale * squares)))
+            relaxation = default_thinning(step_size, float(start.min()))
             turns = max(1, min(relaxation, MOST_THINNING // memory))
             return Pace(step_size, memory * turns, choice)
 
         pace = setup.pace(computed, thin=memory)
         dynamics = QuasiNewtonLangevin(
             memory,
-            setup.shared(scale, "initial_scale"),
-            setup.shared(regularization, "regularization"),
-            setup.shared(threshold, "curvature_threshold"),
+            setup.shared(scale * squares, "initial_scale"),
+            setup.shared(regularization / squares, "regularization"),
+            setup.shared(threshold / squares, "curvature_threshold"),
             between_chains=self._pairs == "between",
         )
         return Design(dynamics, pace)
 
 
-def steepest_curvature(posterior: Posterior, center: Center) -> float:
-    """Largest eigenvalue of the curvature at a centre.
+def steepest_curvature(posterior: Posterior, center: Center, scales: np.ndarray) -> float:
+    """Largest eigenvalue of the curvature at a centre, for coordinates in units of `scales`.
 
     Where the matrix is not known, it is computed to about 1 % by the Lanczos method, from
     differences of gradients of at most `CURVATURE_ROWS` rows.
     """
     curvature = center.curvature
     if curvature.is_dense:
-        return float(np.linalg.eigvalsh(curvature.precision.dense())[-1])
+        scaled = scales[:, None] * curvature.precision.dense() * scales
+        return float(np.linalg.eigvalsh(scaled)[-1])
     rng = np.random.default_rng(1980)
     count = min(posterior.n_rows, CURVATURE_ROWS)
     rows = posterior.take(np.sort(rng.choice(posterior.n_rows, size=count, replace=False)))
@@ -241,10 +252,11 @@ def steepest_curvature(posterior: Posterior, center: Center) -> float:
         return prior + weight * likelihood
 
     def product(direction: np.ndarray) -> np.ndarray:
-        direction = np.ravel(direction)
+        direction = scales * np.ravel(direction)
         size = width / np.linalg.norm(direction / curvature.standard_deviations)
         shift = size * direction
-        return (gradient(center.position - shift) - gradient(center.position + shift)) / (2 * size)
+        change = gradient(center.position - shift) - gradient(center.position + shift)
+        return scales * change / (2 * size)
 
     dimension = posterior.dimension
     operator = sparse_linalg.LinearOperator((dimension, dimension), matvec=product, dtype=float)
@@ -259,13 +271,13 @@ def steepest_curvature(posterior: Posterior, center: Center) -> float:
     return float(values[0])
 
 
-def _regularized_root(center: Center, regularization: float) -> Matrix:
-    """Root of (H + λ I)⁻¹, with the diagonal of H where no more is known."""
+def _regularized_root(center: Center, regularization: np.ndarray) -> Matrix:
+    """Root of (H + λ D⁻²)⁻¹, with the diagonal of H where no more is known."""
     precision = center.curvature.precision
     if not center.curvature.is_dense:
         return Diagonal((precision.diagonal() + regularization) ** -0.5)
     values = precision.dense()
-    return Dense(np.linalg.inv(values + regularization * np.eye(len(values)))).root
+    return Dense(np.linalg.inv(values + np.diag(regularization))).root
 
 
 def _given_or(given: float | None, default: float) -> float:

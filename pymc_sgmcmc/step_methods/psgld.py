@@ -105,7 +105,7 @@ class PSGLD(StochasticGradientStep):
         regularization: float = 1e-5,
         step_size: StepSize | None = None,
         bias: float | None = None,
-        gradient: Gradient = "plain",
+        gradient: Gradient = "cv",
         batch_size: int | None = None,
         batching: str | None = None,
         rows: str | Sequence[str] | None = None,
@@ -141,9 +141,9 @@ class PSGLD(StochasticGradientStep):
         dynamics = Langevin(Diagonal(preconditioner), Diagonal(preconditioner_root))
 
         def scaled() -> Pace:
-            # Thinning for the best diagonal M, which that of RMSprop may come near.
-            best = setup.closed_form(Diagonal(setup.center.curvature.standard_deviations))
-            return replace(best, step_size=4 * setup.bias)
+            expected = _stationary_diagonal(setup, self._regularization)
+            expected = expected / _diagonal_size(setup)(expected)
+            return replace(setup.closed_form(Diagonal(np.sqrt(expected))), step_size=4 * setup.bias)
 
         pace = setup.pace(scaled)
         adaptation = RMSprop(
@@ -156,6 +156,14 @@ class PSGLD(StochasticGradientStep):
             size_of=_diagonal_size(setup) if pace.choice is not None else None,
         )
         return Design(dynamics, pace, (adaptation,))
+
+
+def _stationary_diagonal(setup: Setup, regularization: float) -> np.ndarray:
+    """M to which RMSprop comes where the gradient has the variance H + V, up to a factor."""
+    deviations = setup.gradient_deviations()
+    noise = np.einsum("ri,ri->i", deviations, deviations)
+    moment = setup.center.curvature.precision.diagonal() + noise
+    return 1 / (regularization + np.sqrt(moment) / setup.posterior.n_rows)
 
 
 def _diagonal_size(setup: Setup) -> Callable[[np.ndarray], float]:

@@ -216,7 +216,7 @@ class Recipe(StochasticGradientStep):
             linear = _linearised(setup, values, self._gaussians, noise)
             step_size = largest_step(linear, setup.bias)
             choice = setup.choose_step_size(setup.center.curvature.root)
-            return Pace(step_size, default_thinning(step_size, linear.rate), choice)
+            return Pace(step_size, default_thinning(step_size, linear.slowest_rate), choice)
 
         pace = setup.pace(computed)
         if noise is not None:
@@ -464,7 +464,8 @@ class LinearProcess:
         self._diffusion = D[keep]
         self._noise = (A[:, :d] @ noise @ A[:, :d].T)[keep]
         self._root = linalg.cholesky(precision[:d, :d], lower=True)
-        self.rate = float(np.max(linalg.eigvals(self._slope).real))
+        rates = linalg.eigvals(self._slope).real
+        self.rate, self.slowest_rate = float(rates.max()), float(rates.min())
 
     def inflation(self, step_size: float) -> float:
         """Largest relative excess of a variance of the position; infinite where unstable."""

@@ -80,6 +80,6 @@ def search_step_size(block: TransitionBlock, setup: Setup, design: Design) -> De
 
     grid = np.geomspace(LARGEST_STEP, SMALLEST_STEP, CANDIDATES) / choice.curvature
     best = successive_halving(list(grid), run, FIRST_TRANSITIONS)[0]
-    thin = setup.settings.thin or default_thinning(best.step_size, choice.curvature)
+    thin = setup.settings.thin or default_thinning(best.step_size, choice.smallest_curvature)
     setup.report(Pace(best.step_size, thin, choice), by=" by successive halving")
     return replace(design, pace=Pace(best.step_size, thin))

@@ -377,7 +377,7 @@ class Setup:
         Both change at the end of tuning where the step size is `tuned`.
         """
         choice = self.choose_step_size(root)
-        thin = default_thinning(choice.step_size, choice.curvature)
+        thin = default_thinning(choice.step_size, choice.smallest_curvature)
         most_thin = max(thin, min(MOST_LENGTHENING * thin, MOST_THINNING)) if tuned else None
         return Pace(choice.step_size, thin, choice, most_thin)
 
@@ -433,7 +433,7 @@ class Setup:
                 error,
                 self.bias * LARGEST_MEAN_ERROR / error,
             )
-        relaxation = 2 / (step_size * choice.curvature)
+        relaxation = 2 / (step_size * choice.smallest_curvature)
         if pace.thin == MOST_THINNING and relaxation > 2 * MOST_THINNING:
             log.warning(
                 "%s: the relaxation time is %.3g transitions, but a draw has only %d: expect few "
@@ -480,5 +480,12 @@ def _operations(posterior: Posterior, center: Center) -> tuple[int, int]:
 
 
 def default_thinning(step_size: float, curvature: float) -> int:
-    """One relaxation time of Langevin dynamics in the direction of the largest curvature."""
-    return int(np.clip(np.ceil(2 / (step_size * curvature)), 1, MOST_THINNING))
+    """One relaxation time of Langevin dynamics in a direction of this curvature.
+
+    The slowest direction is that of the smallest curvature.
+    """
+    rate = step_size * curvature / 2
+    if rate <= 1 / MOST_THINNING:
+        return MOST_THINNING
+    # Where all directions are alike the curvatures are equal up to rounding.
+    return max(1, int(np.ceil((1 - 1e-6) / rate)))

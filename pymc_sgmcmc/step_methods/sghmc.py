@@ -169,7 +169,7 @@ class SGHMC(StochasticGradientStep):
         resample_momentum: int | str | None = None,
         step_size: StepSize | None = None,
         bias: float | None = None,
-        gradient: Gradient = "plain",
+        gradient: Gradient = "cv",
         batch_size: int | None = None,
         batching: str | None = None,
         rows: str | Sequence[str] | None = None,

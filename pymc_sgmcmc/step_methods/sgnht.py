@@ -150,7 +150,7 @@ class SGNHT(StochasticGradientStep):
         preconditioner: Preconditioner = None,
         step_size: StepSize | None = None,
         bias: float | None = None,
-        gradient: Gradient = "plain",
+        gradient: Gradient = "cv",
         batch_size: int | None = None,
         batching: str | None = None,
         rows: str | Sequence[str] | None = None,

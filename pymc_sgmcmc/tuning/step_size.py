@@ -26,8 +26,8 @@ class StepSizeChoice:
         :math:`h = 4 \delta / (\lambda_{\max}(MV) + \lambda_{\max}(MH))`.
     noise : float
         :math:`\lambda_{\max}(MV)`, gradient noise in units of curvature.
-    curvature : float
-        :math:`\lambda_{\max}(MH)`.
+    curvature, smallest_curvature : float
+        :math:`\lambda_{\max}(MH)` and :math:`\lambda_{\min}(MH)`.
     batch_size_needed : int
         Rows a minibatch with which noise and curvature would limit the step equally.
     """
@@ -35,6 +35,7 @@ class StepSizeChoice:
     step_size: float
     noise: float
     curvature: float
+    smallest_curvature: float
     batch_size_needed: int
 
 
@@ -63,7 +64,8 @@ def choose_step_size(
         The relative error :math:`\delta` of the variance.
     """
     n_rows, batch_size = batching.n_rows, batching.batch_size
-    curvature = float(center.curvature.relative_to(preconditioner_root).max())
+    curvatures = center.curvature.relative_to(preconditioner_root)
+    curvature, smallest = float(curvatures.max()), float(curvatures.min())
     of_noise, of_curvature = noise_factors
     factor = batching.variance_factor
     noise = of_noise * n_rows**2 / batch_size * factor * row_noise + of_curvature * curvature
@@ -74,4 +76,4 @@ def choose_step_size(
     if batching.without_replacement:
         ratio = ratio * n_rows / (n_rows - 1 + ratio)
     needed = int(np.clip(np.ceil(ratio), 1, n_rows))
-    return StepSizeChoice(float(step_size), float(noise), float(curvature), needed)
+    return StepSizeChoice(float(step_size), float(noise), curvature, smallest, needed)

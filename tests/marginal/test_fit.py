@@ -465,7 +465,9 @@ def test_a_standard_deviation_of_zero_is_said(rng, centred, reml):
     np.testing.assert_allclose(fit.estimates["sigma"] ** 2, variance, rtol=1e-4)
 
 
-def test_a_correlation_of_one_is_said(rng):
+@pytest.mark.parametrize("seed", [6, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_correlation_of_one_is_said(seed):
+    rng = np.random.default_rng(20261121 + seed)
     group, noise = without_group_effects(rng)
     x = np.tile(np.arange(5.0) - 2, N_GROUPS)
     noise -= (np.bincount(group, noise * x) / 10)[group] * x

@@ -203,6 +203,7 @@ def settings_for(problem, regularization=0.02):
         "initial_scale": 1 / largest,
         "regularization": regularization * largest,
         "curvature_threshold": 0.01 * largest,
+        "gradient": "plain",
         "compile_kwargs": NUMBA,
     }
 
@@ -414,6 +415,7 @@ def make_step(model, **settings):
         "initial_scale": 0.01,
         "regularization": 1.0,
         "curvature_threshold": 1.0,
+        "gradient": "plain",
         "compile_kwargs": NUMBA,
         **settings,
     }
@@ -528,9 +530,9 @@ def test_gradient_is_that_of_the_recorded_position(model):
 @pytest.mark.usefixtures("uncompiled")
 def test_defaults(model):
     with pytest.warns(BatchSizeWarning):
-        step = HAMCMC(model=model, batch_size=40, compile_kwargs=NUMBA)
+        step = HAMCMC(model=model, batch_size=40, gradient="plain", compile_kwargs=NUMBA)
     assert step.thin % 3 == 0
-    quiet = HAMCMC(model=model, batch_size=40, gradient="cv", compile_kwargs=NUMBA)
+    quiet = HAMCMC(model=model, batch_size=40, compile_kwargs=NUMBA)
     assert step.step_size < quiet.step_size < 0.21
     # All rows: only curvature limits the step, at 5 % inflation.
     full = HAMCMC(model=model, batch_size=400, compile_kwargs=NUMBA, memory=2)
@@ -669,8 +671,9 @@ def test_largest_curvature_without_a_matrix():
     diagonal = np.diag(problem.precision)
     curvature = diagonal_curvature(diagonal**-0.5)
     center = Center(problem.mean, np.zeros(30), np.zeros(30), curvature)
-    exact = np.linalg.eigvalsh(problem.precision)[-1]
-    assert steepest_curvature(posterior, center) == pytest.approx(exact, rel=0.02)
+    for scales in (np.ones(30), np.geomspace(2, 0.1, 30)):
+        exact = np.linalg.eigvalsh(scales[:, None] * problem.precision * scales)[-1]
+        assert steepest_curvature(posterior, center, scales) == pytest.approx(exact, rel=0.02)
 
 
 @pytest.mark.slow

@@ -44,7 +44,12 @@ INTEGRATORS = sorted(LAWS)
 
 
 def make(problem, *, batch_size=None, **settings):
-    settings = {"batch_size": batch_size or problem.n_rows, "compile_kwargs": NUMBA, **settings}
+    settings = {
+        "batch_size": batch_size or problem.n_rows,
+        "gradient": "plain",
+        "compile_kwargs": NUMBA,
+        **settings,
+    }
     if "step_size" in settings:
         settings = {"preconditioner": "identity", **settings}
     return SGHMC(model=problem.model(), **settings)

@@ -31,7 +31,12 @@ THERMOSTATS = ["scalar", "diagonal"]
 
 
 def make(problem, *, batch_size=None, **settings):
-    settings = {"batch_size": batch_size or problem.n_rows, "compile_kwargs": NUMBA, **settings}
+    settings = {
+        "batch_size": batch_size or problem.n_rows,
+        "gradient": "plain",
+        "compile_kwargs": NUMBA,
+        **settings,
+    }
     if "step_size" in settings:
         settings = {"preconditioner": "identity", **settings}
     return SGNHT(model=problem.model(), **settings)
