@@ -35,6 +35,14 @@ import numpy as np  # noqa: E402
 import pytensor  # noqa: E402
 import pytest  # noqa: E402
 
+from tests.support.default_cases import leave_out_the_others  # noqa: E402
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before pytest deselects the slow ones."""
+    leave_out_the_others(items)
+
 
 @pytest.fixture
 def rng() -> np.random.Generator:

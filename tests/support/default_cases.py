@@ -1,0 +1,248 @@
+"""Cases of parametrised tests that run by default, where all of them would repeat each other.
+
+The other cases of these tests are marked slow. Cases stay here that differ in the code they reach: a
+sampler's own law, each estimator and minibatch scheme once, models with operations of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+DEFAULT_CASES: dict[str, tuple[str, ...]] = {
+    "gradient_estimators/test_saga.py::test_the_table_is_changed_in_place": (
+        "shuffle-NUMBA",
+        "replace-NUMBA",
+    ),
+    "marginal/test_density.py::test_gradients": (
+        "1-logistic",
+        "1-logistic, unequal groups",
+        "1-gamma frailty",
+        "1-negative binomial",
+        "1-two outcomes",
+        "1-linear",
+        "1-two variables",
+        "25-logistic slopes",
+        "25-two variables",
+        "25-linear slopes",
+    ),
+    "marginal/test_density.py::test_gradients_of_single_groups": ("two outcomes",),
+    "marginal/test_density.py::test_many_nodes_give_the_integral": (
+        "logistic",
+        "logistic, unequal groups",
+        "Poisson with data",
+        "gamma frailty",
+        "Student",
+        "two outcomes",
+        "logistic slopes",
+        "two variables",
+        "linear",
+    ),
+    "marginal/test_fit.py::test_sleepstudy_by_maximum_likelihood": ("quasi-newton",),
+    "marginal/test_fit.py::test_sleepstudy_by_restricted_maximum_likelihood": ("quasi-newton",),
+    "marginal/test_fit.py::test_the_gradient_is_that_of_the_value": (
+        "logistic_intercepts-1",
+        "logistic_intercepts-3",
+        "gamma_frailty-3",
+        "two_variables-3",
+    ),
+    "marginal/test_recover.py::test_logistic_intercepts_have_the_law_of_numerical_integration": (
+        "True-6.0",
+        "False-0.5",
+    ),
+    "marginal/test_recover.py::test_other_priors_have_the_law_of_numerical_integration": (
+        "Student-t",
+    ),
+    "marginal/test_sampling.py::test_posterior_of_a_linear_mixed_model": ("cv", "sghmc"),
+    "posterior/test_posterior.py::test_agrees_with_the_model": (
+        "ordinary-linear",
+        "ordinary-logistic",
+        "ordinary-poisson_with_exposure",
+        "ordinary-negative_binomial",
+        "ordinary-categorical",
+        "ordinary-multinomial",
+        "ordinary-hierarchical_centred",
+        "ordinary-hierarchical_non_centred",
+        "ordinary-two_observed",
+        "ordinary-student_t",
+        "ordinary-weighted",
+        "ordinary-simplex",
+        "ordinary-ordered_cutpoints",
+        "ordinary-lkj_covariance",
+        "ordinary-zero_sum",
+        "ordinary-three_axes",
+        "ordinary-predicts_itself",
+        "ordinary-indexed_matrix",
+        "ordinary-zero_inflated",
+        "ordinary-mixture",
+        "ordinary-censored",
+        "ordinary-narrow_types",
+        "minibatch-linear",
+        "minibatch-hierarchical_non_centred",
+        "minibatch-two_observed",
+        "minibatch-zero_sum",
+        "minibatch-narrow_types",
+    ),
+    "step_methods/test_full_gradient.py::test_covariance_of_mala": ("5",),
+    "step_methods/test_full_gradient.py::test_compound_step": ("Metropolis-MALA",),
+    "step_methods/test_hamcmc.py::test_compiled_chain_is_the_numpy_chain": (
+        "2-own-cv",
+        "3-between-plain",
+    ),
+    "step_methods/test_hamcmc.py::test_variance_tends_to_the_posteriors": ("5-1000-3000",),
+    "step_methods/test_hamcmc.py::test_law_without_pairs_is_that_of_sgld": ("2-cv",),
+    "step_methods/test_non_gaussian.py::test_moments": (
+        "SGLD-Student t",
+        "SGHMC-Student t",
+        "OSGFS-Student t",
+    ),
+    "step_methods/test_osgfs.py::test_compiled_transitions_have_their_law": (
+        "shuffle-plain",
+        "replace-cv",
+    ),
+    "step_methods/test_psgld.py::test_computed_step_size_inflates_variances_by_five_percent": (
+        "rmsprop-cv",
+        "curvature-plain",
+    ),
+    "step_methods/test_recipe.py::test_noise_that_is_subtracted": ("sgld-False", "sghmc-True"),
+    "step_methods/test_recipe.py::test_sgld": ("dense",),
+    "step_methods/test_repeat.py::test_every_setting_but_the_step_size": (
+        "control variates",
+        "rows in each transition",
+        "replacement",
+        "svrg",
+    ),
+    "step_methods/test_sampler_contract.py::test_seeds_processes_and_runs": (
+        "SGLD",
+        "SGNHT",
+        "OSGFS",
+        "Recipe",
+    ),
+    "step_methods/test_samplers.py::test_all_rows_are_the_full_gradient": (
+        "SGLD-plain",
+        "SGLD-cv",
+        "SGLD-svrg",
+        "SGHMC-cv",
+        "OSGFS-cv",
+    ),
+    "step_methods/test_samplers.py::test_law_with_minibatches": (
+        "shuffle-12-4-weak prior-SGLD-plain",
+        "shuffle-12-4-weak prior-SGLD-cv",
+        "shuffle-12-4-weak prior-SGLD-svrg",
+        "shuffle-12-4-weak prior-PSGLD-cv",
+        "shuffle-12-4-weak prior-SGHMC-cv",
+        "shuffle-12-4-weak prior-SGHMC (Euler)-cv",
+        "shuffle-12-4-weak prior-OSGFS-cv",
+        "shuffle-12-4-weak prior-HAMCMC (no pairs)-cv",
+        "shuffle-12-4-weak prior-Recipe-cv",
+        "replace-6-2-weak prior-SGLD-plain",
+        "replace-6-2-weak prior-SGLD-cv",
+        "replace-6-2-weak prior-SGLD-saga",
+    ),
+    "step_methods/test_samplers.py::test_order_of_the_bias": (
+        "SGLD",
+        "PSGLD",
+        "SGHMC (Euler)",
+        "Recipe",
+    ),
+    "step_methods/test_samplers.py::test_order_of_the_rows_does_not_matter": (
+        "SGLD-plain",
+        "SGLD-cv",
+        "SGLD-svrg",
+        "SGLD-saga",
+        "OSGFS-cv",
+    ),
+    "step_methods/test_sghmc.py::test_minibatches": (
+        "plain-shuffle-baoab",
+        "plain-replace-euler",
+        "cv-shuffle-euler",
+        "cv-replace-baoab",
+    ),
+    "step_methods/test_sghmc.py::test_preconditioner_and_noise_estimate": (
+        "scalar-scalar-euler",
+        "diagonal-diagonal-baoab",
+        "dense-dense-baoab",
+    ),
+    "step_methods/test_sghmc.py::test_processes_and_resumption": ("baoab",),
+    "step_methods/test_sgnht.py::test_frozen_thermostat_with_minibatches_is_baoab": (
+        "diagonal-scalar",
+        "dense-diagonal",
+    ),
+    "step_methods/test_sgnht.py::"
+    "test_frozen_thermostat_with_exact_gradient_leaves_the_posterior_invariant": (
+        "5-scalar",
+        "5-diagonal",
+    ),
+    "step_methods/test_sgnht.py::test_processes_and_resumption": ("diagonal",),
+    "step_methods/test_sgrld.py::test_small_steps_leave_the_posterior_invariant": ("1",),
+    "step_methods/test_sgrld.py::test_without_gamma_they_do_not": ("1",),
+    "step_methods/test_step_contract.py::test_backends_give_the_same_draws": (
+        "CVM-shuffle",
+        "JAX-shuffle",
+        "JAX-replace",
+    ),
+    "test_main.py::test_failed_write_is_one_line_and_the_rest_is_kept": ("disk",),
+    "test_main.py::test_interrupt_keeps_the_draws": ("2",),
+    "test_numba_loop.py::test_a_table_of_gradients": (
+        "sampler0-shuffle",
+        "sampler1-replace",
+        "sampler2-shuffle",
+    ),
+    "test_numba_loop.py::test_every_model": (
+        "negative_binomial",
+        "categorical",
+        "multinomial",
+        "hierarchical_non_centred",
+        "two_observed",
+        "student_t",
+        "zero_sum",
+        "three_axes",
+        "indexed_matrix",
+        "zero_inflated",
+        "censored",
+        "byte_outcome",
+    ),
+    "test_numba_loop.py::test_every_sampler": (
+        "SGLD-shuffle",
+        "SGLD-replace",
+        "PSGLD-shuffle",
+        "SGHMC-shuffle",
+        "SGHMC (Euler)-replace",
+        "SGNHT-shuffle",
+        "OSGFS-replace",
+        "HAMCMC-shuffle",
+        "HAMCMC (between)-replace",
+        "Recipe-shuffle",
+        "SGRLD-replace",
+    ),
+    "test_numba_products.py::test_products_of_all_layouts": ("float64",),
+    "trace_tools/test_moments.py::test_many_coordinates_have_products_of_all_transitions": ("400",),
+    "trace_tools/test_zero_variance.py::test_gain_is_that_predicted": ("0.2-0.5",),
+    "tuning/test_center_warnings.py::test_a_centre_that_is_no_guide": (
+        "groups",
+        "modes in a long position",
+    ),
+}
+
+
+def leave_out_the_others(items: Iterable[pytest.Item]) -> None:
+    """Mark the cases that are not listed as slow.
+
+    Raises
+    ------
+    pytest.UsageError
+        Where a listed case of a collected test does not exist.
+    """
+    seen: dict[str, set[str]] = {}
+    for item in items:
+        test, _, case = item.nodeid.removeprefix("tests/").partition("[")
+        if test in DEFAULT_CASES and case:
+            seen.setdefault(test, set()).add(case[:-1])
+            if case[:-1] not in DEFAULT_CASES[test]:
+                item.add_marker(pytest.mark.slow)
+    for test, cases in seen.items():
+        missing = set(DEFAULT_CASES[test]) - cases
+        # Where few were collected they were asked for by their names.
+        if missing and len(cases) > len(DEFAULT_CASES[test]):
+            raise pytest.UsageError(f"{test} has no cases {sorted(missing)} (default_cases.py)")
