@@ -210,7 +210,8 @@ def check_correction(
     if step_size >= stable:
         raise ValueError(
             f"`step_size` should be below {stable:.3g} to be stable with friction {friction:.3g} "
-            f"at the centre, but is {step_size:.3g}. Leave it out to have it computed."
+            f"and this preconditioner at the centre, but is {step_size:.3g}. Leave it out to have "
+            "it computed."
         )
 
     def share(step_size: float, friction: float) -> float:
@@ -220,7 +221,7 @@ def check_correction(
     if noise_ratio < 1:
         return
     largest = optimize.brentq(lambda step: share(step, friction) - 1, 1e-12 * step_size, step_size)
-    remedy = f"a `step_size` below {largest:.3g}"
+    remedy = f"a `step_size` below {largest:.3g} with this preconditioner"
     if share(step_size, 1e6 * friction) < 1:
         needed = optimize.brentq(
             lambda value: share(step_size, value) - 1, friction, 1e6 * friction

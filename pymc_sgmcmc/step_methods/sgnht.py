@@ -246,14 +246,15 @@ def check_heat(step_size: float, friction: float, noise: float, curvature: float
     stable = BAOAB.largest_step_size(friction, curvature)
     if step_size >= stable:
         raise ValueError(
-            f"`step_size` should be below {stable:.3g} to be stable at the centre, but is "
-            f"{step_size:.3g}. Leave it out to have it computed."
+            f"`step_size` should be below {stable:.3g} to be stable at the centre with this "
+            f"preconditioner, but is {step_size:.3g}. Leave it out to have it computed."
         )
     if step_size**2 * noise >= 1:
         raise ValueError(
             f"The gradient noise is too large for the thermostat: at step size {step_size:.3g} "
             f"each step adds {step_size**2 * noise:.3g} times the kinetic energy. Use a "
-            f"`step_size` below {noise**-0.5:.3g}, a larger `batch_size`, or `gradient='cv'`."
+            f"`step_size` below {noise**-0.5:.3g} with this preconditioner, a larger `batch_size`, "
+            "or `gradient='cv'`."
         )
 
 

@@ -27,6 +27,7 @@ from pymc_sgmcmc.record import (
     STEP_METHODS,
     labels_of,
     stored_local,
+    with_preconditioner,
 )
 from pymc_sgmcmc.stein import Estimate
 from pymc_sgmcmc.step_methods.repeat import repeated_step
@@ -172,6 +173,7 @@ class _Pairs:
     ):
         recorded, arrays = idata["sample_stats"], idata[SETTINGS]
         whole = float(np.asarray(recorded["step_size"])[:, -1].mean())
+        self.pace = f"the step size of {whole:.3g}{with_preconditioner(settings)}"
 
         def step(step_size: float, thin: int) -> Chain:
             made = repeated_step(
@@ -211,8 +213,8 @@ class _Pairs:
                 drawn = chain.advance(draws, noise.astype(block.dtype, copy=False))
                 if drawn.bad_transition is not None:
                     raise ValueError(
-                        "Chains at the whole and at half the step size should stay finite, but "
-                        "one of them diverged. Sample with a smaller step size."
+                        f"Chains at {self.pace} and at half of it should stay finite, but one of "
+                        "them diverged. Sample with a smaller step size."
                     )
                 states[number] = chain.state
                 positions.append(drawn.positions.astype(float))

@@ -21,7 +21,7 @@ import pandas as pd
 import pymc as pm
 import xarray as xr
 
-from pymc_sgmcmc import SGLDCV, bias_report
+from pymc_sgmcmc import SGLDCV, bias_report, step_methods
 from tests.accuracy.posteriors import MODELS
 
 REFERENCES = Path(__file__).parent / "references"
@@ -115,7 +115,13 @@ def compare_positions(
         monte_carlo=np.sqrt(2 / ess + 2 / reference_ess),
         mean_monte_carlo=np.sqrt(1 / ess + 1 / reference["position_ess"]),
     )
-    table.attrs |= facts | {"nuts_seconds": float(reference.get("nuts_seconds", np.nan))}
+    nuts_seconds = float(reference.get("nuts_seconds", np.nan))
+    table.attrs |= facts | {
+        "nuts_seconds": nuts_seconds,
+        # Set-up and tuning count on both sides.
+        "ess_a_second": ess.min() / (facts["seconds_made"] + facts["seconds_sampled"]),
+        "nuts_ess_a_second": float(reference["position_ess"].min()) / nuts_seconds,
+    }
     return table
 
 
@@ -132,11 +138,13 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--bias", type=float)
+    parser.add_argument("--step", default="SGLDCV", choices=step_methods.__all__)
     arguments = parser.parse_args()
     for name in arguments.names:
         table = compare(
             name,
             arguments.data_folder,
+            getattr(step_methods, arguments.step),
             draws=arguments.draws,
             seed=arguments.seed,
             bias=arguments.bias,
@@ -148,7 +156,9 @@ def main() -> None:
             f"{table['true_error'].median():.3f} "
             f"(reported {table['variance_error'].median():.3f}), "
             f"{table.attrs['seconds_made']:.0f} + {table.attrs['seconds_sampled']:.0f} s "
-            f"(NUTS {table.attrs['nuts_seconds']:.0f} s); {table.attrs['verdict']}",
+            f"(NUTS {table.attrs['nuts_seconds']:.0f} s), effective draws a second "
+            f"{table.attrs['ess_a_second']:.0f} (NUTS {table.attrs['nuts_ess_a_second']:.0f}); "
+            f"{table.attrs['verdict']}",
             flush=True,
         )
 

@@ -1,7 +1,7 @@
 """Cases of parametrised tests that run by default, where all of them would repeat each other.
 
-The other cases of these tests are marked slow. Cases stay here that differ in the code they reach: a
-sampler's own law, each estimator and minibatch scheme once, models with operations of their own.
+The other cases of these tests are marked slow. Cases stay here that differ in the code they reach:
+a sampler's own law, each estimator and minibatch scheme once, models with operations of their own.
 """
 
 from __future__ import annotations
