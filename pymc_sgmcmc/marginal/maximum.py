@@ -32,10 +32,6 @@ SMALLEST_EIGENVALUE = 1e-8
 """Directions count as flat where the information, scaled to a unit diagonal, has an eigenvalue
 below this. Differences of gradients leave up to some 1e-9."""
 
-SHORTEST_FRACTION = 5e-3
-"""A parameter at the boundary is looked for at distances of down to this many conditional standard
-errors. Over shorter ones the fall of the value at a maximum inside is lost in rounding."""
-
 HALVINGS = 40
 """A step is halved at most this many times."""
 
@@ -269,17 +265,17 @@ def at_boundary(objective: Objective, maximum: Maximum) -> list[int]:
 def _runs_away(objective: Objective, maximum: Maximum, direction: np.ndarray) -> bool:
     """Whether the value does not fall as the information says.
 
-    It falls by less than a fiftieth of that, or by more than ten times that over a short distance:
-    on the side away from the boundary the information grows. Towards it, the value may be rounding
-    alone.
+    It falls by less than a fiftieth of that over a standard error, or by more than ten times that
+    over an eighth of one. On the side away from the boundary the information grows, and towards it
+    the value may be rounding alone.
     """
-    fraction, finite = 1.0, False
-    while fraction > (SHORTEST_FRACTION if finite else 1e-12):
+
+    def fall(fraction: float) -> float:
         value, _ = objective(maximum.position + fraction * direction)
-        if np.isfinite(value):
-            finite = True
-            ratio = (maximum.value - value) / (0.5 * fraction**2)
-            if ratio < 0.02 or (fraction <= 0.125 and ratio > 10):
-                return True
-        fraction /= 8
-    return False
+        return (maximum.value - value) / (0.5 * fraction**2) if np.isfinite(value) else np.nan
+
+    fraction, ratio = 1.0, fall(1.0)
+    while np.isnan(ratio) and fraction > 1e-12:
+        fraction /= 2
+        ratio = fall(fraction)
+    return ratio < 0.02 or fall(min(fraction, 0.125)) > 10

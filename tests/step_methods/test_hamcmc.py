@@ -24,7 +24,7 @@ from tests.support.exact_law import (
 )
 from tests.support.laws import hamcmc_law
 from tests.support.linear_gaussian import LinearGaussian, affine_estimate, sgld_covariance
-from tests.support.models import logistic_model, two_variable_model
+from tests.support.models import logistic_data, logistic_model, two_variable_model
 from tests.support.samplers import NO_PAIRS
 from tests.support.sampling import check_two_variables
 
@@ -203,7 +203,6 @@ def settings_for(problem, regularization=0.02):
         "initial_scale": 1 / largest,
         "regularization": regularization * largest,
         "curvature_threshold": 0.01 * largest,
-        "gradient": "plain",
         "compile_kwargs": NUMBA,
     }
 
@@ -217,7 +216,7 @@ def state_with(earlier, position, pairs):
 def test_compiled_transition_is_that_of_dense_bfgs(problem, rng, memory):
     """Slope I - h/2 H_t B_S from the position M ago, and noise of covariance h H_t."""
     d, h = problem.dimension, 0.4
-    settings = settings_for(problem)
+    settings = settings_for(problem) | {"gradient": "plain"}
     step = HAMCMC(model=problem.model(), memory=memory, batch_size=4, step_size=h, **settings)
     pairs = random_pairs(rng, memory - 1, d)
     state = state_with(rng.normal(size=(memory - 1, d)), rng.normal(size=d), pairs)
@@ -298,7 +297,12 @@ def test_two_chains_use_one_pair(problem, rng):
     """M = 2 is not SGLD: from the third transition on H_t has the last pair's curvature."""
     d, h = problem.dimension, 0.5
     step = HAMCMC(
-        model=problem.model(), memory=2, batch_size=12, step_size=h, **settings_for(problem, 0.0)
+        model=problem.model(),
+        memory=2,
+        batch_size=12,
+        step_size=h,
+        gradient="plain",
+        **settings_for(problem, 0.0),
     )
     state = (problem.mean, *step.block.dynamics.initial_auxiliaries(problem.mean, rng))
     indices = np.zeros(4, dtype=np.int64)
@@ -537,14 +541,42 @@ def test_defaults(model):
     # All rows: only curvature limits the step, at 5 % inflation.
     full = HAMCMC(model=model, batch_size=400, compile_kwargs=NUMBA, memory=2)
     assert full.step_size == pytest.approx(0.2, rel=0.05)
-    assert full.thin == 2 * 10
-    large = HAMCMC(
-        model=model,
-        batch_size=400,
-        compile_kwargs=NUMBA,
-        initial_scale=10 * float(full.block.dynamics.initial_scale.get_value()),
-    )
-    assert large.step_size == pytest.approx(full.step_size / 10)
+    H = full.center.curvature.precision.dense()
+    first = full.block.dynamics.initial_scale.get_value()
+    np.testing.assert_allclose(first * np.diag(H), first[0] * H[0, 0])
+    rates = np.linalg.eigvals(first[:, None] * H).real
+    assert rates.max() == pytest.approx(1 / 1.01)
+    assert full.thin == 2 * np.ceil(2 / (full.step_size * rates.min()))
+    scale = 10 / (1.01 * np.linalg.eigvalsh(H).max())
+    large = HAMCMC(model=model, batch_size=400, compile_kwargs=NUMBA, initial_scale=scale)
+    assert large.step_size == pytest.approx(full.step_size / 10, rel=0.01)
+
+
+def test_units_of_coordinates_do_not_matter(rng):
+    """The default D is the inverse root of the diagonal of H, for chains and their pairs."""
+    units, (X, y) = np.array([1.0, 1e3, 0.02]), logistic_data()
+    draws, center = [], None
+    for scale in (np.ones(3), units):
+        with pm.Model() as model:
+            beta = pm.Normal("beta", 0, 2 / scale, shape=3)
+            pm.Bernoulli("y", logit_p=X @ (beta * scale), observed=y)
+        step = HAMCMC(
+            model=model,
+            batch_size=20,
+            step_size=0.5,
+            center=None if center is None else {"beta": center / scale},
+            pairs="between",
+            compile_kwargs=NUMBA,
+        )
+        center = step.center.position * scale
+        indices = step.batching.draw(np.random.default_rng(2), 43)
+        noise = np.random.default_rng(3).standard_normal((40, 4))
+        start = (center + 0.1) / scale
+        state = (start, *step.block.dynamics.initial_auxiliaries(start, rng))
+        ran = step.block(state, indices, noise, np.full(40, 0.5))
+        assert ran.stats[0].mean() > 0
+        draws.append(ran.positions * scale)
+    np.testing.assert_allclose(*draws, rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -401,6 +401,7 @@ def test_noise_that_no_thermostat_takes_up(settings, message):
         SGNHT(
             model=logistic_model(),
             friction=1.0,
+            gradient="plain",
             preconditioner="curvature",
             compile_kwargs=NUMBA,
             **settings,

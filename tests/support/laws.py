@@ -33,13 +33,13 @@ def langevin_law(H, noise, h, step):
 
 
 def hamcmc_law(H, noise, h, step):
-    """Covariance without pairs: L = F L F' + h g I + (h g)^2/4 V(L), F = I - h g/2 H.
+    """Covariance without pairs: L = F L F' + h G + h^2/4 G V(L) G, F = I - h/2 G H, G = g D^2.
 
     With pairs the transition is not affine and the law has no closed form.
     """
-    scaled_h = h * float(step.block.dynamics.initial_scale.get_value())
-    F, source = np.eye(len(H)) - scaled_h / 2 * H, scaled_h * np.eye(len(H))
-    return fixed_point(lambda L: F @ L @ F.T + source + scaled_h**2 / 4 * noise(L), source)
+    hG = h * np.diag(step.block.dynamics.initial_scale.get_value())
+    F = np.eye(len(H)) - hG @ H / 2
+    return fixed_point(lambda L: F @ L @ F.T + hG + hG @ noise(L) @ hG / 4, hG)
 
 
 def osgfs_law(H, noise, D, Sigma):
