@@ -406,6 +406,7 @@ def test_float32():
 
 
 @pytest.mark.parametrize("other", [pytest.param(pm.NUTS, marks=pytest.mark.slow), pm.Metropolis])
+@pytest.mark.slow
 def test_compound_step(other):
     model = two_variable_model()
     with model:

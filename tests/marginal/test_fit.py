@@ -176,6 +176,7 @@ def test_unbalanced_groups_as_statsmodels(rng, reml):
     np.testing.assert_allclose(fit.minus_two_log_likelihood, -2 * reference.llf, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_em_ends_where_quasi_newton_does_and_squarem_sooner_than_em(rng):
     model = linear_model(*random_intercepts(rng, sd=0.5))
     newton = fit_marginal(model, ["z"])

@@ -291,6 +291,7 @@ def test_control_variates_at_their_center(mixed):
     assert (np.abs(root.T @ (estimate - exact)) < 4.5 * 0.03).all()
 
 
+@pytest.mark.slow
 def test_transitions_of_a_user():
     """Proposals from the prior have the same law as transitions by default."""
     problem = LinearMixedModel()
@@ -427,6 +428,7 @@ def model_with_other_records(potential: bool = False) -> pm.Model:
     return model
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_other_observed_variables_count_in_full():
     """Records that depend on no local variable are no rows, however many there are."""
     model = model_with_other_records()

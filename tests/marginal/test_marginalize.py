@@ -15,6 +15,8 @@ from pymc_sgmcmc import ModelError
 from pymc_sgmcmc.marginal import marginalize
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, PYTHON_MODE, compile_quietly
 
+pytestmark = pytest.mark.usefixtures("without_compiler")
+
 N_GROUPS = 6
 GROUP = np.random.default_rng(1).permutation(np.repeat(np.arange(N_GROUPS), 4))
 X, Y = np.random.default_rng(2).normal(size=(2, len(GROUP)))

@@ -78,6 +78,7 @@ def test_linear_models_have_their_maximum(rng, caplog, monkeypatch):
     assert "the draws of `z` are correlated in 30 of 30 groups" in caplog.text
 
 
+@pytest.mark.slow
 def test_four_quantities_a_group_have_the_maximum_of_their_gaussian_law(rng):
     size, records = 4, 12
     group = np.repeat(np.arange(N_GROUPS), records)

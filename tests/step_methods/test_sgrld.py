@@ -315,6 +315,7 @@ def step(model):
     return SGRLD(model=model, batch_size=100, gradient="cv", thin=3, compile_kwargs=NUMBA)
 
 
+@pytest.mark.slow
 def test_mean_and_variance_of_a_chain(model, step):
     """With default settings, within the inflation of 5 % that they allow and twice the noise."""
     X, y = logistic_data()
