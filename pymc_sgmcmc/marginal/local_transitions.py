@@ -16,6 +16,7 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.marginal.complete import CompleteData
+from pymc_sgmcmc.posterior.compiled import FEW_STEPS
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ class GivenTransitions(LocalTransitions):
             sequences=[noise],
             outputs_info=[block],
             n_steps=self.transitions,
+            name=FEW_STEPS,
             return_updates=False,
         )
         return blocks[-1]
@@ -210,6 +212,7 @@ class LangevinTransitions(LocalTransitions):
             sequences=[noise],
             outputs_info=state,
             n_steps=self.transitions,
+            name=FEW_STEPS,
             return_updates=False,
         )
         return blocks[-1]
