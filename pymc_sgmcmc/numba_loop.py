@@ -3,7 +3,8 @@
 PyTensor makes a function of each operation of a graph. Numba takes most of the time of a first
 start to compile these, and in the loop each call counts the references to its arrays. Here the
 operations of a transition are written one after the other into one function: loops over elements,
-products by `numpy.dot`, slices. All others are calls of PyTensor's functions.
+products by `numpy.dot`, slices. All others are calls of PyTensor's functions. An array which no later
+transition reads is written into the memory of the transition before.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from pytensor.tensor.type import TensorType
 
 from pymc_sgmcmc.numba_products import FLOATING, contiguous_in_numba
 
-VERSION = 7
+VERSION = 8
 """This number is a part of the key in the compile cache. It changes with the code of this file."""
 
 EXPRESSIONS: dict[type[ScalarOp], str] = {
@@ -139,7 +140,8 @@ class LoopOfTransitions:
         from pytensor.link.numba.cache import compile_numba_function_src
         from pytensor.link.numba.dispatch.basic import numba_njit
 
-        source = _Source(self._inputs, self._entries)
+        carried = self._outputs[: self.states + len(self._memory)]
+        source = _Source(self._inputs, self._entries, _storage(carried))
         for node in self._nodes:
             source.write(node.op, node)
         text = source.of_loop(self._outputs, self.states, len(self._memory))
@@ -184,12 +186,22 @@ class _Source:
 
     A tensor without axes is a number in the source. A matrix of one column or row is a vector, and
     a tensor of one element a number, as long as no operation needs more.
+
+    Parameters
+    ----------
+    inputs : sequence of Variable
+    entries : int
+        Number of inputs that are entries of sequences.
+    carried : set of Variable
+        Variables whose arrays the next transition may read. They get new memory in each transition.
     """
 
-    def __init__(self, inputs: Sequence[Variable], entries: int):
+    def __init__(self, inputs: Sequence[Variable], entries: int, carried: set[Variable]):
         self.names: dict[Variable, str] = {}
         self.constants: list[np.ndarray] = []
         self.environment: dict[str, Any] = {"contiguous": contiguous_in_numba()}
+        self._carried = carried
+        self._before: list[str] = []
         self._lines: list[str] = []
         # The axis of a vector that stands for a matrix, -1 for a number, and its name.
         self._vectors: dict[Variable, tuple[int, str]] = {}
@@ -256,6 +268,20 @@ class _Source:
         if variable in self._vectors:
             return f"{self._vectors[variable][1]}.shape[0]"
         return f"{self.name(variable)}.shape[{axis}]"
+
+    def allocate(self, variable: Variable, lengths: Sequence[str]) -> str:
+        """Name of an array for a variable, with the memory of the last transition if possible."""
+        name, dtype = self.new(), f"np.{_type(variable)}"
+        new = f"{name} = np.empty(({', '.join(lengths)},), {dtype})"
+        if variable in self._carried:
+            self.line(new)
+            return name
+        self._before.append(f"{name} = np.empty({(0,) * len(lengths)}, {dtype})")
+        differs = " or ".join(
+            f"{name}.shape[{axis}] != {length}" for axis, length in enumerate(lengths)
+        )
+        self.line(f"if {differs}:\n    {new}")
+        return name
 
     # --- Operations -------------------------------------------------------------------------
 
@@ -324,20 +350,26 @@ class _Source:
         if len(types) > 1 or not types <= set(FLOATING):
             self._write_call(op, node)
             return
-        result = self.new()
         column, row = self._vectors.get(y, (1, "")), self._vectors.get(x, (0, ""))
         if column[0] == 0 and row[0] == 1:
+            result = self.new()
             self.line(f"{result} = np.dot(contiguous({row[1]}), contiguous({column[1]}))")
             self._vectors[out] = (-1, result)
         elif column[0] == 0:
-            self.line(f"{result} = np.dot(contiguous({self.name(x)}), contiguous({column[1]}))")
+            result = self._product(out, self.name(x), column[1], [self.length(x, 0)])
             self._vectors[out] = (0, result)
         elif row[0] == 1:
-            self.line(f"{result} = np.dot(contiguous({self.name(y)}.T), contiguous({row[1]}))")
+            result = self._product(out, f"{self.name(y)}.T", row[1], [self.length(y, 1)])
             self._vectors[out] = (1, result)
         else:
-            self.line(f"{result} = np.dot(contiguous({self.name(x)}), contiguous({self.name(y)}))")
-            self.names[out] = result
+            lengths = [self.length(x, 0), self.length(y, 1)]
+            self.names[out] = self._product(out, self.name(x), self.name(y), lengths)
+
+    def _product(self, out: Variable, x: str, y: str, lengths: Sequence[str]) -> str:
+        """Write a product of a matrix and a vector or matrix."""
+        result = self.allocate(out, lengths)
+        self.line(f"np.dot(contiguous({x}), contiguous({y}), {result})")
+        return result
 
     @write.register
     def _write_subtensor(self, op: Subtensor, node: Apply) -> None:
@@ -389,11 +421,9 @@ class _Source:
         if not (shape and all(value.type.broadcastable)):
             self._write_call(op, node)
             return
-        result = self.new()
-        lengths = ", ".join(self.name(length) for length in shape)
         number = self.element(value, ["0"] * value.type.ndim)
-        self.line(f"{result} = np.full(({lengths},), {number}, np.{_type(out)})")
-        self.names[out] = result
+        self.names[out] = self.allocate(out, [self.name(length) for length in shape])
+        self.line(f"{self.names[out]}[:] = {number}")
 
     @write.register
     def _write_join(self, op: Join, node: Apply) -> None:
@@ -447,10 +477,9 @@ class _Source:
             axes = list(range(len(broadcast)))
         places, heads = self._loops(node.inputs, axes)
         at = [place for axis, place in enumerate(places) if axis in axes]
-        shape = ", ".join(f"n_{place}" for place in at)
-        names = [self.new() for _ in node.outputs]
+        lengths = [f"n_{place}" for place in at]
+        names = [self.allocate(variable, lengths) for variable in node.outputs]
         for variable, name in zip(node.outputs, names, strict=True):
-            self.line(f"{name} = np.empty(({shape},), np.{_type(variable)})")
             if len(axes) == len(broadcast):
                 self.names[variable] = name
             else:
@@ -560,6 +589,7 @@ class _Source:
         lines = [
             f"transitions = len({sequences[0]})",
             *before,
+            *self._before,
             _nested(["for k in range(transitions):"], body),
             f"return ({', '.join([*records, *carried[states:]])},)",
         ]
@@ -573,6 +603,19 @@ class _Source:
         if any(key is None for key in self._keys):
             return None
         return sha256(f"{VERSION} {self.source} {self._keys}".encode()).hexdigest()
+
+
+def _storage(outputs: Sequence[Variable]) -> set[Variable]:
+    """Variables which may share their memory with one of the outputs, the outputs included."""
+    found, waiting = set(), list(outputs)
+    while waiting:
+        variable = waiting.pop()
+        if variable not in found:
+            found.add(variable)
+            node = variable.owner
+            if node is not None and not isinstance(node.op, Elemwise | Dot | Alloc | Sum):
+                waiting.extend(node.inputs)
+    return found
 
 
 def _is_of_vector(op: Op, node: Apply, indices: Sequence[Variable]) -> bool:

@@ -310,6 +310,28 @@ def test_arrays_of_a_memory_change_places():
     assert [variable.get_value()[0] for variable in memory] == [2, 1]
 
 
+def test_a_state_may_be_a_part_of_an_array_of_this_transition():
+    """The memory of arrays is used again, but not where the next transition reads it."""
+    weights = pytensor.shared(np.diag([0.5, 1.0, 2.0]), shape=(3, 3))
+
+    def transition(noise, x, y):
+        both = pt.concatenate([x + y, noise * y])
+        product = pt.dot(weights, x)
+        return pt.specify_shape(both[::2], (3,)), product[::-1], product
+
+    steps, x, y = np.arange(12.0).reshape(4, 3) / 10, np.arange(3.0), np.ones(3)
+    state = [pt.vector("x", shape=(3,)), pt.vector("y", shape=(3,))]
+    function = LoopOfTransitions(
+        transition, [pt.vector("noise", shape=(3,))], state, (), with_numpy_products("NUMBA")
+    )
+    results = function([x, y], [steps])
+    for k, noise in enumerate(steps):
+        product = [0.5, 1.0, 2.0] * x
+        x, y = np.concatenate([x + y, noise * y])[::2], product[::-1]
+        for values, expected in zip(results, (x, y, product), strict=True):
+            np.testing.assert_allclose(values[k], expected)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bool"])
 @pytest.mark.parametrize("columns", [1, 3])
 def test_sums_over_one_axis(columns, dtype, rng):
