@@ -12,6 +12,7 @@ from pymc_sgmcmc.errors import (
     BoundaryWarning,
     CalibrationError,
     CenterWarning,
+    ChainProcessError,
     ConvergenceError,
     ModelError,
     NonFinitePositionError,
@@ -20,6 +21,7 @@ from pymc_sgmcmc.gradient_estimators import SVRG
 from pymc_sgmcmc.marginal import MarginalFit, fit_marginal, marginalize, recover
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.record import label_positions as label_positions  # with a FutureWarning
+from pymc_sgmcmc.sampling import sample
 from pymc_sgmcmc.schedules import PolynomialDecay
 from pymc_sgmcmc.step_methods import (
     HAMCMC,
@@ -76,6 +78,7 @@ __all__ = [
     "BoundaryWarning",
     "CalibrationError",
     "CenterWarning",
+    "ChainProcessError",
     "ConvergenceError",
     "GaussianAuxiliary",
     "LocalSampling",
@@ -99,6 +102,7 @@ __all__ = [
     "plot_gradient_trace",
     "plot_zero_variance",
     "recover",
+    "sample",
     "stein_calibrate",
     "stein_thin",
     "zero_variance",

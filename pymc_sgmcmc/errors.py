@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pymc.exceptions import SamplingError
+from xarray import DataTree
 
 
 class ModelError(ValueError):
@@ -19,6 +20,18 @@ class CalibrationError(ValueError):
 
 class ConvergenceError(RuntimeError):
     """The search for a maximum of the likelihood did not end at one."""
+
+
+class ChainProcessError(RuntimeError):
+    """The process of a chain ended before its chain did.
+
+    Attributes
+    ----------
+    idata : xarray.DataTree or None
+        The draws of the run so far, None where there were none after tuning.
+    """
+
+    idata: DataTree | None = None
 
 
 class BatchSizeWarning(UserWarning):

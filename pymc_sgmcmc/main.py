@@ -17,7 +17,6 @@ import arviz as az
 import arviz_plots as azp
 import matplotlib
 import numpy as np
-import pymc as pm
 from rich.console import Console
 from rich.table import Table
 from scipy import stats
@@ -25,6 +24,7 @@ from xarray import DataTree
 
 from pymc_sgmcmc import datasets
 from pymc_sgmcmc.regression import FAMILIES, InputError, Regression, make_regression, read_table
+from pymc_sgmcmc.sampling import sample
 from pymc_sgmcmc.step_methods import SGLDCV
 from pymc_sgmcmc.trace_tools.bias import bias_report
 from pymc_sgmcmc.tuning import Center
@@ -150,7 +150,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         f"regression with {len(regression.names)} coefficients, columns standardised but for those "
         "of 0 and 1."
     )
-    trace, center = sample(regression, options, console)
+    trace, center = draws_of(regression, options, console)
     table, words = comparison(trace, center, regression)
     console.print(table)
     console.print(words)
@@ -186,41 +186,24 @@ def load(options: argparse.Namespace) -> tuple[str, Regression]:
     return name, make_regression(frame, outcome, columns, options.formula, options.family)
 
 
-def sample(
+def draws_of(
     regression: Regression, options: argparse.Namespace, console: Console
 ) -> tuple[DataTree, Center]:
     """Draws, of which there are fewer after an interrupt, and the centre of the step method."""
-    cores = min(options.chains, options.cores)
-    length, last = options.tune + options.draws, (0, 0)
-
-    def stop_all(trace: Any, draw: Any) -> None:
-        # Where chains run one after the other, PyMC ends only the present chain at Ctrl-C.
-        nonlocal last
-        if draw.chain != last[0] and last[1] < length:
-            raise KeyboardInterrupt
-        last = draw.chain, draw.draw_idx + 1
-
     with regression.model():
         try:
             step = SGLDCV(bias=options.bias, compile_kwargs={"mode": options.mode})
         except ValueError as error:
             raise InputError(str(error)) from error
-        try:
-            trace = pm.sample(
-                step=step,
-                draws=options.draws,
-                tune=options.tune,
-                chains=options.chains,
-                cores=cores,
-                random_seed=options.seed,
-                progressbar=console.is_terminal,
-                callback=stop_all if cores == 1 else None,
-            )
-        except ValueError as error:
-            # PyMC raises this error for an interrupt during warm-up.
-            if "Not enough samples to build a trace" not in str(error):
-                raise
-            raise KeyboardInterrupt from error
+        trace = sample(
+            options.draws,
+            step=step,
+            tune=options.tune,
+            chains=options.chains,
+            cores=options.cores,
+            random_seed=options.seed,
+            progressbar=console.is_terminal,
+        )
     chains, draws = (trace["posterior"].sizes[name] for name in ("chain", "draw"))
     if draws < FEWEST_DRAWS:
         raise KeyboardInterrupt

@@ -3,8 +3,8 @@
 PyTensor makes a function of each operation of a graph. Numba takes most of the time of a first
 start to compile these, and in the loop each call counts the references to its arrays. Here the
 operations of a transition are written one after the other into one function: loops over elements,
-products by `numpy.dot`, slices. All others are calls of PyTensor's functions. An array which no later
-transition reads is written into the memory of the transition before.
+products by `numpy.dot`, slices. All others are calls of PyTensor's functions. An array which no
+later transition reads is written into the memory of the transition before.
 """
 
 from __future__ import annotations
@@ -104,6 +104,11 @@ class LoopOfTransitions:
         of their elements.
     mode : Mode
         Mode whose rewrites simplify the graph.
+
+    Attributes
+    ----------
+    key : str or None
+        Key of the function in the compile cache, None where it cannot be cached.
     """
 
     def __init__(
@@ -148,6 +153,7 @@ class LoopOfTransitions:
         function = compile_numba_function_src(
             text, "transitions", globals() | source.environment, cache_key=source.key
         )
+        self.key = source.key
         self._constants = source.constants
         # As in NumPy, a division by zero gives infinity or NaN.
         self._function = numba_njit(
@@ -206,6 +212,7 @@ class _Source:
         # The axis of a vector that stands for a matrix, -1 for a number, and its name.
         self._vectors: dict[Variable, tuple[int, str]] = {}
         self._keys: list[str | None] = []
+        self._lengths: dict[int, int] = {}
         self._count = 0
         self._entries = [f"entry_{number}" for number in range(entries)]
         self._arguments = [f"given_{number}" for number in range(len(inputs) - entries)]
@@ -246,6 +253,14 @@ class _Source:
         self.names[variable] = name = self.new("constant_")
         self.constants.append(value)
         self._arguments.append(name)
+        return name
+
+    def _given(self, length: int) -> str:
+        """Name of an argument for a length, so that models of other sizes have the same source."""
+        name = f"length_{self._lengths.setdefault(length, len(self._lengths))}"
+        if name not in self._arguments:
+            self.constants.append(np.asarray(length))
+            self._arguments.append(name)
         return name
 
     def element(self, variable: Variable, places: Sequence[str]) -> str:
@@ -560,19 +575,20 @@ class _Source:
                 continue
             record = f"record_{number}"
             records.append(record)
-            lengths = ["transitions", *map(str, variable.type.shape)]
-            before.append(f"{record} = np.empty(({', '.join(lengths)},), np.{_type(variable)})")
+            lengths = [self._given(length) for length in variable.type.shape]
+            shape = ", ".join(["transitions", *lengths])
+            before.append(f"{record} = np.empty(({shape},), np.{_type(variable)})")
             if variable.type.ndim == 0:
                 stores.append(f"{record}[k] = {result}")
             else:
                 places = ["i", "j", "l"][: variable.type.ndim]
                 stores.extend(
-                    _same_length(f"{result}.shape[{axis}]", str(length))
-                    for axis, length in enumerate(variable.type.shape)
+                    _same_length(f"{result}.shape[{axis}]", length)
+                    for axis, length in enumerate(lengths)
                 )
                 heads = [
                     f"for {place} in range({length}):"
-                    for place, length in zip(places, variable.type.shape, strict=True)
+                    for place, length in zip(places, lengths, strict=True)
                 ]
                 at = ", ".join(places)
                 stores.append(_nested(heads, [f"{record}[k, {at}] = {result}[{at}]"]))

@@ -203,10 +203,10 @@ def wait_until_chains_are_long(process, cores, seconds=2.0):
 
 
 def test_interrupt_before_there_are_draws(tmp_path, monkeypatch):
-    def interrupted(**settings):
-        raise ValueError("Not enough samples to build a trace.")
+    def interrupted(*arguments, **settings):
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(command.pm, "sample", interrupted)
+    monkeypatch.setattr(command, "sample", interrupted)
     status, _, errors = run("--data", "fair", "--output", tmp_path, *QUICK)
     assert (status, errors) == (
         130,

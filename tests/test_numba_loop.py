@@ -310,6 +310,25 @@ def test_arrays_of_a_memory_change_places():
     assert [variable.get_value()[0] for variable in memory] == [2, 1]
 
 
+def test_models_of_other_sizes_have_the_same_source():
+    """The compile cache of one regression then serves others."""
+    keys = set()
+    for columns in (3, 5):
+        data = pytensor.shared(np.ones((20, columns)))
+
+        def transition(index, noise, step_size, state, data=data):
+            rows = data[index : index + 4]
+            gradient = -state - pt.sigmoid(rows @ state) @ rows
+            return state + step_size * gradient + noise, gradient
+
+        vectors = [pt.vector(shape=(columns,)) for _ in range(2)]
+        entries = [pt.lscalar(), vectors[0], pt.dscalar()]
+        loop = LoopOfTransitions(transition, entries, vectors[1:], (), with_numpy_products("NUMBA"))
+        keys.add(loop.key)
+    assert len(keys) == 1
+    assert None not in keys
+
+
 def test_a_state_may_be_a_part_of_an_array_of_this_transition():
     """The memory of arrays is used again, but not where the next transition reads it."""
     weights = pytensor.shared(np.diag([0.5, 1.0, 2.0]), shape=(3, 3))

@@ -118,8 +118,9 @@ def marginalize(
     marginal = integrate(model, density, method, points)
     left_out = dependent_deterministics(model, structure)
     if left_out:
+        verb = "depends" if len(left_out) == 1 else "depend"
         _log.info(
-            f"{quoted(variable.name for variable in left_out)} depend on local variables; "
+            f"{quoted(variable.name for variable in left_out)} {verb} on local variables; "
             "`recover` adds them to the draws."
         )
     return without_locals(model, density, marginal)

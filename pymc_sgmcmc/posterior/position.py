@@ -94,6 +94,13 @@ class PositionLayout:
             for name, part, shape in zip(self.names, self.slices, self.shapes, strict=True)
         }
 
+    def unravel_all(self, positions: np.ndarray) -> dict[str, np.ndarray]:
+        """Values of the variables at positions, shape (draws, d), with the draws first."""
+        return {
+            name: positions[:, part].reshape(len(positions), *shape)
+            for name, part, shape in zip(self.names, self.slices, self.shapes, strict=True)
+        }
+
     def split(self, position: TensorVariable) -> dict[TensorVariable, TensorVariable]:
         """Symbolic pieces of a symbolic position, keyed by the value variable they stand for."""
         return {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABCMeta
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
 from typing import Any, ClassVar
@@ -200,7 +200,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         self.blocked = settings.blocked
         self._owns_all = not setup.posterior.others
         self._initial_position = setup.posterior.initial_position
-        self._runs_on_jax = settings.on_jax
+        self.runs_on_jax = settings.on_jax
         self._process = os.getpid()
 
         design = self._design(setup)
@@ -218,7 +218,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             design.dynamics,
             estimator,
             settings.compile_kwargs,
-            static_length=max(JAX_BLOCK_TRANSITIONS, longest) if self._runs_on_jax else None,
+            static_length=max(JAX_BLOCK_TRANSITIONS, longest) if self.runs_on_jax else None,
         )
         if settings.searches:
             design = search_step_size(block, setup, design)
@@ -312,7 +312,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
 
     def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
         """Begin a chain: reset everything that belongs to one chain."""
-        if self._runs_on_jax and os.getpid() != self._process:
+        if self.runs_on_jax and os.getpid() != self._process:
             raise RuntimeError(
                 "This process was forked from one that uses JAX, so it may hang. Pass "
                 '`mp_ctx="forkserver"` or `mp_ctx="spawn"` to `pm.sample`, or `cores=1`.'
@@ -365,6 +365,87 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             self._run, self.handed_out = None, 0
         moved = self.posterior.layout.unravel(run.draws.positions[number])
         return {**point, **moved, **self._point_of_memory()}, [stats]
+
+    def runs(
+        self, rng: np.random.Generator, point: dict[str, np.ndarray], tune: int, draws: int
+    ) -> Iterator[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
+        """A whole chain in runs of draws, the same draws as those of `step`.
+
+        Parameters
+        ----------
+        rng : numpy.random.Generator
+        point : dict of str to numpy.ndarray
+            Initial values.
+        tune, draws : int
+
+        Yields
+        ------
+        values, stats : dict of str to numpy.ndarray, shape (draws of the run, ...)
+            Values of the value variables, and the statistics.
+        """
+        self.setup_chain(rng, tune, draws)
+        self._begin(self.posterior.layout.ravel(point))
+        done = 0
+        while done < self.total_draws:
+            before = self.chain.snapshot
+            most = 1 if self._point_of_memory() else self.chain.run_length()
+            found = self.chain.advance(min(most, self.total_draws - done))
+            if len(found):
+                done += len(found)
+                yield self._whole(found, done)
+            if found.bad_transition is not None:
+                self.handed_out = len(found)
+                missing = self.total_draws - done
+                _, (first,) = self._fail(point, _Run(before, found))
+                yield self._missing(first, missing)
+                return
+
+    def last_record(self) -> RunRecord | None:
+        """Moments of a chain that was stopped, None where it ended or has no draws after tuning."""
+        state = self.chain.snapshot
+        if self._moments is None or not self.tune_draws < state.draws < self.total_draws:
+            return None
+        return RunRecord(moments=self._moments.of_chain(state.adapted[-1]))
+
+    def _whole(self, run: Draws, done: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Values and statistics of all draws of a run, after which so many draws are done."""
+        stats = {
+            "gradient": run.gradients,
+            "position": run.positions,
+            **run.stats,
+            "warning": np.full(len(run), None, dtype=object),
+            RECORD: np.full(len(run), None, dtype=object),
+        }
+        for number in (self.tune_draws, self.tune_draws + 1, self.total_draws):
+            place = number - 1 - (done - len(run))
+            if 0 <= place < len(run):
+                stats[RECORD][place] = self._record_after(number)
+                if number in (self.tune_draws, self.total_draws):
+                    present = {name: values[place] for name, values in stats.items()}
+                    stats["warning"][place] = self._warning_after(number, present)
+        values = self.posterior.layout.unravel_all(run.positions)
+        memory = {name: np.array(value)[None] for name, value in self._point_of_memory().items()}
+        return {**values, **memory}, stats
+
+    def _missing(
+        self, first: Mapping[str, Any], count: int
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Values and statistics of draws that were not made, from those of the first of them."""
+        _, (other,) = self._not_a_number({}, warning=None)
+        stats = {}
+        for name, value in first.items():
+            dtype = self.stats_dtypes[0][name]
+            array = np.zeros(count, dtype=dtype)
+            for place in range(count):
+                array[place] = value if place == 0 else other[name]
+            stats[name] = array
+        missing = np.full((count, self.posterior.dimension), np.nan, dtype=self.posterior.dtype)
+        values = self.posterior.layout.unravel_all(missing)
+        memory = {
+            name: np.repeat(np.array(value)[None], count, axis=0)
+            for name, value in self._point_of_memory().items()
+        }
+        return {**values, **memory}, stats
 
     def _point_of_memory(self) -> Mapping[str, np.ndarray]:
         """Variables that the gradient estimator moves itself."""

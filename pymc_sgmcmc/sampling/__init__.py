@@ -1,0 +1,5 @@
+"""Whole runs of many chains."""
+
+from pymc_sgmcmc.sampling.run import sample
+
+__all__ = ["sample"]

@@ -1,0 +1,275 @@
+"""`sample`: a whole run of chains, with the draws of `pymc.sample`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pymc.sampling.mcmc as mcmc
+from pymc.initial_point import make_initial_point_fns_per_chain
+from pymc.model import Model, modelcontext
+from pymc.sampling.parallel import _initialize_multiprocessing_context
+from pymc.stats.convergence import log_warning_stats
+from pymc.util import get_random_generator
+from pytensor.tensor.variable import TensorVariable
+from xarray import DataTree
+
+from pymc_sgmcmc.checks import quoted, whole_number
+from pymc_sgmcmc.errors import ChainProcessError, ModelError
+from pymc_sgmcmc.marginal import marginalize as integrated
+from pymc_sgmcmc.marginal import recover
+from pymc_sgmcmc.sampling.progress import RunProgress
+from pymc_sgmcmc.sampling.trace import Recorder
+from pymc_sgmcmc.sampling.workers import Job, run_in_processes, run_in_turn
+from pymc_sgmcmc.step_methods.advice import local_variables
+from pymc_sgmcmc.step_methods.base import StochasticGradientStep
+from pymc_sgmcmc.step_methods.pymc_hook import log
+from pymc_sgmcmc.step_methods.sgld import SGLDCV
+
+MOST_CHAINS = 4
+"""By default there are at most so many chains, as in `pymc.sample`."""
+
+AUTO = "auto"
+
+
+def sample(
+    draws: int = 1000,
+    *,
+    tune: int = 1000,
+    chains: int | None = None,
+    cores: int | None = None,
+    step: StochasticGradientStep | Callable[..., StochasticGradientStep] = SGLDCV,
+    marginalize: str | Sequence[str] | None = AUTO,
+    random_seed: Any = None,
+    initvals: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
+    var_names: Sequence[str] | None = None,
+    progressbar: bool | str = True,
+    quiet: bool = False,
+    discard_tuned_samples: bool = True,
+    compute_convergence_checks: bool = True,
+    idata_kwargs: Mapping[str, Any] | None = None,
+    mp_ctx: Any = None,
+    model: Model | None = None,
+) -> DataTree:
+    """Sample a model: the draws of ``pymc.sample(step=...)``, in less time.
+
+    Each chain computes its draws in runs, and the constrained values and deterministics of all
+    draws at once at the end. Arguments that are not described here are those of `pymc.sample`.
+
+    Parameters
+    ----------
+    draws, tune : int
+        Draws of each chain to keep, and to tune with before them.
+    chains, cores : int, optional
+        Number of chains, and of processes that run them. The defaults are those of `pymc.sample`.
+    step : step method, or a function that makes one
+        A step method of this package, which has all variables of the model, or its class, or
+        another function of ``model``, such as ``functools.partial(SGLDCV, bias=0.02)``.
+    marginalize : "auto", sequence of str, or None
+        Local variables of a hierarchical model to integrate out, which `recover` draws again at the
+        end. "auto": those of all groups where a function or class is given as `step` and there are
+        at least 20 groups. A step method that was made already has its model, which is sampled as
+        it stands.
+    random_seed : int, sequence of int, or numpy.random.Generator, optional
+    progressbar : bool or str
+        As in `pymc.sample`. The bar shows step size, gradient, running bias and R-hat.
+
+    Returns
+    -------
+    xarray.DataTree
+        As of `pymc.sample`. Where Ctrl-C ends the run, it has the draws so far, and their moments.
+
+    Raises
+    ------
+    TypeError, ValueError, ModelError
+        Where an argument or the model cannot be used.
+    ChainProcessError
+        Where the process of a chain died. Its attribute ``idata`` has the draws so far.
+
+    See Also
+    --------
+    pymc.sample : takes step methods of this package beside those of PyMC.
+
+    Notes
+    -----
+    Positions and gradients are those of `pymc.sample` to the last bit, whatever the number of
+    processes. Constrained values are the same up to rounding.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm
+    >>> from pymc_sgmcmc import sample
+    >>> rng = np.random.default_rng(1)
+    >>> X = rng.normal(size=(2000, 2))
+    >>> y = X @ [1.0, -1.0] + rng.normal(size=2000)
+    >>> with pm.Model():
+    ...     slopes = pm.Normal("slopes", shape=2)
+    ...     _ = pm.Normal("y", X @ slopes, 1.0, observed=y)
+    ...     idata = sample(200, tune=100, chains=2, cores=1, random_seed=1, quiet=True)
+    >>> idata["posterior"]["slopes"].mean(("chain", "draw")).round(1).values
+    array([ 1., -1.])
+    """
+    model = modelcontext(model)
+    draws, tune = whole_number("draws", draws, 1), whole_number("tune", tune, 0)
+    cores = (
+        min(MOST_CHAINS, os.cpu_count() or 1) if cores is None else whole_number("cores", cores, 1)
+    )
+    chains = max(2, cores) if chains is None else whole_number("chains", chains, 1)
+    if isinstance(random_seed, int) and random_seed < 0:
+        raise ValueError(f"`random_seed` should not be negative, but got {random_seed}.")
+    joint, model, step = _model_and_step(model, step, marginalize)
+    names = None if joint is not None else var_names
+    recorder = Recorder(model, _variables(model, names))
+    context = _initialize_multiprocessing_context(
+        mp_ctx, mode="JAX" if step.runs_on_jax else None, quiet=quiet
+    )
+    *rngs, rng_of_local = get_random_generator(random_seed).spawn(chains + 1)
+    seeds = [rng.integers(2**30) for rng in rngs]  # as `pymc.sample` takes numbers of them
+    points = make_initial_point_fns_per_chain(
+        model=model, overrides=initvals, jitter_rvs=set(), chains=chains
+    )
+    jobs = [Job(rng, point(seed)) for rng, point, seed in zip(rngs, points, seeds, strict=True)]
+
+    cores = min(cores, chains)
+    if not quiet:
+        several = "Multiprocess" if cores > 1 else "Sequential"
+        log.info("%s sampling (%d chains in %d job%s)", several, chains, cores, "s" * (cores > 1))
+        log.info("%s: [%s]", type(step).__name__, ", ".join(v.name for v in model.free_RVs))
+    start = time.time()
+    bar = RunProgress(step, chains, draws, tune, progressbar and not quiet)
+
+    def progress(number: int) -> None:
+        job = jobs[number]
+        for warning in job.stats[-1]["warning"]:
+            log_warning_stats([{"warning": warning}])
+        positions = [[stats["position"] for stats in other.stats] for other in jobs]
+        bar.advance(number, job.done, job.stats[-1], positions)
+
+    def result() -> DataTree:
+        return mcmc._sample_return(
+            run=None,
+            traces=[
+                recorder.trace(number, job, step.stats_dtypes)
+                for number, job in enumerate(jobs)
+                if job.done
+            ],
+            tune=tune,
+            t_sampling=time.time() - start,
+            discard_tuned_samples=discard_tuned_samples,
+            compute_convergence_checks=compute_convergence_checks,
+            return_inferencedata=True,
+            keep_warning_stat=False,
+            idata_kwargs=dict(idata_kwargs or {}),
+            model=model,
+            quiet=quiet,
+        )
+
+    try:
+        with mcmc._quiet_logging(quiet), bar:
+            if cores > 1:
+                interrupted = run_in_processes(step, jobs, tune, draws, progress, cores, context)
+            else:
+                interrupted = run_in_turn(step, jobs, tune, draws, progress)
+    except ChainProcessError as error:
+        if max(job.done for job in jobs) > tune:
+            error.idata = result()
+        raise
+    if interrupted and max(job.done for job in jobs) <= tune:
+        raise KeyboardInterrupt("The run was interrupted before the first draw after tuning.")
+    with mcmc._quiet_logging(quiet):
+        idata = result()
+    if joint is not None:
+        idata = recover(
+            idata, joint, random_seed=rng_of_local, progressbar=bool(progressbar) and not quiet
+        )
+        if var_names is not None:
+            posterior = idata["posterior"].to_dataset()
+            idata["posterior"] = DataTree(posterior[list(var_names)])
+    return idata
+
+
+def _model_and_step(
+    model: Model, step: Any, marginalize: str | Sequence[str] | None
+) -> tuple[Model | None, Model, StochasticGradientStep]:
+    """The joint model where local variables are integrated out, the model to sample, and the step.
+
+    Raises
+    ------
+    TypeError, ValueError, ModelError
+    """
+    if isinstance(marginalize, str) and marginalize != AUTO:
+        marginalize = [marginalize]
+    if isinstance(step, StochasticGradientStep):
+        if marginalize not in (None, AUTO):
+            raise ValueError(
+                "`marginalize` should be left out where `step` has its model already, but got "
+                f"{marginalize!r}. Give the class as `step`, or make it inside of "
+                "`with marginalize(model, names):`."
+            )
+        _check_step(model, step)
+        return None, model, step
+    if not callable(step):
+        raise TypeError(
+            "`step` should be a step method of pymc_sgmcmc or a function that makes one, but got "
+            f"{step!r}. Use `pymc.sample` for other step methods."
+        )
+    joint, names = None, marginalize
+    if marginalize == AUTO:
+        found = local_variables(model)
+        names = None if found is None else found[0]
+    if names is not None:
+        try:
+            joint, model = model, integrated(model, names)
+        except ModelError as error:
+            if marginalize != AUTO:
+                raise
+            log.info("The local variables %s are sampled with the others: %s", quoted(names), error)
+        else:
+            log.info(
+                "%s integrated out, group by group, and drawn again at the end. "
+                "`marginalize=None` samples the model as it stands.",
+                f"{quoted(names)} {'is' if len(names) == 1 else 'are'}",
+            )
+    made = step(model=model)
+    if not isinstance(made, StochasticGradientStep):
+        raise TypeError(f"`step` should make a step method of pymc_sgmcmc, but made {made!r}.")
+    _check_step(model, made)
+    return joint, model, made
+
+
+def _check_step(model: Model, step: StochasticGradientStep) -> None:
+    """Raise an error where a step method is not for all variables of the model."""
+    own = {variable.name for variable in step.vars}
+    missing = [variable.name for variable in model.value_vars if variable.name not in own]
+    foreign = own - {variable.name for variable in model.value_vars}
+    if foreign:
+        raise ModelError(
+            f"`step` was made for another model: it has {quoted(sorted(foreign))}. Make it inside "
+            "of `with model:`."
+        )
+    if missing:
+        raise ModelError(
+            f"`step` should have all variables of the model, but lacks {quoted(missing)}. "
+            "`pymc.sample` takes several step methods."
+        )
+
+
+def _variables(model: Model, names: Sequence[str] | None) -> list[TensorVariable] | None:
+    """The variables to record, in terms of the value variables, or None for all.
+
+    Raises
+    ------
+    ValueError
+    """
+    if names is None:
+        return None
+    chosen = [variable for variable in model.unobserved_RVs if variable.name in names]
+    unknown = set(names) - {variable.name for variable in chosen}
+    if unknown:
+        raise ValueError(
+            f"`var_names` should name some of {quoted(v.name for v in model.unobserved_RVs)}, but "
+            f"got {quoted(sorted(unknown))}."
+        )
+    return model.replace_rvs_by_values(chosen)

@@ -1,0 +1,283 @@
+"""Chains in this process one after the other, or in several processes at once.
+
+A chain sends its draws in runs, and the last record of its moments where it was stopped. What was
+drawn before an interrupt, or before a process died, is kept. Ctrl-C ends chains between two runs,
+so that no run is lost or cut; pressed once more, it ends them at once.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pickle import dumps, loads
+from threading import current_thread, main_thread
+from traceback import format_exception
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from pymc.util import RandomGeneratorState, get_state_from_generator, random_generator_from_state
+from threadpoolctl import threadpool_limits
+
+from pymc_sgmcmc.errors import ChainProcessError
+from pymc_sgmcmc.record import RECORD, RunRecord
+from pymc_sgmcmc.step_methods.base import StochasticGradientStep
+
+SECONDS_BETWEEN_LOOKS = 0.2
+"""Ctrl-C is noticed after this time where no chain sends anything."""
+
+SECONDS_TO_END = 5.0
+"""A process that was told to end is ended after this time."""
+
+
+@dataclass
+class Job:
+    """One chain: where it begins, and its draws so far.
+
+    Attributes
+    ----------
+    rng : numpy.random.Generator
+    point : dict of str to numpy.ndarray
+        Initial values.
+    values, stats : list of dict
+        Values of the value variables and statistics, one for each run of draws.
+    done : int
+        Number of draws so far.
+    """
+
+    rng: np.random.Generator
+    point: dict[str, np.ndarray]
+    values: list[dict[str, np.ndarray]] = field(default_factory=list)
+    stats: list[dict[str, np.ndarray]] = field(default_factory=list)
+    done: int = 0
+
+    def add(self, values: dict[str, np.ndarray], stats: dict[str, np.ndarray]) -> None:
+        """Add a run of draws."""
+        self.values.append(values)
+        self.stats.append(stats)
+        self.done += len(stats["position"])
+
+    def end(self, record: RunRecord | None) -> None:
+        """Add the record of a chain that was stopped to its last draw."""
+        if record is not None:
+            last = self.stats[-1][RECORD]
+            settings = None if last[-1] is None else last[-1].settings
+            last[-1] = RunRecord(settings, record.moments)
+
+
+Progress = Callable[[int], None]
+"""Called with the number of a chain after each of its runs of draws."""
+
+
+def run_in_turn(
+    step: StochasticGradientStep, jobs: Sequence[Job], tune: int, draws: int, progress: Progress
+) -> bool:
+    """Run the chains one after the other in this process. Return whether it was interrupted."""
+    state = step.sampling_state
+    with interrupts_noted() as interrupted:
+        for number, job in enumerate(jobs):
+            step.sampling_state = state
+            for run in step.runs(job.rng, job.point, tune, draws):
+                job.add(*run)
+                progress(number)
+                if interrupted:
+                    job.end(step.last_record())
+                    return True
+    return False
+
+
+def run_in_processes(
+    step: StochasticGradientStep,
+    jobs: Sequence[Job],
+    tune: int,
+    draws: int,
+    progress: Progress,
+    cores: int,
+    context: Any,
+) -> bool:
+    """Run up to `cores` chains at once, each in a process of its own.
+
+    Returns
+    -------
+    bool
+        Whether the run was interrupted.
+
+    Raises
+    ------
+    Exception
+        The first error of a chain, with the note which chain it was.
+    ChainProcessError
+        Where a process died.
+    """
+    waiting = list(range(len(jobs)))
+    workers: dict[Connection, _Worker] = {}
+    payload = step if context.get_start_method() == "fork" else cloudpickle.dumps(step)
+    stopping, died = False, None
+    try:
+        with interrupts_noted() as interrupted:
+            while waiting or workers:
+                if (interrupted or died) and not stopping:
+                    stopping = True
+                    waiting.clear()
+                    for worker in workers.values():
+                        worker.stop()
+                while waiting and len(workers) < cores:
+                    number = waiting.pop(0)
+                    worker = _Worker(number, jobs[number], payload, tune, draws, context)
+                    workers[worker.connection] = worker
+                ready = wait(list(workers), SECONDS_BETWEEN_LOOKS)
+                for worker in [workers[each] for each in list(workers) if each in ready]:
+                    try:
+                        more = worker.receive(progress)
+                    except ChainProcessError as error:
+                        # The other chains are told to end, so that their draws are kept.
+                        more, died = False, died or error
+                    if not more:
+                        workers.pop(worker.connection).close()
+    finally:
+        for worker in workers.values():
+            worker.close()
+    if died is not None:
+        raise died
+    return bool(interrupted)
+
+
+@contextmanager
+def interrupts_noted() -> Iterator[list[int]]:
+    """A list that is empty until Ctrl-C is pressed. A second one raises `KeyboardInterrupt`."""
+    noted: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    # Only the main thread gets signals, and a handler that is not Python's cannot be set again.
+    if current_thread() is not main_thread() or before in (signal.SIG_IGN, None):
+        yield noted
+        return
+
+    def note(number: int, frame: Any) -> None:
+        noted.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Worker:
+    """The process of one chain, as its parent sees it."""
+
+    def __init__(
+        self,
+        number: int,
+        job: Job,
+        step: StochasticGradientStep | bytes,
+        tune: int,
+        draws: int,
+        context: Any,
+    ):
+        self.number, self.job = number, job
+        self.connection, remote = context.Pipe()
+        arguments = (
+            remote,
+            step,
+            get_state_from_generator(job.rng),
+            job.point,
+            tune,
+            draws,
+        )
+        self._process = context.Process(
+            target=_work, args=arguments, name=f"chain_{number}", daemon=True
+        )
+        # Ctrl-C goes to all processes. A chain should end where its parent tells it to.
+        with _interrupts_ignored():
+            self._process.start()
+        remote.close()
+
+    def receive(self, progress: Progress) -> bool:
+        """Take one message. Return whether more will follow."""
+        try:
+            kind, content = self.connection.recv()
+        except (EOFError, OSError):
+            self._process.join(SECONDS_TO_END)
+            raise ChainProcessError(
+                f"The process of chain {self.number} ended after {self.job.done} draws with exit "
+                f"code {self._process.exitcode}. The system ends processes where memory is short: "
+                "record fewer draws, or use fewer `cores`."
+            ) from None
+        if kind == "run":
+            self.job.add(*content)
+            progress(self.number)
+        elif kind == "error":
+            content.add_note(f"This was in chain {self.number}.")
+            raise content
+        else:
+            self.job.end(content)
+        return kind == "run"
+
+    def stop(self) -> None:
+        """Tell the chain to end after its present run."""
+        with suppress(OSError):  # It may have ended already.
+            self.connection.send("stop")
+
+    def close(self) -> None:
+        """End the process, if it still runs."""
+        self._process.join(0.1)
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join(SECONDS_TO_END)
+        self.connection.close()
+
+
+def _work(
+    connection: Connection,
+    step: StochasticGradientStep | bytes,
+    rng: RandomGeneratorState,
+    point: dict[str, np.ndarray],
+    tune: int,
+    draws: int,
+) -> None:
+    """Run a chain and send its draws."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    # OpenBLAS may hang where the number of its threads is set after a fork.
+    with threadpool_limits(limits=1) if isinstance(step, bytes) else nullcontext():
+        try:
+            own = cloudpickle.loads(step) if isinstance(step, bytes) else step
+            for run in own.runs(random_generator_from_state(rng), point, tune, draws):
+                if not parent.is_alive():
+                    return
+                connection.send(("run", run))
+                if connection.poll() and connection.recv() == "stop":
+                    break
+            connection.send(("end", own.last_record()))
+        except BrokenPipeError:
+            pass  # The parent has ended.
+        except BaseException as error:
+            connection.send(("error", _sendable(error)))
+        finally:
+            connection.close()
+
+
+def _sendable(error: BaseException) -> BaseException:
+    """The error with its traceback as a note, or its text where it cannot be pickled."""
+    error.add_note("".join(format_exception(error)))
+    try:
+        loads(dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Let a process that starts here ignore Ctrl-C from its first moment on."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)

@@ -1,0 +1,313 @@
+"""`sample` has the draws of `pymc.sample`, and keeps those of a run that was stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_sgmcmc import MALA, SGLD, SGLDCV, ULA, PolynomialDecay, sample, zero_variance
+from pymc_sgmcmc.errors import ChainProcessError, ModelError
+from pymc_sgmcmc.record import MOMENTS
+from pymc_sgmcmc.sampling import workers
+from pymc_sgmcmc.sampling.progress import running_r_hat
+from tests.support import sampling
+from tests.support.models import logistic_model, two_variable_model
+from tests.support.samplers import SAMPLERS
+
+pytestmark = pytest.mark.usefixtures("without_compiler")
+
+QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
+SMALL = {"batch_size": 20, "step_size": 1e-3, "preconditioner": "identity"}
+
+
+def ours(model, step, draws=25, tune=10, chains=2, cores=1, seed=3, **kwargs):
+    with model:
+        return sample(
+            draws,
+            step=step,
+            tune=tune,
+            chains=chains,
+            cores=cores,
+            random_seed=seed,
+            **QUIET | kwargs,
+        )
+
+
+def check_same(mine, expected):
+    """Same groups, names, types, dimensions, attributes and draws."""
+    assert set(mine.children) == set(expected.children)
+    for group, dataset in expected.children.items():
+        assert set(mine[group].data_vars) == set(dataset.data_vars)
+        for name, values in dataset.data_vars.items():
+            found = mine[group][name]
+            assert (found.dims, found.dtype) == (values.dims, values.dtype)
+            if group == "posterior":  # NumPy's exponential has other last digits than Numba's.
+                np.testing.assert_allclose(found, values, rtol=1e-14)
+            else:
+                np.testing.assert_array_equal(found, values)
+        for name in dataset.coords:
+            np.testing.assert_array_equal(mine[group].coords[name], dataset.coords[name])
+        attributes = set(dataset.attrs) - {"created_at", "sampling_time"}
+        assert {name: mine[group].attrs[name] for name in attributes} == {
+            name: dataset.attrs[name] for name in attributes
+        }
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler.name)
+def test_draws_of_every_sampler(sampler):
+    model = logistic_model()
+    step = sampler.step_class(model=model, batch_size=20, gradient="cv", thin=3, **sampler.settings)
+    expected = sampling.sample(model, step)
+    for cores in (1, 2):
+        check_same(ours(model, step, cores=cores), expected)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(SGLD, gradient="saga", thin=2, **SMALL),
+        partial(SGLD, gradient="svrg", thin=2, **SMALL),
+        partial(SGLD, **SMALL | {"step_size": PolynomialDecay(0.01, 10.0, 0.5)}),
+        partial(SGLDCV, batch_size=20),
+        ULA,
+        MALA,
+    ],
+    ids=["saga", "svrg", "decay", "computed", "ULA", "MALA"],
+)
+def test_draws_of_estimators_and_schedules(make):
+    model = two_variable_model()
+    step = make(model=model)
+    check_same(ours(model, step), sampling.sample(model, step))
+
+
+@pytest.mark.parametrize("tune", [0, 2, 25])
+def test_tuning_is_kept_where_asked_for(tune):
+    model = two_variable_model()
+    step = SGLDCV(model=model, batch_size=20)
+    settings = {"tune": tune, "draws": 3, "discard_tuned_samples": False}
+    check_same(ours(model, step, **settings), sampling.sample(model, step, **settings))
+
+
+def test_names_and_initial_values():
+    model = two_variable_model()
+    step = SGLD(model=model, **SMALL)
+    names = [variable.name for variable in model.free_RVs]
+    settings = {"var_names": names[:1], "initvals": {names[0]: np.array(0.5)}}
+    check_same(ours(model, step, **settings), sampling.sample(model, step, **settings))
+
+
+def test_deterministics_of_many_shapes():
+    with pm.Model(coords={"row": range(4)}) as model:
+        x = pm.Normal("x", shape=(3, 2))
+        p = pm.Dirichlet("p", np.ones(3))
+        pm.Deterministic("constant", pm.math.constant(np.arange(2.0)))
+        pm.Deterministic("product", x @ x.T + p)
+        pm.Deterministic("joined", pm.math.concatenate([p, p[:1]]), dims="row")
+        pm.Normal("y", x.sum() + p[0], observed=np.ones(50))
+    step = SGLD(model=model, **SMALL)
+    check_same(ours(model, step), sampling.sample(model, step))
+
+
+def test_chain_that_diverges_has_the_same_draws_and_warning(caplog):
+    model = logistic_model()
+    step = SGLD(model=model, thin=20, **SMALL | {"step_size": 200.0})
+    settings = {"tune": 0, "draws": 40, "quiet": False}
+    expected = sampling.sample(model, step, **settings)
+    before = [record.message for record in caplog.records if "NaN" in record.message]
+    caplog.clear()
+    mine = ours(model, step, **settings)
+    assert np.isnan(expected["posterior"]["beta"]).any()
+    check_same(mine, expected)
+    assert before
+    assert [record.message for record in caplog.records if "NaN" in record.message] == before
+
+
+# --- Runs that are stopped --------------------------------------------------------------------
+
+
+def press_ctrl_c():
+    """As a terminal does; the handler runs before this function returns."""
+    signal.raise_signal(signal.SIGINT)
+
+
+def interrupted_in(step, number, monkeypatch):
+    """Let Ctrl-C be pressed in this process in the middle of a run of draws."""
+    advance, calls = step.chain.advance, []
+
+    def advance_and_press(*arguments):
+        calls.append(1)
+        if len(calls) == number:
+            press_ctrl_c()
+        return advance(*arguments)
+
+    monkeypatch.setattr(step.chain, "advance", advance_and_press)
+
+
+def check_kept(idata, whole, least):
+    """The draws are the first ones of the whole run, with moments of all transitions."""
+    chain = int(idata["posterior"]["chain"][0])
+    draws = idata["posterior"].sizes["draw"]
+    assert least <= draws < whole["posterior"].sizes["draw"]
+    for group, name in [("posterior", "beta"), ("sample_stats", "gradient")]:
+        expected = whole[group][name].sel(chain=[chain]).isel(draw=slice(draws))
+        np.testing.assert_array_equal(idata[group][name].sel(chain=[chain]), expected)
+    assert MOMENTS in idata.children
+    assert np.isfinite(zero_variance(idata, moments="only").mean["position"]).all()
+
+
+def test_interrupt_keeps_draws_and_moments(monkeypatch):
+    model = logistic_model()
+    step = SGLD(model=model, thin=4, **SMALL)
+    monkeypatch.setattr(type(step.chain), "run_length", lambda chain: 100)
+    whole = ours(model, step, draws=2000)
+    interrupted_in(step, 6, monkeypatch)
+    idata = ours(model, step, draws=2000)
+    check_kept(idata, whole, least=500)
+    assert idata["posterior"].sizes == {"chain": 1, "draw": 590, "feature": 3}
+
+
+def test_interrupt_before_there_are_draws(monkeypatch):
+    model = logistic_model()
+    step = SGLD(model=model, **SMALL)
+    interrupted_in(step, 1, monkeypatch)
+    with pytest.raises(KeyboardInterrupt, match="before the first draw"):
+        ours(model, step)
+
+
+def stop_when_long(monkeypatch, action, draws=400):
+    """Act once when each of the chains that run has so many draws."""
+    add, acted = workers.Job.add, []
+    jobs = {}
+
+    def add_and_act(job, *run):
+        add(job, *run)
+        jobs[id(job)] = job.done
+        if not acted and len(jobs) == 2 and min(jobs.values()) >= draws:
+            acted.append(True)
+            action()
+
+    monkeypatch.setattr(workers.Job, "add", add_and_act)
+
+
+def kill_a_chain():
+    child = next(iter(workers.multiprocessing.active_children()))
+    os.kill(child.pid, signal.SIGKILL)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs signals of POSIX")
+@pytest.mark.parametrize("action", [press_ctrl_c, kill_a_chain])
+def test_processes_that_are_stopped_keep_draws_and_moments(action, monkeypatch):
+    model = logistic_model()
+    step = SGLD(model=model, thin=50, **SMALL)
+    settings = {"chains": 4, "cores": 2, "draws": 200_000}
+    stop_when_long(monkeypatch, action)
+    if action is press_ctrl_c:
+        idata = ours(model, step, **settings)
+    else:
+        with pytest.raises(ChainProcessError, match="exit code -9") as raised:
+            ours(model, step, **settings)
+        idata = raised.value.idata
+    assert not workers.multiprocessing.active_children()
+    draws = idata["posterior"].sizes["draw"]
+    monkeypatch.undo()
+    check_kept(idata, ours(model, step, draws=draws + 1, cores=2), least=390)
+
+
+def test_error_of_a_chain_in_a_process():
+    model = logistic_model()
+    step = SGLD(model=model, **SMALL | {"step_size": 1e3})
+    messages = []
+    for cores in (1, 2):
+        with pytest.raises(Exception, match="became NaN or infinite") as raised:
+            ours(model, step, cores=cores, tune=100)
+        messages.append((type(raised.value), str(raised.value)))
+    assert messages[0] == messages[1]
+
+
+# --- Groups -----------------------------------------------------------------------------------
+
+
+def group_model(n_groups=25):
+    rng = np.random.default_rng(2)
+    group = np.repeat(np.arange(n_groups), 6)
+    y = rng.poisson(np.exp(0.5 + 0.6 * rng.normal(size=n_groups)[group]))
+    with pm.Model() as model:
+        mean, sd = pm.Normal("mean"), pm.HalfNormal("sd")
+        effect = pm.Normal("effect", mean, sd, shape=n_groups)
+        pm.Deterministic("rate", pm.math.exp(effect))
+        pm.Poisson("y", pm.math.exp(effect[group]), observed=y)
+    return model
+
+
+def test_local_variables_are_integrated_out_and_drawn_again():
+    model = group_model()
+    idata = ours(model, partial(SGLDCV, bias=0.2), draws=50)
+    assert idata["posterior"]["effect"].shape == idata["posterior"]["rate"].shape == (2, 50, 25)
+    assert idata["sample_stats"]["position"].shape == (2, 50, 2)
+    np.testing.assert_allclose(idata["posterior"]["rate"], np.exp(idata["posterior"]["effect"]))
+    again = ours(model, partial(SGLDCV, bias=0.2), draws=50, var_names=["effect", "sd"])
+    assert set(again["posterior"].data_vars) == {"effect", "sd"}
+    np.testing.assert_array_equal(again["posterior"]["effect"], idata["posterior"]["effect"])
+
+
+@pytest.mark.parametrize("marginalize", [None, "auto"])
+def test_a_model_is_sampled_as_it_stands(marginalize):
+    """Where asked for, and where there are few groups."""
+    model = group_model(n_groups=25 if marginalize is None else 5)
+    make = partial(SGLD, **SMALL)
+    idata = ours(model, make, marginalize=marginalize)
+    check_same(idata, sampling.sample(model, make(model=model)))
+
+
+# --- Arguments --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"draws": 0}, ValueError, "`draws` should be"),
+        ({"tune": -1}, ValueError, "`tune` should be"),
+        ({"chains": 0}, ValueError, "`chains` should be"),
+        ({"cores": 1.5}, ValueError, "`cores` should be"),
+        ({"seed": -1}, ValueError, "`random_seed` should not be negative"),
+        ({"var_names": ["gamma"]}, ValueError, "`var_names` should name some of `beta`"),
+        ({"marginalize": ["beta"]}, ValueError, "`marginalize` should be left out"),
+        ({"step": "NUTS"}, TypeError, "`step` should be a step method of pymc_sgmcmc"),
+        ({"step": lambda model: 1}, TypeError, "`step` should make a step method"),
+        ({"step": pm.NUTS}, TypeError, "`step` should make a step method"),
+    ],
+)
+def test_bad_arguments(settings, error, message):
+    model = logistic_model()
+    step = settings.pop("step", None) or SGLD(model=model, **SMALL)
+    with pytest.raises(error, match=message):
+        ours(model, step, **settings)
+
+
+def test_steps_of_other_models():
+    model, other = logistic_model(), two_variable_model()
+    with pytest.raises(ModelError, match="was made for another model"):
+        ours(model, SGLD(model=other, **SMALL))
+    part = SGLD(vars=[other.free_RVs[0]], model=other, **SMALL)
+    with pytest.raises(ModelError, match="should have all variables"):
+        ours(other, part)
+
+
+# --- Progress ---------------------------------------------------------------------------------
+
+
+def test_running_r_hat():
+    from arviz_stats.base import array_stats
+
+    rng = np.random.default_rng(1)
+    draws = rng.normal(size=(2, 130, 3))
+    draws[1, :, 1] += 0.5
+    runs = [[chain[:40], chain[40:]] for chain in draws]
+    expected = array_stats.rhat(draws[:, 30:], chain_axis=0, draw_axis=1).max()
+    assert running_r_hat([*runs, [draws[0, :45]], []], tune=30) == pytest.approx(expected)
+    assert np.isnan(running_r_hat([runs[0], []], tune=30))
