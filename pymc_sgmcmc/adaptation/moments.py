@@ -29,7 +29,7 @@ PRODUCT_ELEMENTS = 250_000
 """Products of positions and gradients are of groups of batches where a chain would otherwise keep
 more than this many. With more of them, copying them takes more time than the transitions."""
 
-PRODUCTS_A_DRAW = 10
+PRODUCTS_A_DRAW = 5
 """Products may leave out transitions where a draw has more than this many. Positions so close to
 each other hardly differ."""
 
@@ -105,16 +105,20 @@ class RunningMoments(Adaptation):
         origin, thin = state["origin"], int(state["thin"])
         shape = (-1, thin, len(origin))
         positions, gradients = seen.positions.reshape(shape), seen.gradients.reshape(shape)
-        # A product with ones is several times faster than `sum` along a short axis.
-        ones = np.ones(thin)
-        sums = np.concatenate([ones @ positions - thin * origin, ones @ gradients], axis=1)
-        waiting = {"waiting_sums": np.concatenate([state["waiting_sums"], sums])}
+        waiting, ones = {}, np.ones(thin)
         if self._groups:
             part = _spaced(thin, len(origin))
-            z = np.concatenate(
-                [positions[:, part] - origin, gradients[:, part]], axis=2, dtype=float
-            )
-            waiting["waiting"] = np.concatenate([state["waiting"], z])
+            some = positions[:, part]
+            z = np.empty((*some.shape[:2], 2 * len(origin)))
+            np.subtract(some, origin, out=z[..., : len(origin)])
+            z[..., len(origin) :] = gradients[:, part]
+            waiting["waiting"] = _after(state["waiting"], z)
+        # A product with ones is several times faster than `sum` along a short axis.
+        if self._groups and z.shape[1] == thin:
+            sums = ones @ z
+        else:
+            sums = np.concatenate([ones @ positions - thin * origin, ones @ gradients], axis=1)
+        waiting["waiting_sums"] = _after(state["waiting_sums"], sums)
         state = {**state, **waiting}
         if len(state["waiting_sums"]) * thin < WAITING:
             return state, {}
@@ -198,6 +202,11 @@ def _spaced(thin: int, dimension: int) -> slice:
     return slice((thin - 1) % spacing, None, spacing)
 
 
+def _after(waiting: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """What was waiting, and values after it; no copy where nothing was."""
+    return np.concatenate([waiting, values]) if len(waiting) else values
+
+
 def _joined(values: np.ndarray) -> np.ndarray:
     """Sums of neighbours in the first half, and zeros in the second."""
     joined = np.zeros_like(values)
@@ -221,5 +230,5 @@ def _add_products(
         begin = max(0, number * batches_a_group - first)
         of_group = batches[begin : (number + 1) * batches_a_group - first]
         of_group = of_group.reshape(-1, batches.shape[-1])
-        sums[number] += of_group.sum(0)
+        sums[number] += np.ones(len(of_group)) @ of_group
         products[number] += of_group[:, :d].T @ of_group

@@ -103,7 +103,7 @@ def test_runs_of_any_length_give_the_same(rng, d):
         np.testing.assert_allclose(whole[name], parts[name], rtol=1e-12, atol=1e-11)
 
 
-@pytest.mark.parametrize(("thin", "spacing"), [(9, 1), (25, 2), (90, 4)])
+@pytest.mark.parametrize(("thin", "spacing"), [(9, 1), (15, 3), (90, 4)])
 def test_products_of_many_coordinates_are_of_spaced_transitions(rng, thin, spacing):
     """The last transition of a draw and those before it; means are of all transitions."""
     d, draws = 25, 40
