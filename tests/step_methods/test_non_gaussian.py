@@ -158,10 +158,12 @@ TARGETS = [
 )
 @pytest.mark.filterwarnings("ignore::pymc_sgmcmc.CenterWarning")
 def test_moments(request, sampler, target):
-    if (sampler.name, target.name) == ("HAMCMC", "hierarchical"):
-        # A mean 0.2 posterior sds too low at any step size, as its docstring says; pairs between
-        # chains, the sampler after it, leave out no drift.
+    draws = DRAWS
+    if sampler.name == "HAMCMC" and target.name in ("hierarchical", "banana"):
+        # Means 0.2 and 0.1 posterior sds off at any step size, as its docstring says, and chains
+        # that diverge on the banana; pairs between chains, the sampler after it, leave none out.
         request.applymarker(pytest.mark.xfail(strict=True, reason="HAMCMC leaves out a drift"))
+        draws = 4 * DRAWS if target.name == "banana" else DRAWS
     if (sampler.name, target.name) == ("OSGFS", "banana"):
         pytest.skip("for near-Gaussian posteriors: the curvature at this mode is nearly none")
     step = sampler.step_class(
@@ -175,10 +177,10 @@ def test_moments(request, sampler, target):
     estimates = []
     layout = step.posterior.layout
     for chain in range(CHAINS):
-        step.setup_chain(np.random.default_rng([3, chain]), BURN_IN, DRAWS)
+        step.setup_chain(np.random.default_rng([3, chain]), BURN_IN, draws)
         start = mean + np.sqrt(variance) * rng.standard_normal(len(mean))
         point, positions = layout.unravel(start), []
-        for number in range(BURN_IN + DRAWS):
+        for number in range(BURN_IN + draws):
             point, (stats,) = step.step(point)
             if number >= BURN_IN:
                 positions.append(stats["position"])
