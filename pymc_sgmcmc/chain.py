@@ -379,7 +379,7 @@ class Chain:
         indices = np.concatenate([pending, batching.draw(rng, transitions)])
         dtype = np.dtype(block.dtype)
         if noise is None:
-            noise = noise_rng.standard_normal((transitions, block.noise_size), dtype=dtype)
+            noise = block.draw_noise(noise_rng, transitions)
         sizes = step_sizes(self.step_size, state.transitions, transitions)
         sizes = self._adapted_step_sizes(sizes, state)
         # They have a generator of their own, so that draws do not depend on the length of a run.
@@ -387,7 +387,9 @@ class Chain:
         memory_noise = memory_rng.standard_normal((missing, block.memory_noise_size), dtype=dtype)
         if state.pending_noise is not None:
             memory_noise = np.concatenate([state.pending_noise, memory_noise])
-        ran = block((state.position, *state.auxiliaries), indices, noise, sizes, memory_noise)
+        ran = block(
+            (state.position, *state.auxiliaries), indices, noise, sizes, memory_noise, reuse=True
+        )
 
         recorded = slice(thin - 1, None, thin)
         with np.errstate(over="ignore", invalid="ignore"):

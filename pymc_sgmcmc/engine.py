@@ -22,6 +22,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.dynamics import Dynamics
 from pymc_sgmcmc.gradient_estimators import GradientEstimator
+from pymc_sgmcmc.noise import fill_standard_normal
 from pymc_sgmcmc.numba_loop import LoopOfTransitions
 from pymc_sgmcmc.numba_products import with_numpy_products
 from pymc_sgmcmc.posterior.compiled import (
@@ -76,11 +77,11 @@ class _ScaledLoop:
         """Everything but the function, which is compiled again when needed."""
         return {name: value for name, value in vars(self).items() if name != "_scale"}
 
-    def __call__(self, *arguments: np.ndarray) -> Sequence[np.ndarray]:
+    def __call__(self, *arguments: np.ndarray, reuse: bool = False) -> Sequence[np.ndarray]:
         state = arguments[: self._loop.states]
         indices, noise, step_sizes, *remember = arguments[self._loop.states :]
         (scaled,) = self._scale(noise, step_sizes)
-        return self._loop(state, [indices, scaled, step_sizes, *remember])
+        return self._loop(state, [indices, scaled, step_sizes, *remember], reuse=reuse)
 
 
 class TransitionBlock:
@@ -120,12 +121,13 @@ class TransitionBlock:
         self.auxiliaries = tuple(dynamics.auxiliaries(self.dimension))
         self._shapes = [(self.dimension,), *(auxiliary.shape for auxiliary in self.auxiliaries)]
         self._function = self._compile(estimator, dict(compile_kwargs or {}))
+        self._noise = np.zeros((0, self.noise_size), dtype=self.dtype)
         # Numba and JAX compile at the first call. After a call here, in the parent process, forked
         # chains need not compile again.
         self(
             tuple(np.zeros(shape) for shape in self._shapes),
             estimator.batching.draw(np.random.default_rng(0), 1 + self.lag),
-            np.zeros((1, self.noise_size)),
+            self.draw_noise(np.random.default_rng(0), 1),
             np.zeros(1),
             np.zeros((1 + self.lag, self.memory_noise_size)),
         )
@@ -227,6 +229,34 @@ class TransitionBlock:
         """Numbers in the state of the chain."""
         return self.dimension + sum(int(np.prod(auxiliary.shape)) for auxiliary in self.auxiliaries)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything, with no memory for noise."""
+        return {**vars(self), "_noise": self._noise[:0].copy()}
+
+    def _passes(self, transitions: int) -> int:
+        """Passes of the loop: those that follow only evaluate gradients, or are padding."""
+        return self.lag + (transitions if self.static_length is None else self.static_length)
+
+    def draw_noise(self, rng: np.random.Generator, transitions: int) -> np.ndarray:
+        """Draw the noise of transitions, in memory that the next call uses again.
+
+        Fresh memory of this size would cost more than the numbers, where the system takes it back
+        after each use.
+
+        Returns
+        -------
+        numpy.ndarray, shape (passes, noise_size)
+            Standard normal numbers for the transitions, and zeros after them.
+        """
+        passes = self._passes(transitions)
+        if len(self._noise) < passes:
+            self._noise = np.zeros((passes, self.noise_size), dtype=self.dtype)
+        noise = self._noise[:passes]
+        compiled = isinstance(self._function, _ScaledLoop)
+        fill_standard_normal(rng, noise[:transitions], compiled=compiled)
+        noise[transitions:] = 0
+        return noise
+
     def __call__(
         self,
         state: tuple[np.ndarray, ...],
@@ -234,6 +264,7 @@ class TransitionBlock:
         noise: np.ndarray,
         step_sizes: np.ndarray,
         memory_noise: np.ndarray | None = None,
+        reuse: bool = False,
     ) -> Transitions:
         """Run B transitions.
 
@@ -244,14 +275,15 @@ class TransitionBlock:
         indices : numpy.ndarray, shape (B + lag, ...)
             Minibatch of each transition, and those of the gradients at the last positions.
         noise : numpy.ndarray, shape (B, noise_size)
-            Standard normal numbers.
+            Standard normal numbers, or what `draw_noise` returned.
         step_sizes : numpy.ndarray, shape (B,)
         memory_noise : numpy.ndarray, shape (B + lag, memory_noise_size), optional
             Standard normal numbers for each estimate, where the memory takes some.
+        reuse : bool
+            Whether the next call may overwrite the results of this one.
         """
-        length = len(noise)
-        # The last passes only evaluate gradients; padding repeats them.
-        passes = self.lag + (length if self.static_length is None else self.static_length)
+        length = len(step_sizes)
+        passes = self._passes(length)
         remember = []
         if self.memory is not None:
             indices = self.memory.arranged(indices)
@@ -268,6 +300,7 @@ class TransitionBlock:
                 _pad(noise, passes, self.dtype),
                 _pad(step_sizes, passes, self.dtype),
                 *remember,
+                **({"reuse": reuse} if isinstance(self._function, _ScaledLoop) else {}),
             )
         positions, *others = (np.asarray(output) for output in outputs)
         auxiliaries, (gradients, *stats) = (

@@ -47,7 +47,7 @@ from pytensor.tensor.type import TensorType
 
 from pymc_sgmcmc.numba_products import FLOATING, contiguous_in_numba
 
-VERSION = 8
+VERSION = 9
 """This number is a part of the key in the compile cache. It changes with the code of this file."""
 
 EXPRESSIONS: dict[type[ScalarOp], str] = {
@@ -139,6 +139,12 @@ class LoopOfTransitions:
         self._inputs, self._outputs = tuple(graph.inputs), tuple(graph.outputs)
         # In this order an array is read before it is changed in place.
         self._nodes = tuple(graph.toposort())
+        self._recorded = [
+            variable.type
+            for number, variable in enumerate(self._outputs)
+            if not self.states <= number < self.states + len(self._memory)
+        ]
+        self._records: list[np.ndarray] = []
         self._compile()
 
     def _compile(self) -> None:
@@ -161,24 +167,38 @@ class LoopOfTransitions:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the function, which is compiled again."""
-        return {name: value for name, value in vars(self).items() if name != "_function"}
+        """Everything but the function, which is compiled again, and the memory for records."""
+        state = {name: value for name, value in vars(self).items() if name != "_function"}
+        return {**state, "_records": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._compile()
 
     def __call__(
-        self, state: Sequence[np.ndarray], sequences: Sequence[np.ndarray]
+        self, state: Sequence[np.ndarray], sequences: Sequence[np.ndarray], reuse: bool = False
     ) -> tuple[np.ndarray, ...]:
-        """State and records after each transition, with transitions as the first axis."""
+        """State and records after each transition, with transitions as the first axis.
+
+        With `reuse` they are in memory that the next such call uses again.
+        """
+        records = self._memory_for_records(len(sequences[0]), reuse)
         shared = [variable.get_value(borrow=True) for variable in (*self._memory, *self._shared)]
         arguments = [*state, *shared, *self._constants]
-        results = self._function(*sequences, *map(_argument, arguments))
-        records = len(results) - len(self._memory)
-        for variable, value in zip(self._memory, results[records:], strict=True):
+        memory = self._function(*sequences, *map(_argument, arguments), *records)
+        for variable, value in zip(self._memory, memory, strict=True):
             variable.set_value(value, borrow=True)
-        return results[:records]
+        return tuple(records)
+
+    def _memory_for_records(self, transitions: int, reuse: bool) -> list[np.ndarray]:
+        if reuse and self._records and len(self._records[0]) >= transitions:
+            return [record[:transitions] for record in self._records]
+        records = [
+            np.empty((transitions, *kind.shape), dtype=kind.dtype) for kind in self._recorded
+        ]
+        if reuse:
+            self._records = records
+        return records
 
 
 def _argument(value: Any) -> Any:
@@ -569,15 +589,13 @@ class _Source:
         """
         results = [self.name(variable) for variable in outputs]
         carried = self._arguments[: states + memories]
-        records, before, stores = [], [], []
+        records, stores = [], []
         for number, (variable, result) in enumerate(zip(outputs, results, strict=True)):
             if states <= number < states + memories:
                 continue
             record = f"record_{number}"
             records.append(record)
             lengths = [self._given(length) for length in variable.type.shape]
-            shape = ", ".join(["transitions", *lengths])
-            before.append(f"{record} = np.empty(({shape},), np.{_type(variable)})")
             if variable.type.ndim == 0:
                 stores.append(f"{record}[k] = {result}")
             else:
@@ -604,12 +622,11 @@ class _Source:
         ]
         lines = [
             f"transitions = len({sequences[0]})",
-            *before,
             *self._before,
             _nested(["for k in range(transitions):"], body),
-            f"return ({', '.join([*records, *carried[states:]])},)",
+            f"return ({''.join(f'{name}, ' for name in carried[states:])})",
         ]
-        head = f"def transitions({', '.join([*sequences, *self._arguments])}):"
+        head = f"def transitions({', '.join([*sequences, *self._arguments, *records])}):"
         self.source = _nested([head], lines)
         return self.source
 

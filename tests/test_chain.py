@@ -12,6 +12,7 @@ from pymc_sgmcmc.adaptation import Adaptation
 from pymc_sgmcmc.chain import BLOCK_TRANSITIONS, Chain
 from pymc_sgmcmc.matrices import Diagonal
 from tests.support.models import logistic_model
+from tests.support.samplers import SAMPLERS
 
 NUMBA = {"mode": "NUMBA"}
 
@@ -186,3 +187,39 @@ def test_noise_may_be_given(chain):
     second = chain.advance(30, noise[60:])
     positions = np.concatenate([first.positions, second.positions])
     np.testing.assert_array_equal(positions, expected.positions)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler.name)
+def test_nothing_keeps_the_memory_of_a_run(sampler, monkeypatch):
+    """The next run overwrites noise and records, so that all that is kept should be a copy."""
+    step = sampler.step_class(
+        model=logistic_model(),
+        batch_size=20,
+        gradient="cv",
+        thin=3,
+        compile_kwargs=NUMBA,
+        **sampler.settings,
+    )
+    chain, run = step.chain, Chain._run
+    monkeypatch.setattr(Chain, "run_length", lambda chain: 7)
+
+    def run_and_overwrite(chain, *arguments):
+        draws = run(chain, *arguments)
+        for memory in (chain.block._noise, *chain.block._function._loop._records):
+            memory[:] = np.nan
+        return draws
+
+    results = []
+    for method in (run, run_and_overwrite):
+        monkeypatch.setattr(Chain, "_run", method)
+        chain.begin(np.random.default_rng(1), np.zeros(3), tune=14)
+        results.append((chain.advance(70), chain.state))
+    (expected, state), (found, other) = results
+    np.testing.assert_array_equal(found.positions, expected.positions)
+    np.testing.assert_array_equal(found.gradients, expected.gradients)
+    for name, values in expected.stats.items():
+        np.testing.assert_array_equal(found.stats[name], values)
+    for adapted, same in zip(state.adapted, other.adapted, strict=True):
+        for name, value in adapted.items():
+            np.testing.assert_array_equal(value, same[name])
+    assert np.isfinite(found.positions).all()

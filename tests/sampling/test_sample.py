@@ -22,7 +22,8 @@ from tests.support.samplers import SAMPLERS
 pytestmark = pytest.mark.usefixtures("without_compiler")
 
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
-SMALL = {"batch_size": 20, "step_size": 1e-3, "preconditioner": "identity"}
+NUMBA = {"compile_kwargs": {"mode": "NUMBA"}}
+SMALL = {"batch_size": 20, "step_size": 1e-3, "preconditioner": "identity", **NUMBA}
 
 
 def ours(model, step, draws=25, tune=10, chains=2, cores=1, seed=3, **kwargs):
@@ -61,7 +62,8 @@ def check_same(mine, expected):
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler.name)
 def test_draws_of_every_sampler(sampler):
     model = logistic_model()
-    step = sampler.step_class(model=model, batch_size=20, gradient="cv", thin=3, **sampler.settings)
+    settings = {"batch_size": 20, "gradient": "cv", "thin": 3, **NUMBA, **sampler.settings}
+    step = sampler.step_class(model=model, **settings)
     expected = sampling.sample(model, step)
     for cores in (1, 2):
         check_same(ours(model, step, cores=cores), expected)
@@ -73,9 +75,9 @@ def test_draws_of_every_sampler(sampler):
         partial(SGLD, gradient="saga", thin=2, **SMALL),
         partial(SGLD, gradient="svrg", thin=2, **SMALL),
         partial(SGLD, **SMALL | {"step_size": PolynomialDecay(0.01, 10.0, 0.5)}),
-        partial(SGLDCV, batch_size=20),
-        ULA,
-        MALA,
+        partial(SGLDCV, batch_size=20, **NUMBA),
+        partial(ULA, **NUMBA),
+        partial(MALA, **NUMBA),
     ],
     ids=["saga", "svrg", "decay", "computed", "ULA", "MALA"],
 )
@@ -88,7 +90,7 @@ def test_draws_of_estimators_and_schedules(make):
 @pytest.mark.parametrize("tune", [0, 2, 25])
 def test_tuning_is_kept_where_asked_for(tune):
     model = two_variable_model()
-    step = SGLDCV(model=model, batch_size=20)
+    step = SGLDCV(model=model, batch_size=20, **NUMBA)
     settings = {"tune": tune, "draws": 3, "discard_tuned_samples": False}
     check_same(ours(model, step, **settings), sampling.sample(model, step, **settings))
 
@@ -246,11 +248,11 @@ def group_model(n_groups=25):
 
 def test_local_variables_are_integrated_out_and_drawn_again():
     model = group_model()
-    idata = ours(model, partial(SGLDCV, bias=0.2), draws=50)
+    idata = ours(model, partial(SGLDCV, bias=0.2, **NUMBA), draws=50)
     assert idata["posterior"]["effect"].shape == idata["posterior"]["rate"].shape == (2, 50, 25)
     assert idata["sample_stats"]["position"].shape == (2, 50, 2)
     np.testing.assert_allclose(idata["posterior"]["rate"], np.exp(idata["posterior"]["effect"]))
-    again = ours(model, partial(SGLDCV, bias=0.2), draws=50, var_names=["effect", "sd"])
+    again = ours(model, partial(SGLDCV, bias=0.2, **NUMBA), draws=50, var_names=["effect", "sd"])
     assert set(again["posterior"].data_vars) == {"effect", "sd"}
     np.testing.assert_array_equal(again["posterior"]["effect"], idata["posterior"]["effect"])
 

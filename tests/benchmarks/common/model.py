@@ -46,7 +46,11 @@ def make_step(model: Any, method: str, batch: int, **settings: Any) -> Any:
 
 
 def engine_chain(
-    step: Any, start: np.ndarray, step_size: float
+    step: Any,
+    start: np.ndarray,
+    step_size: float,
+    length: int = _BLOCK_TRANSITIONS,
+    keep: bool = True,
 ) -> Callable[[int, int], np.ndarray]:
     """Chain of a step method's engine, without PyMC around it.
 
@@ -55,7 +59,7 @@ def engine_chain(
     callable
         ``run(seed, transitions)`` draws noise and minibatches, calls compiled blocks of
         transitions as the step method does, and returns the position after each, of shape
-        (transitions, features).
+        (transitions, features), or the last one where they are not kept.
     """
     block, batching = step.block, step.batching
 
@@ -64,14 +68,15 @@ def engine_chain(
         state = (start, *block.dynamics.initial_auxiliaries(start, rng))
         pending = batching.draw(rng, block.lag)
         blocks = []
-        for first in range(0, transitions, _BLOCK_TRANSITIONS):
-            count = min(_BLOCK_TRANSITIONS, transitions - first)
+        for first in range(0, transitions, length):
+            count = min(length, transitions - first)
             indices = np.concatenate([pending, batching.draw(rng, count)])
-            noise = rng.standard_normal((count, block.noise_size), dtype=block.dtype)
-            ran = block(state, indices, noise, np.full(count, step_size))
-            state = (ran.positions[-1], *(values[-1] for values in ran.auxiliaries))
+            noise = block.draw_noise(rng, count)
+            ran = block(state, indices, noise, np.full(count, step_size), reuse=True)
+            state = (ran.positions[-1].copy(), *(values[-1].copy() for values in ran.auxiliaries))
             pending = indices[-block.lag :]
-            blocks.append(ran.positions)
-        return np.concatenate(blocks)
+            if keep:
+                blocks.append(ran.positions.copy())
+        return np.concatenate(blocks or [state[0][None]])
 
     return run
