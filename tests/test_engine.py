@@ -20,7 +20,7 @@ def test_an_interrupt_inside_of_numba(cause):
         raise SystemError("returned a result with an exception set") from inner
 
     block = SimpleNamespace(
-        _function=function, memory=None, lag=1, static_length=None, dtype="float64"
+        _function=function, memory=None, lag=1, _passes=lambda length: length + 1, dtype="float64"
     )
     with pytest.raises(SystemError if cause is None else cause):
         TransitionBlock.__call__(block, (np.zeros(2),), np.zeros(4), np.zeros((3, 2)), np.ones(3))

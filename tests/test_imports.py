@@ -12,7 +12,7 @@ import pymc_sgmcmc
 PACKAGE = Path(pymc_sgmcmc.__file__).parent
 
 FLOORS = (
-    ("errors", "checks", "matrices", "numba_products"),
+    ("errors", "checks", "matrices", "noise", "numba_products"),
     ("schedules", "stein", "numba_loop", "record"),
     ("posterior",),
     ("marginal",),
@@ -24,6 +24,7 @@ FLOORS = (
     ("adaptation",),
     ("chain",),
     ("step_methods",),
+    ("sampling",),
     ("trace_tools",),
     ("datasets",),
     ("regression",),
@@ -33,6 +34,7 @@ FLOORS = (
 """The folders are listed from the lowest up. A folder may import from those below it."""
 
 WITHOUT_PYMC = (
+    "noise",
     "numba_products",
     "numba_loop",
     "batching",
