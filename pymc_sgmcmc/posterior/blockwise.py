@@ -32,6 +32,8 @@ def _at_once(fgraph, node):
             return None  # it has slices
         if len({index.ndim for index in indices}) > 1:
             return None
+        if any(index.dtype == "bool" for index in indices):
+            return None  # a mask takes as many axes as it has
         if _is_shared(values):
             return [values[0][tuple(indices)]]
         values, *indices = _of_all_rows(node.inputs)

@@ -121,7 +121,7 @@ def sample(
         raise ValueError(f"`random_seed` should not be negative, but got {random_seed}.")
     joint, model, step = _model_and_step(model, step, marginalize)
     names = None if joint is not None else var_names
-    recorder = Recorder(model, _variables(model, names))
+    variables = _variables(model, names)
     context = _initialize_multiprocessing_context(
         mp_ctx, mode="JAX" if step.runs_on_jax else None, quiet=quiet
     )
@@ -132,6 +132,7 @@ def sample(
     )
     jobs = [Job(rng, point(seed)) for rng, point, seed in zip(rngs, points, seeds, strict=True)]
 
+    recorder = Recorder(model, jobs[0].point, variables)
     cores = min(cores, chains)
     if not quiet:
         several = "Multiprocess" if cores > 1 else "Sequential"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from pymc.backends.ndarray import NDArray
 from pymc.model import Model
+from pytensor.compile.executor import Function
 from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor.variable import TensorVariable
 
@@ -18,26 +19,65 @@ CHUNK_ELEMENTS = 2_000_000
 """One call evaluates the variables of so many draws that their elements are about this many."""
 
 
+TRIED = 3
+"""The evaluation of several draws at once is tried at this many points before it is used."""
+
+
 class Recorder:
     """Variables of a model, constrained ones and deterministics included, at all draws of a chain.
+
+    They are evaluated for many draws at once, where that gives the same as one by one.
 
     Parameters
     ----------
     model : Model
+    point : mapping from str to numpy.ndarray
+        Values of the value variables, around which both ways are compared.
     variables : sequence of TensorVariable, optional
         Variables to record, in terms of the value variables. The default is all of them.
     """
 
-    def __init__(self, model: Model, variables: Sequence[TensorVariable] | None = None):
+    def __init__(
+        self,
+        model: Model,
+        point: Mapping[str, np.ndarray],
+        variables: Sequence[TensorVariable] | None = None,
+    ):
         self._model = model
         self._variables = list(variables or model.unobserved_value_vars)
         self._inputs = list(model.value_vars)
-        single = [
+        with quick_graphs():
+            self._single = compile_on_arrays(self._inputs, self._variables, NUMPY_MODE)
+        self._at_once = self._compiled_at_once(point)
+
+    def _compiled_at_once(self, point: Mapping[str, np.ndarray]) -> Function | None:
+        """The function of many draws, None where an operation has none or gives something else."""
+        draws = [
             variable.type.clone(shape=(None, *variable.type.shape))() for variable in self._inputs
         ]
-        with quick_graphs():
-            batched = vectorize_graph(self._variables, dict(zip(self._inputs, single, strict=True)))
-            self._function = compile_on_arrays(single, batched, NUMPY_MODE)
+        rng = np.random.default_rng(1)
+        values = [np.asarray(point[variable.name]) for variable in self._inputs]
+        around = [
+            (value + 0.3 * rng.standard_normal((TRIED, *value.shape))).astype(value.dtype)
+            for value in values
+        ]
+        one_by_one = self._one_by_one(around)
+        try:
+            with quick_graphs():
+                batched = vectorize_graph(
+                    self._variables, dict(zip(self._inputs, draws, strict=True))
+                )
+                function = compile_on_arrays(draws, batched, NUMPY_MODE)
+            found = self._with_draws(function(*around), TRIED)
+        except Exception:  # Operations may fail in any way where they do not allow another axis.
+            return None
+        same = all(
+            value.shape == expected.shape
+            and value.dtype == expected.dtype
+            and np.allclose(value, expected, rtol=1e-9, atol=1e-12, equal_nan=True)
+            for value, expected in zip(found, one_by_one, strict=True)
+        )
+        return function if same else None
 
     def values(self, points: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Values of the variables, with the draws first, at those of the value variables."""
@@ -57,12 +97,21 @@ class Recorder:
         return dict(zip(names, results, strict=True))
 
     def _evaluate(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-        results = self._function(*inputs)
-        # A deterministic that depends on no variable has no axis of draws.
+        if self._at_once is not None:
+            try:
+                return self._with_draws(self._at_once(*inputs), len(inputs[0]))
+            except Exception:  # No error here should cost the user the draws.
+                self._at_once = None
+        return self._one_by_one(inputs)
+
+    def _one_by_one(self, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        found = [self._single(*values) for values in zip(*inputs, strict=True)]
+        return [np.stack(values) for values in zip(*found, strict=True)]
+
+    def _with_draws(self, results: Sequence[np.ndarray], draws: int) -> list[np.ndarray]:
+        """The results, with an axis of draws where they depend on no variable."""
         return [
-            value
-            if value.ndim > variable.ndim
-            else np.broadcast_to(value, (len(inputs[0]), *value.shape))
+            value if value.ndim > variable.ndim else np.broadcast_to(value, (draws, *value.shape))
             for value, variable in zip(map(np.asarray, results), self._variables, strict=True)
         ]
 

@@ -8,13 +8,16 @@ from functools import partial
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
+from pytensor.conditional.op import ifelse
 
 from pymc_sgmcmc import MALA, SGLD, SGLDCV, ULA, PolynomialDecay, sample, zero_variance
 from pymc_sgmcmc.errors import ChainProcessError, ModelError
 from pymc_sgmcmc.record import MOMENTS
 from pymc_sgmcmc.sampling import workers
 from pymc_sgmcmc.sampling.progress import running_r_hat
+from pymc_sgmcmc.sampling.trace import Recorder
 from tests.support import sampling
 from tests.support.models import logistic_model, two_variable_model
 from tests.support.samplers import SAMPLERS
@@ -113,6 +116,33 @@ def test_deterministics_of_many_shapes():
         pm.Normal("y", x.sum() + p[0], observed=np.ones(50))
     step = SGLD(model=model, **SMALL)
     check_same(ours(model, step), sampling.sample(model, step))
+
+
+def test_deterministics_that_have_no_axis_of_draws():
+    """They are evaluated draw by draw, as is one where all draws at once fail at the end."""
+    with pm.Model() as model:
+        x = pm.Normal("x", shape=3)
+        pm.Deterministic("positive", x[x > 0].sum())
+        pm.Deterministic("chosen", ifelse(x[0] > 0, x, 2 * x))
+        pm.Deterministic("squares", pt.linalg.lstsq(pt.eye(3) + pt.outer(x, x), x, -1.0)[0])
+        pm.Deterministic("mask", x[np.array([True, False, True])])
+        pm.Normal("y", x.sum(), observed=np.ones(50))
+    step = SGLD(model=model, **SMALL)
+    check_same(ours(model, step), sampling.sample(model, step))
+
+
+def test_an_error_at_the_end_costs_no_draws(monkeypatch):
+    model = two_variable_model()
+    step = SGLD(model=model, **SMALL)
+    expected = ours(model, step)
+    compiled = Recorder._compiled_at_once
+
+    def broken(recorder, point):
+        assert compiled(recorder, point) is not None
+        return lambda *values: 1 / 0
+
+    monkeypatch.setattr(Recorder, "_compiled_at_once", broken)
+    check_same(ours(model, step), expected)
 
 
 def test_chain_that_diverges_has_the_same_draws_and_warning(caplog):
