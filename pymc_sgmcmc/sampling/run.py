@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pymc.sampling.mcmc as mcmc
 from pymc.initial_point import make_initial_point_fns_per_chain
 from pymc.model import Model, modelcontext
@@ -18,20 +19,15 @@ from xarray import DataTree
 
 from pymc_sgmcmc.checks import quoted, whole_number
 from pymc_sgmcmc.errors import ChainProcessError, ModelError
-from pymc_sgmcmc.marginal import marginalize as integrated
-from pymc_sgmcmc.marginal import recover
 from pymc_sgmcmc.sampling.progress import RunProgress
 from pymc_sgmcmc.sampling.trace import Recorder
 from pymc_sgmcmc.sampling.workers import Job, run_in_processes, run_in_turn
-from pymc_sgmcmc.step_methods.advice import local_variables
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
 from pymc_sgmcmc.step_methods.sgld import SGLDCV
 
 MOST_CHAINS = 4
 """By default there are at most so many chains, as in `pymc.sample`."""
-
-AUTO = "auto"
 
 
 def sample(
@@ -41,7 +37,6 @@ def sample(
     chains: int | None = None,
     cores: int | None = None,
     step: StochasticGradientStep | Callable[..., StochasticGradientStep] = SGLDCV,
-    marginalize: str | Sequence[str] | None = AUTO,
     random_seed: Any = None,
     initvals: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
     var_names: Sequence[str] | None = None,
@@ -67,11 +62,6 @@ def sample(
     step : step method, or a function that makes one
         A step method of this package, which has all variables of the model, or its class, or
         another function of ``model``, such as ``functools.partial(SGLDCV, bias=0.02)``.
-    marginalize : "auto", sequence of str, or None
-        Local variables of a hierarchical model to integrate out, which `recover` draws again at the
-        end. "auto": those of all groups where a function or class is given as `step` and there are
-        at least 20 groups. A step method that was made already has its model, which is sampled as
-        it stands.
     random_seed : int, sequence of int, or numpy.random.Generator, optional
     progressbar : bool or str
         As in `pymc.sample`. The bar shows step size, gradient, running bias and R-hat.
@@ -94,8 +84,9 @@ def sample(
 
     Notes
     -----
-    Positions and gradients are those of `pymc.sample` to the last bit, whatever the number of
-    processes. Constrained values are the same up to rounding.
+    The draws are those of `pymc.sample`, whatever the number of processes: the same numbers, but for
+    last digits that BLAS may round otherwise where memory is aligned otherwise. Last digits of
+    constrained values may differ too, since NumPy computes them for all draws.
 
     Examples
     --------
@@ -117,15 +108,14 @@ def sample(
         min(MOST_CHAINS, os.cpu_count() or 1) if cores is None else whole_number("cores", cores, 1)
     )
     chains = max(2, cores) if chains is None else whole_number("chains", chains, 1)
-    if isinstance(random_seed, int) and random_seed < 0:
+    if isinstance(random_seed, int | np.integer) and random_seed < 0:
         raise ValueError(f"`random_seed` should not be negative, but got {random_seed}.")
-    joint, model, step = _model_and_step(model, step, marginalize)
-    names = None if joint is not None else var_names
-    variables = _variables(model, names)
+    step = _made(model, step)
+    variables = _variables(model, var_names)
     context = _initialize_multiprocessing_context(
         mp_ctx, mode="JAX" if step.runs_on_jax else None, quiet=quiet
     )
-    *rngs, rng_of_local = get_random_generator(random_seed).spawn(chains + 1)
+    rngs = get_random_generator(random_seed).spawn(chains)
     seeds = [rng.integers(2**30) for rng in rngs]  # as `pymc.sample` takes numbers of them
     points = make_initial_point_fns_per_chain(
         model=model, overrides=initvals, jitter_rvs=set(), chains=chains
@@ -180,75 +170,39 @@ def sample(
     if interrupted and max(job.done for job in jobs) <= tune:
         raise KeyboardInterrupt("The run was interrupted before the first draw after tuning.")
     with mcmc._quiet_logging(quiet):
-        idata = result()
-    if joint is not None:
-        idata = recover(
-            idata, joint, random_seed=rng_of_local, progressbar=bool(progressbar) and not quiet
-        )
-        if var_names is not None:
-            posterior = idata["posterior"].to_dataset()
-            idata["posterior"] = DataTree(posterior[list(var_names)])
-    return idata
+        return result()
 
 
-def _model_and_step(
-    model: Model, step: Any, marginalize: str | Sequence[str] | None
-) -> tuple[Model | None, Model, StochasticGradientStep]:
-    """The joint model where local variables are integrated out, the model to sample, and the step.
+def _made(
+    model: Model, step: StochasticGradientStep | Callable[..., StochasticGradientStep]
+) -> StochasticGradientStep:
+    """The step method, made where a function is given.
 
     Raises
     ------
-    TypeError, ValueError, ModelError
+    TypeError, ModelError
     """
-    if isinstance(marginalize, str) and marginalize != AUTO:
-        marginalize = [marginalize]
-    if isinstance(step, StochasticGradientStep):
-        if marginalize not in (None, AUTO):
-            raise ValueError(
-                "`marginalize` should be left out where `step` has its model already, but got "
-                f"{marginalize!r}. Give the class as `step`, or make it inside of "
-                "`with marginalize(model, names):`."
-            )
-        _check_step(model, step)
-        return None, model, step
-    if not callable(step):
+    if not (isinstance(step, StochasticGradientStep) or callable(step)):
         raise TypeError(
             "`step` should be a step method of pymc_sgmcmc or a function that makes one, but got "
             f"{step!r}. Use `pymc.sample` for other step methods."
         )
-    joint, names = None, marginalize
-    if marginalize == AUTO:
-        found = local_variables(model)
-        names = None if found is None else found[0]
-    if names is not None:
-        try:
-            joint, model = model, integrated(model, names)
-        except ModelError as error:
-            if marginalize != AUTO:
-                raise
-            log.info("The local variables %s are sampled with the others: %s", quoted(names), error)
-        else:
-            log.info(
-                "%s integrated out, group by group, and drawn again at the end. "
-                "`marginalize=None` samples the model as it stands.",
-                f"{quoted(names)} {'is' if len(names) == 1 else 'are'}",
-            )
-    made = step(model=model)
+    made = step if isinstance(step, StochasticGradientStep) else step(model=model)
     if not isinstance(made, StochasticGradientStep):
         raise TypeError(f"`step` should make a step method of pymc_sgmcmc, but made {made!r}.")
     _check_step(model, made)
-    return joint, model, made
+    return made
 
 
 def _check_step(model: Model, step: StochasticGradientStep) -> None:
     """Raise an error where a step method is not for all variables of the model."""
-    own = {variable.name for variable in step.vars}
-    missing = [variable.name for variable in model.value_vars if variable.name not in own]
-    foreign = own - {variable.name for variable in model.value_vars}
+    # Models with variables of the same names have other data, so names do not suffice.
+    foreign = [variable.name for variable in step.vars if variable not in model.value_vars]
+    missing = [variable.name for variable in model.value_vars if variable not in step.vars]
     if foreign:
         raise ModelError(
-            f"`step` was made for another model: it has {quoted(sorted(foreign))}. Make it inside "
-            "of `with model:`."
+            f"`step` was made for another model: its {quoted(foreign)} are not of this one. Make "
+            "it inside of `with model:`."
         )
     if missing:
         raise ModelError(
@@ -266,11 +220,12 @@ def _variables(model: Model, names: Sequence[str] | None) -> list[TensorVariable
     """
     if names is None:
         return None
+    names = [names] if isinstance(names, str) else list(names)
     chosen = [variable for variable in model.unobserved_RVs if variable.name in names]
     unknown = set(names) - {variable.name for variable in chosen}
-    if unknown:
+    if unknown or not names:
         raise ValueError(
             f"`var_names` should name some of {quoted(v.name for v in model.unobserved_RVs)}, but "
-            f"got {quoted(sorted(unknown))}."
+            f"got {quoted(sorted(unknown)) or 'an empty list'}."
         )
     return model.replace_rvs_by_values(chosen)

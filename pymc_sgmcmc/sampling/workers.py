@@ -127,7 +127,9 @@ def run_in_processes(
                         worker.stop()
                 while waiting and len(workers) < cores:
                     number = waiting.pop(0)
-                    worker = _Worker(number, jobs[number], payload, tune, draws, context)
+                    worker = _Worker(
+                        number, jobs[number], payload, tune, draws, context, list(workers)
+                    )
                     workers[worker.connection] = worker
                 ready = wait(list(workers), SECONDS_BETWEEN_LOOKS)
                 for worker in [workers[each] for each in list(workers) if each in ready]:
@@ -135,7 +137,8 @@ def run_in_processes(
                         more = worker.receive(progress)
                     except ChainProcessError as error:
                         # The other chains are told to end, so that their draws are kept.
-                        more, died = False, died or error
+                        # One that still started at Ctrl-C may end by it.
+                        more, died = False, died or (None if interrupted else error)
                     if not more:
                         workers.pop(worker.connection).close()
     finally:
@@ -178,11 +181,15 @@ class _Worker:
         tune: int,
         draws: int,
         context: Any,
+        others: Sequence[Connection],
     ):
         self.number, self.job = number, job
         self.connection, remote = context.Pipe()
+        # A forked process inherits the parent's end too, and would never see it closed.
+        forked = context.get_start_method() == "fork"
         arguments = (
             remote,
+            [self.connection, *others] if forked else [],
             step,
             get_state_from_generator(job.rng),
             job.point,
@@ -192,9 +199,7 @@ class _Worker:
         self._process = context.Process(
             target=_work, args=arguments, name=f"chain_{number}", daemon=True
         )
-        # Ctrl-C goes to all processes. A chain should end where its parent tells it to.
-        with _interrupts_ignored():
-            self._process.start()
+        self._process.start()
         remote.close()
 
     def receive(self, progress: Progress) -> bool:
@@ -234,6 +239,7 @@ class _Worker:
 
 def _work(
     connection: Connection,
+    inherited: Sequence[Connection],
     step: StochasticGradientStep | bytes,
     rng: RandomGeneratorState,
     point: dict[str, np.ndarray],
@@ -241,7 +247,10 @@ def _work(
     draws: int,
 ) -> None:
     """Run a chain and send its draws."""
+    # Ctrl-C goes to all processes. A chain should end where its parent tells it to.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for other in inherited:
+        other.close()
     parent = multiprocessing.parent_process()
     assert parent is not None
     # OpenBLAS may hang where the number of its threads is set after a fork.
@@ -271,13 +280,3 @@ def _sendable(error: BaseException) -> BaseException:
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
-
-
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Let a process that starts here ignore Ctrl-C from its first moment on."""
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)

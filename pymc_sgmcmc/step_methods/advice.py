@@ -28,7 +28,7 @@ def advice(model: Model, n_rows: int, rows_of_draw: int) -> str | None:
     rows_of_draw : int
         Rows that all transitions of one draw read.
     """
-    local = local_variables(model)
+    local = _local_variables(model)
     if local is not None:
         names, n_groups = local
         listed = ", ".join(f"`{name}`" for name in names)
@@ -46,7 +46,7 @@ def advice(model: Model, n_rows: int, rows_of_draw: int) -> str | None:
     )
 
 
-def local_variables(model: Model) -> tuple[list[str], int] | None:
+def _local_variables(model: Model) -> tuple[list[str], int] | None:
     """Names of free variables with one entry a group of records, and the number of groups."""
     candidates = defaultdict(list)
     for variable in model.free_RVs:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
@@ -261,39 +266,50 @@ def test_error_of_a_chain_in_a_process():
     assert messages[0] == messages[1]
 
 
-# --- Groups -----------------------------------------------------------------------------------
+def test_in_a_thread_and_after_ctrl_c_while_processes_start(monkeypatch):
+    """Only the main thread may set handlers, and Ctrl-C is noted at any time."""
+    model = logistic_model()
+    step = SGLD(model=model, **SMALL)
+    expected = ours(model, step)
+    with ThreadPoolExecutor() as pool:
+        check_same(pool.submit(ours, model, step, cores=2).result(), expected)
+    start = workers._Worker.__init__
+
+    def press_and_start(*arguments):
+        press_ctrl_c()
+        start(*arguments)
+
+    monkeypatch.setattr(workers._Worker, "__init__", press_and_start)
+    with pytest.raises(KeyboardInterrupt):
+        ours(model, step, draws=10**7, tune=10**6, cores=2, chains=2)
+    assert not workers.multiprocessing.active_children()
 
 
-def group_model(n_groups=25):
-    rng = np.random.default_rng(2)
-    group = np.repeat(np.arange(n_groups), 6)
-    y = rng.poisson(np.exp(0.5 + 0.6 * rng.normal(size=n_groups)[group]))
-    with pm.Model() as model:
-        mean, sd = pm.Normal("mean"), pm.HalfNormal("sd")
-        effect = pm.Normal("effect", mean, sd, shape=n_groups)
-        pm.Deterministic("rate", pm.math.exp(effect))
-        pm.Poisson("y", pm.math.exp(effect[group]), observed=y)
-    return model
+ENDLESS = """
+from pymc_sgmcmc import SGLD, sample
+from tests.sampling.test_sample import SMALL, logistic_model
+
+model = logistic_model()
+step = SGLD(model=model, thin=20, **SMALL)
+with model:
+    sample(10**7, step=step, chains=3, cores=2, mp_ctx="fork", progressbar=False)
+"""
 
 
-def test_local_variables_are_integrated_out_and_drawn_again():
-    model = group_model()
-    idata = ours(model, partial(SGLDCV, bias=0.2, **NUMBA), draws=50)
-    assert idata["posterior"]["effect"].shape == idata["posterior"]["rate"].shape == (2, 50, 25)
-    assert idata["sample_stats"]["position"].shape == (2, 50, 2)
-    np.testing.assert_allclose(idata["posterior"]["rate"], np.exp(idata["posterior"]["effect"]))
-    again = ours(model, partial(SGLDCV, bias=0.2, **NUMBA), draws=50, var_names=["effect", "sd"])
-    assert set(again["posterior"].data_vars) == {"effect", "sd"}
-    np.testing.assert_array_equal(again["posterior"]["effect"], idata["posterior"]["effect"])
-
-
-@pytest.mark.parametrize("marginalize", [None, "auto"])
-def test_a_model_is_sampled_as_it_stands(marginalize):
-    """Where asked for, and where there are few groups."""
-    model = group_model(n_groups=25 if marginalize is None else 5)
-    make = partial(SGLD, **SMALL)
-    idata = ours(model, make, marginalize=marginalize)
-    check_same(idata, sampling.sample(model, make(model=model)))
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals of POSIX")
+def test_no_process_is_left_where_the_parent_is_ended():
+    root = Path(__file__).parents[2]
+    parent = psutil.Popen([sys.executable, "-c", ENDLESS], cwd=root)
+    children = []
+    while len(children) < 2 or children[-1].cpu_times().user < 1:
+        time.sleep(0.2)
+        children = parent.children()
+    parent.terminate()
+    parent.wait()
+    gone, alive = psutil.wait_procs(children, timeout=10)
+    assert len(gone) == 2
+    assert not alive
 
 
 # --- Arguments --------------------------------------------------------------------------------
@@ -308,7 +324,7 @@ def test_a_model_is_sampled_as_it_stands(marginalize):
         ({"cores": 1.5}, ValueError, "`cores` should be"),
         ({"seed": -1}, ValueError, "`random_seed` should not be negative"),
         ({"var_names": ["gamma"]}, ValueError, "`var_names` should name some of `beta`"),
-        ({"marginalize": ["beta"]}, ValueError, "`marginalize` should be left out"),
+        ({"var_names": []}, ValueError, "got an empty list"),
         ({"step": "NUTS"}, TypeError, "`step` should be a step method of pymc_sgmcmc"),
         ({"step": lambda model: 1}, TypeError, "`step` should make a step method"),
         ({"step": pm.NUTS}, TypeError, "`step` should make a step method"),
@@ -325,6 +341,8 @@ def test_steps_of_other_models():
     model, other = logistic_model(), two_variable_model()
     with pytest.raises(ModelError, match="was made for another model"):
         ours(model, SGLD(model=other, **SMALL))
+    with pytest.raises(ModelError, match="was made for another model"):
+        ours(logistic_model(), SGLD(model=model, **SMALL))  # the names are the same
     part = SGLD(vars=[other.free_RVs[0]], model=other, **SMALL)
     with pytest.raises(ModelError, match="should have all variables"):
         ours(other, part)
