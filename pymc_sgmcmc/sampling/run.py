@@ -84,8 +84,8 @@ def sample(
 
     Notes
     -----
-    The draws are those of `pymc.sample`, whatever the number of processes: the same numbers, but for
-    last digits that BLAS may round otherwise where memory is aligned otherwise. Last digits of
+    The draws are those of `pymc.sample`, whatever the number of processes: the same numbers, but
+    for last digits, which BLAS may round otherwise where memory is aligned otherwise. Those of
     constrained values may differ too, since NumPy computes them for all draws.
 
     Examples
