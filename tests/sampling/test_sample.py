@@ -185,14 +185,20 @@ def interrupted_in(step, number, monkeypatch):
     monkeypatch.setattr(step.chain, "advance", advance_and_press)
 
 
-def check_kept(idata, whole, least):
-    """The draws are the first ones of the whole run, with moments of all transitions."""
+def check_kept(idata, whole, least, killed=()):
+    """The draws are the first ones of the whole run, with moments of all transitions.
+
+    A process that was killed takes its moments with it, and PyMC leaves out chains that are less
+    than half as long as others.
+    """
     chain = int(idata["posterior"]["chain"][0])
     draws = idata["posterior"].sizes["draw"]
     assert least <= draws < whole["posterior"].sizes["draw"]
     for group, name in [("posterior", "beta"), ("sample_stats", "gradient")]:
         expected = whole[group][name].sel(chain=[chain]).isel(draw=slice(draws))
         np.testing.assert_array_equal(idata[group][name].sel(chain=[chain]), expected)
+    if set(idata["posterior"]["chain"].values) <= set(killed):
+        return
     assert MOMENTS in idata.children
     assert np.isfinite(zero_variance(idata, moments="only").mean["position"]).all()
 
@@ -232,8 +238,8 @@ def stop_when_long(monkeypatch, action, draws=400):
 
 
 def kill_a_chain():
-    child = next(iter(workers.multiprocessing.active_children()))
-    os.kill(child.pid, signal.SIGKILL)
+    children = {child.name: child for child in workers.multiprocessing.active_children()}
+    os.kill(children["chain_1"].pid, signal.SIGKILL)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs signals of POSIX")
@@ -243,16 +249,19 @@ def test_processes_that_are_stopped_keep_draws_and_moments(action, monkeypatch):
     step = SGLD(model=model, thin=50, **SMALL)
     settings = {"chains": 4, "cores": 2, "draws": 200_000}
     stop_when_long(monkeypatch, action)
+    killed = []
     if action is press_ctrl_c:
         idata = ours(model, step, **settings)
     else:
+        killed = [1]
         with pytest.raises(ChainProcessError, match="exit code -9") as raised:
             ours(model, step, **settings)
         idata = raised.value.idata
     assert not workers.multiprocessing.active_children()
     draws = idata["posterior"].sizes["draw"]
     monkeypatch.undo()
-    check_kept(idata, ours(model, step, draws=draws + 1, cores=2), least=390)
+    whole = ours(model, step, draws=draws + 1, cores=2)
+    check_kept(idata, whole, least=390, killed=killed)
 
 
 def test_error_of_a_chain_in_a_process():
