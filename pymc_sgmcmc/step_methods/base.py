@@ -423,9 +423,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
                 if number in (self.tune_draws, self.total_draws):
                     present = {name: values[place] for name, values in stats.items()}
                     stats["warning"][place] = self._warning_after(number, present)
-        values = self.posterior.layout.unravel_all(run.positions)
-        memory = {name: np.array(value)[None] for name, value in self._point_of_memory().items()}
-        return {**values, **memory}, stats
+        return self._values_at(run.positions), stats
 
     def _missing(
         self, first: Mapping[str, Any], count: int
@@ -434,18 +432,18 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         _, (other,) = self._not_a_number({}, warning=None)
         stats = {}
         for name, value in first.items():
-            dtype = self.stats_dtypes[0][name]
-            array = np.zeros(count, dtype=dtype)
-            for place in range(count):
-                array[place] = value if place == 0 else other[name]
-            stats[name] = array
-        missing = np.full((count, self.posterior.dimension), np.nan, dtype=self.posterior.dtype)
-        values = self.posterior.layout.unravel_all(missing)
+            stats[name] = np.zeros(count, dtype=self.stats_dtypes[0][name])
+            stats[name][:] = other[name]
+            stats[name][0] = value
+        return self._values_at(stats["position"]), stats
+
+    def _values_at(self, positions: np.ndarray) -> dict[str, np.ndarray]:
+        """Values of the value variables at positions, with those of the present memory."""
         memory = {
-            name: np.repeat(np.array(value)[None], count, axis=0)
+            name: np.repeat(np.array(value)[None], len(positions), axis=0)
             for name, value in self._point_of_memory().items()
         }
-        return {**values, **memory}, stats
+        return {**self.posterior.layout.unravel_all(positions), **memory}
 
     def _point_of_memory(self) -> Mapping[str, np.ndarray]:
         """Variables that the gradient estimator moves itself."""

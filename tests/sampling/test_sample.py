@@ -29,22 +29,11 @@ from tests.support.samplers import SAMPLERS
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
 
-QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
-NUMBA = {"compile_kwargs": {"mode": "NUMBA"}}
+NUMBA = {"compile_kwargs": sampling.NUMBA}
 SMALL = {"batch_size": 20, "step_size": 1e-3, "preconditioner": "identity", **NUMBA}
 
 
-def ours(model, step, draws=25, tune=10, chains=2, cores=1, seed=3, **kwargs):
-    with model:
-        return sample(
-            draws,
-            step=step,
-            tune=tune,
-            chains=chains,
-            cores=cores,
-            random_seed=seed,
-            **QUIET | kwargs,
-        )
+ours = partial(sampling.sample, run=sample)
 
 
 def check_same(mine, expected):

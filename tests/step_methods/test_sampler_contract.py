@@ -14,9 +14,7 @@ import pytest
 from pymc_sgmcmc import chain
 from tests.support.models import logistic_model, two_variable_model
 from tests.support.samplers import ESTIMATORS, SAMPLERS
-from tests.support.sampling import NUMBA
-
-QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
+from tests.support.sampling import NUMBA, sample
 
 every_estimator = pytest.mark.parametrize(
     "gradient",
@@ -70,19 +68,6 @@ def steps(model):
         return made[key]
 
     return get
-
-
-def sample(model, step, draws=25, tune=10, chains=2, cores=1, seed=3, **kwargs):
-    with model:
-        return pm.sample(
-            step=step,
-            draws=draws,
-            tune=tune,
-            chains=chains,
-            cores=cores,
-            random_seed=seed,
-            **{**QUIET, **kwargs},
-        )
 
 
 def assert_same(actual, expected):

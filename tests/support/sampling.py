@@ -16,9 +16,9 @@ QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": Fals
 """These arguments of `pm.sample` suppress its output."""
 
 
-def sample(model, step, draws=25, tune=10, chains=2, cores=1, seed=3, **kwargs):
+def sample(model, step, draws=25, tune=10, chains=2, cores=1, seed=3, run=pm.sample, **kwargs):
     with model:
-        return pm.sample(
+        return run(
             step=step,
             draws=draws,
             tune=tune,
