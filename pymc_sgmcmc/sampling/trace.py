@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pymc.sampling.mcmc as mcmc
 from pymc.backends.ndarray import NDArray
 from pymc.model import Model
 from pytensor.compile.executor import Function
 from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor.variable import TensorVariable
+from xarray import DataTree
 
+from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays, quick_graphs
 from pymc_sgmcmc.sampling.workers import Job
 
@@ -136,6 +139,54 @@ class Recorder:
         trace._stats = [stats]
         trace.draws = trace.draw_idx = len(next(iter(stats.values())))
         return trace
+
+
+def whole_trace(
+    recorder: Recorder,
+    jobs: Sequence[Job],
+    stats_dtypes: Sequence[Mapping[str, Any]],
+    **options: Any,
+) -> DataTree:
+    """The trace of all chains that have draws, as `pymc.sample` returns it.
+
+    Parameters
+    ----------
+    recorder : Recorder
+    jobs : sequence of Job
+    stats_dtypes : sequence of mappings
+        Types of the statistics.
+    **options
+        Arguments of the function of PyMC that ends a run.
+    """
+    return mcmc._sample_return(
+        run=None,
+        traces=[
+            recorder.trace(number, job, stats_dtypes) for number, job in enumerate(jobs) if job.done
+        ],
+        return_inferencedata=True,
+        keep_warning_stat=False,
+        **options,
+    )
+
+
+def recorded_variables(model: Model, names: Sequence[str] | None) -> list[TensorVariable] | None:
+    """The variables to record, in terms of the value variables, or None for all.
+
+    Raises
+    ------
+    ValueError
+    """
+    if names is None:
+        return None
+    names = [names] if isinstance(names, str) else list(names)
+    chosen = [variable for variable in model.unobserved_RVs if variable.name in names]
+    unknown = set(names) - {variable.name for variable in chosen}
+    if unknown or not names:
+        raise ValueError(
+            f"`var_names` should name some of {quoted(v.name for v in model.unobserved_RVs)}, but "
+            f"got {quoted(sorted(unknown)) or 'an empty list'}."
+        )
+    return model.replace_rvs_by_values(chosen)
 
 
 def _joined(runs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
