@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,6 @@ HASHED_BYTES = 2**24
 
 SCHEDULE = tuple(10**power for power in range(7))
 """A schedule of step sizes is compared at these transitions."""
-
-_ENDS = ("", *(f", array {number}" for number in range(2, 1000)))
 
 Identity = Mapping[str, Mapping[str, Any]]
 """Values that can be compared, by their kind and their name."""
@@ -136,9 +135,11 @@ def _structure(
             add(each, repr(values.item()))
         else:
             hashed = _hash([values])
-            keys = (f"{each.name or name}{end}" for end in _ENDS)
-            # Several arrays may have no name.
-            key = next(key for key in keys if data.get(key, hashed) == hashed)
+            key = base = str(each.name or name)
+            for number in count(2):  # Several arrays may have no name.
+                if data.get(key, hashed) == hashed:
+                    break
+                key = f"{base}, array {number}"
             data[key] = hashed
             add(each, f"data {key}")
 

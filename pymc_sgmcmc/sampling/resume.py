@@ -26,7 +26,7 @@ from pymc_sgmcmc.sampling.identity import (
     rounded_differences,
 )
 from pymc_sgmcmc.sampling.store import ChainStore, check_path, has_begun, held, read_setup
-from pymc_sgmcmc.sampling.trace import Recorder, recorded_variables, whole_trace
+from pymc_sgmcmc.sampling.trace import Recorder, joined, recorded_variables, whole_trace
 from pymc_sgmcmc.sampling.workers import Job
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
@@ -107,9 +107,11 @@ def _load(
 
 
 def _add_draws(job: Job, store: ChainStore, settings: RunSettings) -> None:
-    for run in store.draws(settings):
-        job.add(*run)
-    job.end(store.moments())
+    runs = store.draws(settings)
+    if runs:
+        values, stats = zip(*runs, strict=True)
+        job.add(joined(values), joined(stats))
+        job.end(store.moments())
 
 
 def _check_same_run(

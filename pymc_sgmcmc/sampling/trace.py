@@ -125,7 +125,7 @@ class Recorder:
         stats_dtypes: Sequence[Mapping[str, Any]],
     ) -> NDArray:
         """PyMC's trace of a chain."""
-        values, stats = (_joined(job.values), _joined(job.stats))
+        values, stats = (joined(job.values), joined(job.stats))
         values = self.values(values)
         trace = NDArray(
             model=self._model,
@@ -189,5 +189,6 @@ def recorded_variables(model: Model, names: Sequence[str] | None) -> list[Tensor
     return model.replace_rvs_by_values(chosen)
 
 
-def _joined(runs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def joined(runs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Values or statistics of runs of draws as those of one run."""
     return {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}
