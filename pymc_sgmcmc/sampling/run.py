@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pymc as pm
 import pymc.sampling.mcmc as mcmc
+from pymc import stats
 from pymc.initial_point import make_initial_point_fns_per_chain
 from pymc.model import Model, modelcontext
 from pymc.sampling.parallel import _initialize_multiprocessing_context
@@ -33,7 +33,10 @@ from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
 from pymc_sgmcmc.step_methods.sgld import SGLDCV
 
-AT_THE_END = {"log_likelihood": pm.compute_log_likelihood, "log_prior": pm.compute_log_prior}
+AT_THE_END = {
+    "log_likelihood": stats.compute_log_likelihood,
+    "log_prior": stats.compute_log_prior,
+}
 """These functions add groups of functions of the draws, by the names of `idata_kwargs`."""
 
 MOST_CHAINS = 4
