@@ -232,7 +232,7 @@ def numbers_of(step: StochasticGradientStep, point: Mapping[str, np.ndarray]) ->
 
     This draw depends on everything that a chain depends on.
     """
-    values, stats = next(step.runs(np.random.default_rng(1), dict(point), 0, 1))
+    _, stats = next(step.runs(np.random.default_rng(1), dict(point), 0, 1))
     schedule = [step_sizes(step.step_size, number, 1)[0] for number in SCHEDULE]
     return {
         **{name: np.array(array) for name, array in step.run_settings.arrays.items()},
@@ -246,7 +246,8 @@ def rounded_differences(
     stored: Mapping[str, np.ndarray], present: Mapping[str, np.ndarray]
 ) -> tuple[list[str], list[str]]:
     """Names of the numbers that differ: by rounding alone, and by more."""
-    rounded, others = [], []
+    rounded: list[str] = []
+    others: list[str] = []
     for name in {**stored, **present}:
         left, right = stored.get(name), present.get(name)
         if left is None or right is None or left.shape != right.shape or left.dtype != right.dtype:
@@ -271,22 +272,17 @@ def differences(stored: Identity, present: Identity) -> list[str]:
 
 
 def _differences_of(kind: str, stored: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:
-    texts = []
-    for name in {**stored, **present}:
-        left, right = stored.get(name), present.get(name)
-        if name not in present:
-            texts.append(f"{kind} `{name}` is missing")
-        elif name not in stored:
-            texts.append(f"{kind} `{name}` is new")
-        elif kind == "variable":
-            parts = [part for part in {**left, **right} if left.get(part) != right.get(part)]
+    texts = [f"{kind} `{name}` is missing" for name in stored if name not in present]
+    texts += [f"{kind} `{name}` is new" for name in present if name not in stored]
+    for name in [name for name in stored if name in present]:
+        left, right = stored[name], present[name]
+        if kind == "variable":
+            parts = [part for part in left if left[part] != right.get(part)]
             if parts:
                 texts.append(f"{kind} `{name}` has another {', '.join(parts)}")
         elif not _same(left, right):
-            if _is_hash(left):
-                texts.append(f"{kind} `{name}` is another one")
-            else:
-                texts.append(f"{kind} `{name}` is {right!r} in place of {left!r}")
+            change = "is another one" if _is_hash(left) else f"is {right!r} in place of {left!r}"
+            texts.append(f"{kind} `{name}` {change}")
     return texts
 
 

@@ -90,9 +90,7 @@ def stored(
         yield
 
 
-def _load(
-    path: Path, jobs: Sequence[Job], settings: RunSettings, tune: int, draws: int
-) -> None:
+def _load(path: Path, jobs: Sequence[Job], settings: RunSettings, tune: int, draws: int) -> None:
     """Give each job its part of the store, and its draws so far."""
     stores = [ChainStore(path, number).whole() for number in range(len(jobs))]
     most = max(store.done for store in stores)
@@ -129,7 +127,8 @@ def _check_same_run(
     """
     found = differences(before["identity"], identity)
     rounded, others = rounded_differences(before["numbers"], numbers)
-    found += [f"set-up number `{name}` is another one" for name in others]
+    if not found:  # Otherwise they follow from what differs.
+        found = [f"set-up number `{name}` is another one" for name in others]
     if found:
         raise StoreError(
             f"The run is not that of the store {path}: {'; '.join(found)}. Give the same model, "

@@ -295,7 +295,6 @@ class _Run:
         with mcmc._quiet_logging(self.quiet):
             return result(), interrupted
 
-
     def _store(
         self, step: StochasticGradientStep, jobs: Sequence[Job]
     ) -> AbstractContextManager[None]:

@@ -295,9 +295,7 @@ class ChainStore:
                 # After a run that failed, the state of the chain is that before it.
                 between = step.chain.snapshot.draws == done
                 elapsed = time.monotonic() - began
-                pause = max(
-                    SECONDS_A_BLOCK, SHARE_A_BLOCK * elapsed, writing / SHARE_OF_WRITING
-                )
+                pause = max(SECONDS_A_BLOCK, SHARE_A_BLOCK * elapsed, writing / SHARE_OF_WRITING)
                 ends = done == tune + draws
                 # Blocks that are drawn again are kept until there are as many draws.
                 between = between and done >= self.kept

@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import pickle
 import shutil
-import signal
 import subprocess
 import sys
 from functools import partial
@@ -33,20 +32,31 @@ from pymc_sgmcmc import (
 )
 from pymc_sgmcmc.chain import Chain
 from pymc_sgmcmc.errors import ChainProcessError, StoreError
+from pymc_sgmcmc.sampling import resume, zarr_file
 from pymc_sgmcmc.sampling import store as stores
-from pymc_sgmcmc.sampling import zarr_file
-from tests.sampling.test_sample import NUMBA, SMALL, check_same, interrupted_in, kill_a_chain
+from tests.sampling.test_sample import (
+    NUMBA,
+    SMALL,
+    check_same,
+    interrupted_in,
+    kill_a_chain,
+    stop_when_long,
+)
 from tests.support import sampling
 from tests.support.models import logistic_data, logistic_model, two_variable_model
 from tests.support.samplers import SAMPLERS
 
 pytestmark = [
     pytest.mark.usefixtures("without_compiler", "many_blocks"),
+    pytest.mark.skipif(
+        "fork" not in multiprocessing.get_all_start_methods(), reason="needs fork and signals"
+    ),
     # Python warns of threads at a fork, which numerical libraries have.
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]
 
-ours = partial(sampling.sample, run=sample)
+# What a test replaces is replaced in forked processes too.
+ours = partial(sampling.sample, run=sample, mp_ctx="fork")
 
 RUN_LENGTH = 7
 """Runs of draws in these tests are at most so long. Each is a block."""
@@ -135,38 +145,38 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_every_sampler_goes_on_bitwise(name, path, request):
-    """After an end in tuning or later, in one process or two, and with more draws."""
+def test_every_sampler_goes_on_bitwise(name, path):
+    """As `pymc.sample`, after an end in the first chain, in another process, with more draws."""
     model = logistic_model()
-    make = partial(STEPS[name], model=model)
-    step = make()
-    settings = {"draws": 20, "tune": 10}
+    step = STEPS[name](model=model)
     # SAGA draws one by one in `pm.sample`, so that its running bias has other last digits there.
-    expected = (ours if name == "saga" else sampling.sample)(model, step, **settings)
-    stop(model, step, path, 18, **settings)
-    done = [len(list((path / f"chain_{chain}").glob("commit*"))) for chain in (0, 1)]
-    assert done[0] > 3
-    check_same(ours(model, make(), store=path, resume=True, cores=2, **settings), expected)
-    expected = ours(model, step, draws=30, tune=10)
-    check_same(ours(model, step, store=path, resume=True, draws=30, tune=10), expected)
+    expected = (ours if name == "saga" else sampling.sample)(model, step, draws=15)
+    stop(model, step, path, 17, draws=15)
+    assert len(list((path / "chain_0").glob("commit*"))) > 3
+    check_same(ours(model, step, store=path, resume=True, cores=2, draws=15), expected)
+    expected = ours(model, step, draws=25)
+    check_same(ours(model, step, store=path, resume=True, draws=25), expected)
 
 
-@pytest.mark.parametrize("tune", [0, 40])
-def test_adaptation_goes_on_in_tuning(tune, path):
+@pytest.mark.parametrize(
+    ("make", "tune", "writes"),
+    [
+        (partial(PSGLD, batch_size=20, thin=40, **NUMBA), 30, 11),
+        (partial(SGLDCV, batch_size=20, thin=2, **NUMBA), 150, 52),
+    ],
+    ids=["PSGLD", "SGLDCV"],
+)
+def test_adaptation_goes_on_in_tuning(make, tune, writes, path):
+    """The preconditioner has changed before the process ends, or the step size."""
     model = two_variable_model()
-    for number, make in enumerate(
-        [partial(PSGLD, batch_size=20, thin=40, **NUMBA), partial(SGLDCV, batch_size=20, **NUMBA)]
-    ):
-        step = make(model=model)
-        expected = ours(model, step, tune=tune, draws=20, discard_tuned_samples=False)
-        at = path.with_name(f"{number}.zarr")
-        stop(model, step, at, 11, tune=tune, draws=20)
-        found = ours(
-            model, step, tune=tune, draws=20, store=at, resume=True, discard_tuned_samples=False
-        )
-        check_same(found, expected)
+    step = make(model=model)
+    settings = {"tune": tune, "draws": 20, "chains": 1, "discard_tuned_samples": False}
+    expected = ours(model, step, **settings)
+    stop(model, step, path, writes, **settings)
+    check_same(ours(model, step, store=path, resume=True, **settings), expected)
 
 
+@pytest.mark.slow  # It compiles for a long time.
 def test_local_variables_go_on(path):
     rng = np.random.default_rng(2)
     group = np.arange(40) % 8
@@ -187,7 +197,7 @@ def test_local_variables_go_on(path):
 
 
 @pytest.mark.parametrize("instant", ["before", "middle", "after"])
-@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6, 7, 18, 19, 20, 33, 34, 35])
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6, 7, 17, 18, 19, 27, 28, 29])
 def test_an_end_at_any_write(number, instant, small, path):
     """Of the set-up, and of the block, the state and the commit of blocks of both chains."""
     model, step = small
@@ -205,22 +215,20 @@ def test_an_end_while_draws_are_appended_loses_none(small, path):
     expected = ours(model, step)
     ours(model, step, store=path)
     ours(model, step, store=path, resume=True, draws=26)
-    for number in range(2, 8):
+    for number in (2, 3, 7):
         with pytest.MonkeyPatch.context() as monkeypatch:
             kill_at(number, "middle", monkeypatch)
             with pytest.raises(Killed):
                 ours(model, step, store=path, resume=True, draws=60)
         assert read_store(path, model=model)["posterior"].sizes["draw"] >= 26
-    check_same(
-        ours(model, step, store=path, resume=True, draws=60), ours(model, step, draws=60)
-    )
+    check_same(ours(model, step, store=path, resume=True, draws=60), ours(model, step, draws=60))
     assert expected["posterior"].sizes["draw"] == 25
 
 
 def test_several_appends_are_one_long_run(small, path):
     model, step = small
-    ours(model, step, store=path, draws=1)
-    for draws in (2, 9, 30, 31, 50):
+    ours(model, step, store=path, draws=3)
+    for draws in (4, 9, 31, 50):
         appended = ours(model, step, store=path, resume=True, draws=draws, cores=1 + draws % 2)
         check_same(appended, ours(model, step, draws=draws))
 
@@ -250,17 +258,14 @@ def test_interrupt_and_dead_process(small, path, monkeypatch):
     model, step = small
     monkeypatch.setattr(stores, "SECONDS_A_BLOCK", 1e9)
     with pytest.MonkeyPatch.context() as patch:
-        interrupted_in(step, 3, patch)
+        interrupted_in(step, 5, patch)
         idata = ours(model, step, store=path)
     assert 0 < idata["posterior"].sizes["draw"] < 25
     check_same(read_store(path, model=model), idata)
     check_same(ours(model, step, store=path, resume=True), ours(model, step))
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs signals of POSIX")
 def test_a_dead_process_of_a_chain(small, path, monkeypatch):
-    from tests.sampling.test_sample import stop_when_long
-
     model, step = small
     with pytest.MonkeyPatch.context() as patch:
         stop_when_long(patch, kill_a_chain, draws=100)
@@ -317,7 +322,7 @@ def test_damaged_set_up_is_an_error(small, path):
     ours(model, step, store=path)
     damage(path / "setup.zip")
     for run in (partial(ours, model, step, store=path, resume=True), partial(read_store, path)):
-        with pytest.raises(StoreError, match="setup.zip is damaged"), model:
+        with pytest.raises(StoreError, match=r"setup\.zip is damaged"), model:
             run()
 
 
@@ -399,32 +404,28 @@ def test_other_versions_and_functions_are_refused(small, path, monkeypatch):
     with pytest.raises(StoreError, match="argument `step_size` is another one"):
         ours(model, make(step_size=lambda k: 1e-3 / (2 + k)), store=path, resume=True)
     monkeypatch.setattr("pymc_sgmcmc.sampling.identity.version", lambda name: "0.0.0")
-    with pytest.raises(StoreError, match="version `numpy` is '0.0.0' in place of"):
+    with pytest.raises(StoreError, match=r"version `numpy` is '0\.0\.0' in place of"):
         ours(model, slow, store=path, resume=True)
 
 
-def test_a_set_up_that_differs_by_rounding_is_logged(small, path, caplog):
+@pytest.mark.parametrize("factor", [1 + 1e-13, 1 + 1e-3])
+def test_a_set_up_that_differs(factor, small, path, monkeypatch, caplog):
+    """Other last digits are logged, since another processor has others. More is an error."""
     model, step = small
     ours(model, step, store=path)
-    for factor in (1 + 1e-13, 1 + 1e-3):
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            from pymc_sgmcmc.sampling import resume
-
-            numbers = resume.numbers_of
-            monkeypatch.setattr(
-                resume,
-                "numbers_of",
-                lambda *arguments: {
-                    name: values * factor for name, values in numbers(*arguments).items()
-                },
-            )
-            if factor < 1 + 1e-6:
-                with caplog.at_level(logging.WARNING, "pymc"):
-                    ours(model, step, store=path, resume=True, quiet=False)
-                assert "differs in last digits from that of the store, in step sizes" in caplog.text
-            else:
-                with pytest.raises(StoreError, match="set-up number `first draw` is another one"):
-                    ours(model, step, store=path, resume=True)
+    numbers = resume.numbers_of
+    monkeypatch.setattr(
+        resume,
+        "numbers_of",
+        lambda *arguments: {name: x * factor for name, x in numbers(*arguments).items()},
+    )
+    if factor < 1 + 1e-6:
+        with caplog.at_level(logging.WARNING, "pymc"):
+            ours(model, step, store=path, resume=True, quiet=False)
+        assert "in last digits from that of the store, in preconditioner, step siz" in caplog.text
+    else:
+        with pytest.raises(StoreError, match="set-up number `first draw` is another one"):
+            ours(model, step, store=path, resume=True)
 
 
 def test_only_one_process_at_a_time(small, path):
@@ -447,7 +448,6 @@ def make_store(model, step, path):
     return path
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs signals of POSIX")
 def test_the_lock_of_a_dead_process_is_taken_over(small, path):
     model, step = small
     ours(model, step, store=path)
@@ -474,7 +474,7 @@ def test_places_that_are_refused_are_not_touched(small, tmp_path):
     file.write_text("important")
     before = snapshot(tmp_path)
     for place in (folder, file):
-        with pytest.raises(FileExistsError, match="something at .* already"):
+        with pytest.raises(FileExistsError, match=r"something at .* already"):
             run(store=place)
         with pytest.raises(StoreError, match="is no store of `sample`, and nothing"):
             run(store=str(place), resume=True)
@@ -484,7 +484,7 @@ def test_places_that_are_refused_are_not_touched(small, tmp_path):
         run(store=tmp_path / "other", resume=True)
     with pytest.raises(FileNotFoundError, match="There is no store at"):
         read_store(tmp_path / "other", model=model)
-    with pytest.raises(FileNotFoundError, match="no folder .*nowhere for the store"):
+    with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere for the store"):
         run(store=tmp_path / "nowhere" / "run.zarr")
     with pytest.raises(ValueError, match="`resume=True` needs the path of a store"):
         run(resume=True)
@@ -526,7 +526,7 @@ def test_without_zarr(small, path, monkeypatch):
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-@pytest.mark.parametrize("room", [0, 6_000, 60_000])
+@pytest.mark.parametrize("room", [0, 6_000, 1_000_000])
 def test_a_full_disk(cores, room, small, path, monkeypatch):
     """Everything that was written can be read, and the run goes on when there is room again."""
     model, step = small
@@ -541,17 +541,19 @@ def test_a_full_disk(cores, room, small, path, monkeypatch):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space left .*could not be .*`resume=True`") as raised:
-            ours(model, step, store=path, cores=cores, draws=200)
+        with pytest.raises(
+            OSError, match=r"No space left .*could not be .*`resume=True`"
+        ) as raised:
+            ours(model, step, store=path, cores=cores, draws=60)
     assert raised.value.errno == errno.ENOSPC
     assert not list(path.rglob("*.tmp"))
-    whole = ours(model, step, draws=200)
+    whole = ours(model, step, draws=60)
     if room > 10_000 and cores == 1:
         stored = read_store(path, model=model)["posterior"]
         draws = stored.sizes["draw"]
         expected = whole["posterior"].isel(chain=slice(1), draw=slice(draws))
         np.testing.assert_array_equal(stored["beta"], expected["beta"])
-    check_same(ours(model, step, store=path, resume=True, draws=200), whole)
+    check_same(ours(model, step, store=path, resume=True, draws=60), whole)
 
 
 # --- What a store holds -----------------------------------------------------------------------
