@@ -84,7 +84,7 @@ def test_arrays_have_names_of_their_own():
 
 @pytest.mark.parametrize("value", [object(), np.array([None]), np.array(["a"]), {1, 2}, print])
 def test_values_that_are_refused(value):
-    with pytest.raises(TypeError, match="`value.part`"):
+    with pytest.raises(TypeError, match=r"`value\.part`"):
         encode({"part": value}, "value", {})
 
 

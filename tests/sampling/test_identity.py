@@ -54,7 +54,7 @@ def regression(
 )
 def test_each_difference_is_named(change, expected):
     found = differences(identity_of_model(regression()), identity_of_model(regression(**change)))
-    found = [text for text in found if not text.startswith("data `feature") ]
+    found = [text for text in found if not text.startswith("data `feature")]
     assert len(found) >= 1
     for text in expected:
         assert any(each.startswith(text) for each in found), found

@@ -11,6 +11,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import zipfile
 from functools import partial
 from pathlib import Path
 
@@ -210,19 +211,19 @@ def test_an_end_at_any_write(number, instant, small, path):
         assert again["posterior"].sizes["draw"] == 25
 
 
-def test_an_end_while_draws_are_appended_loses_none(small, path):
+def test_an_end_while_draws_are_appended_loses_none(small, path, monkeypatch):
+    """The last block is drawn again, and counts until there are as many draws."""
     model, step = small
-    expected = ours(model, step)
-    ours(model, step, store=path)
-    ours(model, step, store=path, resume=True, draws=26)
-    for number in (2, 3, 7):
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            kill_at(number, "middle", monkeypatch)
-            with pytest.raises(Killed):
-                ours(model, step, store=path, resume=True, draws=60)
-        assert read_store(path, model=model)["posterior"].sizes["draw"] >= 26
-    check_same(ours(model, step, store=path, resume=True, draws=60), ours(model, step, draws=60))
-    assert expected["posterior"].sizes["draw"] == 25
+    with monkeypatch.context() as patch:
+        patch.setattr(stores, "SECONDS_A_BLOCK", 1e9)
+        ours(model, step, store=path)
+    for number in (2, 3, 4):
+        stop(model, step, path, number, resume=True, draws=40)
+        assert read_store(path, model=model)["posterior"].sizes == {
+            "chain": 2, "draw": 25, "feature": 3,
+        }  # fmt: skip
+    stop(model, step, path, 6, resume=True, draws=40)
+    check_same(ours(model, step, store=path, resume=True, draws=40), ours(model, step, draws=40))
 
 
 def test_several_appends_are_one_long_run(small, path):
@@ -315,6 +316,44 @@ def test_damaged_files_are_found(kind, place, how, small, path):
     how(files[min(place, len(files) - 1)])
     check_same(ours(model, step, store=path, resume=True), ours(model, step))
     check_same(read_store(path, model=model), ours(model, step))
+
+
+def test_a_commit_that_was_changed_does_not_count(small, path):
+    model, step = small
+    ours(model, step, store=path)
+    commit = sorted((path / "chain_0").glob("commit_*"))[-2]
+    record = json.loads(commit.read_bytes())
+    record["last"] += 1
+    commit.write_text(json.dumps(record, indent=1, sort_keys=True))
+    check_same(ours(model, step, store=path, resume=True), ours(model, step))
+
+
+def test_blocks_of_another_history_do_not_count(small, path, monkeypatch):
+    """After a damaged block others are written, and the blocks that followed it are still there."""
+    model, step = small
+    ours(model, step, store=path)
+    damage(min((path / "chain_0").glob("block_00001_*")))
+    length = Chain.run_length
+    monkeypatch.setattr(Chain, "run_length", lambda chain: min(14, length(chain)))
+    expected = ours(model, step)
+    stop(model, step, path, 6, resume=True)
+    check_same(ours(model, step, store=path, resume=True), expected)
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    stores.write_file(file, b"old")
+
+    def full(number):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            stores.write_file(file, b"new and longer")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"old")]
+    stores.write_file(file, b"new")
+    assert file.read_bytes() == b"new"
 
 
 def test_damaged_set_up_is_an_error(small, path):
@@ -586,6 +625,8 @@ def test_blocks_are_zip_files_of_zarr(small, path):
     for file in sorted((path / "chain_1").glob("block_*.zip")):
         with zarr.storage.ZipStore(file, mode="r") as opened:
             parts.append(zarr.open_group(opened, mode="r")["draws.values.beta"][...])
+        with zipfile.ZipFile(file) as archive:  # The bytes do not depend on the time of day.
+            assert {entry.date_time[0] for entry in archive.infolist()} == {1980}
     found = np.concatenate(parts)[10:]
     np.testing.assert_array_equal(found, idata["posterior"]["beta"].sel(chain=1))
 

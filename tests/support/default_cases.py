@@ -232,7 +232,7 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     "sampling/test_store.py::test_an_end_at_any_write": (
         "1-middle",
         "2-middle",
-        "3-after",
+        "3-middle",
         "4-before",
         "4-middle",
         "5-after",
