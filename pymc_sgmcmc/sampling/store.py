@@ -142,8 +142,6 @@ class Commit:
         Checksums of the files. The last block of a chain that has ended has no state.
     ends : bool
         Whether the chain ends with this block.
-    previous : str
-        Checksum of the commit before.
     """
 
     number: int
@@ -152,7 +150,6 @@ class Commit:
     block: str
     state: str
     ends: bool
-    previous: str
 
     @property
     def content(self) -> bytes:
@@ -217,18 +214,16 @@ class ChainStore:
     def whole(self) -> ChainStore:
         """The same with all blocks that are whole, up to the first that is not."""
         commits: list[Commit] = []
-        previous = ""
         for number in count():
             commit = Commit.read(self.folder / f"commit_{number:05d}.json")
             done = commits[-1].last if commits else 0
             if (
                 commit is None
-                or (commit.number, commit.first, commit.previous) != (number, done, previous)
+                or (commit.number, commit.first) != (number, done)
                 or not self._is_whole("block", commit)
             ):
                 break
             commits.append(commit)
-            previous = _checksum(commit.content)
         return replace(self, commits=tuple(commits), kept=commits[-1].last if commits else 0)
 
     def resumable(self, total: int) -> ChainStore:
@@ -325,7 +320,6 @@ class ChainStore:
             _checksum(block),
             "" if ends else _checksum(state),
             ends,
-            _checksum(self.commits[-1].content) if self.commits else "",
         )
         try:
             write_file(self.file("block", commit), block)
