@@ -219,7 +219,9 @@ def test_an_end_while_draws_are_appended_loses_none(small, path, monkeypatch):
         ours(model, step, store=path)
     for number in (2, 3, 4, 5, 6):
         stop(model, step, path, number, resume=True, draws=40)
-        assert read_store(path, model=model)["posterior"].sizes["draw"] >= 25
+        sizes = read_store(path, model=model)["posterior"].sizes
+        assert sizes["chain"] == 2
+        assert sizes["draw"] >= 25
     check_same(ours(model, step, store=path, resume=True, draws=40), ours(model, step, draws=40))
 
 
