@@ -16,12 +16,13 @@ from pymc_sgmcmc.errors import (
     ConvergenceError,
     ModelError,
     NonFinitePositionError,
+    StoreError,
 )
 from pymc_sgmcmc.gradient_estimators import SVRG
 from pymc_sgmcmc.marginal import MarginalFit, fit_marginal, marginalize, recover
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.record import label_positions as label_positions  # with a FutureWarning
-from pymc_sgmcmc.sampling import sample
+from pymc_sgmcmc.sampling import read_store, sample
 from pymc_sgmcmc.schedules import PolynomialDecay
 from pymc_sgmcmc.step_methods import (
     HAMCMC,
@@ -90,6 +91,7 @@ __all__ = [
     "PolynomialDecay",
     "Posterior",
     "Recipe",
+    "StoreError",
     "ZeroVariance",
     "__version__",
     "bias_report",
@@ -103,6 +105,7 @@ __all__ = [
     "plot_ess_bias",
     "plot_gradient_trace",
     "plot_zero_variance",
+    "read_store",
     "recover",
     "sample",
     "stein_calibrate",

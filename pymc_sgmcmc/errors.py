@@ -34,6 +34,10 @@ class ChainProcessError(RuntimeError):
     idata: DataTree | None = None
 
 
+class StoreError(ValueError):
+    """A store cannot be used for a run; the message says why, and what differs."""
+
+
 class BatchSizeWarning(UserWarning):
     """Gradient noise, and not curvature, limits the step size."""
 

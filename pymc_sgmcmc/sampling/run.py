@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,15 +18,17 @@ from pymc.initial_point import make_initial_point_fns_per_chain
 from pymc.model import Model, modelcontext
 from pymc.sampling.parallel import _initialize_multiprocessing_context
 from pymc.stats.convergence import log_warning_stats
-from pymc.util import get_random_generator
 from pytensor.tensor.variable import TensorVariable
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import quoted, whole_number
 from pymc_sgmcmc.errors import ChainProcessError, ModelError
 from pymc_sgmcmc.sampling.accuracy import check_accuracy, sample_accurately
+from pymc_sgmcmc.sampling.groups import AUTO, groups_of
 from pymc_sgmcmc.sampling.progress import RunProgress
-from pymc_sgmcmc.sampling.trace import Recorder
+from pymc_sgmcmc.sampling.resume import generator_of_run, stored
+from pymc_sgmcmc.sampling.store import check_path
+from pymc_sgmcmc.sampling.trace import Recorder, recorded_names, recorded_variables, whole_trace
 from pymc_sgmcmc.sampling.workers import Job, run_in_processes, run_in_turn
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
@@ -48,6 +52,7 @@ def sample(
     cores: int | None = None,
     step: StochasticGradientStep | Callable[..., StochasticGradientStep] = SGLDCV,
     accuracy: float | None = None,
+    marginalize: str | Sequence[str] | None = AUTO,
     random_seed: Any = None,
     initvals: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
     var_names: Sequence[str] | None = None,
@@ -58,6 +63,8 @@ def sample(
     idata_kwargs: Mapping[str, Any] | None = None,
     mp_ctx: Any = None,
     model: Model | None = None,
+    store: str | os.PathLike[str] | None = None,
+    resume: bool = False,
 ) -> DataTree:
     """Sample a model: the draws of ``pymc.sample(step=...)``, in less time.
 
@@ -77,9 +84,17 @@ def sample(
         Error that you accept of means, in posterior standard deviations, and of standard
         deviations, relative to them. See below. Without it the accuracy is that of the step
         method, its ``bias``.
+    marginalize : "auto", names of variables, or None
+        Local variables to integrate out before the run and to draw at its end, so that groups of
+        records are the rows. See below.
     random_seed : int, sequence of int, or numpy.random.Generator, optional
     progressbar : bool or str
         As in `pymc.sample`. The bar shows step size, gradient, running bias and R-hat.
+    store : str or path, optional
+        Folder, such as ``"run.zarr"``, in which draws and states of the chains are stored as the
+        run goes on. It needs zarr 3, ``pip install "pymc_sgmcmc[store]"``. See below.
+    resume : bool
+        Whether to go on with the run in `store`.
 
     Returns
     -------
@@ -92,16 +107,30 @@ def sample(
         Where an argument or the model cannot be used.
     ChainProcessError
         Where the process of a chain died. Its attribute ``idata`` has the draws so far.
+    StoreError
+        Where the run that is resumed differs from that in `store`, or another process uses it.
+    FileExistsError, FileNotFoundError
+        Where there is something at the path of a new store, or nothing to resume.
+    OSError
+        Where the disk is full. What was stored until then is whole.
 
     See Also
     --------
     pymc.sample : takes step methods of this package beside those of PyMC.
+    read_store : reads the draws of a store.
 
     Notes
     -----
     The draws are those of `pymc.sample`, whatever the number of processes: the same numbers, but
     for last digits, which BLAS may round otherwise where memory is aligned otherwise. Those of
     constrained values may differ too, since NumPy computes them for all draws.
+
+    **Local variables.** Where `step` is a class or a function, variables with one entry for each of
+    20 groups or more are integrated out, as by `marginalize`, and drawn at the end, as by
+    `recover`, if groups have at most 100 records on average or are more than 500. Of crossed
+    factors it is the one with the most levels. The log says so. ``sample_stats`` and the warm-up
+    draws are those of the other variables. With ``marginalize=None``, or a step method that was
+    made before, the draws are those of the joint model.
 
     **Accuracy.** With `accuracy` the run takes the longest steps whose error can be corrected,
     some ten times as long as the default ones. Each relaxation time then takes one or two
@@ -112,6 +141,15 @@ def sample(
     need no correction. The log and ``idata["sgmcmc_accuracy"].attrs`` say which, and why. Errors
     are stated in this group for the coordinates, and by `summary` for the variables. The draws as
     the chains made them are what `uncalibrated` returns.
+
+    **Store and resume.** With `store` each chain writes its draws every few seconds, or every
+    hundredth of the time of a long run. A run that was stopped, however that came, goes on from
+    there with `resume=True` and otherwise the same call, and ends with the draws of a run that was
+    not stopped, to the last bit. Model, data, settings and versions are compared, and each
+    difference is named. `random_seed` may be left out, since the store has it. `draws` is the total
+    number: with more draws a run that has ended goes on, and with as many its trace is returned.
+    Only one process at a time can use a store, and nothing in it is run as code. `accuracy` takes
+    several runs and cannot be stored.
 
     Examples
     --------
@@ -135,42 +173,70 @@ def sample(
     chains = max(2, cores) if chains is None else whole_number("chains", chains, 1)
     if isinstance(random_seed, int | np.integer) and random_seed < 0:
         raise ValueError(f"`random_seed` should not be negative, but got {random_seed}.")
-    step = _made(model, step)
+    path = check_path(store, resume)
+    if path is not None and accuracy is not None:
+        raise ValueError(
+            "`store` takes one run, but `accuracy` may take several. Leave one of them out: a "
+            "step method with a smaller `bias` can be stored."
+        )
+    names = recorded_names(model, var_names)
+    wanted = dict(idata_kwargs or {})
+    _check_wanted(model, names, wanted)
+    with mcmc._quiet_logging(quiet):
+        groups = groups_of(model, marginalize, step)
+    if groups is None:
+        sampled, step = model, _made(model, step)
+    else:
+        sampled, step = groups.model, _made(groups.model, groups.step)
     if accuracy is not None:
         check_accuracy(accuracy, step)
-    variables = _variables(model, var_names)
-    wanted = dict(idata_kwargs or {})
-    _check_wanted(model, variables, wanted)
     context = _initialize_multiprocessing_context(
         mp_ctx, mode="JAX" if step.runs_on_jax else None, quiet=quiet
     )
-    # Of calibrated draws these groups are computed at the end.
-    later = {} if accuracy is None else AT_THE_END
+    # Where the draws change after the run, these groups are computed at the end.
+    later = {} if accuracy is None and groups is None else AT_THE_END
     run = _Run(
-        model=model,
+        model=sampled,
         draws=draws,
         tune=tune,
         chains=chains,
         cores=min(cores, chains),
-        generator=get_random_generator(random_seed),
-        initvals=initvals,
-        variables=variables,
+        generator=generator_of_run(path, random_seed),
+        initvals=initvals if groups is None else groups.initial(initvals),
+        variables=recorded_variables(model, names) if groups is None else None,
         progressbar=progressbar,
         quiet=quiet,
         discard_tuned_samples=discard_tuned_samples,
         idata_kwargs={key: value for key, value in wanted.items() if key not in later},
         context=context,
+        store=path,
+        resume=resume,
     )
-    if accuracy is None:
-        return run.draws_of(step, checks=compute_convergence_checks)[0]
-    with mcmc._quiet_logging(quiet):
-        idata = sample_accurately(
-            run.draws_of, step, accuracy, model, checks=compute_convergence_checks
-        )
+    shown = bool(progressbar) and not quiet
+
+    def completed(idata: DataTree) -> DataTree:
+        if groups is not None:
+            seed = deepcopy(run.generator).spawn(chains + 1)[-1]
+            idata = groups.completed(idata, names, seed, progressbar=shown)
         for name, compute in later.items():
             if wanted.get(name):
-                compute(idata, model=model, progressbar=bool(run.progressbar) and not quiet)
+                compute(idata, model=model, progressbar=shown)
         return idata
+
+    try:
+        if accuracy is None:
+            idata, _ = run.draws_of(step, checks=compute_convergence_checks)
+        else:
+            with mcmc._quiet_logging(quiet):
+                idata = sample_accurately(
+                    run.draws_of, step, accuracy, sampled, checks=compute_convergence_checks
+                )
+    except ChainProcessError as error:
+        if error.idata is not None:
+            error.idata = completed(error.idata)
+        raise
+    with mcmc._quiet_logging(quiet):
+        return completed(idata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +256,8 @@ class _Run:
     discard_tuned_samples: bool
     idata_kwargs: dict[str, Any]
     context: Any
+    store: Path | None
+    resume: bool
 
     def draws_of(
         self, step: StochasticGradientStep, *, checks: bool, warnings: bool = True
@@ -228,27 +296,25 @@ class _Run:
             bar.advance(number, job.done, job.stats[-1], positions)
 
         def result() -> DataTree:
-            return mcmc._sample_return(
-                run=None,
-                traces=[
-                    recorder.trace(number, job, step.stats_dtypes)
-                    for number, job in enumerate(jobs)
-                    if job.done
-                ],
+            return whole_trace(
+                recorder,
+                jobs,
+                step.stats_dtypes,
+                model=self.model,
                 tune=self.tune,
                 t_sampling=time.time() - start,
                 discard_tuned_samples=self.discard_tuned_samples,
                 compute_convergence_checks=checks,
-                return_inferencedata=True,
-                keep_warning_stat=False,
                 idata_kwargs=self.idata_kwargs,
-                model=self.model,
                 quiet=self.quiet,
             )
 
         run = (step, jobs, self.tune, self.draws, progress)
         try:
-            with mcmc._quiet_logging(self.quiet), bar:
+            with mcmc._quiet_logging(self.quiet), self._store(step, jobs), bar:
+                for number, job in enumerate(jobs):
+                    if job.done:  # The store has them.
+                        progress(number)
                 if self.cores > 1:
                     interrupted = run_in_processes(*run, self.cores, self.context)
                 else:
@@ -261,6 +327,23 @@ class _Run:
             raise KeyboardInterrupt("The run was interrupted before the first draw after tuning.")
         with mcmc._quiet_logging(self.quiet):
             return result(), interrupted
+
+    def _store(
+        self, step: StochasticGradientStep, jobs: Sequence[Job]
+    ) -> AbstractContextManager[None]:
+        """The store of the run while it is used, where there is one."""
+        if self.store is None:
+            return nullcontext()
+        return stored(
+            self.store,
+            self.resume,
+            step,
+            jobs,
+            model=self.model,
+            generator=self.generator,
+            tune=self.tune,
+            draws=self.draws,
+        )
 
 
 def _made(
@@ -301,37 +384,14 @@ def _check_step(model: Model, step: StochasticGradientStep) -> None:
         )
 
 
-def _check_wanted(
-    model: Model, variables: list[TensorVariable] | None, wanted: Mapping[str, Any]
-) -> None:
+def _check_wanted(model: Model, names: list[str] | None, wanted: Mapping[str, Any]) -> None:
     """Raise a ValueError where groups cannot be computed from the variables that are recorded."""
-    if variables is None:
+    if names is None:
         return
-    recorded = {variable.name for variable in variables}
-    missing = [variable.name for variable in model.free_RVs if variable.name not in recorded]
+    missing = [variable.name for variable in model.free_RVs if variable.name not in names]
     for name in AT_THE_END:
         if wanted.get(name) and missing:
             raise ValueError(
                 f"`idata_kwargs={{'{name}': True}}` needs all free variables, but `var_names` "
                 f"leaves out {quoted(missing)}. Add them to `var_names`."
             )
-
-
-def _variables(model: Model, names: Sequence[str] | None) -> list[TensorVariable] | None:
-    """The variables to record, in terms of the value variables, or None for all.
-
-    Raises
-    ------
-    ValueError
-    """
-    if names is None:
-        return None
-    names = [names] if isinstance(names, str) else list(names)
-    chosen = [variable for variable in model.unobserved_RVs if variable.name in names]
-    unknown = set(names) - {variable.name for variable in chosen}
-    if unknown or not names:
-        raise ValueError(
-            f"`var_names` should name some of {quoted(v.name for v in model.unobserved_RVs)}, but "
-            f"got {quoted(sorted(unknown)) or 'an empty list'}."
-        )
-    return model.replace_rvs_by_values(chosen)

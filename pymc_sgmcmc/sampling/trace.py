@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pymc.sampling.mcmc as mcmc
 from pymc.backends.ndarray import NDArray
 from pymc.model import Model
 from pytensor.compile.executor import Function
 from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor.variable import TensorVariable
+from xarray import DataTree
 
+from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays, quick_graphs
 from pymc_sgmcmc.sampling.workers import Job
 
@@ -122,7 +125,7 @@ class Recorder:
         stats_dtypes: Sequence[Mapping[str, Any]],
     ) -> NDArray:
         """PyMC's trace of a chain."""
-        values, stats = (_joined(job.values), _joined(job.stats))
+        values, stats = (joined(job.values), joined(job.stats))
         values = self.values(values)
         trace = NDArray(
             model=self._model,
@@ -138,5 +141,69 @@ class Recorder:
         return trace
 
 
-def _joined(runs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def whole_trace(
+    recorder: Recorder,
+    jobs: Sequence[Job],
+    stats_dtypes: Sequence[Mapping[str, Any]],
+    **options: Any,
+) -> DataTree:
+    """The trace of all chains that have draws, as `pymc.sample` returns it.
+
+    Parameters
+    ----------
+    recorder : Recorder
+    jobs : sequence of Job
+    stats_dtypes : sequence of mappings
+        Types of the statistics.
+    **options
+        Arguments of the function of PyMC that ends a run.
+    """
+    return mcmc._sample_return(
+        run=None,
+        traces=[
+            recorder.trace(number, job, stats_dtypes) for number, job in enumerate(jobs) if job.done
+        ],
+        return_inferencedata=True,
+        keep_warning_stat=False,
+        **options,
+    )
+
+
+def recorded_names(model: Model, names: str | Sequence[str] | None) -> list[str] | None:
+    """Names of the variables to record, or None for all.
+
+    Raises
+    ------
+    ValueError
+    """
+    if names is None:
+        return None
+    names = [names] if isinstance(names, str) else list(names)
+    chosen = [str(variable.name) for variable in model.unobserved_RVs if variable.name in names]
+    unknown = set(names) - set(chosen)
+    if unknown or not names:
+        raise ValueError(
+            f"`var_names` should name some of {quoted(v.name for v in model.unobserved_RVs)}, but "
+            f"got {quoted(sorted(unknown)) or 'an empty list'}."
+        )
+    return chosen
+
+
+def recorded_variables(
+    model: Model, names: str | Sequence[str] | None
+) -> list[TensorVariable] | None:
+    """The variables to record, in terms of the value variables, or None for all.
+
+    Raises
+    ------
+    ValueError
+    """
+    chosen = recorded_names(model, names)
+    if chosen is None:
+        return None
+    return model.replace_rvs_by_values([model[name] for name in chosen])
+
+
+def joined(runs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Values or statistics of runs of draws as those of one run."""
     return {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}

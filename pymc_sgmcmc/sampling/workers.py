@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pickle import dumps, loads
 from threading import current_thread, main_thread
@@ -25,6 +26,7 @@ from threadpoolctl import threadpool_limits
 
 from pymc_sgmcmc.errors import ChainProcessError
 from pymc_sgmcmc.record import RECORD, RunRecord
+from pymc_sgmcmc.sampling.store import ChainStore, Run
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -47,6 +49,8 @@ class Job:
         Values of the value variables and statistics, one for each run of draws.
     done : int
         Number of draws so far.
+    store : ChainStore or None
+        Where the draws are stored, and from where the chain goes on.
     """
 
     rng: np.random.Generator
@@ -54,6 +58,7 @@ class Job:
     values: list[dict[str, np.ndarray]] = field(default_factory=list)
     stats: list[dict[str, np.ndarray]] = field(default_factory=list)
     done: int = 0
+    store: ChainStore | None = None
 
     def add(self, values: dict[str, np.ndarray], stats: dict[str, np.ndarray]) -> None:
         """Add a run of draws."""
@@ -80,14 +85,33 @@ def run_in_turn(
     state = step.sampling_state
     with interrupts_noted() as interrupted:
         for number, job in enumerate(jobs):
+            if job.done == tune + draws:
+                continue
             step.sampling_state = state
-            for run in step.runs(job.rng, job.point, tune, draws):
-                job.add(*run)
-                progress(number)
-                if interrupted:
-                    job.end(step.last_record())
-                    return True
+            with closing(_runs(step, job.rng, job.point, tune, draws, job.store)) as runs:
+                for run in runs:
+                    job.add(*run)
+                    progress(number)
+                    if interrupted:
+                        job.end(step.last_record())
+                        return True
     return False
+
+
+def _runs(
+    step: StochasticGradientStep,
+    rng: np.random.Generator,
+    point: dict[str, np.ndarray],
+    tune: int,
+    draws: int,
+    store: ChainStore | None,
+) -> Generator[Run]:
+    """Runs of draws of a chain, which go into its store where it has one.
+
+    What is not stored yet is stored where they are closed.
+    """
+    runs = step.runs if store is None else partial(store.runs, step)
+    yield from runs(rng, point, tune, draws)
 
 
 def run_in_processes(
@@ -113,7 +137,7 @@ def run_in_processes(
     ChainProcessError
         Where a process died.
     """
-    waiting = list(range(len(jobs)))
+    waiting = [number for number, job in enumerate(jobs) if job.done < tune + draws]
     workers: dict[Connection, _Worker] = {}
     payload = step if context.get_start_method() == "fork" else cloudpickle.dumps(step)
     stopping, died = False, None
@@ -195,12 +219,21 @@ class _Worker:
             job.point,
             tune,
             draws,
+            job.store,
         )
         self._process = context.Process(
             target=_work, args=arguments, name=f"chain_{number}", daemon=True
         )
-        self._process.start()
-        remote.close()
+        try:
+            self._process.start()
+        except (EOFError, OSError) as error:  # It, or the server that forks it, died meanwhile.
+            self.connection.close()
+            raise ChainProcessError(
+                f"The process of chain {number} could not start ({error!r}). The system ends "
+                "processes where memory is short: use fewer `cores`."
+            ) from error
+        finally:
+            remote.close()
 
     def receive(self, progress: Progress) -> bool:
         """Take one message. Return whether more will follow."""
@@ -245,6 +278,7 @@ def _work(
     point: dict[str, np.ndarray],
     tune: int,
     draws: int,
+    store: ChainStore | None,
 ) -> None:
     """Run a chain and send its draws."""
     # Ctrl-C goes to all processes. A chain should end where its parent tells it to.
@@ -257,12 +291,14 @@ def _work(
     with threadpool_limits(limits=1) if isinstance(step, bytes) else nullcontext():
         try:
             own = cloudpickle.loads(step) if isinstance(step, bytes) else step
-            for run in own.runs(random_generator_from_state(rng), point, tune, draws):
-                if not parent.is_alive():
-                    return
-                connection.send(("run", run))
-                if connection.poll() and connection.recv() == "stop":
-                    break
+            generator = random_generator_from_state(rng)
+            with closing(_runs(own, generator, point, tune, draws, store)) as runs:
+                for run in runs:
+                    if not parent.is_alive():
+                        return
+                    connection.send(("run", run))
+                    if connection.poll() and connection.recv() == "stop":
+                        break
             connection.send(("end", own.last_record()))
         except BrokenPipeError:
             pass  # The parent has ended.

@@ -418,7 +418,12 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         return {**point, **moved, **self._point_of_memory()}, [stats]
 
     def runs(
-        self, rng: np.random.Generator, point: dict[str, np.ndarray], tune: int, draws: int
+        self,
+        rng: np.random.Generator,
+        point: dict[str, np.ndarray],
+        tune: int,
+        draws: int,
+        state: ChainState | None = None,
     ) -> Iterator[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
         """A whole chain in runs of draws, the same draws as those of `step`.
 
@@ -428,6 +433,8 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         point : dict of str to numpy.ndarray
             Initial values.
         tune, draws : int
+        state : ChainState, optional
+            State between two runs, from which the chain goes on.
 
         Yields
         ------
@@ -435,8 +442,11 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             Values of the value variables, and the statistics.
         """
         self.setup_chain(rng, tune, draws)
-        self._begin(self.posterior.layout.ravel(point))
-        done = 0
+        if state is None:
+            self._begin(self.posterior.layout.ravel(point))
+        else:
+            self.chain_state = vars(state)
+        done = self.chain.snapshot.draws
         while done < self.total_draws:
             before = self.chain.snapshot
             most = 1 if self._point_of_memory() else self.chain.run_length()
