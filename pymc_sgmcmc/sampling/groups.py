@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
+import pymc.sampling.mcmc as mcmc
 from pymc.model import Model
 from pytensor.graph.traversal import ancestors
 from xarray import DataTree
@@ -66,7 +67,13 @@ class Groups:
         return [None if values is None else dict(self.initial(values)) for values in initvals]  # type: ignore[arg-type]
 
     def completed(
-        self, idata: DataTree, names: Sequence[str] | None, seed: Any, *, progressbar: bool
+        self,
+        idata: DataTree,
+        names: Sequence[str] | None,
+        seed: Any,
+        *,
+        progressbar: bool,
+        quiet: bool,
     ) -> DataTree:
         """The trace with draws of the local variables, and with the data of the joint model.
 
@@ -75,9 +82,10 @@ class Groups:
         wanted = set(names or (variable.name for variable in self.joint.unobserved_RVs))
         if self._depend_on_locals(wanted):
             try:
-                idata = recover(
-                    idata, self.joint, self.names, random_seed=seed, progressbar=progressbar
-                )
+                with mcmc._quiet_logging(quiet):
+                    idata = recover(
+                        idata, self.joint, self.names, random_seed=seed, progressbar=progressbar
+                    )
             except (Exception, KeyboardInterrupt) as error:
                 reason = "Ctrl-C ended it" if isinstance(error, KeyboardInterrupt) else f"{error}"
                 log.error(

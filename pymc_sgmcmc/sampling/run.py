@@ -217,10 +217,11 @@ def sample(
     def completed(idata: DataTree) -> DataTree:
         if groups is not None:
             seed = deepcopy(run.generator).spawn(chains + 1)[-1]
-            idata = groups.completed(idata, names, seed, progressbar=shown)
-        for name, compute in later.items():
-            if wanted.get(name):
-                compute(idata, model=model, progressbar=shown)
+            idata = groups.completed(idata, names, seed, progressbar=shown, quiet=quiet)
+        with mcmc._quiet_logging(quiet):
+            for name, compute in later.items():
+                if wanted.get(name):
+                    compute(idata, model=model, progressbar=shown)
         return idata
 
     try:
@@ -235,8 +236,7 @@ def sample(
         if error.idata is not None:
             error.idata = completed(error.idata)
         raise
-    with mcmc._quiet_logging(quiet):
-        return completed(idata)
+    return completed(idata)
 
 
 @dataclass(frozen=True, kw_only=True)
