@@ -290,8 +290,9 @@ class _Run:
 
         def progress(number: int) -> None:
             job = jobs[number]
-            for warning in job.stats[-1]["warning"] if warnings else ():
-                log_warning_stats([{"warning": warning}])
+            if warnings:
+                told = [one for one in job.stats[-1]["warning"] if one is not None]
+                log_warning_stats([{"warning": one} for one in told])
             positions = [[stats["position"] for stats in other.stats] for other in jobs]
             bar.advance(number, job.done, job.stats[-1], positions)
 

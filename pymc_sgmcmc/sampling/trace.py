@@ -26,6 +26,18 @@ TRIED = 3
 """The evaluation of several draws at once is tried at this many points before it is used."""
 
 
+class _WholeTrace(NDArray):
+    """PyMC's trace of a chain, whose statistics are arrays of one step method."""
+
+    def get_sampler_stats(
+        self, stat_name: str, sampler_idx: int | None = None, burn: int = 0, thin: int = 1
+    ) -> np.ndarray:
+        """Statistics of the draws, (draws, ...), as PyMC's, which stacks objects one by one."""
+        values = self._stats[0][stat_name][burn::thin]
+        is_stacked = values.dtype == object and sampler_idx is None
+        return values.reshape(len(values), -1) if is_stacked else values
+
+
 class Recorder:
     """Variables of a model, constrained ones and deterministics included, at all draws of a chain.
 
@@ -127,7 +139,7 @@ class Recorder:
         """PyMC's trace of a chain."""
         values, stats = (joined(job.values), joined(job.stats))
         values = self.values(values)
-        trace = NDArray(
+        trace = _WholeTrace(
             model=self._model,
             vars=self._variables,
             fn=lambda *_: None,
