@@ -553,7 +553,7 @@ def test_without_zarr(small, path, monkeypatch):
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-@pytest.mark.parametrize("room", [0, 6_000, 1_000_000])
+@pytest.mark.parametrize("room", [0, 6_000, 600_000])
 def test_a_full_disk(cores, room, small, path, monkeypatch):
     """Everything that was written can be read, and the run goes on when there is room again."""
     model, step = small
@@ -632,6 +632,14 @@ def test_blocks_are_few(small, path, monkeypatch):
     # States of the last two blocks that have one are kept.
     assert len(list(path.rglob("block_*"))) > 8
     assert len(list((path / "chain_0").glob("state_*"))) <= 2
+
+
+def test_what_a_process_left_half_written_is_removed(small, path):
+    model, step = small
+    stop(model, step, path)
+    assert list(path.rglob(".*.tmp"))
+    ours(model, step, store=path, resume=True)
+    assert not list(path.rglob(".*.tmp"))
 
 
 def test_the_seed_may_be_left_out(small, path):

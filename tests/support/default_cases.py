@@ -247,7 +247,7 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "unlink--2-state",
         "<lambda>-1-block",
     ),
-    "sampling/test_store.py::test_a_full_disk": ("0-1", "6000-2", "1000000-1"),
+    "sampling/test_store.py::test_a_full_disk": ("0-1", "6000-2", "600000-1"),
     "test_chain.py::test_nothing_keeps_the_memory_of_a_run": (
         "PSGLD",
         "SGHMC",
