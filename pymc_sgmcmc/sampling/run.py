@@ -24,10 +24,11 @@ from xarray import DataTree
 from pymc_sgmcmc.checks import quoted, whole_number
 from pymc_sgmcmc.errors import ChainProcessError, ModelError
 from pymc_sgmcmc.sampling.accuracy import check_accuracy, sample_accurately
+from pymc_sgmcmc.sampling.groups import AUTO, groups_of
 from pymc_sgmcmc.sampling.progress import RunProgress
 from pymc_sgmcmc.sampling.resume import generator_of_run, stored
 from pymc_sgmcmc.sampling.store import check_path
-from pymc_sgmcmc.sampling.trace import Recorder, recorded_variables, whole_trace
+from pymc_sgmcmc.sampling.trace import Recorder, recorded_names, recorded_variables, whole_trace
 from pymc_sgmcmc.sampling.workers import Job, run_in_processes, run_in_turn
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
@@ -51,6 +52,7 @@ def sample(
     cores: int | None = None,
     step: StochasticGradientStep | Callable[..., StochasticGradientStep] = SGLDCV,
     accuracy: float | None = None,
+    marginalize: str | Sequence[str] | None = AUTO,
     random_seed: Any = None,
     initvals: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
     var_names: Sequence[str] | None = None,
@@ -82,6 +84,9 @@ def sample(
         Error that you accept of means, in posterior standard deviations, and of standard
         deviations, relative to them. See below. Without it the accuracy is that of the step
         method, its ``bias``.
+    marginalize : "auto", names of variables, or None
+        Local variables to integrate out before the run and to draw at its end, so that groups of
+        records are the rows. See below.
     random_seed : int, sequence of int, or numpy.random.Generator, optional
     progressbar : bool or str
         As in `pymc.sample`. The bar shows step size, gradient, running bias and R-hat.
@@ -119,6 +124,13 @@ def sample(
     The draws are those of `pymc.sample`, whatever the number of processes: the same numbers, but
     for last digits, which BLAS may round otherwise where memory is aligned otherwise. Those of
     constrained values may differ too, since NumPy computes them for all draws.
+
+    **Local variables.** Where `step` is a class or a function, variables with one entry for each of
+    20 groups or more are integrated out, as by `marginalize`, and drawn at the end, as by
+    `recover`, if groups have at most 100 records on average or are more than 500. Of crossed
+    factors it is the one with the most levels. The log says so. ``sample_stats`` and the warm-up
+    draws are those of the other variables. With ``marginalize=None``, or a step method that was
+    made before, the draws are those of the joint model.
 
     **Accuracy.** With `accuracy` the run takes the longest steps whose error can be corrected,
     some ten times as long as the default ones. Each relaxation time then takes one or two
@@ -167,25 +179,31 @@ def sample(
             "`store` takes one run, but `accuracy` may take several. Leave one of them out: a "
             "step method with a smaller `bias` can be stored."
         )
-    step = _made(model, step)
+    names = recorded_names(model, var_names)
+    wanted = dict(idata_kwargs or {})
+    _check_wanted(model, names, wanted)
+    with mcmc._quiet_logging(quiet):
+        groups = groups_of(model, marginalize, step)
+    if groups is None:
+        sampled, step = model, _made(model, step)
+    else:
+        sampled, step = groups.model, _made(groups.model, groups.step)
     if accuracy is not None:
         check_accuracy(accuracy, step)
-    variables = recorded_variables(model, var_names)
     context = _initialize_multiprocessing_context(
         mp_ctx, mode="JAX" if step.runs_on_jax else None, quiet=quiet
     )
-    # Of calibrated draws these groups are computed at the end.
-    later = {} if accuracy is None else AT_THE_END
-    wanted = dict(idata_kwargs or {})
+    # Where the draws change after the run, these groups are computed at the end.
+    later = {} if accuracy is None and groups is None else AT_THE_END
     run = _Run(
-        model=model,
+        model=sampled,
         draws=draws,
         tune=tune,
         chains=chains,
         cores=min(cores, chains),
         generator=generator_of_run(path, random_seed),
-        initvals=initvals,
-        variables=variables,
+        initvals=initvals if groups is None else groups.initial(initvals),
+        variables=recorded_variables(model, names) if groups is None else None,
         progressbar=progressbar,
         quiet=quiet,
         discard_tuned_samples=discard_tuned_samples,
@@ -194,16 +212,31 @@ def sample(
         store=path,
         resume=resume,
     )
-    if accuracy is None:
-        return run.draws_of(step, checks=compute_convergence_checks)[0]
-    with mcmc._quiet_logging(quiet):
-        idata = sample_accurately(
-            run.draws_of, step, accuracy, model, checks=compute_convergence_checks
-        )
-        for name, compute in later.items():
-            if wanted.get(name):
-                compute(idata, model=model, progressbar=bool(run.progressbar) and not quiet)
+    shown = bool(progressbar) and not quiet
+
+    def completed(idata: DataTree) -> DataTree:
+        if groups is not None:
+            seed = deepcopy(run.generator).spawn(chains + 1)[-1]
+            idata = groups.completed(idata, names, seed, progressbar=shown, quiet=quiet)
+        with mcmc._quiet_logging(quiet):
+            for name, compute in later.items():
+                if wanted.get(name):
+                    compute(idata, model=model, progressbar=shown)
         return idata
+
+    try:
+        if accuracy is None:
+            idata, _ = run.draws_of(step, checks=compute_convergence_checks)
+        else:
+            with mcmc._quiet_logging(quiet):
+                idata = sample_accurately(
+                    run.draws_of, step, accuracy, sampled, checks=compute_convergence_checks
+                )
+    except ChainProcessError as error:
+        if error.idata is not None:
+            error.idata = completed(error.idata)
+        raise
+    return completed(idata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,3 +382,16 @@ def _check_step(model: Model, step: StochasticGradientStep) -> None:
             f"`step` should have all variables of the model, but lacks {quoted(missing)}. "
             "`pymc.sample` takes several step methods."
         )
+
+
+def _check_wanted(model: Model, names: list[str] | None, wanted: Mapping[str, Any]) -> None:
+    """Raise a ValueError where groups cannot be computed from the variables that are recorded."""
+    if names is None:
+        return
+    missing = [variable.name for variable in model.free_RVs if variable.name not in names]
+    for name in AT_THE_END:
+        if wanted.get(name) and missing:
+            raise ValueError(
+                f"`idata_kwargs={{'{name}': True}}` needs all free variables, but `var_names` "
+                f"leaves out {quoted(missing)}. Add them to `var_names`."
+            )

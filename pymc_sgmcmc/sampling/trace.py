@@ -169,8 +169,8 @@ def whole_trace(
     )
 
 
-def recorded_variables(model: Model, names: Sequence[str] | None) -> list[TensorVariable] | None:
-    """The variables to record, in terms of the value variables, or None for all.
+def recorded_names(model: Model, names: str | Sequence[str] | None) -> list[str] | None:
+    """Names of the variables to record, or None for all.
 
     Raises
     ------
@@ -179,14 +179,29 @@ def recorded_variables(model: Model, names: Sequence[str] | None) -> list[Tensor
     if names is None:
         return None
     names = [names] if isinstance(names, str) else list(names)
-    chosen = [variable for variable in model.unobserved_RVs if variable.name in names]
-    unknown = set(names) - {variable.name for variable in chosen}
+    chosen = [str(variable.name) for variable in model.unobserved_RVs if variable.name in names]
+    unknown = set(names) - set(chosen)
     if unknown or not names:
         raise ValueError(
             f"`var_names` should name some of {quoted(v.name for v in model.unobserved_RVs)}, but "
             f"got {quoted(sorted(unknown)) or 'an empty list'}."
         )
-    return model.replace_rvs_by_values(chosen)
+    return chosen
+
+
+def recorded_variables(
+    model: Model, names: str | Sequence[str] | None
+) -> list[TensorVariable] | None:
+    """The variables to record, in terms of the value variables, or None for all.
+
+    Raises
+    ------
+    ValueError
+    """
+    chosen = recorded_names(model, names)
+    if chosen is None:
+        return None
+    return model.replace_rvs_by_values([model[name] for name in chosen])
 
 
 def joined(runs: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -37,7 +37,8 @@ def compare(
     """Errors of one run, a row a coordinate and moment.
 
     Columns ``moment``, ``stated``, ``true``, ``reference`` (its standard error) and ``covered``.
-    ``attrs``: the seconds, and the attributes of the group of stated errors.
+    ``attrs``: the seconds, and the attributes of the group of stated errors. The table is empty
+    where the run states no errors, with a warning.
     """
     with MODELS[name](data_folder):
         begin = time.perf_counter()
@@ -54,6 +55,8 @@ def compare(
             progressbar=False,
         )
         end = time.perf_counter()
+    if ACCURACY not in idata.children:
+        return pd.DataFrame()  # no errors are stated where the chains have not converged
     table = errors_of(idata[ACCURACY].to_dataset(), np.load(references / f"{name}.npz"))
     table.attrs |= idata[ACCURACY].attrs
     table.attrs |= {"seconds_made": made - begin, "seconds_sampled": end - made}
@@ -129,7 +132,7 @@ def main() -> None:
             seed=arguments.seed,
             references=arguments.references,
         )
-        print(line(name, table), flush=True)
+        print(f"{name:<22}  no errors stated" if table.empty else line(name, table), flush=True)
         tables.append(table)
     share = pd.concat(tables).groupby("moment")["covered"].mean()
     print(f"covered: means {share['mean']:.3f}, standard deviations {share['sd']:.3f}")

@@ -1,0 +1,183 @@
+"""Runs on groups: local variables are integrated out before, and drawn after."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pymc.sampling.mcmc as mcmc
+from pymc.model import Model
+from pytensor.graph.traversal import ancestors
+from xarray import DataTree
+
+from pymc_sgmcmc.checks import quoted
+from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.marginal import marginalize, recover
+from pymc_sgmcmc.marginal.search import local_structures
+from pymc_sgmcmc.record import PREFIX
+from pymc_sgmcmc.step_methods.base import StochasticGradientStep
+from pymc_sgmcmc.step_methods.pymc_hook import log
+
+AUTO = "auto"
+"""With this choice the local variables are those that `local_structures` finds."""
+
+INTEGRATED = "integrated_out"
+"""This setting is the names of the variables that were integrated out, as JSON."""
+
+NOT_FOR_GROUPS = (ModelError, TypeError, ValueError, KeyError, NotImplementedError)
+"""Such errors say that a model has no groups, or that a step method has settings for rows."""
+
+MakeStep = Callable[..., StochasticGradientStep]
+"""A class of step methods, or another function of ``model``."""
+
+Initial = Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
+"""Values to start from, of all chains or of each."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A model of groups with its step method, and the model that it came from.
+
+    Attributes
+    ----------
+    joint : pymc.Model
+        The model with its local variables.
+    names : tuple of str
+        Names of the local variables.
+    model : pymc.Model
+        The model without them, whose rows are the groups.
+    step : StochasticGradientStep
+    """
+
+    joint: Model
+    names: tuple[str, ...]
+    model: Model
+    step: StochasticGradientStep
+
+    def initial(self, initvals: Initial) -> Initial:
+        """Starting values without those of the local variables."""
+        if initvals is None:
+            return None
+        if isinstance(initvals, Mapping):
+            return {name: value for name, value in initvals.items() if name not in self.names}
+        return [None if values is None else dict(self.initial(values)) for values in initvals]  # type: ignore[arg-type]
+
+    def completed(
+        self,
+        idata: DataTree,
+        names: Sequence[str] | None,
+        seed: Any,
+        *,
+        progressbar: bool,
+        quiet: bool,
+    ) -> DataTree:
+        """The trace with draws of the local variables, and with the data of the joint model.
+
+        Where they cannot be drawn, or Ctrl-C ends that, the trace has the other variables.
+        """
+        wanted = set(names or (variable.name for variable in self.joint.unobserved_RVs))
+        if self._depend_on_locals(wanted):
+            try:
+                with mcmc._quiet_logging(quiet):
+                    idata = recover(
+                        idata, self.joint, self.names, random_seed=seed, progressbar=progressbar
+                    )
+            except (Exception, KeyboardInterrupt) as error:
+                reason = "Ctrl-C ended it" if isinstance(error, KeyboardInterrupt) else f"{error}"
+                log.error(
+                    "The draws of the other variables are kept, but those of %s are not made: %s. "
+                    "Call `recover(idata, model)`.",
+                    quoted(self.names),
+                    reason.rstrip("."),
+                )
+        posterior = idata["posterior"].to_dataset()
+        kept = [
+            variable.name
+            for variable in self.joint.unobserved_RVs
+            if variable.name in wanted and variable.name in posterior
+        ]
+        groups = {name: group for name, group in idata.children.items()}
+        groups["posterior"] = DataTree(posterior[kept])
+        for name, group in _data(self.joint).items():
+            groups[name] = group
+        completed = DataTree(idata.to_dataset(), children=groups, name=idata.name)
+        completed["sample_stats"].attrs[f"{PREFIX}{INTEGRATED}"] = json.dumps(list(self.names))
+        return completed
+
+    def _depend_on_locals(self, names: set[str]) -> bool:
+        """Whether some of these variables are local, or deterministics of local ones."""
+        local = {self.joint[name] for name in self.names}
+        return any(not local.isdisjoint(ancestors([self.joint[name]])) for name in names)
+
+
+def groups_of(
+    model: Model, choice: str | Sequence[str] | None, step: StochasticGradientStep | MakeStep
+) -> Groups | None:
+    """The model of groups to sample, or None where the joint one is to be sampled.
+
+    Raises
+    ------
+    TypeError, ValueError, ModelError
+        Where variables are named that cannot be integrated out.
+    """
+    if choice is None:
+        return None
+    if not (isinstance(choice, str) or _are_names(choice)):
+        raise TypeError(
+            '`marginalize` should be "auto", None, or names of local variables, but got '
+            f"{choice!r}."
+        )
+    if isinstance(step, StochasticGradientStep):
+        if choice == AUTO:
+            return None
+        raise ValueError(
+            "`marginalize` names variables, but `step` was made for the joint model. Pass its "
+            f"class, `step={type(step).__name__}`, or a function that makes it."
+        )
+    if not callable(step):
+        return None  # The caller refuses it.
+    if choice != AUTO:
+        names = (choice,) if isinstance(choice, str) else tuple(choice)
+        return _integrated(model, names, step)
+    for structure in local_structures(model):
+        if len(structure.names) == len(model.free_RVs):
+            continue  # There is nothing to sample without them.
+        try:
+            return _integrated(model, structure.names, step)
+        except NOT_FOR_GROUPS as error:
+            log.info(
+                "%s of %d groups stay in the model: %s",
+                quoted(structure.names),
+                structure.n_groups,
+                str(error).split("\n")[0],
+            )
+    return None
+
+
+def _are_names(choice: Any) -> bool:
+    return isinstance(choice, Sequence) and all(isinstance(name, str) for name in choice)
+
+
+def _integrated(model: Model, names: tuple[str, ...], step: MakeStep) -> Groups:
+    groups = marginalize(model, names)
+    made = step(model=groups)
+    log.info(
+        "%s %s integrated out, so that %d groups are the rows, and drawn at the end. With "
+        "`marginalize=None` the joint model is sampled.",
+        quoted(names),
+        "is" if len(names) == 1 else "are",
+        getattr(getattr(made, "posterior", None), "n_rows", 0),
+    )
+    return Groups(model, names, groups, made)
+
+
+def _data(model: Model) -> dict[str, DataTree]:
+    """Groups with the observed and constant data of a model."""
+    no_draws = {"draw": np.zeros((1, 1))}  # PyMC makes these groups beside draws only.
+    idata = pm.to_inference_data(prior=no_draws, model=model)
+    names = ("observed_data", "constant_data")
+    return {name: idata[name].copy() for name in names if name in idata.children}

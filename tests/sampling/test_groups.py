@@ -1,0 +1,289 @@
+"""Runs in which local variables are integrated out, and drawn at the end."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_sgmcmc import SGLD, SGLDCV, ModelError, marginalize, recover, sample, summary
+from pymc_sgmcmc.errors import ChainProcessError
+from pymc_sgmcmc.marginal import search
+from pymc_sgmcmc.sampling import groups, run
+from tests.sampling.test_sample import NUMBA, SMALL, check_same, ours
+
+pytestmark = pytest.mark.usefixtures("without_compiler")
+
+N_GROUPS, RECORDS, SCALE = 40, 3, 0.7
+CODES = np.random.default_rng(1).permutation(np.repeat(np.arange(N_GROUPS), RECORDS))
+
+CV = partial(SGLDCV, batch_size=20, **NUMBA)
+
+
+def mixed_model(n_groups: int = N_GROUPS, records: int = RECORDS) -> pm.Model:
+    """A linear mixed model of known variances, with labels and a deterministic."""
+    rng = np.random.default_rng(2)
+    codes = CODES if n_groups == N_GROUPS else np.repeat(np.arange(n_groups), records)
+    y = 1 + SCALE * rng.normal(size=n_groups)[codes] + rng.normal(size=len(codes))
+    with pm.Model(coords={"school": [f"s{number}" for number in range(n_groups)]}) as model:
+        school = pm.Data("codes", codes)
+        mean = pm.Normal("mean", 0, 10)
+        z = pm.Normal("z", 0, SCALE, dims="school")
+        effect = pm.Deterministic("effect", mean + z, dims="school")
+        pm.Normal("y", effect[school], 1, observed=y)
+    return model
+
+
+def exact_effects(model: pm.Model) -> tuple[np.ndarray, np.ndarray]:
+    """Posterior means and standard deviations of the effects."""
+    y = model.rvs_to_values[model["y"]].data
+    Z = np.eye(N_GROUPS)[CODES]
+    design = np.column_stack([np.ones(len(y)), Z])
+    precision = design.T @ design + np.diag([1 / 100, *np.full(N_GROUPS, 1 / SCALE**2)])
+    covariance = np.linalg.inv(precision)
+    transform = np.column_stack([np.ones(N_GROUPS), np.eye(N_GROUPS)])
+    means = transform @ covariance @ design.T @ y
+    return means, np.sqrt(np.diag(transform @ covariance @ transform.T))
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    model = mixed_model()
+    return model, ours(model, CV, draws=1000, tune=200)
+
+
+def test_draws_of_all_variables(mixed):
+    """Each mean and variance within 4.5 standard errors, by the exact law, and the bias of 5 %."""
+    model, idata = mixed
+    posterior = idata["posterior"]
+    assert list(posterior.data_vars) == ["mean", "z", "effect"]
+    assert posterior["effect"].dims == ("chain", "draw", "school")
+    assert tuple(posterior["school"].values) == tuple(model.coords["school"])
+    means, deviations = exact_effects(model)
+    z = (posterior["effect"].values.reshape(-1, N_GROUPS) - means) / deviations
+    # The draws of an effect are independent but for that of the common mean, a tenth of it.
+    assert np.abs(z.mean(0)).max() < 4.5 * 1.5 / np.sqrt(len(z))
+    assert np.abs(z.var(0) - 1).max() < 0.06 + 4.5 * np.sqrt(2 / len(z))
+    np.testing.assert_allclose(posterior["effect"], posterior["mean"] + posterior["z"])
+
+
+def test_other_groups_are_those_of_the_joint_model(mixed):
+    model, idata = mixed
+    y = model.rvs_to_values[model["y"]].data
+    np.testing.assert_array_equal(idata["observed_data"]["y"], y)
+    np.testing.assert_array_equal(idata["constant_data"]["codes"], CODES)
+    assert idata["sample_stats"].attrs["sgmcmc_integrated_out"] == '["z"]'
+    assert idata["sample_stats"]["position"].shape == (2, 1000, 1)
+    assert "mean_error" in summary(idata)
+
+
+def test_same_as_by_hand_and_with_processes(mixed):
+    model, idata = mixed
+    by_hand = ours(marginalize(model, "z"), CV, draws=1000, tune=200)
+    np.testing.assert_array_equal(by_hand["posterior"]["mean"], idata["posterior"]["mean"])
+    seed = np.random.default_rng(3).spawn(3)[-1]
+    recovered = recover(by_hand, model, random_seed=seed, progressbar=False)
+    np.testing.assert_array_equal(recovered["posterior"]["z"], idata["posterior"]["z"])
+    check_same(ours(model, CV, draws=1000, tune=200, cores=2), idata)
+
+
+def test_joint_model_where_asked_for(caplog):
+    model = mixed_model()
+    with caplog.at_level(logging.INFO):
+        step = SGLD(model=model, **SMALL)
+        joint = ours(model, step)
+        check_same(ours(model, partial(SGLD, **SMALL), marginalize=None), joint)
+    assert joint["sample_stats"]["position"].shape[-1] == N_GROUPS + 1
+    assert "integrated out" not in caplog.text
+
+
+def test_names_and_what_the_log_says(caplog):
+    model = mixed_model()
+    for names in ("z", ["z"]):
+        with caplog.at_level(logging.INFO):
+            idata = ours(model, CV, marginalize=names, quiet=False)
+        assert idata["sample_stats"]["position"].shape[-1] == 1
+        assert "`z` is integrated out, so that 40 groups are the rows" in caplog.text
+        assert "`marginalize=None`" in caplog.text
+        caplog.clear()
+
+
+def test_initial_values_of_local_variables_are_not_needed(mixed):
+    model, _ = mixed
+    initial = {"mean": np.array(1.0), "z": np.zeros(N_GROUPS)}
+    expected = ours(model, CV, initvals={"mean": np.array(1.0)})
+    for initvals in (initial, [initial, {"mean": np.array(1.0)}]):
+        check_same(ours(model, CV, initvals=initvals), expected)
+
+
+def test_local_variables_that_nobody_asked_for_are_not_drawn(mixed, monkeypatch):
+    model, _ = mixed
+    expected = ours(model, CV)
+    few = ours(model, CV, var_names=["effect"])
+    assert list(few["posterior"].data_vars) == ["effect"]
+    np.testing.assert_array_equal(few["posterior"]["effect"], expected["posterior"]["effect"])
+    monkeypatch.setattr(groups, "recover", None)
+    mean = ours(model, CV, var_names="mean")
+    assert list(mean["posterior"].data_vars) == ["mean"]
+    np.testing.assert_array_equal(mean["posterior"]["mean"], expected["posterior"]["mean"])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError("No memory.")])
+def test_draws_are_kept_where_local_ones_cannot_be_made(mixed, monkeypatch, caplog, error):
+    model, _ = mixed
+    expected = ours(model, CV)
+
+    def broken(*arguments, **settings):
+        raise error
+
+    monkeypatch.setattr(groups, "recover", broken)
+    idata = ours(model, CV)
+    assert "Call `recover(idata, model)`" in caplog.text
+    assert ("Ctrl-C" if isinstance(error, KeyboardInterrupt) else "No memory") in caplog.text
+    assert list(idata["posterior"].data_vars) == ["mean"]
+    np.testing.assert_array_equal(idata["posterior"]["mean"], expected["posterior"]["mean"])
+    assert recover(idata, model, progressbar=False)["posterior"]["z"].shape == (2, 25, N_GROUPS)
+
+
+def test_draws_of_a_process_that_died_have_local_variables(mixed, monkeypatch):
+    model, _ = mixed
+    draws_of = run._Run.draws_of
+
+    def killed(*arguments, **settings):
+        error = ChainProcessError("A process died.")
+        error.idata, _ = draws_of(*arguments, **settings)
+        raise error
+
+    monkeypatch.setattr(run._Run, "draws_of", killed)
+    with pytest.raises(ChainProcessError) as raised:
+        ours(model, CV)
+    assert list(raised.value.idata["posterior"].data_vars) == ["mean", "z", "effect"]
+
+
+def test_functions_of_the_draws(mixed, monkeypatch):
+    """They are computed with the joint model, a term for each record."""
+    given = []
+    monkeypatch.setitem(
+        run.AT_THE_END, "log_likelihood", lambda idata, model, **_: given.append((idata, model))
+    )
+    model, _ = mixed
+    idata = ours(model, CV, idata_kwargs={"log_likelihood": True})
+    ((trace, joint),) = given
+    assert joint is model
+    assert trace is idata
+    assert "z" in trace["posterior"]
+
+
+def test_accuracy(mixed):
+    model, _ = mixed
+    idata = ours(model, CV, draws=1000, tune=200, accuracy=0.05)
+    table = summary(idata)
+    means, deviations = exact_effects(model)
+    rows = table.loc[[name for name in table.index if name.startswith("effect")]]
+    assert (np.abs(rows["mean"] - means) <= rows["mean_error"]).mean() > 0.85
+    assert (np.abs(rows["sd"] - deviations) <= rows["sd_error"]).mean() > 0.85
+
+
+def test_stored_and_resumed(mixed, tmp_path):
+    pytest.importorskip("zarr")
+    model, _ = mixed
+    expected = ours(model, CV)
+    path = tmp_path / "run.zarr"
+    ours(model, CV, draws=10, store=path)
+    check_same(ours(mixed_model(), CV, store=path, resume=True), expected)
+
+
+# --- Which variables are integrated out --------------------------------------------------------
+
+
+def crossed_model() -> pm.Model:
+    """Two factors, of 30 and of 45 levels."""
+    rng = np.random.default_rng(4)
+    person, item = rng.integers(0, 45, 300), rng.integers(0, 30, 300)
+    person[:45], item[:30] = np.arange(45), np.arange(30)
+    with pm.Model() as model:
+        ability = pm.Normal("ability", shape=45)
+        difficulty = pm.Normal("difficulty", shape=30)
+        pm.Normal("y", ability[person] - difficulty[item], 1, observed=rng.normal(size=300))
+    return model
+
+
+def nested_pair_model() -> pm.Model:
+    """An intercept and a slope for each group, of a length that the graph does not tell."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=len(CODES))
+    with pm.Model(coords={"school": np.arange(N_GROUPS), "term": np.arange(25)}) as model:
+        intercept = pm.Normal("intercept", dims="school")
+        slope = pm.Normal("slope", dims="school")
+        beta = pm.Normal("beta", dims="term")
+        X = rng.normal(size=(len(CODES), 25))
+        pm.Normal("y", intercept[CODES] + slope[CODES] * x + X @ beta, 1, observed=x)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (mixed_model, ("z",)),
+        (crossed_model, ("ability",)),
+        (nested_pair_model, ("intercept", "slope")),
+        (partial(mixed_model, search.FEWEST_GROUPS - 1), None),
+        (partial(mixed_model, 30, search.MOST_RECORDS + 1), None),
+        (partial(mixed_model, search.FEW_GROUPS + 1, search.MOST_RECORDS + 1), ("z",)),
+        (partial(mixed_model, 30, 1), None),
+    ],
+    ids=["mixed", "crossed", "pair", "few groups", "large groups", "many large", "one record"],
+)
+def test_what_is_integrated_out(make, expected):
+    structures = search.local_structures(make())
+    assert (structures[0].names if structures else None) == expected
+
+
+def test_step_methods_and_models_without_groups(caplog):
+    """The joint model is sampled, and the log says why."""
+    model = mixed_model()
+    with caplog.at_level(logging.INFO):
+        idata = ours(model, partial(SGLD, **SMALL | {"batch_size": 60}), quiet=False)
+    assert idata["sample_stats"]["position"].shape[-1] == N_GROUPS + 1
+    assert "`z` of 40 groups stay in the model: " in caplog.text
+    assert "batch_size" in caplog.text
+    with pm.Model() as all_local:
+        z = pm.Normal("z", shape=N_GROUPS)
+        pm.Normal("y", z[CODES], 1, observed=np.zeros(len(CODES)))
+    idata = ours(all_local, partial(SGLD, **SMALL))
+    assert idata["sample_stats"]["position"].shape[-1] == N_GROUPS
+
+
+@pytest.mark.parametrize(
+    ("choice", "error", "message"),
+    [
+        (3, TypeError, "`marginalize` should be"),
+        ([3], TypeError, "`marginalize` should be"),
+        ("gamma", ModelError, "gamma"),
+        ("mean", ModelError, "mean"),
+        ([], ModelError, "but got none"),
+    ],
+)
+def test_bad_choices(choice, error, message):
+    model = mixed_model()
+    with pytest.raises(error, match=message):
+        ours(model, CV, marginalize=choice)
+
+
+def test_names_for_a_step_method_that_was_made_before():
+    model = mixed_model()
+    with pytest.raises(ValueError, match="`step=SGLD`"):
+        ours(model, SGLD(model=model, **SMALL), marginalize="z")
+
+
+def test_the_default_step_method_is_made_for_groups(monkeypatch):
+    """`sample()` alone is the right call."""
+    made = []
+    monkeypatch.setattr(groups, "_integrated", lambda *arguments: made.append(arguments))
+    monkeypatch.setattr(run, "_made", lambda *arguments: 1 / 0)
+    with mixed_model(), pytest.raises(ZeroDivisionError):
+        sample(10, quiet=True)
+    assert made[0][1:] == (("z",), SGLDCV)
