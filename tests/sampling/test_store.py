@@ -304,6 +304,21 @@ def damage(file):
     file.write_bytes(content)
 
 
+@pytest.mark.parametrize(
+    ("blocks", "chains"), [((3, 6, 5), [1, 2]), ((6, 6, 1), [0, 1]), ((0, 6, 0), [1])]
+)
+def test_chains_keep_their_numbers_where_others_are_left_out(blocks, chains, small, path):
+    model, step = small
+    whole = ours(model, step, store=path, chains=3)["posterior"]["beta"]
+    for chain, number in enumerate(blocks):
+        for commit in sorted((path / f"chain_{chain}").glob("commit_*"))[number:]:
+            commit.unlink()
+    idata = read_store(path, model=model)
+    assert list(idata["sample_stats"]["chain"].values) == chains
+    draws = idata["posterior"]["beta"]
+    np.testing.assert_array_equal(draws, whole.sel(chain=chains)[:, : draws.sizes["draw"]])
+
+
 @pytest.mark.parametrize("kind", ["block", "state", "commit"])
 @pytest.mark.parametrize("place", [-1, -2, 1])
 @pytest.mark.parametrize("how", [damage, Path.unlink, lambda file: file.write_bytes(b"")])
