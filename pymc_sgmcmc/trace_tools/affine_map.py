@@ -180,7 +180,7 @@ def calibrate(
     correction = _log_sds(root, symmetric) - 0.5 * np.log(np.diag(covariance))
     shape = _nonlinearity(run, Whitening(center, root), relative)
     change, change_error = shape.change.value, shape.change.standard_error
-    nonlinear = NONLINEAR_FACTOR * np.sqrt(np.maximum(change**2 - change_error**2, 0))
+    nonlinear = NONLINEAR_FACTOR * _sizes(change, change_error)
     _check_gaussian(run, correction, change, change_error)
     _check_certain(run, correction, nonlinear)
     return Calibration(
@@ -520,13 +520,35 @@ def _mean_of_parts(values: list[np.ndarray]) -> Estimate:
     return Estimate(np.mean(values, axis=0), error)
 
 
+def _sizes(values: np.ndarray, errors: np.ndarray) -> np.ndarray:
+    """Root mean squares of quantities of which estimates with standard errors are given.
+
+    The quantities of all coordinates are taken for draws of one normal law, whose variance is what
+    the squares of the estimates have beyond those of the errors. So noise alone, of which the
+    largest of many values would be far off, does not count. A quantity that is certainly larger is
+    taken as it is.
+    """
+    variance = max(0.0, float((values**2 - errors**2).mean()))
+    share = variance / np.maximum(variance + errors**2, np.finfo(float).tiny)
+    pooled = (share * values) ** 2 + share * errors**2
+    alone = values**2 - (_certain_beyond(len(values)) * errors) ** 2
+    return np.sqrt(np.maximum(pooled, alone))
+
+
+def _certain_beyond(count: int) -> float:
+    """Number of standard errors that the largest of several estimates hardly has by chance.
+
+    It is Bonferroni's, so that more coordinates do not make it more likely that one is beyond.
+    """
+    return float(-special.ndtri(special.ndtr(-STANDARD_ERRORS) / count))
+
+
 def _check_gaussian(
     run: StoredRun, correction: np.ndarray, change: np.ndarray, error: np.ndarray
 ) -> None:
     """Raise a CalibrationError where the error from the shape of the posterior is too large."""
-    # By Bonferroni, so that more coordinates do not make it more likely that one is off by chance.
-    beyond = -special.ndtri(special.ndtr(-STANDARD_ERRORS) / len(change))
-    certain = NONLINEAR_FACTOR * np.maximum(np.abs(change) - beyond * error, 0)
+    beyond = _certain_beyond(len(change)) * error
+    certain = NONLINEAR_FACTOR * np.maximum(np.abs(change) - beyond, 0)
     excess = certain - np.maximum(LARGEST_SHARE * np.abs(correction), SMALL_ERROR)
     if (excess > 0).any():
         worst = int(np.argmax(excess))

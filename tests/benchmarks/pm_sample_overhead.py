@@ -6,6 +6,7 @@ Examples
 
     python tests/benchmarks/pm_sample_overhead.py --thin 20 --rounds 7
     python tests/benchmarks/pm_sample_overhead.py --thin 1 5 20 100 --output results.json
+    python tests/benchmarks/pm_sample_overhead.py --thin 1 --whole
 
 ``README.md`` beside this file says how to read the figures.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from common import METHODS
@@ -50,6 +52,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, help="times each is timed, in turn")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--progressbar", action="store_true", help="with PyMC's progress bar")
+    parser.add_argument("--whole", action="store_true", help="`sample` in place of `pm.sample`")
     parsed = parser.parse_args(arguments)
     if parsed.draws <= FEW_DRAWS:
         parser.error(f"--draws should be more than {FEW_DRAWS} but got {parsed.draws}")
@@ -65,6 +68,8 @@ def measure(
     from common.problem import make_problem, step_size
     from common.timing import best, timed
 
+    import pymc_sgmcmc
+
     problem = make_problem(settings.rows, settings.features, settings.dtype)
     model = build_model(problem, settings.batch, "ordinary" if computed else "minibatch")
     if computed:
@@ -78,8 +83,8 @@ def measure(
     chain = engine_chain(step, problem.mode, step.step_size)
     nothing = make_idle_step(step, model)
 
-    def sample(step: Any, draws: int) -> None:
-        pm.sample(
+    def sample(step: Any, draws: int, run: Callable = pm.sample) -> None:
+        run(
             model=model,
             step=step,
             draws=draws,
@@ -94,11 +99,12 @@ def measure(
         )
 
     draws = settings.draws
+    run = pymc_sgmcmc.sample if settings.whole else pm.sample
     # The same calls for each: what they all need at first, PyMC's own compiling, is done before.
     calls = {
         "engine": lambda: chain(1, draws * thin),
-        "sample": lambda: sample(step, draws),
-        "sample_few": lambda: sample(step, FEW_DRAWS),
+        "sample": lambda: sample(step, draws, run),
+        "sample_few": lambda: sample(step, FEW_DRAWS, run),
         "idle": lambda: sample(nothing, draws),
         "idle_few": lambda: sample(nothing, FEW_DRAWS),
     }

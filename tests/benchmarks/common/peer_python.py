@@ -22,7 +22,7 @@ STORAGE = REPOSITORY / ".benchmarks"
 SGMCMCJAX = ("sgmcmcjax==0.2.13", "jax==0.4.30", "jaxlib==0.4.30", "numpy<2", "scipy<1.13")
 OTHERS = ("blackjax", "numpyro", "nutpie")
 PYTHON_VARIABLE = "PYMC_SGMCMC_PEER_PYTHON"
-OF_THIS_ENVIRONMENT = ("ours", "numba", "advi")
+OF_THIS_ENVIRONMENT = ("ours", "corrected", "numba", "advi")
 """Contenders that run in the environment in which the package is installed."""
 
 
