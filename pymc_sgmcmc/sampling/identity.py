@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from typing import Any
 
@@ -78,7 +78,7 @@ def identity_of(
             f"chain {number}": _hash(np.asarray(values) for values in point.values())
             for number, point in enumerate(points)
         },
-        "version": {name: version(name) for name in PACKAGES},
+        "version": {name: _version(name) for name in PACKAGES},
     }
 
 
@@ -195,6 +195,14 @@ def _hash(arrays: Iterable[np.ndarray]) -> str:
     return digest.hexdigest()
 
 
+def _version(package: str) -> str | None:
+    """Version of a package, None where it was not installed but lies on Python's path."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def _arguments(step: StochasticGradientStep) -> dict[str, Any]:
     """Arguments with which the step method was made, but for the model and its variables."""
     _, arguments = step.__getnewargs_ex__()
@@ -232,7 +240,9 @@ def numbers_of(step: StochasticGradientStep, point: Mapping[str, np.ndarray]) ->
 
     This draw depends on everything that a chain depends on.
     """
+    before = step.sampling_state
     _, stats = next(step.runs(np.random.default_rng(1), dict(point), 0, 1))
+    step.sampling_state = before
     schedule = [step_sizes(step.step_size, number, 1)[0] for number in SCHEDULE]
     return {
         **{name: np.array(array) for name, array in step.run_settings.arrays.items()},

@@ -168,6 +168,8 @@ def read_store(
     store : str or path
     model : Model, optional
         The model of the run, with the same variables and data. The default is that of the context.
+        Where the run integrated local variables out, it is what `marginalize` makes of the model,
+        and `recover` then draws them.
     var_names, discard_tuned_samples, idata_kwargs
         As in `pymc.sample`.
 
@@ -209,7 +211,8 @@ def read_store(
     found = differences({kind: before["identity"][kind] for kind in of_model}, of_model)
     if found:
         raise StoreError(
-            f"The model is not that of the store {path}: {'; '.join(found)}. Give the same one."
+            f"The model is not that of the store {path}: {'; '.join(found)}. Give the same one. "
+            "Where the run integrated local variables out, it is `marginalize(model, names)`."
         )
     settings = RunSettings(**before["settings"])
     run = before["identity"]["setting"]

@@ -208,7 +208,7 @@ class ChainStore:
     def _is_whole(self, kind: str, commit: Commit) -> bool:
         try:
             return _checksum(self.file(kind, commit).read_bytes()) == getattr(commit, kind)
-        except OSError:
+        except OSError:  # The last block of a chain has no state.
             return False
 
     def whole(self) -> ChainStore:
@@ -251,7 +251,8 @@ class ChainStore:
 
     def moments(self) -> RunRecord | None:
         """The record of the moments so far, where the last block does not have it."""
-        if not self.commits or not self.commits[-1].state:
+        # A process that goes on writing removes states.
+        if not self.commits or not self._is_whole("state", self.commits[-1]):
             return None
         content = _content(self.file("state", self.commits[-1]))
         return None if content["moments"] is None else RunRecord(moments=content["moments"])
@@ -281,6 +282,8 @@ class ChainStore:
             Where another process writes.
         """
         with _locked(self.folder, self.path):
+            for file in self.folder.glob(".*.tmp"):  # of processes that ended
+                file.unlink()
             store, state = self, self._state()
             waiting: list[Run] = []
             done, began, committed, writing = self.done, time.monotonic(), 0.0, 0.0

@@ -161,6 +161,8 @@ def whole_trace(
 ) -> DataTree:
     """The trace of all chains that have draws, as `pymc.sample` returns it.
 
+    Where PyMC leaves out chains that are much shorter than others, the rest keep their numbers.
+
     Parameters
     ----------
     recorder : Recorder
@@ -170,15 +172,18 @@ def whole_trace(
     **options
         Arguments of the function of PyMC that ends a run.
     """
-    return mcmc._sample_return(
-        run=None,
-        traces=[
-            recorder.trace(number, job, stats_dtypes) for number, job in enumerate(jobs) if job.done
-        ],
-        return_inferencedata=True,
-        keep_warning_stat=False,
-        **options,
+    traces = [
+        recorder.trace(number, job, stats_dtypes) for number, job in enumerate(jobs) if job.done
+    ]
+    idata = mcmc._sample_return(
+        run=None, traces=traces, return_inferencedata=True, keep_warning_stat=False, **options
     )
+    tune = options["tune"] if options["discard_tuned_samples"] else 0
+    numbers = sorted(trace.chain for trace in mcmc._choose_chains(traces, tune)[0])
+    for name, group in idata.children.items():
+        if group.sizes.get("chain") == len(numbers) < len(jobs):
+            idata[name] = DataTree(group.to_dataset().assign_coords(chain=numbers))
+    return idata
 
 
 def recorded_names(model: Model, names: str | Sequence[str] | None) -> list[str] | None:

@@ -9,8 +9,8 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_sgmcmc import SGLD, SGLDCV, ModelError, marginalize, recover, sample, summary
-from pymc_sgmcmc.errors import ChainProcessError
+from pymc_sgmcmc import SGLD, SGLDCV, ModelError, marginalize, read_store, recover, sample, summary
+from pymc_sgmcmc.errors import ChainProcessError, StoreError
 from pymc_sgmcmc.marginal import search
 from pymc_sgmcmc.sampling import groups, run
 from tests.sampling.test_sample import NUMBA, SMALL, check_same, ours
@@ -194,6 +194,10 @@ def test_stored_and_resumed(mixed, tmp_path):
     path = tmp_path / "run.zarr"
     ours(model, CV, draws=10, store=path)
     check_same(ours(mixed_model(), CV, store=path, resume=True), expected)
+    stored = read_store(path, model=marginalize(model, "z"))
+    np.testing.assert_array_equal(stored["posterior"]["mean"], expected["posterior"]["mean"])
+    with pytest.raises(StoreError, match=r"variable `z` is new.*it is `marginalize\("):
+        read_store(path, model=model)
 
 
 # --- Which variables are integrated out --------------------------------------------------------

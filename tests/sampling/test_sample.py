@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -251,6 +252,27 @@ def test_processes_that_are_stopped_keep_draws_and_moments(action, monkeypatch):
     monkeypatch.undo()
     whole = ours(model, step, draws=draws + 1, cores=2)
     check_kept(idata, whole, least=390, killed=killed)
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError, EOFError, BlockingIOError])
+def test_a_process_that_cannot_start_is_named(error, monkeypatch):
+    """The server that forks processes may have died, or the system may have too many."""
+    model = logistic_model()
+    step = SGLD(model=model, thin=50, **SMALL)
+    context = multiprocessing.get_context()
+    start, started = context.Process.start, []
+
+    def start_the_first(process):
+        started.append(process)
+        if len(started) > 1:
+            raise error
+        start(process)
+
+    monkeypatch.setattr(context.Process, "start", start_the_first)
+    with pytest.raises(ChainProcessError, match="The process of chain 1 could not start"):
+        ours(model, step, cores=2, draws=200_000, mp_ctx=context)
+    monkeypatch.undo()
+    assert not multiprocessing.active_children()
 
 
 def test_error_of_a_chain_in_a_process():

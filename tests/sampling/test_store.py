@@ -304,6 +304,21 @@ def damage(file):
     file.write_bytes(content)
 
 
+@pytest.mark.parametrize(
+    ("blocks", "chains"), [((3, 6, 5), [1, 2]), ((6, 6, 1), [0, 1]), ((0, 6, 0), [1])]
+)
+def test_chains_keep_their_numbers_where_others_are_left_out(blocks, chains, small, path):
+    model, step = small
+    whole = ours(model, step, store=path, chains=3)["posterior"]["beta"]
+    for chain, number in enumerate(blocks):
+        for commit in sorted((path / f"chain_{chain}").glob("commit_*"))[number:]:
+            commit.unlink()
+    idata = read_store(path, model=model)
+    assert list(idata["sample_stats"]["chain"].values) == chains
+    draws = idata["posterior"]["beta"]
+    np.testing.assert_array_equal(draws, whole.sel(chain=chains)[:, : draws.sizes["draw"]])
+
+
 @pytest.mark.parametrize("kind", ["block", "state", "commit"])
 @pytest.mark.parametrize("place", [-1, -2, 1])
 @pytest.mark.parametrize("how", [damage, Path.unlink, lambda file: file.write_bytes(b"")])
@@ -553,7 +568,7 @@ def test_without_zarr(small, path, monkeypatch):
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-@pytest.mark.parametrize("room", [0, 6_000, 1_000_000])
+@pytest.mark.parametrize("room", [0, 6_000, 600_000])
 def test_a_full_disk(cores, room, small, path, monkeypatch):
     """Everything that was written can be read, and the run goes on when there is room again."""
     model, step = small
@@ -632,6 +647,14 @@ def test_blocks_are_few(small, path, monkeypatch):
     # States of the last two blocks that have one are kept.
     assert len(list(path.rglob("block_*"))) > 8
     assert len(list((path / "chain_0").glob("state_*"))) <= 2
+
+
+def test_what_a_process_left_half_written_is_removed(small, path):
+    model, step = small
+    stop(model, step, path)
+    assert list(path.rglob(".*.tmp"))
+    ours(model, step, store=path, resume=True)
+    assert not list(path.rglob(".*.tmp"))
 
 
 def test_the_seed_may_be_left_out(small, path):
