@@ -34,8 +34,9 @@ FEWEST_OF_A_CHAIN = 8
 """Whether batches depend on each other is judged where a chain has at least this number of them."""
 
 CHANCE = 0.01
-"""Means of chains that have met differ by more than their errors allow in this part of all cases.
-Stated errors are then several times as large, so that a larger part would cost accuracy."""
+"""Means of chains that have met differ by more than their errors allow in this part of all reports,
+by Bonferroni's bound over the means. Stated errors are then several times as large, so that a
+larger part would cost accuracy."""
 
 COEFFICIENTS = ("batch_means", "marginal")
 """These are the names of the covariances that give the coefficients: those of batch means, or those
@@ -284,7 +285,7 @@ def _of_dependent(error: np.ndarray, controlled: np.ndarray, chains: int) -> np.
     within = np.sqrt(series.var(1, ddof=1).mean(0) / len(controlled))
     between = series.mean(1).std(0, ddof=1) / np.sqrt(chains)
     freedom = chains - 1
-    largest = special.fdtri(freedom, len(controlled) - chains, 1 - CHANCE)
+    largest = special.fdtri(freedom, len(controlled) - chains, 1 - CHANCE / controlled.shape[1])
     # Two errors of a few chains have the same probability as two of a normal law.
     wider = special.stdtrit(freedom, special.ndtr(2.0)) / 2
     met = between <= np.sqrt(largest) * within
