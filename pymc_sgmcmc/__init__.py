@@ -19,6 +19,7 @@ from pymc_sgmcmc.errors import (
 )
 from pymc_sgmcmc.gradient_estimators import SVRG
 from pymc_sgmcmc.marginal import MarginalFit, fit_marginal, marginalize, recover
+from pymc_sgmcmc.polishing import Polished, polish
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.record import label_positions as label_positions  # with a FutureWarning
 from pymc_sgmcmc.sampling import sample
@@ -86,6 +87,8 @@ __all__ = [
     "ModelError",
     "NonFinitePositionError",
     "PolynomialDecay",
+    "Polished",
+    "PolynomialDecay",
     "Posterior",
     "Recipe",
     "ZeroVariance",
@@ -97,6 +100,7 @@ __all__ = [
     "gradients",
     "kernel_stein_discrepancy",
     "marginalize",
+    "polish",
     "plot_bias",
     "plot_ess_bias",
     "plot_gradient_trace",

@@ -26,6 +26,7 @@ FLOORS = (
     ("step_methods",),
     ("sampling",),
     ("trace_tools",),
+    ("polishing",),
     ("datasets",),
     ("regression",),
     ("main",),
