@@ -41,6 +41,7 @@ from pymc_sgmcmc.step_methods import (
 )
 from pymc_sgmcmc.step_methods.pymc_hook import reports
 from pymc_sgmcmc.trace_tools.bias import bias_report, bias_warnings, mean_warnings
+from pymc_sgmcmc.trace_tools.calibrated import uncalibrated
 from pymc_sgmcmc.trace_tools.calibration import stein_calibrate
 from pymc_sgmcmc.trace_tools.convergence import discard_unconverged, gradient_convergence
 from pymc_sgmcmc.trace_tools.gradients import gradients
@@ -52,6 +53,7 @@ from pymc_sgmcmc.trace_tools.plots import (
     plot_gradient_trace,
     plot_zero_variance,
 )
+from pymc_sgmcmc.trace_tools.summary import summary
 from pymc_sgmcmc.trace_tools.zero_variance import (
     ZeroVariance,
     zero_variance,
@@ -109,6 +111,8 @@ __all__ = [
     "sample",
     "stein_calibrate",
     "stein_thin",
+    "summary",
+    "uncalibrated",
     "zero_variance",
     "zero_variance_of_moments",
 ]

@@ -62,6 +62,13 @@ HALF_STEP = "sgmcmc_half_step"
 """This group of a trace has the errors of the means, measured at the whole and half the step
 size."""
 
+ACCURACY = "sgmcmc_accuracy"
+"""This group of a trace has the means and standard deviations of the coordinates, with stated
+errors."""
+
+UNCALIBRATED = "uncalibrated_"
+"""The groups of a calibrated trace whose names begin with this word have the draws before."""
+
 LARGEST_MEAN_ERROR = 0.1
 """An error of a mean, in posterior standard deviations, is reported where it is larger. A 95 %
 interval that is off by this much has a probability of 94.9 %."""

@@ -7,6 +7,9 @@ the posterior and from all rows.
 
 from __future__ import annotations
 
+from copy import copy
+from typing import Self
+
 import numpy as np
 from scipy import linalg
 
@@ -85,6 +88,15 @@ class LangevinStepSize(Adaptation):
             self._root = preconditioner.root
             curvature = self._precision.congruence(self._root)
             self._curvature = curvature.dense(len(self._center))
+
+    def with_thin(self, thin: int) -> Self:
+        """The same for another number of transitions a draw.
+
+        It serves any stated error too, since the step size is in proportion to that.
+        """
+        other = copy(self)
+        other.transitions = FIRST_WINDOW * thin
+        return other
 
     def begin(self, position: np.ndarray) -> AdaptationState:
         """No draws yet."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pymc as pm
 import pymc.sampling.mcmc as mcmc
 from pymc.initial_point import make_initial_point_fns_per_chain
 from pymc.model import Model, modelcontext
@@ -19,12 +22,16 @@ from xarray import DataTree
 
 from pymc_sgmcmc.checks import quoted, whole_number
 from pymc_sgmcmc.errors import ChainProcessError, ModelError
+from pymc_sgmcmc.sampling.accuracy import check_accuracy, sample_accurately
 from pymc_sgmcmc.sampling.progress import RunProgress
 from pymc_sgmcmc.sampling.trace import Recorder
 from pymc_sgmcmc.sampling.workers import Job, run_in_processes, run_in_turn
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
 from pymc_sgmcmc.step_methods.sgld import SGLDCV
+
+AT_THE_END = {"log_likelihood": pm.compute_log_likelihood, "log_prior": pm.compute_log_prior}
+"""These functions add groups of functions of the draws, by the names of `idata_kwargs`."""
 
 MOST_CHAINS = 4
 """By default there are at most so many chains, as in `pymc.sample`."""
@@ -37,6 +44,7 @@ def sample(
     chains: int | None = None,
     cores: int | None = None,
     step: StochasticGradientStep | Callable[..., StochasticGradientStep] = SGLDCV,
+    accuracy: float | None = None,
     random_seed: Any = None,
     initvals: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
     var_names: Sequence[str] | None = None,
@@ -62,6 +70,10 @@ def sample(
     step : step method, or a function that makes one
         A step method of this package, which has all variables of the model, or its class, or
         another function of ``model``, such as ``functools.partial(SGLDCV, bias=0.02)``.
+    accuracy : float, optional
+        Error that you accept of means, in posterior standard deviations, and of standard
+        deviations, relative to them. See below. Without it the accuracy is that of the step
+        method, its ``bias``.
     random_seed : int, sequence of int, or numpy.random.Generator, optional
     progressbar : bool or str
         As in `pymc.sample`. The bar shows step size, gradient, running bias and R-hat.
@@ -88,6 +100,16 @@ def sample(
     for last digits, which BLAS may round otherwise where memory is aligned otherwise. Those of
     constrained values may differ too, since NumPy computes them for all draws.
 
+    **Accuracy.** With `accuracy` the run takes the longest steps whose error can be corrected,
+    some ten times as long as the default ones. Each relaxation time then takes one or two
+    transitions, and the draws are too wide, by a fifth or more. Stein's identities of second order
+    give the covariance that they should have, those of third order the error of their means and
+    the error of this correction. Where the correction is not accurate enough, the run is repeated
+    with shorter steps, and where it is refused, with the small steps of ``bias=accuracy``, which
+    need no correction. The log and ``idata["sgmcmc_accuracy"].attrs`` say which, and why. Errors
+    are stated in this group for the coordinates, and by `summary` for the variables. The draws as
+    the chains made them are what `uncalibrated` returns.
+
     Examples
     --------
     >>> import numpy as np, pymc as pm
@@ -111,66 +133,130 @@ def sample(
     if isinstance(random_seed, int | np.integer) and random_seed < 0:
         raise ValueError(f"`random_seed` should not be negative, but got {random_seed}.")
     step = _made(model, step)
+    if accuracy is not None:
+        check_accuracy(accuracy, step)
     variables = _variables(model, var_names)
     context = _initialize_multiprocessing_context(
         mp_ctx, mode="JAX" if step.runs_on_jax else None, quiet=quiet
     )
-    rngs = get_random_generator(random_seed).spawn(chains)
-    seeds = [rng.integers(2**30) for rng in rngs]  # as `pymc.sample` takes numbers of them
-    points = make_initial_point_fns_per_chain(
-        model=model, overrides=initvals, jitter_rvs=set(), chains=chains
+    # Of calibrated draws these groups are computed at the end.
+    later = {} if accuracy is None else AT_THE_END
+    wanted = dict(idata_kwargs or {})
+    run = _Run(
+        model=model,
+        draws=draws,
+        tune=tune,
+        chains=chains,
+        cores=min(cores, chains),
+        generator=get_random_generator(random_seed),
+        initvals=initvals,
+        variables=variables,
+        progressbar=progressbar,
+        quiet=quiet,
+        discard_tuned_samples=discard_tuned_samples,
+        idata_kwargs={key: value for key, value in wanted.items() if key not in later},
+        context=context,
     )
-    jobs = [Job(rng, point(seed)) for rng, point, seed in zip(rngs, points, seeds, strict=True)]
-
-    recorder = Recorder(model, jobs[0].point, variables)
-    cores = min(cores, chains)
-    if not quiet:
-        several = "Multiprocess" if cores > 1 else "Sequential"
-        log.info("%s sampling (%d chains in %d job%s)", several, chains, cores, "s" * (cores > 1))
-        log.info("%s: [%s]", type(step).__name__, ", ".join(v.name for v in model.free_RVs))
-    start = time.time()
-    bar = RunProgress(step, chains, draws, tune, progressbar and not quiet)
-
-    def progress(number: int) -> None:
-        job = jobs[number]
-        for warning in job.stats[-1]["warning"]:
-            log_warning_stats([{"warning": warning}])
-        positions = [[stats["position"] for stats in other.stats] for other in jobs]
-        bar.advance(number, job.done, job.stats[-1], positions)
-
-    def result() -> DataTree:
-        return mcmc._sample_return(
-            run=None,
-            traces=[
-                recorder.trace(number, job, step.stats_dtypes)
-                for number, job in enumerate(jobs)
-                if job.done
-            ],
-            tune=tune,
-            t_sampling=time.time() - start,
-            discard_tuned_samples=discard_tuned_samples,
-            compute_convergence_checks=compute_convergence_checks,
-            return_inferencedata=True,
-            keep_warning_stat=False,
-            idata_kwargs=dict(idata_kwargs or {}),
-            model=model,
-            quiet=quiet,
-        )
-
-    try:
-        with mcmc._quiet_logging(quiet), bar:
-            if cores > 1:
-                interrupted = run_in_processes(step, jobs, tune, draws, progress, cores, context)
-            else:
-                interrupted = run_in_turn(step, jobs, tune, draws, progress)
-    except ChainProcessError as error:
-        if max(job.done for job in jobs) > tune:
-            error.idata = result()
-        raise
-    if interrupted and max(job.done for job in jobs) <= tune:
-        raise KeyboardInterrupt("The run was interrupted before the first draw after tuning.")
+    if accuracy is None:
+        return run.draws_of(step, checks=compute_convergence_checks)[0]
     with mcmc._quiet_logging(quiet):
-        return result()
+        idata = sample_accurately(
+            run.draws_of, step, accuracy, model, checks=compute_convergence_checks
+        )
+        for name, compute in later.items():
+            if wanted.get(name):
+                compute(idata, model=model, progressbar=bool(run.progressbar) and not quiet)
+        return idata
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """Arguments of a run, with which several step methods can be run."""
+
+    model: Model
+    draws: int
+    tune: int
+    chains: int
+    cores: int
+    generator: np.random.Generator
+    initvals: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
+    variables: list[TensorVariable] | None
+    progressbar: bool | str
+    quiet: bool
+    discard_tuned_samples: bool
+    idata_kwargs: dict[str, Any]
+    context: Any
+
+    def draws_of(
+        self, step: StochasticGradientStep, *, checks: bool, warnings: bool = True
+    ) -> tuple[DataTree, bool]:
+        """Draws of a step method, the same ones each time, and whether Ctrl-C ended the run.
+
+        Raises
+        ------
+        ChainProcessError, KeyboardInterrupt
+        """
+        # A copy, since spawning counts in the generator.
+        rngs = deepcopy(self.generator).spawn(self.chains)
+        seeds = [rng.integers(2**30) for rng in rngs]  # as `pymc.sample` takes numbers of them
+        points = make_initial_point_fns_per_chain(
+            model=self.model, overrides=self.initvals, jitter_rvs=set(), chains=self.chains
+        )
+        jobs = [Job(rng, point(seed)) for rng, point, seed in zip(rngs, points, seeds, strict=True)]
+        recorder = Recorder(self.model, jobs[0].point, self.variables)
+        if not self.quiet:
+            several = "Multiprocess" if self.cores > 1 else "Sequential"
+            plural = "s" * (self.cores > 1)
+            log.info(
+                "%s sampling (%d chains in %d job%s)", several, self.chains, self.cores, plural
+            )
+            names = ", ".join(variable.name for variable in self.model.free_RVs)
+            log.info("%s: [%s]", type(step).__name__, names)
+        start = time.time()
+        shown = self.progressbar and not self.quiet
+        bar = RunProgress(step, self.chains, self.draws, self.tune, shown)
+
+        def progress(number: int) -> None:
+            job = jobs[number]
+            for warning in job.stats[-1]["warning"] if warnings else ():
+                log_warning_stats([{"warning": warning}])
+            positions = [[stats["position"] for stats in other.stats] for other in jobs]
+            bar.advance(number, job.done, job.stats[-1], positions)
+
+        def result() -> DataTree:
+            return mcmc._sample_return(
+                run=None,
+                traces=[
+                    recorder.trace(number, job, step.stats_dtypes)
+                    for number, job in enumerate(jobs)
+                    if job.done
+                ],
+                tune=self.tune,
+                t_sampling=time.time() - start,
+                discard_tuned_samples=self.discard_tuned_samples,
+                compute_convergence_checks=checks,
+                return_inferencedata=True,
+                keep_warning_stat=False,
+                idata_kwargs=self.idata_kwargs,
+                model=self.model,
+                quiet=self.quiet,
+            )
+
+        run = (step, jobs, self.tune, self.draws, progress)
+        try:
+            with mcmc._quiet_logging(self.quiet), bar:
+                if self.cores > 1:
+                    interrupted = run_in_processes(*run, self.cores, self.context)
+                else:
+                    interrupted = run_in_turn(*run)
+        except ChainProcessError as error:
+            if max(job.done for job in jobs) > self.tune:
+                error.idata = result()
+            raise
+        if interrupted and max(job.done for job in jobs) <= self.tune:
+            raise KeyboardInterrupt("The run was interrupted before the first draw after tuning.")
+        with mcmc._quiet_logging(self.quiet):
+            return result(), interrupted
 
 
 def _made(

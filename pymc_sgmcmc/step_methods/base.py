@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 from abc import ABCMeta
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from pymc.model import Model
@@ -40,10 +41,10 @@ from pymc_sgmcmc.record import COMPUTED, GIVEN, RECORD, RunRecord, with_precondi
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.advice import advice
 from pymc_sgmcmc.step_methods.pymc_hook import install, log
-from pymc_sgmcmc.step_methods.run_settings import run_settings
+from pymc_sgmcmc.step_methods.run_settings import run_settings, with_pace
 from pymc_sgmcmc.step_methods.search import check_searchable, search_step_size
 from pymc_sgmcmc.step_methods.settings import Settings
-from pymc_sgmcmc.step_methods.setup import Design, Setup
+from pymc_sgmcmc.step_methods.setup import Design, Setup, paced
 
 DRAW_ELEMENTS = 250_000_000
 """A draw may have at most this many transitions times elements of the state. All transitions of a
@@ -244,6 +245,8 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         self.run_settings = run_settings(
             setup, design, self._preconditioner if takes_preconditioner else None
         )
+        self._pace = design.pace
+        self._thin_given = settings.thin is not None
         self._watch, self._remedy = design.watch, design.remedy
         self._tunes = any(
             isinstance(adaptation, LangevinStepSize) for adaptation in self.chain.adaptations
@@ -271,6 +274,50 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
     def block(self) -> TransitionBlock:
         """The compiled transitions."""
         return self.chain.block
+
+    @property
+    def has_closed_form(self) -> bool:
+        """Whether the step size was computed in closed form, so that `at_bias` can change it."""
+        return self._pace.choice is not None and any(
+            isinstance(adaptation, LangevinStepSize) for adaptation in self.chain.adaptations
+        )
+
+    def at_bias(self, bias: float, relaxation_times: int = 1) -> Self:
+        """The same sampler with the step size for another stated variance error.
+
+        It shares the compiled transitions and the batch size, which does not depend on the stated
+        error. A draw has so many relaxation times, unless its number of transitions was given.
+
+        Raises
+        ------
+        ValueError
+            Where the step size was not computed in closed form.
+        """
+        choice = self._pace.choice
+        if choice is None or not self.has_closed_form:
+            raise ValueError(
+                f"The step size of {type(self).__name__} should be computed in closed form, but "
+                "was not. Leave out `step_size` and `tune_method`."
+            )
+        choice = replace(choice, step_size=choice.step_size * bias / self.bias)
+        if self._thin_given:
+            pace = replace(self._pace, step_size=choice.step_size, choice=choice)
+        else:
+            pace = paced(choice, tuned=True, relaxation_times=relaxation_times)
+        other = copy(self)
+        other.bias, other._pace = bias, pace
+        other.chain = Chain(
+            self.block,
+            step_size=pace.step_size,
+            thin=pace.thin,
+            adaptations=[
+                each.with_thin(pace.thin) if isinstance(each, LangevinStepSize) else each
+                for each in self.chain.adaptations
+            ],
+            most_thin=pace.most_thin,
+        )
+        other.run_settings = with_pace(self.run_settings, bias, pace)
+        return other
 
     def _most_in_memory(self, design: Design) -> int:
         """Most transitions a draw that fit into memory, since one call computes all of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ from pymc_sgmcmc.record import (
 )
 from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.step_methods.settings import Preconditioner
-from pymc_sgmcmc.step_methods.setup import Design, Setup
+from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
+from pymc_sgmcmc.tuning import StepSizeChoice
 
 
 def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -> RunSettings:
@@ -83,6 +85,26 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
     return RunSettings(attributes, arrays, tuple(map(str, setup.posterior.labels)))
 
 
+def with_pace(settings: RunSettings, bias: float, pace: Pace) -> RunSettings:
+    """Settings of a run with the step size in closed form for another stated error."""
+    assert pace.choice is not None
+    _, others = settings.attributes["why"].split("; ", 1)
+    changed = {
+        "bias": bias,
+        "step_size": pace.choice.step_size,
+        "thin": pace.thin,
+        "why": f"{_closed_form(bias, pace.choice)}; {others}",
+    }
+    return replace(settings, attributes={**settings.attributes, **changed})
+
+
+def _closed_form(bias: float, choice: StepSizeChoice) -> str:
+    return (
+        f"step size 4 x {bias:g} / (gradient noise {choice.noise:.2g} + curvature "
+        f"{choice.curvature:.2g})"
+    )
+
+
 def _step_size_from(setup: Setup, design: Design) -> str:
     if setup.settings.step_size is not None:
         return GIVEN
@@ -98,10 +120,7 @@ def _why(setup: Setup, design: Design) -> str:
     if step_size_from == GIVEN:
         step = "step size given"
     elif choice is not None:
-        step = (
-            f"step size 4 x {setup.bias:g} / (gradient noise {choice.noise:.2g} + curvature "
-            f"{choice.curvature:.2g})"
-        )
+        step = _closed_form(setup.bias, choice)
     elif step_size_from == SEARCHED:
         step = "step size by successive halving"
     elif setup.is_exact:

@@ -376,10 +376,7 @@ class Setup:
 
         Both change at the end of tuning where the step size is `tuned`.
         """
-        choice = self.choose_step_size(root)
-        thin = default_thinning(choice.step_size, choice.smallest_curvature)
-        most_thin = max(thin, min(MOST_LENGTHENING * thin, MOST_THINNING)) if tuned else None
-        return Pace(choice.step_size, thin, choice, most_thin)
+        return paced(self.choose_step_size(root), tuned=tuned)
 
     def pace(self, compute: Callable[[], Pace], thin: int = 1) -> Pace:
         """Step size and thinning as given, or computed and logged.
@@ -477,6 +474,14 @@ def _operations(posterior: Posterior, center: Center) -> tuple[int, int]:
     elements = 2 * matrix.vectors.size if isinstance(matrix, LowRank) else matrix.values.size
     rows = 4 * max(1, posterior.row_elements)
     return rows, 2 * elements + (GROUPS_BESIDE * rows if posterior.rows_are_groups else 0)
+
+
+def paced(choice: StepSizeChoice, *, tuned: bool, relaxation_times: int = 1) -> Pace:
+    """Step size in closed form, and so many relaxation times a draw."""
+    thin = relaxation_times * default_thinning(choice.step_size, choice.smallest_curvature)
+    thin = min(thin, MOST_THINNING)
+    most_thin = max(thin, min(MOST_LENGTHENING * thin, MOST_THINNING)) if tuned else None
+    return Pace(choice.step_size, thin, choice, most_thin)
 
 
 def default_thinning(step_size: float, curvature: float) -> int:

@@ -16,6 +16,7 @@ from scipy import linalg, special
 
 from pymc_sgmcmc.errors import CalibrationError
 from pymc_sgmcmc.matrices import covariance_root, matrix_root
+from pymc_sgmcmc.stein import Estimate
 from pymc_sgmcmc.trace_tools.moments import StoredMoments
 from pymc_sgmcmc.trace_tools.reader import StoredRun, chunks, every_nth, root_of_draws
 from pymc_sgmcmc.trace_tools.whitening import Whitening
@@ -84,6 +85,11 @@ class Calibration:
     monte_carlo_error, nonlinear_error : numpy.ndarray, shape (d,)
         Relative errors of the corrected standard deviations. The first is from the finite number of
         draws, the second from the shape of the posterior, where it is not Gaussian.
+    mean_shift, mean_shift_error : numpy.ndarray, shape (d,)
+        Difference of the mean of the chains from that of the posterior, to first order in the
+        third derivatives of the log density, and its Monte-Carlo error.
+    inflation : float
+        Mean over all directions of the relative error of the variance of the chains.
     asymmetry : float
         Antisymmetric part of the precision over the symmetric part, zero on a Gaussian posterior.
     third_order : float
@@ -100,6 +106,9 @@ class Calibration:
     sd_ratio: np.ndarray
     monte_carlo_error: np.ndarray
     nonlinear_error: np.ndarray
+    mean_shift: np.ndarray
+    mean_shift_error: np.ndarray
+    inflation: float
     asymmetry: float
     third_order: float
     shrinkage: tuple[float, float]
@@ -169,25 +178,47 @@ def calibrate(
     )
     relative = linalg.inv(symmetric)
     correction = _log_sds(root, symmetric) - 0.5 * np.log(np.diag(covariance))
-    change, change_error, third = _nonlinearity(run, Whitening(center, root), relative)
+    shape = _nonlinearity(run, Whitening(center, root), relative)
+    change, change_error = shape.change.value, shape.change.standard_error
     nonlinear = NONLINEAR_FACTOR * np.sqrt(np.maximum(change**2 - change_error**2, 0))
     _check_gaussian(run, correction, change, change_error)
     _check_certain(run, correction, nonlinear)
-    values, vectors = linalg.eigh(symmetric)
-    half = (vectors * values**-0.5) @ vectors.T
-    # The map is root @ half @ inverse(root), which is symmetric in whitened coordinates.
-    mapped = linalg.solve_triangular(root, (root @ half).T, lower=True, trans="T").T
     return Calibration(
         center=center,
-        map=mapped,
+        map=_least_map(root, relative),
         covariance=root @ relative @ root.T,
         sd_ratio=np.exp(correction),
         monte_carlo_error=monte_carlo,
         nonlinear_error=nonlinear,
+        mean_shift=shape.shift.value,
+        mean_shift_error=shape.shift.standard_error,
+        inflation=float(np.trace(symmetric)) / d - 1,
         asymmetry=asymmetry,
-        third_order=third,
+        third_order=shape.third_order,
         shrinkage=kept,
     )
+
+
+def map_between(covariance: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Matrix A that gives draws of a covariance another one, and moves them least.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> map_between(np.diag([4.0, 1.0]), np.diag([1.0, 9.0]))
+    array([[0.5, 0. ],
+           [0. , 3. ]])
+    """
+    root = covariance_root(covariance)
+    half = linalg.solve_triangular(root, covariance_root(wanted), lower=True)
+    return _least_map(root, half @ half.T)
+
+
+def _least_map(root: np.ndarray, relative: np.ndarray) -> np.ndarray:
+    """The map that is symmetric in coordinates whitened by a root, to a covariance there."""
+    values, vectors = linalg.eigh(relative)
+    half = (vectors * values**0.5) @ vectors.T
+    return linalg.solve_triangular(root, (root @ half).T, lower=True, trans="T").T
 
 
 def shrink(matrix: np.ndarray, left_out: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:
@@ -420,27 +451,37 @@ def _check_positive(symmetric: np.ndarray, left_out: np.ndarray) -> None:
         )
 
 
-def _nonlinearity(
-    run: StoredRun, whitening: Whitening, relative: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, float]:
-    r"""Change of the corrected log standard deviations with draws closer to the corrected law.
+class _Shape(NamedTuple):
+    """What the shape of a posterior that is not Gaussian does to the correction.
+
+    Attributes
+    ----------
+    change : Estimate
+        Change of each log standard deviation with draws closer to the corrected law.
+    shift : Estimate
+        Difference of the mean of the chains from that of the posterior.
+    third_order : float
+        Quadratic part of the gradient over the linear part, without what Monte-Carlo error adds.
+    """
+
+    change: Estimate
+    shift: Estimate
+    third_order: float
+
+
+def _nonlinearity(run: StoredRun, whitening: Whitening, relative: np.ndarray) -> _Shape:
+    r"""Changes with draws closer to the corrected law, to first order.
 
     With weights :math:`1 - \tfrac12 (u^\top \Gamma u - \mathrm{tr}\,\Gamma)`, :math:`\Gamma = I -
     R`, the draws u, of unit covariance, have to first order the relative covariance R of the
     corrected draws. The residuals r of the gradients then change the slope by :math:`-\tfrac12
-    \mathrm{E}[(u^\top \Gamma u) u r^\top]`, which is zero where gradients are linear.
+    \mathrm{E}[(u^\top \Gamma u) u r^\top]`, which is zero where gradients are linear. The mean
+    gradient becomes :math:`-\tfrac12 \mathrm{E}[(u^\top \Gamma u) r]`. It is zero at the mean of
+    the posterior, so that the mean of the chains is off by :math:`\tfrac12 R \, \mathrm{E}[(u^\top
+    \Gamma u) r]`.
 
     The third-order identity is :math:`\mathrm{E}[u_i^2 r_k] = 0` on a Gaussian posterior, r being
     the gradient without its linear part.
-
-    Returns
-    -------
-    numpy.ndarray, shape (d,)
-        Change of each log standard deviation.
-    numpy.ndarray, shape (d,)
-        Monte-Carlo error of the change.
-    float
-        Quadratic part of the gradient over the linear part, without what Monte-Carlo error adds.
     """
     d, root = run.dimension, whitening.root
     x, g = (every_nth(values).reshape(-1, d) for values in (run.positions, run.gradients))
@@ -455,21 +496,28 @@ def _nonlinearity(
     parts = np.array_split(np.arange(len(u)), min(GROUPS, len(u) // 2))
     corrected = root @ relative
     variances = np.einsum("ij,ij->i", corrected, root)
-    changes, thirds = [], []
+    changes, shifts, thirds = [], [], []
     for part in parts:
         change = (u[part] * weights[part, None]).T @ r[part] / len(part)
         # The precision changes by minus this matrix.
         changes.append(0.5 * np.einsum("ij,jk,ik->i", corrected, change, corrected) / variances)
+        shifts.append(-corrected @ (weights[part] @ r[part]) / len(part))
         thirds.append((u[part] ** 2 - 1).T @ r[part] / len(part))
-    error = np.std(changes, axis=0, ddof=1) / np.sqrt(len(parts))
-    if len(parts) % 2 == 0:
-        # Longer parts show a larger error where draws in neighbouring parts depend on each other.
-        pairs = np.mean(np.reshape(changes, (-1, 2, d)), axis=1)
-        error = np.maximum(error, np.std(pairs, axis=0, ddof=1) / np.sqrt(len(pairs)))
     third = np.mean(thirds, axis=0)
     noise = np.var(thirds, axis=0, ddof=1) / len(parts)
     quadratic = 0.5 * max(0.0, float((third**2 - noise).sum()))
-    return np.mean(changes, axis=0), error, float(np.sqrt(quadratic / (linear**2).sum()))
+    third_order = float(np.sqrt(quadratic / (linear**2).sum()))
+    return _Shape(_mean_of_parts(changes), _mean_of_parts(shifts), third_order)
+
+
+def _mean_of_parts(values: list[np.ndarray]) -> Estimate:
+    """Mean of values of successive parts of the draws, which may depend on their neighbours."""
+    error = np.std(values, axis=0, ddof=1) / np.sqrt(len(values))
+    if len(values) % 2 == 0:
+        # Longer parts show a larger error where draws in neighbouring parts depend on each other.
+        pairs = np.mean(np.reshape(values, (-1, 2, len(error))), axis=1)
+        error = np.maximum(error, np.std(pairs, axis=0, ddof=1) / np.sqrt(len(pairs)))
+    return Estimate(np.mean(values, axis=0), error)
 
 
 def _check_gaussian(

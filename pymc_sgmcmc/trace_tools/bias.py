@@ -285,16 +285,9 @@ def bias_warnings(idata: DataTree, model: pm.Model | None = None) -> list[str]:
     if reasons:
         return [f"{of_divergence(reasons)} {remedy_of_divergence(settings)}."]
     labels = labels_of(idata, positions.shape[-1])
-    slow = _slowest(positions)
-    convergence = of_convergence(
-        *_convergence(positions[..., slow]), tuple(labels[number] for number in slow)
-    )
     error, stein, method = _variance_errors(idata, positions, gradients, step_sizes)
     stated = float(settings.get("bias", VARIANCE_INFLATION))
-    if convergence is None:
-        probability = mean_gradient_test(gradients)
-        if probability < SMALLEST_PROBABILITY:
-            convergence = of_mean_gradient(probability)
+    convergence = objection_to_convergence(positions, gradients, labels)
     if convergence is not None:
         advice = remedy_of_convergence(float(error.value.max()), stated, settings)
         return [f"Not converged: {convergence} {advice} `bias_report(idata)` has all coordinates."]
@@ -323,6 +316,21 @@ def bias_warnings(idata: DataTree, model: pm.Model | None = None) -> list[str]:
 
 
 # --- Parts ----------------------------------------------------------------------------------
+
+
+def objection_to_convergence(
+    positions: np.ndarray, gradients: np.ndarray, labels: tuple[str, ...]
+) -> str | None:
+    """What R-hat, effective draws and the mean gradient say against a run, None if nothing."""
+    slow = _slowest(positions)
+    objection = of_convergence(
+        *_convergence(positions[..., slow]), tuple(labels[number] for number in slow)
+    )
+    if objection is None:
+        probability = mean_gradient_test(gradients)
+        if probability < SMALLEST_PROBABILITY:
+            objection = of_mean_gradient(probability)
+    return objection
 
 
 def _stored(
