@@ -97,7 +97,9 @@ def sample_accurately(
     """
     attempts: list[_Attempt] = []
     bias, times, reason = LONGEST_BIAS, RELAXATION_TIMES, ""
-    for _ in range(MOST_RUNS):
+    for number in range(MOST_RUNS):
+        if number:
+            log.info("%s Sampling again, with shorter steps or longer draws.", reason)
         candidate = _within_cost(step, bias, times)
         try:
             idata, interrupted = draws_of(candidate, checks=False, warnings=False)
@@ -107,7 +109,7 @@ def sample_accurately(
         try:
             attempt = _Attempt(idata, of_calibration(idata), bias)
             if interrupted or attempt.errors.largest <= accuracy:
-                return _finished(attempt, model, accuracy)
+                return _finished(attempt, model, accuracy, reason)
         except ValueError as error:  # A CalibrationError is one too.
             if interrupted:
                 return idata

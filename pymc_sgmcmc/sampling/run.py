@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pymc as pm
 import pymc.sampling.mcmc as mcmc
+from pymc import stats
 from pymc.initial_point import make_initial_point_fns_per_chain
 from pymc.model import Model, modelcontext
 from pymc.sampling.parallel import _initialize_multiprocessing_context
@@ -30,7 +30,10 @@ from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
 from pymc_sgmcmc.step_methods.sgld import SGLDCV
 
-AT_THE_END = {"log_likelihood": pm.compute_log_likelihood, "log_prior": pm.compute_log_prior}
+AT_THE_END = {
+    "log_likelihood": stats.compute_log_likelihood,
+    "log_prior": stats.compute_log_prior,
+}
 """These functions add groups of functions of the draws, by the names of `idata_kwargs`."""
 
 MOST_CHAINS = 4
@@ -136,12 +139,13 @@ def sample(
     if accuracy is not None:
         check_accuracy(accuracy, step)
     variables = _variables(model, var_names)
+    wanted = dict(idata_kwargs or {})
+    _check_wanted(model, variables, wanted)
     context = _initialize_multiprocessing_context(
         mp_ctx, mode="JAX" if step.runs_on_jax else None, quiet=quiet
     )
     # Of calibrated draws these groups are computed at the end.
     later = {} if accuracy is None else AT_THE_END
-    wanted = dict(idata_kwargs or {})
     run = _Run(
         model=model,
         draws=draws,
@@ -295,6 +299,22 @@ def _check_step(model: Model, step: StochasticGradientStep) -> None:
             f"`step` should have all variables of the model, but lacks {quoted(missing)}. "
             "`pymc.sample` takes several step methods."
         )
+
+
+def _check_wanted(
+    model: Model, variables: list[TensorVariable] | None, wanted: Mapping[str, Any]
+) -> None:
+    """Raise a ValueError where groups cannot be computed from the variables that are recorded."""
+    if variables is None:
+        return
+    recorded = {variable.name for variable in variables}
+    missing = [variable.name for variable in model.free_RVs if variable.name not in recorded]
+    for name in AT_THE_END:
+        if wanted.get(name) and missing:
+            raise ValueError(
+                f"`idata_kwargs={{'{name}': True}}` needs all free variables, but `var_names` "
+                f"leaves out {quoted(missing)}. Add them to `var_names`."
+            )
 
 
 def _variables(model: Model, names: Sequence[str] | None) -> list[TensorVariable] | None:

@@ -306,6 +306,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             pace = paced(choice, tuned=True, relaxation_times=relaxation_times)
         other = copy(self)
         other.bias, other._pace = bias, pace
+        other._forget_chain()
         other.chain = Chain(
             self.block,
             step_size=pace.step_size,
@@ -382,6 +383,9 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         self.tune = tune > 0
         self.tune_draws = int(tune)
         self.total_draws = int(tune) + int(draws)
+        self._forget_chain()
+
+    def _forget_chain(self) -> None:
         self.handed_out = 0
         self.failed = False
         self._begun = False

@@ -17,6 +17,7 @@ from pymc_sgmcmc.record import (
     GIVEN,
     SETTINGS,
     STEP_SIZE_COLUMN,
+    UNCALIBRATED,
     labels_of,
     settings_of,
     stored_matrix,
@@ -149,6 +150,11 @@ def read_run(
     check_trace(idata)
     stats = idata.children.get("sample_stats")
     if stats is None or not {"gradient", "position"} <= set(stats.data_vars):
+        if f"{UNCALIBRATED}sample_stats" in idata.children:
+            raise ValueError(
+                "The draws should have gradients, but these were corrected and have none. Pass "
+                "the draws that the chains made, `uncalibrated(idata)`."
+            )
         raise ValueError(
             "The trace should have `gradient` and `position` in `sample_stats`, but has not. "
             f"Sample with one step method of pymc_sgmcmc for all variables, or {COMPUTE_THEM}."

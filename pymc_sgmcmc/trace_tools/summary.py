@@ -159,23 +159,24 @@ def _of_calibrated(
     Monte-Carlo error of the draws. What is left of it has one, and depends on the standard
     deviations of the draws too.
     """
-    shape, d = values.shape, positions.shape[-1]
-    linear, slopes = np.zeros(shape), np.zeros((d, shape[-1]))
-    if shape[0] * shape[1] >= DRAWS_PER_COORDINATE * (d + 1):
-        slopes, linear = _linear_part(values, positions)
+    of_position = _Dependence.on(values, positions)
     of_means, of_sds = (
-        _error_along(slopes, coordinates.sd, errors)
+        of_position.largest(errors, coordinates.sd)
         for errors in (coordinates.mean_error, coordinates.sd_error)
     )
-    centred = values - values.mean((0, 1))
+    centred, linear = of_position.centred, of_position.linear
     rest = mean_with_error(centred - linear)
     squares = mean_with_error(centred**2 - linear**2)
-    sd, sd_of_rest = centred.std((0, 1)), (centred - linear).std((0, 1))
-    mean_error = of_means * linear.std((0, 1)) + of_sds * sd_of_rest
+    sd = centred.std((0, 1))
     with np.errstate(invalid="ignore"):
-        sd_error = of_sds * sd + STANDARD_ERRORS * squares.standard_error / (2 * sd)
+        of_squares = squares.standard_error / (2 * sd)
     return _Moments(
-        values.mean((0, 1)), mean_error + STANDARD_ERRORS * rest.standard_error, sd, sd_error
+        values.mean((0, 1)),
+        of_means * linear.std((0, 1))
+        + of_sds * of_position.scaling_of_mean
+        + STANDARD_ERRORS * rest.standard_error,
+        sd,
+        of_sds * of_position.scaling_of_sd + STANDARD_ERRORS * np.nan_to_num(of_squares),
     )
 
 
@@ -190,39 +191,78 @@ def _of_draws(values: np.ndarray, idata: DataTree, coordinates: _Coordinates) ->
         means = controlled_means(
             [values], run.positions, run.gradients, coefficients="marginal", labels=run.labels
         )
-    slopes = np.zeros((run.dimension, values.shape[-1]))
-    if values.shape[0] * values.shape[1] >= DRAWS_PER_COORDINATE * (run.dimension + 1):
-        slopes, _ = _linear_part(values, run.positions.astype(float))
+    of_position = _Dependence.on(values, run.positions.astype(float))
     of_means, of_sds = (
-        _error_along(slopes, coordinates.sd, errors)
+        of_position.largest(errors, coordinates.sd)
         for errors in (coordinates.mean_bias, coordinates.sd_bias)
     )
-    sd = values.std((0, 1), ddof=1)
-    sd_error = array_stats.mcse(values, method="sd", **AXES)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        sd_error = array_stats.mcse(values, method="sd", **AXES)
     return _Moments(
         means.mean,
-        of_means * sd + STANDARD_ERRORS * means.standard_error,
-        sd,
-        of_sds * sd + STANDARD_ERRORS * sd_error,
+        of_means * of_position.linear.std((0, 1))
+        + of_sds * of_position.scaling_of_mean
+        + STANDARD_ERRORS * means.standard_error,
+        values.std((0, 1), ddof=1),
+        of_sds * of_position.scaling_of_sd + STANDARD_ERRORS * np.nan_to_num(sd_error),
     )
 
 
-def _linear_part(values: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Slopes (d, q) of the regression of variables on the position, and the fit without mean."""
-    x = positions.reshape(-1, positions.shape[-1])
-    x = x - x.mean(0)
-    y = values.reshape(len(x), -1)
-    root = covariance_root(x.T @ x / len(x))
-    u = linalg.solve_triangular(root, x.T, lower=True).T
-    b = u.T @ (y - y.mean(0)) / len(u)
-    return linalg.solve_triangular(root, b, lower=True, trans="T"), (u @ b).reshape(values.shape)
+class _Dependence(NamedTuple):
+    """How q variables depend on the position of d coordinates.
 
+    Attributes
+    ----------
+    centred, linear : numpy.ndarray, shape (chains, draws, q)
+        The variables without their means, and the part that is linear in the position.
+    slopes : numpy.ndarray, shape (d, q)
+        Of the linear part, zero where the draws are too few to tell.
+    scaling_of_mean, scaling_of_sd : numpy.ndarray, shape (q,)
+        Changes of mean and standard deviation with the standard deviations of the position, for
+        one relative unit of them.
+    """
 
-def _error_along(slopes: np.ndarray, sd: np.ndarray, errors: np.ndarray) -> np.ndarray:
-    """Largest error (q,) of the coordinates that variables with these slopes (d, q) depend on."""
-    parts = (slopes * sd[:, None]) ** 2
-    counts = parts >= SMALLEST_SHARE * parts.max(0)
-    return np.where(counts, errors[:, None], 0).max(0)
+    centred: np.ndarray
+    linear: np.ndarray
+    slopes: np.ndarray
+    scaling_of_mean: np.ndarray
+    scaling_of_sd: np.ndarray
+
+    @classmethod
+    def on(cls, values: np.ndarray, positions: np.ndarray) -> _Dependence:
+        r"""Regression of the variables on the position, and on the squares of whitened positions u.
+
+        A law that is wider by a small factor :math:`1 + \epsilon` in all directions has, if it is
+        Gaussian, density ratio :math:`1 + \epsilon (|u|^2 - d)` to the other. The mean of f then
+        changes by :math:`\epsilon \mathrm{Cov}(f, |u|^2)`. Where one direction alone is wider
+        it changes by :math:`\epsilon \mathrm{Cov}(f, u_1^2)`, at most :math:`\epsilon \sqrt 2`
+        times the standard deviation of what is not linear in f.
+        """
+        d, shape = positions.shape[-1], values.shape
+        centred = (values - values.mean((0, 1))).reshape(-1, shape[-1])
+        sd = centred.std(0)
+        slopes, linear = np.zeros((d, shape[-1])), np.zeros_like(centred)
+        of_mean, of_sd = np.zeros(shape[-1]), sd
+        if len(centred) >= DRAWS_PER_COORDINATE * (d + 1):
+            x = positions.reshape(len(centred), d)
+            x = x - x.mean(0)
+            root = covariance_root(x.T @ x / len(x))
+            u = linalg.solve_triangular(root, x.T, lower=True).T
+            along = u.T @ centred / len(u)
+            slopes, linear = linalg.solve_triangular(root, along, lower=True, trans="T"), u @ along
+            square = (u**2).sum(1) - d
+            of_mean = np.abs(square @ centred) / len(u)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                changes = np.abs(square @ centred**2) / len(u) / (2 * sd)
+            of_sd = np.fmax(sd, changes)
+        of_mean = np.maximum(of_mean, np.sqrt(2) * (centred - linear).std(0))
+        return cls(centred.reshape(shape), linear.reshape(shape), slopes, of_mean, of_sd)
+
+    def largest(self, errors: np.ndarray, sd: np.ndarray) -> np.ndarray:
+        """Largest error (q,) of the coordinates, of shape (d,), that each variable depends on."""
+        parts = (self.slopes * sd[:, None]) ** 2
+        counts = parts >= SMALLEST_SHARE * parts.max(0)
+        return np.where(counts, errors[:, None], 0).max(0)
 
 
 def _table(
@@ -244,6 +284,7 @@ def _table(
         columns[f"{100 * probability:g}%"] = quantile
     if errors:
         columns["quantile_error"] = np.max(errors, axis=0)
-    columns["ess_bulk"] = array_stats.ess(values, **AXES)
-    columns["r_hat"] = array_stats.rhat(values, **AXES)
+    with np.errstate(invalid="ignore"):  # of constant variables, which have neither
+        columns["ess_bulk"] = array_stats.ess(values, **AXES)
+        columns["r_hat"] = array_stats.rhat(values, **AXES)
     return pd.DataFrame(columns)

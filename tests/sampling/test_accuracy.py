@@ -1,0 +1,266 @@
+"""Runs of a stated accuracy: how the steps are chosen, and whether the errors cover."""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import partial
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_sgmcmc import (
+    SGHMC,
+    SGLD,
+    SGLDCV,
+    CalibrationError,
+    NonFinitePositionError,
+    bias_report,
+    summary,
+    uncalibrated,
+)
+from pymc_sgmcmc.record import ACCURACY, MOMENTS
+from pymc_sgmcmc.sampling import accuracy as loop
+from pymc_sgmcmc.sampling import run
+from tests.sampling.test_sample import NUMBA, SMALL, check_same, interrupted_in, ours
+from tests.support.models import logistic_model, two_variable_model, two_variable_moments
+
+pytestmark = pytest.mark.usefixtures("without_compiler")
+
+
+def accurate(model, step, accuracy=0.05, **settings):
+    return ours(
+        model, step, accuracy=accuracy, **{"draws": 1000, "tune": 500, "chains": 4, **settings}
+    )
+
+
+@pytest.fixture(scope="module")
+def linear():
+    model = two_variable_model()
+    return model, SGLDCV(model=model, batch_size=40, **NUMBA)
+
+
+def test_errors_cover(linear):
+    """Of 20 runs x 3 variables 95 %, up to 3.5 binomial deviations, against the exact moments."""
+    model, step = linear
+    exact = two_variable_moments()
+    covered = []
+    for seed in range(20):
+        idata = accurate(model, step, seed=seed)
+        assert idata[ACCURACY].attrs["calibrated"] == 1
+        table = summary(idata)
+        for name, (mean, sd) in exact.items():
+            row = table.loc[name]
+            assert row["mean_error"] <= 0.07 * sd
+            assert row["sd_error"] <= 0.1 * sd
+            covered.append(
+                [
+                    abs(row["mean"] - mean) <= row["mean_error"],
+                    abs(row["sd"] - sd) <= row["sd_error"],
+                ]
+            )
+    assert (np.mean(covered, 0) > 0.95 - 3.5 * np.sqrt(0.05 * 0.95 / 60)).all()
+
+
+def test_draws_of_the_chains_are_those_of_long_steps(linear, caplog):
+    model, step = linear
+    with caplog.at_level(logging.INFO):
+        idata = accurate(model, step, quiet=False)
+    attributes = idata[ACCURACY].attrs
+    assert attributes["accuracy"] == 0.05
+    assert attributes["why"] in caplog.text
+    assert "Stated errors: at most" in caplog.text
+    thin = uncalibrated(idata)["sample_stats"].attrs["sgmcmc_thin"]
+    times = range(1, loop.MOST_RELAXATION_TIMES + 1)
+    candidates = (step.at_bias(attributes["bias"], number) for number in times)
+    long = next(candidate for candidate in candidates if candidate.thin == thin)
+    assert float(long.step_size) > 3 * float(step.step_size)
+    check_same(
+        uncalibrated(idata), ours(model, long, draws=1000, tune=500, chains=4, accuracy=None)
+    )
+    # The draws are too wide as the chains made them, and have the stated deviations at last.
+    stated = idata[ACCURACY]["sd"].values
+    x, made = (trace["sample_stats"]["position"] for trace in (idata, uncalibrated(idata)))
+    np.testing.assert_allclose(x.std(("chain", "draw"), ddof=1), stated)
+    assert (made.std(("chain", "draw")) > 1.05 * stated).all()
+    assert (bias_report(uncalibrated(idata))["variance_error"] > 0.1).all()
+
+
+def test_same_draws_with_processes_and_after_other_runs(linear):
+    model, step = linear
+    ours(model, step)  # in the middle of whose run of draws the accurate one begins
+    check_same(accurate(model, step, cores=2), accurate(model, step))
+
+
+def test_deterministics_names_and_functions_of_the_draws(monkeypatch):
+    given = []
+    monkeypatch.setitem(run.AT_THE_END, "log_prior", lambda idata, **_: given.append(idata))
+    with two_variable_model() as model:
+        pm.Deterministic("ratio", model["slope"] / model["sigma"])
+    step = SGLDCV(model=model, batch_size=40, **NUMBA)
+    idata = accurate(model, step, idata_kwargs={"log_prior": True})
+    x = idata["sample_stats"]["position"]
+    np.testing.assert_allclose(idata["posterior"]["sigma"], np.exp(x[..., 2]))
+    np.testing.assert_allclose(idata["posterior"]["ratio"], x[..., 1] / np.exp(x[..., 2]))
+    assert len(given) == 1
+    assert given[0] is idata  # whose draws are the corrected ones
+    few = accurate(model, step, var_names=["ratio", "sigma"])
+    assert set(few["posterior"].data_vars) == {"ratio", "sigma"}
+    np.testing.assert_array_equal(few["posterior"]["ratio"], idata["posterior"]["ratio"])
+    tables = (summary(trace).loc[["ratio", "sigma"]] for trace in (few, idata))
+    np.testing.assert_allclose(*(table.to_numpy() for table in tables))
+
+
+@pytest.mark.parametrize("accuracy", [None, 0.05])
+def test_functions_of_draws_that_are_not_recorded(linear, accuracy):
+    model, step = linear
+    with pytest.raises(ValueError, match="`var_names` leaves out `intercept`"):
+        ours(
+            model,
+            step,
+            accuracy=accuracy,
+            var_names=["slope", "sigma"],
+            idata_kwargs={"log_prior": True},
+        )
+
+
+# --- How the steps are chosen ------------------------------------------------------------------
+
+
+def skewed_model(prior_sd: float = 5.0) -> pm.Model:
+    """A rate of which two events in 200 rows are known."""
+    with pm.Model() as model:
+        log_rate = pm.Normal("log_rate", 0.0, prior_sd)
+        pm.Poisson("y", pm.math.exp(log_rate), observed=np.repeat([1, 0], [2, 198]))
+    return model
+
+
+def skewed_moments(prior_sd: float = 5.0) -> tuple[float, float]:
+    """Mean and standard deviation on a grid."""
+    grid = np.linspace(-15.0, 0.0, 100_001)
+    log_density = -(grid**2) / (2 * prior_sd**2) + 2 * grid - 200 * np.exp(grid)
+    weights = np.exp(log_density - log_density.max())
+    weights /= weights.sum()
+    mean = weights @ grid
+    return mean, np.sqrt(weights @ (grid - mean) ** 2)
+
+
+@pytest.fixture(scope="module")
+def skewed():
+    model = skewed_model()
+    return model, SGLDCV(model=model, batch_size=20, **NUMBA)
+
+
+def test_shorter_steps_where_the_posterior_is_skewed(skewed):
+    """The errors cover, and the trace says why the steps are shorter."""
+    model, step = skewed
+    mean, sd = skewed_moments()
+    idata = accurate(model, step, 0.05)
+    stated = idata[ACCURACY]
+    assert stated.attrs["bias"] < loop.LONGEST_BIAS
+    assert "With steps for a variance error of" in stated.attrs["why"]
+    assert abs(stated["mean"].item() - mean) <= stated["mean_error"].item() * sd
+    assert abs(stated["sd"].item() / sd - 1) <= stated["sd_error"].item()
+    assert max(stated["mean_error"].item(), stated["sd_error"].item()) <= 0.05
+
+
+def test_small_steps_where_no_correction_is_possible(skewed, monkeypatch, caplog):
+    model, step = skewed
+
+    def refused(idata):
+        raise CalibrationError("The posterior is too far from Gaussian.\nMore of it.")
+
+    monkeypatch.setattr(loop, "of_calibration", refused)
+    with caplog.at_level(logging.INFO):
+        idata = accurate(model, step, 0.05, quiet=False)
+    reason = "Small steps are taken, for a variance error of 0.05. The posterior is too far from"
+    assert reason in caplog.text
+    assert "More of it" not in caplog.text
+    attributes = idata[ACCURACY].attrs
+    assert attributes["calibrated"] == 0
+    assert attributes["bias"] == 0.05
+    assert "too far from Gaussian" in attributes["why"]
+    assert uncalibrated(idata) is idata
+    check_same(
+        idata.filter(lambda group: group.name != ACCURACY),
+        ours(model, step.at_bias(0.05), draws=1000, tune=500, chains=4),
+    )
+    mean, sd = skewed_moments()
+    stated = idata[ACCURACY]
+    assert abs(stated["mean"].item() - mean) <= stated["mean_error"].item() * sd
+    assert abs(stated["sd"].item() / sd - 1) <= stated["sd_error"].item()
+
+
+def test_steps_that_diverge_are_made_shorter(skewed, monkeypatch):
+    model, step = skewed
+    first = loop._within_cost(step, loop.LONGEST_BIAS, loop.RELAXATION_TIMES)
+    advance = type(step.chain).advance
+
+    def diverge(chain, *arguments):
+        if chain.step_size == first.chain.step_size:
+            raise NonFinitePositionError("Positions became NaN or infinite.")
+        return advance(chain, *arguments)
+
+    monkeypatch.setattr(type(step.chain), "advance", diverge)
+    idata = accurate(model, step, 0.1)
+    assert idata[ACCURACY].attrs["bias"] <= loop.LONGEST_BIAS / loop.AFTER_REFUSAL
+    assert "became NaN" in idata[ACCURACY].attrs["why"]
+
+
+def test_more_draws_are_asked_for(skewed, caplog):
+    model, step = skewed
+    with caplog.at_level(logging.WARNING):
+        idata = accurate(model, step, quiet=False, draws=200)
+    found = re.search(r"Use about (\d+) draws a chain", caplog.text)
+    assert found, caplog.text
+    assert "of 1 coordinates is above the accuracy 0.05" in caplog.text
+    caplog.clear()
+    more = accurate(model, step, quiet=False, draws=int(found.group(1)))
+    assert "above the accuracy" not in caplog.text
+    assert more[ACCURACY]["sd_error"].max() < idata[ACCURACY]["sd_error"].max()
+
+
+# --- Runs that are stopped, and arguments -------------------------------------------------------
+
+
+def test_interrupt_keeps_corrected_draws(linear, monkeypatch):
+    model, step = linear
+    long = loop._within_cost(step, loop.LONGEST_BIAS, loop.RELAXATION_TIMES)
+    monkeypatch.setattr(type(step), "at_bias", lambda *arguments: long)
+    monkeypatch.setattr(type(long.chain), "run_length", lambda chain: 100)
+    interrupted_in(long, 12, monkeypatch)
+    idata = accurate(model, step, draws=2000)
+    assert idata["posterior"].sizes["chain"] == 1
+    assert 400 <= idata["posterior"].sizes["draw"] < 2000
+    assert idata[ACCURACY].attrs["calibrated"] == 1
+    assert MOMENTS in uncalibrated(idata).children
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "error", "message"),
+    [
+        (0.0, ValueError, "`accuracy` should be"),
+        (1.0, ValueError, r"in \(0, 1\), such as 0.02"),
+        (-0.1, ValueError, "`accuracy` should be"),
+        (float("nan"), ValueError, "`accuracy` should be"),
+        ("high", TypeError, "`accuracy` should be"),
+        (True, TypeError, "`accuracy` should be"),
+    ],
+)
+def test_bad_accuracy(linear, accuracy, error, message):
+    with pytest.raises(error, match=message):
+        accurate(*linear, accuracy)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(SGHMC, **SMALL),
+        partial(SGLD, **SMALL),
+    ],
+)
+def test_step_methods_that_cannot_keep_to_an_accuracy(make):
+    model = logistic_model()
+    with pytest.raises(ValueError, match="needs a step method that computes its step size"):
+        accurate(model, make(model=model))
