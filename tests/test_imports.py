@@ -25,7 +25,6 @@ FLOORS = (
     ("chain",),
     ("step_methods",),
     ("trace_tools",),
-    ("trace_tools",),
     ("sampling",),
     ("polishing",),
     ("datasets",),
