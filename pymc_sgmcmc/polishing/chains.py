@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pymc_sgmcmc.matrices import Dense, Matrix
+from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix
 from pymc_sgmcmc.polishing.comparison import doubt, movement
-from pymc_sgmcmc.polishing.ensemble import Density, Kernel, States, begin, transition
+from pymc_sgmcmc.polishing.ensemble import Density, Kernel, begin, transition
 from pymc_sgmcmc.polishing.modes import covariance_factor
 
 ADAPTED = 8
@@ -31,6 +31,9 @@ posterior standard deviations, and that of the log standard deviations."""
 
 GOOD_ACCEPTANCE = (0.4, 0.75)
 """The step size is adapted again where the acceptance rate is outside of this range."""
+
+HARDLY_EVER = 0.02
+"""A chain hardly ever moves where its mean acceptance rate is lower."""
 
 STUCK = 0.02
 """Where more than this part of the chains hardly ever moved, the step size needs several factors:
@@ -59,8 +62,6 @@ class Run:
         Number of transitions, with those that were discarded.
     moving : bool
         Whether the law still moved at the end.
-    kernel : Kernel
-        The last kernel.
     """
 
     positions: np.ndarray
@@ -68,7 +69,6 @@ class Run:
     acceptance: np.ndarray
     transitions: int
     moving: bool
-    kernel: Kernel
 
 
 def advance_until_still(
@@ -83,8 +83,8 @@ def advance_until_still(
 ) -> Run:
     """Advance exact chains until their law no longer moves.
 
-    At each look the later half of the transitions is compared with the quarter before it. Where the
-    law has moved, the preconditioner becomes the covariance of the later half, and the count of
+    At each look the last half of the transitions is compared with the quarter before it. Where the
+    law has moved, the preconditioner becomes the covariance of the last half, and the count of
     transitions begins again there.
 
     Parameters
@@ -94,27 +94,24 @@ def advance_until_still(
     root : Matrix
         A root of the first preconditioner.
     most : int
-        Largest number of transitions.
+        Largest number of transitions, at least `FIRST_LOOK`.
     rng : numpy.random.Generator
     points : numpy.ndarray, shape (m, d), optional
         Points whose differences are jumps.
     advanced : callable
         Called after each transition.
     """
-    n, d = starts.shape
     states = begin(density, starts)
-    kernel = Kernel(
-        root, 1.65**2 * d ** (-1 / 3), points=points, jump_probability=WITH_JUMPS
-    )
+    step_size = 1.65**2 * starts.shape[1] ** (-1 / 3)
+    kernel = Kernel(root, step_size, points=points, jump_probability=WITH_JUMPS)
     history: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    count, total, next_look, adapted = 0, 0, FIRST_LOOK, ADAPTED
-    moving = True
-    while total < most:
+    count, next_look, moving = 0, FIRST_LOOK, True
+    for total in range(1, most + 1):
         states, acceptance, jumped = transition(density, states, kernel, rng)
         history.append((states.positions, states.log_densities, acceptance))
-        count, total = count + 1, total + 1
+        count += 1
         advanced()
-        if count <= adapted and not jumped:
+        if count <= ADAPTED and not jumped:
             kernel = kernel.adapted(float(acceptance.mean()), gain=1.0 / np.sqrt(min(count, 4)))
         if count < next_look and total < most:
             continue
@@ -122,35 +119,23 @@ def advance_until_still(
         moving = has_moved(later)
         if not moving and is_known(later):
             break
-        rate = float(np.mean([each[2] for each in history[count // DISCARDED :]]))
-        mean_rates = np.mean([each[2] for each in history[count // DISCARDED :]], axis=0)
-        stuck = float((mean_rates < 0.02).mean())
-        if total < most and (
-            moving or not GOOD_ACCEPTANCE[0] < rate < GOOD_ACCEPTANCE[1] or stuck > STUCK
-        ):
-            if stuck > STUCK:
-                kernel = replace(kernel, factors=FACTORS)
-            if moving:
-                kernel = replace(kernel, root=root_of(later[len(later) // 3 :]))
-            next_look = max(FIRST_LOOK, int(GROWTH * count))
+        next_look = max(FIRST_LOOK, int(GROWTH * count))
+        if most - total < FIRST_LOOK:  # Too few remain to begin again.
+            continue
+        rates = _array(history, 2, count // DISCARDED).mean(0)
+        stuck = float((rates < HARDLY_EVER).mean()) > STUCK
+        if stuck:
+            kernel = replace(kernel, factors=FACTORS)
+        if moving:
+            kernel = replace(kernel, root=root_of(later[len(later) // 3 :]))
+        if moving or stuck or not GOOD_ACCEPTANCE[0] < rates.mean() < GOOD_ACCEPTANCE[1]:
             history, count = [], 0
-        else:
-            next_look = int(GROWTH * count)
-    kept = len(history) // DISCARDED
-    return Run(
-        _array(history, 0, kept),
-        _array(history, 1, kept),
-        _array(history, 2, kept),
-        total,
-        moving,
-        kernel,
-    )
+    parts = [_array(history, part, count // DISCARDED) for part in range(3)]
+    return Run(*parts, transitions=total, moving=moving)
 
 
 def root_of(draws: np.ndarray) -> Matrix:
     """Root of the covariance of draws, shape (..., d)."""
-    from pymc_sgmcmc.matrices import Diagonal
-
     flat = draws.reshape(-1, draws.shape[-1])
     if flat.shape[1] > MOST_DENSE:
         return Diagonal(flat.std(0))

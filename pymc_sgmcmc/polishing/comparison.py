@@ -4,8 +4,8 @@ Each statistic is the mean of a function f: of the position, of its square from 
 whether it is below a quantile of the run. For chain i let :math:`X_i` be f at its start and
 :math:`Y_i` the mean of f along its later part. The regression :math:`Y = a + b X` over the chains
 says how much of its start a chain remembers, and the mean under the posterior is estimated by its
-fixed point :math:`a / (1 - b)`. Where chains have forgotten their starts, b = 0, this is the mean of
-:math:`Y`. Where they have not, it is the mean of the run moved by :math:`1 / (1 - b)` times the
+fixed point :math:`a / (1 - b)`. Where chains have forgotten their starts, b = 0, this is the mean
+of :math:`Y`. Where they have not, it is the mean of the run moved by :math:`1 / (1 - b)` times the
 paired difference, whose error does not contain the spread of the starts. The chains are independent
 given their starts, so that the residuals give the error, together with that of the mean of f over
 all draws of the run.

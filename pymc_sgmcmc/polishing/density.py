@@ -146,16 +146,15 @@ class FullDensity:
         apart = self._apart(positions, rows)
         single = time.perf_counter() - begin
         tolerance = TOLERANCE if posterior.dtype == "float64" else SINGLE_TOLERANCE
-        if not all(
-            np.allclose(x, y, rtol=tolerance, atol=tolerance * np.abs(y[np.isfinite(y)]).max(initial=0), equal_nan=True)
-            for x, y in zip(together, apart, strict=True)
-        ):
+        if not all(_agree(x, y, tolerance) for x, y in zip(together, apart, strict=True)):
             return False
         begin = time.perf_counter()
         self._sum(of_rows, positions, rows)
         if time.perf_counter() - begin > single:
             return False
-        self._rows = [of_rows] + [of_rows.copy(share_memory=False) for _ in range(self._threads - 1)]
+        self._rows = [of_rows] + [
+            of_rows.copy(share_memory=False) for _ in range(self._threads - 1)
+        ]
         for function in self._rows:
             function.trust_input = True
         return True
@@ -200,6 +199,12 @@ class FullDensity:
                 second = self.posterior.log_likelihood_and_gradient(position, rows)
                 values[number], gradients[number] = first[0] + second[0], first[1] + second[1]
         return values, gradients
+
+
+def _agree(first: np.ndarray, second: np.ndarray, tolerance: float) -> bool:
+    """Whether all differences are small beside the largest entry."""
+    largest = np.abs(second[np.isfinite(second)]).max(initial=0)
+    return np.allclose(first, second, tolerance, tolerance * largest, equal_nan=True)
 
 
 def _widest(outputs: Sequence[TensorVariable], position: TensorVariable) -> int:

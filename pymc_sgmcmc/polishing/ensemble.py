@@ -21,6 +21,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pymc_sgmcmc.matrices import Matrix
+
 type Density = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 """Log densities, shape (n,), and their gradients, (n, d), at positions, (n, d)."""
 
@@ -61,7 +63,7 @@ class Kernel:
 
     Attributes
     ----------
-    root : numpy.ndarray, shape (d, d)
+    root : Matrix
         L, a root of the preconditioner.
     step_size : float
         h.
@@ -73,7 +75,7 @@ class Kernel:
         Part of the transitions that are jumps.
     """
 
-    root: np.ndarray
+    root: Matrix
     step_size: float
     factors: tuple[float, ...] = (1.0,)
     points: np.ndarray | None = None
@@ -129,7 +131,7 @@ def transition(
     return _chosen(accepted, after, states), acceptance, jumped
 
 
-def drift(gradients: np.ndarray, root: np.ndarray, step_sizes: np.ndarray) -> np.ndarray:
+def drift(gradients: np.ndarray, root: Matrix, step_sizes: np.ndarray) -> np.ndarray:
     """Drifts in whitened coordinates, shape (n, d), shortened where they are long."""
     drifts = 0.5 * step_sizes * (gradients @ root)
     lengths = np.sqrt((drifts**2).sum(1, keepdims=True))

@@ -241,7 +241,9 @@ def _gaussian_at(
     scale = root
     for _ in range(3):  # The mode may be far narrower than the run: then in smaller differences.
         steps = DIFFERENCE * scale.T
-        values, gradients = density(np.concatenate([[position], position + steps, position - steps]))
+        values, gradients = density(
+            np.concatenate([[position], position + steps, position - steps])
+        )
         if not np.isfinite(values).all():
             return None
         slopes = (gradients[1 : d + 1] - gradients[d + 1 :]) / (2 * DIFFERENCE)
@@ -252,7 +254,7 @@ def _gaussian_at(
         except linalg.LinAlgError:
             return None
         scale = scale @ factor
-        if 0.3 < np.diag(factor).min() and np.diag(factor).max() < 3:
+        if np.diag(factor).min() > 0.3 and np.diag(factor).max() < 3:
             break
     # One step of Newton's method, whose length is the distance from the mode.
     step = gradients[0] @ scale

@@ -186,7 +186,8 @@ def polish(
     ...     mean = pm.Normal("mean", 0, 10)
     ...     _ = pm.Normal("y", mean, 1.0, observed=np.full(100, 2.0))
     >>> draws = 2.05 + 0.1 * np.random.default_rng(1).normal(size=(4, 500))
-    >>> idata = xr.DataTree.from_dict({"posterior": xr.Dataset({"mean": (("chain", "draw"), draws)})})
+    >>> posterior = xr.Dataset({"mean": (("chain", "draw"), draws)})
+    >>> idata = xr.DataTree.from_dict({"posterior": posterior})
     >>> polished = polish(idata, model, random_seed=1, progressbar=False)
     >>> polished.verdict, polished.report.loc["mean", "verdict"]
     ('off', 'mean off')
@@ -197,9 +198,7 @@ def polish(
     model = given_model(model)
     draws, passes = whole_number("draws", draws, FEWEST), whole_number("passes", passes, 1)
     threads = (
-        min(MOST_THREADS, os.cpu_count() or 1)
-        if cores is None
-        else whole_number("cores", cores, 1)
+        min(MOST_THREADS, os.cpu_count() or 1) if cores is None else whole_number("cores", cores, 1)
     )
     rng = np.random.default_rng(random_seed)
     posterior, positions = _read(idata, model)
@@ -239,7 +238,9 @@ def polish(
         "acceptance": float(run.acceptance.mean()),
         "modes": [mode.position for mode in others or ()],
     }
-    return Polished(_trace(idata, model, posterior, run, len(chosen)), report, report.attrs["passes"])
+    return Polished(
+        _trace(idata, model, posterior, run, len(chosen)), report, report.attrs["passes"]
+    )
 
 
 # --- Reading --------------------------------------------------------------------------------
@@ -389,8 +390,7 @@ def _variables(
 ) -> xr.Dataset:
     """Variables and deterministics of the model, with their dimensions and coordinates."""
     points = {
-        name: values.astype(layout.dtype)
-        for name, values in layout.unravel_all(positions).items()
+        name: values.astype(layout.dtype) for name, values in layout.unravel_all(positions).items()
     }
     variables = model.replace_rvs_by_values(list(model.unobserved_RVs))
     names = [variable.name for variable in model.unobserved_RVs]
