@@ -130,8 +130,10 @@ def advance_until_still(
             kernel = replace(kernel, root=root_of(later[len(later) // 3 :]))
         if moving or stuck or not GOOD_ACCEPTANCE[0] < rates.mean() < GOOD_ACCEPTANCE[1]:
             history, count = [], 0
-    parts = [_array(history, part, count // DISCARDED) for part in range(3)]
-    return Run(*parts, transitions=total, moving=moving)
+    positions, log_densities, acceptance = (
+        _array(history, part, count // DISCARDED) for part in range(3)
+    )
+    return Run(positions, log_densities, acceptance, total, moving)
 
 
 def root_of(draws: np.ndarray) -> Matrix:

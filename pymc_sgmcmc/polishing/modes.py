@@ -241,9 +241,8 @@ def _gaussian_at(
     scale = root
     for _ in range(3):  # The mode may be far narrower than the run: then in smaller differences.
         steps = DIFFERENCE * scale.T
-        values, gradients = density(
-            np.concatenate([[position], position + steps, position - steps])
-        )
+        around = np.concatenate([[position], position + steps, position - steps])
+        values, gradients = density(around)
         if not np.isfinite(values).all():
             return None
         slopes = (gradients[1 : d + 1] - gradients[d + 1 :]) / (2 * DIFFERENCE)

@@ -17,13 +17,14 @@ from xarray import DataTree
 
 from pymc_sgmcmc.checks import quoted, whole_number
 from pymc_sgmcmc.matrices import Dense, Matrix
-from pymc_sgmcmc.polishing.chains import MOST_DENSE, Run, advance_until_still, root_of
+from pymc_sgmcmc.polishing.chains import FIRST_LOOK, MOST_DENSE, Run, advance_until_still, root_of
 from pymc_sgmcmc.polishing.density import FullDensity
 from pymc_sgmcmc.polishing.modes import find_modes, prior_starts
 from pymc_sgmcmc.polishing.report import make_report
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import PositionLayout
 from pymc_sgmcmc.record import (
+    ACCURACY,
     DIMENSION,
     POSITION,
     STEP_METHODS,
@@ -114,16 +115,17 @@ def polish(
     from Gaussian, and rows that the run did not have. The chains end when their law no longer
     moves.
 
-    **The test.** Mean, standard deviation and five quantiles of each coordinate are compared between
-    all draws of the run and the later part of the exact chains. How much of its start a chain still
-    remembers is estimated by regression, and the shift is that to the fixed point of the regression.
-    A shift counts where it is larger than what was accepted, beyond doubt: by Bonferroni's bound,
-    at most one in a hundred right runs has any such shift. Accepted are a shift of the mean of 0.1
-    standard deviations, the stated `bias` of the variance (5 % where the run states none), and the
-    quantiles of a Gaussian with both errors.
+    **The test.** Mean, standard deviation and five quantiles of each coordinate are compared
+    between all draws of the run and the later part of the exact chains. How much of its start a
+    chain still remembers is estimated by regression, and the shift is that to the fixed point of
+    the regression. A shift counts where it is larger than what was accepted, beyond doubt: by
+    Bonferroni's bound, at most one in a hundred right runs has any such shift. Accepted are a shift
+    of the mean of 0.1 standard deviations, the stated `bias` of the variance (5 % where the run
+    states none), and the quantiles of a Gaussian with both errors. For a run of ``sample`` with an
+    `accuracy`, the bias is that of a standard deviation which is off by the accuracy.
 
-    **Modes that no chain reached** are found neither by the run nor by exact steps. So searches begin
-    at draws of the prior and at points far from those of the run. An end counts as another mode
+    **Modes that no chain reached** are found neither by the run nor by exact steps. So searches
+    begin at draws of the prior and at points far from those of the run. An end counts as another mode
     where no exact chain has been as far, where its mass by Laplace's approximation is at least 1 %
     of that of the run, and where exact chains that begin there stay.
 
@@ -141,8 +143,8 @@ def polish(
     draws : int
         Number of exact chains. Errors fall with its square root.
     passes : int
-        Largest number of transitions of the exact chains. Where they end by it, the report says that
-        the law still moves.
+        Largest number of transitions of the exact chains, at least 24. Where the law still moves
+        then, the report says so.
     modes : bool
         Whether to search for other modes, for at most 500 coordinates.
     random_seed : int, sequence of int, or numpy.random.Generator, optional
@@ -196,7 +198,7 @@ def polish(
     """
     check_trace(idata)
     model = given_model(model)
-    draws, passes = whole_number("draws", draws, FEWEST), whole_number("passes", passes, 1)
+    draws, passes = whole_number("draws", draws, FEWEST), whole_number("passes", passes, FIRST_LOOK)
     threads = (
         min(MOST_THREADS, os.cpu_count() or 1) if cores is None else whole_number("cores", cores, 1)
     )
@@ -228,12 +230,12 @@ def polish(
             posterior.labels,
             rng,
         )
-    stated = float(settings_of(idata).get("bias", VARIANCE_INFLATION))
+    stated = _stated_bias(idata)
     report = make_report(
         posterior.labels, positions, starts, run.positions, stated, run.moving, others
     )
     report.attrs |= {
-        "passes": int(np.ceil(density.passes)),
+        "passes": density.passes,
         "gradients": gradients,
         "acceptance": float(run.acceptance.mean()),
         "modes": [mode.position for mode in others or ()],
@@ -305,6 +307,13 @@ def _stored_positions(
             "sample again."
         )
     return values.astype(float)
+
+
+def _stated_bias(idata: DataTree) -> float:
+    """Relative error of the variance that the user accepts."""
+    if ACCURACY in idata.children:  # The accuracy is that of standard deviations.
+        return 2 * float(idata[ACCURACY].attrs["accuracy"])
+    return float(settings_of(idata).get("bias", VARIANCE_INFLATION))
 
 
 def _first(labels: Sequence[str], most: int = 5) -> str:

@@ -154,7 +154,8 @@ def _sentence(
     elif len(unknown):
         sentences.append(
             f"{len(unknown)} of {len(report)} coordinates cannot be told: "
-            f"{_listed(unknown, _of_error)}. Use more draws in the run, or more `draws` or `passes`."
+            f"{_listed(unknown, _of_error)}. Use more draws in the run, or more `draws` or "
+            "`passes`."
         )
     if not sentences:
         sentences.append(
