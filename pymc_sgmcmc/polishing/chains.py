@@ -43,7 +43,8 @@ FACTORS = (1.0, 1.0, 0.2, 0.04)
 """The factors of the step size are then drawn from these. Half of the transitions are whole."""
 
 WITH_JUMPS = 0.1
-"""This part of the transitions are jumps where the chains of the run do not agree."""
+"""This part of the transitions are jumps after the first look. Where the law is not known by then,
+there may be several modes."""
 
 MOST_DENSE = 1_000
 """Up to this many coordinates the preconditioner is a dense matrix."""
@@ -78,14 +79,13 @@ def advance_until_still(
     most: int,
     rng: np.random.Generator,
     *,
-    points: np.ndarray | None = None,
     advanced: Callable[[], None] = lambda: None,
 ) -> Run:
     """Advance exact chains until their law no longer moves.
 
     At each look the last half of the transitions is compared with the quarter before it. Where the
     law has moved, the preconditioner becomes the covariance of the last half, and the count of
-    transitions begins again there.
+    transitions begins again there. After the first look there are jumps between the starts.
 
     Parameters
     ----------
@@ -96,14 +96,12 @@ def advance_until_still(
     most : int
         Largest number of transitions, at least `FIRST_LOOK`.
     rng : numpy.random.Generator
-    points : numpy.ndarray, shape (m, d), optional
-        Points whose differences are jumps.
     advanced : callable
         Called after each transition.
     """
     states = begin(density, starts)
     step_size = 1.65**2 * starts.shape[1] ** (-1 / 3)
-    kernel = Kernel(root, step_size, points=points, jump_probability=WITH_JUMPS)
+    kernel = Kernel(root, step_size, starts)
     history: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     count, next_look, moving = 0, FIRST_LOOK, True
     for total in range(1, most + 1):
@@ -122,6 +120,7 @@ def advance_until_still(
         next_look = max(FIRST_LOOK, int(GROWTH * count))
         if most - total < FIRST_LOOK:  # Too few remain to begin again.
             continue
+        kernel = replace(kernel, jump_probability=WITH_JUMPS)
         rates = _array(history, 2, count // DISCARDED).mean(0)
         stuck = float((rates < HARDLY_EVER).mean()) > STUCK
         if stuck:

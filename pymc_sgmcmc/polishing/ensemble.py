@@ -67,18 +67,18 @@ class Kernel:
         L, a root of the preconditioner.
     step_size : float
         h.
+    points : numpy.ndarray, shape (m, d)
+        Points whose differences are jumps.
     factors : tuple of float
         Factors of the step size, drawn with equal probability.
-    points : numpy.ndarray, shape (m, d), or None
-        Points whose differences are jumps.
     jump_probability : float
         Part of the transitions that are jumps.
     """
 
     root: Matrix
     step_size: float
+    points: np.ndarray
     factors: tuple[float, ...] = (1.0,)
-    points: np.ndarray | None = None
     jump_probability: float = 0.0
 
     def adapted(self, acceptance: float, gain: float = 1.0) -> Kernel:
@@ -107,9 +107,8 @@ def transition(
         Whether the transition was a jump.
     """
     n, _ = states.positions.shape
-    jumped = kernel.points is not None and rng.random() < kernel.jump_probability
+    jumped = rng.random() < kernel.jump_probability
     if jumped:
-        assert kernel.points is not None
         proposals = propose_jumps(states.positions, kernel.points, rng)
         correction = np.zeros(n)
         after = States(proposals, *density(proposals))

@@ -224,7 +224,7 @@ def _mode_at(
     # Transitions would lead from a shoulder of the density to where the run has been.
     d = len(end)
     states = begin(density, end + rng.standard_normal((STAYING_CHAINS, d)) @ spread.T)
-    kernel = Kernel(Dense(spread), 1.65**2 * d ** (-1 / 3))
+    kernel = Kernel(Dense(spread), 1.65**2 * d ** (-1 / 3), states.positions)
     for _ in range(STAYING):
         states, acceptance, _ = transition(density, states, kernel, rng)
         kernel = kernel.adapted(float(acceptance.mean()), 0.5)

@@ -37,7 +37,6 @@ from pymc_sgmcmc.sampling.trace import Recorder
 from pymc_sgmcmc.trace_tools.affine_map import calibrate
 from pymc_sgmcmc.trace_tools.gradients import changed_data, given_model, unconstrained_draws
 from pymc_sgmcmc.trace_tools.reader import (
-    NOT_MET,
     check_constant,
     check_same_draws,
     check_sample_dims,
@@ -215,7 +214,6 @@ def polish(
             _root(idata, positions),
             passes,
             rng,
-            points=None if _chains_agree(positions) else starts,
             advanced=lambda: progress.advance(task),
         )
         progress.update(task, total=run.transitions)
@@ -325,15 +323,6 @@ def _evenly_spaced(positions: np.ndarray, count: int) -> np.ndarray:
     chains, draws, _ = positions.shape
     of_chain = min(draws, -(-count // chains))
     return positions[:, ((np.arange(of_chain) + 0.5) * draws / of_chain).astype(int)]
-
-
-def _chains_agree(positions: np.ndarray) -> bool:
-    """Whether the chains of a run have met, by the differences of their means."""
-    if len(positions) < 2:
-        return True
-    within = positions.var(1).mean(0)
-    between = positions.mean(1).var(0, ddof=1)
-    return bool((between <= (NOT_MET**2 - 1) * within).all())
 
 
 def _root(idata: DataTree, positions: np.ndarray) -> Matrix:
