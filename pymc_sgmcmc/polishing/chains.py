@@ -33,7 +33,8 @@ GOOD_ACCEPTANCE = (0.4, 0.75)
 """The step size is adapted again where the acceptance rate is outside of this range."""
 
 HARDLY_EVER = 0.02
-"""A chain hardly ever moves where its mean acceptance rate is lower."""
+"""A chain hardly ever moves where its mean acceptance rate is lower. The step size follows a mean
+rate of all chains that is lower at any time."""
 
 STUCK = 0.02
 """Where more than this part of the chains hardly ever moved, the step size needs several factors:
@@ -62,7 +63,7 @@ class Run:
     transitions : int
         Number of transitions, with those that were discarded.
     moving : bool
-        Whether the law still moved at the end.
+        Whether the law still moved at the end, or some chains did not move at all.
     """
 
     positions: np.ndarray
@@ -109,25 +110,26 @@ def advance_until_still(
         history.append((states.positions, states.log_densities, acceptance))
         count += 1
         advanced()
-        if count <= ADAPTED and not jumped:
-            kernel = kernel.adapted(float(acceptance.mean()), gain=1.0 / np.sqrt(min(count, 4)))
+        rate = float(acceptance.mean())
+        if not jumped and (count <= ADAPTED or rate < HARDLY_EVER):
+            kernel = kernel.adapted(rate, gain=1.0 / np.sqrt(min(count, 4)))
         if count < next_look and total < most:
             continue
         later = _array(history, 0, count // DISCARDED)
-        moving = has_moved(later)
+        rates = _array(history, 2, count // DISCARDED).mean(0)
+        stuck = float((rates < HARDLY_EVER).mean()) > STUCK
+        moving = stuck or has_moved(later)
         if not moving and is_known(later):
             break
         next_look = max(FIRST_LOOK, int(GROWTH * count))
         if most - total < FIRST_LOOK:  # Too few remain to begin again.
             continue
         kernel = replace(kernel, jump_probability=WITH_JUMPS)
-        rates = _array(history, 2, count // DISCARDED).mean(0)
-        stuck = float((rates < HARDLY_EVER).mean()) > STUCK
         if stuck:
             kernel = replace(kernel, factors=FACTORS)
         if moving:
             kernel = replace(kernel, root=root_of(later[len(later) // 3 :]))
-        if moving or stuck or not GOOD_ACCEPTANCE[0] < rates.mean() < GOOD_ACCEPTANCE[1]:
+        if moving or not GOOD_ACCEPTANCE[0] < rates.mean() < GOOD_ACCEPTANCE[1]:
             history, count = [], 0
     positions, log_densities, acceptance = (
         _array(history, part, count // DISCARDED) for part in range(3)
