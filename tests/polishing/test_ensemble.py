@@ -11,10 +11,10 @@ import pytest
 from scipy import special
 
 from pymc_sgmcmc.matrices import Dense, Diagonal
+from pymc_sgmcmc.polishing import ensemble
 from pymc_sgmcmc.polishing.chains import FIRST_LOOK, advance_until_still, root_of
 from pymc_sgmcmc.polishing.comparison import compare
 from pymc_sgmcmc.polishing.ensemble import (
-    LONGEST_DRIFT,
     Kernel,
     begin,
     drift,
@@ -72,14 +72,12 @@ TARGETS = {
     "gaussian": (gaussian, gaussian_draws, scores_of_gaussian),
     "skewed": (skewed, skewed_draws, scores_of_skewed),
 }
-# The preconditioners are far from the covariances, so that a term which is left out shows. With
-# the last one drifts are shortened.
+# The preconditioners are far from the covariances, so that a term which is left out shows.
 KERNELS = {
     "dense": (Dense(np.array([[0.5, 0, 0], [0.3, 0.6, 0], [0.2, -0.4, 0.9]])), 0.8, (1.0,), 0.0),
     "diagonal": (Diagonal(np.array([0.3, 0.7, 1.0])), 0.7, (1.0,), 0.0),
     "factors": (Dense(ROOT), 1.5, (1.0, 0.1), 0.0),
     "jumps": (Dense(ROOT), 0.5, (1.0,), 0.7),
-    "short drifts": (Diagonal(np.array([0.6, 1.0, 1.3])), 3.0, (1.0,), 0.0),
 }
 
 
@@ -101,14 +99,17 @@ def test_chains_keep_the_exact_law(target, kernel, rng):
     np.testing.assert_allclose(states.gradients, slopes)
 
 
-def test_drifts_are_shortened_in_the_kernel_that_is_meant_to(rng):
-    root, step_size, _, _ = KERNELS["short drifts"]
-    _, slopes = gaussian(gaussian_draws(rng, 1000))
-    drifts = drift(slopes, root, np.full((1000, 1), step_size))
+def test_shortened_drifts_keep_the_exact_law(rng, monkeypatch):
+    monkeypatch.setattr(ensemble, "LONGEST_DRIFT", 0.5)
+    states = begin(gaussian, gaussian_draws(rng, 20_000))
+    kernel = Kernel(Dense(ROOT), 1.5, states.positions)
+    drifts = drift(states.gradients, kernel.root, np.full((20_000, 1), 1.5))
     lengths = np.sqrt((drifts**2).sum(1))
-    longest = LONGEST_DRIFT * np.sqrt(3 * step_size)
-    assert lengths.max() == pytest.approx(longest)
-    assert 0.05 < np.isclose(lengths, longest).mean() < 0.95
+    assert lengths.max() == pytest.approx(0.5 * np.sqrt(3 * 1.5))
+    assert 0.2 < np.isclose(lengths, lengths.max()).mean() < 0.8
+    for _ in range(12):
+        states, _, _ = transition(gaussian, states, kernel, rng)
+    assert np.abs(scores_of_gaussian(states.positions)).max() < LARGEST_SCORE
 
 
 @pytest.mark.parametrize("factor", [0.6, 1.6])
