@@ -1,6 +1,6 @@
 r"""Comparison of the law of a run with that of exact chains that began at its draws. Arrays only.
 
-Each statistic is the mean of a function f: of the position, of its square from the mean, and of
+Each statistic is the mean of a function f: of the position, of its square from that mean, and of
 whether it is below a quantile of the run. For chain i let :math:`X_i` be f at its start and
 :math:`Y_i` the mean of f along its later part. The regression :math:`Y = a + b X` over the chains
 says how much of its start a chain remembers, and the mean under the posterior is estimated by its
@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-PROBABILITIES = (0.05, 0.25, 0.5, 0.75, 0.95)
-"""These quantiles are compared."""
+PROBABILITIES = (0.1, 0.25, 0.5, 0.75, 0.9)
+"""These quantiles are compared. Of 200 chains 20 are beyond the outer ones, enough for an error
+from their spread."""
 
 LARGEST_MEMORY = 0.98
 """No more than this is taken for the part of the start that a chain remembers. Beyond it a fixed
@@ -78,11 +79,16 @@ def compare(run: np.ndarray, starts: np.ndarray, later: np.ndarray) -> Shifts:
     center, scale = run.mean((0, 1)), run.std((0, 1))
     run, starts, later = ((values - center) / scale for values in (run, starts, later))
     mean, mean_error, memory = _shift(run, starts, later)
-    square, square_error, _ = _shift(run**2, starts**2, later**2)
-    before = (run**2).mean((0, 1))
-    variance = np.maximum(before + square - mean**2, 0.1 * later.var((0, 1)))
+    squares = [(values - mean) ** 2 for values in (run, starts, later)]
+    shift, variance_error, _ = _shift(*squares)
+    before = run.var((0, 1))
+    variance = np.maximum(squares[0].mean((0, 1)) + shift, 0.1 * later.var((0, 1)))
     sd = np.sqrt(variance)
-    log_sd_error = 0.5 * np.hypot(square_error, 2 * mean * mean_error) / variance
+    # As many errors as the variance is off by, whose law is closer to Gaussian.
+    apart = np.abs(variance - before) > 1e-9 * before
+    slope = np.log(variance / before) / np.where(apart, variance - before, 1.0)
+    slope = np.where(apart, slope, 1 / before)
+    log_sd_error = 0.5 * slope * variance_error
     quantiles, quantile_errors, scores = [], [], []
     for probability in PROBABILITIES:
         shift, error, score = _quantile_shift(run, starts, later, probability)
@@ -138,9 +144,13 @@ def _paired(differences: np.ndarray) -> np.ndarray:
 
 
 def _shift(
-    run: np.ndarray, starts: np.ndarray, later: np.ndarray
+    run: np.ndarray, starts: np.ndarray, later: np.ndarray, probability: float | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Shift of a mean from the run to the posterior, its error, and b; the last axis is kept."""
+    """Shift of a mean from the run to the posterior, its error, and b; the last axis is kept.
+
+    Of an indicator the probability in the run is given: where few chains have it, their spread is
+    too small by chance, and so is made as large as that probability would make it.
+    """
     mean, error = run.mean((0, 1)), _error(run)
     ends = later.mean(0)
     n = len(starts)
@@ -151,7 +161,11 @@ def _shift(
     residuals = ends - memory * starts
     # The mean residual is a of the regression.
     difference = residuals.mean(0) - (1 - memory) * mean
-    variance = residuals.var(0, ddof=1) / n + ((1 - memory) * error) ** 2
+    spread = residuals.var(0, ddof=1)
+    if probability is not None:
+        seen = np.clip(ends.mean(0), 0.5 / n, 1 - 0.5 / n)
+        spread = spread * np.maximum(1.0, probability * (1 - probability) / (seen * (1 - seen)))
+    variance = spread / n + ((1 - memory) * error) ** 2
     return difference / (1 - memory), np.sqrt(variance) / (1 - memory), memory
 
 
@@ -161,7 +175,7 @@ def _quantile_shift(
     """Shift of a quantile, its error, and the shift of the probability in standard errors."""
     quantile = np.quantile(run, probability, axis=(0, 1))
     shift, error, memory = _shift(
-        *((values <= quantile).astype(float) for values in (run, starts, later))
+        *((values <= quantile).astype(float) for values in (run, starts, later)), probability
     )
     width = np.maximum(error, LEAST_WIDTH)
     low, high = (np.clip(probability + sign * width, 0.0, 1.0) for sign in (-1, 1))

@@ -124,9 +124,9 @@ def polish(
     `accuracy`, the bias is that of a standard deviation which is off by the accuracy.
 
     **Modes that no chain reached** are found neither by the run nor by exact steps. So searches
-    begin at draws of the prior and at points far from those of the run. An end counts as another mode
-    where no exact chain has been as far, where its mass by Laplace's approximation is at least 1 %
-    of that of the run, and where exact chains that begin there stay.
+    begin at draws of the prior and at points far from those of the run. An end counts as another
+    mode where no exact chain has been as far, where its mass by Laplace's approximation is at least
+    1 % of that of the run, and where exact chains that begin there stay.
 
     **Cost.** A pass is one evaluation of all rows for all chains together, by products of matrices
     where rows enter by a matrix of predictors. A run that is right takes about thirty. A million

@@ -37,6 +37,9 @@ LARGEST_ERROR = 0.07
 standard deviation are at most this. The two parts are 0.05, from 400 effective draws of the run,
 and 0.05 of the exact chains. A shift of 0.4 would be found then."""
 
+MOST_MEMORY = 0.5
+"""Where exact chains remember more of their starts, their draws are not those of the posterior."""
+
 NAMED = 3
 """A verdict names at most this many coordinates."""
 
@@ -139,17 +142,23 @@ def _sentence(
     """Verdict on the whole run in a few sentences."""
     sentences = [_of_mode(mode) for mode in modes or ()]
     off = report[report["verdict"].isin(OFF)]
+    remembered = report["memory"].max() > MOST_MEMORY
     unknown = report[report["verdict"].isin((UNKNOWN, NOT_CONVERGED))]
     if len(off):
         sentences.append(
-            f"{len(off)} of {len(report)} coordinates are off: {_listed(off, _of_shift)}. Use the "
-            "polished draws in place of those of the run"
-            + (", when more `passes` have brought them to rest." if moving else ".")
+            f"{len(off)} of {len(report)} coordinates are off: {_listed(off, _of_shift)}. "
+            + (
+                "The polished draws are off too, since exact chains still remember their starts: "
+                "give more `passes`, or sample again."
+                if remembered or moving
+                else "Use the polished draws in place of those of the run."
+            )
         )
     if moving:
         sentences.append(
-            "The law of the exact chains still moves, so that neither the run nor the polished "
-            "draws can be relied on. Give more `passes`, or sample with NUTS."
+            "The law of the exact chains still moves, or some chains do not move, so that neither "
+            "the run nor the polished draws can be relied on. Give more `passes`, or sample with "
+            "NUTS."
         )
     elif len(unknown):
         sentences.append(

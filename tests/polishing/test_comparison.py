@@ -7,7 +7,7 @@ import pytest
 
 from pymc_sgmcmc.polishing.comparison import PROBABILITIES, compare, doubt, movement
 
-CHAINS, DIMENSION, TRANSITIONS = 100, 5, 10
+CHAINS, DIMENSION, TRANSITIONS = 200, 5, 10
 
 
 def ensemble(rng, starts, memory, mean=0.0, sd=1.0):
@@ -29,16 +29,18 @@ def scores_of(rng, memory, *, run_mean=0.0, run_sd=1.0):
     return shifts, np.concatenate([[means, sds], shifts.probability_scores])
 
 
-@pytest.mark.parametrize("memory", [0.0, 0.9])
+@pytest.mark.parametrize("memory", [0.0, 0.8, 0.95])
 def test_right_runs_are_rarely_beyond_doubt(memory):
     found = [scores_of(np.random.default_rng(seed), memory)[1] for seed in range(60)]
     scores = np.array(found)
-    # One of a hundred is expected at most, and five of sixty would be so by chance once in 2000.
-    assert (np.abs(scores).max((1, 2)) > doubt(DIMENSION, CHAINS)).sum() < 5
-    np.testing.assert_allclose(scores.std((0, 2)), 1.0, atol=0.25)
+    # One of a hundred is expected at most, and four of sixty would be so by chance once in 300.
+    assert (np.abs(scores).max((1, 2)) > doubt(DIMENSION, CHAINS)).sum() < 4
+    np.testing.assert_allclose(scores.std((0, 2)), 1.0, atol=0.15)
 
 
-@pytest.mark.parametrize(("memory", "mean", "sd"), [(0.0, 0.5, 1.0), (0.8, 0.5, 1.3)])
+@pytest.mark.parametrize(
+    ("memory", "mean", "sd"), [(0.0, 0.5, 1.3), (0.8, 0.5, 1.0), (0.8, 0.0, 1.3)]
+)
 def test_shifts_are_right_whatever_the_chains_remember(memory, mean, sd):
     found = [
         scores_of(np.random.default_rng(seed), memory, run_mean=mean, run_sd=sd)
@@ -47,9 +49,11 @@ def test_shifts_are_right_whatever_the_chains_remember(memory, mean, sd):
     scores = np.array([each[:2] for _, each in found])
     # The estimates are off by a part of their errors, since ratios are not linear.
     assert np.abs(scores.mean((0, 2))).max() < 0.5
-    shifts = found[0][0]
-    assert (np.abs(shifts.mean) > doubt(DIMENSION, CHAINS) * shifts.mean_error).any()
-    np.testing.assert_allclose(shifts.memory, memory**1.5, atol=0.3)
+    memories = np.mean([shifts.memory for shifts, _ in found])
+    # Of the mean of the later part, and never below zero.
+    assert memories == pytest.approx(memory**1.5, abs=0.05)
+    if memory == 0:
+        assert all((-each.mean > 4 * each.mean_error).all() for each, _ in found)
 
 
 def test_quantiles_move_as_those_of_the_laws(rng):
@@ -74,7 +78,8 @@ def test_law_that_moves_is_seen_and_one_at_rest_is_not(rng):
     assert np.abs(movement(states[:4], states[4:])).max() < doubt(3, 100)
     later = states[4:] * np.array([1.0, 1.6, 1.0]) + np.array([0.6, 0, 0])
     scores = movement(states[:4], later)
-    assert scores[0, 0] > doubt(3, 100) and scores[1, 1] > doubt(3, 100)
+    assert scores[0, 0] > doubt(3, 100)
+    assert scores[1, 1] > doubt(3, 100)
     assert np.abs(scores[:, 2]).max() < doubt(3, 100)
 
 

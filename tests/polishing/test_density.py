@@ -67,5 +67,6 @@ def test_what_is_not_finite_has_no_density(rng):
     positions[1, 3] = 2000.0  # the exponential of the scale overflows
     positions[2, 0] = np.nan
     values, gradients = density(positions)
-    assert np.isfinite(values[[0, 3]]).all() and np.isneginf(values[1:3]).all()
-    assert (gradients[1:3] == 0).all() and np.isfinite(gradients).all()
+    np.testing.assert_array_equal(np.isneginf(values), [False, True, True, False])
+    np.testing.assert_array_equal(gradients[1:3], 0.0)
+    assert np.isfinite(gradients).all()

@@ -132,7 +132,8 @@ def test_chains_of_a_right_run_end_at_the_first_look(rng):
     run = advance_until_still(
         gaussian, starts, root_of(starts), 200, rng, advanced=lambda: counted.append(1)
     )
-    assert run.transitions == len(counted) == FIRST_LOOK and not run.moving
+    assert run.transitions == len(counted) == FIRST_LOOK
+    assert not run.moving
     assert run.positions.shape == (18, 400, 3)
     assert run.log_densities.shape == run.acceptance.shape == (18, 400)
     assert 0.4 < run.acceptance.mean() < 0.75
@@ -142,7 +143,9 @@ def test_chains_of_a_right_run_end_at_the_first_look(rng):
 def test_chains_that_still_move_say_so(most, rng):
     starts = MEAN + 200 * ROOT.sum(1) + gaussian_draws(rng, 50)
     run = advance_until_still(gaussian, starts, Dense(0.05 * ROOT), most, rng)
-    assert run.moving and run.transitions == most and len(run.positions) >= 18
+    assert run.moving
+    assert run.transitions == most
+    assert len(run.positions) >= 18
 
 
 def test_jumps_are_as_probable_as_their_opposites(rng):
