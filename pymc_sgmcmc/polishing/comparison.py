@@ -1,6 +1,7 @@
 r"""Comparison of the law of a run with that of exact chains that began at its draws. Arrays only.
 
-Each statistic is the mean of a function f: of the position, of its square from that mean, and of
+Each statistic is the mean of a function f: of the position, of the square of its
+distance from the mean of the posterior, and of
 whether it is below a quantile of the run. For chain i let :math:`X_i` be f at its start and
 :math:`Y_i` the mean of f along its later part. The regression :math:`Y = a + b X` over the chains
 says how much of its start a chain remembers, and the mean under the posterior is estimated by its

@@ -259,15 +259,15 @@ def _read(idata: DataTree, model: pm.Model) -> tuple[Posterior, np.ndarray]:
             f"`polish` moves all variables together, but the run has sampled {quoted(local)} by "
             "`local`. Polish a run on `marginalize(model, ...)` instead."
         )
+    posterior = Posterior(model, rows=stored_rows(settings))
+    positions = _stored_positions(idata, settings, posterior)
+    if positions is None:
+        positions = unconstrained_draws(idata, model, posterior)
     if changed := changed_data(idata, model):
         raise ValueError(
             f"`model` should be the one that was sampled, but has other values of "
             f"{', '.join(changed)}. Pass that model with its data, or sample again."
         )
-    posterior = Posterior(model, rows=stored_rows(settings))
-    positions = _stored_positions(idata, settings, posterior)
-    if positions is None:
-        positions = unconstrained_draws(idata, model, posterior)
     if not np.isfinite(positions).all():
         raise ValueError(
             "All draws should be finite, but some are not: a chain diverged. Leave it out, "
