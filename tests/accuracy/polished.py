@@ -4,10 +4,10 @@
 
 prints for each model the verdict on the run, the largest true error of a mean (in posterior
 standard deviations) and of a standard deviation (its logarithm) in the run and in the polished
-estimates, the largest standard error of the reference, how many coordinates are blamed, the passes,
-and the seconds of the run and of `polish`. True errors contain the Monte-Carlo errors of the run and
-of the reference. With ``--step-factor`` steps are so many times as long as the computed ones, so that
-all runs are wrong.
+estimates, the largest standard error of the reference, how many coordinates are blamed, how many
+other modes were found, the passes, and the seconds of the run and of `polish`. True errors contain
+the Monte-Carlo errors of the run and of the reference. With ``--step-factor`` steps are so many
+times as long as the computed ones, so that all runs are wrong.
 """
 
 from __future__ import annotations
