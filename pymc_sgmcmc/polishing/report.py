@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
+from pymc_sgmcmc.polishing.chains import is_known
 from pymc_sgmcmc.polishing.comparison import PROBABILITIES, Shifts, compare, doubt
 from pymc_sgmcmc.polishing.modes import Mode
 from pymc_sgmcmc.record import LARGEST_MEAN_ERROR
@@ -96,7 +97,8 @@ def make_report(
     report["verdict"] = _verdicts(report, shifts, stated, sure, moving)
     report.attrs |= {"bias": stated, "standard_errors": sure, "moving": moving}
     report.attrs["run"] = _word(report, modes)
-    report.attrs["verdict"] = _sentence(report, stated, sure, moving, modes)
+    rested = not moving and is_known(later) and shifts.memory.max() <= MOST_MEMORY
+    report.attrs["verdict"] = _sentence(report, stated, sure, moving, rested, modes)
     return report
 
 
@@ -137,21 +139,25 @@ def _word(report: pd.DataFrame, modes: Sequence[Mode] | None) -> str:
 
 
 def _sentence(
-    report: pd.DataFrame, stated: float, sure: float, moving: bool, modes: Sequence[Mode] | None
+    report: pd.DataFrame,
+    stated: float,
+    sure: float,
+    moving: bool,
+    rested: bool,
+    modes: Sequence[Mode] | None,
 ) -> str:
-    """Verdict on the whole run in a few sentences."""
+    """Verdict on the whole run in a few sentences, and on the polished draws: have they rested?"""
     sentences = [_of_mode(mode) for mode in modes or ()]
     off = report[report["verdict"].isin(OFF)]
-    remembered = report["memory"].max() > MOST_MEMORY
     unknown = report[report["verdict"].isin((UNKNOWN, NOT_CONVERGED))]
     if len(off):
         sentences.append(
             f"{len(off)} of {len(report)} coordinates are off: {_listed(off, _of_shift)}. "
             + (
-                "The polished draws are off too, since exact chains still remember their starts: "
-                "give more `passes`, or sample again."
-                if remembered or moving
-                else "Use the polished draws in place of those of the run."
+                "Use the polished draws in place of those of the run."
+                if rested
+                else "The polished draws cannot be relied on either, since exact chains have not "
+                "forgotten their starts: give more `passes`, or sample again."
             )
         )
     if moving:

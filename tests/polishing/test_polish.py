@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pymc as pm
@@ -182,10 +184,13 @@ def test_data_that_were_changed_after_the_run(right, stored):
             pm.set_data({"outcomes": before})
 
 
-def two_modes(balance: float = 0.0) -> tuple[pm.Model, float]:
-    """Modes at about -2 and 2, and the standard deviation of each."""
+def two_modes(prior_mean: float = 0.0) -> tuple[pm.Model, float]:
+    """Modes at about -2 and 2, and the standard deviation of each.
+
+    The mass of the first is exp(-prior_mean) times that of the second.
+    """
     with pm.Model() as model:
-        mu = pm.Normal("mu", balance, 2)
+        mu = pm.Normal("mu", prior_mean, 2)
         pm.Normal("y", mu**2, 1, observed=np.full(20, 4.0))
     return model, 1 / (4 * np.sqrt(20))
 
@@ -196,6 +201,14 @@ def test_mode_that_no_chain_reached(rng):
     assert polished.verdict == "off"
     assert polished.report.attrs["modes"][0] == pytest.approx(-2, abs=0.05)
     assert "another mode with the same mass" in polished.report.attrs["verdict"]
+
+
+def test_mass_of_a_mode_that_no_chain_reached(rng):
+    model, sd = two_modes(1.5)
+    polished = polished_of(as_trace(mu=2 + sd * rng.normal(size=(4, 500))), model)
+    assert polished.verdict == "off"
+    mass = float(re.search(r"about ([0-9.]+) times", polished.report.attrs["verdict"])[1])
+    assert mass == pytest.approx(np.exp(-1.5), rel=0.25)
 
 
 def test_masses_of_two_modes(rng):

@@ -84,6 +84,14 @@ def test_law_that_still_moves_cannot_tell(rng):
     assert "still moves" in report.attrs["verdict"]
 
 
+def test_polished_draws_that_remember_their_starts_are_not_recommended(rng):
+    run = 1.0 + 0.1 * rng.standard_normal((4, 1000, 2))
+    starts = run[:, ::20].reshape(-1, 2)
+    report = make_report(LABELS, run, starts, np.repeat(starts[None] - 0.1, 20, 0), 0.05, False, ())
+    assert report.attrs["run"] == "off"
+    assert "cannot be relied on either" in report.attrs["verdict"]
+
+
 def test_other_modes_are_reported(rng):
     mode = Mode(np.zeros(2), np.log(0.3), 12.0, "`a` = 12")
     report = report_on(rng, modes=[mode])
