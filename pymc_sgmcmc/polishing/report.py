@@ -146,7 +146,7 @@ def _sentence(
     rested: bool,
     modes: Sequence[Mode] | None,
 ) -> str:
-    """Verdict on the whole run in a few sentences, and on the polished draws: have they rested?"""
+    """Verdict on the whole run in a few sentences, and whether to use the polished draws."""
     sentences = [_of_mode(mode) for mode in modes or ()]
     off = report[report["verdict"].isin(OFF)]
     unknown = report[report["verdict"].isin((UNKNOWN, NOT_CONVERGED))]
