@@ -176,7 +176,8 @@ def _quantile_shift(
     """Shift of a quantile, its error, and the shift of the probability in standard errors."""
     quantile = np.quantile(run, probability, axis=(0, 1))
     shift, error, memory = _shift(
-        *((values <= quantile).astype(float) for values in (run, starts, later)), probability
+        *((values <= quantile).astype(float) for values in (run, starts, later)),
+        probability=probability,
     )
     width = np.maximum(error, LEAST_WIDTH)
     low, high = (np.clip(probability + sign * width, 0.0, 1.0) for sign in (-1, 1))
