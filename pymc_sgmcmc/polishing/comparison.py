@@ -20,8 +20,11 @@ import numpy as np
 from scipy import special
 
 PROBABILITIES = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""These quantiles are compared. Of 200 chains 20 are beyond the outer ones, enough for an error
-from their spread."""
+"""These quantiles are compared."""
+
+FEWEST_BEYOND = 10
+"""A quantile is tested only where at least so many chains are expected beyond it. The spread of fewer
+says little about the error."""
 
 LARGEST_MEMORY = 0.98
 """No more than this is taken for the part of the start that a chain remembers. Beyond it a fixed
@@ -47,7 +50,8 @@ class Shifts:
     quantiles, quantile_errors : numpy.ndarray, shape (quantiles, d)
         In posterior standard deviations.
     probability_scores : numpy.ndarray, shape (quantiles, d)
-        The shift of the probability below a quantile of the run, in its standard errors.
+        The shift of the probability below a quantile of the run, in its standard errors; zero where
+        the chains are too few to test it.
     memory : numpy.ndarray, shape (d,)
         b of the mean.
     posterior_mean, posterior_sd : numpy.ndarray, shape (d,)
@@ -175,17 +179,20 @@ def _quantile_shift(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Shift of a quantile, its error, and the shift of the probability in standard errors."""
     quantile = np.quantile(run, probability, axis=(0, 1))
-    shift, error, memory = _shift(
-        *((values <= quantile).astype(float) for values in (run, starts, later)),
-        probability=probability,
+    of_run, of_starts, of_later = (
+        (values <= quantile).astype(float) for values in (run, starts, later)
     )
+    shift, error, memory = _shift(of_run, of_starts, of_later, probability)
     width = np.maximum(error, LEAST_WIDTH)
     low, high = (np.clip(probability + sign * width, 0.0, 1.0) for sign in (-1, 1))
     at = np.array([low, np.full_like(low, probability), high])
     ordered = np.sort(later.reshape(-1, later.shape[-1]), axis=0)
     below, now, above = _quantiles_of_ordered(ordered, at)
     slope = (above - below) / (high - low)
-    return (now - quantile) / (1 - memory), slope * error, -shift / np.maximum(error, 1e-300)
+    score = -shift / np.maximum(error, 1e-300)
+    if len(starts) * min(probability, 1 - probability) < FEWEST_BEYOND:
+        score = np.zeros_like(score)
+    return (now - quantile) / (1 - memory), slope * error, score
 
 
 def _quantiles_of_ordered(ordered: np.ndarray, at: np.ndarray) -> np.ndarray:
