@@ -23,8 +23,8 @@ PROBABILITIES = (0.1, 0.25, 0.5, 0.75, 0.9)
 """These quantiles are compared."""
 
 FEWEST_BEYOND = 10
-"""A quantile is tested only where at least so many chains are expected beyond it. The spread of fewer
-says little about the error."""
+"""A quantile is tested only where at least about so many chains are expected beyond it. The spread
+of fewer says little about the error."""
 
 LARGEST_MEMORY = 0.98
 """No more than this is taken for the part of the start that a chain remembers. Beyond it a fixed
@@ -190,7 +190,7 @@ def _quantile_shift(
     below, now, above = _quantiles_of_ordered(ordered, at)
     slope = (above - below) / (high - low)
     score = -shift / np.maximum(error, 1e-300)
-    if len(starts) * min(probability, 1 - probability) < FEWEST_BEYOND:
+    if round(len(starts) * min(probability, 1 - probability)) < FEWEST_BEYOND:
         score = np.zeros_like(score)
     return (now - quantile) / (1 - memory), slope * error, score
 
