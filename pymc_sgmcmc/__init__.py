@@ -20,6 +20,7 @@ from pymc_sgmcmc.errors import (
 )
 from pymc_sgmcmc.gradient_estimators import SVRG
 from pymc_sgmcmc.marginal import MarginalFit, fit_marginal, marginalize, recover
+from pymc_sgmcmc.polishing import Polished, polish
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.record import label_positions as label_positions  # with a FutureWarning
 from pymc_sgmcmc.sampling import read_store, sample
@@ -88,6 +89,7 @@ __all__ = [
     "MarginalFit",
     "ModelError",
     "NonFinitePositionError",
+    "Polished",
     "PolynomialDecay",
     "Posterior",
     "Recipe",
@@ -105,6 +107,7 @@ __all__ = [
     "plot_ess_bias",
     "plot_gradient_trace",
     "plot_zero_variance",
+    "polish",
     "read_store",
     "recover",
     "sample",

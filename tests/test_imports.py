@@ -26,6 +26,7 @@ FLOORS = (
     ("step_methods",),
     ("trace_tools",),
     ("sampling",),
+    ("polishing",),
     ("datasets",),
     ("regression",),
     ("main",),

@@ -500,13 +500,14 @@ class Posterior:
         value = self.prior_log_density(position)
         return self.compile_for_setup([position], [value, self.prior_gradient(position)])
 
-    def _position_and_rows(self) -> tuple[TensorVariable, list[TensorVariable]]:
+    def position_and_rows(self) -> tuple[TensorVariable, list[TensorVariable]]:
+        """New symbolic inputs: a position, and a tensor of rows for each array of `data`."""
         position = pt.tensor("position", shape=(None,), dtype=self.dtype)
         return position, [leaf.placeholder() for leaf in self._separated.leaves]
 
     @cached_property
     def _log_likelihood_function(self):
-        position, rows = self._position_and_rows()
+        position, rows = self.position_and_rows()
         length = rows[0].shape[0]
         value = self.rows_log_density(position, rows, length)
         return self.compile_for_setup(
@@ -515,13 +516,13 @@ class Posterior:
 
     @cached_property
     def _likelihood_gradient_function(self):
-        position, rows = self._position_and_rows()
+        position, rows = self.position_and_rows()
         gradient = self.rows_gradient(position, rows, rows[0].shape[0])
         return self.compile_for_setup([position, *rows], [gradient])
 
     @cached_property
     def _row_gradients_function(self):
-        position, rows = self._position_and_rows()
+        position, rows = self.position_and_rows()
         gradients = self.single_row_gradients(position, rows)
         return self.compile_for_setup([position, *rows], [gradients])
 

@@ -71,10 +71,10 @@ def gradients(idata: DataTree, model: pm.Model | None = None) -> DataTree:
     array([0., 0.])
     """
     check_trace(idata)
-    model = _model(model)
+    model = given_model(model)
     _check_data(idata, model)
     posterior = Posterior(model, rows=_rows(idata))
-    positions = _positions(idata, model, posterior)
+    positions = unconstrained_draws(idata, model, posterior)
     values = np.empty_like(positions)
     for index in np.ndindex(positions.shape[:2]):
         with np.errstate(all="ignore"):
@@ -133,7 +133,7 @@ def _check_data(idata: DataTree, model: pm.Model) -> None:
         )
 
 
-def _model(model: pm.Model | None) -> pm.Model:
+def given_model(model: pm.Model | None) -> pm.Model:
     """The given model, or that of the context."""
     if model is not None and not isinstance(model, pm.Model):
         raise TypeError(f"`model` should be a pymc.Model, but is of type {type(model).__name__}.")
@@ -176,7 +176,7 @@ def _check_order(draws: xr.Dataset, model: pm.Model) -> None:
                 )
 
 
-def _positions(idata: DataTree, model: pm.Model, posterior: Posterior) -> np.ndarray:
+def unconstrained_draws(idata: DataTree, model: pm.Model, posterior: Posterior) -> np.ndarray:
     """Unconstrained positions of the draws, shape (chain, draw, d)."""
     draws = posterior_of(idata)
     missing = [variable.name for variable in model.free_RVs if variable.name not in draws.data_vars]

@@ -1,0 +1,221 @@
+"""The log density of all rows, and its gradient, at many positions together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.compile.executor import Function
+from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.traversal import toposort
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.compiled import quick_graphs
+
+TOGETHER_ELEMENTS = 250_000
+"""A piece of the rows is so long that its results at all positions together have about this many
+elements, 2 MB, which stay in the cache of a core."""
+
+SHORTEST_PIECE = 50
+"""A piece has at least this many rows, since each call has a fixed cost."""
+
+COMPARED = 3
+"""The evaluation at several positions together is compared with that one by one at this many."""
+
+TOLERANCE = 1e-6
+"""Both ways agree where they differ by at most this part. In double precision they do so to 1e-12,
+and a wrong axis makes differences of the size of the result."""
+
+SINGLE_TOLERANCE = 1e-3
+"""The same in single precision, which has seven digits."""
+
+MEASURED_ROWS = 2_000
+"""Both ways are compared on about this many rows."""
+
+
+class FullDensity:
+    """Log posterior of all rows and its gradient at many positions together.
+
+    The rows are read once for all positions: rows that enter by a matrix of predictors are
+    multiplied with all positions in one product of matrices. Where an operation of the model has no
+    such form, or is slower in it, the positions are evaluated one by one.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    positions : numpy.ndarray, shape (n, d)
+        Positions at which both ways are compared.
+    threads : int
+        Pieces of the rows are evaluated by this many threads at the same time.
+
+    Attributes
+    ----------
+    passes : int
+        How many times all rows have been read.
+    together : bool
+        Whether positions are evaluated together.
+    """
+
+    def __init__(self, posterior: Posterior, positions: np.ndarray, threads: int = 1):
+        self.posterior, self.passes, self._threads = posterior, 0, threads
+        self._prior: Function | None = None
+        self._rows: list[Function] = []
+        self._width = 1
+        self.together = self._compile(np.asarray(positions[:COMPARED], dtype=posterior.dtype))
+
+    def __call__(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Log densities, shape (n,), and gradients, (n, d), at positions, (n, d).
+
+        Where the log density or its gradient is not finite, or not a number, the log density is
+        minus infinity and the gradient zero.
+        """
+        positions = np.ascontiguousarray(positions, dtype=self.posterior.dtype)
+        self.passes += 1
+        with np.errstate(all="ignore"):
+            values, gradients = (
+                self._all_together(positions) if self.together else self._one_by_one(positions)
+            )
+        bad = ~(np.isfinite(values) & np.isfinite(gradients).all(1))
+        values[bad], gradients[bad] = -np.inf, 0.0
+        return values, gradients
+
+    # --- Evaluation ----------------------------------------------------------------------
+
+    def _all_together(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        assert self._prior is not None
+        values, gradients = self._of(self._prior, positions)
+        starts = range(0, self.posterior.n_rows, self._length(len(positions)))
+        workers = self._rows[: max(1, min(len(self._rows), len(starts)))]
+
+        def total(number: int) -> tuple[np.ndarray, np.ndarray]:
+            """Sum over every so many-th piece. A compiled function is of one thread."""
+            value, gradient = np.zeros(len(positions)), np.zeros(positions.shape)
+            for start in starts[number :: len(workers)]:
+                rows = self.posterior.take(slice(start, start + starts.step))
+                with np.errstate(all="ignore"):
+                    piece, slope = self._of(workers[number], positions, *rows)
+                value += piece
+                gradient += slope
+            return value, gradient
+
+        if len(workers) == 1:
+            totals = [total(0)]
+        else:
+            with ThreadPoolExecutor(len(workers)) as pool:
+                totals = list(pool.map(total, range(len(workers))))
+        for value, gradient in totals:
+            values += value
+            gradients += gradient
+        return values, gradients
+
+    def _of(
+        self, function: Function, positions: np.ndarray, *rows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        value, gradient = function(positions, *rows)
+        return (
+            np.array(np.broadcast_to(value, len(positions)), dtype=float),
+            np.array(np.broadcast_to(gradient, positions.shape), dtype=float),
+        )
+
+    def _one_by_one(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        found = [self.posterior.log_density_and_gradient(position) for position in positions]
+        return np.array([value for value, _ in found]), np.array([slope for _, slope in found])
+
+    def _length(self, count: int) -> int:
+        return max(SHORTEST_PIECE, TOGETHER_ELEMENTS // (count * self._width))
+
+    # --- Compilation ---------------------------------------------------------------------
+
+    def _compile(self, positions: np.ndarray) -> bool:
+        """Compile the function of several positions; whether it is right, and not slower."""
+        posterior = self.posterior
+        rows = posterior.take(
+            np.unique(np.linspace(0, posterior.n_rows - 1, MEASURED_ROWS).astype(int))
+        )
+        try:
+            with quick_graphs():
+                self._prior, of_rows = self._compiled()
+            together = self._sum(of_rows, positions, rows)
+        except Exception:  # Operations may fail in any way where they do not allow another axis.
+            return False
+        begin = time.perf_counter()
+        apart = self._apart(positions, rows)
+        single = time.perf_counter() - begin
+        tolerance = TOLERANCE if posterior.dtype == "float64" else SINGLE_TOLERANCE
+        if not all(_agree(x, y, tolerance) for x, y in zip(together, apart, strict=True)):
+            return False
+        begin = time.perf_counter()
+        self._sum(of_rows, positions, rows)
+        if time.perf_counter() - begin > single:
+            return False
+        self._rows = [of_rows] + [
+            of_rows.copy(share_memory=False) for _ in range(self._threads - 1)
+        ]
+        for function in self._rows:
+            function.trust_input = True
+        return True
+
+    def _compiled(self) -> tuple[Function, Function]:
+        posterior = self.posterior
+        single, rows = posterior.position_and_rows()
+        several = pt.tensor("positions", shape=(None, None), dtype=posterior.dtype)
+
+        def batched(outputs: Sequence[TensorVariable]) -> list[TensorVariable]:
+            return vectorize_graph(outputs, {single: several})
+
+        prior = posterior.compile_for_setup(
+            [several],
+            batched([posterior.prior_log_density(single), posterior.prior_gradient(single)]),
+        )
+        length = rows[0].shape[0]
+        outputs = [
+            posterior.rows_log_density(single, rows, length),
+            posterior.rows_gradient(single, rows, length),
+        ]
+        self._width = _widest(outputs, single)
+        return prior, posterior.compile_for_setup([several, *rows], batched(outputs))
+
+    def _sum(
+        self, of_rows: Function, positions: np.ndarray, rows: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Log prior plus log likelihood of some rows, and the gradient, by the new functions."""
+        assert self._prior is not None
+        with np.errstate(all="ignore"):
+            first, second = self._of(self._prior, positions), self._of(of_rows, positions, *rows)
+        return first[0] + second[0], first[1] + second[1]
+
+    def _apart(
+        self, positions: np.ndarray, rows: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The same by the functions of one position."""
+        values, gradients = np.zeros(len(positions)), np.zeros(positions.shape)
+        with np.errstate(all="ignore"):
+            for number, position in enumerate(positions):
+                first = self.posterior.log_prior_and_gradient(position)
+                second = self.posterior.log_likelihood_and_gradient(position, rows)
+                values[number], gradients[number] = first[0] + second[0], first[1] + second[1]
+        return values, gradients
+
+
+def _agree(first: np.ndarray, second: np.ndarray, tolerance: float) -> bool:
+    """Whether all differences are small beside the largest entry."""
+    largest = np.abs(second[np.isfinite(second)]).max(initial=0)
+    return np.allclose(first, second, tolerance, tolerance * largest, equal_nan=True)
+
+
+def _widest(outputs: Sequence[TensorVariable], position: TensorVariable) -> int:
+    """Elements a row of the widest result that depends on the position, and has rows."""
+    widest, depends = 1, {position}
+    for node in toposort(outputs):
+        if not depends.intersection(node.inputs):
+            continue
+        depends.update(node.outputs)
+        for variable in node.outputs:
+            shape = getattr(variable.type, "shape", ())
+            if None in shape:
+                widest = max(widest, int(np.prod([size for size in shape if size is not None])))
+    return widest
