@@ -73,6 +73,9 @@ LARGEST_MEAN_ERROR = 0.1
 """An error of a mean, in posterior standard deviations, is reported where it is larger. A 95 %
 interval that is off by this much has a probability of 94.9 %."""
 
+INTEGRATED = "integrated_out"
+"""This setting is the names of the variables that were integrated out of the model, as JSON."""
+
 LOCAL, LOCAL_TRANSITIONS = "local", "local_transitions"
 """These settings are the names of the local variables, as JSON, and the transitions of a visit."""
 
@@ -378,6 +381,11 @@ def labels_of(idata: DataTree, dimension: int) -> tuple[str, ...]:
 def stored_rows(settings: Mapping[str, Any]) -> str | list[str] | None:
     """The argument `rows` of a run, None where the trace has none."""
     return json.loads(settings.get("rows", "null"))
+
+
+def integrated_out(settings: Mapping[str, Any]) -> list[str]:
+    """Names of the variables that were integrated out of the model."""
+    return json.loads(settings.get(INTEGRATED, "[]"))
 
 
 def stored_local(settings: Mapping[str, Any]) -> list[str]:

@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import quoted, whole_number
+from pymc_sgmcmc.marginal import marginalize
 from pymc_sgmcmc.matrices import Dense, Matrix
 from pymc_sgmcmc.polishing.chains import FIRST_LOOK, MOST_DENSE, Run, advance_until_still, root_of
 from pymc_sgmcmc.polishing.density import FullDensity
@@ -29,6 +30,7 @@ from pymc_sgmcmc.record import (
     DIMENSION,
     POSITION,
     STEP_METHODS,
+    integrated_out,
     labels_of,
     settings_of,
     stored_local,
@@ -140,7 +142,8 @@ def polish(
         Trace with all free variables of the model, of any sampler. It is not changed.
     model : pymc.Model, optional
         Model of the trace. The default is the model of the context. All of its free variables
-        should be continuous.
+        should be continuous. Variables that `sample` has integrated out are integrated out here
+        too, and `recover` adds them to the polished draws.
     draws : int
         Number of exact chains. Errors fall with its square root.
     passes : int
@@ -204,7 +207,7 @@ def polish(
         min(MOST_THREADS, os.cpu_count() or 1) if cores is None else whole_number("cores", cores, 1)
     )
     rng = np.random.default_rng(random_seed)
-    posterior, positions = _read(idata, model)
+    model, posterior, positions = _read(idata, model)
     chosen = _evenly_spaced(positions, draws)
     starts = chosen.reshape(-1, posterior.dimension)
     density = FullDensity(posterior, starts, threads)
@@ -248,8 +251,8 @@ def polish(
 # --- Reading --------------------------------------------------------------------------------
 
 
-def _read(idata: DataTree, model: pm.Model) -> tuple[Posterior, np.ndarray]:
-    """The posterior, and the positions of all draws, shape (chains, draws, d).
+def _read(idata: DataTree, model: pm.Model) -> tuple[pm.Model, Posterior, np.ndarray]:
+    """The model that was sampled, its posterior, and the positions, shape (chains, draws, d).
 
     Raises
     ------
@@ -261,15 +264,23 @@ def _read(idata: DataTree, model: pm.Model) -> tuple[Posterior, np.ndarray]:
             f"`polish` moves all variables together, but the run has sampled {quoted(local)} by "
             "`local`. Polish a run on `marginalize(model, ...)` instead."
         )
-    posterior = Posterior(model, rows=stored_rows(settings))
-    positions = _stored_positions(idata, settings, posterior)
-    if positions is None:
-        positions = unconstrained_draws(idata, model, posterior)
+    names = integrated_out(settings)
+    if missing := [name for name in names if name not in model.named_vars]:
+        raise ValueError(
+            f"`model` should be the one that was given to `sample`, with {quoted(missing)}, which "
+            "`sample` has integrated out, but it lacks them. Pass that model."
+        )
     if changed := changed_data(idata, model):
         raise ValueError(
             f"`model` should be the one that was sampled, but has other values of "
             f"{', '.join(changed)}. Pass that model with its data, or sample again."
         )
+    if names:
+        model = marginalize(model, names)
+    posterior = Posterior(model, rows=stored_rows(settings))
+    positions = _stored_positions(idata, settings, posterior)
+    if positions is None:
+        positions = unconstrained_draws(idata, model, posterior)
     if not np.isfinite(positions).all():
         raise ValueError(
             "All draws should be finite, but some are not: a chain diverged. Leave it out, "
@@ -281,7 +292,7 @@ def _read(idata: DataTree, model: pm.Model) -> tuple[Posterior, np.ndarray]:
             f"of {positions.shape[1]}. Sample again with more `draws`."
         )
     check_constant(every_nth(positions), posterior.labels)
-    return posterior, positions
+    return model, posterior, positions
 
 
 def _stored_positions(

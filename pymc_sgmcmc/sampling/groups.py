@@ -18,15 +18,12 @@ from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.marginal import marginalize, recover
 from pymc_sgmcmc.marginal.search import local_structures
-from pymc_sgmcmc.record import PREFIX
+from pymc_sgmcmc.record import INTEGRATED, PREFIX
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
 
 AUTO = "auto"
 """With this choice the local variables are those that `local_structures` finds."""
-
-INTEGRATED = "integrated_out"
-"""This setting is the names of the variables that were integrated out, as JSON."""
 
 NOT_FOR_GROUPS = (ModelError, TypeError, ValueError, KeyError, NotImplementedError)
 """Such errors say that a model has no groups, or that a step method has settings for rows."""
