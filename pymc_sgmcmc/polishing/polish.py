@@ -270,17 +270,18 @@ def _read(idata: DataTree, model: pm.Model) -> tuple[pm.Model, Posterior, np.nda
             f"`model` should be the one that was given to `sample`, with {quoted(missing)}, which "
             "`sample` has integrated out, but it lacks them. Pass that model."
         )
-    if changed := changed_data(idata, model):
-        raise ValueError(
-            f"`model` should be the one that was sampled, but has other values of "
-            f"{', '.join(changed)}. Pass that model with its data, or sample again."
-        )
+    joint = model
     if names:
         model = marginalize(model, names)
     posterior = Posterior(model, rows=stored_rows(settings))
     positions = _stored_positions(idata, settings, posterior)
     if positions is None:
         positions = unconstrained_draws(idata, model, posterior)
+    if changed := changed_data(idata, joint):
+        raise ValueError(
+            f"`model` should be the one that was sampled, but has other values of "
+            f"{', '.join(changed)}. Pass that model with its data, or sample again."
+        )
     if not np.isfinite(positions).all():
         raise ValueError(
             "All draws should be finite, but some are not: a chain diverged. Leave it out, "

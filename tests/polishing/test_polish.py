@@ -11,7 +11,7 @@ import pytensor.tensor as pt
 import pytest
 import xarray as xr
 
-from pymc_sgmcmc import SGLDCV, polish, sample
+from pymc_sgmcmc import SGLDCV, marginalize, polish, recover, sample
 from pymc_sgmcmc.record import ACCURACY, LOCAL, PREFIX
 from pymc_sgmcmc.trace_tools.reader import has_gradients
 
@@ -296,6 +296,39 @@ def test_draws_that_cannot_be_used(right):
         polish(as_trace(beta=broken), model)
     with pytest.raises(ValueError, match="All coordinates should move"):
         polish(as_trace(beta=np.ones((4, 100, 3))), model)
+
+
+def grouped() -> pm.Model:
+    """A linear mixed model, whose effects `sample` integrates out."""
+    rng = np.random.default_rng(4)
+    group = np.repeat(np.arange(40), 3)
+    with pm.Model() as model:
+        mean = pm.Normal("mean", 0, 10)
+        effect = pm.Normal("effect", 0, 0.7, shape=40)
+        y = 1 + 0.7 * rng.normal(size=40)[group] + rng.normal(size=120)
+        pm.Normal("y", mean + effect[group], 1, observed=y)
+    return model
+
+
+def test_variables_that_were_integrated_out():
+    """They are integrated out again, `recover` adds them, and the mean has its exact law."""
+    model = grouped()
+    quiet = {"progressbar": False, "random_seed": 3, "cores": 1, "chains": 4}
+    with model:
+        idata = sample(600, tune=300, **quiet)
+    polished = polished_of(idata, model)
+    assert list(polished.report.index) == ["mean"]
+    assert polished.report.attrs["run"] == "ok"
+    y = model.rvs_to_values[model["y"]].data
+    precision = 120 / (1 + 3 * 0.7**2) + 1 / 100
+    center = y.sum() / (1 + 3 * 0.7**2) / precision
+    draws = polished.idata["posterior"]["mean"].values
+    # Of 200 exact chains.
+    assert abs(draws.mean() - center) < 4.5 / np.sqrt(200 * precision)
+    recovered = recover(polished.idata, model, progressbar=False)
+    assert recovered["posterior"]["effect"].shape == (*draws.shape, 40)
+    with pytest.raises(ValueError, match="with `effect`, which `sample` has integrated out"):
+        polished_of(idata, marginalize(model, "effect"))
 
 
 def test_local_variables_that_were_sampled_apart_are_refused(right):
