@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix
-from pymc_sgmcmc.polishing.comparison import doubt, movement
+from pymc_sgmcmc.polishing.comparison import doubt, imbalance, movement
 from pymc_sgmcmc.polishing.ensemble import Density, Kernel, begin, transition
 from pymc_sgmcmc.polishing.modes import covariance_factor
 
@@ -51,6 +52,15 @@ MOST_DENSE = 1_000
 """Up to this many coordinates the preconditioner is a dense matrix."""
 
 
+class _Passed(NamedTuple):
+    """One transition: the states after it, and the probabilities of acceptance."""
+
+    positions: np.ndarray
+    gradients: np.ndarray
+    log_densities: np.ndarray
+    acceptance: np.ndarray
+
+
 @dataclass(frozen=True)
 class Run:
     """States of the exact chains.
@@ -63,7 +73,8 @@ class Run:
     transitions : int
         Number of transitions, with those that were discarded.
     moving : bool
-        Whether the law still moved at the end, or some chains did not move at all.
+        Whether the law still moved at the end, was not that of the posterior by its gradients, or
+        some chains did not move at all.
     """
 
     positions: np.ndarray
@@ -103,11 +114,13 @@ def advance_until_still(
     states = begin(density, starts)
     step_size = 1.65**2 * starts.shape[1] ** (-1 / 3)
     kernel = Kernel(root, step_size, starts)
-    history: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    history: list[_Passed] = []
     count, next_look, moving = 0, FIRST_LOOK, True
     for total in range(1, most + 1):
         states, acceptance, jumped = transition(density, states, kernel, rng)
-        history.append((states.positions, states.log_densities, acceptance))
+        history.append(
+            _Passed(states.positions, states.gradients, states.log_densities, acceptance)
+        )
         count += 1
         advanced()
         rate = float(acceptance.mean())
@@ -115,11 +128,11 @@ def advance_until_still(
             kernel = kernel.adapted(rate, gain=1.0 / np.sqrt(min(count, 4)))
         if count < next_look and total < most:
             continue
-        later = _array(history, 0, count // DISCARDED)
-        rates = _array(history, 2, count // DISCARDED).mean(0)
+        positions, gradients, log_densities, acceptances = _later(history)
+        rates = acceptances.mean(0)
         stuck = float((rates < HARDLY_EVER).mean()) > STUCK
-        moving = stuck or has_moved(later)
-        if not moving and is_known(later):
+        moving = stuck or has_moved(positions, gradients)
+        if not moving and is_known(positions):
             break
         next_look = max(FIRST_LOOK, int(GROWTH * count))
         if most - total < FIRST_LOOK:  # Too few remain to begin again.
@@ -128,13 +141,10 @@ def advance_until_still(
         if stuck:
             kernel = replace(kernel, factors=FACTORS)
         if moving:
-            kernel = replace(kernel, root=root_of(later[len(later) // 3 :]))
+            kernel = replace(kernel, root=root_of(positions[len(positions) // 3 :]))
         if moving or not GOOD_ACCEPTANCE[0] < rates.mean() < GOOD_ACCEPTANCE[1]:
             history, count = [], 0
-    positions, log_densities, acceptance = (
-        _array(history, part, count // DISCARDED) for part in range(3)
-    )
-    return Run(positions, log_densities, acceptance, total, moving)
+    return Run(positions, log_densities, acceptances, total, moving)
 
 
 def root_of(draws: np.ndarray) -> Matrix:
@@ -145,10 +155,10 @@ def root_of(draws: np.ndarray) -> Matrix:
     return Dense(covariance_factor(flat))
 
 
-def has_moved(later: np.ndarray) -> bool:
-    """Whether the law moved between the first third and the rest, beyond doubt."""
+def has_moved(later: np.ndarray, gradients: np.ndarray) -> bool:
+    """Whether the law moved between the first third and the rest, or has to, beyond doubt."""
     cut = max(1, len(later) // 3)
-    scores = movement(later[:cut], later[cut:])
+    scores = np.concatenate([movement(later[:cut], later[cut:]), imbalance(later, gradients)])
     return bool(np.abs(scores).max() > doubt(later.shape[2], later.shape[1]))
 
 
@@ -162,5 +172,6 @@ def is_known(later: np.ndarray) -> bool:
     return bool(max(error.max(), sd_error.max()) <= STILL_ENOUGH)
 
 
-def _array(history: list, part: int, discarded: int) -> np.ndarray:
-    return np.array([each[part] for each in history[discarded:]])
+def _later(history: list[_Passed]) -> tuple[np.ndarray, ...]:
+    """Arrays of all transitions but those that are discarded."""
+    return tuple(map(np.array, zip(*history[len(history) // DISCARDED :], strict=True)))

@@ -143,6 +143,22 @@ def movement(earlier: np.ndarray, later: np.ndarray) -> np.ndarray:
     return np.array(scores)
 
 
+def imbalance(positions: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+    r"""How far chains are from Stein's identities, in standard errors, shape (2, d).
+
+    At the posterior :math:`E[\nabla_i] = 0` and :math:`E[(\theta_i - c_i) \nabla_i] = -1`. A law
+    that is the posterior in a part of the space alone, since chains hardly ever enter the rest,
+    does not move, but the gradients at the border of this part have a mean.
+
+    Parameters
+    ----------
+    positions, gradients : numpy.ndarray, shape (transitions, n, d)
+    """
+    center, scale = positions.mean((0, 1)), positions.std((0, 1))
+    products = ((positions - center) * gradients).mean(0) + 1
+    return np.array([_paired(gradients.mean(0) * scale), _paired(products)])
+
+
 def _paired(differences: np.ndarray) -> np.ndarray:
     error = differences.std(0, ddof=1) / np.sqrt(len(differences))
     return differences.mean(0) / np.where(error > 0, error, np.inf)

@@ -10,11 +10,12 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.compile.executor import Function
 from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior.compiled import quick_graphs
+from pymc_sgmcmc.posterior.compiled import inline_inner_graphs, quick_graphs
 
 TOGETHER_ELEMENTS = 250_000
 """A piece of the rows is so long that its results at all positions together have about this many
@@ -36,6 +37,15 @@ SINGLE_TOLERANCE = 1e-3
 MEASURED_ROWS = 2_000
 """Both ways are compared on about this many rows."""
 
+SLOWER = 3
+"""Positions are evaluated one by one where this is so many times as fast. Most models are about as
+fast or faster together, and a few are slower by far, so that measurements of time that vary do not
+change how a model is evaluated, nor the last digits of the draws."""
+
+PARTS = 4
+"""The sum over the rows is made in so many parts, by at most so many threads. The parts do not
+depend on the number of threads, and so the draws do not either."""
+
 
 class FullDensity:
     """Log posterior of all rows and its gradient at many positions together.
@@ -50,7 +60,7 @@ class FullDensity:
     positions : numpy.ndarray, shape (n, d)
         Positions at which both ways are compared.
     threads : int
-        Pieces of the rows are evaluated by this many threads at the same time.
+        So many parts of the rows, at most `PARTS`, are evaluated at the same time.
 
     Attributes
     ----------
@@ -65,7 +75,7 @@ class FullDensity:
         self._prior: Function | None = None
         self._rows: list[Function] = []
         self._width = 1
-        self.together = self._compile(np.asarray(positions[:COMPARED], dtype=posterior.dtype))
+        self.together = self._compile(np.asarray(positions, dtype=posterior.dtype))
 
     def __call__(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Log densities, shape (n,), and gradients, (n, d), at positions, (n, d).
@@ -83,30 +93,35 @@ class FullDensity:
         values[bad], gradients[bad] = -np.inf, 0.0
         return values, gradients
 
+    def single(self, position: np.ndarray) -> tuple[float, np.ndarray]:
+        """Log density and gradient at one position, which read all rows as well."""
+        self.passes += 1
+        return self.posterior.log_density_and_gradient(position)
+
     # --- Evaluation ----------------------------------------------------------------------
 
     def _all_together(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         assert self._prior is not None
         values, gradients = self._of(self._prior, positions)
         starts = range(0, self.posterior.n_rows, self._length(len(positions)))
-        workers = self._rows[: max(1, min(len(self._rows), len(starts)))]
 
         def total(number: int) -> tuple[np.ndarray, np.ndarray]:
             """Sum over every so many-th piece. A compiled function is of one thread."""
             value, gradient = np.zeros(len(positions)), np.zeros(positions.shape)
-            for start in starts[number :: len(workers)]:
+            for start in starts[number::PARTS]:
                 rows = self.posterior.take(slice(start, start + starts.step))
                 with np.errstate(all="ignore"):
-                    piece, slope = self._of(workers[number], positions, *rows)
+                    piece, slope = self._of(self._rows[number], positions, *rows)
                 value += piece
                 gradient += slope
             return value, gradient
 
-        if len(workers) == 1:
-            totals = [total(0)]
+        parts = range(min(PARTS, len(starts)))
+        if min(self._threads, len(parts)) == 1:
+            totals = [total(number) for number in parts]
         else:
-            with ThreadPoolExecutor(len(workers)) as pool:
-                totals = list(pool.map(total, range(len(workers))))
+            with ThreadPoolExecutor(min(self._threads, PARTS)) as pool:
+                totals = list(pool.map(total, parts))
         for value, gradient in totals:
             values += value
             gradients += gradient
@@ -131,7 +146,7 @@ class FullDensity:
     # --- Compilation ---------------------------------------------------------------------
 
     def _compile(self, positions: np.ndarray) -> bool:
-        """Compile the function of several positions; whether it is right, and not slower."""
+        """Compile the function of several positions; whether it is right, and not far slower."""
         posterior = self.posterior
         rows = posterior.take(
             np.unique(np.linspace(0, posterior.n_rows - 1, MEASURED_ROWS).astype(int))
@@ -139,22 +154,25 @@ class FullDensity:
         try:
             with quick_graphs():
                 self._prior, of_rows = self._compiled()
-            together = self._sum(of_rows, positions, rows)
+            together = self._sum(of_rows, positions[:COMPARED], rows)
         except Exception:  # Operations may fail in any way where they do not allow another axis.
             return False
-        begin = time.perf_counter()
-        apart = self._apart(positions, rows)
-        single = time.perf_counter() - begin
+        apart = self._apart(positions[:COMPARED], rows)
         tolerance = TOLERANCE if posterior.dtype == "float64" else SINGLE_TOLERANCE
-        if not all(_agree(x, y, tolerance) for x, y in zip(together, apart, strict=True)):
-            return False
+        for found, expected in zip(together, apart, strict=True):
+            largest = np.abs(expected[np.isfinite(expected)]).max(initial=0)
+            if not np.allclose(
+                found, expected, rtol=tolerance, atol=tolerance * largest, equal_nan=True
+            ):
+                return False
         begin = time.perf_counter()
+        self._apart(positions[:COMPARED], rows)
+        between = time.perf_counter()
         self._sum(of_rows, positions, rows)
-        if time.perf_counter() - begin > single:
+        end = time.perf_counter()
+        if end - between > SLOWER * (between - begin) * len(positions) / COMPARED:
             return False
-        self._rows = [of_rows] + [
-            of_rows.copy(share_memory=False) for _ in range(self._threads - 1)
-        ]
+        self._rows = [of_rows] + [of_rows.copy(share_memory=False) for _ in range(PARTS - 1)]
         for function in self._rows:
             function.trust_input = True
         return True
@@ -165,7 +183,9 @@ class FullDensity:
         several = pt.tensor("positions", shape=(None, None), dtype=posterior.dtype)
 
         def batched(outputs: Sequence[TensorVariable]) -> list[TensorVariable]:
-            return vectorize_graph(outputs, {single: several})
+            # An operation with a graph inside would be called once for each position.
+            inlined = rewrite_graph(outputs, include=(), custom_rewrite=inline_inner_graphs)
+            return vectorize_graph(inlined, {single: several})
 
         prior = posterior.compile_for_setup(
             [several],
@@ -199,12 +219,6 @@ class FullDensity:
                 second = self.posterior.log_likelihood_and_gradient(position, rows)
                 values[number], gradients[number] = first[0] + second[0], first[1] + second[1]
         return values, gradients
-
-
-def _agree(first: np.ndarray, second: np.ndarray, tolerance: float) -> bool:
-    """Whether all differences are small beside the largest entry."""
-    largest = np.abs(second[np.isfinite(second)]).max(initial=0)
-    return np.allclose(first, second, tolerance, tolerance * largest, equal_nan=True)
 
 
 def _widest(outputs: Sequence[TensorVariable], position: TensorVariable) -> int:

@@ -21,7 +21,7 @@ from pymc_sgmcmc.tuning.subsample import Subsample
 PRIOR_STARTS = 8
 """This many searches begin at draws of the prior."""
 
-WIDE_STARTS = (3.0, -3.0, 10.0, -10.0)
+WIDE_STARTS = (3.0, -3.0, 10.0, -10.0, 30.0, -30.0, 100.0, -100.0)
 """Two searches for each of these factors begin at random points so many times as far from the mean
 as draws are. The starts of a pair are on opposite sides, so that searches end at different modes
 where these are exchangeable."""
@@ -137,7 +137,7 @@ def find_modes(
     noise = rng.standard_normal((2, d))
     wide = [center + factor * root @ direction for factor in WIDE_STARTS for direction in noise]
     first = posterior.initial_position.astype(float)
-    home, ends = _climb(posterior, np.array([*starts, *wide, first]), center, root, reach)
+    home, ends = _climb(density, np.array([*starts, *wide, first]), center, root, reach)
     # The Gaussian of the draws gives the entropy of their law.
     log_mass = log_densities.mean() + 0.5 * d + np.log(np.abs(np.diag(root))).sum()
     modes: list[Mode] = []
@@ -165,13 +165,13 @@ def covariance_factor(draws: np.ndarray) -> np.ndarray:
 
 
 def _climb(
-    posterior: Posterior, starts: np.ndarray, center: np.ndarray, root: np.ndarray, reach: float
+    density: FullDensity, starts: np.ndarray, center: np.ndarray, root: np.ndarray, reach: float
 ) -> tuple[np.ndarray | None, list[np.ndarray]]:
     """End of a search from the centre, and ends that are apart from it and from each other.
 
     A subsample moves all modes alike, by up to the root of its weight in standard deviations.
     """
-    subsample = Subsample(posterior, evaluations=CLIMB * len(starts))
+    subsample = Subsample(density.posterior, evaluations=CLIMB * len(starts))
     far = reach * np.sqrt(subsample.weight)
 
     def climb(function, start: np.ndarray) -> np.ndarray | None:
@@ -192,11 +192,11 @@ def _climb(
             continue
         known.append(end)
         if subsample.weight > 1:
-            end = climb(posterior.log_density_and_gradient, end)
+            end = climb(density.single, end)
         if end is not None:
             ends.append(end)
     if ends and home is not None and subsample.weight > 1:
-        home = climb(posterior.log_density_and_gradient, home)
+        home = climb(density.single, home)
     return home, ends
 
 

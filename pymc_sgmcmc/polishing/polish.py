@@ -53,8 +53,9 @@ from pymc_sgmcmc.tuning import VARIANCE_INFLATION
 FEWEST = 20
 """At least so many chains are needed to state an error from their spread."""
 
-MOST_THREADS = 4
-"""By default no more threads than this evaluate the rows, as no more chains than this run."""
+MOST_ELEMENTS = 100_000_000
+"""The states of the exact chains have at most this many elements, 0.8 GB. Their gradients take as
+much, and their comparison several times as much memory."""
 
 UNRELATED = 0.2
 """States of a chain are kept so far apart that the correlation of no coordinate is larger."""
@@ -147,13 +148,15 @@ def polish(
     draws : int
         Number of exact chains. Errors fall with its square root.
     passes : int
-        Largest number of transitions of the exact chains, at least 24. Where the law still moves
-        then, the report says so.
+        Largest number of transitions of the exact chains, at least 24. They are fewer where the
+        states would have more than 1e8 elements. Where the law still moves then, the report says
+        so.
     modes : bool
         Whether to search for other modes, for at most 500 coordinates.
     random_seed : int, sequence of int, or numpy.random.Generator, optional
     cores : int, optional
-        Number of threads that evaluate the rows, at most 4 by default.
+        Number of threads that evaluate the rows. More than 4 have no effect. The draws do not
+        depend on it.
     progressbar : bool
 
     Returns
@@ -174,7 +177,8 @@ def polish(
     ------
     ValueError
         Where the model is not that of the trace, where the trace has too few draws, draws that are
-        not finite, or local variables that were sampled apart.
+        not finite, or local variables that were sampled apart, and where the states of the exact
+        chains would not fit in memory.
     ModelError
         Where the model is not one that this package samples.
 
@@ -203,13 +207,12 @@ def polish(
     check_trace(idata)
     model = given_model(model)
     draws, passes = whole_number("draws", draws, FEWEST), whole_number("passes", passes, FIRST_LOOK)
-    threads = (
-        min(MOST_THREADS, os.cpu_count() or 1) if cores is None else whole_number("cores", cores, 1)
-    )
+    threads = (os.cpu_count() or 1) if cores is None else whole_number("cores", cores, 1)
     rng = np.random.default_rng(random_seed)
     model, posterior, positions = _read(idata, model)
     chosen = _evenly_spaced(positions, draws)
     starts = chosen.reshape(-1, posterior.dimension)
+    passes = min(passes, _most_passes(starts))
     density = FullDensity(posterior, starts, threads)
     # Threads of the linear algebra would wait for those that evaluate the rows.
     with threadpool_limits(limits=1), Progress(disable=not progressbar) as progress:
@@ -337,6 +340,24 @@ def _evenly_spaced(positions: np.ndarray, count: int) -> np.ndarray:
     chains, draws, _ = positions.shape
     of_chain = min(draws, -(-count // chains))
     return positions[:, ((np.arange(of_chain) + 0.5) * draws / of_chain).astype(int)]
+
+
+def _most_passes(starts: np.ndarray) -> int:
+    """How many transitions fit in memory.
+
+    Raises
+    ------
+    ValueError
+        Where they are fewer than the first look at the law takes.
+    """
+    most = MOST_ELEMENTS // starts.size
+    if most < FIRST_LOOK:
+        count, d = starts.shape
+        raise ValueError(
+            f"`draws` should be at most {MOST_ELEMENTS // FIRST_LOOK // d} with {d} coordinates, "
+            f"so that the states of the exact chains fit in memory, but got {count}."
+        )
+    return most
 
 
 def _root(idata: DataTree, positions: np.ndarray) -> Matrix:

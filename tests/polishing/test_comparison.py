@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from pymc_sgmcmc.polishing.comparison import PROBABILITIES, compare, doubt, movement
+from pymc_sgmcmc.polishing.comparison import (
+    PROBABILITIES,
+    compare,
+    doubt,
+    imbalance,
+    movement,
+)
 
 CHAINS, DIMENSION, TRANSITIONS = 200, 5, 10
 
@@ -89,3 +96,14 @@ def test_law_that_moves_is_seen_and_one_at_rest_is_not(rng):
 def test_chains_that_stand_still_have_not_moved():
     states = np.repeat(np.arange(30.0).reshape(1, 30, 1), 4, axis=0)
     assert (movement(states[:2], states[2:]) == 0).all()
+
+
+def test_gradients_show_a_part_of_the_posterior_without_draws(rng):
+    """The law of draws above -1 is at rest where no chain goes below."""
+    draws = rng.standard_normal((TRANSITIONS, CHAINS, 300))
+    scores = imbalance(draws, -draws)
+    assert scores.shape == (2, 300)
+    np.testing.assert_allclose(scores.std(1), 1.0, atol=0.15)
+    assert np.abs(scores).max() < doubt(300, CHAINS)
+    cut = stats.truncnorm.rvs(-1, np.inf, size=(TRANSITIONS, CHAINS, 5), random_state=rng)
+    assert (np.abs(imbalance(cut, -cut)).min(1) > doubt(5, CHAINS)).all()

@@ -1,4 +1,4 @@
-"""The density at many positions together is that of the posterior at each."""
+"""The log density at many positions together is that at each of them."""
 
 from __future__ import annotations
 
@@ -7,66 +7,101 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from pymc_sgmcmc import Posterior
 from pymc_sgmcmc.polishing import density as module
 from pymc_sgmcmc.polishing.density import FullDensity
+from pymc_sgmcmc.posterior import Posterior
+from tests.support.models import logistic_model, two_variable_model
 
 
-def logistic():
-    rng = np.random.default_rng(1)
-    X = rng.normal(size=(501, 3))
+def groups_model():
+    rng = np.random.default_rng(4)
+    group = rng.integers(0, 6, size=90)
     with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 2, shape=3)
-        scale = pm.HalfNormal("scale", 1)
-        pm.Bernoulli("y", logit_p=scale * pt.dot(X, beta), observed=X[:, 0] > 0)
+        sd = pm.HalfNormal("sd", 1.0)
+        effects = pm.Normal("effects", 0.0, sd, shape=6)
+        pm.Poisson("y", pt.exp(effects[group]), observed=rng.poisson(1.0, size=90))
     return model
 
 
-def grouped():
-    rng = np.random.default_rng(2)
-    group = rng.integers(6, size=300)
+def mixture_model():
     with pm.Model() as model:
-        effects = pm.ZeroSumNormal("effects", 1, shape=6)
-        sd = pm.Exponential("sd", 1)
-        pm.Normal("y", effects[group], sd, observed=rng.normal(size=300))
+        weights = pm.Dirichlet("weights", np.ones(2))
+        means = pm.Normal("means", 0.0, 3.0, shape=2)
+        pm.NormalMixture("y", weights, means, 0.5, observed=np.linspace(-2, 2, 70))
     return model
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("model", [logistic, grouped])
-def test_it_is_the_posterior_at_each_position(model, threads, rng, monkeypatch):
-    monkeypatch.setattr(module, "TOGETHER_ELEMENTS", 1000)  # so that there are several pieces
-    posterior = Posterior(model())
-    positions = rng.normal(size=(12, posterior.dimension))
-    density = FullDensity(posterior, positions, threads)
-    density.together = True  # which of both ways is quicker depends on the machine
-    one_by_one = [posterior.log_density_and_gradient(position) for position in positions]
-    for _ in range(2):
-        values, gradients = density(positions)
-        np.testing.assert_allclose(values, [value for value, _ in one_by_one], rtol=1e-9)
-        expected = np.array([gradient for _, gradient in one_by_one])
-        np.testing.assert_allclose(gradients, expected, rtol=1e-7, atol=1e-8)
-    assert density.passes == 2
-    density.together = False
-    np.testing.assert_allclose(density(positions)[0], values, rtol=1e-9)
+MODELS = {
+    "logistic": logistic_model,
+    "minibatch": lambda: logistic_model(50),
+    "two variables": two_variable_model,
+    "groups": groups_model,
+    "mixture": mixture_model,
+}
 
 
-def test_large_models_are_evaluated_together(rng):
-    X = rng.normal(size=(20_000, 3))
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 2, shape=3)
-        pm.Normal("y", pt.dot(X, beta), 1, observed=X[:, 0])
-    posterior = Posterior(model)
-    assert FullDensity(posterior, rng.normal(size=(50, 3))).together
-
-
-def test_what_is_not_finite_has_no_density(rng):
-    posterior = Posterior(logistic())
-    positions = rng.normal(size=(4, 4))
+@pytest.mark.parametrize("name", MODELS)
+def test_values_and_gradients_of_any_pieces_and_threads(monkeypatch, rng, name):
+    posterior = Posterior(MODELS[name]())
+    positions = posterior.initial_position + 0.5 * rng.standard_normal((7, posterior.dimension))
+    expected = [posterior.log_density_and_gradient(position) for position in positions]
     density = FullDensity(posterior, positions)
-    positions[1, 3] = 2000.0  # the exponential of the scale overflows
-    positions[2, 0] = np.nan
+    assert density.together
+    monkeypatch.setattr(module, "TOGETHER_ELEMENTS", 1)
+    monkeypatch.setattr(module, "SHORTEST_PIECE", 9)
+    for together in (True, False):
+        density.together = together
+        values, gradients = density(positions)
+        np.testing.assert_allclose(values, [value for value, _ in expected], rtol=1e-9)
+        np.testing.assert_allclose(
+            gradients, [slope for _, slope in expected], rtol=1e-7, atol=1e-8
+        )
+    assert density.passes == 2
+
+
+def test_draws_do_not_depend_on_the_number_of_threads(monkeypatch, rng):
+    posterior = Posterior(logistic_model())
+    positions = rng.standard_normal((5, 3))
+    monkeypatch.setattr(module, "TOGETHER_ELEMENTS", 1)
+    of_threads = [FullDensity(posterior, positions, threads)(positions) for threads in (1, 2, 9)]
+    for values, gradients in of_threads[1:]:
+        np.testing.assert_array_equal(values, of_threads[0][0])
+        np.testing.assert_array_equal(gradients, of_threads[0][1])
+
+
+def test_a_wrong_or_failing_evaluation_together_is_not_used(monkeypatch, rng):
+    posterior = Posterior(logistic_model())
+    positions = rng.standard_normal((5, 3))
+    right = FullDensity._compiled
+
+    def wrong(self):
+        prior, rows = right(self)
+        return prior, lambda *inputs: [2 * output for output in rows(*inputs)]
+
+    def failing(self):
+        raise NotImplementedError
+
+    for compiled in (wrong, failing):
+        monkeypatch.setattr(FullDensity, "_compiled", compiled)
+        density = FullDensity(posterior, positions)
+        assert not density.together
+        values, _ = density(positions)
+        expected = [posterior.log_density_and_gradient(position)[0] for position in positions]
+        np.testing.assert_allclose(values, expected)
+
+
+def test_values_that_are_not_finite_have_density_zero(rng):
+    posterior = Posterior(logistic_model())
+    density = FullDensity(posterior, rng.standard_normal((5, 3)))
+    positions = np.array([[0.0, 0.0, 0.0], [np.nan, 0.0, 0.0], [1e200, 0.0, 0.0]])
     values, gradients = density(positions)
-    np.testing.assert_array_equal(np.isneginf(values), [False, True, True, False])
-    np.testing.assert_array_equal(gradients[1:3], 0.0)
-    assert np.isfinite(gradients).all()
+    assert np.isfinite(values[0])
+    assert (values[1:] == -np.inf).all()
+    assert (gradients[1:] == 0).all()
+
+
+def test_mixtures_are_evaluated_together(rng):
+    """Their gradients have graphs inside, which are written out."""
+    posterior = Posterior(mixture_model())
+    density = FullDensity(posterior, rng.standard_normal((50, posterior.dimension)))
+    assert density.together
