@@ -12,6 +12,7 @@ from xarray import DataTree
 from pymc_sgmcmc.checks import positive_number
 from pymc_sgmcmc.errors import NonFinitePositionError
 from pymc_sgmcmc.record import labels_of
+from pymc_sgmcmc.sampling.workers import interrupts_noted
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
 from pymc_sgmcmc.trace_tools.calibrated import with_stated_errors
@@ -90,12 +91,33 @@ def sample_accurately(
 ) -> DataTree:
     """Run with long steps and correct the draws, or with small ones where that is not accurate.
 
+    Ctrl-C ends the present run. Where it has no draws yet, the best one before is the result.
+
     Raises
     ------
     Exception
         As of the run.
     """
     attempts: list[_Attempt] = []
+    try:
+        return _attempted(attempts, draws_of, step, accuracy, model, checks=checks)
+    except KeyboardInterrupt:
+        if not attempts:
+            raise
+        log.warning("Ctrl-C before the draws of another run. Those of the run before are kept.")
+        return _finished(_best(attempts), model, accuracy)
+
+
+def _attempted(
+    attempts: list[_Attempt],
+    draws_of: DrawsOf,
+    step: StochasticGradientStep,
+    accuracy: float,
+    model: Model,
+    *,
+    checks: bool,
+) -> DataTree:
+    """The trace of the first run that is accurate, or of the best. Runs are added to attempts."""
     bias, times, reason = LONGEST_BIAS, RELAXATION_TIMES, ""
     for number in range(MOST_RUNS):
         if number:
@@ -106,15 +128,19 @@ def sample_accurately(
         except NonFinitePositionError as error:
             reason, bias = _first_line(error), max(accuracy, bias / AFTER_REFUSAL)
             continue
-        try:
-            attempt = _Attempt(idata, of_calibration(idata), bias)
-            if interrupted or attempt.errors.largest <= accuracy:
-                return _finished(attempt, model, accuracy, reason)
-        except ValueError as error:  # A CalibrationError is one too.
-            if interrupted:
-                return idata
-            reason, bias = _first_line(error), max(accuracy, bias / AFTER_REFUSAL)
-            continue
+        with interrupts_noted() as late:
+            try:
+                attempt = _Attempt(idata, of_calibration(idata), bias)
+                if interrupted or late or attempt.errors.largest <= accuracy:
+                    return _finished(_best([*attempts, attempt]), model, accuracy, reason)
+            except ValueError as error:  # A CalibrationError is one too.
+                if interrupted or late:
+                    if attempts:
+                        return _finished(_best(attempts), model, accuracy, reason)
+                    log.warning("The errors of the run are not known. %s", _first_line(error))
+                    return idata
+                reason, bias = _first_line(error), max(accuracy, bias / AFTER_REFUSAL)
+                continue
         attempts.append(attempt)
         errors = attempt.errors
         reason = (
@@ -130,15 +156,20 @@ def sample_accurately(
     if not any(attempt.errors.bias <= accuracy for attempt in attempts):
         log.info("Small steps are taken, for a variance error of %g. %s", accuracy, reason)
         idata, _ = draws_of(step.at_bias(accuracy), checks=checks)
-        try:
-            attempts.append(_Attempt(idata, of_draws(idata), accuracy))
-        except ValueError as error:
-            log.warning("The errors of the run are not known. %s", _first_line(error))
-            return idata
-        with suppress(ValueError):  # No correction may be possible.
-            attempts.append(_Attempt(idata, of_calibration(idata), accuracy))
-    best = min(attempts, key=lambda attempt: attempt.errors.largest)
-    return _finished(best, model, accuracy, reason)
+        with interrupts_noted():
+            try:
+                attempts.append(_Attempt(idata, of_draws(idata), accuracy))
+            except ValueError as error:
+                log.warning("The errors of the run are not known. %s", _first_line(error))
+                return idata
+            with suppress(ValueError):  # No correction may be possible.
+                attempts.append(_Attempt(idata, of_calibration(idata), accuracy))
+    with interrupts_noted():
+        return _finished(_best(attempts), model, accuracy, reason)
+
+
+def _best(attempts: list[_Attempt]) -> _Attempt:
+    return min(attempts, key=lambda attempt: attempt.errors.largest)
 
 
 def _within_cost(

@@ -29,7 +29,7 @@ from pymc_sgmcmc.sampling.progress import RunProgress
 from pymc_sgmcmc.sampling.resume import generator_of_run, stored
 from pymc_sgmcmc.sampling.store import check_path
 from pymc_sgmcmc.sampling.trace import Recorder, recorded_names, recorded_variables, whole_trace
-from pymc_sgmcmc.sampling.workers import Job, run_in_processes, run_in_turn
+from pymc_sgmcmc.sampling.workers import Job, interrupts_noted, run_in_processes, run_in_turn
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
 from pymc_sgmcmc.step_methods.sgld import SGLDCV
@@ -219,9 +219,15 @@ def sample(
             seed = deepcopy(run.generator).spawn(chains + 1)[-1]
             idata = groups.completed(idata, names, seed, progressbar=shown, quiet=quiet)
         with mcmc._quiet_logging(quiet):
-            for name, compute in later.items():
-                if wanted.get(name):
-                    compute(idata, model=model, progressbar=shown)
+            for name in [name for name in later if wanted.get(name)]:
+                try:
+                    later[name](idata, model=model, progressbar=shown)
+                except KeyboardInterrupt:
+                    log.warning(
+                        "Ctrl-C before `%s` was computed. `pymc.compute_%s(idata)` does it.",
+                        name,
+                        name,
+                    )
         return idata
 
     try:
@@ -311,23 +317,25 @@ class _Run:
             )
 
         run = (step, jobs, self.tune, self.draws, progress)
-        try:
-            with mcmc._quiet_logging(self.quiet), self._store(step, jobs), bar:
-                for number, job in enumerate(jobs):
-                    if job.done:  # The store has them.
-                        progress(number)
-                if self.cores > 1:
-                    interrupted = run_in_processes(*run, self.cores, self.context)
-                else:
-                    interrupted = run_in_turn(*run)
-        except ChainProcessError as error:
-            if max(job.done for job in jobs) > self.tune:
-                error.idata = result()
-            raise
-        if interrupted and max(job.done for job in jobs) <= self.tune:
-            raise KeyboardInterrupt("The run was interrupted before the first draw after tuning.")
-        with mcmc._quiet_logging(self.quiet):
-            return result(), interrupted
+        with mcmc._quiet_logging(self.quiet), interrupts_noted() as interrupted:
+            try:
+                with self._store(step, jobs), bar:
+                    for number, job in enumerate(jobs):
+                        if job.done:  # The store has them.
+                            progress(number)
+                    if self.cores > 1:
+                        run_in_processes(*run, self.cores, self.context)
+                    else:
+                        run_in_turn(*run)
+            except ChainProcessError as error:
+                if max(job.done for job in jobs) > self.tune:
+                    error.idata = result()
+                raise
+            if interrupted and max(job.done for job in jobs) <= self.tune:
+                raise KeyboardInterrupt(
+                    "The run was interrupted before the first draw after tuning."
+                )
+            return result(), bool(interrupted)
 
     def _store(
         self, step: StochasticGradientStep, jobs: Sequence[Job]

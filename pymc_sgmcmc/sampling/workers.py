@@ -173,25 +173,37 @@ def run_in_processes(
     return bool(interrupted)
 
 
+_interrupts: list[list[int]] = []
+"""The list of the outermost `interrupts_noted` of the main thread, where there is one."""
+
+
 @contextmanager
 def interrupts_noted() -> Iterator[list[int]]:
-    """A list that is empty until Ctrl-C is pressed. A second one raises `KeyboardInterrupt`."""
+    """A list that is empty until Ctrl-C is pressed. A second one raises `KeyboardInterrupt`.
+
+    Inside of another one it is the same list.
+    """
     noted: list[int] = []
     before = signal.getsignal(signal.SIGINT)
     # Only the main thread gets signals, and a handler that is not Python's cannot be set again.
     if current_thread() is not main_thread() or before in (signal.SIG_IGN, None):
         yield noted
         return
+    if _interrupts:
+        yield _interrupts[0]
+        return
 
     def note(number: int, frame: Any) -> None:
         noted.append(number)
         signal.signal(signal.SIGINT, before)
 
+    _interrupts.append(noted)
     signal.signal(signal.SIGINT, note)
     try:
         yield noted
     finally:
         signal.signal(signal.SIGINT, before)
+        _interrupts.clear()
 
 
 class _Worker:

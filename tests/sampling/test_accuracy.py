@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pymc as pm
 import pytest
+import xarray as xr
 
 from pymc_sgmcmc import (
     SGHMC,
@@ -22,8 +23,8 @@ from pymc_sgmcmc import (
 )
 from pymc_sgmcmc.record import ACCURACY, MOMENTS
 from pymc_sgmcmc.sampling import accuracy as loop
-from pymc_sgmcmc.sampling import run
-from tests.sampling.test_sample import NUMBA, SMALL, check_same, interrupted_in, ours
+from pymc_sgmcmc.sampling import run as run_module
+from tests.sampling.test_sample import NUMBA, SMALL, check_same, interrupted_in, ours, press_ctrl_c
 from tests.support.models import logistic_model, two_variable_model, two_variable_moments
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
@@ -95,7 +96,7 @@ def test_same_draws_with_processes_and_after_other_runs(linear):
 
 def test_deterministics_names_and_functions_of_the_draws(monkeypatch):
     given = []
-    monkeypatch.setitem(run.AT_THE_END, "log_prior", lambda idata, **_: given.append(idata))
+    monkeypatch.setitem(run_module.AT_THE_END, "log_prior", lambda idata, **_: given.append(idata))
     with two_variable_model() as model:
         pm.Deterministic("ratio", model["slope"] / model["sigma"])
     step = SGLDCV(model=model, batch_size=40, **NUMBA)
@@ -230,11 +231,55 @@ def test_interrupt_keeps_corrected_draws(linear, monkeypatch):
     monkeypatch.setattr(type(step), "at_bias", lambda *arguments: long)
     monkeypatch.setattr(type(long.chain), "run_length", lambda chain: 100)
     interrupted_in(long, 12, monkeypatch)
-    idata = accurate(model, step, draws=2000)
+    idata = accurate(model, step, accuracy=0.001, draws=2000)
     assert idata["posterior"].sizes["chain"] == 1
     assert 400 <= idata["posterior"].sizes["draw"] < 2000
     assert idata[ACCURACY].attrs["calibrated"] == 1
     assert MOMENTS in uncalibrated(idata).children
+
+
+def test_interrupt_between_draws_keeps_the_best_run(linear, monkeypatch):
+    """While a run is corrected, and before the first draw of the next one."""
+    model, step = linear
+    first = accurate(model, step, accuracy=0.3)
+    errors = loop.of_calibration
+
+    def press_and_correct(idata):
+        press_ctrl_c()
+        return errors(idata)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "of_calibration", press_and_correct)
+        kept = accurate(model, step, accuracy=0.001)
+    xr.testing.assert_equal(kept["posterior"].dataset, first["posterior"].dataset)
+    draws_of, calls = run_module._Run.draws_of, []
+
+    def interrupted(*arguments, **options):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return draws_of(*arguments, **options)
+
+    monkeypatch.setattr(run_module._Run, "draws_of", interrupted)
+    kept = accurate(model, step, accuracy=0.001)
+    xr.testing.assert_equal(kept["posterior"].dataset, first["posterior"].dataset)
+    assert len(calls) == 2
+
+
+def test_interrupt_while_groups_are_computed_keeps_the_draws(linear, monkeypatch, caplog):
+    model, step = linear
+    first = accurate(model, step, accuracy=0.3)
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(run_module.AT_THE_END, "log_prior", interrupted)
+    kept = accurate(
+        model, step, accuracy=0.3, quiet=False, idata_kwargs=dict.fromkeys(run_module.AT_THE_END, 1)
+    )
+    xr.testing.assert_equal(kept["posterior"].dataset, first["posterior"].dataset)
+    assert "log_likelihood" in kept.children
+    assert "`pymc.compute_log_prior(idata)` does it" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from pytensor.conditional.op import ifelse
 from pymc_sgmcmc import MALA, SGLD, SGLDCV, ULA, PolynomialDecay, sample, zero_variance
 from pymc_sgmcmc.errors import ChainProcessError, ModelError
 from pymc_sgmcmc.record import MOMENTS
+from pymc_sgmcmc.sampling import run as run_module
 from pymc_sgmcmc.sampling import workers
 from pymc_sgmcmc.sampling.progress import running_r_hat
 from pymc_sgmcmc.sampling.trace import Recorder
@@ -202,6 +203,27 @@ def test_interrupt_keeps_draws_and_moments(monkeypatch):
     idata = ours(model, step, draws=2000)
     check_kept(idata, whole, least=500)
     assert idata["posterior"].sizes == {"chain": 1, "draw": 590, "feature": 3}
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_interrupt_after_the_last_draw(monkeypatch, cores):
+    model = logistic_model()
+    step = SGLD(model=model, **SMALL)
+    expected = ours(model, step, chains=2)
+    whole = run_module.whole_trace
+
+    def press_and_make(*arguments, **options):
+        press_ctrl_c()
+        return whole(*arguments, **options)
+
+    monkeypatch.setattr(run_module, "whole_trace", press_and_make)
+    check_same(ours(model, step, chains=2, cores=cores), expected)
+    monkeypatch.setattr(
+        run_module, "whole_trace", lambda *_, **__: press_ctrl_c() or press_ctrl_c()
+    )
+    with pytest.raises(KeyboardInterrupt):  # A second one ends at once.
+        ours(model, step, chains=2, cores=cores)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_interrupt_before_there_are_draws(monkeypatch):
