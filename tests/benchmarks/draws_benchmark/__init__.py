@@ -12,7 +12,8 @@ the data and the prior, and the curvature for a step size tuned by hand.
 """
 
 CONTENDERS = (
-    "ours", "corrected", "blackjax", "sgmcmcjax", "hmcecs", "nutpie", "advi", "pathfinder",
+    "ours", "corrected", "blackjax", "blackjax_fine", "sgmcmcjax", "hmcecs", "nutpie", "advi",
+    "pathfinder",
 )  # fmt: skip
 """Contenders in the order of the table's lines."""
 

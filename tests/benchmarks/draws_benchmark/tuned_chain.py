@@ -27,14 +27,20 @@ def sample_with(
     prepare: Callable[[Problem, Settings], dict[str, Run]],
     problem: Problem,
     mark: Callable[[], None],
+    *,
+    finer: int = 1,
 ) -> np.ndarray:
-    """Find the mode as a user does, and draw from there with the chain that `prepare` makes."""
+    """Find the mode as a user does, and draw from there with the chain that `prepare` makes.
+
+    Steps are so many times finer than those tuned, with as many times as many of them a draw.
+    """
     mode = Regression(problem).find_mode()
-    step_size = STEP_FACTOR / np.linalg.eigvalsh(problem.curvature)[-1]
+    step_size, thin = STEP_FACTOR / finer, THIN * finer
+    step_size /= np.linalg.eigvalsh(problem.curvature)[-1]
     run = prepare(
-        replace(problem, mode=mode, start=mode), Settings(BATCH, step_size, BLOCK * THIN)
+        replace(problem, mode=mode, start=mode), Settings(BATCH, step_size, BLOCK * thin)
     )["sgld-cv"]
     run(0)
     mark()
     # Each block begins at the mode anew, and forgets it in one of its thousand draws.
-    return np.concatenate([run(1 + number)[THIN - 1 :: THIN] for number in range(DRAWS // BLOCK)])
+    return np.concatenate([run(1 + number)[thin - 1 :: thin] for number in range(DRAWS // BLOCK)])
