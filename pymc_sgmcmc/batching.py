@@ -24,6 +24,14 @@ import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
 
+LISTED_ROWS = 10_000_000
+"""The random order of at most this many rows is a list of their numbers, 80 MB, which takes 0.03
+microseconds a row. That of more rows is a function of the place, which needs no memory and takes
+0.1 microseconds."""
+
+ORDER_PIECE = 2**16
+"""So many places are mapped at once, in arrays that stay in the cache of a core."""
+
 EPOCHS_BETWEEN_SHUFFLES = 100
 """The rows are put into a new random order after this many passes over the data.
 
@@ -54,8 +62,8 @@ class Batching(ABC):
         Numbers of rows that no minibatch has. N counts the others.
     """
 
-    name: ClassVar[str]
-    without_replacement: ClassVar[bool]
+    name: str
+    without_replacement: bool
 
     def __init__(
         self,
@@ -67,10 +75,8 @@ class Batching(ABC):
         excluded: np.ndarray | None = None,
     ):
         self._length_of_data = len((*data, *derived)[0])
-        self._drawn: np.ndarray | None = None
-        if excluded is not None and len(excluded):
-            self._drawn = numbers_without(self._length_of_data, excluded)
-        self.n_rows = self._length_of_data if self._drawn is None else len(self._drawn)
+        self._excluded = np.empty(0, dtype=np.int64) if excluded is None else excluded
+        self.n_rows = self._length_of_data - len(self._excluded)
         self.batch_size = check_batch_size(batch_size, self.n_rows)
         self.static = static
         self._data = tuple(data)
@@ -153,6 +159,33 @@ class Batching(ABC):
     @abstractmethod
     def set_order(self, seed: int) -> None:
         """Put the rows in the random order of a seed, where the scheme has an order."""
+
+    @property
+    def most_minibatches(self) -> float:
+        """So many minibatches can be in memory together."""
+        return np.inf
+
+    def first_indices(self, minibatches: int) -> np.ndarray:
+        """Indices of minibatches that are in memory at first."""
+        return self.draw(np.random.default_rng(0), minibatches)
+
+    def in_memory(self, index: np.ndarray, rng: np.random.Generator, following: int) -> np.ndarray:
+        """Indices in the form that compiled functions take, with their rows in memory.
+
+        Parameters
+        ----------
+        index : numpy.ndarray
+            Indices of minibatches, from `draw`.
+        rng : numpy.random.Generator
+            The generator after it has drawn them. It is not changed.
+        following : int
+            So many minibatches are expected to be drawn from it next.
+        """
+        return index
+
+    def read_ahead(self, indices: Sequence[np.ndarray]) -> int:
+        """Bring the rows of several chains into memory together; how many of the chains fit."""
+        return len(indices)
 
     def _to_device(self) -> None:
         """Move the arrays to the device of JAX, where that runs the transitions.
@@ -284,8 +317,8 @@ class ShuffledWindows(Batching):
     def _permutation(self, seed: int) -> np.ndarray:
         numbers = np.arange(self.n_rows)
         if self.batch_size < self.n_rows:
-            numbers = np.random.default_rng([self.n_rows, seed]).permutation(self.n_rows)
-        return numbers if self._drawn is None else self._drawn[numbers]
+            numbers = RowOrder(self.n_rows, [self.n_rows, seed])(numbers)
+        return numbers_without(self._excluded, numbers)
 
     def _buffers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         # The first rows are repeated at the end, so that a wrapped window is a plain slice.
@@ -304,6 +337,72 @@ class ShuffledWindows(Batching):
         # With "clip" NumPy writes into `out` directly. The permutation is always in range.
         np.take(values, permutation, axis=0, out=buffer[: self.n_rows], mode="clip")
         buffer[self.n_rows :] = buffer[: len(buffer) - self.n_rows]
+
+
+class RowOrder:
+    """The random order of N rows that belongs to a seed, as a function of the place.
+
+    For many rows it is a Feistel network on a rectangle that is hardly larger than N (Black and
+    Rogaway 2002): a place is a pair of coordinates, and each of them is shifted in turn by a random
+    function of the other one. Places outside of the N rows are mapped again until they are inside.
+
+    Parameters
+    ----------
+    n_rows : int
+    seed : int or sequence of int
+
+    References
+    ----------
+    J. Black and P. Rogaway (2002). Ciphers with arbitrary finite domains. *CT-RSA*.
+
+    Examples
+    --------
+    >>> order = RowOrder(5, 1)
+    >>> sorted(order(np.arange(5)).tolist())
+    [0, 1, 2, 3, 4]
+    """
+
+    _ROUNDS: ClassVar[int] = 6
+
+    def __init__(self, n_rows: int, seed: int | Sequence[int]):
+        self._n_rows = n_rows
+        rng = np.random.default_rng(seed)
+        self._listed = rng.permutation(n_rows) if n_rows <= LISTED_ROWS else None
+        if self._listed is None:
+            width = int(np.ceil(np.sqrt(n_rows)))
+            self._sides = np.uint64(width), np.uint64(-(-n_rows // width))
+            self._keys = rng.integers(2**64, size=self._ROUNDS, dtype=np.uint64)
+
+    def __call__(self, places: np.ndarray) -> np.ndarray:
+        """Numbers of the rows at places, of the same shape."""
+        if self._listed is not None:
+            return self._listed[places]
+        flat = np.ravel(places)
+        numbers = np.empty(len(flat), dtype=np.int64)
+        for start in range(0, len(flat), ORDER_PIECE):
+            piece = self._mapped(flat[start : start + ORDER_PIECE].astype(np.uint64))
+            while (outside := np.flatnonzero(piece >= self._n_rows)).size:
+                piece[outside] = self._mapped(piece[outside])
+            numbers[start : start + ORDER_PIECE] = piece
+        return numbers.reshape(np.shape(places))
+
+    def _mapped(self, numbers: np.ndarray) -> np.ndarray:
+        (width, height), keys = self._sides, self._keys
+        second, first = np.divmod(numbers, width)
+        for number, key in enumerate(keys):
+            if number % 2:
+                second = (second + _hashed(first, key) % height) % height
+            else:
+                first = (first + _hashed(second, key) % width) % width
+        return first + width * second
+
+
+def _hashed(values: np.ndarray, key: np.uint64) -> np.ndarray:
+    """Random 64-bit numbers that belong to values (the finalizer of SplitMix64)."""
+    hashed = values + key
+    hashed = (hashed ^ (hashed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashed = (hashed ^ (hashed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return hashed ^ (hashed >> np.uint64(31))
 
 
 class WithReplacement(Batching):
@@ -345,7 +444,7 @@ class WithReplacement(Batching):
     def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
         """Row numbers, uniform and independent, shape (minibatches, n)."""
         numbers = rng.integers(self.n_rows, size=(minibatches, self.batch_size))
-        return numbers if self._drawn is None else self._drawn[numbers]
+        return numbers_without(self._excluded, numbers)
 
     def selected(self, index: np.ndarray) -> np.ndarray:
         """The index itself."""
@@ -428,11 +527,18 @@ def make_batching(
     return SCHEMES[scheme](data, batch_size, derived=derived, static=static, excluded=excluded)
 
 
-def numbers_without(count: int, excluded: np.ndarray) -> np.ndarray:
-    """The numbers from 0 to `count` - 1 without the excluded ones, in order."""
-    remains = np.ones(count, dtype=bool)
-    remains[excluded] = False
-    return np.flatnonzero(remains)
+def numbers_without(excluded: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Whole numbers from 0 without the excluded ones, by their places among those that remain.
+
+    Examples
+    --------
+    >>> numbers_without(np.array([0, 3]), np.arange(4))
+    array([1, 2, 4, 5])
+    """
+    if not len(excluded):
+        return places
+    before = np.sort(excluded) - np.arange(len(excluded))
+    return places + np.searchsorted(before, places, side="right")
 
 
 def check_batch_size(batch_size: int, n_rows: int | None = None) -> int:

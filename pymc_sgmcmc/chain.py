@@ -123,6 +123,11 @@ class Chain:
         Where it is given, the number of transitions for each draw is set anew at the end of tuning,
         up to this number, so that it times the step size is about what it was.
 
+    Attributes
+    ----------
+    expected_draws : int
+        Draws of the chain that are expected in all, whose rows may be read ahead.
+
     Examples
     --------
     >>> import numpy as np, pymc as pm
@@ -159,6 +164,7 @@ class Chain:
         self.adaptations = tuple(adaptations)
         epochs = block.batching.n_rows / block.batching.batch_size * EPOCHS_BETWEEN_SHUFFLES
         self.transitions_per_order = thin * max(1, round(epochs / thin))
+        self.expected_draws = 0
         self._state: ChainState | None = None
 
     # --- State ------------------------------------------------------------------------------
@@ -183,8 +189,7 @@ class Chain:
         tune : int
             Draws during which the adaptations tune.
         """
-        noise_rng, memory_rng = rng.spawn(2)
-        order_entropy = int(rng.integers(1, 2**31))
+        noise_rng, memory_rng, order_entropy = _generators(rng)
         dtype = self.block.dtype
         if root is not None:
             position = position + root @ noise_rng.standard_normal(len(position))
@@ -206,6 +211,21 @@ class Chain:
             tune,
             self.thin,
         )
+
+    def read_ahead(self, rngs: Sequence[np.random.Generator]) -> None:
+        """Bring the rows of chains that will begin from these generators into memory together.
+
+        They are the rows of `expected_draws` draws, as far as these are in the first order.
+        """
+        batching = self.block.batching
+        transitions = min(self.expected_draws * self.thin, self.transitions_per_order)
+        indices = []
+        for rng in rngs:
+            of_chain = deepcopy(rng)
+            _generators(of_chain)
+            indices.append(batching.draw(of_chain, self.block.lag + transitions))
+        batching.set_order(FIRST_ORDER)
+        batching.read_ahead(indices)
 
     @property
     def state(self) -> ChainState:
@@ -323,6 +343,7 @@ class Chain:
             BLOCK_OPERATIONS / elements,
             BLOCK_ELEMENTS
             / max(block.state_elements, block.batching.index_size, block.memory_noise_size),
+            block.batching.most_minibatches - block.lag,
         )
         return max(1, min(int(transitions // state.thin), until_change))
 
@@ -353,6 +374,12 @@ class Chain:
         )
         wanted = np.ceil(self.thin * 2.0 ** np.round(-np.log2(factor)))
         return int(np.clip(wanted, 1, max(self.most_thin, self.thin)))
+
+    def _following(self, state: ChainState, transitions: int) -> int:
+        """Transitions that are expected after the next ones, with the rows in the same order."""
+        of_order = self.transitions_per_order - state.transitions % self.transitions_per_order
+        of_chain = (self.expected_draws - state.draws) * state.thin
+        return max(0, min(of_order, of_chain) - transitions)
 
     def _draws_between(self, transitions: int) -> int:
         """Draws at present between two boundaries that are so many transitions apart."""
@@ -387,8 +414,9 @@ class Chain:
         memory_noise = memory_rng.standard_normal((missing, block.memory_noise_size), dtype=dtype)
         if state.pending_noise is not None:
             memory_noise = np.concatenate([state.pending_noise, memory_noise])
+        located = batching.in_memory(indices, rng, self._following(state, transitions))
         ran = block(
-            (state.position, *state.auxiliaries), indices, noise, sizes, memory_noise, reuse=True
+            (state.position, *state.auxiliaries), located, noise, sizes, memory_noise, reuse=True
         )
 
         recorded = slice(thin - 1, None, thin)
@@ -471,6 +499,12 @@ def _copy(rng: np.random.Generator) -> np.random.Generator:
     copied = type(bit_generator)(bit_generator.seed_seq)  # type: ignore[arg-type]
     copied.state = bit_generator.state
     return np.random.Generator(copied)
+
+
+def _generators(rng: np.random.Generator) -> tuple[np.random.Generator, np.random.Generator, int]:
+    """Generators of noise and memory, and the seed of the orders of rows, of a chain."""
+    noise_rng, memory_rng = rng.spawn(2)
+    return noise_rng, memory_rng, int(rng.integers(1, 2**31))
 
 
 def missing_value(dtype: np.dtype | type) -> Any:

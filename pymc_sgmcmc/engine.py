@@ -126,7 +126,7 @@ class TransitionBlock:
         # chains need not compile again.
         self(
             tuple(np.zeros(shape) for shape in self._shapes),
-            estimator.batching.draw(np.random.default_rng(0), 1 + self.lag),
+            estimator.batching.first_indices(1 + self.lag),
             self.draw_noise(np.random.default_rng(0), 1),
             np.zeros(1),
             np.zeros((1 + self.lag, self.memory_noise_size)),

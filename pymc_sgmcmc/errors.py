@@ -38,6 +38,10 @@ class StoreError(ValueError):
     """A store cannot be used for a run; the message says why, and what differs."""
 
 
+class RowsError(ValueError):
+    """Rows of data cannot be read; the message names them and says why."""
+
+
 class BatchSizeWarning(UserWarning):
     """Gradient noise, and not curvature, limits the step size."""
 

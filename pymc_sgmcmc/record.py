@@ -79,6 +79,9 @@ INTEGRATED = "integrated_out"
 LOCAL, LOCAL_TRANSITIONS = "local", "local_transitions"
 """These settings are the names of the local variables, as JSON, and the transitions of a visit."""
 
+SOURCE = "source"
+"""The setting `rows` of a run on rows of a source is its signature, under this name."""
+
 KEPT_ROWS = "kept_rows"
 """This array of the settings has the numbers of the rows that each transition takes."""
 
@@ -379,8 +382,20 @@ def labels_of(idata: DataTree, dimension: int) -> tuple[str, ...]:
 
 
 def stored_rows(settings: Mapping[str, Any]) -> str | list[str] | None:
-    """The argument `rows` of a run, None where the trace has none."""
-    return json.loads(settings.get("rows", "null"))
+    """The argument `rows` of a run, None where the trace has none.
+
+    Raises
+    ------
+    ValueError
+        Where the rows were in a source, of which the model has only the first.
+    """
+    rows = json.loads(settings.get("rows", "null"))
+    if isinstance(rows, dict):
+        raise ValueError(
+            "The run read its rows from a source, and the model has only the first of them, so "
+            "that its gradients are not those of the run. Use the tools that need no model."
+        )
+    return rows
 
 
 def integrated_out(settings: Mapping[str, Any]) -> list[str]:

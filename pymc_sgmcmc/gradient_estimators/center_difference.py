@@ -10,12 +10,15 @@ entry a row that depend only on the rows and the centre are computed once, for a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
+from pytensor.compile.executor import Function
 from pytensor.compile.mode import optdb
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
@@ -48,14 +51,16 @@ class CenterDifference:
 
     Attributes
     ----------
-    data : tuple of numpy.ndarray
-        The arrays of the posterior's data that the difference needs.
-    columns : tuple of numpy.ndarray, each of N elements
-        The stored quantities, with leading length N. Empty where nothing is stored.
+    needed : tuple of int
+        Numbers of the arrays of the posterior's data that the difference needs.
+    column_types : tuple of (numpy.dtype, tuple of int)
+        Type, and shape of one row, of the stored quantities. Empty where nothing is stored.
     """
 
-    data: tuple[np.ndarray, ...]
-    columns: tuple[np.ndarray, ...]
+    needed: tuple[int, ...]
+    column_types: tuple[tuple[np.dtype, tuple[int, ...]], ...]
+    _posterior: Posterior
+    _columns_of: Callable[[Sequence[np.ndarray]], list[np.ndarray]] | None
     _graph: TensorVariable
     _here: TensorVariable
     _rows: tuple[TensorVariable, ...]
@@ -82,7 +87,7 @@ class CenterDifference:
         ValueError
             Where columns are stored.
         """
-        if self.columns:
+        if self.column_types:
             raise ValueError(
                 "The stored columns belong to one centre. To move it, find the difference with "
                 "`store_columns=False`."
@@ -91,6 +96,36 @@ class CenterDifference:
         for name, value in (center_of_others or {}).items():
             shared = self._center_of_others[name]
             shared.set_value(np.array(value, dtype=shared.dtype))
+
+    def rows_of(self, numbers: np.ndarray) -> list[np.ndarray]:
+        """Rows of the data that are needed, followed by those of the stored quantities."""
+        rows = self._posterior.take(numbers)
+        return [*(rows[index] for index in self.needed), *self._columns(rows)]
+
+    @property
+    def data(self) -> tuple[np.ndarray, ...]:
+        """The arrays of the posterior's data that are needed, where they are in memory."""
+        data = self._posterior.data
+        return tuple(data[index] for index in self.needed)
+
+    @cached_property
+    def columns(self) -> tuple[np.ndarray, ...]:
+        """The stored quantities of all rows, computed at the first use."""
+        columns = [
+            np.empty((self._posterior.n_rows, *shape), dtype=dtype)
+            for dtype, shape in self.column_types
+        ]
+        start = 0
+        width = max((int(np.prod(shape)) for _, shape in self.column_types), default=1)
+        for chunk in self._posterior.chunks(width) if columns else ():
+            stop = start + len(chunk[0])
+            for column, values in zip(columns, self._columns(chunk), strict=True):
+                column[start:stop] = values
+            start = stop
+        return tuple(columns)
+
+    def _columns(self, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [] if self._columns_of is None else self._columns_of(rows)
 
     def __call__(
         self, position: TensorVariable, rows: Sequence[TensorVariable], length: TensorVariable
@@ -108,6 +143,37 @@ class CenterDifference:
         replacements = dict(zip(self._rows, rows, strict=True))
         replacements |= {self._length: length, self._here: position}
         return clone_replace(self._graph, replacements, rebuild_strict=False)
+
+
+class _Columns:
+    """Stored quantities as a function of rows.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    inputs : sequence of TensorVariable
+        The number of rows, and rows of each array of data.
+    quantities : sequence of TensorVariable
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior,
+        inputs: Sequence[TensorVariable],
+        quantities: Sequence[TensorVariable],
+    ):
+        self._posterior, self._inputs, self._quantities = posterior, inputs, quantities
+
+    @cached_property
+    def _function(self) -> Function:
+        return self._posterior.compile_for_setup(list(self._inputs), list(self._quantities))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the function, which is compiled again when needed."""
+        return {name: value for name, value in vars(self).items() if name != "_function"}
+
+    def __call__(self, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [np.asarray(values) for values in self._function(np.int64(len(rows[0])), *rows)]
 
 
 def find_center_difference(
@@ -131,8 +197,8 @@ def find_center_difference(
         fixed.
     """
     rows = tuple(
-        pt.tensor(f"rows_{index}", dtype=values.dtype, shape=(None, *values.shape[1:]))
-        for index, values in enumerate(posterior.data)
+        pt.tensor(f"rows_{index}", dtype=dtype, shape=(None, *shape))
+        for index, (dtype, shape) in enumerate(posterior.row_types)
     )
     length = pt.lscalar("length")
     position = pt.tensor("here", dtype=posterior.dtype, shape=(posterior.dimension,))
@@ -155,8 +221,10 @@ def find_center_difference(
     if posterior.rows_are_groups and store_columns:
         stored = pt.tensor("stored", dtype=posterior.dtype, shape=(None, posterior.dimension))
         return CenterDifference(
-            posterior.data,
-            (_row_gradients(posterior, center, center_of_others),),
+            tuple(range(len(rows))),
+            ((np.dtype(posterior.dtype), (posterior.dimension,)),),
+            posterior,
+            partial(_row_gradients, posterior, center, center_of_others),
             posterior.rows_gradient(position, rows, length) - stored.sum(axis=0),
             position,
             (*rows, stored),
@@ -178,17 +246,18 @@ def find_center_difference(
         graph, dict(zip(cut, column_rows, strict=True)), rebuild_strict=False
     )
     needed = _needed(with_columns, rows)
-    row_bytes = [values[:1].nbytes for values in posterior.data]
+    row_bytes = [dtype.itemsize * int(np.prod(shape)) for dtype, shape in posterior.row_types]
     extra = sum(np.dtype(vector.dtype).itemsize for vector in cut)
     extra += sum(row_bytes[index] for index in needed) - sum(row_bytes)
     if extra > MOST_EXTRA_MEMORY * sum(row_bytes):
         cut, column_rows, with_columns, needed = [], (), graph, _needed(graph, rows)
-    columns = _evaluate(posterior, cut, rows, length) if cut else ()
-    if not needed and not columns:
+    if not needed and not cut:
         needed = [int(np.argmin(row_bytes))]  # Minibatches need at least one array.
     return CenterDifference(
-        tuple(posterior.data[index] for index in needed),
-        columns,
+        tuple(needed),
+        tuple((np.dtype(vector.dtype), vector.type.shape[1:]) for vector in cut),
+        posterior,
+        _Columns(posterior, (length, *rows), cut) if cut else None,
         with_columns,
         position,
         (*(rows[index] for index in needed), *column_rows),
@@ -199,19 +268,23 @@ def find_center_difference(
 
 
 def _row_gradients(
-    posterior: Posterior, center: np.ndarray, others: Mapping[str, np.ndarray] | None
-) -> np.ndarray:
-    """Gradients of all rows at the centre, shape (N, d).
+    posterior: Posterior,
+    center: np.ndarray,
+    others: Mapping[str, np.ndarray] | None,
+    rows: Sequence[np.ndarray],
+) -> list[np.ndarray]:
+    """Gradients of rows at the centre, shape (rows, d).
 
     A row that is a group of records takes long to evaluate, and the position is short.
     """
     present = {name: shared.get_value() for name, shared in posterior.others.items()}
     posterior.set_others({**present, **(others or {})})
     gradients = [
-        posterior.row_gradients(center, chunk) for chunk in posterior.chunks(posterior.dimension)
+        posterior.row_gradients(center, piece)
+        for piece in posterior.pieces(rows, posterior.dimension)
     ]
     posterior.set_others(present)
-    return np.concatenate(gradients)
+    return [np.concatenate(gradients)]
 
 
 def _simplified_difference(
@@ -364,19 +437,3 @@ def _aligned(posterior, candidates, rows, length) -> set[Variable]:
         and len(left) == 7
         and np.allclose(value, np.concatenate([left, right]), rtol=1e-6, atol=0, equal_nan=False)
     }
-
-
-def _evaluate(posterior, cut, rows, length) -> tuple[np.ndarray, ...]:
-    """Values of the vectors for all rows, in chunks."""
-    function = posterior.compile_for_setup([length, *rows], cut)
-    columns = [
-        np.empty((posterior.n_rows, *vector.type.shape[1:]), dtype=vector.dtype) for vector in cut
-    ]
-    start = 0
-    for chunk in posterior.chunks():
-        stop = start + len(chunk[0])
-        values = function(np.int64(stop - start), *chunk)
-        for column, value in zip(columns, values, strict=True):
-            column[start:stop] = value
-        start = stop
-    return tuple(columns)

@@ -59,12 +59,11 @@ class ControlVariateGradient(GradientEstimator):
             self.kept = np.asarray(kept)
         self._kept_data = [
             pytensor.shared(
-                np.ascontiguousarray(values[kept]),
+                np.ascontiguousarray(values),
                 f"kept_{number}",
                 shape=(self.kept_rows if batching.static else None, *values.shape[1:]),
             )
-            for number, values in enumerate([*difference.data, *difference.columns])
-            if self.kept_rows
+            for number, values in enumerate(difference.rows_of(self.kept) if self.kept_rows else ())
         ]
         # A vector of length one broadcasts only with a static shape.
         self._likelihood_gradient = pytensor.shared(

@@ -10,13 +10,14 @@ import pytensor
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.batching import Batching, make_batching
+from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.checks import whole_number
 from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Reference
 from pymc_sgmcmc.gradient_estimators.center_difference import (
     CenterDifference,
     find_center_difference,
 )
+from pymc_sgmcmc.gradient_estimators.minibatches import batching_of
 from pymc_sgmcmc.posterior import Posterior
 
 _OTHER = "other "
@@ -123,7 +124,7 @@ class SVRGGradient(GradientEstimator):
         refresh: int | None = None,
     ):
         super().__init__(posterior, batching)
-        if difference.columns:
+        if difference.column_types:
             raise ValueError(
                 "`difference` stores columns that belong to one centre. Find it with "
                 "`find_center_difference(..., store_columns=False)`."
@@ -155,7 +156,7 @@ class SVRGGradient(GradientEstimator):
         difference = find_center_difference(
             posterior, posterior.initial_position, store_columns=False
         )
-        scheme = make_batching(batching, difference.data, batch_size, static=static)
+        scheme = batching_of(posterior, batching, batch_size, difference, static=static)
         return cls(posterior, scheme, difference, refresh)
 
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:

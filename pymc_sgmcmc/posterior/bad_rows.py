@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.posterior.rows import RowLeaf
 
 
 def first_bad_row(is_bad: Callable[[slice], bool], start: int, stop: int) -> int:
@@ -41,11 +40,11 @@ def first_row_out_of_range(evaluate: Callable[[slice], object], start: int, stop
     return first_bad_row(fails, start, stop)
 
 
-def code_error(leaves: Sequence[RowLeaf], row: int, error: IndexError) -> ModelError:
+def code_error(values: Mapping[str, np.ndarray], row: int, error: IndexError) -> ModelError:
     """Error for a row with an index beyond the end of the indexed array."""
     message = str(error).splitlines()[0] if str(error) else "index out of bounds"
     bounds = re.search(r"index (-?\d+) is out of bounds for axis \d+ with size (\d+)", message)
-    codes = {leaf.name: leaf.values[row] for leaf in leaves if leaf.values.dtype.kind in "iu"}
+    codes = {name: code for name, code in values.items() if np.asarray(code).dtype.kind in "iu"}
     if bounds is None:
         listed = ", ".join(f"`{name}` = {_shown(value)}" for name, value in codes.items())
         return ModelError(
@@ -61,9 +60,9 @@ def code_error(leaves: Sequence[RowLeaf], row: int, error: IndexError) -> ModelE
     )
 
 
-def support_error(leaves: Sequence[RowLeaf], row: int, value: float) -> ModelError:
+def support_error(values: Mapping[str, np.ndarray], row: int, value: float) -> ModelError:
     """Error for a row whose log density is not finite where that of other rows is."""
-    listed = ", ".join(f"`{leaf.name}` = {_shown(leaf.values[row])}" for leaf in leaves)
+    listed = ", ".join(f"`{name}` = {_shown(entry)}" for name, entry in values.items())
     defect = "is zero" if value == -np.inf else "or its gradient is not finite"
     return ModelError(
         f"The density of row {row} {defect} at the initial point, unlike that of other rows: "

@@ -297,7 +297,9 @@ def _bad_code(
 ) -> ModelError:
     """Error for the first of the given rows whose index is out of range."""
     number = first_row_out_of_range(lambda rows: evaluate(*take(numbers[rows])), 0, len(numbers))
-    return code_error(separated.leaves, int(numbers[number]), error)
+    row = int(numbers[number])
+    values = {leaf.name: leaf.values[row] for leaf in separated.leaves}
+    return code_error(values, row, error)
 
 
 def _first_line(error: Exception) -> str:

@@ -36,9 +36,16 @@ from pymc_sgmcmc.posterior.compiled import (
 )
 from pymc_sgmcmc.posterior.graphs import rebuild
 from pymc_sgmcmc.posterior.position import PositionLayout, complete_point, layout_from_model
-from pymc_sgmcmc.posterior.rows import SeparatedModel
+from pymc_sgmcmc.posterior.row_access import (
+    RowAccess,
+    RowsInMemory,
+    RowsOfSource,
+    names_of_source,
+    on_source,
+)
 from pymc_sgmcmc.posterior.separation import separate_rows
 from pymc_sgmcmc.posterior.simplify import drop_settled_switches, simplify_logistic
+from pymc_sgmcmc.sources import RowSource
 
 CHUNK_ELEMENTS = 500_000
 """Passes over rows handle about this many array elements of data at a time, 4 MB. Their memory does
@@ -76,7 +83,8 @@ class Posterior:
     rows : str or sequence of str, optional
         Only needed for ordinary models in which it is ambiguous which data run over the rows:
         names of observed variables, of `pymc.Data` variables, or of a dimension. Where data
-        variables are named, the others are not subsampled.
+        variables are named, the others are not subsampled. Or the source of the rows, where the
+        model is written on the first of them.
     initial_point : mapping, optional
         Values of value variables; the model's initial point for those not given.
     check : bool
@@ -108,7 +116,7 @@ class Posterior:
         model: Model | None = None,
         variables: Sequence | None = None,
         *,
-        rows: str | Sequence[str] | None = None,
+        rows: str | Sequence[str] | RowSource | None = None,
         initial_point: Mapping[str, np.ndarray] | None = None,
         check: bool = True,
     ):
@@ -130,14 +138,26 @@ class Posterior:
         self.others: dict[str, SharedVariable] = {
             value.name: shared for value, shared in self._other_values.items()
         }
-        self._separated: SeparatedModel = separate_rows(model, rows)
+        self.source = rows if isinstance(rows, RowSource) else None
+        columns: dict[str, np.dtype] = {}
+        if isinstance(rows, RowSource):
+            names = names_of_source(rows, [variable.name for variable in model.data_vars])
+            self._separated, columns = on_source(separate_rows(model, names), rows)
+        else:
+            self._separated = separate_rows(model, rows)
         if check:
             self._separated = check_separation(
                 model, self._separated, self.layout, self._other_values, self.initial_position
             )
-        self._compared_numbers = np.linspace(
-            0, self.n_rows - 1, min(self.n_rows, COMPARED_ROWS)
-        ).astype(int)
+        self._rows: RowAccess = (
+            RowsInMemory([leaf.values for leaf in self._separated.leaves], self._separated.n_rows)
+            if self.source is None
+            else RowsOfSource(self.source, columns)
+        )
+        of_model = self._separated.n_rows
+        self._compared_numbers = np.linspace(0, of_model - 1, min(of_model, COMPARED_ROWS)).astype(
+            int
+        )
         self._compared_rows = [
             leaf.values[self._compared_numbers] for leaf in self._separated.leaves
         ]
@@ -147,7 +167,7 @@ class Posterior:
     @property
     def n_rows(self) -> int:
         """N, the number of rows of the full data."""
-        return self._separated.n_rows
+        return self._rows.n_rows
 
     @property
     def model_batch_size(self) -> int | None:
@@ -171,8 +191,21 @@ class Posterior:
 
     @property
     def data(self) -> tuple[np.ndarray, ...]:
-        """The data arrays, each with leading length N. Read only."""
-        return tuple(leaf.values for leaf in self._separated.leaves)
+        """The data arrays, each with leading length N. Read only.
+
+        Raises
+        ------
+        RuntimeError
+            Where the rows are in a source, of which no array has all.
+        """
+        if not isinstance(self._rows, RowsInMemory):
+            raise RuntimeError("The rows are not in memory. Take some of them by `take`.")
+        return self._rows.arrays
+
+    @property
+    def row_types(self) -> tuple[tuple[np.dtype, tuple[int, ...]], ...]:
+        """Type, and shape of one row, of each data array."""
+        return tuple((leaf.values.dtype, leaf.values.shape[1:]) for leaf in self._separated.leaves)
 
     @property
     def row_terms(self) -> tuple[str, ...]:
@@ -205,7 +238,7 @@ class Posterior:
                 row = first_row_out_of_range(
                     lambda rows: self._is_finite(self.take(rows)), start, stop
                 )
-                raise code_error(self._separated.leaves, row, error) from None
+                raise code_error(self._row(row), row, error) from None
             if not good:
                 self._check_support(start, stop)
             start = stop
@@ -228,7 +261,12 @@ class Posterior:
             value, _ = self.log_likelihood_and_gradient(
                 self.initial_position, self.take(slice(row, row + 1))
             )
-            raise support_error(self._separated.leaves, row, value)
+            raise support_error(self._row(row), row, value)
+
+    def _row(self, number: int) -> dict[str, np.ndarray]:
+        """Values of a row by the names of the data."""
+        values = self.take(slice(number, number + 1))
+        return {name: array[0] for name, array in zip(self.data_names, values, strict=True)}
 
     def changed_data(self) -> str | None:
         """Name of a shared variable of the model that has changed since construction, or None.
@@ -263,7 +301,7 @@ class Posterior:
     @property
     def row_elements(self) -> int:
         """Array elements of one row of all data together, with those of its records."""
-        of_row = sum(values[0].size for values in self.data)
+        of_row = sum(int(np.prod(shape)) for _, shape in self.row_types)
         return of_row + self._separated.elements_in_whole_arrays
 
     @property
@@ -470,7 +508,7 @@ class Posterior:
 
     def take(self, selection: slice | np.ndarray) -> list[np.ndarray]:
         """The given rows of all data arrays."""
-        return [np.ascontiguousarray(values[selection]) for values in self.data]
+        return self._rows.take(selection)
 
     def chunks(self, width: int = 1) -> Iterator[list[np.ndarray]]:
         """All rows in order, in pieces of bounded memory where a row has `width` results."""

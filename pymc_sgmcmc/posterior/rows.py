@@ -129,6 +129,8 @@ class SeparatedModel:
         ``pt.zeros(10)`` may have the length of a minibatch or of something else.)
     copied : tuple of (shared variable, numpy.ndarray)
         Shared variables of the model that hold no rows, with copies of their values.
+    first_rows_only : bool
+        Whether the data of the model are the first rows of a source, which say nothing of others.
     """
 
     full_terms: tuple[Term, ...]
@@ -140,6 +142,7 @@ class SeparatedModel:
     row_numbers: tuple[Variable, ...] = ()
     only_beside_rows: bool = False
     copied: tuple[tuple[SharedVariable, np.ndarray], ...] = ()
+    first_rows_only: bool = False
 
     def row_log_densities(
         self, rows: Sequence[TensorVariable], length: TensorVariable
@@ -186,7 +189,8 @@ class SeparatedModel:
         numbers = [
             leaf
             for leaf in self.leaves
-            if leaf.values.ndim == 1
+            if not self.first_rows_only
+            and leaf.values.ndim == 1
             and leaf.values.dtype.kind in "iu"
             and np.array_equal(leaf.values, np.arange(self.n_rows))
         ]

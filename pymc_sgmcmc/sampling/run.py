@@ -316,6 +316,9 @@ class _Run:
                 quiet=self.quiet,
             )
 
+        # Chains whose rows are in a source read them together, before processes begin.
+        new = [job.rng for job in jobs if not job.done]
+        step.read_ahead(new, self.tune, self.draws)
         run = (step, jobs, self.tune, self.draws, progress)
         with mcmc._quiet_logging(self.quiet), interrupts_noted() as interrupted:
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABCMeta
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from inspect import Parameter, signature
@@ -382,7 +382,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         super().setup_chain(rng, tune, draws)
         self.tune = tune > 0
         self.tune_draws = int(tune)
-        self.total_draws = int(tune) + int(draws)
+        self.total_draws = self.chain.expected_draws = int(tune) + int(draws)
         self._forget_chain()
 
     def _forget_chain(self) -> None:
@@ -460,6 +460,12 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
                 _, (first,) = self._fail(point, _Run(before, found))
                 yield self._missing(first, missing)
                 return
+
+    def read_ahead(self, rngs: Sequence[np.random.Generator], tune: int, draws: int) -> None:
+        """Read the rows of several chains at once, where they are not all in memory."""
+        if self.posterior.source is not None:
+            self.chain.expected_draws = tune + draws
+            self.chain.read_ahead(rngs)
 
     def last_record(self) -> RunRecord | None:
         """Moments of a chain that was stopped, None where it ended or has no draws after tuning."""

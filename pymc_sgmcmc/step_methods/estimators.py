@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.gradient_estimators import (
     SVRG,
     ControlVariateGradient,
@@ -14,6 +13,7 @@ from pymc_sgmcmc.gradient_estimators import (
     SVRGGradient,
 )
 from pymc_sgmcmc.gradient_estimators.center_difference import find_center_difference
+from pymc_sgmcmc.gradient_estimators.minibatches import batching_of
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import value_variables
 from pymc_sgmcmc.step_methods.center import JointCenter
@@ -46,7 +46,7 @@ def make_estimator(
         return SAGAGradient.make(posterior, batch_size, batching=batching)
     batching = batching or "shuffle"
     if gradient == "plain":
-        scheme = make_batching(batching, posterior.data, batch_size, static=static)
+        scheme = batching_of(posterior, batching, batch_size, static=static)
         return PlainGradient(posterior, scheme)
     if gradient == "svrg":
         gradient = SVRG()
@@ -58,14 +58,7 @@ def make_estimator(
         raise ValueError(f'`gradient="{gradient}"` needs a centre.')
     center = joint_center.center
     difference = find_center_difference(posterior, center.position, joint_center.others)
-    scheme = make_batching(
-        batching,
-        difference.data,
-        batch_size,
-        derived=difference.columns,
-        static=static,
-        excluded=kept,
-    )
+    scheme = batching_of(posterior, batching, batch_size, difference, static=static, excluded=kept)
     return ControlVariateGradient(posterior, scheme, difference, center.likelihood_gradient, kept)
 
 

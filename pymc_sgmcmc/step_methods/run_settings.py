@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,19 +22,27 @@ from pymc_sgmcmc.record import (
     MEAN_SHIFT,
     SCALE,
     SEARCHED,
+    SOURCE,
     VECTORS,
     RunSettings,
 )
 from pymc_sgmcmc.schedules import MOST_THINNING
+from pymc_sgmcmc.sources import RowSource
 from pymc_sgmcmc.step_methods.settings import Preconditioner
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 from pymc_sgmcmc.tuning import StepSizeChoice
 
 
+def _named(rows: str | Sequence[str] | RowSource | None) -> str | list[str] | dict | None:
+    """The argument `rows` in a form that JSON has."""
+    if isinstance(rows, RowSource):
+        return {SOURCE: rows.signature()}
+    return rows if rows is None or isinstance(rows, str) else list(rows)
+
+
 def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -> RunSettings:
     """Settings of a step method, from its parts, and its preconditioner where it takes one."""
     batching, choice = setup.estimator.batching, design.closed_form
-    rows = setup.settings.rows
     by_hand = isinstance(setup.settings.gradient, GradientEstimator)
     attributes: dict[str, Any] = {
         "sampler": setup.name,
@@ -45,7 +54,7 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
         "kept_rows": setup.estimator.kept_rows,
         "thin": design.pace.thin,
         # They are stored as JSON, since trace files hold no lists of words.
-        "rows": json.dumps(rows if rows is None or isinstance(rows, str) else list(rows)),
+        "rows": json.dumps(_named(setup.settings.rows)),
         "estimator_from": GIVEN if by_hand else COMPUTED,
     }
     if isinstance(setup.estimator, FisherGradient):

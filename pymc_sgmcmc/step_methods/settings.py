@@ -18,6 +18,7 @@ from pymc_sgmcmc.engine import is_jax_mode
 from pymc_sgmcmc.gradient_estimators import SVRG, GradientEstimator
 from pymc_sgmcmc.matrices import Matrix, matrix_root
 from pymc_sgmcmc.schedules import StepSize, check_step_size
+from pymc_sgmcmc.sources import RowSource
 from pymc_sgmcmc.tuning import SEARCHES, VARIANCE_INFLATION
 
 PRECONDITIONERS = ("curvature", "identity")
@@ -68,7 +69,7 @@ class Settings:
     gradient: Gradient
     batch_size: int | None
     batching: str | None
-    rows: str | Sequence[str] | None
+    rows: str | Sequence[str] | RowSource | None
     center: CenterSetting
     init: Any
     thin: int | None
@@ -96,6 +97,11 @@ class Settings:
         _check_bias(self.bias, self.step_size)
         _check_center(self.center)
         _check_rows(self.rows)
+        if isinstance(self.rows, RowSource) and self.local is not None:
+            raise ValueError(
+                "`local` samples the local variables of groups whose records are in memory, but "
+                "`rows` are in a source. Leave one of them out."
+            )
         if self.batching is not None:
             one_of("batching", self.batching, tuple(SCHEMES))
         if self.initial_point is not None and not isinstance(self.initial_point, Mapping):
@@ -204,18 +210,20 @@ def _check_center(center: Any) -> None:
 
 
 def _check_rows(rows: Any) -> None:
-    """Refuse `rows` that is neither a name nor a sequence of names.
+    """Refuse `rows` that is neither a source, a name nor a sequence of names.
 
     Raises
     ------
     TypeError
     """
+    if isinstance(rows, RowSource):
+        return
     names = [rows] if isinstance(rows, str) or rows is None else rows
     if isinstance(names, Sequence) and all(name is None or isinstance(name, str) for name in names):
         return
     raise TypeError(
         "`rows` should be the name, or a list of names, of observed variables, `pm.Data` variables "
-        f"or a dimension, but got {rows!r}."
+        f"or a dimension, or what `open_rows` returns, but got {rows!r}."
     )
 
 

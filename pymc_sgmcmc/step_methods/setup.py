@@ -179,6 +179,8 @@ class Setup:
                 initial_point=settings.initial_point,
             )
         check_preconditioner(preconditioner, self.posterior.dimension)
+        if self.posterior.source is not None:
+            self._check_source()
         self.posterior.check_rows()
         self._batch_size, self.batch_size_from = self._batch_size_given()
         if self.posterior.others and self.posterior.model_batch_size is not None:
@@ -193,6 +195,24 @@ class Setup:
         self._keeps_rows = (
             keeps_rows and gradient == "cv" and self._batch_size is None and settings.local is None
         )
+
+    def _check_source(self) -> None:
+        """Refuse what needs all rows in memory.
+
+        Raises
+        ------
+        ValueError
+        """
+        if self._takes_all_rows:
+            raise ValueError(
+                f"`{self.name}` takes all rows in each transition, but `rows` are in a source. Use "
+                "`SGLDCV`."
+            )
+        if self.settings.gradient == "saga":
+            raise ValueError(
+                '`gradient="saga"` keeps a gradient of each row in memory, but `rows` are in a '
+                'source. Use `gradient="cv"` or "svrg".'
+            )
 
     def _batch_size_given(self) -> tuple[int | None, str]:
         """Batch size that the settings or the model give, or None, and its origin."""

@@ -8,12 +8,12 @@ out of the minibatches, and every transition evaluates all of them instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from pymc_sgmcmc.batching import numbers_without
+from pymc_sgmcmc.batching import RowOrder, numbers_without
 from pymc_sgmcmc.matrices import largest_mean_square
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center, laplace_draws
@@ -115,14 +115,14 @@ def row_noise(
         transition evaluates. Where it is given, rows are kept if that is much cheaper.
     """
     rows = _Rows(posterior, center, control_variate, joint_draws)
-    sizes = rows.sizes()
     n_rows = posterior.n_rows
     count = min(WORST_ROWS, n_rows // 10)
-    worst = largest(sizes, count)
-    others = numbers_without(n_rows, worst)
+    worst = rows.worst(count)
+    others = n_rows - count
     most = int(np.clip(NOISE_ELEMENTS // posterior.dimension, ROWS_A_POINT, NOISE_ROWS))
-    sample = np.random.default_rng(2018).permutation(others)[:most]
-    of_sample = rows.deviations_apart(sample) * np.sqrt(len(others) / len(sample))
+    places = RowOrder(others, 2018)(np.arange(min(most, others)))
+    sample = numbers_without(worst, places)
+    of_sample = rows.deviations_apart(sample) * np.sqrt(others / len(sample))
     of_worst = rows.deviations_at_all(worst)
     of_worst /= np.sqrt(len(of_worst))
 
@@ -184,8 +184,19 @@ class _Rows:
         # Mean of the gradients of all rows at the centre.
         self._mean = center.likelihood_gradient / posterior.n_rows
 
-    def sizes(self) -> np.ndarray:
-        """Mean squared length of each row's gradient in units of the curvature, shape (N,)."""
+    def worst(self, count: int) -> np.ndarray:
+        """Numbers of the rows with the largest gradients, the largest first."""
+        numbers, sizes, start = np.empty(0, dtype=np.int64), np.empty(0), 0
+        for of_chunk in self.sizes():
+            stop = start + len(of_chunk)
+            numbers = np.concatenate([numbers, np.arange(start, stop)])
+            sizes, start = np.concatenate([sizes, of_chunk]), stop
+            chosen = largest(sizes, min(count, len(sizes)))
+            numbers, sizes = numbers[chosen], sizes[chosen]
+        return numbers
+
+    def sizes(self) -> Iterator[np.ndarray]:
+        """Mean squared length of each row's gradient in units of the curvature, in chunks."""
         posterior, root, d = self._posterior, self._center.curvature.root, self._posterior.dimension
         elements = posterior.n_rows * d
         count = int(np.clip(SEARCH_ELEMENTS // elements, *SEARCH_POINTS))
@@ -193,7 +204,6 @@ class _Rows:
         if d > SKETCH:
             directions = np.random.default_rng(1984).standard_normal((SKETCH, d))
             sketch = root.each(directions).T / np.sqrt(SKETCH)
-        sizes = []
         for chunk in posterior.chunks(d):
             total = 0.0
             at_center = posterior.row_gradients(self._center.position, chunk)
@@ -203,8 +213,7 @@ class _Rows:
                     gradients = self._at(point, chunk) - at_center
                 white = gradients @ (sketch if d > SKETCH else root)
                 total = total + np.einsum("ij,ij->i", white, white)
-            sizes.append(total)
-        return np.concatenate(sizes)
+            yield np.asarray(total)
 
     def deviations_apart(self, numbers: np.ndarray) -> np.ndarray:
         """Deviations of rows, each at one point, shape (rows, d)."""

@@ -1,0 +1,211 @@
+"""Minibatches whose rows are read into memory before the transitions that use them.
+
+The numbers of the rows that a chain will read follow from its generator. So one pass over a source
+gathers the rows of many transitions, in their order, and compiled transitions take slices of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_sgmcmc.batching import (
+    FIRST_ORDER,
+    SCHEMES,
+    Batching,
+    RowOrder,
+    check_batch_size,
+    numbers_without,
+)
+from pymc_sgmcmc.checks import one_of
+
+MOST_BYTES = 2 * 2**30
+"""Gathered rows take at most so many bytes, 2 GiB. They have at least one run of transitions."""
+
+ReadRows = Callable[[np.ndarray], Sequence[np.ndarray]]
+"""Rows of several arrays by their numbers, in any order."""
+
+
+class GatheredRows(Batching):
+    """Minibatches of a scheme, gathered in the order in which transitions take them.
+
+    Indices and probabilities are those of `ShuffledWindows` or `WithReplacement` on the same number
+    of rows, and so are the draws of a chain.
+
+    Parameters
+    ----------
+    read : callable
+        Reads rows by their numbers.
+    n_rows : int
+        Number of all rows.
+    batch_size : int
+    scheme : {"shuffle", "replace"}
+    static : bool
+        Refused: JAX needs arrays of a fixed length.
+    excluded : numpy.ndarray of int, optional
+        Numbers of rows that no minibatch has.
+    most_bytes : int
+        Memory of the gathered rows.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For an unknown scheme, a batch size outside of 1..N, and on JAX.
+    """
+
+    def __init__(
+        self,
+        read: ReadRows,
+        n_rows: int,
+        batch_size: int,
+        *,
+        scheme: str,
+        static: bool = False,
+        excluded: np.ndarray | None = None,
+        most_bytes: int = MOST_BYTES,
+    ):
+        if static:
+            raise ValueError(
+                "Rows of a source are not gathered for JAX. Use "
+                '`compile_kwargs={"mode": "NUMBA"}`, the default.'
+            )
+        self.name = one_of("batching", scheme, tuple(SCHEMES))
+        self.without_replacement = SCHEMES[scheme].without_replacement
+        self._excluded = np.empty(0, dtype=np.int64) if excluded is None else excluded
+        self.n_rows = n_rows - len(self._excluded)
+        self.batch_size = check_batch_size(batch_size, self.n_rows)
+        self.static = False
+        self._read, self._most_bytes = read, most_bytes
+        self._order = FIRST_ORDER
+        self._present: RowOrder | None = None
+        first = [np.ascontiguousarray(values) for values in read(np.arange(self.batch_size))]
+        self._row_bytes = sum(values[:1].nbytes for values in first)
+        self._data = ()
+        self._shared = tuple(
+            pytensor.shared(values, f"data_{index}", borrow=True, shape=(None, *values.shape[1:]))
+            for index, values in enumerate(first)
+        )
+        self._gathered: tuple[int, np.ndarray] = (FIRST_ORDER, np.empty(0, dtype=np.int64))
+        self._length = pytensor.shared(np.int64(self.batch_size), "batch_size")
+        self._n_rows = pytensor.shared(np.int64(self.n_rows), "n_rows")
+
+    @property
+    def variance_factor(self) -> float:
+        """That of the scheme."""
+        if not self.without_replacement:
+            return 1.0
+        return (self.n_rows - self.batch_size) / max(1, self.n_rows - 1)
+
+    @property
+    def index_size(self) -> int:
+        """That of the scheme."""
+        return 1 if self.without_replacement else self.batch_size
+
+    @property
+    def most_minibatches(self) -> float:
+        """Minibatches in the given memory."""
+        return max(1, self._most_bytes // (self._row_bytes * self.batch_size))
+
+    def index_variable(self, name: str) -> TensorVariable:
+        """Starts of minibatches in the gathered rows, shape (minibatches,)."""
+        return pt.lvector(name)
+
+    def rows(self, index: TensorVariable) -> list[TensorVariable]:
+        """Gathered rows from ``start`` to ``start + n``."""
+        return [shared[index : index + self._length] for shared in self._shared]
+
+    def stored_rows(self, table: TensorVariable, index: TensorVariable) -> TensorVariable:
+        """Refused, since no table has all rows.
+
+        Raises
+        ------
+        ValueError
+        """
+        raise ValueError("No table of all rows is in memory. Use another gradient estimator.")
+
+    def with_stored_rows(
+        self, table: TensorVariable, index: TensorVariable, rows: TensorVariable
+    ) -> TensorVariable:
+        """Refused, since no table has all rows.
+
+        Raises
+        ------
+        ValueError
+        """
+        raise ValueError("No table of all rows is in memory. Use another gradient estimator.")
+
+    def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
+        """Indices of the scheme: starts of windows, or numbers of rows."""
+        if self.without_replacement:
+            if self.batch_size == self.n_rows:
+                return np.zeros(minibatches, dtype=np.int64)
+            return rng.integers(self.n_rows, size=minibatches)
+        numbers = rng.integers(self.n_rows, size=(minibatches, self.batch_size))
+        return numbers_without(self._excluded, numbers)
+
+    def selected(self, index: np.ndarray) -> np.ndarray:
+        """Row numbers in the original data, shape (n,)."""
+        return self._numbers(np.asarray(index)[None])[0]
+
+    def set_order(self, seed: int) -> None:
+        """Take the windows of the order of a seed from now on."""
+        if seed != self._order:
+            self._order, self._present = seed, None
+
+    def first_indices(self, minibatches: int) -> np.ndarray:
+        """Starts of minibatches that are in memory at first."""
+        return np.zeros(minibatches, dtype=np.int64)
+
+    def in_memory(self, index: np.ndarray, rng: np.random.Generator, following: int) -> np.ndarray:
+        """Starts of minibatches in the gathered rows, which are read where they are not there."""
+        place = self._place(index)
+        if place is None:
+            following = int(min(following, self.most_minibatches - len(index)))
+            if following > 0:
+                after = self.draw(deepcopy(rng), following)
+                self._gather(np.concatenate([index, after]))
+            else:
+                self._gather(index)
+            place = 0
+        return (place + np.arange(len(index))) * self.batch_size
+
+    def read_ahead(self, indices: Sequence[np.ndarray]) -> int:
+        """Bring the rows of several chains into memory together; how many of the chains fit."""
+        ends = np.cumsum([len(index) for index in indices])
+        fitting = int(np.searchsorted(ends, self.most_minibatches, side="right"))
+        if fitting:
+            self._gather(np.concatenate(indices[:fitting]))
+        return fitting
+
+    def _place(self, index: np.ndarray) -> int | None:
+        """Number of the first of some minibatches among those in memory, None if one is not."""
+        order, gathered = self._gathered
+        if order != self._order or len(gathered) < len(index):
+            return None
+        firsts = gathered.reshape(len(gathered), -1)[:, 0]
+        for place in np.flatnonzero(firsts == index.reshape(len(index), -1)[0, 0]):
+            if np.array_equal(gathered[place : place + len(index)], index):
+                return int(place)
+        return None
+
+    def _gather(self, index: np.ndarray) -> None:
+        rows = self._read(self._numbers(index).ravel())
+        for shared, values in zip(self._shared, rows, strict=True):
+            shared.set_value(np.ascontiguousarray(values), borrow=True)
+        self._gathered = self._order, index
+
+    def _numbers(self, index: np.ndarray) -> np.ndarray:
+        """Row numbers of minibatches, shape (minibatches, n)."""
+        if not self.without_replacement:
+            return index
+        places = (index[:, None] + np.arange(self.batch_size)) % self.n_rows
+        if self.batch_size < self.n_rows:
+            if self._present is None:
+                self._present = RowOrder(self.n_rows, [self.n_rows, self._order])
+            places = self._present(places)
+        return numbers_without(self._excluded, places)

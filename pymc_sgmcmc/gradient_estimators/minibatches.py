@@ -1,0 +1,53 @@
+"""The minibatch scheme of an estimator, over rows in memory or in a source."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pymc_sgmcmc.batching import Batching, make_batching
+from pymc_sgmcmc.gathering import GatheredRows
+from pymc_sgmcmc.gradient_estimators.center_difference import CenterDifference
+from pymc_sgmcmc.posterior import Posterior
+
+
+def batching_of(
+    posterior: Posterior,
+    scheme: str,
+    batch_size: int,
+    difference: CenterDifference | None = None,
+    *,
+    static: bool = False,
+    excluded: np.ndarray | None = None,
+) -> Batching:
+    """Make a minibatch scheme by name.
+
+    Parameters
+    ----------
+    posterior, scheme, batch_size, static, excluded
+        As of `make_batching`.
+    difference : CenterDifference, optional
+        Its data, and the quantities that it stores, are the arrays. The default is the data of the
+        posterior.
+
+    Raises
+    ------
+    ValueError
+        As of `make_batching`, and where the rows are in a source and the transitions run on JAX.
+    """
+    if posterior.source is not None:
+        return GatheredRows(
+            posterior.take if difference is None else difference.rows_of,
+            posterior.n_rows,
+            batch_size,
+            scheme=scheme,
+            static=static,
+            excluded=excluded,
+        )
+    return make_batching(
+        scheme,
+        posterior.data if difference is None else difference.data,
+        batch_size,
+        derived=() if difference is None else difference.columns,
+        static=static,
+        excluded=excluded,
+    )
