@@ -34,9 +34,10 @@ batch_size : int, optional
 batching : {"shuffle", "replace"}
     Windows of rows in random order (without replacement; the default), or independent rows
     with replacement (the default of ``gradient="saga"``, see `SAGAGradient`).
-rows : str or sequence of str, optional
+rows : str, sequence of str or RowSource, optional
     Names of observed variables, `pymc.Data` variables or a dimension that run over the
-    rows, for ordinary models in which this is ambiguous.
+    rows, for ordinary models in which this is ambiguous. Or the source of rows that do not fit in
+    memory, such as an `ArraySource`, where the model is written on what its `head` returns.
 center : {"lbfgs", "sgd"}, mapping or (d,) array, optional
     The point near the mode for curvature, control variates and the start of the chains, or how to
     search it. "lbfgs" (default) uses gradients of all rows, "sgd" one pass of stochastic Newton
