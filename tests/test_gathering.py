@@ -245,15 +245,13 @@ def test_what_needs_all_rows_is_refused(arrays):
 
 def test_models_that_are_not_written_on_the_source(arrays):
     rows = CountedRows(arrays)
-    with in_memory({f"other {name}": values for name, values in arrays.items()}):
-        pass
     with pm.Model():
         mean = pm.Normal("mean")
         pm.Normal("outcome", mean, 1.0, observed=np.zeros(1000))
         with pytest.raises(ModelError, match=r"Write it on what `rows.head\(\"...\"\)` returns"):
             SGLDCV(rows=rows)
     with pm.Model():
-        first = rows.head("first")
+        first = rows.head("first", rows=1000)
         slope = pm.Normal("slope")
         pm.Normal("outcome", slope * first, 1.0, observed=np.zeros(1000))
         with pytest.raises(ModelError, match="are no column of `rows`"):
