@@ -76,6 +76,9 @@ interval that is off by this much has a probability of 94.9 %."""
 INTEGRATED = "integrated_out"
 """This setting is the names of the variables that were integrated out of the model, as JSON."""
 
+QUADRATURE_POINTS = "quadrature_points"
+"""This setting is the number of nodes of the quadrature with which that was done, where it was."""
+
 LOCAL, LOCAL_TRANSITIONS = "local", "local_transitions"
 """These settings are the names of the local variables, as JSON, and the transitions of a visit."""
 

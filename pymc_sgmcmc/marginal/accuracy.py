@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Mapping, Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytensor
@@ -41,61 +43,132 @@ LARGEST_ERROR = 5e-3
 """A warning is given where the log density of a group has a larger error. Twenty such groups change
 a log likelihood by a tenth, which is small beside the half that a standard error is."""
 
+LARGEST_SHIFT = 0.1
+"""Means may be off by this many posterior standard deviations, as elsewhere."""
 
-def warn_of_quadrature(
-    model: Model, density: GroupDensity, values: TensorVariable, points: int
-) -> None:
-    """Warn where the log densities of groups are wrong at a position near the initial point.
+RESOLUTION = 1e-6
+"""Errors of a group that are smaller are not distinguished from those of the grid."""
+
+
+class QuadratureError:
+    """Errors of the log densities of a few groups, at any position.
 
     Parameters
     ----------
     model : pymc.Model
+        With its local variables.
     density : GroupDensity
     values : TensorVariable, shape (groups,)
         The quadrature.
     points : int
         Its nodes in each direction.
     """
-    error = largest_error(model, density, values)
-    if not error <= LARGEST_ERROR:
+
+    def __init__(self, model: Model, density: GroupDensity, values: TensorVariable, points: int):
+        self.points, self._n_groups = points, density.structure.n_groups
+        self.names = density.structure.names
+        self._initial_point = model.initial_point()
+        size = density.block_size
+        end, n_points = GRIDS[size]
+        n_compared = int(ELEMENTS // (n_points**size * density.records_a_group))
+        rng = np.random.default_rng(SEED)
+        few = min(MOST_GROUPS, self._n_groups, max(1, n_compared))
+        self._numbers = rng.choice(self._n_groups, few, replace=False)
+
+        evaluated = Evaluated(model, density)
+        self._blocks, self._size = evaluated.block[self._numbers], size
+        mode = find_mode(density)
+        entries = [entry for row in mode.root for entry in row]
+        with pytensor.config.change_flags(cxx=""):  # The inner function of a scan is NumPy's too.
+            self._quadrature = evaluated.function([values, mode.block, *entries])
+            self._quadrature(self._blocks, self._numbers)  # compiles the scan
+
+        axis = np.linspace(-end, end, n_points)
+        grid = np.array(list(itertools.product(axis, repeat=size)))
+        self._log_weights = np.log(np.cosh(grid)).sum(axis=1) + size * np.log(axis[1] - axis[0])
+        self._standard = list(np.sinh(grid).T[:, :, None])
+        placeholder = pt.tensor("points", shape=(None, None, size), dtype=density.block.dtype)
+        graphs = [density.at_points(placeholder), density.prior_at_points(placeholder)]
+        self._log_densities = evaluated.function(graphs, placeholder)
+
+    def at(self, point: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
+        """Errors of the compared groups; by default near the initial point.
+
+        Parameters
+        ----------
+        point : mapping of str to numpy.ndarray, optional
+            Unconstrained values of the global variables, by the names of their value variables.
+        """
+        if point is not None:
+            point = {**self._initial_point, **point}
+        quadrature, centre, *rest = self._quadrature(self._blocks, self._numbers, point)
+        factor = iter(rest)
+        root = [[next(factor) for _ in range(row + 1)] for row in range(self._size)]
+        with np.errstate(all="ignore"):
+            standard = np.broadcast_arrays(*solve_upper(root, self._standard))
+            at = centre + np.stack(standard, axis=-1)
+            heights, prior = self._log_densities(at, self._numbers, point)
+            possible = (prior > np.nanmax(prior, axis=0) - MOST_DROP) & (heights < np.inf)
+            heights = np.where(possible, heights + self._log_weights[:, None], -np.inf)
+            expected = np.logaddexp.reduce(heights, axis=0)
+            expected -= sum(np.log(row[-1]) for row in root)
+            errors = quadrature - expected
+        # Where neither is finite, the position is one that the model excludes.
+        return errors[np.isfinite(quadrature) | np.isfinite(expected)]
+
+    def shift(self, points: Sequence[Mapping[str, np.ndarray]]) -> float:
+        r"""Bound on the error of posterior means, in standard deviations, from points of its law.
+
+        To first order an error :math:`\Delta(\theta)` of the log density moves the mean of f by
+        :math:`\mathrm{Cov}(f, \Delta)`, at most by the standard deviation of :math:`\Delta` times
+        that of f.
+        """
+        totals = []
+        for point in points:
+            errors = self.at(point)
+            if len(errors):
+                totals.append(self._n_groups * errors.mean())
+        floor = RESOLUTION * self._n_groups
+        return float(max(0.0, np.std(totals, ddof=1) - floor)) if len(totals) > 1 else 0.0
+
+
+_of_models: WeakKeyDictionary[Model, QuadratureError] = WeakKeyDictionary()
+
+
+def remember_quadrature(groups: Model, error: QuadratureError) -> None:
+    """Keep the errors for a model of groups, as long as there is this model."""
+    _of_models[groups] = error
+
+
+def quadrature_of(groups: Model) -> QuadratureError | None:
+    """Errors of the quadrature in a model of groups, None where it has none."""
+    return _of_models.get(groups)
+
+
+def warn_of_quadrature(error: QuadratureError) -> None:
+    """Warn where the log densities of groups are wrong at a position near the initial point."""
+    largest = float(np.abs(error.at()).max(initial=0.0))
+    if not largest <= LARGEST_ERROR:
         _log.warning(
-            f"The quadrature of {quoted(density.structure.names)} with {points} nodes has errors "
-            f"up to {error:.2g} in the log density of a group. More `points` help where its law is "
-            "skewed; with two modes, kinks or edges, sample the original model with NUTS."
+            f"The quadrature of {quoted(error.names)} with {error.points} nodes has errors "
+            f"up to {largest:.2g} in the log density of a group. More `points` help where its law "
+            "is skewed; with two modes, kinks or edges, sample the original model with NUTS."
         )
 
 
-def largest_error(model: Model, density: GroupDensity, values: TensorVariable) -> float:
-    """Largest error of the log densities of a few groups at a random position."""
-    size, n_groups = density.block_size, density.structure.n_groups
-    end, n_points = GRIDS[size]
-    n_compared = int(ELEMENTS // (n_points**size * density.records_a_group))
-    rng = np.random.default_rng(SEED)
-    numbers = rng.choice(n_groups, min(MOST_GROUPS, n_groups, max(1, n_compared)), replace=False)
+def warn_of_shift(error: QuadratureError, points: Sequence[Mapping[str, np.ndarray]]) -> bool:
+    """Warn where the quadrature may move means, at points of the posterior. Whether it does."""
+    shift = error.shift(points)
+    moves = not shift <= LARGEST_SHIFT
+    if moves:
+        _log.warning(
+            f"The quadrature of {quoted(error.names)} with {error.points} nodes is not accurate "
+            f"where the posterior is: means may be off by up to {shift:.2g} standard deviations. "
+            f"Use more nodes, `marginalize(..., points={more_points(error)})`."
+        )
+    return moves
 
-    evaluated = Evaluated(model, density)
-    mode = find_mode(density)
-    entries = [entry for row in mode.root for entry in row]
-    with pytensor.config.change_flags(cxx=""):  # The inner function of a scan is NumPy's too.
-        function = evaluated.function([values, mode.block, *entries])
-        quadrature, centre, *rest = function(evaluated.block[numbers], numbers)
-    factor = iter(rest)
-    root = [[next(factor) for _ in range(row + 1)] for row in range(size)]
 
-    axis = np.linspace(-end, end, n_points)
-    grid = np.array(list(itertools.product(axis, repeat=size)))
-    log_weights = np.log(np.cosh(grid)).sum(axis=1) + size * np.log(axis[1] - axis[0])
-    standard = list(np.sinh(grid).T[:, :, None])
-    placeholder = pt.tensor("points", shape=(None, None, size), dtype=density.block.dtype)
-    graphs = [density.at_points(placeholder), density.prior_at_points(placeholder)]
-    log_densities = evaluated.function(graphs, placeholder)
-    with np.errstate(all="ignore"):
-        at = centre + np.stack(np.broadcast_arrays(*solve_upper(root, standard)), axis=-1)
-        heights, prior = log_densities(at, numbers)
-        possible = (prior > np.nanmax(prior, axis=0) - MOST_DROP) & (heights < np.inf)
-        heights = np.where(possible, heights + log_weights[:, None], -np.inf)
-        expected = np.logaddexp.reduce(heights, axis=0)
-        expected -= sum(np.log(entries[-1]) for entries in root)
-        errors = np.abs(quadrature - expected)
-    # Where neither is finite, the position is one that the model excludes.
-    return float(np.max(errors[np.isfinite(quadrature) | np.isfinite(expected)], initial=0.0))
+def more_points(error: QuadratureError) -> int:
+    """Number of nodes, about twice as many, to try where these are too few."""
+    return 2 * error.points + 1

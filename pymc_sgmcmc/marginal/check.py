@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from pymc.model import Model
@@ -66,7 +66,7 @@ class Evaluated:
     def function(
         self, graphs: list, block: TensorVariable | None = None
     ) -> Callable[..., list[np.ndarray]]:
-        """Function of blocks and numbers of groups at the position.
+        """Function of blocks and numbers of groups, at the position or at a given one.
 
         Parameters
         ----------
@@ -82,9 +82,14 @@ class Evaluated:
         function = compile_quietly([block, density.numbers, *values], at_values, PYTHON_MODE)
         point = [np.asarray(self.point[value.name], dtype=value.dtype) for value in values]
 
-        def evaluate(blocks: np.ndarray, numbers: np.ndarray) -> list[np.ndarray]:
+        def evaluate(
+            blocks: np.ndarray, numbers: np.ndarray, at: Mapping[str, np.ndarray] | None = None
+        ) -> list[np.ndarray]:
+            here = point
+            if at is not None:
+                here = [np.asarray(at[value.name], dtype=value.dtype) for value in values]
             with np.errstate(all="ignore"):
-                return function(blocks.astype(density.block.dtype), numbers, *point)
+                return function(blocks.astype(density.block.dtype), numbers, *here)
 
         return evaluate
 

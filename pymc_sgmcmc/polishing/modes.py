@@ -36,6 +36,14 @@ CLIMB = 300
 CLOSE = 0.1
 """A search ends at about this distance from a mode, in standard deviations."""
 
+MIDDLE = 0.5
+"""A chain has reached a mode where it was behind the middle of the way to it from that of the run.
+Draws of a Gaussian are not, for modes that are farther away than some eight standard deviations."""
+
+SAME_PLACE, SAME_PLACE_BY_ROOT = 3.0, 0.25
+"""Ends of searches that are not farther apart in standard deviations, or for more coordinates than
+that many times the root of their number, are at the same mode. Long searches stop short of it."""
+
 NEGLIGIBLE = 0.01
 """A mode with less than this part of the mass of the run is not reported."""
 
@@ -133,16 +141,19 @@ def find_modes(
     draws = later.reshape(-1, d)
     center = draws.mean(0)
     root = covariance_factor(draws)
-    reach = _distances(draws, center, root).max()
+    spread = _whitened(draws, center, root)
     noise = rng.standard_normal((2, d))
     wide = [center + factor * root @ direction for factor in WIDE_STARTS for direction in noise]
     first = posterior.initial_position.astype(float)
-    home, ends = _climb(density, np.array([*starts, *wide, first]), center, root, reach)
+    home, ends = _climb(density, np.array([*starts, *wide, first]), center, root, spread)
+    origin = center if home is None else home
     # The Gaussian of the draws gives the entropy of their law.
     log_mass = log_densities.mean() + 0.5 * d + np.log(np.abs(np.diag(root))).sum()
     modes: list[Mode] = []
     for end in ends:
-        mode = _mode_at(density, end, center, root, reach, float(log_mass), labels, rng)
+        if _is_reached(spread, _whitened(end, origin, root)):
+            continue
+        mode = _mode_at(density, end, origin, center, root, float(log_mass), labels, rng)
         if mode is None:
             continue
         if home is not None and abs(mode.log_mass) < SAME_MASS:
@@ -165,14 +176,18 @@ def covariance_factor(draws: np.ndarray) -> np.ndarray:
 
 
 def _climb(
-    density: FullDensity, starts: np.ndarray, center: np.ndarray, root: np.ndarray, reach: float
+    density: FullDensity,
+    starts: np.ndarray,
+    center: np.ndarray,
+    root: np.ndarray,
+    spread: np.ndarray,
 ) -> tuple[np.ndarray | None, list[np.ndarray]]:
     """End of a search from the centre, and ends that are apart from it and from each other.
 
-    A subsample moves all modes alike, by up to the root of its weight in standard deviations.
+    A subsample moves all modes alike, so that they are compared with that of the same subsample.
     """
     subsample = Subsample(density.posterior, evaluations=CLIMB * len(starts))
-    far = reach * np.sqrt(subsample.weight)
+    apart = max(SAME_PLACE, SAME_PLACE_BY_ROOT * np.sqrt(len(center)))
 
     def climb(function, start: np.ndarray) -> np.ndarray | None:
         with np.errstate(all="ignore"):
@@ -183,12 +198,15 @@ def _climb(
 
     ends: list[np.ndarray] = []
     home = climb(subsample.log_density_and_gradient, center)
-    known = [center] if home is None else [center, home]
+    origin = center if home is None else home
+    known = [origin]
     for start in starts:
         end = climb(subsample.log_density_and_gradient, start)
         if end is None or not np.isfinite(end).all():
             continue
-        if min(_distances(np.array(known), end, root)) <= far:
+        if np.linalg.norm(_whitened(np.array(known), end, root), axis=-1).min() <= apart:
+            continue
+        if _is_reached(spread, _whitened(end, origin, root)):
             continue
         known.append(end)
         if subsample.weight > 1:
@@ -203,17 +221,14 @@ def _climb(
 def _mode_at(
     density: FullDensity,
     end: np.ndarray,
+    origin: np.ndarray,
     center: np.ndarray,
     root: np.ndarray,
-    reach: float,
     log_mass: float,
     labels: Sequence[str],
     rng: np.random.Generator,
 ) -> Mode | None:
     """The mode at the end of a search, None where it holds no mass or is not one."""
-    distance = float(_distances(end[None], center, root)[0])
-    if distance <= reach:
-        return None
     found = _gaussian_at(density, end, root)
     if found is None:
         return None
@@ -228,9 +243,16 @@ def _mode_at(
     for _ in range(STAYING):
         states, acceptance, _ = transition(density, states, kernel, rng)
         kernel = kernel.adapted(float(acceptance.mean()), 0.5)
-    if np.median(_distances(states.positions, center, root)) <= reach:
+    way = _whitened(end, origin, root)
+    if np.median(_whitened(states.positions, origin, root) @ way) <= MIDDLE * (way @ way):
         return None
+    distance = float(np.linalg.norm(_whitened(end, center, root)))
     return Mode(end, float(mass), distance, _place(end, center, root, labels))
+
+
+def _is_reached(spread: np.ndarray, way: np.ndarray) -> bool:
+    """Whether a draw was behind the middle of a way, both whitened."""
+    return bool((spread @ way).max() > MIDDLE * (way @ way))
 
 
 def _gaussian_at(
@@ -262,10 +284,10 @@ def _gaussian_at(
     return float(values[0]), scale
 
 
-def _distances(positions: np.ndarray, center: np.ndarray, root: np.ndarray) -> np.ndarray:
-    """Distances from a centre in standard deviations, shape (n,)."""
-    whitened = linalg.solve_triangular(root, (positions - center).T, lower=True)
-    return np.sqrt((whitened**2).sum(0))
+def _whitened(positions: np.ndarray, center: np.ndarray, root: np.ndarray) -> np.ndarray:
+    """Positions from a centre in standard deviations, shape (..., d)."""
+    away = np.atleast_2d(positions - center).T
+    return linalg.solve_triangular(root, away, lower=True).T.reshape(np.shape(positions))
 
 
 def _place(

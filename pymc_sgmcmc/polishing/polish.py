@@ -29,6 +29,7 @@ from pymc_sgmcmc.record import (
     ACCURACY,
     DIMENSION,
     POSITION,
+    QUADRATURE_POINTS,
     STEP_METHODS,
     integrated_out,
     labels_of,
@@ -275,7 +276,7 @@ def _read(idata: DataTree, model: pm.Model) -> tuple[pm.Model, Posterior, np.nda
         )
     joint = model
     if names:
-        model = marginalize(model, names)
+        model = marginalize(model, names, points=settings.get(QUADRATURE_POINTS))
     posterior = Posterior(model, rows=stored_rows(settings))
     positions = _stored_positions(idata, settings, posterior)
     if positions is None:

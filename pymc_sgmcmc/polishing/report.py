@@ -183,6 +183,8 @@ def _sentence(
         )
     if modes is None:
         sentences.append("Other modes were not searched.")
+    elif not modes:
+        sentences.append("Searches from a few points found no other mode, which is no proof.")
     return " ".join(sentences)
 
 

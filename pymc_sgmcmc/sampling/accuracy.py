@@ -99,17 +99,22 @@ def sample_accurately(
         As of the run.
     """
     attempts: list[_Attempt] = []
+    refused: list[DataTree] = []
     try:
-        return _attempted(attempts, draws_of, step, accuracy, model, checks=checks)
+        return _attempted(attempts, refused, draws_of, step, accuracy, model, checks=checks)
     except KeyboardInterrupt:
-        if not attempts:
+        if not attempts and not refused:
             raise
         log.warning("Ctrl-C before the draws of another run. Those of the run before are kept.")
-        return _finished(_best(attempts), model, accuracy)
+        if attempts:
+            return _finished(_best(attempts), model, accuracy, interrupted=True)
+        log.warning("The errors of the run are not known.")
+        return refused[-1]
 
 
 def _attempted(
     attempts: list[_Attempt],
+    refused: list[DataTree],
     draws_of: DrawsOf,
     step: StochasticGradientStep,
     accuracy: float,
@@ -117,7 +122,10 @@ def _attempted(
     *,
     checks: bool,
 ) -> DataTree:
-    """The trace of the first run that is accurate, or of the best. Runs are added to attempts."""
+    """The trace of the first run that is accurate, or of the best.
+
+    Runs are added to the attempts, and those whose correction is refused to the refused ones.
+    """
     bias, times, reason = LONGEST_BIAS, RELAXATION_TIMES, ""
     for number in range(MOST_RUNS):
         if number:
@@ -125,21 +133,26 @@ def _attempted(
         candidate = _within_cost(step, bias, times)
         try:
             idata, interrupted = draws_of(candidate, checks=False, warnings=False)
-        except NonFinitePositionError as error:
-            reason, bias = _first_line(error), max(accuracy, bias / AFTER_REFUSAL)
+        except NonFinitePositionError:
+            reason = f"With steps for a variance error of {bias:.2g} a chain diverged."
+            bias = max(accuracy, bias / AFTER_REFUSAL)
             continue
         with interrupts_noted() as late:
             try:
                 attempt = _Attempt(idata, of_calibration(idata), bias)
-                if interrupted or late or attempt.errors.largest <= accuracy:
-                    return _finished(_best([*attempts, attempt]), model, accuracy, reason)
+                stopped = interrupted or bool(late)
+                if stopped or attempt.errors.largest <= accuracy:
+                    best = _best([*attempts, attempt])
+                    return _finished(best, model, accuracy, reason, interrupted=stopped)
             except ValueError as error:  # A CalibrationError is one too.
                 if interrupted or late:
                     if attempts:
-                        return _finished(_best(attempts), model, accuracy, reason)
+                        best = _best(attempts)
+                        return _finished(best, model, accuracy, reason, interrupted=True)
                     log.warning("The errors of the run are not known. %s", _first_line(error))
                     return idata
                 reason, bias = _first_line(error), max(accuracy, bias / AFTER_REFUSAL)
+                refused.append(idata)
                 continue
         attempts.append(attempt)
         errors = attempt.errors
@@ -185,7 +198,14 @@ def _first_line(error: Exception) -> str:
     return str(error).split("\n")[0]
 
 
-def _finished(attempt: _Attempt, model: Model, accuracy: float, reason: str = "") -> DataTree:
+def _finished(
+    attempt: _Attempt,
+    model: Model,
+    accuracy: float,
+    reason: str = "",
+    *,
+    interrupted: bool = False,
+) -> DataTree:
     """The trace of a run with its stated errors, which are logged."""
     idata, errors, bias = attempt
     with_correction = ", and a correction" if errors.covariance is not None else ""
@@ -208,7 +228,9 @@ def _finished(attempt: _Attempt, model: Model, accuracy: float, reason: str = ""
             f"accuracy {accuracy:g}, most of all that of {labels[int(stated.argmax())]}, "
             f"{stated.max():.2g}."
         )
-        if errors.bias <= accuracy / 2:
+        if interrupted:
+            message += " The run was interrupted before it could be repeated with other steps."
+        elif errors.bias <= accuracy / 2:
             needed = idata["posterior"].sizes["draw"] * (2 * errors.monte_carlo / accuracy) ** 2
             message += f" Use about {float(f'{needed:.1g}'):.0f} draws a chain."
         else:

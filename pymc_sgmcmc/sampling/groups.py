@@ -17,13 +17,18 @@ from xarray import DataTree
 from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.marginal import marginalize, recover
+from pymc_sgmcmc.marginal.accuracy import more_points, quadrature_of
 from pymc_sgmcmc.marginal.search import local_structures
-from pymc_sgmcmc.record import INTEGRATED, PREFIX
+from pymc_sgmcmc.record import INTEGRATED, PREFIX, QUADRATURE_POINTS
+from pymc_sgmcmc.sampling.workers import interrupts_noted
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
 
 AUTO = "auto"
 """With this choice the local variables are those that `local_structures` finds."""
+
+MOST_REFINEMENTS = 2
+"""The nodes of a quadrature are doubled so many times. Each time takes another set-up."""
 
 NOT_FOR_GROUPS = (ModelError, TypeError, ValueError, KeyError, NotImplementedError)
 """Such errors say that a model has no groups, or that a step method has settings for rows."""
@@ -91,6 +96,11 @@ class Groups:
                     quoted(self.names),
                     reason.rstrip("."),
                 )
+        with interrupts_noted():
+            return self._whole(idata, wanted)
+
+    def _whole(self, idata: DataTree, wanted: set[str]) -> DataTree:
+        """The wanted variables of the joint model, with its data."""
         posterior = idata["posterior"].to_dataset()
         kept = [
             variable.name
@@ -102,7 +112,10 @@ class Groups:
         for name, group in _data(self.joint).items():
             groups[name] = group
         completed = DataTree(idata.to_dataset(), children=groups, name=idata.name)
-        completed["sample_stats"].attrs[f"{PREFIX}{INTEGRATED}"] = json.dumps(list(self.names))
+        attributes = completed["sample_stats"].attrs
+        attributes[f"{PREFIX}{INTEGRATED}"] = json.dumps(list(self.names))
+        if (error := quadrature_of(self.model)) is not None:
+            attributes[f"{PREFIX}{QUADRATURE_POINTS}"] = error.points
         return completed
 
     def _depend_on_locals(self, names: set[str]) -> bool:
@@ -162,6 +175,13 @@ def _are_names(choice: Any) -> bool:
 def _integrated(model: Model, names: tuple[str, ...], step: MakeStep) -> Groups:
     groups = marginalize(model, names)
     made = step(model=groups)
+    for _ in range(MOST_REFINEMENTS):
+        error = quadrature_of(groups)
+        if error is None or not getattr(made, "needs_more_points", False):
+            break
+        log.info("The quadrature takes %d nodes.", more_points(error))
+        groups = marginalize(model, names, points=more_points(error))
+        made = step(model=groups)
     log.info(
         "%s %s integrated out, so that %d groups are the rows, and drawn at the end. With "
         "`marginalize=None` the joint model is sampled.",

@@ -8,18 +8,21 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from typing import Any
 
 import numpy as np
 import pytensor
+from pymc.logprob.abstract import _logprob
 from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.random.type import RandomType
 
+from pymc_sgmcmc.posterior.terms import without_scaling
 from pymc_sgmcmc.schedules import step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 
@@ -104,15 +107,42 @@ def identity_of_model(model: Model) -> Identity:
             elif kind == "observed":
                 value = model.rvs_to_values[variable]
                 variables[name]["values"] = _structure(value, name, {}, data)
+    names_of_data = {hashed: name for name, hashed in data.items()}
+
+    def text(graphs: Iterable[Variable], value: Variable) -> str:
+        here = {**known, value: "value"}
+        parts = [_structure(each, "", here, {}, names_of_data=names_of_data) for each in graphs]
+        return " ".join(parts)
+
+    # The definitions lack functions that make densities, and parameters of transforms.
+    for variable in model.basic_RVs:
+        of_variable = variables[str(variable.name)]
+        node, value = without_scaling(variable).owner, variable.type()
+        with suppress(NotImplementedError):  # Then PyMC derives it from the definition.
+            density = _logprob(node.op, (value,), *node.inputs)
+            of_variable["log density"] = text([density], value)
+        transform = model.rvs_to_transforms.get(variable)
+        if transform is not None:
+            moved = transform.forward(value, *node.inputs).type()
+            graphs = [
+                each(moved, *node.inputs) for each in (transform.backward, transform.log_jac_det)
+            ]
+            of_variable["transform"] += f" {text(graphs, moved)}"
     return {"variable": variables, "data": data}
 
 
 def _structure(
-    variable: Variable, name: str, known: Mapping[Variable, str], data: dict[str, str]
+    variable: Variable,
+    name: str,
+    known: Mapping[Variable, str],
+    data: dict[str, str],
+    *,
+    names_of_data: Mapping[str, str] | None = None,
 ) -> str:
     """Hash of a graph up to known variables, without its data, whose hashes are added by names.
 
-    Scalars are part of the model, as the parameters of a prior are.
+    Scalars are part of the model, as the parameters of a prior are. With `names_of_data`, by their
+    hashes, nothing is added, and all other arrays are part of the model as well.
     """
     lines: list[str] = []
     numbers: dict[Variable, int] = {}
@@ -135,6 +165,9 @@ def _structure(
             add(each, repr(values.item()))
         else:
             hashed = _hash([values])
+            if names_of_data is not None:
+                add(each, f"data {names_of_data.get(hashed, hashed)}")
+                return
             key = base = str(each.name or name)
             for number in count(2):  # Several arrays may have no name.
                 if data.get(key, hashed) == hashed:
@@ -148,9 +181,9 @@ def _structure(
             if each not in numbers:
                 leaf(each)
         text = f"{type(node.op).__name__} {_text(node.op)} {[numbers[i] for i in node.inputs]}"
-        inner = getattr(node.op, "fgraph", None)
-        if inner is not None:
-            text += "".join(_structure(each, name, {}, data) for each in inner.outputs)
+        inner = getattr(getattr(node.op, "fgraph", None), "outputs", ())
+        for graph in (*inner, *getattr(node.op, "graphs", ())):  # the second of models of groups
+            text += _structure(graph, name, {}, data, names_of_data=names_of_data)
         for each in node.outputs:
             add(each, text)
     if variable not in numbers:

@@ -212,7 +212,8 @@ def read_store(
     if found:
         raise StoreError(
             f"The model is not that of the store {path}: {'; '.join(found)}. Give the same one. "
-            "Where the run integrated local variables out, it is `marginalize(model, names)`."
+            "Where the run integrated local variables out, it is `marginalize(model, names)`, with "
+            "the `points` that the log of the run says, if any."
         )
     settings = RunSettings(**before["settings"])
     run = before["identity"]["setting"]

@@ -182,6 +182,7 @@ def sample(
     names = recorded_names(model, var_names)
     wanted = dict(idata_kwargs or {})
     _check_wanted(model, names, wanted)
+    _check_initvals(model, initvals)
     with mcmc._quiet_logging(quiet):
         groups = groups_of(model, marginalize, step)
     if groups is None:
@@ -393,6 +394,20 @@ def _check_step(model: Model, step: StochasticGradientStep) -> None:
         raise ModelError(
             f"`step` should have all variables of the model, but lacks {quoted(missing)}. "
             "`pymc.sample` takes several step methods."
+        )
+
+
+def _check_initvals(
+    model: Model, initvals: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
+) -> None:
+    """Raise a ValueError where initial values are of variables that the model has not."""
+    of_chains = [initvals] if isinstance(initvals, Mapping) else list(initvals or [])
+    names = {name for values in of_chains for name in values or () if isinstance(name, str)}
+    known = {variable.name for variable in (*model.free_RVs, *model.value_vars)}
+    if unknown := sorted(names - known):
+        raise ValueError(
+            f"`initvals` should have names of free variables, of "
+            f"{quoted(variable.name for variable in model.free_RVs)}, but got {quoted(unknown)}."
         )
 
 

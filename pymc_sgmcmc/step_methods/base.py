@@ -33,6 +33,7 @@ from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.chain import Chain, ChainState, Draws, missing_value
 from pymc_sgmcmc.engine import TransitionBlock
 from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
+from pymc_sgmcmc.marginal.accuracy import quadrature_of, warn_of_shift
 from pymc_sgmcmc.matrices import Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import quick_graphs
@@ -45,6 +46,7 @@ from pymc_sgmcmc.step_methods.run_settings import run_settings, with_pace
 from pymc_sgmcmc.step_methods.search import check_searchable, search_step_size
 from pymc_sgmcmc.step_methods.settings import Settings
 from pymc_sgmcmc.step_methods.setup import Design, Setup, paced
+from pymc_sgmcmc.tuning import laplace_draws
 
 DRAW_ELEMENTS = 250_000_000
 """A draw may have at most this many transitions times elements of the state. All transitions of a
@@ -53,6 +55,10 @@ draw are computed in one call, and each of its arrays then takes at most 2 GB.""
 SHORT_DRAW = 0.3
 """A warning follows where tuning leaves draws that are shorter than this part of a relaxation time.
 Draws then depend on each other at least three times as long as planned."""
+
+POINTS_OF_CHECK = 20
+"""At so many points around the centre a quadrature is compared with a grid. The bound on its effect
+is a standard deviation over them, which is then known to a sixth."""
 
 JAX_BLOCK_TRANSITIONS = 256
 """Each call on JAX computes this fixed number of transitions, since JAX compiles a function anew
@@ -257,6 +263,14 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             rows_of_draw = self.thin * (self.batch_size + estimator.kept_rows)
             if better := advice(settings.model, self.posterior.n_rows, rows_of_draw):
                 log.info("%s: %s", setup.name, better)
+        quadrature = quadrature_of(settings.model)
+        self.needs_more_points = (
+            quadrature is not None
+            and self.center is not None
+            and warn_of_shift(
+                quadrature, laplace_draws(self.posterior, self.center, POINTS_OF_CHECK)
+            )
+        )
         self.setup_chain(settings.generator(), 0, 0)
         self.tune = True
 

@@ -51,8 +51,14 @@ def with_stated_errors(
             if name not in moved or name in ("posterior", "sample_stats")
         }
         groups = moved | {f"{UNCALIBRATED}{name}": group for name, group in replaced.items()}
+    sizes = idata["posterior"].sizes
     groups[ACCURACY] = _dataset(errors, labels or read_run(idata).labels).assign_attrs(
-        {**attributes, "calibrated": int(errors.covariance is not None)}
+        {
+            **attributes,
+            "calibrated": int(errors.covariance is not None),
+            "chains": sizes["chain"],
+            "draws": sizes["draw"],
+        }
     )
     return DataTree.from_dict(groups, name=idata.name)
 

@@ -64,12 +64,14 @@ def summary(
     Monte-Carlo error: in about 95 % of cases they are above the true error. Means have
     zero-variance control variates, those of coordinates of the position over all transitions of the
     run. With calibrated draws, of ``sample(accuracy=...)``, the linear part of a variable has the
-    errors of the coordinates, and what is left of it those of the draws.
+    errors of the coordinates, and what is left of it those of the draws. A variable that is not
+    finite in each draw has NaN.
 
     Parameters
     ----------
     idata : xarray.DataTree
-        Trace of `sample` or `pymc.sample` with a step method of this package.
+        Trace of `sample` or `pymc.sample` with a step method of this package. One of
+        ``sample(accuracy=...)`` should have all of its draws, since its errors are theirs.
     var_names : str or sequence of str, optional
         Variables of the posterior. The default is all of them.
     probabilities : sequence of float
@@ -85,7 +87,8 @@ def summary(
     Raises
     ------
     ValueError
-        Where the trace has neither stated errors nor gradients, or there are no such variables.
+        Where the trace has neither stated errors nor gradients, stated errors of other draws, or
+        there are no such variables.
 
     Examples
     --------
@@ -109,38 +112,61 @@ def summary(
         raise ValueError(
             f"`probabilities` should be numbers in (0, 1), but got {list(probabilities)!r}."
         )
-    calibrated = _is_calibrated(idata)
-    coordinates = _coordinates(idata)
+    stated = _stated(idata)
+    coordinates = _coordinates(idata, stated)
     positions = np.asarray(
         idata["sample_stats"]["position"].transpose("chain", "draw", ...), dtype=float
     )
     parts = []
     for values in functions.data_vars.values():
         flat = np.asarray(values, dtype=float).reshape(*positions.shape[:2], -1)
+        finite = np.isfinite(flat).all((0, 1))
+        flat = np.where(finite, flat, 0.0)
         columns = columns_of(flat, positions)
         if columns is not None:
             moments = _of_coordinates(coordinates, columns)
-        elif calibrated:
+        elif stated is not None and stated.attrs["calibrated"]:
             moments = _of_calibrated(flat, positions, coordinates)
         else:
             moments = _of_draws(flat, idata, coordinates)
-        parts.append(_table(flat, moments, coordinates, given))
+        part = _table(flat, moments, given)
+        part.loc[~finite] = np.nan
+        parts.append(part)
     elements = xarray_sel_iter(functions, skip_dims={"chain", "draw"})
     labels = [BaseLabeller().make_label_flat(*element) for element in elements]
     table = pd.concat(parts).set_axis(pd.Index(labels, name="parameter"))
-    if ACCURACY in idata.children:
-        table.attrs.update(idata[ACCURACY].attrs)
+    if stated is not None:
+        table.attrs.update(stated.attrs)
     return table
 
 
-def _is_calibrated(idata: DataTree) -> bool:
-    return ACCURACY in idata.children and bool(idata[ACCURACY].attrs["calibrated"])
+def _stated(idata: DataTree) -> DataTree | None:
+    """The group of stated errors, None where there is none, or it is of other draws.
+
+    Raises
+    ------
+    ValueError
+        Where calibrated draws are not all those of one run.
+    """
+    if ACCURACY not in idata.children:
+        return None
+    group = idata.children[ACCURACY]
+    stated = tuple(int(group.attrs[name]) for name in ("chains", "draws"))
+    found = tuple(idata["posterior"].sizes[name] for name in ("chain", "draw"))
+    if stated == found:
+        return group
+    if group.attrs["calibrated"]:
+        raise ValueError(
+            f"The stated errors are of {stated[0]} chains of {stated[1]} draws, but the trace has "
+            f"{found[0]} of {found[1]}. Give the whole trace of one run, or any part of "
+            "`uncalibrated(idata)`."
+        )
+    return None
 
 
-def _coordinates(idata: DataTree) -> _Coordinates:
-    if ACCURACY in idata.children:
-        group = idata[ACCURACY]
-        return _Coordinates(*(np.asarray(group[name]) for name in _Coordinates._fields))
+def _coordinates(idata: DataTree, stated: DataTree | None) -> _Coordinates:
+    if stated is not None:
+        return _Coordinates(*(np.asarray(stated[name]) for name in _Coordinates._fields))
     errors = of_draws(idata)
     return _Coordinates(*(getattr(errors, name) for name in _Coordinates._fields))
 
@@ -268,7 +294,6 @@ class _Dependence(NamedTuple):
 def _table(
     values: np.ndarray,
     moments: _Moments,
-    coordinates: _Coordinates,
     probabilities: Sequence[float],
 ) -> pd.DataFrame:
     from arviz_stats.base import array_stats  # takes half a second to import

@@ -9,10 +9,11 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 from pytensor.graph.replace import vectorize_graph
-from scipy import stats
+from scipy import special, stats
 
 from pymc_sgmcmc import ModelError
 from pymc_sgmcmc.marginal import marginalize
+from pymc_sgmcmc.marginal.accuracy import quadrature_of
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, PYTHON_MODE, compile_quietly
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
@@ -164,6 +165,35 @@ def test_inexact_quadrature_is_told(prior, warns, caplog):
     with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
         marginalize(model, "z")
     assert ("has errors up to" in caplog.text) == warns
+
+
+def test_error_of_the_quadrature_at_any_position():
+    """Compared with a sum over a fine grid, for binary records on a large scale."""
+    successes, records = np.arange(12) % 6, 5
+    group = np.repeat(np.arange(12), records)
+    with pm.Model() as model:
+        sd, mean = pm.HalfCauchy("sd", 2.5), pm.Normal("mean", 0, 3)
+        z = pm.Normal("z", shape=12)
+        outcome = np.tile(np.arange(records), 12) < np.repeat(successes, records)
+        pm.Bernoulli("y", logit_p=mean + sd * z[group], observed=outcome)
+    groups = marginalize(model, "z")
+    error = quadrature_of(groups)
+    density = groups.compile_logp(groups.observed_RVs)
+    grid = np.linspace(-12, 12, 20_001)
+    points = [{"sd_log__": np.array(log_sd), "mean": np.array(0.5)} for log_sd in (0.0, 1.0, 2.0)]
+    differences = []
+    for point in points:
+        log_odds = 0.5 + np.exp(point["sd_log__"]) * grid[:, None]
+        terms = stats.norm.logpdf(grid)[:, None] + stats.binom(
+            records, special.expit(log_odds)
+        ).logpmf(successes)
+        exact = special.logsumexp(terms, axis=0) + np.log(grid[1] - grid[0])
+        exact -= np.log(special.comb(records, successes))
+        differences.append(density(point) - exact.sum())
+        np.testing.assert_allclose(error.at(point).sum(), differences[-1], atol=1e-5)
+    assert np.abs(differences).max() > 0.05
+    assert error.shift(points) == pytest.approx(np.std(differences, ddof=1), abs=2e-5)
+    assert error.shift(points[:1]) == 0
 
 
 def test_improper_local_variables():

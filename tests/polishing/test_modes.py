@@ -13,15 +13,15 @@ from pymc_sgmcmc.posterior import Posterior
 from tests.support.models import logistic_model
 
 
-def two_modes_model(masses, sds=(0.2, 0.2)):
+def two_modes_model(masses, sds=(0.2, 0.2), shape=()):
     """A posterior of x and z with x in a mixture at -3 and 3, and z standard normal."""
     masses, sds = np.array(masses), np.array(sds)
     with pm.Model() as model:
         x = pm.Flat("x")
-        z = pm.Normal("z")
+        z = pm.Normal("z", shape=shape)
         logs = np.log(masses / sds) - 0.5 * ((x - np.array([-3.0, 3.0])) / sds) ** 2
         pm.Potential("mixture", pm.math.logsumexp(logs))
-        pm.Normal("y", 0 * z, 1.0, observed=np.zeros(3))
+        pm.Normal("y", 0 * z.sum(), 1.0, observed=np.zeros(3))
     return model
 
 
@@ -53,6 +53,17 @@ def test_mass_of_a_mode_that_the_run_has_not_seen(rng, masses, sds, copy):
     assert found[0].is_copy == copy
     assert found[0].distance == pytest.approx(6 / sds[0], rel=0.1)
     assert found[0].place.startswith("`x` = ")
+
+
+def test_a_mode_that_is_nearer_than_draws_of_many_coordinates(rng):
+    """It is 15 standard deviations away, as the draws are, but none is on the way to it."""
+    draws = np.column_stack(
+        [-3 + 0.4 * rng.standard_normal(4000), rng.standard_normal((4000, 220))]
+    )
+    model = two_modes_model((0.1, 0.9), (0.4, 0.4), shape=220)
+    (mode,) = modes_of(model, draws, rng)
+    assert mode.position[0] == pytest.approx(3.0, abs=0.2)
+    assert mode.mass > 1
 
 
 def test_negligible_modes_and_those_of_the_run_are_not_named(rng):

@@ -206,7 +206,7 @@ def test_steps_that_diverge_are_made_shorter(skewed, monkeypatch):
     monkeypatch.setattr(type(step.chain), "advance", diverge)
     idata = accurate(model, step, 0.1)
     assert idata[ACCURACY].attrs["bias"] <= loop.LONGEST_BIAS / loop.AFTER_REFUSAL
-    assert "became NaN" in idata[ACCURACY].attrs["why"]
+    assert "variance error of 0.5 a chain diverged" in idata[ACCURACY].attrs["why"]
 
 
 def test_more_draws_are_asked_for(skewed, caplog):
@@ -238,6 +238,17 @@ def test_interrupt_keeps_corrected_draws(linear, monkeypatch):
     assert MOMENTS in uncalibrated(idata).children
 
 
+def test_an_interrupted_run_is_not_compared_with_nuts(linear, monkeypatch, caplog):
+    model, step = linear
+    long = loop._within_cost(step, loop.LONGEST_BIAS, loop.RELAXATION_TIMES)
+    monkeypatch.setattr(type(step), "at_bias", lambda *arguments: long)
+    monkeypatch.setattr(type(long.chain), "run_length", lambda chain: 100)
+    interrupted_in(long, 12, monkeypatch)
+    accurate(model, step, accuracy=0.001, draws=2000, quiet=False)
+    assert "interrupted before it could be repeated" in caplog.text
+    assert "NUTS" not in caplog.text
+
+
 def test_interrupt_between_draws_keeps_the_best_run(linear, monkeypatch):
     """While a run is corrected, and before the first draw of the next one."""
     model, step = linear
@@ -264,6 +275,26 @@ def test_interrupt_between_draws_keeps_the_best_run(linear, monkeypatch):
     kept = accurate(model, step, accuracy=0.001)
     xr.testing.assert_equal(kept["posterior"].dataset, first["posterior"].dataset)
     assert len(calls) == 2
+
+
+def test_interrupt_after_a_run_that_was_refused_keeps_its_draws(linear, monkeypatch, caplog):
+    model, step = linear
+    draws_of, runs = run_module._Run.draws_of, []
+
+    def interrupted(*arguments, **options):
+        if runs:
+            raise KeyboardInterrupt
+        runs.append(draws_of(*arguments, **options))
+        return runs[0]
+
+    def refuse(idata):
+        raise ValueError("No correction.")
+
+    monkeypatch.setattr(run_module._Run, "draws_of", interrupted)
+    monkeypatch.setattr(loop, "of_calibration", refuse)
+    kept = accurate(model, step, accuracy=0.3, quiet=False)
+    xr.testing.assert_equal(kept["posterior"].dataset, runs[0][0]["posterior"].dataset)
+    assert "errors of the run are not known" in caplog.text
 
 
 def test_interrupt_while_groups_are_computed_keeps_the_draws(linear, monkeypatch, caplog):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pymc as pm
@@ -12,6 +13,7 @@ import pytest
 from pymc_sgmcmc import SGLD, SGLDCV, ModelError, marginalize, read_store, recover, sample, summary
 from pymc_sgmcmc.errors import ChainProcessError, StoreError
 from pymc_sgmcmc.marginal import search
+from pymc_sgmcmc.marginal.accuracy import quadrature_of, warn_of_shift
 from pymc_sgmcmc.sampling import groups, run
 from tests.sampling.test_sample import NUMBA, SMALL, check_same, ours
 
@@ -198,6 +200,41 @@ def test_stored_and_resumed(mixed, tmp_path):
     np.testing.assert_array_equal(stored["posterior"]["mean"], expected["posterior"]["mean"])
     with pytest.raises(StoreError, match=r"variable `z` is new.*it is `marginalize\("):
         read_store(path, model=model)
+
+
+def large_scale_model(n_groups: int) -> pm.Model:
+    """Binary records of groups that are far apart: nine nodes are right at the initial point only."""
+    rng = np.random.default_rng(3)
+    codes = np.repeat(np.arange(n_groups), 5)
+    odds = 8 * rng.normal(size=n_groups)[codes]
+    with pm.Model() as model:
+        sd, mean = pm.HalfCauchy("sd", 2.5), pm.Normal("mean", 0, 3)
+        z = pm.Normal("z", shape=n_groups)
+        observed = odds > rng.logistic(size=len(codes))
+        pm.Bernoulli("y", logit_p=mean + sd * z[codes], observed=observed)
+    return model
+
+
+def test_a_quadrature_that_is_wrong_at_the_posterior_gets_more_nodes(caplog):
+    """With nine nodes means are off by a standard deviation."""
+    points = [{"sd_log__": np.array(log_sd), "mean": np.array(0.0)} for log_sd in (1.9, 2.0, 2.1)]
+
+    def step(model):
+        return SimpleNamespace(needs_more_points=warn_of_shift(quadrature_of(model), points))
+
+    with caplog.at_level(logging.INFO):
+        found = groups.groups_of(large_scale_model(300), "auto", step)
+    assert "with 9 nodes is not accurate" in caplog.text
+    assert quadrature_of(found.model).points == 39
+    assert not found.step.needs_more_points
+
+
+def test_a_step_method_compares_the_quadrature_around_its_center(caplog):
+    model = marginalize(large_scale_model(60), "z")
+    with caplog.at_level(logging.WARNING):
+        step = CV(model=model, center={"sd": 8.0, "mean": 0.0})
+    assert step.needs_more_points
+    assert "with 9 nodes is not accurate where the posterior is" in caplog.text
 
 
 # --- Which variables are integrated out --------------------------------------------------------

@@ -6,6 +6,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from pymc_sgmcmc import marginalize
 from pymc_sgmcmc.sampling.identity import differences, identity_of_model
 from tests.support.row_models import CASES
 
@@ -74,3 +75,34 @@ def test_parts_of_data_that_do_not_lie_in_one_piece():
     changed = X.copy()
     changed[999, 7] += 1e-15
     assert differences(of(np.asfortranarray(changed)), of(X))
+
+
+def test_parameters_of_transforms_and_functions_of_densities_are_compared():
+    def model_of(upper, power):
+        with pm.Model() as model:
+            interval = pm.distributions.transforms.Interval(0, upper)
+            b = pm.Normal("b", 5, 10, transform=interval)
+            pm.CustomDist(
+                "y", b, logp=lambda value, mean: -abs((value - mean) ** power), observed=np.ones(9)
+            )
+        return model
+
+    first = identity_of_model(model_of(10.0, 2.0))
+    assert not differences(first, identity_of_model(model_of(10.0, 2.0)))
+    (found,) = differences(first, identity_of_model(model_of(20.0, 2.0)))
+    assert found == "variable `b` has another transform"
+    (found,) = differences(first, identity_of_model(model_of(10.0, 4.0)))
+    assert found == "variable `y` has another log density"
+
+
+def test_what_was_integrated_out_is_compared():
+    def groups_of(sd):
+        group = np.repeat(np.arange(9), 3)
+        with pm.Model() as model:
+            mean = pm.Normal("mean")
+            z = pm.Normal("z", 0, sd, shape=9)
+            pm.Normal("y", mean + z[group], 1, observed=np.ones(27))
+        return identity_of_model(marginalize(model, "z"))
+
+    assert not differences(groups_of(1.0), groups_of(1.0))
+    assert differences(groups_of(1.0), groups_of(2.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -171,3 +172,30 @@ def test_constant_variables_have_no_errors():
     assert table.loc["constant", "mean"] == 3
     assert table.loc["constant", "sd"] == 0
     assert table.loc["constant", "mean_error"] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_functions_that_are_not_finite_are_nan_and_the_others_are_as_before(calibrated):
+    idata = calibrated_trace(1) if calibrated else trace_of(1, 0.1, draws=400)
+    expected = summary(idata)
+    posterior = idata["posterior"].to_dataset()
+    posterior["square"] = posterior["square"].copy()
+    posterior["square"][1, 7, 0] = np.nan
+    posterior["infinite"] = xr.full_like(posterior["sum"], np.inf)
+    table = summary(idata.assign(posterior=xr.DataTree(posterior)))
+    assert table.loc[["square[0]", "infinite"]].isna().all(axis=None)
+    others = [name for name in expected.index if name != "square[0]"]
+    pd.testing.assert_frame_equal(table.loc[others], expected.loc[others])
+
+
+def test_stated_errors_are_of_all_draws_of_one_run():
+    idata = calibrated_trace(1)
+    for part in ({"chain": [0]}, {"draw": slice(100)}, {"draw": slice(None, None, 10)}):
+        with pytest.raises(ValueError, match="stated errors are of 4 chains of 1000 draws, but"):
+            summary(idata.isel(part))
+    made = uncalibrated(idata)
+    expected = summary(made.isel(chain=[0, 1]))
+    errors = replace(of_calibration(made), covariance=None)
+    small_steps = with_stated_errors(made, errors, None, {})
+    assert summary(small_steps).attrs["draws"] == 1000
+    pd.testing.assert_frame_equal(summary(small_steps.isel(chain=[0, 1])), expected)
