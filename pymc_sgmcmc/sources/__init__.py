@@ -2,5 +2,12 @@
 
 from pymc_sgmcmc.sources.arrays import ArraySource
 from pymc_sgmcmc.sources.base import RowSource, StandardisedRows, TransformedRows
+from pymc_sgmcmc.sources.parquet import ParquetSource
 
-__all__ = ["ArraySource", "RowSource", "StandardisedRows", "TransformedRows"]
+__all__ = [
+    "ArraySource",
+    "ParquetSource",
+    "RowSource",
+    "StandardisedRows",
+    "TransformedRows",
+]
