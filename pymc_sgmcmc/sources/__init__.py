@@ -3,6 +3,7 @@
 from pymc_sgmcmc.sources.arrays import ArraySource
 from pymc_sgmcmc.sources.base import RowSource, StandardisedRows, TransformedRows
 from pymc_sgmcmc.sources.parquet import ParquetSource
+from pymc_sgmcmc.sources.zarr import ZarrSource
 
 __all__ = [
     "ArraySource",
@@ -10,4 +11,5 @@ __all__ = [
     "RowSource",
     "StandardisedRows",
     "TransformedRows",
+    "ZarrSource",
 ]
