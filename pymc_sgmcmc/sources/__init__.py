@@ -2,11 +2,14 @@
 
 from pymc_sgmcmc.sources.arrays import ArraySource
 from pymc_sgmcmc.sources.base import RowSource, StandardisedRows, TransformedRows
+from pymc_sgmcmc.sources.dask import DaskArraySource, DaskFrameSource
 from pymc_sgmcmc.sources.parquet import ParquetSource
 from pymc_sgmcmc.sources.zarr import ZarrSource
 
 __all__ = [
     "ArraySource",
+    "DaskArraySource",
+    "DaskFrameSource",
     "ParquetSource",
     "RowSource",
     "StandardisedRows",
