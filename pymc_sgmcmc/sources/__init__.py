@@ -3,6 +3,7 @@
 from pymc_sgmcmc.sources.arrays import ArraySource
 from pymc_sgmcmc.sources.base import RowSource, StandardisedRows, TransformedRows
 from pymc_sgmcmc.sources.dask import DaskArraySource, DaskFrameSource
+from pymc_sgmcmc.sources.open_rows import open_rows
 from pymc_sgmcmc.sources.parquet import ParquetSource
 from pymc_sgmcmc.sources.zarr import ZarrSource
 
@@ -15,4 +16,5 @@ __all__ = [
     "StandardisedRows",
     "TransformedRows",
     "ZarrSource",
+    "open_rows",
 ]
