@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -118,9 +119,11 @@ class ParquetSource(RowSource):
     def _table(self, number: int, names: Sequence[str]) -> Any:
         """A row group as an Arrow table."""
         path, group = self._groups[number]
-        stamps = {path: self._stamps[path]}
-        with unchanged(stamps), _arrow("parquet").ParquetFile(path) as file:
-            return file.read_row_group(group, columns=list(names))
+        expected = self._stamps[path]
+        with unchanged({path: expected}):
+            metadata = _metadata(path, expected)
+            with _arrow("parquet").ParquetFile(path, metadata=metadata) as file:
+                return file.read_row_group(group, columns=list(names))
 
     def _labels_of(self, name: str) -> Any:
         """Labels of all files as an Arrow array, in the order of their first appearance."""
@@ -142,6 +145,12 @@ class ParquetSource(RowSource):
 def _arrow(module: str = "") -> Any:
     """The package pyarrow, or a module of it."""
     return import_optional(f"pyarrow.{module}".strip("."), "files", "Reading parquet files")
+
+
+@lru_cache(maxsize=8)
+def _metadata(path: str, expected: Stamp) -> Any:
+    """Metadata of a file with this stamp, which are long where a file has many row groups."""
+    return _arrow("parquet").read_metadata(path)
 
 
 def _metadata_and_types(path: str) -> tuple[Any, dict[str, Any]]:
