@@ -108,8 +108,10 @@ def _files(path: str | Path) -> list[str]:
     RowsError
         Where there are none.
     """
-    pattern = str(Path(path) / "*.parquet") if Path(path).is_dir() else str(path)
-    files = [pattern] if Path(pattern).is_file() else sorted(glob.glob(pattern, recursive=True))
+    pattern = str(path)
+    if Path(path).is_dir():
+        pattern = str(Path(glob.escape(pattern)) / "*.parquet")
+    files = [pattern] if Path(path).is_file() else glob.glob(pattern, recursive=True)
     if not files:
         raise RowsError(
             f"No file matches {pattern}. Check the path; relative ones begin at {Path.cwd()}."
