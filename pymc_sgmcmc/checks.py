@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -123,3 +125,21 @@ def one_of(name: str, value: Any, names: Sequence[str], or_else: str = "") -> st
 def quoted(names: Iterable[object]) -> str:
     """Names in a message, each in backticks."""
     return ", ".join(f"`{name}`" for name in names)
+
+
+def import_optional(module: str, extra: str, purpose: str) -> ModuleType:
+    """Import a module that not all users have installed.
+
+    Raises
+    ------
+    ImportError
+        With the extra that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ImportError(
+            f"{purpose} needs the package {package}, which is not installed. "
+            f'Install it: pip install "pymc_sgmcmc[{extra}]"'
+        ) from error

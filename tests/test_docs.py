@@ -88,6 +88,7 @@ def test_messages_are_those_of_the_page():
         "README.md",
         "docs/getting_started.md",
         "docs/how_a_sampler_is_put_together.md",
+        "docs/many_rows.md",
         "docs/trace_tools.md",
     ],
 )

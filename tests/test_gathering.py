@@ -127,6 +127,14 @@ def test_rows_of_all_chains_are_read_in_one_pass(arrays):
     assert rows.reads - before <= rows.n_partitions
 
 
+def test_the_setup_takes_few_passes(arrays):
+    """Also where the noise of rows is measured at many points."""
+    rows = CountedRows(arrays)
+    with on_source(rows):
+        SGLDCV(rows=rows, **NUMBA)
+    assert rows.reads <= 20 * rows.n_partitions
+
+
 def test_rows_that_every_transition_takes(arrays):
     outliers = {**arrays, "X": arrays["X"].copy()}
     outliers["X"][-20:] *= 60

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import os
 import shutil
 import tarfile
@@ -13,10 +12,10 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 
 import pandas as pd
 
+from pymc_sgmcmc.checks import import_optional
 from pymc_sgmcmc.datasets.dataset import Dataset, DatasetUnavailableError
 from pymc_sgmcmc.datasets.reading import read_table
 from pymc_sgmcmc.datasets.registry import REGISTRY, Entry
@@ -69,18 +68,6 @@ def read[Content](
         if origin.startswith("folder"):
             remedy = f"Replace it by the original from {entry.source}, or remove it."
         raise ValueError(f"{name}: the file {path} cannot be used: {error}. {remedy}") from error
-
-
-def import_optional(module: str, extra: str, purpose: str) -> ModuleType:
-    """Import a module that not all users have installed."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise ImportError(
-            f"{purpose} needs the package {package}, which is not installed. "
-            f'Install it: pip install "pymc_sgmcmc[{extra}]"'
-        ) from error
 
 
 def _find(entry: Entry, data_home: str | os.PathLike[str] | None) -> tuple[Path, str]:

@@ -10,10 +10,10 @@ from typing import Literal, get_args
 import numpy as np
 import pandas as pd
 
-from pymc_sgmcmc.checks import one_of
+from pymc_sgmcmc.checks import import_optional, one_of
 from pymc_sgmcmc.datasets.dataset import Dataset
 from pymc_sgmcmc.datasets.documentation import documented
-from pymc_sgmcmc.datasets.fetch import import_optional, load
+from pymc_sgmcmc.datasets.fetch import load
 from pymc_sgmcmc.datasets.reading import check_range, check_sha256, check_shape, read_integers
 from pymc_sgmcmc.datasets.registry import REGISTRY, Entry
 

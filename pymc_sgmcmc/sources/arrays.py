@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from pymc_sgmcmc.checks import whole_number
 from pymc_sgmcmc.errors import RowsError
 from pymc_sgmcmc.sources.base import RowSource
-
-PARTITION_BYTES = 2**26
-"""A partition has about so many bytes, 64 MB."""
+from pymc_sgmcmc.sources.files import digest_of_files, stamp, unchanged
+from pymc_sgmcmc.sources.schema import (
+    NUMBERS,
+    PARTITION_BYTES,
+    Schema,
+    common_length,
+    row_bytes,
+    schema_of,
+)
 
 
 class ArraySource(RowSource):
     """Rows of arrays with a common leading length, such as `numpy.memmap`.
+
+    A process that gets mapped arrays maps their files again, and has no copy of them.
 
     Parameters
     ----------
@@ -39,24 +48,18 @@ class ArraySource(RowSource):
     """
 
     def __init__(self, arrays: Mapping[str, np.ndarray], *, partition_rows: int | None = None):
-        lengths = {name: len(values) if np.ndim(values) else 0 for name, values in arrays.items()}
-        if len(set(lengths.values())) != 1 or not all(lengths.values()):
-            listed = ", ".join(f"`{name}` has {length}" for name, length in lengths.items())
-            raise RowsError(
-                f"Arrays should have the same number of rows, at least 1, but {listed or 'none'} "
-                "was given. Put rows along the first axis."
-            )
+        count = common_length(arrays)
         for name, values in arrays.items():
-            if values.dtype.kind not in "biuf":
+            if values.dtype.kind not in NUMBERS:
                 raise RowsError(
                     f"The array `{name}` should have numbers, but has the type {values.dtype}. "
                     "Convert it first."
                 )
         self._arrays = dict(arrays)
-        self.columns = {name: (values.dtype, values.shape[1:]) for name, values in arrays.items()}
-        count = next(iter(lengths.values()))
-        row_bytes = sum(values[:1].nbytes for values in arrays.values())
-        length = max(1, PARTITION_BYTES // row_bytes)
+        mapped = {file for file in map(_file_of, arrays.values()) if file is not None}
+        self._stamps = {file: stamp(file) for file in sorted(mapped)}
+        self.columns: Schema = schema_of(arrays)
+        length = max(1, PARTITION_BYTES // row_bytes(self.columns))
         if partition_rows is not None:
             length = whole_number("partition_rows", partition_rows, 1)
         self.offsets = np.append(np.arange(0, count, length), count)
@@ -64,12 +67,58 @@ class ArraySource(RowSource):
     def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Views of the rows of a partition."""
         rows = slice(self.offsets[number], self.offsets[number + 1])
-        return {name: self._arrays[name][rows] for name in names}
+        with unchanged(self._stamps):
+            return {name: self._arrays[name][rows] for name in names}
 
     def signature(self) -> str:
-        """Types, shapes, and the sums of the first and last partition's bytes."""
+        """Types, shapes, sums of the first and last partition, and sizes and times of files."""
         parts = [f"{name} {dtype} {shape}" for name, (dtype, shape) in self.columns.items()]
         for number in (0, self.n_partitions - 1):
             sums = self.partition(number, list(self.columns)).values()
             parts += [str(np.asarray(values, dtype=float).sum()) for values in sums]
+        if self._stamps:
+            parts.append(digest_of_files(self._stamps))
         return f"{self.n_rows} rows: " + "; ".join(parts)
+
+    def __getstate__(self) -> dict:
+        """With the places of mapped arrays in their files, and not their values."""
+        arrays = {name: _place(values) for name, values in self._arrays.items()}
+        return super().__getstate__() | {"_arrays": arrays}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state)
+        self._arrays = {name: _mapped(place) for name, place in self._arrays.items()}
+
+
+def _whole_map(values: np.ndarray) -> np.memmap | None:
+    """The array of a mapped file that some values are a view of."""
+    whole = None
+    array: Any = values
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap):
+            whole = array
+        array = array.base
+    return whole if whole is not None and whole.filename is not None else None
+
+
+def _file_of(values: np.ndarray) -> str | None:
+    """File that values are mapped from."""
+    whole = _whole_map(values)
+    return None if whole is None else str(whole.filename)
+
+
+def _place(values: np.ndarray) -> np.ndarray | tuple:
+    """File, offset, shape, strides and type of mapped values; others as they are."""
+    whole = _whole_map(values)
+    if whole is None:
+        return values
+    offset = values.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    return str(whole.filename), whole.offset + offset, values.shape, values.strides, values.dtype
+
+
+def _mapped(place: np.ndarray | tuple) -> np.ndarray:
+    """Values from their place in a file."""
+    if isinstance(place, np.ndarray):
+        return place
+    file, offset, shape, strides, dtype = place
+    return np.ndarray(shape, dtype, np.memmap(file, np.uint8, "r"), offset, strides)

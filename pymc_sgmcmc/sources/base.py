@@ -1,9 +1,11 @@
-"""Rows of named columns in partitions, which are read one at a time."""
+"""Rows of named columns in partitions, which are read one at a time, and functions of them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -11,10 +13,19 @@ from pytensor.tensor.sharedvar import TensorSharedVariable
 
 from pymc_sgmcmc.checks import quoted, whole_number
 from pymc_sgmcmc.errors import RowsError
+from pymc_sgmcmc.sources.schema import NUMBERS, Schema, check_partition
+from pymc_sgmcmc.sources.standardisation import Moments, Standardisation
 
 HEAD_ROWS = 1009
 """A model is written on this many first rows. The number is a prime, so that no parameter has that
 length by chance."""
+
+ALONE = 8
+"""Pairs of rows that a transformation is also applied to alone. A function that numbers two
+categories afresh in each call passes a pair with probability 3/4, and so all with 1/10."""
+
+TransformFunction = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
+"""From columns by name to columns by name, with as many rows."""
 
 
 class RowSource(ABC):
@@ -28,7 +39,7 @@ class RowSource(ABC):
         Partition i has the rows from ``offsets[i]`` to ``offsets[i + 1]``.
     """
 
-    columns: Mapping[str, tuple[np.dtype, tuple[int, ...]]]
+    columns: Schema
     offsets: np.ndarray
     _last: tuple[int, tuple[str, ...], dict[str, np.ndarray]] | None = None
     """Number, columns and rows of the partition that was read last."""
@@ -64,14 +75,14 @@ class RowSource(ABC):
         names = self._checked(names)
         stop = max(start, min(stop, self.n_rows))
         rows = self._empty(names, stop - start)
-        first = int(np.searchsorted(self.offsets, start, side="right")) - 1
+        number = int(np.searchsorted(self.offsets, start, side="right")) - 1
         at = start
         while at < stop:
-            begin, end = int(self.offsets[first]), int(self.offsets[first + 1])
+            begin, end = int(self.offsets[number]), int(self.offsets[number + 1])
             until = min(stop, end)
-            for name, values in self._kept(first, names).items():
+            for name, values in self._kept(number, names).items():
                 rows[name][at - start : until - start] = values[at - begin : until - begin]
-            at, first = until, first + 1
+            at, number = until, number + 1
         return rows
 
     def take(self, numbers: np.ndarray, names: Sequence[str] | None = None) -> dict:
@@ -92,14 +103,21 @@ class RowSource(ABC):
                 f"Numbers of rows should be from 0 to {self.n_rows - 1}, but got "
                 f"{numbers.min()} to {numbers.max()}."
             )
-        order = np.argsort(numbers, kind="stable")
+        order = np.argsort(numbers)
         bounds = np.searchsorted(numbers[order], self.offsets)
         for number in np.flatnonzero(np.diff(bounds)):
             places = order[bounds[number] : bounds[number + 1]]
             within = numbers[places] - self.offsets[number]
-            for name, values in self._kept(int(number), names).items():
-                rows[name][places] = values[within]
+            for name, values in self.select(int(number), within, names).items():
+                rows[name][places] = values
         return rows
+
+    def select(
+        self, number: int, within: np.ndarray, names: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """Columns of some rows of a partition, by their numbers within it."""
+        kept = self._kept(number, tuple(names))
+        return {name: values[within] for name, values in kept.items()}
 
     def head(
         self, *names: str, rows: int = HEAD_ROWS
@@ -116,13 +134,123 @@ class RowSource(ABC):
         Raises
         ------
         RowsError
-            Where a column has another name.
+            Where a column has another name, or has no numbers.
         TypeError
             Outside of the context of a model.
         """
-        first = self.read(0, whole_number("rows", rows, 2), self._checked(names or None))
+        names = self._checked(names or None)
+        self._check_numbers(names, "be in a model")
+        first = self.read(0, whole_number("rows", rows, 2), names)
         variables = tuple(pm.Data(name, values) for name, values in first.items())
         return variables if len(variables) > 1 else variables[0]
+
+    def categories(self, name: str) -> np.ndarray:
+        """Labels of a column of codes: code k stands for the label k.
+
+        Raises
+        ------
+        RowsError
+            Where a column has another name, or was not stored as categories.
+        """
+        self._checked([name])
+        raise RowsError(
+            f"The column `{name}` was not stored as categories, so it has no labels. Categories of "
+            "parquet files and Dask dataframes have labels."
+        )
+
+    @property
+    def categorical(self) -> frozenset[str]:
+        """Names of the columns of codes that have labels."""
+        return frozenset()
+
+    def transform(
+        self, function: TransformFunction, names: Sequence[str] | None = None
+    ) -> TransformedRows:
+        """Rows of which a function makes others, as they are read.
+
+        Parameters
+        ----------
+        function : callable
+            From a dictionary of columns, each an array with rows along the first axis, to such a
+            dictionary, with as many rows. It is called for one partition after another, so each row
+            of the result may depend on this row alone. It must not change the arrays in place.
+        names : sequence of str, optional
+            Columns that the function takes. The others stay as they are. By default it takes all,
+            and the result has only what it returns.
+
+        Returns
+        -------
+        TransformedRows
+
+        Raises
+        ------
+        RowsError
+            Where the function changes the number of rows, or rows depend on others.
+        TypeError
+            Where it returns no dictionary.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from pymc_sgmcmc.sources import ArraySource
+        >>> rows = ArraySource({"distance": np.array([1.0, 10.0, 100.0]), "y": np.arange(3)})
+        >>> logs = rows.transform(
+        ...     lambda columns: {"log": np.log10(columns["distance"])}, ["distance"]
+        ... )
+        >>> logs.read(1, 3)
+        {'y': array([1, 2]), 'log': array([1., 2.])}
+        """
+        return TransformedRows(self, function, names)
+
+    def standardise(self, name: str, *names: str) -> StandardisedRows:
+        """Rows with columns shifted and scaled to mean 0 and standard deviation 1.
+
+        This takes one pass over the rows. A column that is constant is shifted only: its scale is
+        1. Each column of a matrix has its own mean and scale.
+
+        Parameters
+        ----------
+        name, *names : str
+            Columns. The others stay as they are.
+
+        Returns
+        -------
+        StandardisedRows
+            With the attributes `means` and `scales`.
+
+        Raises
+        ------
+        RowsError
+            Where a column has another name, no numbers, or a value that is not finite.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from pymc_sgmcmc.sources import ArraySource
+        >>> rows = ArraySource({"x": np.array([1.0, 1.0, 5.0, 5.0])}, partition_rows=2)
+        >>> standardised = rows.standardise("x")
+        >>> standardised.means["x"], standardised.scales["x"]
+        (array(3.), array(2.))
+        >>> standardised.read(1, 3)["x"]
+        array([-1.,  1.])
+        """
+        names = self._checked([name, *names])
+        self._check_numbers(names, "be standardised")
+        moments = {name: Moments() for name in names}
+        for number in range(self.n_partitions):
+            for name, values in self.partition(number, names).items():
+                moments[name].add(values)
+                if not moments[name].are_finite:
+                    raise RowsError(
+                        f"The column `{name}` should have finite values to be standardised, but "
+                        f"partition {number} has others. Leave these rows out of the data."
+                    )
+        return StandardisedRows(self, Standardisation(moments), names)
+
+    def digest_of_ends(self) -> str:
+        """Text that changes with the first and the last rows."""
+        ends = (0, max(0, self.n_rows - HEAD_ROWS))
+        return " ".join(_digest(self.read(start, start + HEAD_ROWS)) for start in ends)
 
     def __getstate__(self) -> dict:
         """Everything but the partition that was read last."""
@@ -137,6 +265,15 @@ class RowSource(ABC):
             )
         return names
 
+    def _check_numbers(self, names: Sequence[str], purpose: str) -> None:
+        for name in names:
+            dtype, _ = self.columns[name]
+            if dtype.kind not in NUMBERS:
+                raise RowsError(
+                    f"The column `{name}` should have numbers to {purpose}, but has the type "
+                    f"{dtype}. Make numbers of it by `transform`, or leave it out."
+                )
+
     def _empty(self, names: Sequence[str], count: int) -> dict[str, np.ndarray]:
         return {
             name: np.empty((count, *self.columns[name][1]), dtype=self.columns[name][0])
@@ -149,3 +286,151 @@ class RowSource(ABC):
         if last is None or last[:2] != (number, names):
             last = self._last = number, names, self.partition(number, names)
         return last[2]
+
+
+class TransformedRows(RowSource):
+    """Rows that a function makes of those of a source, see `RowSource.transform`.
+
+    Parameters
+    ----------
+    source : RowSource
+    function : callable
+    names : sequence of str, optional
+        Columns that the function takes, all where not given.
+    """
+
+    def __init__(
+        self,
+        source: RowSource,
+        function: TransformFunction,
+        names: Sequence[str] | None = None,
+    ):
+        self._source, self._function = source, function
+        self._taken = source._checked(names or None)
+        self.offsets = source.offsets
+        first = source.read(0, HEAD_ROWS, self._taken)
+        made = self._call(first)
+        self._check_rows_alone(first, made)
+        kept = [name for name in source.columns if name not in {*self._taken, *made}]
+        self._made = {name: (values.dtype, values.shape[1:]) for name, values in made.items()}
+        self.columns = {name: source.columns[name] for name in kept} | self._made
+        self._first_rows = _digest(made)
+
+    @property
+    def categorical(self) -> frozenset[str]:
+        """Those of the source that the function does not make."""
+        return self._source.categorical & (set(self.columns) - set(self._made))
+
+    def categories(self, name: str) -> np.ndarray:
+        """Labels of a column of the source."""
+        if name not in self.categorical:
+            return super().categories(name)
+        return self._source.categories(name)
+
+    def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """What the function makes of a partition, and columns that it does not make."""
+        return self._complete(number, self._source.partition(number, self._needed(names)), names)
+
+    def signature(self) -> str:
+        """That of the source, and a digest of what the function makes of the first rows."""
+        return f"{self._source.signature()}; transformed: {self._first_rows}"
+
+    def _needed(self, names: Sequence[str]) -> list[str]:
+        """Columns of the source that given columns are made of."""
+        kept = [name for name in names if name not in self._made]
+        return kept if len(kept) == len(names) else list(dict.fromkeys([*kept, *self._taken]))
+
+    def _complete(
+        self, number: int, columns: dict[str, np.ndarray], names: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """Given columns, from those that they are made of."""
+        made: dict[str, np.ndarray] = {}
+        if not self._made.keys().isdisjoint(names):
+            taken = {name: columns[name] for name in self._taken}
+            count = len(next(iter(taken.values())))
+            if count:
+                made = self._call(taken)
+                remedy = "The function should return the same type and shape for all rows."
+                check_partition(made, self._made, count, number, remedy)
+            else:
+                made = {
+                    name: np.empty((0, *shape), type_)
+                    for name, (type_, shape) in self._made.items()
+                }
+        return {name: (made if name in self._made else columns)[name] for name in names}
+
+    def _call(self, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Result of the function, with as many rows as it was given."""
+        given = {name: values.view() for name, values in columns.items()}
+        for values in given.values():
+            values.flags.writeable = False  # they may be the user's own arrays
+        made = self._function(given)
+        if not isinstance(made, Mapping) or not made:
+            raise TypeError(
+                "The function should return a dictionary with at least one column, but returned "
+                f"{type(made).__name__}. Return arrays by name."
+            )
+        count = len(next(iter(given.values())))
+        arrays = {name: np.asarray(values) for name, values in made.items()}
+        for name, values in arrays.items():
+            if values.shape[:1] != (count,):
+                raise RowsError(
+                    f"The function should return as many rows as it got, {count}, but `{name}` has "
+                    f"the shape {values.shape}. Leave rows out of the data before, not here."
+                )
+        return arrays
+
+    def _check_rows_alone(self, first: dict[str, np.ndarray], made: dict[str, np.ndarray]) -> None:
+        """Refuse a function whose rows depend on the rows beside them, such as a centred column."""
+        count = len(next(iter(made.values())))
+        for start in np.linspace(0, max(count - 2, 0), ALONE).astype(int):
+            pair = slice(start, start + 2)
+            alone = self._call({name: values[pair] for name, values in first.items()})
+            for name, values in made.items():
+                if not _alike(alone.get(name), values[pair]):
+                    raise RowsError(
+                        f"The function should make each row of `{name}` of this row alone, but row "
+                        f"{start} depends on the rows beside it. Compute what it needs of all rows "
+                        "before; `standardise` does so for means."
+                    )
+
+
+class StandardisedRows(TransformedRows):
+    """Rows with standardised columns, see `RowSource.standardise`.
+
+    Attributes
+    ----------
+    means, scales : dict of str to numpy.ndarray
+        What each standardised column was shifted by, and then divided by.
+    """
+
+    def __init__(self, source: RowSource, function: Standardisation, names: Sequence[str]):
+        super().__init__(source, function, names)
+        self.means, self.scales = function.means, function.scales
+
+    def select(
+        self, number: int, within: np.ndarray, names: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """Some rows of a partition. Only these are standardised, with the same bits as in it."""
+        columns = self._source.select(number, within, self._needed(names))
+        return self._complete(number, columns, names)
+
+
+def _alike(values: np.ndarray | None, others: np.ndarray) -> bool:
+    """Whether two arrays are equal up to rounding."""
+    if values is None or values.shape != others.shape:
+        return False
+    if values.dtype.kind == "f":
+        largest = np.max(np.abs(others[np.isfinite(others)]), initial=0)
+        return np.allclose(values, others, rtol=1e-3, atol=1e-5 * largest, equal_nan=True)
+    return np.array_equal(values, others)
+
+
+def _digest(columns: Mapping[str, np.ndarray]) -> str:
+    """Text that changes with any value of some columns."""
+    digest = sha256()
+    for name, values in columns.items():
+        digest.update(f"{name} {values.dtype} {values.shape}".encode())
+        numbers = values.dtype.kind in NUMBERS
+        digest.update(values.tobytes() if numbers else repr(values.tolist()).encode())
+    return digest.hexdigest()[:16]

@@ -37,7 +37,7 @@ batching : {"shuffle", "replace"}
 rows : str, sequence of str or RowSource, optional
     Names of observed variables, `pymc.Data` variables or a dimension that run over the
     rows, for ordinary models in which this is ambiguous. Or the source of rows that do not fit in
-    memory, such as an `ArraySource`, where the model is written on what its `head` returns.
+    memory, as `open_rows` returns it, where the model is written on what its `head` returns.
 center : {"lbfgs", "sgd"}, mapping or (d,) array, optional
     The point near the mode for curvature, control variates and the start of the chains, or how to
     search it. "lbfgs" (default) uses gradients of all rows, "sgd" one pass of stochastic Newton

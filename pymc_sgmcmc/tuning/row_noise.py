@@ -217,15 +217,15 @@ class _Rows:
 
     def deviations_apart(self, numbers: np.ndarray) -> np.ndarray:
         """Deviations of rows, each at one point, shape (rows, d)."""
-        posterior = self._posterior
-        at_center = self._at_center(numbers)
+        rows = self._posterior.take(numbers)  # all at once, since they may be in files
+        at_center = self._at_center(rows)
         if not self._control_variate:
             return at_center - self._mean
         count = int(np.clip(len(numbers) // ROWS_A_POINT, 1, len(self._points)))
         parts = np.array_split(np.arange(len(numbers)), count)
         deviations = np.empty_like(at_center)
         for point, part in zip(self._points, parts, strict=False):
-            difference = self._at(point, posterior.take(numbers[part])) - at_center[part]
+            difference = self._at(point, [values[part] for values in rows]) - at_center[part]
             # Bessel's correction, since the mean of so few rows takes a part of the variance.
             bessel = np.sqrt(len(part) / max(1, len(part) - 1))
             deviations[part] = bessel * (difference - difference.mean(0))
@@ -240,15 +240,14 @@ class _Rows:
         dimension = self._posterior.dimension
         if not len(numbers):
             return np.empty((1, 0, dimension))
-        at_center = self._at_center(numbers)
+        rows = self._posterior.take(numbers)
+        at_center = self._at_center(rows)
         if not self._control_variate:
             return at_center[None] - self._mean
-        rows = self._posterior.take(numbers)
         count = int(np.clip(NOISE_ELEMENTS // (len(numbers) * dimension), 1, POINTS_A_ROW))
         return np.array([self._at(point, rows) - at_center for point in self._points[:count]])
 
-    def _at_center(self, numbers: np.ndarray) -> np.ndarray:
-        rows = self._posterior.take(numbers)
+    def _at_center(self, rows: Sequence[np.ndarray]) -> np.ndarray:
         return self._posterior.row_gradients(self._center.position, rows).astype(float, copy=False)
 
     def _at(self, point: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]) -> np.ndarray:

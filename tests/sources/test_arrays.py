@@ -84,16 +84,16 @@ def test_head_makes_data_variables(arrays):
 
 
 def test_what_is_refused(arrays):
-    with pytest.raises(RowsError, match="`a` has 3, `b` has 2 was given"):
+    with pytest.raises(RowsError, match=r"`a` has 3, `b` has 2 was given"):
         ArraySource({"a": np.zeros(3), "b": np.zeros(2)})
     with pytest.raises(RowsError, match="but none was given"):
         ArraySource({})
     with pytest.raises(RowsError, match="at least 1"):
         ArraySource({"a": np.zeros((0, 2))})
-    with pytest.raises(RowsError, match="`names` should have numbers, but has the type"):
+    with pytest.raises(RowsError, match=r"`names` should have numbers, but has the type"):
         ArraySource({"names": np.array(["a", "b"])})
     rows = ArraySource(arrays)
-    with pytest.raises(RowsError, match="Columns should be of `X`, `flag`, `code`, but got `Y`"):
+    with pytest.raises(RowsError, match=r"Columns should be of `X`, `flag`, `code`, but got `Y`"):
         rows.read(0, 2, ["Y"])
     for numbers in ([-1], [ROWS]):
         with pytest.raises(RowsError, match="should be from 0 to 102"):

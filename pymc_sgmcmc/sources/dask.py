@@ -1,0 +1,199 @@
+"""Rows of Dask arrays and dataframes, of which one partition is computed at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pymc_sgmcmc.checks import import_optional
+from pymc_sgmcmc.errors import RowsError
+from pymc_sgmcmc.sources.base import RowSource
+from pymc_sgmcmc.sources.columns import check_names
+from pymc_sgmcmc.sources.schema import (
+    CODES,
+    check_partition,
+    common_length,
+    offsets_of,
+    schema_of,
+)
+
+REMEDY = "Give Dask the right types (`meta`), or compute the partitions in the same way."
+
+
+class _DaskSource(RowSource):
+    """What rows of Dask arrays and dataframes have in common."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state, _process=os.getpid())
+
+    def _compute(self, collection: Any) -> Any:
+        """Result of a collection, by the scheduler that the user chose, or else in this thread.
+
+        Threads and clients of Dask do not go on in a forked process, where they would wait forever.
+        """
+        dask = import_optional("dask", "dask", "Reading Dask collections")
+        chosen = os.getpid() == self._process and dask.base.get_scheduler() is not None
+        return dask.compute(collection, **({} if chosen else {"scheduler": "synchronous"}))[0]
+
+
+class DaskArraySource(_DaskSource):
+    """Rows of Dask arrays with a common length of the first axis.
+
+    A partition is a chunk of the first array along this axis, and the others get its chunks. Chunks
+    of unknown length are computed once, to count their rows.
+
+    Parameters
+    ----------
+    arrays : mapping of str to dask.array.Array
+        Columns by name.
+
+    Raises
+    ------
+    RowsError
+        Where arrays have different numbers of rows, or no rows.
+    ImportError
+        Where Dask is not installed.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> from pymc_sgmcmc.sources import DaskArraySource
+    >>> rows = DaskArraySource({"x": da.arange(10, chunks=4)})
+    >>> rows.n_partitions, rows.take([7, 2])["x"]
+    (3, array([7, 2]))
+    """
+
+    def __init__(self, arrays: Mapping[str, Any]):
+        super().__init__()
+        arrays = {name: _with_lengths(array) for name, array in arrays.items()}
+        common_length(arrays)
+        lengths = next(iter(arrays.values())).chunks[0]
+        self._arrays = {name: array.rechunk({0: lengths}) for name, array in arrays.items()}
+        self.columns = schema_of(arrays)
+        self.offsets = offsets_of(lengths, "The Dask arrays")
+
+    def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Results of the chunks of a partition."""
+        chunks = self._compute({name: self._arrays[name].blocks[number] for name in names})
+        for name, values in chunks.items():
+            masked = int(np.ma.count_masked(values)) if np.ma.isMaskedArray(values) else 0
+            if masked:
+                raise _null_error(name, number, masked)
+        columns = {name: np.asarray(values) for name, values in chunks.items()}
+        expected = {name: self.columns[name] for name in names}
+        count = int(self.offsets[number + 1] - self.offsets[number])
+        check_partition(columns, expected, count, number, REMEDY)
+        return columns
+
+    def signature(self) -> str:
+        """Number of rows, and names that Dask gives to the arrays, which follow from their data."""
+        return f"{self.n_rows} rows: " + "; ".join(
+            f"{name} {array.name}" for name, array in self._arrays.items()
+        )
+
+
+class DaskFrameSource(_DaskSource):
+    """Rows of a Dask dataframe, with its partitions.
+
+    Partitions are computed once to count their rows. A column of categories becomes codes, and
+    `categories` has its labels. Dask finds those that it does not know in the same pass.
+
+    Parameters
+    ----------
+    frame : dask.dataframe.DataFrame
+    names : sequence of str, optional
+        Columns to read, all where not given.
+
+    Raises
+    ------
+    RowsError
+        Where there are no such columns, or no rows.
+    ImportError
+        Where Dask is not installed.
+
+    Examples
+    --------
+    >>> import dask.dataframe as dd
+    >>> import pandas as pd
+    >>> from pymc_sgmcmc.sources import DaskFrameSource
+    >>> frame = dd.from_pandas(pd.DataFrame({"late": [1, 0, 1, 1]}), npartitions=2)
+    >>> rows = DaskFrameSource(frame)
+    >>> rows.n_partitions, rows.take([3, 1])["late"]
+    (2, array([1, 0]))
+    """
+
+    def __init__(self, frame: Any, names: Sequence[str] | None = None):
+        super().__init__()
+        names = list(frame.columns) if names is None else list(names)
+        check_names(names, list(frame.columns), "the Dask dataframe")
+        frame = frame[names]
+        empty = frame._meta
+        categories = [name for name in names if empty[name].dtype == "category"]
+        unknown = [name for name in categories if not frame[name].cat.known]
+        if unknown:
+            frame = frame.categorize(columns=unknown, index=False)
+            empty = frame._meta
+        self._frame = frame
+        self._labels = {name: empty[name].cat.categories for name in categories}
+        self.columns = {name: (self._values(empty[name]).dtype, ()) for name in names}
+        lengths = self._compute(frame.map_partitions(len))
+        self.offsets = offsets_of(lengths, "The Dask dataframe")
+
+    @property
+    def categorical(self) -> frozenset[str]:
+        """Names of the columns of categories."""
+        return frozenset(self._labels)
+
+    def categories(self, name: str) -> np.ndarray:
+        """Labels of a column of codes: code k stands for the label k."""
+        if name not in self._labels:
+            return super().categories(name)
+        return self._labels[name].to_numpy()
+
+    def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Result of a partition."""
+        table = self._compute(self._frame[list(names)].partitions[number])
+        for name in names:
+            nulls = int(table[name].isna().sum())
+            if nulls:
+                raise _null_error(name, number, nulls)
+        columns = {name: self._values(table[name]) for name in names}
+        expected = {name: self.columns[name] for name in names}
+        count = int(self.offsets[number + 1] - self.offsets[number])
+        check_partition(columns, expected, count, number, REMEDY)
+        return columns
+
+    def signature(self) -> str:
+        """Number of rows, and the token that Dask gives to the dataframe."""
+        token = import_optional("dask", "dask", "Reading Dask collections").base.tokenize(
+            self._frame
+        )
+        return f"{self.n_rows} rows: {', '.join(self.columns)} {token}"
+
+    def _values(self, series: Any) -> np.ndarray:
+        """Values of a pandas series, codes where it has categories."""
+        if series.name not in self._labels:
+            return series.to_numpy()
+        labels = self._labels[series.name]
+        return series.cat.set_categories(labels).cat.codes.to_numpy().astype(CODES)
+
+
+def _with_lengths(array: Any) -> Any:
+    """An array whose chunks have known lengths."""
+    if np.isnan(array.shape).any():
+        array = array.copy()  # the user's array stays as it is
+        array.compute_chunk_sizes()
+    return array
+
+
+def _null_error(name: str, number: int, count: int) -> RowsError:
+    return RowsError(
+        f"Partition {number} of the Dask data should have no nulls, but its column `{name}` has "
+        f"{count}. Fill them or leave these rows out, or choose other columns by `columns`."
+    )

@@ -1,0 +1,96 @@
+"""Names, types and shapes of columns, and what is checked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from pymc_sgmcmc.errors import RowsError
+
+Schema = Mapping[str, tuple[np.dtype, tuple[int, ...]]]
+"""Type, and shape of one row, of columns by name."""
+
+NUMBERS = "biuf"
+"""Kinds of NumPy types that a model can use: truth values, integers and floating numbers."""
+
+CODES = np.dtype(np.int32)
+"""Type of the codes of categories."""
+
+PARTITION_BYTES = 2**26
+"""A partition has about so many bytes, 64 MB."""
+
+
+def schema_of(arrays: Mapping[str, np.ndarray]) -> Schema:
+    """Types, and shapes of one row, of arrays."""
+    return {name: (np.dtype(values.dtype), values.shape[1:]) for name, values in arrays.items()}
+
+
+def row_bytes(columns: Schema) -> int:
+    """Bytes of a row."""
+    return sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in columns.values())
+
+
+def common_length(arrays: Mapping[str, np.ndarray]) -> int:
+    """Number of rows of arrays.
+
+    Raises
+    ------
+    RowsError
+        Where arrays have different numbers of rows, or none.
+    """
+    lengths = {name: values.shape[0] if values.ndim else 0 for name, values in arrays.items()}
+    if len(set(lengths.values())) != 1 or not all(lengths.values()):
+        listed = ", ".join(f"`{name}` has {length}" for name, length in lengths.items())
+        raise RowsError(
+            f"Arrays should have the same number of rows, at least 1, but {listed or 'none'} "
+            "was given. Put rows along the first axis."
+        )
+    return next(iter(lengths.values()))
+
+
+def offsets_of(lengths: Iterable[int], origin: str) -> np.ndarray:
+    """Numbers of the first rows of partitions, and the number of all rows.
+
+    Raises
+    ------
+    RowsError
+        Where no partition has rows.
+    """
+    offsets = np.append(0, np.cumsum(list(lengths), dtype=np.int64))
+    if not offsets[-1]:
+        raise RowsError(f"{origin} should have rows, but have none. Give other data.")
+    return offsets
+
+
+def check_partition(
+    found: Mapping[str, np.ndarray], expected: Schema, count: int, number: int, remedy: str
+) -> None:
+    """Refuse a partition that is not as the first rows, or as its description, said.
+
+    Parameters
+    ----------
+    found : mapping of str to numpy.ndarray
+        Columns of the partition.
+    expected : mapping of str to (numpy.dtype, tuple of int)
+        The columns that it should have.
+    count : int
+        The rows that it should have.
+    number : int
+        That of the partition.
+    remedy : str
+        What to do, for the message.
+
+    Raises
+    ------
+    RowsError
+    """
+    for name, (dtype, shape) in expected.items():
+        if name not in found:
+            raise RowsError(f"Partition {number} should have the column `{name}`. {remedy}")
+        values = found[name]
+        if values.dtype != dtype or values.shape != (count, *shape):
+            raise RowsError(
+                f"The column `{name}` of partition {number} should have the type {dtype} and the "
+                f"shape {(count, *shape)}, but has {values.dtype} and {values.shape}. {remedy}"
+            )
