@@ -76,7 +76,7 @@ class QuadratureError:
         self._numbers = rng.choice(self._n_groups, few, replace=False)
 
         evaluated = Evaluated(model, density)
-        self._blocks, self._size = evaluated.block[self._numbers], size
+        self._blocks, self.size = evaluated.block[self._numbers], size
         mode = find_mode(density)
         entries = [entry for row in mode.root for entry in row]
         with pytensor.config.change_flags(cxx=""):  # The inner function of a scan is NumPy's too.
@@ -103,7 +103,7 @@ class QuadratureError:
             point = {**self._initial_point, **point}
         quadrature, centre, *rest = self._quadrature(self._blocks, self._numbers, point)
         factor = iter(rest)
-        root = [[next(factor) for _ in range(row + 1)] for row in range(self._size)]
+        root = [[next(factor) for _ in range(row + 1)] for row in range(self.size)]
         with np.errstate(all="ignore"):
             standard = np.broadcast_arrays(*solve_upper(root, self._standard))
             at = centre + np.stack(standard, axis=-1)
@@ -170,5 +170,9 @@ def warn_of_shift(error: QuadratureError, points: Sequence[Mapping[str, np.ndarr
 
 
 def more_points(error: QuadratureError) -> int:
-    """Number of nodes, about twice as many, to try where these are too few."""
-    return 2 * error.points + 1
+    """Number of nodes in each direction to try where these are too few.
+
+    It is four times as many in one direction, and twice as many in each of several, since their
+    products take the time of a transition.
+    """
+    return (4 if error.size == 1 else 2) * error.points + 1

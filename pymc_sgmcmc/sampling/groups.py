@@ -28,7 +28,7 @@ AUTO = "auto"
 """With this choice the local variables are those that `local_structures` finds."""
 
 MOST_REFINEMENTS = 2
-"""The nodes of a quadrature are doubled so many times. Each time takes another set-up."""
+"""So many times a quadrature gets more nodes. Each time takes another set-up."""
 
 NOT_FOR_GROUPS = (ModelError, TypeError, ValueError, KeyError, NotImplementedError)
 """Such errors say that a model has no groups, or that a step method has settings for rows."""
