@@ -50,10 +50,14 @@ class Center:
 
 
 def center_at(
-    posterior: Posterior, position: np.ndarray, curvature: Curvature | None = None
+    posterior: Posterior,
+    position: np.ndarray,
+    curvature: Curvature | None = None,
+    gradient: np.ndarray | None = None,
 ) -> Center:
-    """Centre at a given point, by one pass over the data."""
-    _, gradient = posterior.log_density_and_gradient(position)
+    """Centre at a given point, by one pass over the data where its gradient is not known."""
+    if gradient is None:
+        _, gradient = posterior.log_density_and_gradient(position)
     _, prior_gradient = posterior.log_prior_and_gradient(position)
     if not np.isfinite(gradient).all():
         labels = [

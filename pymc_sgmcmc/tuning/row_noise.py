@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from pymc_sgmcmc.batching import RowOrder, numbers_without
 from pymc_sgmcmc.matrices import largest_mean_square
@@ -187,12 +188,14 @@ class _Rows:
     def worst(self, count: int) -> np.ndarray:
         """Numbers of the rows with the largest gradients, the largest first."""
         numbers, sizes, start = np.empty(0, dtype=np.int64), np.empty(0), 0
-        for of_chunk in self.sizes():
-            stop = start + len(of_chunk)
-            numbers = np.concatenate([numbers, np.arange(start, stop)])
-            sizes, start = np.concatenate([sizes, of_chunk]), stop
-            chosen = largest(sizes, min(count, len(sizes)))
-            numbers, sizes = numbers[chosen], sizes[chosen]
+        # Threads of a product of so few columns wait for each other where other programs run.
+        with threadpool_limits(limits=1):
+            for of_chunk in self.sizes():
+                stop = start + len(of_chunk)
+                numbers = np.concatenate([numbers, np.arange(start, stop)])
+                sizes, start = np.concatenate([sizes, of_chunk]), stop
+                chosen = largest(sizes, min(count, len(sizes)))
+                numbers, sizes = numbers[chosen], sizes[chosen]
         return numbers
 
     def sizes(self) -> Iterator[np.ndarray]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
+from importlib import import_module
 
 import numpy as np
 import pymc as pm
@@ -18,10 +20,14 @@ from pymc_sgmcmc.tuning import (
     choose_step_size,
     dense_curvature,
     find_center,
+    mode_search,
     row_noise,
 )
+from pymc_sgmcmc.tuning.subsample import Subsample
 from tests.support.linear_gaussian import LinearGaussian, formula_covariance
 from tests.support.models import logistic_model
+
+find_center_module = import_module("pymc_sgmcmc.tuning.find_center")
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +52,36 @@ def test_centre_is_the_mode(problem, posterior, method):
         rtol=1e-9,
     )
     assert center.distance < 0.02
+
+
+def test_few_passes_where_the_rows_are_many(monkeypatch):
+    """The mode on a part of the rows is a guide, and Newton steps lead to that on all."""
+    rng = np.random.default_rng(4)
+    X = rng.normal(size=(60_000, 3))
+    y = rng.random(60_000) < 1 / (1 + np.exp(-X @ [0.5, -1.0, 0.2]))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 10, shape=3)
+        pm.Bernoulli("y", logit_p=X @ beta, observed=y)
+    posterior = Posterior(model)
+    whole = find_center(posterior, np.zeros(3))
+    passes = []
+    evaluate = posterior.log_density_and_gradient
+
+    def counted(position):
+        passes.append(position)
+        return evaluate(position)
+
+    # With more rows the large subsample is a part of them.
+    few = partial(Subsample, operations=0)
+    monkeypatch.setattr(find_center_module, "Subsample", few)
+    monkeypatch.setattr(posterior, "log_density_and_gradient", counted)
+    center = find_center(posterior, np.zeros(3))
+    assert len(passes) <= 3
+    away = whole.curvature.root.inverse @ (center.position - whole.position)
+    assert np.abs(away).max() < 0.03
+    np.testing.assert_array_equal(center.gradient, posterior.gradient(center.position))
+    far = center.position + 1000 * center.curvature.standard_deviations
+    assert mode_search._by_newton(posterior, far, center.curvature) is None
 
 
 def test_curvature_is_the_precision(problem, posterior):
