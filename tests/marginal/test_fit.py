@@ -120,6 +120,7 @@ def test_sleepstudy_by_maximum_likelihood(sleepstudy, method):
     np.testing.assert_allclose(estimates["root_stds"], expected, rtol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["quasi-newton", "em"])
 def test_sleepstudy_by_restricted_maximum_likelihood(sleepstudy, method):
     fit = fit_marginal(sleepstudy, ["u"], method=method, reml=True)
@@ -149,6 +150,7 @@ def test_cbpp_by_quadrature(cbpp):
     np.testing.assert_allclose(fit.minus_two_log_likelihood, 183.967, atol=5e-4)
 
 
+@pytest.mark.slow
 def test_contraception_by_laplace(data_folder):
     # The published values, 2413.617 and 1.1091, 1.3763 of the number of children, are those of a
     # search that ended early. These are of a search by NumPy alone, to seven digits.

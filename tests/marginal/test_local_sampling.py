@@ -28,6 +28,8 @@ from pymc_sgmcmc.tuning import local_variables
 from pymc_sgmcmc.tuning.local_variables import langevin_setup
 from tests.support.topics import Topics
 
+NUMBA = {"mode": "NUMBA"}
+
 
 class LinearMixedModel:
     """y = X β + slope of a group, with known variances: chain and posterior are Gaussian.
@@ -135,12 +137,12 @@ class LinearMixedModel:
         return mean, moments[1 : 1 + d, 1 : 1 + d] - np.outer(mean, mean)
 
 
-def sample(model, step, draws, chains=2, **settings):
+def sample(model, step, draws, tune=200, chains=2, **settings):
     with model:
         return pm.sample(
             step=step,
             draws=draws,
-            tune=200,
+            tune=tune,
             chains=chains,
             cores=1,
             random_seed=5,
@@ -164,6 +166,7 @@ def small():
             thin=10,
             batch_size=2,
             local=LocalSampling("u", transitions=1),
+            compile_kwargs=NUMBA,
         )
     return problem, model, step, step_size
 
@@ -254,11 +257,12 @@ def mixed():
     return LinearMixedModel(200, seed=3)
 
 
+@pytest.mark.slow
 def test_control_variates_with_default_settings(mixed):
     """The posterior within the stated error of its variance, from few groups a minibatch."""
     model = mixed.model()
     with model:
-        step = SGLDCV(local="u")
+        step = SGLDCV(local="u", compile_kwargs=NUMBA)
     assert step.batch_size <= 20
     idata = sample(model, step, 1500, var_names=["beta"])
     assert list(idata.posterior.data_vars) == ["beta"]
@@ -508,7 +512,8 @@ def test_step_method_is_pickled(mixed):
     with mixed.model() as model:
         step = SGLDCV(local="u", batch_size=5, bias=0.2)
     copied_model, copy = cloudpickle.loads(cloudpickle.dumps((model, step)))
-    first, second = (sample(m, s, 5, chains=1) for m, s in ((model, step), (copied_model, copy)))
+    pairs = (model, step), (copied_model, copy)
+    first, second = (sample(m, s, 5, tune=5, chains=1) for m, s in pairs)
     np.testing.assert_array_equal(first.posterior["u"], second.posterior["u"])
     np.testing.assert_array_equal(first.posterior["beta"], second.posterior["beta"])
 

@@ -68,6 +68,7 @@ def test_processes_give_the_same_draws(model, step, reference, start_method):
     )
 
 
+@pytest.mark.usefixtures("with_compiler")
 @pytest.mark.parametrize(
     ("mode", "batching"),
     [
