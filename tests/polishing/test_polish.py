@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from pymc_sgmcmc import SGLDCV, marginalize, polish, recover, sample
 from pymc_sgmcmc.record import ACCURACY, LOCAL, PREFIX
 from pymc_sgmcmc.trace_tools.reader import has_gradients
 
+NUMBA = {"mode": "NUMBA"}
 LARGEST_SCORE = 4.0
 
 RIGHT_STEP = 0.15
@@ -36,7 +38,8 @@ def logistic() -> pm.Model:
 def run_of(model, *, accuracy=None, **settings) -> xr.DataTree:
     quiet = {"progressbar": False, "random_seed": 3, "cores": 1, "chains": 4, "tune": 300}
     with model:
-        return sample(600, step=SGLDCV(**settings), accuracy=accuracy, **quiet)
+        step = SGLDCV(compile_kwargs=NUMBA, **settings)
+        return sample(600, step=step, accuracy=accuracy, **quiet)
 
 
 def polished_of(idata, model, **settings):
@@ -315,7 +318,7 @@ def test_variables_that_were_integrated_out():
     model = grouped()
     quiet = {"progressbar": False, "random_seed": 3, "cores": 1, "chains": 4}
     with model:
-        idata = sample(600, tune=300, **quiet)
+        idata = sample(600, tune=300, step=partial(SGLDCV, compile_kwargs=NUMBA), **quiet)
     polished = polished_of(idata, model)
     assert list(polished.report.index) == ["mean"]
     assert polished.report.attrs["run"] == "ok"

@@ -55,6 +55,12 @@ def mixed():
     return model, ours(model, CV, draws=1000, tune=200)
 
 
+@pytest.fixture(scope="module")
+def short(mixed):
+    """A run of few draws of the same model."""
+    return ours(mixed[0], CV)
+
+
 def test_draws_of_all_variables(mixed):
     """Each mean and variance within 4.5 standard errors, by the exact law, and the bias of 5 %."""
     model, idata = mixed
@@ -119,9 +125,8 @@ def test_initial_values_of_local_variables_are_not_needed(mixed):
         check_same(ours(model, CV, initvals=initvals), expected)
 
 
-def test_local_variables_that_nobody_asked_for_are_not_drawn(mixed, monkeypatch):
-    model, _ = mixed
-    expected = ours(model, CV)
+def test_local_variables_that_nobody_asked_for_are_not_drawn(mixed, short, monkeypatch):
+    model, expected = mixed[0], short
     few = ours(model, CV, var_names=["effect"])
     assert list(few["posterior"].data_vars) == ["effect"]
     np.testing.assert_array_equal(few["posterior"]["effect"], expected["posterior"]["effect"])
@@ -132,9 +137,8 @@ def test_local_variables_that_nobody_asked_for_are_not_drawn(mixed, monkeypatch)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError("No memory.")])
-def test_draws_are_kept_where_local_ones_cannot_be_made(mixed, monkeypatch, caplog, error):
-    model, _ = mixed
-    expected = ours(model, CV)
+def test_draws_are_kept_where_local_ones_cannot_be_made(mixed, short, monkeypatch, caplog, error):
+    model, expected = mixed[0], short
 
     def broken(*arguments, **settings):
         raise error
@@ -187,10 +191,9 @@ def test_accuracy(mixed):
     assert (np.abs(rows["sd"] - deviations) <= rows["sd_error"]).mean() > 0.85
 
 
-def test_stored_and_resumed(mixed, tmp_path):
+def test_stored_and_resumed(mixed, short, tmp_path):
     pytest.importorskip("zarr")
-    model, _ = mixed
-    expected = ours(model, CV)
+    model, expected = mixed[0], short
     path = tmp_path / "run.zarr"
     ours(model, CV, draws=10, store=path)
     check_same(ours(mixed_model(), CV, store=path, resume=True), expected)
