@@ -276,12 +276,20 @@ def test_control_variates_with_default_settings(mixed):
     assert (draws.var(0) - 1 < 0.06 + error).all()
 
 
-def test_control_variates_at_their_center(mixed):
-    """Both gradients cancel there, and that of all groups and of the prior remains."""
+@pytest.fixture(scope="module")
+def away(mixed):
+    """Model, step method and a centre that is a standard deviation away from the mean."""
     mean, covariance = mixed.marginal()
     center = mean + np.sqrt(np.diag(covariance))
-    with mixed.model():
+    with mixed.model() as model:
         step = SGLDCV(local="u", center={"beta": center}, batch_size=5, bias=0.2)
+    return model, step, center
+
+
+def test_control_variates_at_their_center(mixed, away):
+    """Both gradients cancel there, and that of all groups and of the prior remains."""
+    mean, covariance = mixed.marginal()
+    _, step, center = away
     memory, posterior = step.block.memory, step.posterior
     numbers = np.arange(5)
     blocks = pt.as_tensor(memory.read()[0][numbers])
@@ -507,10 +515,9 @@ def test_trace_names_local_variables_and_recover_replaces_them(caplog):
         bias_report(idata, model, rerun=True)
 
 
-def test_step_method_is_pickled(mixed):
+def test_step_method_is_pickled(away):
     """Chains in processes of their own need it."""
-    with mixed.model() as model:
-        step = SGLDCV(local="u", batch_size=5, bias=0.2)
+    model, step, _ = away
     copied_model, copy = cloudpickle.loads(cloudpickle.dumps((model, step)))
     pairs = (model, step), (copied_model, copy)
     first, second = (sample(m, s, 5, tune=5, chains=1) for m, s in pairs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import arviz as az
 import numpy as np
@@ -13,6 +14,7 @@ from pymc_sgmcmc import OSGFS, SGHMC, SGLD, SGLDCV, Posterior
 from pymc_sgmcmc.marginal import marginalize
 
 N_GROUPS = 400
+NUMBA = {"mode": "NUMBA"}
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +36,14 @@ def mixed_model():
 
 @pytest.mark.parametrize(
     "step_method",
-    [SGLDCV, SGLD, lambda: SGHMC(gradient="cv"), OSGFS],
+    [SGLDCV, SGLD, partial(SGHMC, gradient="cv"), OSGFS],
     ids=["cv", "plain", "sghmc", "osgfs"],
 )
 def test_posterior_of_a_linear_mixed_model(mixed_model, step_method):
     model, center, sd = mixed_model
     with model:
         idata = pm.sample(
-            step=step_method(),
+            step=step_method(compile_kwargs=NUMBA),
             chains=2,
             cores=1,
             tune=300,
@@ -74,7 +76,7 @@ def test_fork_and_spawn(mixed_model):
     for cores in (1, 2):
         with model:
             idata = pm.sample(
-                step=SGLDCV(),
+                step=SGLDCV(compile_kwargs=NUMBA),
                 chains=2,
                 cores=cores,
                 mp_ctx="forkserver" if cores == 2 else None,
