@@ -18,6 +18,7 @@ QUICK_DRAWS = 1000
 """Draws in the default run. They keep it within ten seconds, with Monte-Carlo errors below 2 %."""
 
 
+@pytest.mark.slow
 def test_default_settings(data_folder):
     """Means near the reference; variances off by what the report says, within the stated error."""
     of_globals, of_locals = compare(QUICK, data_folder, draws=QUICK_DRAWS)

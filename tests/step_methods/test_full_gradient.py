@@ -304,6 +304,7 @@ def mala(model):
     return MALA(model=model, compile_kwargs=NUMBA)
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_draws(model, mala):
     expected = sample(model, mala, draws=30, chains=2)
     for context in ("fork", "forkserver"):
@@ -342,6 +343,7 @@ def test_other_variables_that_move_change_the_density():
     assert step.chain.snapshot.auxiliaries[1] == pytest.approx(gradient)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_class", [ULA, MALA])
 @pytest.mark.parametrize("other", [pytest.param(pm.NUTS, marks=pytest.mark.slow), pm.Metropolis])
 def test_compound_step(step_class, other):

@@ -244,6 +244,7 @@ def noisy_problem(scales):
     return LinearGaussian(X, y)
 
 
+@pytest.mark.slow
 def test_isotropic_noise_moves_the_thermostat_and_not_the_posterior():
     problem = noisy_problem(np.ones(4))
     with pytest.warns(BatchSizeWarning):

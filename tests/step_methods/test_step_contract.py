@@ -313,6 +313,7 @@ def test_changed_data_are_refused():
         sample(model, step)
 
 
+@pytest.mark.slow
 def test_two_stochastic_gradient_steps_in_one_compound():
     model = two_variable_model()
     steps = [
