@@ -38,6 +38,7 @@ def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
+@pytest.mark.slow
 @each_notebook
 def test_notebook_runs(path, monkeypatch, tmp_path):
     for name, value in FEW_DRAWS.items():
