@@ -351,6 +351,7 @@ def test_modes_are_on_the_scale_of_the_variable(rng):
     np.testing.assert_allclose(fit.minus_two_log_likelihood, -2 * log_likelihood, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_chunks_of_groups_change_nothing(rng, monkeypatch):
     model = linear_model(*random_intercepts(rng))
 
@@ -469,6 +470,7 @@ def test_a_standard_deviation_of_zero_is_said(rng, centred, reml):
     np.testing.assert_allclose(fit.estimates["sigma"] ** 2, variance, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [6, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_correlation_of_one_is_said(seed):
     rng = np.random.default_rng(20261121 + seed)

@@ -397,6 +397,7 @@ def test_law_with_one_mode_is_not_warned_of(caplog):
     assert not caplog.text
 
 
+@pytest.mark.slow
 def test_average_that_varies_much_is_warned_of(caplog, monkeypatch, mixed):
     """The average over the largest number of draws is not known as well as it should be."""
     limits = {"MOST_ROUNDS": 100, "MEAN_ERROR": 1e-5, "LARGEST_MEAN_ERROR": 1e-4}
@@ -469,6 +470,7 @@ def test_potential_with_rows_is_refused():
         SGLD(local="u", step_size=0.01, preconditioner="identity", batch_size=4)
 
 
+@pytest.mark.slow
 def test_groups_that_are_rows_of_the_outcomes_have_row_gradients():
     """No index array leads from records to groups."""
     rng = np.random.default_rng(3)

@@ -36,14 +36,19 @@ def mixed_model():
 
 @pytest.mark.parametrize(
     "step_method",
-    [SGLDCV, SGLD, partial(SGHMC, gradient="cv"), OSGFS],
+    [
+        partial(SGLDCV, compile_kwargs=NUMBA),
+        partial(SGLD, compile_kwargs=NUMBA),
+        partial(SGHMC, gradient="cv"),  # Few transitions take less time without a compiler.
+        partial(OSGFS, compile_kwargs=NUMBA),
+    ],
     ids=["cv", "plain", "sghmc", "osgfs"],
 )
 def test_posterior_of_a_linear_mixed_model(mixed_model, step_method):
     model, center, sd = mixed_model
     with model:
         idata = pm.sample(
-            step=step_method(compile_kwargs=NUMBA),
+            step=step_method(),
             chains=2,
             cores=1,
             tune=300,
@@ -69,6 +74,7 @@ def test_a_transition_reads_few_groups(mixed_model, caplog):
     assert posterior.row_elements >= 4  # a number of a group, and four records of one element
 
 
+@pytest.mark.slow
 def test_fork_and_spawn(mixed_model):
     """The graph of groups travels to other processes."""
     model, _, _ = mixed_model

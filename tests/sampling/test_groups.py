@@ -138,7 +138,10 @@ def test_local_variables_that_nobody_asked_for_are_not_drawn(mixed, short, monke
     np.testing.assert_array_equal(mean["posterior"]["mean"], expected["posterior"]["mean"])
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError("No memory.")])
+@pytest.mark.parametrize(
+    "error",
+    [KeyboardInterrupt(), pytest.param(MemoryError("No memory."), marks=pytest.mark.slow)],
+)
 def test_draws_are_kept_where_local_ones_cannot_be_made(mixed, short, monkeypatch, caplog, error):
     model, expected = mixed[0], short
 

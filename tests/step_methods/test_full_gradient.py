@@ -238,6 +238,7 @@ def test_mala_on_a_skewed_posterior():
     assert abs(np.cos(np.pi * uniform).mean()) * np.sqrt(2 * len(uniform)) > 2 * Z_BOUND
 
 
+@pytest.mark.slow
 def test_long_chain_of_mala_has_the_variance_of_the_posterior():
     """Through `pm.sample`, with a standard error from batch means."""
     problem = gaussian(5)
@@ -250,6 +251,7 @@ def test_long_chain_of_mala_has_the_variance_of_the_posterior():
     assert np.abs(z).max() < Z_BOUND
 
 
+@pytest.mark.slow
 def test_default_step_of_mala_is_optimal():
     """h = 1.65² d^(-1/3) for M the inverse curvature, and an acceptance rate near 0.574."""
     assert optimal_mala_step(np.ones(8)) == pytest.approx(1.65**2 / 2)

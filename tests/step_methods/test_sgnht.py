@@ -316,6 +316,7 @@ def test_gradient_estimators(thermostat, gradient):
     check_estimators(SGNHT, gradient, thermostat=thermostat)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thermostat", THERMOSTATS)
 def test_processes_and_resumption(thermostat):
     check_processes_and_resumption(SGNHT, thermostat=thermostat)

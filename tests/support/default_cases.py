@@ -13,26 +13,17 @@ import pytest
 DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     "gradient_estimators/test_saga.py::test_the_table_is_changed_in_place": ("replace-NUMBA",),
     "marginal/test_density.py::test_gradients": (
-        "1-logistic",
         "1-logistic, unequal groups",
         "1-gamma frailty",
-        "1-negative binomial",
-        "1-two outcomes",
         "1-linear",
-        "1-two variables",
         "25-logistic slopes",
         "25-two variables",
-        "25-linear slopes",
     ),
     "marginal/test_density.py::test_gradients_of_single_groups": ("logistic, unequal groups",),
     "marginal/test_density.py::test_many_nodes_give_the_integral": (
-        "logistic",
         "logistic, unequal groups",
-        "Poisson with data",
         "gamma frailty",
-        "Student",
         "two outcomes",
-        "logistic slopes",
         "two variables",
         "linear",
     ),
@@ -51,7 +42,7 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     "marginal/test_recover.py::test_other_priors_have_the_law_of_numerical_integration": (
         "Student-t",
     ),
-    "marginal/test_sampling.py::test_posterior_of_a_linear_mixed_model": ("cv", "sghmc"),
+    "marginal/test_sampling.py::test_posterior_of_a_linear_mixed_model": ("sghmc",),
     "posterior/test_posterior.py::test_agrees_with_the_model": (
         "ordinary-logistic",
         "ordinary-poisson_with_exposure",
@@ -83,15 +74,12 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "SGHMC-Student t",
         "OSGFS-Student t",
     ),
-    "step_methods/test_osgfs.py::test_compiled_transitions_have_their_law": (
-        "shuffle-plain",
-        "replace-cv",
-    ),
+    "step_methods/test_osgfs.py::test_compiled_transitions_have_their_law": ("replace-cv",),
     "step_methods/test_psgld.py::test_computed_step_size_inflates_variances_by_five_percent": (
         "rmsprop-cv",
         "curvature-plain",
     ),
-    "step_methods/test_recipe.py::test_noise_that_is_subtracted": ("sgld-False", "sghmc-True"),
+    "step_methods/test_recipe.py::test_noise_that_is_subtracted": ("sghmc-True",),
     "step_methods/test_recipe.py::test_sgld": ("dense",),
     "step_methods/test_repeat.py::test_every_setting_but_the_step_size": (
         "control variates",
@@ -118,7 +106,6 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "shuffle-12-4-weak prior-SGHMC-cv",
         "shuffle-12-4-weak prior-SGHMC (Euler)-cv",
         "shuffle-12-4-weak prior-OSGFS-cv",
-        "shuffle-12-4-weak prior-Recipe-cv",
         "replace-6-2-weak prior-SGLD-plain",
         "replace-6-2-weak prior-SGLD-cv",
         "replace-6-2-weak prior-SGLD-saga",
@@ -140,12 +127,9 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "scalar-scalar-euler",
         "dense-dense-baoab",
     ),
-    "step_methods/test_sghmc.py::test_processes_and_resumption": ("baoab",),
     "step_methods/test_sgnht.py::test_frozen_thermostat_with_minibatches_is_baoab": (
-        "diagonal-scalar",
         "dense-diagonal",
     ),
-    "step_methods/test_sgnht.py::test_processes_and_resumption": ("diagonal",),
     "step_methods/test_sgrld.py::test_small_steps_leave_the_posterior_invariant": ("1",),
     "step_methods/test_sgrld.py::test_without_gamma_they_do_not": ("1",),
     "step_methods/test_step_contract.py::test_backends_give_the_same_draws": (
@@ -157,7 +141,6 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     "test_numba_loop.py::test_every_model": (
         "hierarchical_non_centred",
         "two_observed",
-        "zero_sum",
         "indexed_matrix",
         "censored",
         "byte_outcome",
@@ -165,7 +148,6 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     "test_numba_loop.py::test_every_sampler": (
         "PSGLD-shuffle",
         "SGHMC-shuffle",
-        "SGNHT-shuffle",
         "OSGFS-replace",
     ),
     "sampling/test_sample.py::test_draws_of_every_sampler": (
@@ -207,19 +189,16 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "OSGFS",
     ),
     "test_numba_products.py::test_products_of_all_layouts": ("float64",),
-    "trace_tools/test_moments.py::test_many_coordinates_have_products_of_all_transitions": ("400",),
+    "trace_tools/test_moments.py::test_many_coordinates_have_products_of_all_transitions": ("120",),
     "trace_tools/test_zero_variance.py::test_gain_is_that_predicted": ("0.2-0.5",),
-    "tuning/test_row_noise.py::test_law_with_kept_rows": ("SGHMC-CVM", "SGLDCV-JAX"),
+    "tuning/test_row_noise.py::test_law_with_kept_rows": ("SGLDCV-JAX",),
     "tuning/test_center_warnings.py::test_a_centre_that_is_no_guide": (
         "groups",
-        "modes in a long position",
+        "modes",
     ),
     "test_numba_loop.py::test_full_gradients": ("MALA",),
     "test_numba_loop.py::test_single_precision_and_preconditioners": ("curvature",),
-    "step_methods/test_samplers.py::test_law_with_an_exact_gradient": (
-        "SGLD-5",
-        "SGHMC-5",
-    ),
+    "step_methods/test_samplers.py::test_law_with_an_exact_gradient": ("SGLD-5",),
     "step_methods/test_samplers.py::test_single_precision": ("SGHMC",),
     "test_gathering.py::test_draws_are_those_of_rows_in_memory": (
         "SGLDCV",
@@ -317,6 +296,11 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "narrow_types",
     ),
     "test_matrices.py::test_no_kernels_accept_equal_coordinates": ("Haswell",),
+    "sampling/test_store.py::test_adaptation_goes_on_in_tuning": ("SGLDCV",),
+    "step_methods/test_sghmc.py::test_friction_too_small_for_the_noise": ("baoab",),
+    "step_methods/test_sgnht.py::test_noise_that_differs_between_directions": ("scalar",),
+    "trace_tools/test_bias.py::test_report_of_other_samplers": ("OSGFS",),
+    "trace_tools/test_calibration.py::test_rare_events": ("SGLD",),
 }
 
 
