@@ -78,6 +78,13 @@ def with_compiler():
         yield
 
 
+@pytest.fixture(autouse=True)
+def compiler_of_slow_tests(request):
+    """Slow tests call what they compile often enough for C code."""
+    if request.node.get_closest_marker("slow") and "without_compiler" not in request.fixturenames:
+        request.getfixturevalue("with_compiler")
+
+
 @pytest.fixture
 def uncompiled(monkeypatch) -> None:
     """Step methods without compiled transitions, for tests of their settings alone."""

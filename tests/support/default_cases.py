@@ -154,7 +154,6 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "SGLD",
         "SGHMC",
         "OSGFS",
-        "HAMCMC (between)",
     ),
     "sampling/test_sample.py::test_draws_of_estimators_and_schedules": (
         "saga",
