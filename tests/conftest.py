@@ -10,12 +10,14 @@ from types import SimpleNamespace
 
 # Before anything imports PyTensor. Numba's disk cache has no lock, so each worker has a cache of
 # its own; one thread each, since there is a worker a core. What PyMC compiles for itself, and the
-# transitions where a test names no backend, are compiled in C.
+# transitions where a test names no backend, are evaluated by NumPy: for functions that are called
+# a few times, compiling them takes longer than calling them. `with_compiler` compiles them in C.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 flags = [flag for flag in os.environ.get("PYTENSOR_FLAGS", "").split(",") if "=" in flag]
 given = dict(flag.split("=", 1) for flag in flags)
 if "mode" not in given and shutil.which("g++"):
-    flags.append("mode=CVM")
+    # Fused operations, which only a compiler makes faster, are loops over elements in Python.
+    flags += ["mode=Mode", "linker=cvm", "cxx=", "optimizer_excluding=fusion"]
 # Notes of the lines that made each node take an eighth of the time of a compilation, and symbols
 # for a debugger take a tenth of that of g++.
 for name, value in {"traceback__limit": "0", "gcc__cxxflags": "-g0"}.items():
@@ -29,7 +31,7 @@ os.environ["PYTENSOR_FLAGS"] = ",".join(flags)
 
 # Graphs and compilers make many objects that live long. Python's default of some thousand new ones
 # between two collections takes an eighth of the time of a compilation.
-gc.set_threshold(100_000, 20, 20)
+gc.set_threshold(2_000_000, 20, 20)
 
 import numpy as np  # noqa: E402
 import pytensor  # noqa: E402
@@ -64,12 +66,23 @@ def data_folder() -> Path:
 
 @pytest.fixture
 def without_compiler():
-    """What is not compiled by Numba or JAX is evaluated by NumPy, without C code.
-
-    For functions that are called a few times, compiling them takes longer than calling them.
-    """
+    """What is not compiled by Numba or JAX is evaluated by NumPy, whatever the flags are."""
     with pytensor.config.change_flags(cxx=""):
         yield
+
+
+@pytest.fixture
+def with_compiler():
+    """What is not compiled by Numba or JAX is compiled in C."""
+    with pytensor.config.change_flags(cxx=pytensor.config.cxx or shutil.which("g++") or ""):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def compiler_of_slow_tests(request):
+    """Slow tests call what they compile often enough for C code."""
+    if request.node.get_closest_marker("slow") and "without_compiler" not in request.fixturenames:
+        request.getfixturevalue("with_compiler")
 
 
 @pytest.fixture

@@ -160,6 +160,7 @@ def test_csv_formula_and_bias(patients, tmp_path):
     assert (np.abs(table["mean"] - table["reference_mean"]) < 0.6 * table["reference_sd"]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals of POSIX")
 def test_interrupt_keeps_the_draws(cores, tmp_path):

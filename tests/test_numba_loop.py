@@ -147,6 +147,7 @@ def test_pickled_step_continues_the_same(gradient):
     np.testing.assert_array_equal(draws.positions, expected.positions)
 
 
+@pytest.mark.slow
 def test_other_processes(rng):
     model = logistic_model()
     step = SGLDCV(model=model, batch_size=20, compile_kwargs={"mode": "NUMBA"})

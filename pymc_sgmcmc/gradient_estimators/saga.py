@@ -85,7 +85,9 @@ class SAGAGradient(GradientEstimator):
     >>> with pm.Model():
     ...     slope = pm.Normal("slope", 0, 10)
     ...     _ = pm.Normal("y", slope * x, 1.0, observed=2 * x + rng.normal(size=1000))
-    ...     step = SGLD(batch_size=50, gradient="saga", compile_kwargs={"mode": "FAST_COMPILE"})
+    ...     step = SGLD(
+    ...         batch_size=50, gradient="saga", thin=5, compile_kwargs={"mode": "FAST_COMPILE"}
+    ...     )
     ...     idata = pm.sample(
     ...         step=step, draws=200, tune=0, chains=1, random_seed=1, progressbar=False, quiet=True
     ...     )

@@ -132,7 +132,7 @@ def recover(
     ...     _ = pm.Normal("score", mean + effect[school], 1.0, observed=score)
     >>> with marginalize(model, "effect"):
     ...     idata = pm.sample(
-    ...         draws=200, tune=200, chains=1, random_seed=1, progressbar=False, quiet=True
+    ...         draws=50, tune=50, chains=1, random_seed=1, progressbar=False, quiet=True
     ...     )
     >>> idata = recover(idata, model, random_seed=1, progressbar=False)
     >>> idata.posterior["effect"].dims

@@ -9,15 +9,16 @@ from tests.accuracy.hierarchical_suite import available, compare
 from tests.accuracy.suite import good
 
 QUICK = "radon_counties"
-"""The model of the default run, a linear mixed model; all together take half an hour."""
+"""A linear mixed model, to be run alone; all together take half an hour."""
 
 DRAWS = 2000
 """Draws of each of 4 chains, so that Monte-Carlo errors of standard deviations are about 1 %."""
 
 QUICK_DRAWS = 1000
-"""Draws in the default run. They keep it within ten seconds, with Monte-Carlo errors below 2 %."""
+"""Draws of that run, with Monte-Carlo errors below 2 %."""
 
 
+@pytest.mark.slow
 def test_default_settings(data_folder):
     """Means near the reference; variances off by what the report says, within the stated error."""
     of_globals, of_locals = compare(QUICK, data_folder, draws=QUICK_DRAWS)

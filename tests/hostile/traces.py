@@ -35,12 +35,14 @@ from tests.hostile.shared import QUICK, line, line_data, run_of, shared_line
 
 X, Y = line_data()
 CHAINS, DRAWS = 4, 500
+NUMBA = {"mode": "NUMBA"}
+"""For the transitions of runs that many cases share."""
 
 
 @functools.cache
 def sound() -> DataTree:
     """A default run, with moments."""
-    run = run_of(shared_line(), rng=1)
+    run = run_of(shared_line(), rng=1, compile_kwargs=NUMBA)
     with shared_line():
         return sampled(run.step)
 
@@ -51,7 +53,7 @@ def of_small_steps() -> DataTree:
     step_size = float(sound()["sample_stats"]["step_size"][0, -1]) / 30
     with shared_line():
         return sampled(
-            SGLDCV(step_size=step_size, preconditioner="curvature", compile_kwargs=QUICK)
+            SGLDCV(step_size=step_size, preconditioner="curvature", compile_kwargs=NUMBA)
         )
 
 

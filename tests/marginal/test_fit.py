@@ -120,6 +120,7 @@ def test_sleepstudy_by_maximum_likelihood(sleepstudy, method):
     np.testing.assert_allclose(estimates["root_stds"], expected, rtol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["quasi-newton", "em"])
 def test_sleepstudy_by_restricted_maximum_likelihood(sleepstudy, method):
     fit = fit_marginal(sleepstudy, ["u"], method=method, reml=True)
@@ -141,6 +142,7 @@ def test_cbpp_by_laplace(cbpp):
     np.testing.assert_allclose(-0.5 * fit.minus_two_log_likelihood, -92.0263, atol=5e-5)
 
 
+@pytest.mark.slow
 def test_cbpp_by_quadrature(cbpp):
     fit = fit_marginal(cbpp, ["z"], method="aghq", points=25)
     beta = [-1.39923, -0.99140, -1.12782, -1.57947]

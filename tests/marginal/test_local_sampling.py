@@ -28,6 +28,8 @@ from pymc_sgmcmc.tuning import local_variables
 from pymc_sgmcmc.tuning.local_variables import langevin_setup
 from tests.support.topics import Topics
 
+NUMBA = {"mode": "NUMBA"}
+
 
 class LinearMixedModel:
     """y = X β + slope of a group, with known variances: chain and posterior are Gaussian.
@@ -135,12 +137,12 @@ class LinearMixedModel:
         return mean, moments[1 : 1 + d, 1 : 1 + d] - np.outer(mean, mean)
 
 
-def sample(model, step, draws, chains=2, **settings):
+def sample(model, step, draws, tune=200, chains=2, **settings):
     with model:
         return pm.sample(
             step=step,
             draws=draws,
-            tune=200,
+            tune=tune,
             chains=chains,
             cores=1,
             random_seed=5,
@@ -164,6 +166,7 @@ def small():
             thin=10,
             batch_size=2,
             local=LocalSampling("u", transitions=1),
+            compile_kwargs=NUMBA,
         )
     return problem, model, step, step_size
 
@@ -254,11 +257,12 @@ def mixed():
     return LinearMixedModel(200, seed=3)
 
 
+@pytest.mark.slow
 def test_control_variates_with_default_settings(mixed):
     """The posterior within the stated error of its variance, from few groups a minibatch."""
     model = mixed.model()
     with model:
-        step = SGLDCV(local="u")
+        step = SGLDCV(local="u", compile_kwargs=NUMBA)
     assert step.batch_size <= 20
     idata = sample(model, step, 1500, var_names=["beta"])
     assert list(idata.posterior.data_vars) == ["beta"]
@@ -272,12 +276,20 @@ def test_control_variates_with_default_settings(mixed):
     assert (draws.var(0) - 1 < 0.06 + error).all()
 
 
-def test_control_variates_at_their_center(mixed):
-    """Both gradients cancel there, and that of all groups and of the prior remains."""
+@pytest.fixture(scope="module")
+def away(mixed):
+    """Model, step method and a centre that is a standard deviation away from the mean."""
     mean, covariance = mixed.marginal()
     center = mean + np.sqrt(np.diag(covariance))
-    with mixed.model():
+    with mixed.model() as model:
         step = SGLDCV(local="u", center={"beta": center}, batch_size=5, bias=0.2)
+    return model, step, center
+
+
+def test_control_variates_at_their_center(mixed, away):
+    """Both gradients cancel there, and that of all groups and of the prior remains."""
+    mean, covariance = mixed.marginal()
+    _, step, center = away
     memory, posterior = step.block.memory, step.posterior
     numbers = np.arange(5)
     blocks = pt.as_tensor(memory.read()[0][numbers])
@@ -457,6 +469,7 @@ def test_potential_with_rows_is_refused():
         SGLD(local="u", step_size=0.01, preconditioner="identity", batch_size=4)
 
 
+@pytest.mark.slow
 def test_groups_that_are_rows_of_the_outcomes_have_row_gradients():
     """No index array leads from records to groups."""
     rng = np.random.default_rng(3)
@@ -503,12 +516,12 @@ def test_trace_names_local_variables_and_recover_replaces_them(caplog):
         bias_report(idata, model, rerun=True)
 
 
-def test_step_method_is_pickled(mixed):
+def test_step_method_is_pickled(away):
     """Chains in processes of their own need it."""
-    with mixed.model() as model:
-        step = SGLDCV(local="u", batch_size=5, bias=0.2)
+    model, step, _ = away
     copied_model, copy = cloudpickle.loads(cloudpickle.dumps((model, step)))
-    first, second = (sample(m, s, 5, chains=1) for m, s in ((model, step), (copied_model, copy)))
+    pairs = (model, step), (copied_model, copy)
+    first, second = (sample(m, s, 5, tune=5, chains=1) for m, s in pairs)
     np.testing.assert_array_equal(first.posterior["u"], second.posterior["u"])
     np.testing.assert_array_equal(first.posterior["beta"], second.posterior["beta"])
 

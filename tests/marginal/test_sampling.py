@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import arviz as az
 import numpy as np
@@ -13,6 +14,7 @@ from pymc_sgmcmc import OSGFS, SGHMC, SGLD, SGLDCV, Posterior
 from pymc_sgmcmc.marginal import marginalize
 
 N_GROUPS = 400
+NUMBA = {"mode": "NUMBA"}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,12 @@ def mixed_model():
 
 @pytest.mark.parametrize(
     "step_method",
-    [SGLDCV, SGLD, lambda: SGHMC(gradient="cv"), OSGFS],
+    [
+        partial(SGLDCV, compile_kwargs=NUMBA),
+        partial(SGLD, compile_kwargs=NUMBA),
+        partial(SGHMC, gradient="cv"),  # Few transitions take less time without a compiler.
+        partial(OSGFS, compile_kwargs=NUMBA),
+    ],
     ids=["cv", "plain", "sghmc", "osgfs"],
 )
 def test_posterior_of_a_linear_mixed_model(mixed_model, step_method):
@@ -67,6 +74,7 @@ def test_a_transition_reads_few_groups(mixed_model, caplog):
     assert posterior.row_elements >= 4  # a number of a group, and four records of one element
 
 
+@pytest.mark.slow
 def test_fork_and_spawn(mixed_model):
     """The graph of groups travels to other processes."""
     model, _, _ = mixed_model
@@ -74,7 +82,7 @@ def test_fork_and_spawn(mixed_model):
     for cores in (1, 2):
         with model:
             idata = pm.sample(
-                step=SGLDCV(),
+                step=SGLDCV(compile_kwargs=NUMBA),
                 chains=2,
                 cores=cores,
                 mp_ctx="forkserver" if cores == 2 else None,

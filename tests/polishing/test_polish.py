@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -12,9 +13,10 @@ import pytest
 import xarray as xr
 
 from pymc_sgmcmc import SGLDCV, marginalize, polish, recover, sample
-from pymc_sgmcmc.record import ACCURACY, LOCAL, PREFIX
+from pymc_sgmcmc.record import ACCURACY, INTEGRATED, LOCAL, PREFIX
 from pymc_sgmcmc.trace_tools.reader import has_gradients
 
+NUMBA = {"mode": "NUMBA"}
 LARGEST_SCORE = 4.0
 
 RIGHT_STEP = 0.15
@@ -36,7 +38,8 @@ def logistic() -> pm.Model:
 def run_of(model, *, accuracy=None, **settings) -> xr.DataTree:
     quiet = {"progressbar": False, "random_seed": 3, "cores": 1, "chains": 4, "tune": 300}
     with model:
-        return sample(600, step=SGLDCV(**settings), accuracy=accuracy, **quiet)
+        step = SGLDCV(compile_kwargs=NUMBA, **settings)
+        return sample(600, step=step, accuracy=accuracy, **quiet)
 
 
 def polished_of(idata, model, **settings):
@@ -310,18 +313,29 @@ def grouped() -> pm.Model:
     return model
 
 
-def test_variables_that_were_integrated_out():
-    """They are integrated out again, `recover` adds them, and the mean has its exact law."""
+@pytest.mark.parametrize("sampled", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_variables_that_were_integrated_out(sampled, rng):
+    """They are integrated out again, `recover` adds them, and the mean has its exact law.
+
+    Compiling the transitions takes most of the time of a run, so that exact draws replace it.
+    """
     model = grouped()
-    quiet = {"progressbar": False, "random_seed": 3, "cores": 1, "chains": 4}
-    with model:
-        idata = sample(600, tune=300, **quiet)
-    polished = polished_of(idata, model)
-    assert list(polished.report.index) == ["mean"]
-    assert polished.report.attrs["run"] == "ok"
     y = model.rvs_to_values[model["y"]].data
     precision = 120 / (1 + 3 * 0.7**2) + 1 / 100
     center = y.sum() / (1 + 3 * 0.7**2) / precision
+    if sampled:
+        quiet = {"progressbar": False, "random_seed": 3, "cores": 1, "chains": 4}
+        with model:
+            idata = sample(600, tune=300, step=partial(SGLDCV, compile_kwargs=NUMBA), **quiet)
+    else:
+        means = center + rng.normal(size=(4, 600)) / np.sqrt(precision)
+        idata = as_trace(mean=means, effect=np.zeros((4, 600, 40)))
+        settings = {f"{PREFIX}{INTEGRATED}": '["effect"]'}
+        idata["sample_stats"] = xr.DataTree(xr.Dataset(attrs=settings))
+    polished = polished_of(idata, model)
+    assert list(polished.report.index) == ["mean"]
+    if sampled:
+        assert polished.report.attrs["run"] == "ok"
     draws = polished.idata["posterior"]["mean"].values
     # Of 200 exact chains.
     assert abs(draws.mean() - center) < 4.5 / np.sqrt(200 * precision)

@@ -6,11 +6,6 @@ import pytensor
 import pytest
 
 
-@pytest.fixture
-def with_compiler():
-    """PyMC and PyTensor compile in C, as for users."""
-
-
 @pytest.fixture(autouse=True)
 def without_compiler(request):
     """PyMC evaluates initial points, and PyTensor constants that it folds, without C code."""

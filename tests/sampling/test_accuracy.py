@@ -299,15 +299,16 @@ def test_interrupt_after_a_run_that_was_refused_keeps_its_draws(linear, monkeypa
 
 def test_interrupt_while_groups_are_computed_keeps_the_draws(linear, monkeypatch, caplog):
     model, step = linear
-    first = accurate(model, step, accuracy=0.3)
+    # PyMC evaluates the log likelihood of one draw after the other.
+    settings = {"accuracy": 0.3, "draws": 100, "tune": 100}
+    first = accurate(model, step, **settings)
 
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setitem(run_module.AT_THE_END, "log_prior", interrupted)
-    kept = accurate(
-        model, step, accuracy=0.3, quiet=False, idata_kwargs=dict.fromkeys(run_module.AT_THE_END, 1)
-    )
+    every = dict.fromkeys(run_module.AT_THE_END, 1)
+    kept = accurate(model, step, quiet=False, idata_kwargs=every, **settings)
     xr.testing.assert_equal(kept["posterior"].dataset, first["posterior"].dataset)
     assert "log_likelihood" in kept.children
     assert "`pymc.compute_log_prior(idata)` does it" in caplog.text

@@ -23,6 +23,8 @@ N_GROUPS, RECORDS, SCALE = 40, 3, 0.7
 CODES = np.random.default_rng(1).permutation(np.repeat(np.arange(N_GROUPS), RECORDS))
 
 CV = partial(SGLDCV, batch_size=20, **NUMBA)
+QUICK = partial(CV, step_size=1e-3, preconditioner="identity", center={"mean": 1.0})
+"""For runs whose draws need not have the law of the posterior, without a search for a centre."""
 
 
 def mixed_model(n_groups: int = N_GROUPS, records: int = RECORDS) -> pm.Model:
@@ -55,6 +57,12 @@ def exact_effects(model: pm.Model) -> tuple[np.ndarray, np.ndarray]:
 def mixed():
     model = mixed_model()
     return model, ours(model, CV, draws=1000, tune=200)
+
+
+@pytest.fixture(scope="module")
+def short(mixed):
+    """A run of few draws of the same model."""
+    return ours(mixed[0], QUICK)
 
 
 def test_draws_of_all_variables(mixed):
@@ -106,7 +114,7 @@ def test_names_and_what_the_log_says(caplog):
     model = mixed_model()
     for names in ("z", ["z"]):
         with caplog.at_level(logging.INFO):
-            idata = ours(model, CV, marginalize=names, quiet=False)
+            idata = ours(model, QUICK, marginalize=names, quiet=False)
         assert idata["sample_stats"]["position"].shape[-1] == 1
         assert "`z` is integrated out, so that 40 groups are the rows" in caplog.text
         assert "`marginalize=None`" in caplog.text
@@ -116,33 +124,34 @@ def test_names_and_what_the_log_says(caplog):
 def test_initial_values_of_local_variables_are_not_needed(mixed):
     model, _ = mixed
     initial = {"mean": np.array(1.0), "z": np.zeros(N_GROUPS)}
-    expected = ours(model, CV, initvals={"mean": np.array(1.0)})
+    expected = ours(model, QUICK, initvals={"mean": np.array(1.0)})
     for initvals in (initial, [initial, {"mean": np.array(1.0)}]):
-        check_same(ours(model, CV, initvals=initvals), expected)
+        check_same(ours(model, QUICK, initvals=initvals), expected)
 
 
-def test_local_variables_that_nobody_asked_for_are_not_drawn(mixed, monkeypatch):
-    model, _ = mixed
-    expected = ours(model, CV)
-    few = ours(model, CV, var_names=["effect"])
+def test_local_variables_that_nobody_asked_for_are_not_drawn(mixed, short, monkeypatch):
+    model, expected = mixed[0], short
+    few = ours(model, QUICK, var_names=["effect"])
     assert list(few["posterior"].data_vars) == ["effect"]
     np.testing.assert_array_equal(few["posterior"]["effect"], expected["posterior"]["effect"])
     monkeypatch.setattr(groups, "recover", None)
-    mean = ours(model, CV, var_names="mean")
+    mean = ours(model, QUICK, var_names="mean")
     assert list(mean["posterior"].data_vars) == ["mean"]
     np.testing.assert_array_equal(mean["posterior"]["mean"], expected["posterior"]["mean"])
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError("No memory.")])
-def test_draws_are_kept_where_local_ones_cannot_be_made(mixed, monkeypatch, caplog, error):
-    model, _ = mixed
-    expected = ours(model, CV)
+@pytest.mark.parametrize(
+    "error",
+    [KeyboardInterrupt(), pytest.param(MemoryError("No memory."), marks=pytest.mark.slow)],
+)
+def test_draws_are_kept_where_local_ones_cannot_be_made(mixed, short, monkeypatch, caplog, error):
+    model, expected = mixed[0], short
 
     def broken(*arguments, **settings):
         raise error
 
     monkeypatch.setattr(groups, "recover", broken)
-    idata = ours(model, CV)
+    idata = ours(model, QUICK)
     assert "Call `recover(idata, model)`" in caplog.text
     assert ("Ctrl-C" if isinstance(error, KeyboardInterrupt) else "No memory") in caplog.text
     assert list(idata["posterior"].data_vars) == ["mean"]
@@ -161,7 +170,7 @@ def test_draws_of_a_process_that_died_have_local_variables(mixed, monkeypatch):
 
     monkeypatch.setattr(run._Run, "draws_of", killed)
     with pytest.raises(ChainProcessError) as raised:
-        ours(model, CV)
+        ours(model, QUICK)
     assert list(raised.value.idata["posterior"].data_vars) == ["mean", "z", "effect"]
 
 
@@ -172,7 +181,7 @@ def test_functions_of_the_draws(mixed, monkeypatch):
         run.AT_THE_END, "log_likelihood", lambda idata, model, **_: given.append((idata, model))
     )
     model, _ = mixed
-    idata = ours(model, CV, idata_kwargs={"log_likelihood": True})
+    idata = ours(model, QUICK, idata_kwargs={"log_likelihood": True})
     ((trace, joint),) = given
     assert joint is model
     assert trace is idata
@@ -189,13 +198,12 @@ def test_accuracy(mixed):
     assert (np.abs(rows["sd"] - deviations) <= rows["sd_error"]).mean() > 0.85
 
 
-def test_stored_and_resumed(mixed, tmp_path):
+def test_stored_and_resumed(mixed, short, tmp_path):
     pytest.importorskip("zarr")
-    model, _ = mixed
-    expected = ours(model, CV)
+    model, expected = mixed[0], short
     path = tmp_path / "run.zarr"
-    ours(model, CV, draws=10, store=path)
-    check_same(ours(mixed_model(), CV, store=path, resume=True), expected)
+    ours(model, QUICK, draws=10, store=path)
+    check_same(ours(mixed_model(), QUICK, store=path, resume=True), expected)
     stored = read_store(path, model=marginalize(model, "z"))
     np.testing.assert_array_equal(stored["posterior"]["mean"], expected["posterior"]["mean"])
     with pytest.raises(StoreError, match=r"variable `z` is new.*it is `marginalize\("):

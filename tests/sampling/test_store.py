@@ -243,7 +243,8 @@ def test_in_another_process_with_another_seed_of_hashes(path):
         "    sample(40, tune=20, step=SGLDCV(batch_size=20, thin=2), chains=2, cores=1, quiet=True,"
         " random_seed=8, store=sys.argv[1])\n"
     )
-    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTENSOR_FLAGS": "cxx=,mode=CVM"}
+    flags = f"{os.environ['PYTENSOR_FLAGS']},cxx="
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTENSOR_FLAGS": flags}
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-c", script, path], check=True, cwd=root, env=environment)
     model = logistic_model()

@@ -238,6 +238,7 @@ def test_mala_on_a_skewed_posterior():
     assert abs(np.cos(np.pi * uniform).mean()) * np.sqrt(2 * len(uniform)) > 2 * Z_BOUND
 
 
+@pytest.mark.slow
 def test_long_chain_of_mala_has_the_variance_of_the_posterior():
     """Through `pm.sample`, with a standard error from batch means."""
     problem = gaussian(5)
@@ -250,6 +251,7 @@ def test_long_chain_of_mala_has_the_variance_of_the_posterior():
     assert np.abs(z).max() < Z_BOUND
 
 
+@pytest.mark.slow
 def test_default_step_of_mala_is_optimal():
     """h = 1.65² d^(-1/3) for M the inverse curvature, and an acceptance rate near 0.574."""
     assert optimal_mala_step(np.ones(8)) == pytest.approx(1.65**2 / 2)
@@ -304,6 +306,7 @@ def mala(model):
     return MALA(model=model, compile_kwargs=NUMBA)
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_draws(model, mala):
     expected = sample(model, mala, draws=30, chains=2)
     for context in ("fork", "forkserver"):
@@ -342,6 +345,7 @@ def test_other_variables_that_move_change_the_density():
     assert step.chain.snapshot.auxiliaries[1] == pytest.approx(gradient)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_class", [ULA, MALA])
 @pytest.mark.parametrize("other", [pytest.param(pm.NUTS, marks=pytest.mark.slow), pm.Metropolis])
 def test_compound_step(step_class, other):

@@ -552,6 +552,7 @@ def test_defaults(model):
     assert large.step_size == pytest.approx(full.step_size / 10, rel=0.01)
 
 
+@pytest.mark.slow
 def test_units_of_coordinates_do_not_matter(rng):
     """The default D is the inverse root of the diagonal of H, for chains and their pairs."""
     units, (X, y) = np.array([1.0, 1e3, 0.02]), logistic_data()

@@ -626,6 +626,7 @@ def test_adaptive_chains_have_the_posterior(gradient, start, curvature):
         assert (np.abs(values.mean(0) - expected) < Z_BOUND * error + 0.01).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["svrg", pytest.param("saga", marks=pytest.mark.slow)])
 def test_gradients_with_references_that_follow_the_chain(gradient):
     """V is learned from the transitions, and falls from its first value or stays small."""

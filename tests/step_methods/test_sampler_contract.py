@@ -143,6 +143,7 @@ def test_recorded_gradient_is_an_estimate_at_the_recorded_position(sampler, grad
     assert errors.std(0).min() > 0
 
 
+@pytest.mark.slow
 @one_sampler
 def test_compound_step(sampler, caplog):
     """Some variables by the sampler, the others by NUTS or slices, in any order."""

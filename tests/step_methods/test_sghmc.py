@@ -523,6 +523,7 @@ def test_gradient_estimators(integrator, gradient):
     check_estimators(SGHMC, gradient, integrator=integrator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("integrator", INTEGRATORS)
 def test_processes_and_resumption(integrator):
     check_processes_and_resumption(SGHMC, integrator=integrator, resample_momentum=7)

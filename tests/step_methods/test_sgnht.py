@@ -244,6 +244,7 @@ def noisy_problem(scales):
     return LinearGaussian(X, y)
 
 
+@pytest.mark.slow
 def test_isotropic_noise_moves_the_thermostat_and_not_the_posterior():
     problem = noisy_problem(np.ones(4))
     with pytest.warns(BatchSizeWarning):
@@ -315,6 +316,7 @@ def test_gradient_estimators(thermostat, gradient):
     check_estimators(SGNHT, gradient, thermostat=thermostat)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thermostat", THERMOSTATS)
 def test_processes_and_resumption(thermostat):
     check_processes_and_resumption(SGNHT, thermostat=thermostat)

@@ -68,6 +68,7 @@ def test_processes_give_the_same_draws(model, step, reference, start_method):
     )
 
 
+@pytest.mark.usefixtures("with_compiler")
 @pytest.mark.parametrize(
     ("mode", "batching"),
     [
@@ -312,6 +313,7 @@ def test_changed_data_are_refused():
         sample(model, step)
 
 
+@pytest.mark.slow
 def test_two_stochastic_gradient_steps_in_one_compound():
     model = two_variable_model()
     steps = [

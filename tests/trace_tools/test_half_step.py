@@ -44,10 +44,10 @@ def mean_of_chain(step_size: float) -> float:
     gradient = COUNTS.sum() - len(COUNTS) * np.exp(grid) - grid / 4
     kernel = stats.norm.pdf(grid, (grid + step_size / 2 * gradient)[:, None], np.sqrt(step_size))
     kernel /= kernel.sum(axis=1, keepdims=True)
-    law = np.full(len(grid), 1 / len(grid))
-    for _ in range(15):
-        kernel = kernel @ kernel
-    law = law @ kernel
+    # The law of which the kernel makes itself, and whose sum is one.
+    equations = kernel.T - np.eye(len(grid))
+    equations[0] = 1.0
+    law = np.linalg.solve(equations, np.eye(len(grid))[0])
     return float(law @ grid)
 
 

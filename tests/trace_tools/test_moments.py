@@ -172,6 +172,7 @@ def test_gain_and_bias_of_order_one_and_two(rng):
     assert variances.index[0] == "variance of x[0]"
 
 
+@pytest.mark.slow
 def test_errors_are_those_made(rng):
     """Of slow chains, whose stored batches are shorter than the autocorrelation time.
 

@@ -32,6 +32,7 @@ def test_exact_gradients_give_exact_moments():
     assert np.abs(x.mean((0, 1)) - MEAN).max() > 0.01
 
 
+@pytest.mark.slow
 def test_errors_of_noisy_runs_cover():
     """Of 100 x 3 means and deviations 95 % are within the stated errors, up to 4 binomial sds.
 

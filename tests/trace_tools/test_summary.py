@@ -92,6 +92,7 @@ def covered(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calibrated", [True, False])
 def test_errors_cover(calibrated):
     """95 % of 60 runs for every variable, up to 3.5 binomial deviations (0.95 - 0.10).

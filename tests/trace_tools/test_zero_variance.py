@@ -156,6 +156,7 @@ def test_gain_of_chains_with_step_sizes_of_their_own():
     assert found == pytest.approx(predicted[0], rel=0.15)
 
 
+@pytest.mark.slow
 def test_second_order_removes_the_bias_of_the_variance():
     """True value 1, the chain's exact law 1.579, marginal coefficients 1.440, batch means 1."""
     target, h = Gaussian(ONE, 10 * ONE), 0.2
@@ -196,6 +197,7 @@ def test_control_variates_on_logistic_regression(logistic):
     assert ((ratio > 0.6) & (ratio < 1.4)).all()
 
 
+@pytest.mark.slow
 def test_plain_gradient_on_logistic_regression(logistic):
     """The same with the plain gradient: at least 2, where 1 + 1/delta is 3."""
     x, g, M = logistic.chains(128, 5000, 0.01, 100, seed=5, cv=False, burn_in=500)

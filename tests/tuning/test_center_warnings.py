@@ -135,6 +135,7 @@ def test_a_long_position_leaves_a_scale_of_zero():
     assert center.curvature.standard_deviations[1] > 0.02
 
 
+@pytest.mark.slow
 def test_crossed_effects_of_a_long_position():
     """The joint mode has scales some ten standard deviations too large."""
     rng = np.random.default_rng(4)

@@ -220,6 +220,7 @@ def test_steepest_curvature_of_a_quadratic(rng):
     assert curvature == pytest.approx(largest, rel=0.05)
 
 
+@pytest.mark.slow
 def test_center_where_no_gaussian_is_near():
     """The centre is narrow enough for a stable step, and a warning follows."""
     rng = np.random.default_rng(6)
@@ -348,6 +349,7 @@ def test_a_search_goes_on_while_the_mean_gradient_falls():
     assert not _is_hopeless([*falling, 20.0, 40.0, 4.0, 20.0, 10.0])
 
 
+@pytest.mark.slow
 def test_effects_of_few_counts_have_a_near_gaussian(data_folder):
     """The mode is at a scale of zero, and the search begins ten standard deviations away."""
     posterior = Posterior(counts_of_subjects(data_folder))
