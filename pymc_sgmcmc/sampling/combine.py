@@ -13,6 +13,9 @@ MOST_COORDINATES = 50
 """The semiparametric combination takes positions of at most so many coordinates. Its kernels have
 to overlap in all of them at once."""
 
+BATCHES = 4
+"""The draws of the shards are divided into so many for the errors of the semiparametric means."""
+
 
 def moments(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean, (shards, d), and covariance, (shards, d, d), of the draws of each shard."""
@@ -127,6 +130,20 @@ def semiparametric(
             noise = scale * rng.standard_normal((chains, d))
             result[:, sweep - warm_up] = total / shards / (1 + h**2) + noise
     return mean + result @ factor.T
+
+
+def semiparametric_errors(positions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Standard errors of the means of `semiparametric`, in combined standard deviations.
+
+    They come from the means of `BATCHES` of the draws, each combined without the others. Where few
+    draws of a shard are where the other shards are, its kernel estimate there is rough, and no
+    R-hat of the combined draws shows that. The error falls with the number of draws T as that of
+    kernel estimates does, as T^(-2 / (4 + d)).
+    """
+    batches = [semiparametric(part, rng) for part in np.array_split(positions, BATCHES, axis=2)]
+    sd = np.concatenate(batches, axis=1).std((0, 1))
+    of_batch = np.std([batch.mean((0, 1)) for batch in batches], axis=0, ddof=1) / sd
+    return of_batch * BATCHES ** (-2 / (4 + positions.shape[-1]))
 
 
 def mean_errors(positions: np.ndarray, effective_draws: float) -> tuple[np.ndarray, float]:

@@ -30,6 +30,7 @@ from pymc_sgmcmc.sampling.combine import (
     mean_errors,
     moments,
     semiparametric,
+    semiparametric_errors,
 )
 from pymc_sgmcmc.sampling.run import sample
 from pymc_sgmcmc.sampling.shards import POSITION, deal_out, posterior_to_share, shard_model
@@ -111,8 +112,8 @@ def consensus(
     xarray.DataTree
         With the combined draws in ``posterior``, deterministics included, and their unconstrained
         positions in ``sample_stats``. The group ``consensus_shards`` has rows, means, standard
-        deviations, R-hat and effective draws of each shard, the settings as attributes and, but
-        for the semiparametric combination, ``mean_error``. See below.
+        deviations, R-hat and effective draws of each shard, ``mean_error`` (see below), and the
+        settings as attributes.
 
     Raises
     ------
@@ -134,13 +135,14 @@ def consensus(
     each shard, with the weights :math:`\Sigma_s^{-1}`. Both are exact for Gaussian shards, and
     otherwise in the limit of many rows *a shard*. **"semiparametric"** (Neiswanger, Wang and Xing
     2014) multiplies Gaussians times kernel estimates of what is not Gaussian, and samples the
-    product. It is consistent for many draws, but needs the more of them the more coordinates there
-    are. It takes at most 50; about five is a good number.
+    product. It is consistent for many draws, but needs many more of them for each coordinate and
+    each shard. It takes at most 50 coordinates, and is good for a few.
 
-    **Error of the mean.** A skewed shard puts its mean away from its mode, and S times as far as
-    all rows do. ``mean_error`` is the error of the means of the first two combinations to first
+    **Error of the means.** A skewed shard puts its mean away from its mode, and S times as far as
+    all rows do. For "gaussian" and "average", ``mean_error`` is the error of the means to first
     order, in standard deviations, computed from the skewness of the draws. Its Monte Carlo error is
-    the attribute ``mean_error_noise``. A warning names coordinates with a large one.
+    the attribute ``mean_error_noise``. For "semiparametric", ``mean_error`` is a standard error,
+    from quarters of the draws that are combined apart. Large errors are logged.
 
     Scott et al. take the power of the prior on the constrained space, which is the same product.
     Priors with heavy tails may be improper to the power 1 / S, and a shard then rests on its rows.
@@ -201,6 +203,8 @@ def consensus(
     if combine == SEMIPARAMETRIC:
         combined = semiparametric(positions, combining)
         _check_mixing(combined, posterior.labels)
+        group["mean_error"] = (DIMENSION, semiparametric_errors(positions, combining))
+        _warn_of_kernels(group["mean_error"].values)
     else:
         combined = average(positions) if combine == AVERAGE else gaussian(positions, combining)
         _add_mean_error(group, positions)
@@ -421,6 +425,18 @@ def _add_mean_error(group: xr.Dataset, positions: np.ndarray) -> None:
             '`sample`, or combine="%s" where there are few coordinates.',
             *(group[DIMENSION].values[worst], errors[worst], large.sum(), LARGEST_MEAN_ERROR),
             SEMIPARAMETRIC,
+        )
+
+
+def _warn_of_kernels(errors: np.ndarray) -> None:
+    """Warn where the kernel estimates of the shards are rough."""
+    typical = float(np.sqrt(np.mean(errors**2)))
+    if typical > LARGEST_MEAN_ERROR:
+        log.warning(
+            "The kernel estimates of the shards are rough: the combined means have standard errors "
+            "of about %.2f standard deviations, but should have at most %g. Raise `draws`, take "
+            "fewer parts, or `sample`.",
+            *(typical, LARGEST_MEAN_ERROR),
         )
 
 
