@@ -50,7 +50,7 @@ def average(positions: np.ndarray) -> np.ndarray:
     .. math:: \theta_g = \Big(\sum_s W_s\Big)^{-1} \sum_s W_s\, \theta_{sg}, \quad
         W_s = \Sigma_s^{-1}
 
-    These are equations 4 and 5 of Scott et al. (2016).
+    This is the algorithm of Scott et al. (2016), with estimated covariances.
     """
     _, covariances = moments(positions)
     precisions = [_inverse(covariance) for covariance in covariances]

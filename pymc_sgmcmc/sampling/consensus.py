@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from pymc_sgmcmc.sampling.combine import (
     semiparametric,
     semiparametric_errors,
 )
-from pymc_sgmcmc.sampling.run import sample
+from pymc_sgmcmc.sampling.run import MOST_CHAINS, sample
 from pymc_sgmcmc.sampling.shards import POSITION, deal_out, posterior_to_share, shard_model
 from pymc_sgmcmc.sampling.trace import Recorder
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
@@ -69,7 +70,7 @@ def consensus(
     chains: int = 4,
     step: MakeStep | str = SGLDCV,
     random_seed: Any = None,
-    cores: int = 1,
+    cores: int | None = None,
     client: Any = None,
     progressbar: bool = True,
 ) -> DataTree:
@@ -95,8 +96,10 @@ def consensus(
     draws, tune : int
         Draws of each chain of each shard to keep, and to tune with before them. The result has as
         many chains and draws as one shard.
-    chains, cores : int
-        Number of chains of a shard, and of processes that run them.
+    chains : int
+        Number of chains of a shard.
+    cores : int, optional
+        Number of processes that run them. The default is that of `sample`, and 1 with a client.
     step : "nuts", or a class or function that makes a step method of this package
         The sampler of the shards: what `sample` takes, but for a step method that was made before,
         or "nuts" for `pymc.sample`.
@@ -163,13 +166,16 @@ def consensus(
     >>> with pm.Model() as model:
     ...     line = pm.Normal("line", shape=2)
     ...     _ = pm.Normal("y", line[0] + line[1] * x, 1.0, observed=y)
-    >>> idata = consensus(model, parts=2, draws=200, chains=2, random_seed=1, progressbar=False)
+    >>> run = {"draws": 200, "tune": 100, "chains": 2, "cores": 1, "progressbar": False}
+    >>> idata = consensus(model, parts=2, random_seed=1, **run)
     >>> idata["posterior"]["line"].mean(("chain", "draw")).round(1).values
     array([1., 2.])
     """
     combine = one_of("combine", combine, (GAUSSIAN, AVERAGE, SEMIPARAMETRIC))
     parts, draws = whole_number("parts", parts, 2), whole_number("draws", draws, 4)
     tune, chains = whole_number("tune", tune, 0), whole_number("chains", chains, 1)
+    if cores is None:
+        cores = 1 if client is not None else min(MOST_CHAINS, os.cpu_count() or 1)
     cores = whole_number("cores", cores, 1)
     _check_step(step)
     or_none(_check_client, "client", client)
@@ -379,8 +385,9 @@ def _shards_group(positions: np.ndarray, labels: Sequence[str]) -> xr.Dataset:
         bad = ~np.isfinite(spread) | (spread == 0)
         if bad.any():
             raise ValueError(
-                f"The draws of `{labels[int(np.argmax(bad))]}` in shard {number} do not vary or are "
-                "not finite, so that they cannot be combined. Sample longer, or take fewer parts."
+                f"The draws of `{labels[int(np.argmax(bad))]}` in shard {number} do not vary or "
+                "are not finite, so that they cannot be combined. Sample longer, or take fewer "
+                "parts."
             )
     r_hat, ess = map(np.stack, zip(*map(_convergence, positions), strict=True))
     for number in range(len(positions)):

@@ -58,7 +58,8 @@ def deal_out(n_rows: int, parts: int, rng: np.random.Generator) -> list[np.ndarr
 def shard_model(posterior: Posterior, rows: Sequence[np.ndarray], parts: int) -> Model:
     r"""The model of a shard on the unconstrained space of the whole model.
 
-    .. math:: \log \pi_s(\theta) = \tfrac{1}{S} \log p(\theta) + \sum_{i \in s} \log p(x_i \mid \theta)
+    .. math:: \log \pi_s(\theta) = \tfrac{1}{S} \log p(\theta)
+        + \sum_{i \in s} \log p(x_i \mid \theta)
 
     The prior part has the Jacobians of all transforms, and terms of the model without rows. So the
     sum over the shards is the log posterior of the whole model, whatever its transforms are.

@@ -98,9 +98,7 @@ def main() -> None:
         for way in (GAUSSIAN, AVERAGE, SEMIPARAMETRIC, "`SGLDCV`, all rows"):
             begin = time.perf_counter()
             if way in (GAUSSIAN, AVERAGE, SEMIPARAMETRIC):
-                idata = consensus(
-                    model, arguments.parts, way, step=NUTS, progressbar=False, **run
-                )
+                idata = consensus(model, arguments.parts, way, step=NUTS, progressbar=False, **run)
                 stated = idata["consensus_shards"]["mean_error"].values
                 told, name = f"{max(stated, key=abs):.2f}", f'`"{way}"`'
                 told = f"± {told}" if way == SEMIPARAMETRIC else told

@@ -21,7 +21,7 @@ from tests.support.models import logistic_model, two_variable_model
 Z = 4.5
 """Bounds are so many standard errors. A right result exceeds one of 100 once in 1500 times."""
 
-SMALL = {"draws": 60, "tune": 20, "chains": 2, "random_seed": 3, "progressbar": False}
+SMALL = {"draws": 60, "tune": 20, "chains": 2, "cores": 1, "random_seed": 3, "progressbar": False}
 
 
 # --- Models of shards ---------------------------------------------------------------------------
@@ -277,7 +277,9 @@ def groups_model() -> pm.Model:
     with pm.Model() as model:
         mean = pm.Normal("mean")
         effect = pm.Normal("effect", shape=20)
-        pm.Normal("y", mean + effect[np.repeat(np.arange(20), 2)], 1.0, observed=rng.normal(size=40))
+        pm.Normal(
+            "y", mean + effect[np.repeat(np.arange(20), 2)], 1.0, observed=rng.normal(size=40)
+        )
     return marginalize(model, "effect")
 
 
@@ -288,7 +290,7 @@ def groups_model() -> pm.Model:
         (logistic_model, {"parts": 200}, ModelError, "Take at most 133 parts"),
         (logistic_model, {"combine": "mean"}, ValueError, "`combine` should be one of"),
         (logistic_model, {"draws": 4, "chains": 1}, ValueError, "A shard has 4 draws"),
-        (logistic_model, {"step": "metropolis"}, TypeError, "`step` should be \"nuts\""),
+        (logistic_model, {"step": "metropolis"}, TypeError, '`step` should be "nuts"'),
         (
             logistic_model,
             {"step": functools.partial(SGLDCV, rows=["X"])},
