@@ -146,15 +146,22 @@ def semiparametric_errors(positions: np.ndarray, rng: np.random.Generator) -> np
     return of_batch * BATCHES ** (-2 / (4 + positions.shape[-1]))
 
 
-def mean_errors(positions: np.ndarray, effective_draws: float) -> tuple[np.ndarray, float]:
+def mean_errors(
+    positions: np.ndarray, effective_draws: float
+) -> tuple[np.ndarray, np.ndarray, float]:
     r"""Errors of the means of `gaussian` and `average`, from the skewness of the shards.
 
-    To first order the mean of a density is :math:`\tfrac12 L\, E[z |z|^2]` from its mode, with the
-    whitened draws :math:`z = L^{-1} (\theta - \mu)`. Gaussians have no such shift. That of a shard
-    is S times that of the posterior where shards are alike, so that the combined mean is off by
+    Let T be the third derivatives of the log density of a shard. To first order in them, the mean
+    is :math:`\tfrac12 \Sigma\, T\!:\!\Sigma` from the mode, for a shard and for all rows, and the
+    mode of all rows is :math:`\tfrac12 \Sigma \sum_s T_s\!:\!v_s v_s'` from the average of those of
+    the shards, with the combined mean less the shard's, :math:`v_s = \mu - \mu_s`. So the combined
+    mean is off by
 
-    .. math:: \Big(1 - \frac1S\Big)\, \Sigma \sum_s \Sigma_s^{-1} L_s\,
-        \tfrac12 E_s\big[z |z|^2\big].
+    .. math:: \tfrac12 \Sigma \sum_s T_s\!:\!\big(\Sigma_s - \Sigma - v_s v_s'\big).
+
+    T are the third moments of the whitened draws, :math:`z = L_s^{-1} (\theta - \mu_s)`, in their
+    coordinates. Where the model is right, :math:`v_s v_s'` has about the expectation
+    :math:`\Sigma_s - \Sigma`, so that the two parts of the error cancel in part.
 
     Parameters
     ----------
@@ -164,26 +171,35 @@ def mean_errors(positions: np.ndarray, effective_draws: float) -> tuple[np.ndarr
 
     Returns
     -------
-    errors : numpy.ndarray, shape (d,)
-        In combined standard deviations.
-    noise : float
-        Monte Carlo standard error of each.
+    errors, noise : numpy.ndarray, shape (d,)
+        In combined standard deviations, and their Monte Carlo standard errors.
+    second_order : float
+        The largest square of the error without its part of :math:`v_s`, 0 where it is noise. What
+        first order leaves out is of this size, also where the parts cancel.
     """
     shards, d = len(positions), positions.shape[-1]
     means, covariances = moments(positions)
-    _, covariance = gaussian_product(means, covariances)
-    weighted = np.zeros(d)
-    for draws, mean, of_shard in zip(
+    mean, covariance = gaussian_product(means, covariances)
+    # Without and with the part of v, for both results
+    total, variance = np.zeros((2, d)), np.zeros((2, d, d))
+    for draws, shard_mean, shard_covariance in zip(
         positions.reshape(shards, -1, d), means, covariances, strict=True
     ):
-        factor = linalg.cholesky(of_shard, lower=True)
-        z = linalg.solve_triangular(factor, (draws - mean).T, lower=True)
-        shift = 0.5 * (z * (z**2).sum(0)).mean(1)
-        weighted += linalg.solve_triangular(factor, shift, lower=True, trans="T")
-    share = 1 - 1 / shards
-    # Of Gaussian draws, whose sample mean is subtracted, z |z|² has the variance 2 (d + 2).
-    noise = share * np.sqrt((d + 2) / (2 * effective_draws))
-    return share * covariance @ weighted / np.sqrt(np.diag(covariance)), float(noise)
+        L = linalg.cholesky(shard_covariance, lower=True)
+        z = linalg.solve_triangular(L, (draws - shard_mean).T, lower=True)
+        inverse = linalg.solve_triangular(L, np.eye(d), lower=True)
+        w = inverse @ (mean - shard_mean)
+        of_spread = np.eye(d) - inverse @ covariance @ inverse.T
+        for number, A in enumerate((of_spread, of_spread - np.outer(w, w))):
+            total[number] += inverse.T @ (z * (z * (A @ z)).sum(0)).mean(1)
+            # Of Gaussian draws whose sample moments of first and second order are exact.
+            of_shard = 2 * np.trace(A @ A) * np.eye(d) + 4 * A @ A
+            variance[number] += inverse.T @ of_shard @ inverse / effective_draws
+    sd = np.sqrt(np.diag(covariance))
+    errors = 0.5 * total @ covariance / sd
+    noise = 0.5 * np.sqrt(np.diagonal(covariance @ variance @ covariance, 0, 1, 2)) / sd
+    clear = np.abs(errors[0]) > 3 * noise[0]
+    return errors[1], noise[1], float(np.max(errors[0] ** 2, initial=0.0, where=clear))
 
 
 def _inverse(matrix: np.ndarray) -> np.ndarray:

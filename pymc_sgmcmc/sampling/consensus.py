@@ -141,10 +141,11 @@ def consensus(
     product. It is consistent for many draws, but needs many more of them for each coordinate and
     each shard. It takes at most 50 coordinates, and is good for a few.
 
-    **Error of the means.** A skewed shard puts its mean away from its mode, and S times as far as
-    all rows do. For "gaussian" and "average", ``mean_error`` is the error of the means to first
-    order, in standard deviations, computed from the skewness of the draws. Its Monte Carlo error is
-    the attribute ``mean_error_noise``. For "semiparametric", ``mean_error`` is a standard error,
+    **Error of the means.** Means of skewed shards are off their modes. For "gaussian" and
+    "average", ``mean_error`` is the error of the combined means to first order, in standard
+    deviations, computed from the skewness of the draws and the distances of the shards, and
+    ``mean_error_noise`` its Monte Carlo error. What first order leaves out has the size of the
+    attribute ``mean_error_second_order``. For "semiparametric", ``mean_error`` is a standard error,
     from quarters of the draws that are combined apart. Large errors are logged.
 
     Scott et al. take the power of the prior on the constrained space, which is the same product.
@@ -420,18 +421,20 @@ def _shards_group(positions: np.ndarray, labels: Sequence[str]) -> xr.Dataset:
 
 def _add_mean_error(group: xr.Dataset, positions: np.ndarray) -> None:
     """Add the error of the combined means, and warn where it is large."""
-    errors, noise = mean_errors(positions, float(group["ess"].min()))
+    errors, noise, second_order = mean_errors(positions, float(group["ess"].min()))
     group["mean_error"] = (DIMENSION, errors)
-    group.attrs["mean_error_noise"] = noise
-    large = np.abs(errors) > max(LARGEST_MEAN_ERROR, 3 * noise)
-    if large.any():
-        worst = int(np.argmax(np.abs(errors)))
+    group["mean_error_noise"] = (DIMENSION, noise)
+    group.attrs["mean_error_second_order"] = second_order
+    large = np.abs(errors) > np.maximum(LARGEST_MEAN_ERROR, 3 * noise)
+    if large.any() or second_order > LARGEST_MEAN_ERROR:
+        worst = int(
+            np.argmax(np.where(large, np.abs(errors), 0) if large.any() else np.abs(errors))
+        )
         log.warning(
-            "Shards are skewed, so that the combined mean of `%s` is off by about %.2f standard "
-            "deviations, and those of %d coordinates by more than %.2f. Take fewer parts, "
-            '`sample`, or combine="%s" where there are few coordinates.',
-            *(group[DIMENSION].values[worst], errors[worst], large.sum(), LARGEST_MEAN_ERROR),
-            SEMIPARAMETRIC,
+            "Shards are skewed, so that combined means are not right: that of `%s` is off by "
+            "about %.2f standard deviations, and what this leaves out is up to %.2f. Take fewer "
+            'parts, `sample`, or combine="%s" where there are few coordinates.',
+            *(group[DIMENSION].values[worst], errors[worst], second_order, SEMIPARAMETRIC),
         )
 
 

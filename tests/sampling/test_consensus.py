@@ -151,31 +151,42 @@ def test_semiparametric_draws_have_the_density_of_the_product(rng):
         assert abs(values.mean() - density @ function(grid)) < Z * mcse
 
 
-def log_gamma_shards(events: float, rng: np.random.Generator, shards: int = 8) -> np.ndarray:
-    """Draws of the logarithm of a Poisson rate, from so many events a shard."""
-    return np.log(rng.gamma(events, size=(shards, 2, 4000, 1)) / events)
+def log_gamma_shards(events: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Draws of the logarithm of a Poisson rate, from these numbers of events of the shards."""
+    return np.log(rng.gamma(np.reshape(events, (-1, 1, 1, 1)), size=(len(events), 2, 4000, 1)))
 
 
-def test_skewness_predicts_the_error_of_the_mean(rng):
-    draws = log_gamma_shards(50, rng)
-    exact, sd = special.digamma(400) - np.log(400), np.sqrt(special.polygamma(1, 400))
-    true = (combine.average(draws).mean() - exact) / sd
-    errors, noise = combine.mean_errors(draws, 8000)
-    assert true < -0.1
-    assert errors[0] == pytest.approx(true, abs=Z * np.hypot(noise, 1 / np.sqrt(8000)) + 0.02)
-    # Draws without skewness have errors within their noise.
-    symmetric = rng.normal(size=(8, 2, 4000, 3))
-    errors, noise = combine.mean_errors(symmetric, 8000)
-    assert np.abs(errors).max() < Z * noise
+def log_gamma_error(mean: float, events: np.ndarray) -> float:
+    """Error of the mean of the rate of all shards, in its standard deviations."""
+    exact = special.digamma(np.sum(events)) - np.log(len(events))
+    return (mean - exact) / np.sqrt(special.polygamma(1, np.sum(events)))
+
+
+@pytest.mark.parametrize(
+    ("events", "least"), [(np.full(8, 50), 0.15), (np.array([20, 60, 65, 80, 40, 45, 30, 60]), 0.2)]
+)
+def test_skewness_and_distances_predict_the_error_of_the_mean(events, least, rng):
+    draws = log_gamma_shards(events, rng)
+    true = log_gamma_error(combine.average(draws).mean(), events)
+    errors, noise, second_order = combine.mean_errors(draws, 8000)
+    assert abs(true) > least
+    assert abs(errors[0] - true) < second_order + Z * np.hypot(noise[0], 1 / np.sqrt(8000))
+    assert 0.02 < second_order < 0.07
+
+
+def test_draws_without_skewness_have_no_error(rng):
+    errors, noise, second_order = combine.mean_errors(rng.normal(size=(8, 2, 4000, 3)), 8000)
+    assert np.abs(errors / noise).max() < Z
+    assert second_order == 0
 
 
 def test_semiparametric_removes_the_error_of_skewness(rng):
-    draws = log_gamma_shards(10, rng, shards=4)[:, :, :1000]
-    exact, sd = special.digamma(40) - np.log(40), np.sqrt(special.polygamma(1, 40))
+    events = np.full(4, 10)
+    draws = log_gamma_shards(events, rng)[:, :, :1000]
     combined = combine.semiparametric(draws, rng)
     error = combine.semiparametric_errors(draws, rng)[0]
-    assert (combine.average(draws).mean() - exact) / sd < -0.2
-    assert abs(combined.mean() - exact) / sd < min(0.15, Z * error)
+    assert log_gamma_error(combine.average(draws).mean(), events) < -0.2
+    assert abs(log_gamma_error(combined.mean(), events)) < min(0.15, Z * error)
 
 
 # --- Whole runs ---------------------------------------------------------------------------------
@@ -250,13 +261,13 @@ def test_shards_that_have_not_converged_are_named(rng, caplog):
 
 
 def test_large_errors_of_means_are_reported(rng, caplog):
-    draws = log_gamma_shards(20, rng)[:, :, :1000]
+    draws = log_gamma_shards(np.full(8, 20), rng)[:, :, :1000]
     group = _shards_group(draws, ("log_rate",))
     assert not caplog.records
     _add_mean_error(group, draws)
     _warn_of_kernels(np.array([0.05, 0.3]))
     messages = [record.getMessage() for record in caplog.records]
-    assert "combined mean of `log_rate` is off by about -0.2" in messages[0]
+    assert "that of `log_rate` is off by about -0.2" in messages[0]
     assert "rough" in messages[1]
     caplog.clear()
     _warn_of_kernels(np.array([0.05, 0.05]))
