@@ -69,6 +69,7 @@ def consensus(
     tune: int = 1000,
     chains: int = 4,
     step: MakeStep | str = SGLDCV,
+    rows: str | Sequence[str] | None = None,
     random_seed: Any = None,
     cores: int | None = None,
     client: Any = None,
@@ -103,6 +104,9 @@ def consensus(
     step : "nuts", or a class or function that makes a step method of this package
         The sampler of the shards: what `sample` takes, but for a step method that was made before,
         or "nuts" for `pymc.sample`.
+    rows : str or sequence of str, optional
+        Which data run over the rows, as of `Posterior`, where that is ambiguous. The others are of
+        all shards, with the power 1 / S.
     random_seed : int, sequence of int, or numpy.random.Generator, optional
     client : Dask client, or another executor, optional
         Its method ``submit(function, argument)`` runs a shard elsewhere. Without it the shards run
@@ -180,13 +184,13 @@ def consensus(
     cores = whole_number("cores", cores, 1)
     _check_step(step)
     or_none(_check_client, "client", client)
-    posterior = posterior_to_share(model)
+    posterior = posterior_to_share(model, rows)
     _check_sizes(posterior, parts, combine, chains * draws)
     dealing, *seeds, combining = get_random_generator(random_seed).spawn(parts + 2)
     numbers = deal_out(posterior.n_rows, parts, dealing)
     tasks = [
         _Task(
-            model=shard_model(posterior, posterior.take(rows), parts),
+            model=shard_model(posterior, posterior.take(part), parts),
             step=step,
             options={
                 "draws": draws,
@@ -196,7 +200,7 @@ def consensus(
                 "random_seed": int(seed.integers(2**30)),
             },
         )
-        for rows, seed in zip(numbers, seeds, strict=True)
+        for part, seed in zip(numbers, seeds, strict=True)
     ]
     begin = time.time()
     shards = list(_results(tasks, client, progressbar))
@@ -206,7 +210,7 @@ def consensus(
         for message in shard.messages:
             log.warning("Shard %d: %s", number, message)
     group = _shards_group(positions, posterior.labels)
-    group["rows"] = ("shard", [len(rows) for rows in numbers])
+    group["rows"] = ("shard", [len(part) for part in numbers])
     if combine == SEMIPARAMETRIC:
         combined = semiparametric(positions, combining)
         _check_mixing(combined, posterior.labels)
@@ -244,8 +248,8 @@ def _check_step(step: Any) -> None:
         )
     if (getattr(step, "keywords", None) or {}).get("rows") is not None:
         raise ValueError(
-            "`consensus` deals out the rows of the model, but `step` has `rows=`. Leave it out, "
-            "and write the model on all rows in memory."
+            "`consensus` deals out the rows of the model, but `step` has `rows=`. Leave it out "
+            "there, and give names of data to `consensus(rows=...)`."
         )
 
 

@@ -14,6 +14,7 @@ from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.graphs import rebuild
+from pymc_sgmcmc.sources import RowSource
 
 POSITION = "position"
 """The only free variable of a shard's model, the unconstrained position, has this name."""
@@ -22,21 +23,32 @@ COORDINATE = "coordinate"
 """This is its dimension. Its coordinates are the labels of the position."""
 
 
-def posterior_to_share(model: Model) -> Posterior:
+def posterior_to_share(model: Model, rows: str | Sequence[str] | None = None) -> Posterior:
     """The posterior of a model whose rows can be dealt out to shards.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    rows : str or sequence of str, optional
+        Names of the data that run over the rows, where that is ambiguous.
 
     Raises
     ------
     ModelError
-        For discrete variables, minibatches, and rows that are groups of records.
+        For discrete variables, minibatches, rows of a source, and rows that are groups of records.
     """
+    if isinstance(rows, RowSource):
+        raise ModelError(
+            "`consensus` deals out rows in memory, but `rows` is a source. Write the model on all "
+            "rows, or use `sample`, which reads those that it takes."
+        )
     discrete = [value.name for value in model.value_vars if not value.dtype.startswith("float")]
     if discrete:
         raise ModelError(
             f"`consensus` combines continuous variables, but {quoted(discrete)} "
             f"{'is' if len(discrete) == 1 else 'are'} discrete. Marginalise them out."
         )
-    posterior = Posterior(model)
+    posterior = Posterior(model, rows=rows)
     if posterior.model_batch_size is not None:
         raise ModelError(
             "`consensus` deals out all rows to shards, but the model uses `pm.Minibatch`. Write it "

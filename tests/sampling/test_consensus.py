@@ -17,6 +17,7 @@ from pymc_sgmcmc.sampling import combine
 from pymc_sgmcmc.sampling.consensus import _add_mean_error, _shards_group, _warn_of_kernels
 from pymc_sgmcmc.sampling.shards import POSITION, deal_out, posterior_to_share, shard_model
 from tests.support.models import logistic_model, two_variable_model
+from tests.support.sources import CountedRows
 
 Z = 4.5
 """Bounds are so many standard errors. A right result exceeds one of 100 once in 1500 times."""
@@ -51,15 +52,31 @@ def covariance_model() -> pm.Model:
     return model
 
 
+def two_tables_model() -> pm.Model:
+    """A table of which each shard has a part, and a small one that all have."""
+    x = np.linspace(-1, 1, 30)
+    with pm.Model() as model:
+        slope = pm.HalfNormal("slope")
+        pm.Normal("small", slope, 1.0, observed=x[:7])
+        pm.Normal("large", slope * x, 1.0, observed=x)
+    return model
+
+
 @pytest.mark.parametrize(
-    "build", [functools.partial(two_variable_model, 30), simplex_model, covariance_model]
+    ("build", "rows"),
+    [
+        (functools.partial(two_variable_model, 30), None),
+        (simplex_model, None),
+        (covariance_model, None),
+        (two_tables_model, "large"),
+    ],
 )
-def test_log_densities_of_shards_add_up_to_that_of_the_model(build, rng, without_compiler):
+def test_log_densities_of_shards_add_up_to_that_of_the_model(build, rows, rng, without_compiler):
     model = build()
-    posterior = posterior_to_share(model)
+    posterior = posterior_to_share(model, rows)
     numbers = deal_out(30, 3, rng)
     assert np.array_equal(np.sort(np.concatenate(numbers)), np.arange(30))
-    shards = [shard_model(posterior, posterior.take(rows), 3) for rows in numbers]
+    shards = [shard_model(posterior, posterior.take(part), 3) for part in numbers]
     # In the mode CVM PyMC's log density of `MvNormal` is another one where C is switched off.
     whole = model.compile_logp(mode="FAST_COMPILE")
     parts = [shard.compile_logp(mode="FAST_COMPILE") for shard in shards]
@@ -307,6 +324,12 @@ def groups_model() -> pm.Model:
             {"step": functools.partial(SGLDCV, rows=["X"])},
             ValueError,
             "`step` has `rows=`",
+        ),
+        (
+            logistic_model,
+            {"rows": CountedRows({"y": np.zeros(9)})},
+            ModelError,
+            "`rows` is a source",
         ),
         (logistic_model, {"client": 3}, TypeError, "method `submit`"),
         (lambda: logistic_model(50), {}, ModelError, "uses `pm.Minibatch`"),
