@@ -34,7 +34,7 @@ from pymc_sgmcmc.sampling.combine import (
     semiparametric_errors,
 )
 from pymc_sgmcmc.sampling.run import MOST_CHAINS, sample
-from pymc_sgmcmc.sampling.shards import POSITION, deal_out, posterior_to_share, shard_model
+from pymc_sgmcmc.sampling.shards import POSITION, ShardDensity, deal_out, posterior_to_share
 from pymc_sgmcmc.sampling.trace import Recorder
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
@@ -188,9 +188,11 @@ def consensus(
     _check_sizes(posterior, parts, combine, chains * draws)
     dealing, *seeds, combining = get_random_generator(random_seed).spawn(parts + 2)
     numbers = deal_out(posterior.n_rows, parts, dealing)
+    density = ShardDensity.of(posterior, parts)
     tasks = [
         _Task(
-            model=shard_model(posterior, posterior.take(part), parts),
+            density=density,
+            rows=posterior.take(part),
             step=step,
             options={
                 "draws": draws,
@@ -295,7 +297,8 @@ def _check_sizes(posterior: Posterior, parts: int, combine: str, draws: int) -> 
 class _Task:
     """The run of a shard."""
 
-    model: Model
+    density: ShardDensity
+    rows: list[np.ndarray]
     step: MakeStep | str
     options: dict[str, Any]
 
@@ -343,18 +346,19 @@ def _run(task: _Task) -> _Shard:
     pymc_log = logging.getLogger("pymc")
     level = pymc_log.level
     pymc_log.setLevel(max(level, logging.WARNING))  # Each shard would say the same.
+    model = task.density.model(task.rows)
     options = {**task.options, "progressbar": False, "compute_convergence_checks": False}
     try:
         if isinstance(task.step, str):
-            with task.model:
+            with model:
                 idata = pm.sample(**options)
             messages = []
             if diverging := int(idata["sample_stats"]["diverging"].sum()):
                 messages = [f"NUTS had {diverging} divergences after tuning."]
         else:
-            idata = sample(step=task.step, model=task.model, marginalize=None, **options)
+            idata = sample(step=task.step, model=model, marginalize=None, **options)
             try:
-                messages = bias_warnings(idata, task.model)
+                messages = bias_warnings(idata, model)
             except ValueError as error:
                 messages = [f"The bias of the run is not known. {error}"]
     finally:

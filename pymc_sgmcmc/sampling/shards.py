@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pymc as pm
@@ -67,8 +68,9 @@ def deal_out(n_rows: int, parts: int, rng: np.random.Generator) -> list[np.ndarr
     return [np.sort(part) for part in np.array_split(rng.permutation(n_rows), parts)]
 
 
-def shard_model(posterior: Posterior, rows: Sequence[np.ndarray], parts: int) -> Model:
-    r"""The model of a shard on the unconstrained space of the whole model.
+@dataclass(frozen=True, eq=False)
+class ShardDensity:
+    r"""The log density of a shard, on the unconstrained space of the whole model.
 
     .. math:: \log \pi_s(\theta) = \tfrac{1}{S} \log p(\theta)
         + \sum_{i \in s} \log p(x_i \mid \theta)
@@ -76,59 +78,86 @@ def shard_model(posterior: Posterior, rows: Sequence[np.ndarray], parts: int) ->
     The prior part has the Jacobians of all transforms, and terms of the model without rows. So the
     sum over the shards is the log posterior of the whole model, whatever its transforms are.
 
-    Parameters
+    It has graphs and no rows, so that it can be sent to where the rows of a shard are. PyMC's
+    models cannot: another process does not know the log densities of their variables.
+
+    Attributes
     ----------
-    posterior : Posterior
-        Of the whole model.
-    rows : sequence of numpy.ndarray
-        The rows of the shard, one array for each array of data.
     parts : int
         The number of shards S.
-
-    Returns
-    -------
-    pymc.Model
-        With one free variable, the position, and one observed variable, which has a term a row.
+    position, rows, length : TensorVariable, and a list of these
+        The inputs of the graphs: the position, the rows of each array of data, and their number.
+    log_prior, log_likelihood : TensorVariable
+        The graphs, of the whole prior and of the rows.
+    initial_position : numpy.ndarray, shape (d,)
+    labels : tuple of str
+        Labels of the coordinates.
     """
-    # Built on placeholders, since they copy random variables.
-    symbolic_position, symbolic_rows = posterior.position_and_rows()
-    symbolic_length = pt.lscalar("length")
-    log_prior = posterior.prior_log_density(symbolic_position)
-    of_rows = posterior.rows_log_density(symbolic_position, symbolic_rows, symbolic_length)
-    length = len(rows[0])
 
-    def log_tempered_prior(value: TensorVariable, _: TensorVariable) -> TensorVariable:
-        return rebuild([log_prior], {symbolic_position: value})[0] / parts
+    parts: int
+    position: TensorVariable
+    rows: list[TensorVariable]
+    length: TensorVariable
+    log_prior: TensorVariable
+    log_likelihood: TensorVariable
+    initial_position: np.ndarray
+    labels: tuple[str, ...]
 
-    def log_likelihood(
-        value: TensorVariable, position: TensorVariable, *rows: TensorVariable
-    ) -> TensorVariable:
-        given = dict(zip(symbolic_rows, rows, strict=True))
-        given |= {symbolic_position: position, symbolic_length: pt.constant(length, dtype="int64")}
-        return rebuild([of_rows], given)[0]
-
-    axes = [
-        ",".join(["rows", *(f"leaf{number}axis{axis}" for axis in range(1, values.ndim))])
-        for number, values in enumerate(rows)
-    ]
-    with pm.Model(coords={COORDINATE: posterior.labels}) as model:
-        position = pm.CustomDist(
-            POSITION,
-            np.zeros(posterior.dimension),
-            logp=log_tempered_prior,
-            signature="(coordinate)->(coordinate)",
-            dtype=posterior.dtype,
-            dims=COORDINATE,
-            initval=posterior.initial_position,
+    @classmethod
+    def of(cls, posterior: Posterior, parts: int) -> ShardDensity:
+        """The density of the shards of a posterior."""
+        position, rows = posterior.position_and_rows()
+        length = pt.lscalar("length")
+        return cls(
+            parts=parts,
+            position=position,
+            rows=rows,
+            length=length,
+            log_prior=posterior.prior_log_density(position),
+            log_likelihood=posterior.rows_log_density(position, rows, length),
+            initial_position=posterior.initial_position,
+            labels=posterior.labels,
         )
-        data = [pm.Data(f"rows_{number}", values) for number, values in enumerate(rows)]
-        pm.CustomDist(
-            "likelihood",
-            position,
-            *data,
-            logp=log_likelihood,
-            signature=f"(coordinate),{','.join(f'({names})' for names in axes)}->(rows)",
-            # There is one outcome a row, but all data are parameters.
-            observed=np.zeros(length),
-        )
-    return model
+
+    def model(self, rows: Sequence[np.ndarray]) -> Model:
+        """The model of the shard with these rows, one array for each array of data.
+
+        It has one free variable, the position, and one observed variable, with a term a row.
+        """
+        length = len(rows[0])
+
+        def log_tempered_prior(value: TensorVariable, _: TensorVariable) -> TensorVariable:
+            return rebuild([self.log_prior], {self.position: value})[0] / self.parts
+
+        def log_likelihood(
+            value: TensorVariable, position: TensorVariable, *rows: TensorVariable
+        ) -> TensorVariable:
+            given = dict(zip(self.rows, rows, strict=True))
+            given |= {self.position: position, self.length: pt.constant(length, dtype="int64")}
+            return rebuild([self.log_likelihood], given)[0]
+
+        axes = [
+            ",".join(["rows", *(f"leaf{number}axis{axis}" for axis in range(1, values.ndim))])
+            for number, values in enumerate(rows)
+        ]
+        with pm.Model(coords={COORDINATE: self.labels}) as model:
+            position = pm.CustomDist(
+                POSITION,
+                np.zeros(len(self.labels)),
+                logp=log_tempered_prior,
+                signature="(coordinate)->(coordinate)",
+                dtype=self.initial_position.dtype.name,
+                dims=COORDINATE,
+                initval=self.initial_position,
+            )
+            data = [pm.Data(f"rows_{number}", values) for number, values in enumerate(rows)]
+            pm.CustomDist(
+                "likelihood",
+                position,
+                *data,
+                logp=log_likelihood,
+                signature=f"(coordinate),{','.join(f'({names})' for names in axes)}->(rows)",
+                # There is one outcome a row, but all data are parameters.
+                observed=np.zeros(length),
+            )
+        return model

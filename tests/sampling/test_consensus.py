@@ -15,7 +15,7 @@ from scipy import special, stats
 from pymc_sgmcmc import SGLDCV, ModelError, consensus, marginalize
 from pymc_sgmcmc.sampling import combine
 from pymc_sgmcmc.sampling.consensus import _add_mean_error, _shards_group, _warn_of_kernels
-from pymc_sgmcmc.sampling.shards import POSITION, deal_out, posterior_to_share, shard_model
+from pymc_sgmcmc.sampling.shards import POSITION, ShardDensity, deal_out, posterior_to_share
 from tests.support.models import logistic_model, two_variable_model
 from tests.support.sources import CountedRows
 
@@ -76,7 +76,8 @@ def test_log_densities_of_shards_add_up_to_that_of_the_model(build, rows, rng, w
     posterior = posterior_to_share(model, rows)
     numbers = deal_out(30, 3, rng)
     assert np.array_equal(np.sort(np.concatenate(numbers)), np.arange(30))
-    shards = [shard_model(posterior, posterior.take(part), 3) for part in numbers]
+    density = ShardDensity.of(posterior, 3)
+    shards = [density.model(posterior.take(part)) for part in numbers]
     # In the mode CVM PyMC's log density of `MvNormal` is another one where C is switched off.
     whole = model.compile_logp(mode="FAST_COMPILE")
     parts = [shard.compile_logp(mode="FAST_COMPILE") for shard in shards]
@@ -148,7 +149,7 @@ def test_averages_are_of_one_draw_of_each_shard(regression):
 
 def test_semiparametric_draws_have_the_density_of_the_product(rng):
     """The estimates of the shards are multiplied on a grid, by the formula of the paper."""
-    shards, h = 3, 0.5
+    shards, h = 3, 1.0
     shape = (shards, 2, 1500, 1)
     draws = np.log(rng.gamma(4.0, size=shape)) + np.array([0.0, 0.4, -0.3])[:, None, None, None]
     flat = draws.reshape(shards, -1)
