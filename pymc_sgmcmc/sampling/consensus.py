@@ -56,6 +56,9 @@ LARGEST_R_HAT = 1.05
 FEWEST_EFFECTIVE_DRAWS = 100
 """A shard with fewer effective draws is reported: its covariance is not known to a tenth."""
 
+NOT_CONVERGED = "Not converged"
+"""A report of `bias_warnings` on what has not converged begins with these words."""
+
 MakeStep = Callable[..., StochasticGradientStep]
 """A class of step methods, or another function of ``model``."""
 
@@ -221,11 +224,10 @@ def consensus(
     else:
         combined = average(positions) if combine == AVERAGE else gaussian(positions, combining)
         _add_mean_error(group, positions)
-    name = step if isinstance(step, str) else getattr(step, "__name__", repr(step))
     group.attrs |= {
         "parts": parts,
         "combine": combine,
-        "step": name,
+        "step": step if isinstance(step, str) else _name_of(step),
         "draws": draws,
         "tune": tune,
         "chains": chains,
@@ -253,6 +255,10 @@ def _check_step(step: Any) -> None:
             "`consensus` deals out the rows of the model, but `step` has `rows=`. Leave it out "
             "there, and give names of data to `consensus(rows=...)`."
         )
+
+
+def _name_of(step: MakeStep) -> str:
+    return getattr(getattr(step, "func", step), "__name__", repr(step))
 
 
 def _check_client(name: str, client: Any) -> None:
@@ -358,7 +364,9 @@ def _run(task: _Task) -> _Shard:
         else:
             idata = sample(step=task.step, model=model, marginalize=None, **options)
             try:
-                messages = bias_warnings(idata, model)
+                # What has not converged is reported for all samplers alike.
+                found = bias_warnings(idata, model)
+                messages = [text for text in found if not text.startswith(NOT_CONVERGED)]
             except ValueError as error:
                 messages = [f"The bias of the run is not known. {error}"]
     finally:

@@ -6,6 +6,7 @@ import functools
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
+import cloudpickle
 import numpy as np
 import pymc as pm
 import pytest
@@ -85,6 +86,11 @@ def test_log_densities_of_shards_add_up_to_that_of_the_model(build, rows, rng, w
     expected = np.array([whole(posterior.layout.unravel(position)) for position in positions])
     total = np.array([sum(part({POSITION: position}) for part in parts) for position in positions])
     np.testing.assert_allclose(total, expected, rtol=0, atol=1e-8)
+
+
+def test_density_that_is_sent_has_no_rows(without_compiler):
+    density = ShardDensity.of(posterior_to_share(logistic_model(n_rows=20_000)), 8)
+    assert len(cloudpickle.dumps(density)) < 50_000  # All rows are 500 KB.
 
 
 # --- Combinations -------------------------------------------------------------------------------
