@@ -25,6 +25,7 @@ from pymc_sgmcmc.posterior.position import PositionLayout
 from pymc_sgmcmc.record import DIMENSION, LARGEST_MEAN_ERROR
 from pymc_sgmcmc.record import POSITION as STORED_POSITION
 from pymc_sgmcmc.sampling.combine import (
+    BATCHES,
     MOST_COORDINATES,
     average,
     gaussian,
@@ -284,10 +285,11 @@ def _check_sizes(posterior: Posterior, parts: int, combine: str, draws: int) -> 
             f"{n_rows // fewest} parts"
             + ("." if n_rows // fewest > 1 else ", which is none: use `sample`.")
         )
-    if draws < 2 * d:
+    fewest = 2 * d * (BATCHES if combine == SEMIPARAMETRIC else 1)
+    if draws < fewest:
         raise ValueError(
             f"A shard has {draws} draws, too few for a covariance of {d} coordinates. Raise "
-            f"`draws` or `chains` to {2 * d} draws of all chains, better ten times as many."
+            f"`draws` or `chains` to {fewest} draws of all chains, better ten times as many."
         )
     if combine == SEMIPARAMETRIC and d > MOST_COORDINATES:
         raise ValueError(
@@ -408,9 +410,9 @@ def _shards_group(positions: np.ndarray, labels: Sequence[str]) -> xr.Dataset:
             )
     r_hat, ess = map(np.stack, zip(*map(_convergence, positions), strict=True))
     for number in range(len(positions)):
-        worst = int(np.argmax(r_hat[number]))
+        worst = int(np.argmax(r_hat[number]))  # NaN where there is one
         fewest = int(np.argmin(ess[number]))
-        if r_hat[number, worst] > LARGEST_R_HAT:
+        if not r_hat[number, worst] <= LARGEST_R_HAT:
             log.warning(
                 "Shard %d has not converged: R-hat of `%s` is %.2f, but should be at most %g. Its "
                 "error is that of the combination. Raise `tune` or take fewer parts.",
@@ -470,7 +472,7 @@ def _check_mixing(combined: np.ndarray, labels: Sequence[str]) -> None:
     """Warn where the sampler of the mixture has not converged."""
     r_hat, _ = _convergence(combined)
     worst = int(np.argmax(r_hat))
-    if r_hat[worst] > LARGEST_R_HAT:
+    if not r_hat[worst] <= LARGEST_R_HAT:
         log.warning(
             "The semiparametric combination has not converged: R-hat of `%s` is %.2f. There are "
             'too few draws for %d coordinates. Raise `draws`, or take combine="%s".',

@@ -275,10 +275,8 @@ def test_shards_that_have_not_converged_are_named(rng, caplog):
     positions[1, 0, :, 1] += 5
     with caplog.at_level(logging.WARNING):
         _shards_group(positions, ("a", "b"))
-    assert [record.getMessage().split(".")[0] for record in caplog.records] == [
-        "Shard 1 has not converged: R-hat of `b` is "
-        + f"{array_stats.rhat(positions[1, ..., 1], chain_axis=0, draw_axis=1):.2f}".split(".")[0]
-    ]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("Shard 1 has not converged: R-hat of `b` is ")
     positions[2, ..., 0] = 1.0
     with pytest.raises(ValueError, match="`a` in shard 2 do not vary"):
         _shards_group(positions, ("a", "b"))
@@ -325,6 +323,12 @@ def groups_model() -> pm.Model:
         (logistic_model, {"parts": 200}, ModelError, "Take at most 133 parts"),
         (logistic_model, {"combine": "mean"}, ValueError, "`combine` should be one of"),
         (logistic_model, {"draws": 4, "chains": 1}, ValueError, "A shard has 4 draws"),
+        (
+            logistic_model,
+            {"combine": "semiparametric", "draws": 10},
+            ValueError,
+            "to 24 draws of all chains",
+        ),
         (logistic_model, {"step": "metropolis"}, TypeError, '`step` should be "nuts"'),
         (
             logistic_model,
