@@ -1,6 +1,7 @@
 """Whole runs of many chains."""
 
+from pymc_sgmcmc.sampling.consensus import consensus
 from pymc_sgmcmc.sampling.resume import read_store
 from pymc_sgmcmc.sampling.run import sample
 
-__all__ = ["read_store", "sample"]
+__all__ = ["consensus", "read_store", "sample"]
