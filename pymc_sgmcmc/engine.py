@@ -218,7 +218,7 @@ class TransitionBlock:
                 ),
                 # Where the dynamics evaluate several gradients, the memory keeps the first.
                 *(changed[0] if memory is not None else ()),
-                first_gradient.astype(self.dtype),
+                pt.specify_shape(first_gradient.astype(self.dtype), shapes[0]),
                 *(pt.as_tensor(value).astype(self.dtype) for value in stats),
             )
 

@@ -15,9 +15,10 @@ from types import SimpleNamespace
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 flags = [flag for flag in os.environ.get("PYTENSOR_FLAGS", "").split(",") if "=" in flag]
 given = dict(flag.split("=", 1) for flag in flags)
+# Fused operations, which only a compiler makes faster, are loops over elements in Python.
+WITHOUT_COMPILER = ["mode=Mode", "linker=cvm", "cxx=", "optimizer_excluding=fusion"]
 if "mode" not in given and shutil.which("g++"):
-    # Fused operations, which only a compiler makes faster, are loops over elements in Python.
-    flags += ["mode=Mode", "linker=cvm", "cxx=", "optimizer_excluding=fusion"]
+    flags += WITHOUT_COMPILER
 # Notes of the lines that made each node take an eighth of the time of a compilation, and symbols
 # for a debugger take a tenth of that of g++.
 for name, value in {"traceback__limit": "0", "gcc__cxxflags": "-g0"}.items():
@@ -83,6 +84,15 @@ def compiler_of_slow_tests(request):
     """Slow tests call what they compile often enough for C code."""
     if request.node.get_closest_marker("slow") and "without_compiler" not in request.fixturenames:
         request.getfixturevalue("with_compiler")
+
+
+@pytest.fixture
+def compiling_processes(monkeypatch):
+    """Other processes compile in C, where this one does not."""
+    flags = os.environ["PYTENSOR_FLAGS"].split(",")
+    if set(WITHOUT_COMPILER) <= set(flags):
+        flags = [flag for flag in flags if flag not in WITHOUT_COMPILER] + ["mode=CVM"]
+        monkeypatch.setenv("PYTENSOR_FLAGS", ",".join(flags))
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 @each_notebook
-def test_notebook_runs(path, monkeypatch, tmp_path):
+def test_notebook_runs(path, monkeypatch, tmp_path, compiling_processes):
     for name, value in FEW_DRAWS.items():
         monkeypatch.setenv(name, value)
     notebook = read(path)

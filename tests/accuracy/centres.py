@@ -22,6 +22,7 @@ import pymc as pm
 
 from tests.accuracy.posteriors import MODELS
 from tests.accuracy.suite import REFERENCES
+from tests.support.references import read_arrays
 
 JOINT = (
     "contraception",
@@ -111,7 +112,7 @@ def main() -> None:
     logging.getLogger("pymc").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     for name in arguments.models:
-        reference = np.load(REFERENCES / f"{name}.npz")
+        reference = read_arrays(REFERENCES / f"{name}.npz")
         for method in arguments.methods:
             model = MODELS[name](arguments.data_folder)
             begin = time.process_time()

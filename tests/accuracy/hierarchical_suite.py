@@ -26,6 +26,7 @@ from pymc_sgmcmc import SGLDCV, marginalize, recover
 from tests.accuracy.hierarchical import MODELS
 from tests.accuracy.make_hierarchical_references import FOLDER, chosen_entries, summarise_locals
 from tests.accuracy.suite import compare_positions, good, run
+from tests.support.references import read_arrays
 
 
 def available() -> list[str]:
@@ -49,7 +50,7 @@ def compare(
     ``sd_ratio``, ``ess_bulk``, and ``mean_z`` and ``sd_z``, the errors in Monte-Carlo standard
     errors of both runs.
     """
-    reference = np.load(FOLDER / f"{name}.npz")
+    reference = read_arrays(FOLDER / f"{name}.npz")
     model, local = MODELS[name](data_folder)
     begin = time.perf_counter()
     groups = marginalize(model, local, points=points)

@@ -27,6 +27,7 @@ from pymc_sgmcmc.polishing.report import OFF
 from tests.accuracy.posteriors import MODELS
 from tests.accuracy.stated import LARGE
 from tests.accuracy.suite import REFERENCES, available
+from tests.support.references import read_arrays
 
 
 def run_of(model: pm.Model, draws: int, seed: int, step_factor: float) -> xr.DataTree:
@@ -44,13 +45,13 @@ def run_of(model: pm.Model, draws: int, seed: int, step_factor: float) -> xr.Dat
         )
 
 
-def true_errors(mean: np.ndarray, sd: np.ndarray, reference: np.lib.npyio.NpzFile) -> tuple:
+def true_errors(mean: np.ndarray, sd: np.ndarray, reference: dict[str, np.ndarray]) -> tuple:
     """Largest errors of means, in posterior standard deviations, and of log standard deviations."""
     off = np.abs(mean - reference["position_mean"]) / reference["position_sd"]
     return off.max(), np.abs(np.log(sd / reference["position_sd"])).max()
 
 
-def line(name: str, polished: Polished, reference: np.lib.npyio.NpzFile, seconds: tuple) -> str:
+def line(name: str, polished: Polished, reference: dict[str, np.ndarray], seconds: tuple) -> str:
     """A row of the printed table."""
     report = polished.report
     run = true_errors(report["mean"], report["sd"], reference)
@@ -95,7 +96,7 @@ def main() -> None:
             print(f"{name:<22} {type(error).__name__}: {str(error)[:300]}", flush=True)
             continue
         end = time.perf_counter()
-        reference = np.load(REFERENCES / f"{name}.npz")
+        reference = read_arrays(REFERENCES / f"{name}.npz")
         print(line(name, polished, reference, (sampled - begin, end - sampled)), flush=True)
         if polished.verdict != "ok":
             print(f"{'':<22}       {polished.report.attrs['verdict'][:400]}", flush=True)

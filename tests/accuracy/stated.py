@@ -26,6 +26,7 @@ from pymc_sgmcmc.record import ACCURACY
 from pymc_sgmcmc.trace_tools.stated import STANDARD_ERRORS
 from tests.accuracy.posteriors import MODELS
 from tests.accuracy.suite import REFERENCES, available
+from tests.support.references import read_arrays
 
 LARGE = ("covertype_logistic", "covertype_logistic_raw", "covertype_multinomial", "wide", "million")
 """Models that take minutes, which are left out where no names are given."""
@@ -57,13 +58,13 @@ def compare(
         end = time.perf_counter()
     if ACCURACY not in idata.children:
         return pd.DataFrame()  # no errors are stated where the chains have not converged
-    table = errors_of(idata[ACCURACY].to_dataset(), np.load(references / f"{name}.npz"))
+    table = errors_of(idata[ACCURACY].to_dataset(), read_arrays(references / f"{name}.npz"))
     table.attrs |= idata[ACCURACY].attrs
     table.attrs |= {"seconds_made": made - begin, "seconds_sampled": end - made}
     return table
 
 
-def errors_of(stated: xr.Dataset, reference: np.lib.npyio.NpzFile) -> pd.DataFrame:
+def errors_of(stated: xr.Dataset, reference: dict[str, np.ndarray]) -> pd.DataFrame:
     """Stated and true errors of means and standard deviations, as `compare` gives them."""
     mean, sd = reference["position_mean"], reference["position_sd"]
     ess = reference["position_ess"]

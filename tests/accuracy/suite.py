@@ -23,6 +23,7 @@ import xarray as xr
 
 from pymc_sgmcmc import SGLDCV, bias_report, step_methods
 from tests.accuracy.posteriors import MODELS
+from tests.support.references import read_arrays
 
 REFERENCES = Path(__file__).parent / "references"
 
@@ -51,7 +52,7 @@ def compare(
     last, from both runs) and the columns of `bias_report`. ``attrs``: the wall seconds of making
     the step and of sampling, warnings, and the attributes of the report.
     """
-    reference = np.load(REFERENCES / f"{name}.npz")
+    reference = read_arrays(REFERENCES / f"{name}.npz")
     model = MODELS[name](data_folder)
     idata, facts = run(
         model, step_class, draws=draws, tune=tune, chains=chains, seed=seed, mode=mode, **settings

@@ -9,13 +9,14 @@ import pymc as pm
 
 from pymc_sgmcmc import SGLDCV
 from tests.accuracy.posteriors import skin_logistic
+from tests.support.references import read_arrays
 
 REFERENCES = Path(__file__).parent / "references"
 
 
 def test_skin_segmentation(data_folder):
     """Means within 0.1 posterior sd and sds within 5 %, by 500 of 245 057 rows at a time."""
-    reference = np.load(REFERENCES / "skin_logistic.npz")
+    reference = read_arrays(REFERENCES / "skin_logistic.npz")
     mean, sd = reference["beta_mean"], reference["beta_sd"]
     assert reference["beta_r_hat"].max() < 1.01
     with skin_logistic(data_folder):

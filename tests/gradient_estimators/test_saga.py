@@ -392,6 +392,22 @@ def test_a_point_moved_by_others_is_followed(model, step):
 
 
 @pytest.mark.slow
+def test_one_scalar_variable():
+    """Of conjugate Gaussian draws, within 4.5 standard errors and the stated bias."""
+    y = np.random.default_rng(1).normal(1, 1, size=500)
+    with pm.Model() as model:
+        mean = pm.Normal("mean")
+        pm.Normal("y", mean, 1.0, observed=y)
+    step = SGLD(model=model, gradient="saga", batch_size=50, compile_kwargs=NUMBA)
+    assert step.block.dimension == 1
+    step.setup_chain(np.random.default_rng(2), 200, 1000)
+    step.chain.begin(np.random.default_rng(2), np.array([y.sum() / 501]))
+    positions = step.chain.advance(1200).positions[200:]
+    error = (positions.mean() - y.sum() / 501) * np.sqrt(501)
+    assert abs(error) < 4.5 * np.sqrt(3 / 1000)  # with an autocorrelation time of 3
+    assert 0.9 < positions.std() * np.sqrt(501) < 1.15
+
+
 def test_float32():
     with pytensor.config.change_flags(floatX="float32"):
         model = logistic_model()

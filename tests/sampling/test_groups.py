@@ -237,7 +237,7 @@ def test_a_quadrature_that_is_wrong_at_the_posterior_gets_more_nodes(caplog):
     assert not found.step.needs_more_points
 
 
-def test_a_step_method_compares_the_quadrature_around_its_center(caplog):
+def test_a_step_method_compares_the_quadrature_around_its_center(caplog, uncompiled):
     model = marginalize(large_scale_model(60), "z")
     with caplog.at_level(logging.WARNING):
         step = CV(model=model, center={"sd": 8.0, "mean": 0.0})

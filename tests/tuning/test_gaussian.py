@@ -29,6 +29,7 @@ from pymc_sgmcmc.tuning.nearest_gaussian import (
 from pymc_sgmcmc.tuning.subsample import Subsample
 from tests.accuracy.gallery import counts_of_subjects
 from tests.accuracy.suite import REFERENCES
+from tests.support.references import read_arrays
 
 
 def random_root(rng, dimension):
@@ -356,7 +357,7 @@ def test_effects_of_few_counts_have_a_near_gaussian(data_folder):
     with warnings.catch_warnings():
         warnings.simplefilter("error", CenterWarning)
         center = find_center(posterior, posterior.initial_position)
-    reference = np.load(REFERENCES / "counts_of_subjects.npz")
+    reference = read_arrays(REFERENCES / "counts_of_subjects.npz")
     off = (center.position - reference["position_mean"]) / reference["position_sd"]
     assert np.abs(off).max() < 0.15
     ratio = center.curvature.standard_deviations / reference["position_sd"]
