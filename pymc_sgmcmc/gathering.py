@@ -7,7 +7,9 @@ gathers the rows of many transitions, in their order, and compiled transitions t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor
@@ -25,7 +27,16 @@ from pymc_sgmcmc.batching import (
 from pymc_sgmcmc.checks import one_of
 
 MOST_BYTES = 2 * 2**30
-"""Gathered rows take at most so many bytes, 2 GiB. They have at least one run of transitions."""
+"""Gathered rows take at most so many bytes by default, 2 GiB."""
+
+
+class _Stretch(NamedTuple):
+    """Minibatches whose rows are read by a thread, while transitions use those before them."""
+
+    order: int
+    minibatches: np.ndarray
+    rows: Future[Sequence[np.ndarray]]
+
 
 ReadRows = Callable[[np.ndarray], Sequence[np.ndarray]]
 """Rows of several arrays by their numbers, in any order."""
@@ -50,7 +61,7 @@ class GatheredRows(Batching):
     excluded : numpy.ndarray of int, optional
         Numbers of rows that no minibatch has.
     most_bytes : int
-        Memory of the gathered rows.
+        Memory of the gathered rows. They have at least one run of transitions.
 
     Raises
     ------
@@ -91,6 +102,7 @@ class GatheredRows(Batching):
             for index, values in enumerate(first)
         )
         self._gathered: tuple[int, np.ndarray] = (FIRST_ORDER, np.empty(0, dtype=np.int64))
+        self._following: _Stretch | None = None
         self._length = pytensor.shared(np.int64(self.batch_size), "batch_size")
         self._n_rows = pytensor.shared(np.int64(self.n_rows), "n_rows")
 
@@ -139,6 +151,10 @@ class GatheredRows(Batching):
         """
         raise ValueError("No table of all rows is in memory. Use another gradient estimator.")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but what a thread reads."""
+        return {**vars(self), "_following": None}
+
     def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
         """Indices of the scheme: starts of windows, or numbers of rows."""
         if self.without_replacement:
@@ -162,17 +178,62 @@ class GatheredRows(Batching):
         return np.zeros(minibatches, dtype=np.int64)
 
     def in_memory(self, index: np.ndarray, rng: np.random.Generator, following: int) -> np.ndarray:
-        """Starts of minibatches in the gathered rows, which are read where they are not there."""
+        """Starts of minibatches in the gathered rows, which are read where they are not there.
+
+        Where all that follow do not fit in memory, stretches of half of it are read, the next one
+        by a thread while the transitions of the present one run.
+        """
         place = self._place(index)
         if place is None:
-            following = int(min(following, self.most_minibatches - len(index)))
-            if following > 0:
-                after = self.draw(deepcopy(rng), following)
-                self._gather(np.concatenate([index, after]))
+            rng, most = deepcopy(rng), int(self.most_minibatches)
+            after = self._go_on(index)
+            if after is not None:
+                self.draw(rng, len(after))
             else:
-                self._gather(index)
+                if len(index) + following > most:
+                    most //= 2
+                after = self.draw(rng, max(0, min(following, most - len(index))))
+                self._gather(np.concatenate([index, after]))
+            self._read_following(rng, following - len(after))
             place = 0
         return (place + np.arange(len(index))) * self.batch_size
+
+    def _read_following(self, rng: np.random.Generator, following: int) -> None:
+        """Begin to read the stretch after the gathered one, where any follows."""
+        count = min(following, int(self.most_minibatches // 2))
+        if count > 0:
+            index = self.draw(rng, count)
+            thread = ThreadPoolExecutor(max_workers=1)
+            rows = thread.submit(self._read, self._numbers(index).ravel())
+            thread.shutdown(wait=False)
+            self._following = _Stretch(self._order, index, rows)
+
+    def _go_on(self, index: np.ndarray) -> np.ndarray | None:
+        """Take the stretch that a thread has read, where minibatches lead on to it.
+
+        Returns
+        -------
+        numpy.ndarray or None
+            Its minibatches after the given ones.
+        """
+        stretch, self._following = self._following, None
+        if stretch is None or stretch.order != self._order:
+            return None
+        _, gathered = self._gathered
+        firsts = index.reshape(len(index), -1)[:, 0]
+        for kept in np.flatnonzero(firsts == stretch.minibatches.reshape(-1)[0]):
+            taken, end = len(index) - int(kept), len(gathered) - int(kept)
+            if (
+                end >= 0
+                and np.array_equal(gathered[end:], index[:kept])
+                and np.array_equal(stretch.minibatches[:taken], index[kept:])
+            ):
+                for shared, rows in zip(self._shared, stretch.rows.result(), strict=True):
+                    before = shared.get_value(borrow=True)[end * self.batch_size :]
+                    shared.set_value(np.concatenate([before, rows]), borrow=True)
+                self._gathered = self._order, np.concatenate([gathered[end:], stretch.minibatches])
+                return stretch.minibatches[taken:]
+        return None
 
     def read_ahead(self, indices: Sequence[np.ndarray]) -> int:
         """Bring the rows of several chains into memory together; how many of the chains fit."""

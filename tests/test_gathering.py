@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import combinations
+from threading import current_thread, main_thread
 
 import numpy as np
 import pymc as pm
@@ -13,6 +14,7 @@ from pymc_sgmcmc import MALA, OSGFS, SGHMC, SGLD, SGLDCV, ModelError, polish, sa
 from pymc_sgmcmc import batching as batching_module
 from pymc_sgmcmc import gathering as module
 from pymc_sgmcmc.batching import RowOrder, ShuffledWindows, numbers_without
+from pymc_sgmcmc.errors import RowsError
 from pymc_sgmcmc.gathering import GatheredRows
 from tests.support.sources import CountedRows
 
@@ -87,7 +89,7 @@ def test_draws_are_those_of_rows_in_memory(arrays, name, monkeypatch):
             np.testing.assert_array_equal(found[group][each], expected[group][each])
 
 
-@pytest.mark.parametrize("minibatches", [1, 37, 1000])
+@pytest.mark.parametrize("minibatches", [1, 37, 200, 1000])
 def test_memory_does_not_change_the_draws(arrays, minibatches, monkeypatch):
     rows = CountedRows(arrays)
     step = partial(SGLDCV, batch_size=20, thin=3, rows=rows)
@@ -100,7 +102,18 @@ def test_memory_does_not_change_the_draws(arrays, minibatches, monkeypatch):
         return gathered
 
     monkeypatch.setattr("pymc_sgmcmc.gradient_estimators.minibatches.GatheredRows", small)
+    went_on = []
+    go_on = module.GatheredRows._go_on
+
+    def counted(*arguments):
+        after = go_on(*arguments)
+        went_on.append(after is not None)
+        return after
+
+    monkeypatch.setattr(module.GatheredRows, "_go_on", counted)
     found = draws_of(on_source(rows), step)
+    # With several runs of transitions in a stretch, nearly all are read ahead.
+    assert minibatches in (1, 1000) or sum(went_on) > 1
     np.testing.assert_array_equal(found["posterior"]["beta"], expected["posterior"]["beta"])
 
 
@@ -148,6 +161,40 @@ def test_rows_that_every_transition_takes(arrays):
         step.run_settings.arrays["kept_rows"], expected.run_settings.arrays["kept_rows"]
     )
     assert step.step_size == expected.step_size
+
+
+@pytest.mark.parametrize("scheme", ["shuffle", "replace"])
+def test_stretches_have_the_rows_of_the_minibatches(scheme):
+    """Transitions in runs of random lengths, with one pending minibatch, as a chain takes them."""
+    gathered = GatheredRows(
+        lambda numbers: [numbers], 50_000, 4, scheme=scheme, most_bytes=60 * 4 * 8
+    )
+    rng, lengths = np.random.default_rng(3), np.random.default_rng(4)
+    pending, left, read = gathered.draw(rng, 1), 600, []
+    while left:
+        count = min(left, int(lengths.integers(1, 25)))
+        left -= count
+        index = np.concatenate([pending, gathered.draw(rng, count)])
+        starts = gathered.in_memory(index, rng, left)
+        rows = gathered._shared[0].get_value(borrow=True)
+        assert len(rows) <= 60 * 4
+        for start, each in zip(starts, index, strict=True):
+            np.testing.assert_array_equal(rows[start : start + 4], gathered.selected(each))
+        pending, read = index[-1:], [*read, gathered._following is not None]
+    assert any(read)
+
+
+def test_errors_of_the_thread_that_reads_are_raised():
+    def read(numbers):
+        if len(numbers) > 4 and current_thread() is not main_thread():
+            raise RowsError("The file has vanished.")
+        return [numbers]
+
+    gathered = GatheredRows(read, 1000, 4, scheme="replace", most_bytes=20 * 4 * 8)
+    rng = np.random.default_rng(3)
+    gathered.in_memory(gathered.draw(rng, 5), rng, 100)
+    with pytest.raises(RowsError, match="vanished"):
+        gathered.in_memory(gathered.draw(rng, 9), rng, 90)
 
 
 # --- Indices and probabilities ------------------------------------------------------------------

@@ -42,6 +42,7 @@ def batching_of(
             scheme=scheme,
             static=static,
             excluded=excluded,
+            most_bytes=posterior.source.memory,
         )
     return make_batching(
         scheme,

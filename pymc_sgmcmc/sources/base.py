@@ -13,7 +13,7 @@ from pytensor.tensor.sharedvar import TensorSharedVariable
 
 from pymc_sgmcmc.checks import quoted, whole_number
 from pymc_sgmcmc.errors import RowsError
-from pymc_sgmcmc.sources.schema import NUMBERS, Schema, check_partition
+from pymc_sgmcmc.sources.schema import MEMORY, NUMBERS, Schema, check_partition
 from pymc_sgmcmc.sources.standardisation import Moments, Standardisation
 
 HEAD_ROWS = 1009
@@ -37,10 +37,13 @@ class RowSource(ABC):
         Type, and shape of one row, of each column.
     offsets : numpy.ndarray of int, shape (partitions + 1,)
         Partition i has the rows from ``offsets[i]`` to ``offsets[i + 1]``.
+    memory : int
+        The rows of a run take at most so many bytes at a time, 2 GiB where nothing else is set.
     """
 
     columns: Schema
     offsets: np.ndarray
+    memory: int = MEMORY
     _last: tuple[int, tuple[str, ...], dict[str, np.ndarray]] | None = None
     """Number, columns and rows of the partition that was read last."""
 
@@ -306,6 +309,7 @@ class TransformedRows(RowSource):
         names: Sequence[str] | None = None,
     ):
         self._source, self._function = source, function
+        self.memory = source.memory
         self._taken = source._checked(names or None)
         self.offsets = source.offsets
         first = source.read(0, HEAD_ROWS, self._taken)

@@ -38,6 +38,7 @@ class ChosenColumns(RowSource):
 
     def __init__(self, source: RowSource, choice: Mapping[str, str | list[str]]):
         self._source, self._choice = source, choice
+        self.memory = source.memory
         self.offsets = source.offsets
         self.columns = {
             name: _joined(source, name, chosen)

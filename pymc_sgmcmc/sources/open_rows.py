@@ -15,13 +15,19 @@ from pymc_sgmcmc.sources.base import RowSource
 from pymc_sgmcmc.sources.columns import ChosenColumns, check_choice, check_names, names_of_choice
 from pymc_sgmcmc.sources.dask import DaskArraySource, DaskFrameSource
 from pymc_sgmcmc.sources.parquet import ParquetSource
+from pymc_sgmcmc.sources.schema import MEMORY, bytes_of
 from pymc_sgmcmc.sources.zarr import ZarrSource
 
 ZARR_FILES = ("zarr.json", ".zgroup", ".zarray")
 """A folder with one of these files is a zarr group or array, in the formats 3 and 2."""
 
 
-def open_rows(data: Any, columns: Mapping[str, str | Sequence[str]] | None = None) -> RowSource:
+def open_rows(
+    data: Any,
+    columns: Mapping[str, str | Sequence[str]] | None = None,
+    *,
+    memory: int | str = MEMORY,
+) -> RowSource:
     """Open rows of data that do not fit in memory.
 
     Parameters
@@ -34,6 +40,10 @@ def open_rows(data: Any, columns: Mapping[str, str | Sequence[str]] | None = Non
     columns : mapping of str to str or list of str, optional
         By its name in the model, a column of the data, or a list of columns that are joined to a
         matrix of one type. By default each column has its own name.
+    memory : int or str
+        Bytes, or a text such as ``"500 MB"``. The rows of a run take at most so much at a time,
+        beside a partition. A run that needs more is cut into stretches, and the rows of the next
+        one are read while the present one runs. The draws are the same.
 
     Returns
     -------
@@ -45,8 +55,8 @@ def open_rows(data: Any, columns: Mapping[str, str | Sequence[str]] | None = Non
     RowsError
         Where no file matches, the files have different columns, there are no such columns or no
         rows, columns have nulls, or cannot be joined.
-    TypeError
-        For other data or columns.
+    TypeError, ValueError
+        For other data, columns or memory.
     ImportError
         Where a package is not installed; the message names the extra that installs it.
 
@@ -64,10 +74,14 @@ def open_rows(data: Any, columns: Mapping[str, str | Sequence[str]] | None = Non
     array([[300.,   9.],
            [800.,  17.]])
     """
+    most = bytes_of(memory)
     if columns is None:
-        return _open(data, None)
-    choice = check_choice(columns)
-    return ChosenColumns(_open(data, names_of_choice(choice)), choice)
+        source = _open(data, None)
+    else:
+        choice = check_choice(columns)
+        source = ChosenColumns(_open(data, names_of_choice(choice)), choice)
+    source.memory = most
+    return source
 
 
 def _open(data: Any, names: list[str] | None) -> RowSource:

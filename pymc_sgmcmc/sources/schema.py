@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -17,6 +18,12 @@ NUMBERS = "biuf"
 CODES = np.dtype(np.int32)
 """Type of the codes of categories."""
 
+MEMORY = 2 * 2**30
+"""The rows of a run take at most so many bytes at a time, 2 GiB."""
+
+UNITS = {"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+"""Bytes of a unit of memory, by its name in small letters."""
+
 PARTITION_BYTES = 2**26
 """A partition has about so many bytes, 64 MB."""
 
@@ -24,6 +31,25 @@ PARTITION_BYTES = 2**26
 def schema_of(arrays: Mapping[str, np.ndarray]) -> Schema:
     """Types, and shapes of one row, of arrays."""
     return {name: (np.dtype(values.dtype), values.shape[1:]) for name, values in arrays.items()}
+
+
+def bytes_of(memory: int | str) -> int:
+    """Bytes of an amount of memory, such as ``"2 GiB"``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where it is none.
+    """
+    if not isinstance(memory, int | str) or isinstance(memory, bool):
+        raise TypeError(f'`memory` should be bytes, or a text such as "2 GiB", but got {memory!r}.')
+    found = re.fullmatch(r"\s*(\d+\.?\d*)\s*([a-z]*)\s*", str(memory).lower())
+    if found is None or found[2] not in UNITS or not float(found[1]):
+        raise ValueError(
+            f'`memory` should be bytes, or a text such as "2 GiB", but got {memory!r}. Units are '
+            "kB, MB, GB, KiB, MiB and GiB."
+        )
+    return int(float(found[1]) * UNITS[found[2]])
 
 
 def row_bytes(columns: Schema) -> int:

@@ -219,3 +219,27 @@ def test_draws_are_those_of_rows_in_memory(name, regression, expected, tmp_path,
             group.create_array(column, data=values, chunks=400)
         rows = open_rows(group).transform(stacked)
     np.testing.assert_array_equal(draws(lambda: rows.head("X", "y"), rows), expected)
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"), [(1000, 1000), ("2 GiB", 2**31), ("1.5kB", 1500), ("3 mib", 3 * 2**20)]
+)
+def test_memory_of_a_run(memory, expected):
+    rows = open_rows({"x": np.arange(9.0)}, columns={"X": ["x"]}, memory=memory)
+    assert rows.memory == rows.standardise("X").memory == expected
+
+
+@pytest.mark.parametrize(
+    ("memory", "error"),
+    [
+        ("much", ValueError),
+        ("2 TB", ValueError),
+        (0, ValueError),
+        (-1, ValueError),
+        (None, TypeError),
+        (True, TypeError),
+    ],
+)
+def test_bad_memory(memory, error):
+    with pytest.raises(error, match=r"`memory` should be bytes, or a text such as"):
+        open_rows({"x": np.arange(9.0)}, memory=memory)
