@@ -62,6 +62,7 @@ def find_mode(
         curvature = curvature_at(posterior, large, position)
         position = _newton_sgd(posterior, position, curvature)
         return center_at(posterior, position, curvature)
+    found = None
     with warnings.catch_warnings():
         # A few rows may not inform some coordinates, which only makes the search longer.
         warnings.simplefilter("ignore", CenterWarning)
@@ -70,15 +71,14 @@ def find_mode(
             position = minimize(large.log_density_and_gradient, position, rough.root, tolerance=0.1)
             rough = curvature_at(posterior, large, position)
             found = _by_newton(posterior, position, rough)
-            if found is not None:
-                position, gradient = found
-                return center_at(
-                    posterior, position, curvature_at(posterior, large, position), gradient
-                )
-    position = minimize(
-        posterior.log_density_and_gradient, position, rough.root, tolerance=CENTER_TOLERANCE
-    )
-    return center_at(posterior, position, curvature_at(posterior, large, position))
+    gradient = None
+    if found is not None:
+        position, gradient = found
+    else:
+        position = minimize(
+            posterior.log_density_and_gradient, position, rough.root, tolerance=CENTER_TOLERANCE
+        )
+    return center_at(posterior, position, curvature_at(posterior, large, position), gradient)
 
 
 def _by_newton(

@@ -84,6 +84,18 @@ def test_few_passes_where_the_rows_are_many(monkeypatch):
     assert mode_search._by_newton(posterior, far, center.curvature) is None
 
 
+def test_a_flat_direction_is_reported_where_the_rows_are_many():
+    """The large subsample is a part of the rows here too."""
+    x = np.random.default_rng(4).normal(size=60_000)
+    with pm.Model() as model:
+        a, b = pm.Flat("a"), pm.Flat("b")
+        pm.Normal("y", (a + b) * x, 1.0, observed=2 * x)
+    posterior = Posterior(model)
+    large = Subsample(posterior, operations=0)
+    with pytest.warns(CenterWarning, match="flat or bends upwards"):
+        mode_search.find_mode(posterior, large, large, np.zeros(2), np.full(2, 0.01), "lbfgs")
+
+
 def test_curvature_is_the_precision(problem, posterior):
     curvature = find_center(posterior, np.zeros(4)).curvature
     np.testing.assert_allclose(curvature.precision.values, problem.precision, rtol=1e-6)
