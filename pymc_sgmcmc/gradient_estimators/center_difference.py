@@ -24,6 +24,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace
+from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.basic import Join
@@ -166,7 +167,8 @@ class _Columns:
 
     @cached_property
     def _function(self) -> Function:
-        return self._posterior.compile_for_setup(list(self._inputs), list(self._quantities))
+        quantities = _by_rows(self._quantities)
+        return self._posterior.compile_for_setup(list(self._inputs), quantities)
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the function, which is compiled again when needed."""
@@ -265,6 +267,26 @@ def find_center_difference(
         center_variable,
         others_by_name,
     )
+
+
+def _by_rows(quantities: Sequence[TensorVariable]) -> list[Variable]:
+    """The same quantities, with products of rows and a vector as sums within each row.
+
+    BLAS rounds a product otherwise by how many rows are beside it. Rows that are gathered for a run
+    have others beside them than in memory, and should have the same quantities to the last bit.
+    """
+    graph = FunctionGraph(outputs=list(quantities), clone=True, copy_inputs=False)
+    dfs_rewriter(_sum_within_rows).rewrite(graph)
+    return list(graph.outputs)
+
+
+@node_rewriter([Dot])
+def _sum_within_rows(_: FunctionGraph, node: Apply) -> list[TensorVariable] | None:
+    rows, column = node.inputs
+    if column.type.shape[1] != 1:
+        return None
+    sums = (rows * column[:, 0]).sum(axis=1, keepdims=True)
+    return [sums.astype(node.outputs[0].type.dtype)]
 
 
 def _row_gradients(

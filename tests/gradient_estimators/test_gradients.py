@@ -241,6 +241,23 @@ def test_difference_to_the_center_is_the_difference_of_gradients(rng, name):
     np.testing.assert_allclose(value, expected, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.usefixtures("with_compiler")
+def test_quantities_at_the_center_do_not_depend_on_the_rows_beside(rng):
+    """To the last bit, so that gathered rows have the same ones as rows in memory."""
+    n_rows, features = 2011, 21
+    with pm.Model() as model:
+        X = pm.Data("X", rng.normal(size=(n_rows, features)).astype("float32"))
+        slopes = pm.Normal("slopes", shape=features)
+        pm.Bernoulli("y", logit_p=X @ slopes, observed=rng.integers(2, size=n_rows))
+    posterior = Posterior(model)
+    difference = find_center_difference(posterior, rng.normal(size=posterior.dimension))
+    (everywhere,) = difference.columns
+    for count in range(1, 40):
+        numbers = rng.choice(n_rows, count, replace=False)
+        *_, gathered = difference.rows_of(numbers)
+        np.testing.assert_array_equal(gathered, everywhere[numbers], strict=True)
+
+
 def test_data_are_never_written_to(rng):
     values = rng.normal(size=(30, 2))
     values.flags.writeable = False

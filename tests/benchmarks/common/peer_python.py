@@ -21,6 +21,8 @@ STORAGE = REPOSITORY / ".benchmarks"
 """Folder of the environments of peers, which git ignores."""
 SGMCMCJAX = ("sgmcmcjax==0.2.13", "jax==0.4.30", "jaxlib==0.4.30", "numpy<2", "scipy<1.13")
 OTHERS = ("blackjax", "numpyro", "nutpie")
+EXTRAS = ("pymc_extras>=0.15", "pyarrow")
+"""It needs an older PyMC than this package."""
 PYTHON_VARIABLE = "PYMC_SGMCMC_PEER_PYTHON"
 OF_THIS_ENVIRONMENT = ("ours", "corrected", "numba", "advi")
 """Contenders that run in the environment in which the package is installed."""
@@ -38,6 +40,8 @@ def python_of(contender: str) -> str:
         return sys.executable
     if contender == "sgmcmcjax":
         return _environment("sgmcmcjax", SGMCMCJAX)
+    if contender == "pymc_extras":
+        return _environment("extras", EXTRAS)
     return _environment("others", (f"pymc=={metadata.version('pymc')}", *OTHERS))
 
 

@@ -1,0 +1,106 @@
+"""`SGLDCV` on rows in files or in memory, in a process whose memory the system limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def measure(
+    folder: str,
+    features: int,
+    in_memory: bool,
+    memory: str,
+    most_bytes: int,
+    draws: int,
+    launched: float,
+) -> dict[str, Any]:
+    """Read all rows once, set up, and sample; the draws are written beside the files."""
+    import resource
+
+    if most_bytes:
+        # Memory that the process may write to, whether or not it does: more is refused.
+        resource.setrlimit(resource.RLIMIT_DATA, (most_bytes, most_bytes))
+
+    import hashlib
+    import time
+    from pathlib import Path
+
+    import numpy as np
+    import pymc as pm
+
+    from pymc_sgmcmc import SGLDCV, sample
+    from pymc_sgmcmc.sources import open_rows
+    from rows_benchmark import PRIOR_SD
+    from rows_benchmark.files import columns
+
+    imported = time.time()
+    rows = open_rows(
+        Path(folder) / "*.parquet", columns={"X": columns(features), "y": "y"}, memory=memory
+    )
+    opened = time.time()
+    for number in range(rows.n_partitions):
+        rows.partition(number, ["X", "y"])
+    read = time.time()
+    if in_memory:
+        data = rows.read(0, rows.n_rows)
+
+    clock = _Clock(type(rows))
+    began = time.time()
+    with pm.Model():
+        if in_memory:
+            X, y = pm.Data("X", data["X"]), pm.Data("y", data["y"])
+        else:
+            X, y = rows.head("X", "y")
+        intercept = pm.Normal("intercept", 0, PRIOR_SD)
+        slopes = pm.Normal("slopes", 0, PRIOR_SD, shape=features)
+        pm.Bernoulli("outcome", logit_p=intercept + X @ slopes, observed=y)
+        step = SGLDCV(**({} if in_memory else {"rows": rows}))
+        set_up, passes = time.time(), clock.rows / rows.n_rows
+        clock.seconds = 0.0
+        idata = sample(
+            draws, tune=draws // 5, step=step, chains=2, cores=1, random_seed=1, progressbar=False,
+            idata_kwargs={"log_likelihood": False},
+        )  # fmt: skip
+    ended = time.time()
+    posterior = idata["posterior"]
+    values = np.concatenate(
+        [posterior["intercept"].values[..., None], posterior["slopes"].values], axis=-1
+    )
+    np.save(Path(folder) / "draws.npy", values)
+    transitions = 2 * (draws + draws // 5) * step.thin
+    return {
+        "start": imported - launched,
+        "open": opened - imported,
+        "reading": read - opened,
+        "set_up": set_up - began,
+        "passes": passes,
+        "gathering": clock.seconds,
+        "sampling": ended - set_up,
+        "transitions": transitions,
+        "microseconds": 1e6 * (ended - set_up - clock.seconds) / transitions,
+        "batch_size": step.batch_size,
+        "resident": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "digest": hashlib.sha256(values.tobytes()).hexdigest()[:16],
+    }
+
+
+class _Clock:
+    """Rows that are read, and seconds in which rows of a run are gathered, of a kind of source."""
+
+    def __init__(self, kind: type) -> None:
+        import time
+
+        self.rows, self.seconds = 0, 0.0
+        partition, take = kind.partition, kind.take
+
+        def counted(source: Any, number: int, names: Any) -> Any:
+            self.rows += int(source.offsets[number + 1] - source.offsets[number])
+            return partition(source, number, names)
+
+        def timed(source: Any, *arguments: Any) -> Any:
+            began = time.time()
+            taken = take(source, *arguments)
+            self.seconds += time.time() - began
+            return taken
+
+        kind.partition, kind.take = counted, timed  # type: ignore[method-assign]
