@@ -86,6 +86,35 @@ def compiler_of_slow_tests(request):
         request.getfixturevalue("with_compiler")
 
 
+UNCHECKED = {
+    "adaptation",
+    "gradient_estimators",
+    "marginal",
+    "polishing",
+    "step_methods",
+    "trace_tools",
+    "tuning",
+    "test_chain.py",
+    "test_numba_loop.py",
+    "test_record.py",
+}
+"""Tests whose models are not compared with PyMC's log density first, which takes a fifth of their
+time. The comparison is made in the other tests, and in those that are slow."""
+
+
+@pytest.fixture(autouse=True)
+def compared_elsewhere(request, monkeypatch):
+    """Models of tests of samplers and tools are taken apart, and not compared with PyMC."""
+    folder = request.path.relative_to(Path(__file__).parent, walk_up=True).parts[0]
+    if folder in UNCHECKED and not request.node.get_closest_marker("slow"):
+        from pymc_sgmcmc.posterior import posterior
+
+        def first_reading(model, separated, *_):
+            return next(iter(separated.readings()))
+
+        monkeypatch.setattr(posterior, "check_separation", first_reading)
+
+
 @pytest.fixture
 def compiling_processes(monkeypatch):
     """Other processes compile in C, where this one does not."""
