@@ -5,7 +5,7 @@ Examples
 ::
 
     python tests/benchmarks/many_rows.py --output rows.json
-    python tests/benchmarks/many_rows.py --rows 1000000 --contenders ours "in memory"
+    python tests/benchmarks/many_rows.py --rows 1000000 --repeated --contenders "in memory"
 
 ``README.md`` beside this file says how to read the figures.
 """
@@ -30,7 +30,10 @@ from common.program import (
     write_results,
 )
 
-CONTENDERS = ("ours", "in memory", "nutpie", "pymc_extras")
+CONTENDERS = ("in memory", "nutpie", "pymc_extras")
+"""What this package's run on files is compared with."""
+REPEATED = "repeated"
+"""Rows of one file, again and again, so that their number has no bound."""
 IN_MEMORY = 10_000_000
 """The most rows that are also sampled in memory, by default."""
 PARTS = [10_000 * 10**power for power in (0, 0.5, 1, 1.5)]
@@ -50,6 +53,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=3.0, help="GiB that the process may use")
     parser.add_argument("--memory", default="1 GiB", help="for the rows of a run")
     parser.add_argument("--draws", type=int, default=1000, help="of each of two chains")
+    parser.add_argument("--repeated", type=int, nargs="*", default=[10**9], help="rows of copies")
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
     parser.add_argument("--most-in-memory", type=int, default=IN_MEMORY)
     parser.add_argument("--folder", type=Path, help="where the files stay, for another run")
@@ -71,50 +75,79 @@ def judge(folder: Path, mode: Any, sd: Any) -> dict[str, float]:
     }
 
 
+def run(
+    name: str, function: str, folder: Path, rows: int, gaussian: Any, **arguments: Any
+) -> dict[str, Any]:
+    """Run a contender in a process of its own, and judge its draws."""
+    say(f"N = {rows}: {name}")
+    peer = name in ("nutpie", "pymc_extras")
+    result = run_in_fresh_process(
+        f"rows_benchmark.{function}",
+        {"PYTHONPATH": python_path(name)} if peer else {},
+        python_of(name) if peer else sys.executable,
+        folder=str(folder),
+        **arguments,
+    )
+    return {"rows": rows, "contender": name, **result, **judge(folder, *gaussian)}
+
+
 def measure(folder: Path, rows: int, settings: argparse.Namespace) -> list[dict[str, Any]]:
     """All contenders on the files of a folder."""
     import numpy as np
-    from rows_benchmark.files import nearest_gaussian, read_files, write_files
+    from rows_benchmark.files import nearest_gaussian, read_files
 
+    features, names = settings.features, settings.contenders
+    of_files = (folder, rows, nearest_gaussian(folder, features))
+    ours = run("ours", "ours:measure", *of_files, **of_ours(settings))
+    results, seconds = [ours], whole_seconds(ours)
+    if "in memory" in names and rows <= settings.most_in_memory:
+        in_memory = {**of_ours(settings), "in_memory": True, "most_bytes": 0}
+        results.append(run("in memory", "ours:measure", *of_files, **in_memory))
+    if "nutpie" in names:
+        X, y = next(read_files(folder, features))
+        np.savez(folder / "part.npz", X=X, y=y)
+        for part in map(int, PARTS):
+            given = {"features": features, "part": part, "draws": settings.draws}
+            results.append(run("nutpie", "nuts:measure", *of_files, **given))
+            if results[-1]["seconds"] > seconds:
+                break
+    if "pymc_extras" in names:
+        given = {"features": features, "seconds": seconds}
+        results.append(run("pymc_extras", "advi:measure", *of_files, **given))
+    return results
+
+
+def measure_repeated(folder: Path, rows: int, settings: argparse.Namespace) -> dict[str, Any]:
+    """This package on copies of the rows of a file."""
+    from rows_benchmark.files import FILE_ROWS, nearest_gaussian
+
+    copies = rows // FILE_ROWS
+    gaussian = nearest_gaussian(folder, settings.features, copies)
+    given = {**of_ours(settings), "copies": copies}
+    return run(REPEATED, "ours:measure", folder, copies * FILE_ROWS, gaussian, **given)
+
+
+def of_ours(settings: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of this package's process on files."""
+    return {
+        "features": settings.features,
+        "in_memory": False,
+        "copies": 1,
+        "memory": settings.memory,
+        "most_bytes": int(settings.limit * 2**30),
+        "draws": settings.draws,
+    }
+
+
+def files_of(scratch: str, rows: int, settings: argparse.Namespace) -> Path:
+    """Folder of the files, which are written where they are not there."""
+    from rows_benchmark.files import write_files
+
+    folder = Path(settings.folder or scratch) / f"{rows}x{settings.features}"
     if not folder.exists():
         say(f"N = {rows}: writing the files")
         write_files(folder, rows, settings.features)
-    mode, sd = nearest_gaussian(folder, settings.features)
-    given = {"folder": str(folder), "features": settings.features}
-    results = []
-
-    def run(name: str, function: str, **arguments: Any) -> dict[str, Any]:
-        say(f"N = {rows}: {name}")
-        peer = name not in ("ours", "in memory")
-        python = python_of(name) if peer else sys.executable
-        environment = {"PYTHONPATH": python_path(name)} if peer else {}
-        result = run_in_fresh_process(
-            f"rows_benchmark.{function}", environment, python, **given, **arguments
-        )
-        results.append({"rows": rows, "contender": name, **result, **judge(folder, mode, sd)})
-        return results[-1]
-
-    for name, in_memory, limit in (("ours", False, settings.limit), ("in memory", True, 0)):
-        if name in settings.contenders and not (in_memory and rows > settings.most_in_memory):
-            run(
-                name, "ours:measure", in_memory=in_memory, memory=settings.memory,
-                most_bytes=int(limit * 2**30), draws=settings.draws,
-            )  # fmt: skip
-    ours = next((result for result in results if result["contender"] == "ours"), None)
-    if ours is None:
-        return results
-    seconds = whole_seconds(ours)
-    if "nutpie" in settings.contenders:
-        X, y = next(read_files(folder, settings.features))
-        np.savez(folder / "part.npz", X=X, y=y)
-        for part in map(int, PARTS):
-            result = run("nutpie", "nuts:measure", rows=part, draws=settings.draws)
-            result["part"] = part
-            if result["seconds"] > seconds:
-                break
-    if "pymc_extras" in settings.contenders:
-        run("pymc_extras", "advi:measure", seconds=seconds)
-    return results
+    return folder
 
 
 def whole_seconds(result: Mapping[str, Any]) -> float:
@@ -123,9 +156,10 @@ def whole_seconds(result: Mapping[str, Any]) -> float:
     return result["start"] + result["open"] + result["set_up"] + sampling
 
 
+PLACES = {"ours": "files", "in memory": "memory", REPEATED: "copies"}
 OURS = (
     "N", "rows in", "a pass of reading s", "set-up s", "passes", "gathering s", "sampling s",
-    "us a transition", "1000 effective s", "GiB", "sd ratio", "mean error",
+    "us a transition", "kB a draw", "1000 effective s", "GiB", "sd ratio", "mean error",
 )  # fmt: skip
 OTHERS = ("N", "what", "rows read", "seconds", "sd ratio", "mean error")
 
@@ -135,42 +169,51 @@ def tables(results: Sequence[Mapping[str, Any]]) -> list[tuple[str, Sequence[str
     ours, others = [], []
     for result in results:
         errors = [f"{result['sd_ratio']:.3f}", result["mean_error"]]
-        if result["contender"] in ("ours", "in memory"):
+        name = result["contender"]
+        if name in PLACES:
+            gathered = name != "in memory"
             ours.append(
                 [
                     result["rows"],
-                    "files" if result["contender"] == "ours" else "memory",
-                    result["reading"],
+                    PLACES[name],
+                    result["reading"] if name == "ours" else "",
                     result["set_up"],
-                    result["passes"] if result["contender"] == "ours" else "",
-                    result["gathering"] if result["contender"] == "ours" else "",
+                    result["passes"] if gathered else "",
+                    result["gathering"] if gathered else "",
                     result["sampling"],
                     result["microseconds"],
+                    result["gathered_bytes"] / 1e3 / result["ess"] if gathered else "",
                     whole_seconds(result),
                     result["resident"] / 2**30,
                     *errors,
                 ]
             )
-            if result["contender"] == "ours":
-                whole = whole_seconds(result)
-                others.append([result["rows"], "SGLDCV", result["rows"], whole, *errors])
+        if name == "ours":
+            cells = ["SGLDCV", result["rows"], whole_seconds(result)]
+        elif name == "nutpie":
+            cells = ["NUTS on a part", result["part"], result["seconds"]]
+        elif name == "pymc_extras":
+            cells = ["ADVI, DataLoader", 512 * result["steps"], result["seconds"]]
         else:
-            read = result.get("part", result.get("steps", 0) * 512)
-            what = {"nutpie": "NUTS on a part", "pymc_extras": "ADVI, DataLoader"}
-            cells = [what[result["contender"]], read, result["seconds"], *errors]
-            others.append([result["rows"], *cells])
+            continue
+        others.append([result["rows"], *cells, *errors])
     return [("Rows in files and in memory", OURS, ours), ("Instead", OTHERS, others)]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; 1 where a figure is over its limit."""
     settings = parse_arguments(arguments)
+    from rows_benchmark.files import FILE_ROWS
+
     results: list[dict[str, Any]] = []
     STORAGE.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=STORAGE, prefix="rows-") as scratch:
         for rows in settings.rows:
-            folder = Path(settings.folder or scratch) / f"{rows}x{settings.features}"
-            results += measure(folder, rows, settings)
+            results += measure(files_of(scratch, rows, settings), rows, settings)
+            write_results(settings.output, "many_rows", settings, None, results)
+        for rows in settings.repeated:
+            folder = files_of(scratch, FILE_ROWS, settings)
+            results.append(measure_repeated(folder, rows, settings))
             write_results(settings.output, "many_rows", settings, None, results)
     shown = tables(results)
     for title, columns, cells in shown:
@@ -185,7 +228,7 @@ def verdicts(results: Sequence[Mapping[str, Any]], limit: float) -> bool:
     by_name = {(result["rows"], result["contender"]): result for result in results}
     reached = []
     for (rows, name), ours in by_name.items():
-        if name != "ours":
+        if name not in ("ours", REPEATED):
             continue
         start, gib = f"N = {rows}:", ours["resident"] / 2**30
         errors = abs(ours["sd_ratio"] - 1), ours["mean_error"]
@@ -195,7 +238,7 @@ def verdicts(results: Sequence[Mapping[str, Any]], limit: float) -> bool:
             print_verdict(f"{start} error of means", errors[1], LARGEST_ERROR, "sd"),
         ]
         memory = by_name.get((rows, "in memory"))
-        if memory is not None:
+        if name == "ours" and memory is not None:
             ratio = ours["microseconds"] / memory["microseconds"]
             what = f"{start} transition, over that in memory"
             reached.append(print_verdict(what, ratio, LARGEST_RATIO, "x"))

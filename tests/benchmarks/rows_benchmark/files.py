@@ -52,15 +52,18 @@ def read_files(folder: Path, features: int) -> Iterator[tuple[np.ndarray, np.nda
         yield X, table["y"].to_numpy().astype(np.float64)
 
 
-def nearest_gaussian(folder: Path, features: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mode and standard deviations of the Laplace approximation, by Newton's method on all rows."""
+def nearest_gaussian(folder: Path, features: int, copies: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Mode and standard deviations of the Laplace approximation, by Newton's method on all rows.
+
+    Each row counts `copies` times.
+    """
     mode, prior = np.zeros(features + 1), np.eye(features + 1) / PRIOR_SD**2
     for _ in range(NEWTON_STEPS):
         slope, curvature = -prior @ mode, prior.copy()
         for X, y in read_files(folder, features):
             mean = 1 / (1 + np.exp(-X @ mode))
-            slope += X.T @ (y - mean)
-            curvature += (X * (mean * (1 - mean))[:, None]).T @ X
+            slope += copies * X.T @ (y - mean)
+            curvature += copies * (X * (mean * (1 - mean))[:, None]).T @ X
         change = np.linalg.solve(curvature, slope)
         mode = mode + change
         if change @ curvature @ change < 1e-8:

@@ -9,6 +9,7 @@ def measure(
     folder: str,
     features: int,
     in_memory: bool,
+    copies: int,
     memory: str,
     most_bytes: int,
     draws: int,
@@ -32,6 +33,7 @@ def measure(
     from pymc_sgmcmc.sources import open_rows
     from rows_benchmark import PRIOR_SD
     from rows_benchmark.files import columns
+    from rows_benchmark.repeated import RepeatedRows
 
     imported = time.time()
     rows = open_rows(
@@ -41,8 +43,10 @@ def measure(
     for number in range(rows.n_partitions):
         rows.partition(number, ["X", "y"])
     read = time.time()
-    if in_memory:
+    if in_memory or copies > 1:
         data = rows.read(0, rows.n_rows)
+    if copies > 1:
+        rows = RepeatedRows(data, copies)
 
     clock = _Clock(type(rows))
     began = time.time()
@@ -56,7 +60,7 @@ def measure(
         pm.Bernoulli("outcome", logit_p=intercept + X @ slopes, observed=y)
         step = SGLDCV(**({} if in_memory else {"rows": rows}))
         set_up, passes = time.time(), clock.rows / rows.n_rows
-        clock.seconds = 0.0
+        clock.seconds, clock.bytes = 0.0, 0
         idata = sample(
             draws, tune=draws // 5, step=step, chains=2, cores=1, random_seed=1, progressbar=False,
             idata_kwargs={"log_likelihood": False},
@@ -75,6 +79,7 @@ def measure(
         "set_up": set_up - began,
         "passes": passes,
         "gathering": clock.seconds,
+        "gathered_bytes": clock.bytes,
         "sampling": ended - set_up,
         "transitions": transitions,
         "microseconds": 1e6 * (ended - set_up - clock.seconds) / transitions,
@@ -85,12 +90,12 @@ def measure(
 
 
 class _Clock:
-    """Rows that are read, and seconds in which rows of a run are gathered, of a kind of source."""
+    """Rows that are read of a kind of source, and seconds and bytes of rows that are gathered."""
 
     def __init__(self, kind: type) -> None:
         import time
 
-        self.rows, self.seconds = 0, 0.0
+        self.rows, self.seconds, self.bytes = 0, 0.0, 0
         partition, take = kind.partition, kind.take
 
         def counted(source: Any, number: int, names: Any) -> Any:
@@ -101,6 +106,7 @@ class _Clock:
             began = time.time()
             taken = take(source, *arguments)
             self.seconds += time.time() - began
+            self.bytes += sum(values.nbytes for values in taken.values())
             return taken
 
         kind.partition, kind.take = counted, timed  # type: ignore[method-assign]
