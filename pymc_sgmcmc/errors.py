@@ -34,6 +34,10 @@ class ChainProcessError(RuntimeError):
     idata: DataTree | None = None
 
 
+class ClusterError(RuntimeError):
+    """A Dask cluster cannot go on with its tasks; the message says why."""
+
+
 class StoreError(ValueError):
     """A store cannot be used for a run; the message says why, and what differs."""
 

@@ -243,6 +243,17 @@ class GatheredRows(Batching):
             self._gather(np.concatenate(indices[:fitting]))
         return fitting
 
+    def numbers(self, order: int, minibatches: np.ndarray) -> np.ndarray:
+        """Numbers of the rows of minibatches of an order of the rows, shape (minibatches * n,)."""
+        self.set_order(order)
+        return self._numbers(minibatches).ravel()
+
+    def hold(self, order: int, minibatches: np.ndarray) -> None:
+        """Read the rows of minibatches of an order, where they are not in memory."""
+        self.set_order(order)
+        if self._place(minibatches) is None:
+            self._gather(minibatches)
+
     def _place(self, index: np.ndarray) -> int | None:
         """Number of the first of some minibatches among those in memory, None if one is not."""
         order, gathered = self._gathered

@@ -32,6 +32,10 @@ class _DaskSource(RowSource):
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state, _process=os.getpid())
 
+    def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Columns of a partition, which is computed."""
+        return self.from_result(self._compute(self.collection(number, names)), number, names)
+
     def _compute(self, collection: Any) -> Any:
         """Result of a collection, by the scheduler that the user chose, or else in this thread.
 
@@ -78,9 +82,13 @@ class DaskArraySource(_DaskSource):
         self.columns = schema_of(arrays)
         self.offsets = offsets_of(lengths, "The Dask arrays")
 
-    def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Results of the chunks of a partition."""
-        chunks = self._compute({name: self._arrays[name].blocks[number] for name in names})
+    def collection(self, number: int, names: Sequence[str]) -> dict[str, Any]:
+        """Chunks of a partition."""
+        return {name: self._arrays[name].blocks[number] for name in names}
+
+    def from_result(self, result: Any, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Columns from the results of the chunks."""
+        chunks = result
         for name, values in chunks.items():
             masked = int(np.ma.count_masked(values)) if np.ma.isMaskedArray(values) else 0
             if masked:
@@ -156,9 +164,13 @@ class DaskFrameSource(_DaskSource):
             return super().categories(name)
         return self._labels[name].to_numpy()
 
-    def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Result of a partition."""
-        table = self._compute(self._frame[list(names)].partitions[number])
+    def collection(self, number: int, names: Sequence[str]) -> Any:
+        """A partition of the dataframe."""
+        return self._frame[list(names)].partitions[number]
+
+    def from_result(self, result: Any, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Columns from the result of a partition."""
+        table = result
         for name in names:
             nulls = int(table[name].isna().sum())
             if nulls:

@@ -475,6 +475,11 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
                 yield self._missing(first, missing)
                 return
 
+    def begun(self, point: Mapping[str, np.ndarray]) -> ChainState:
+        """State in which a chain that was set up begins."""
+        self._begin(self.posterior.layout.ravel(point))
+        return self.chain.state
+
     def read_ahead(self, rngs: Sequence[np.random.Generator], tune: int, draws: int) -> None:
         """Read the rows of several chains at once, where they are not all in memory."""
         if self.posterior.source is not None:
