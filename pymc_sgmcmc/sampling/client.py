@@ -20,6 +20,7 @@ from pymc.util import RandomGeneratorState, get_state_from_generator, random_gen
 
 from pymc_sgmcmc.chain import ChainState
 from pymc_sgmcmc.errors import ChainProcessError, ClusterError, RowsError
+from pymc_sgmcmc.gathering import GatheredRows
 from pymc_sgmcmc.record import RunRecord
 from pymc_sgmcmc.sampling.trace import joined
 from pymc_sgmcmc.sampling.workers import Job, Progress, interrupts_noted
@@ -245,6 +246,7 @@ class _Tasks:
             chain.state,
             chain.rows,
             chain.gathered,
+            SECONDS_A_TASK,
         )
 
     def _ahead(self, state: ChainState) -> _Rows:
@@ -301,8 +303,14 @@ def _generator(chain: _Chain) -> np.random.Generator:
     return random_generator_from_state(_seed(chain.job))
 
 
+def _batching(step: StochasticGradientStep) -> GatheredRows:
+    """Minibatches of a step method whose rows are in a source."""
+    assert isinstance(step.batching, GatheredRows)
+    return step.batching
+
+
 def _numbers(step: StochasticGradientStep, rows: _Rows) -> np.ndarray:
-    return step.batching.numbers(rows.order, rows.minibatches)
+    return _batching(step).numbers(rows.order, rows.minibatches)
 
 
 def _has_rows(step: StochasticGradientStep, rows: _Rows | None) -> bool:
@@ -318,8 +326,9 @@ def _draw(
     state: bytes | None,
     rows: _Rows | None,
     gathered: Mapping[str, np.ndarray] | None,
+    seconds: float,
 ) -> bytes:
-    """Draw for some seconds, or as long as rows were gathered, from a state. A pickled `_Stretch`.
+    """Draw for about so long, or as long as rows were gathered, from a state. A pickled `_Stretch`.
 
     It takes and gives bytes, since arrays that Dask sent may not be written to.
     """
@@ -329,7 +338,7 @@ def _draw(
     if rows is not None and gathered is not None and source is not None:
         columns = {name: np.require(each, requirements="W") for name, each in gathered.items()}
         with source.at_hand(_numbers(step, rows), columns):
-            step.batching.hold(rows.order, rows.minibatches)
+            _batching(step).hold(rows.order, rows.minibatches)
     runs = []
     for run in step.runs(
         generator,
@@ -344,7 +353,7 @@ def _draw(
         drawn = sum(len(stats["position"]) for _, stats in runs)
         if done != drawn + _before(state):
             continue
-        if time.monotonic() - began > SECONDS_A_TASK or not _has_rows(step, rows):
+        if time.monotonic() - began > seconds or not _has_rows(step, rows):
             break
     values, stats = zip(*runs, strict=True)
     stretch = _Stretch(joined(values), joined(stats), step.chain.state, step.last_record())

@@ -15,7 +15,7 @@ from pytensor.tensor.sharedvar import TensorSharedVariable
 
 from pymc_sgmcmc.checks import quoted, whole_number
 from pymc_sgmcmc.errors import RowsError
-from pymc_sgmcmc.sources import cluster
+from pymc_sgmcmc.sources.cluster import results, send, submit
 from pymc_sgmcmc.sources.passes import client_of_passes, with_progress
 from pymc_sgmcmc.sources.schema import MEMORY, NUMBERS, Schema, check_partition
 from pymc_sgmcmc.sources.standardisation import Moments, Standardisation, Sums, sums_of
@@ -198,11 +198,11 @@ class RowSource(ABC):
     ) -> Iterator[Any]:
         """Results of functions of (source, result of `collection`, number, names), in order."""
         client = self.workers
-        source = cluster.send(client, self)
-        return cluster.results(
+        source = send(client, self)
+        return results(
             client,
             (
-                cluster.submit(
+                submit(
                     client,
                     "rows",
                     function_of(number),

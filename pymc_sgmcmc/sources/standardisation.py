@@ -11,7 +11,7 @@ import numpy as np
 class Sums(NamedTuple):
     """Number of some rows, and mean and sum of squares of their deviations from a given row."""
 
-    count: int
+    rows: int
     mean: np.ndarray
     squares: np.ndarray
 
@@ -54,14 +54,14 @@ class Moments:
 
     def join(self, part: Sums) -> None:
         """Take sums of further rows into account."""
-        if not part.count:
+        if not part.rows:
             return
         with np.errstate(invalid="ignore", over="ignore"):  # see `are_finite`
-            total = self._count + part.count
+            total = self._count + part.rows
             difference = part.mean - self._mean
-            between = difference**2 * (self._count * part.count / total)
+            between = difference**2 * (self._count * part.rows / total)
             self._squares = self._squares + part.squares + between
-            self._mean = self._mean + difference * (part.count / total)
+            self._mean = self._mean + difference * (part.rows / total)
         self._count = total
 
     @property
