@@ -102,7 +102,10 @@ class RowsOfSource:
         names = list(self._columns)
         if isinstance(selection, slice):
             start, stop, _ = selection.indices(self.n_rows)
-            rows = self.source.read(start, stop, names)
+            if self.source.workers is None:
+                rows = self.source.read(start, stop, names)
+            else:
+                rows = self.source.take(np.arange(start, stop), names)
         else:
             rows = self.source.take(selection, names)
         return self._as_in_model(rows)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -154,16 +155,17 @@ def run_on_client(
                             tasks.go_on(chain, stretch.state)
                             running[_submitted(tasks, chain, done)] = chain
             finally:
-                for future in running:
-                    future.cancel()
+                with suppress(ClusterError), cluster.clear_errors(client):
+                    for future in running:
+                        future.cancel()
                 for chain in chains:
                     if chain.job.stats:
                         chain.job.end(chain.record)
     except ClusterError as error:
         least = min(job.done for job in jobs)
         raise ChainProcessError(
-            f"The chains could not go on after {least} draws or more. {error} The draws so far are "
-            "in the attribute `idata` of this error."
+            f"The chains could not go on. {error} The draws so far, {least} or more of each chain, "
+            "are in the attribute `idata` of this error."
         ) from error
     return bool(interrupted)
 

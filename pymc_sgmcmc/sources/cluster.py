@@ -151,7 +151,7 @@ def clear_errors(client: Any) -> Iterator[None]:
             "system or Dask ends workers where memory is short: give them more, or take smaller "
             "partitions and fewer draws."
         ) from error
-    except distributed.client.CancelledError as error:
+    except (distributed.client.CancelledError, distributed.client.ClosedClientError) as error:
         raise ClusterError(
             f"The cluster gave up a task ({error}), since it or `client` was closed. Its status is "
             f"{client.status!r}. Make a new client."

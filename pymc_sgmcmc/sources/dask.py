@@ -37,12 +37,15 @@ class _DaskSource(RowSource):
         return self.from_result(self._compute(self.collection(number, names)), number, names)
 
     def _compute(self, collection: Any) -> Any:
-        """Result of a collection, by the scheduler that the user chose, or else in this thread.
+        """Result of a collection, by the client or scheduler that the user chose, or in this thread.
 
         Threads and clients of Dask do not go on in a forked process, where they would wait forever.
         """
         dask = import_optional("dask", "dask", "Reading Dask collections")
-        chosen = os.getpid() == self._process and dask.base.get_scheduler() is not None
+        here = os.getpid() == self._process
+        if here and self.workers is not None:
+            return dask.compute(collection, scheduler=self.workers)[0]
+        chosen = here and dask.base.get_scheduler() is not None
         return dask.compute(collection, **({} if chosen else {"scheduler": "synchronous"}))[0]
 
 

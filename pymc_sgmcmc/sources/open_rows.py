@@ -81,15 +81,15 @@ def open_rows(
            [800.,  17.]])
     """
     most = bytes_of(memory)
-    if client is not None:
-        check_client(client)
-    if columns is None:
-        source = _open(data, None)
+    choice = None if columns is None else check_choice(columns)
+    names = None if choice is None else names_of_choice(choice)
+    if client is None:
+        source = _open(data, names)
     else:
-        choice = check_choice(columns)
-        source = ChosenColumns(_open(data, names_of_choice(choice)), choice)
+        with check_client(client).as_current():
+            source = _open(data, names)
     source.memory, source.client = most, client
-    return source
+    return source if choice is None else ChosenColumns(source, choice)
 
 
 def _open(data: Any, names: list[str] | None) -> RowSource:

@@ -20,6 +20,7 @@ import pandas as pd  # noqa: E402
 from pymc_sgmcmc import OSGFS, SGHMC, SGLD, SGLDCV, sample  # noqa: E402
 from pymc_sgmcmc.errors import ChainProcessError, NonFinitePositionError, RowsError  # noqa: E402
 from pymc_sgmcmc.posterior import Posterior  # noqa: E402
+from pymc_sgmcmc.record import MOMENTS  # noqa: E402
 from pymc_sgmcmc.sampling import client as module  # noqa: E402
 from pymc_sgmcmc.sources import cluster, open_rows  # noqa: E402
 from tests.support.sources import CountedRows  # noqa: E402
@@ -36,7 +37,7 @@ RUN = {"draws": 60, "tune": 40, "chains": 3, "random_seed": 3}
 def workers(count):
     with (
         distributed.LocalCluster(
-            n_workers=count, threads_per_worker=1, processes=True, dashboard_address=None
+            n_workers=count, threads_per_worker=1, processes=True, dashboard_address=":0"
         ) as local,
         distributed.Client(local, set_as_default=False) as client,
     ):
@@ -99,8 +100,9 @@ def check_same(found, expected):
     np.testing.assert_array_equal(
         found["posterior"]["beta"], expected["posterior"]["beta"], strict=True
     )
-    for name, values in expected["sgmcmc"].variables.items():
-        np.testing.assert_array_equal(found["sgmcmc"][name], values)
+    assert (MOMENTS in found) == (MOMENTS in expected)  # there are none of a chain that failed
+    for name, values in expected[MOMENTS].variables.items() if MOMENTS in expected else ():
+        np.testing.assert_array_equal(found[MOMENTS][name], values)
 
 
 PLAIN = partial(SGLD, batch_size=100, step_size=1e-4, preconditioner="identity", **NUMBA)
@@ -168,8 +170,7 @@ def negated(columns):
 def test_kinds_of_sources(client, arrays, expected, kind, tmp_path):
     pytest.importorskip("pyarrow")
     rows = sources(arrays, tmp_path, client)[kind]
-    with client.as_current():
-        found = draws_of(on_source(rows), partial(STEPS["SGLDCV"], rows=rows), client=client)
+    found = draws_of(on_source(rows), partial(STEPS["SGLDCV"], rows=rows), client=client)
     check_same(found, expected("SGLDCV"))
 
 
@@ -178,8 +179,9 @@ def test_rows_in_stretches(client, arrays, expected, memory):
     """A run with less memory than its rows take, after an order of the rows as well."""
     rows = open_rows(arrays, memory=memory)
     step = partial(STEPS["SGLD"], rows=rows, thin=10)
-    found = draws_of(on_source(rows), step, client=client)
-    check_same(found, draws_of(in_memory(arrays), partial(STEPS["SGLD"], thin=10)))
+    settings = {"draws": 20, "tune": 10, "chains": 2}
+    found = draws_of(on_source(rows), step, client=client, **settings)
+    check_same(found, draws_of(in_memory(arrays), partial(STEPS["SGLD"], thin=10), **settings))
 
 
 class WhereRead(CountedRows):
@@ -222,15 +224,15 @@ def test_passes_on_a_client_of_the_rows(client, arrays, tmp_path):
     assert step.step_size == alone.step_size
 
 
-@pytest.mark.parametrize("partition_rows", [1, 37, 150, 5000])
+@pytest.mark.parametrize("partition_rows", [1, 7, 30, 5000])
 def test_passes_have_the_sums_of_ranges_in_memory(client, rng, partition_rows, monkeypatch):
     """For ranges within partitions, over several of them, and at their bounds."""
-    monkeypatch.setattr("pymc_sgmcmc.posterior.posterior.CHUNK_ELEMENTS", 600)
-    values = {"X": rng.normal(size=(300, 3)), "y": rng.integers(2, size=300)}
+    monkeypatch.setattr("pymc_sgmcmc.posterior.posterior.CHUNK_ELEMENTS", 120)
+    values = {"X": rng.normal(size=(65, 3)), "y": rng.integers(2, size=65)}
     rows = CountedRows(values, rows=partition_rows)
     local, at = Posterior(in_memory(values)), rng.normal(size=3)
     with pm.Model() as model:
-        logistic(*rows.head("X", "y", rows=101))
+        logistic(*rows.head("X", "y", rows=17))
     remote = Posterior(model, rows=rows)
     remote.source.client = client
     remote.check_rows()
@@ -337,16 +339,17 @@ class Deadly(CountedRows):
         return super().select(number, within, names)
 
 
-def armed_after(rows, seconds_step, client):
+def armed(rows, make):
+    """A model and a step method, after whose set-up the rows are as bad as they can be."""
     with on_source(rows) as model:
-        step = seconds_step(rows=rows)
+        step = make(rows=rows)
     rows.armed = True
     return model, step
 
 
 def test_a_task_that_ends_workers(client, arrays, monkeypatch):
     monkeypatch.setattr(client.cluster.scheduler, "allowed_failures", 0)
-    model, step = armed_after(Deadly(arrays), STEPS["SGLD"], client)
+    model, step = armed(Deadly(arrays), STEPS["SGLD"])
     with pytest.raises(ChainProcessError, match="A task ended the workers that ran it, 1 in turn"):
         draws_of(model, step, client=client)
     client.wait_for_workers(2)
@@ -357,7 +360,7 @@ def test_errors_of_rows_keep_the_draws(client, arrays, error, short_tasks):
     rows = Deadly(arrays, error)
     # Rows of partition 2 are first read in a later stretch: the draws before it are kept.
     rows.memory = 1
-    model, step = armed_after(rows, partial(STEPS["SGLD"], batch_size=1, thin=1), client)
+    model, step = armed(rows, partial(STEPS["SGLD"], batch_size=1, thin=1))
     with pytest.raises(ChainProcessError, match=r"Chain \d failed .* (full|vanished)") as caught:
         draws_of(model, step, client=client, tune=0, draws=400, chains=1)
     assert caught.value.__cause__.args == error.args
@@ -415,7 +418,7 @@ def test_ctrl_c_returns_the_draws_so_far(client, arrays, short_tasks, monkeypatc
 def test_a_client_that_is_closed_during_the_run(client, arrays, short_tasks, monkeypatch):
     with distributed.Client(client.cluster, set_as_default=False) as own:
         interrupting(monkeypatch, 8, own.close)
-        with pytest.raises(ChainProcessError, match="closed. Make a new client") as caught:
+        with pytest.raises(ChainProcessError, match=r"closed.* Make a new client") as caught:
             draws_of(in_memory(arrays), STEPS["SGLD"], client=own, tune=0, draws=100_000)
     assert caught.value.idata["posterior"].sizes["draw"] > 0
 
@@ -425,7 +428,7 @@ def test_a_cluster_without_workers(arrays, monkeypatch):
     monkeypatch.setattr(module, "SECONDS_A_TASK", 0.0)
     with workers(1) as client:
         interrupting(monkeypatch, 3, lambda: client.cluster.scale(0))
-        with pytest.raises(ChainProcessError, match="no worker for 0.5 seconds") as caught:
+        with pytest.raises(ChainProcessError, match=r"no worker for 0\.5 seconds") as caught:
             draws_of(in_memory(arrays), STEPS["SGLD"], client=client, tune=0, draws=100_000)
     assert caught.value.idata["posterior"].sizes["draw"] > 0
 
