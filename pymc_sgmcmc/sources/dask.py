@@ -37,7 +37,7 @@ class _DaskSource(RowSource):
         return self.from_result(self._compute(self.collection(number, names)), number, names)
 
     def _compute(self, collection: Any) -> Any:
-        """Result of a collection, by the client or scheduler that the user chose, or in this thread.
+        """Result of a collection, by the client or scheduler of the user, or in this thread.
 
         Threads and clients of Dask do not go on in a forked process, where they would wait forever.
         """

@@ -179,7 +179,7 @@ def test_rows_in_stretches(client, arrays, expected, memory):
     """A run with less memory than its rows take, after an order of the rows as well."""
     rows = open_rows(arrays, memory=memory)
     step = partial(STEPS["SGLD"], rows=rows, thin=10)
-    settings = {"draws": 20, "tune": 10, "chains": 2}
+    settings = {"draws": 12, "tune": 6, "chains": 2}
     found = draws_of(on_source(rows), step, client=client, **settings)
     check_same(found, draws_of(in_memory(arrays), partial(STEPS["SGLD"], thin=10), **settings))
 
@@ -291,8 +291,12 @@ def killed_run(arrays, source):
         with in_memory(arrays) as model:
             return model, step(), expected
     rows = CountedRows(arrays, rows=300)
-    rows.memory = 2_000_000
-    return on_source(rows), partial(step, rows=rows), expected
+    rows.memory = 20_000_000
+    with on_source(rows) as model:
+        made = step(rows=rows)
+    on_rows = draws_of(model, made, **KILLED)
+    np.testing.assert_array_equal(on_rows["posterior"]["beta"], expected["posterior"]["beta"])
+    return model, made, on_rows  # Its moments are summed in runs of this memory.
 
 
 @pytest.mark.parametrize("source", [False, True])
