@@ -180,7 +180,12 @@ class RowsOfSource:
     def _sent(self, client: Any, value: Any) -> Any:
         """Future of a parcel with these rows and a value, which is kept for the next pass."""
         kept = self._kept
-        if kept is None or kept[0] is not value or kept[1] is not client:
+        if (
+            kept is None
+            or kept[0] is not value
+            or kept[1] is not client
+            or not cluster.is_there(kept[2])
+        ):
             kept = self._kept = value, client, cluster.send(client, (self, value))
         return kept[2]
 

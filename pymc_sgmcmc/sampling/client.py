@@ -20,7 +20,7 @@ import numpy as np
 from pymc.util import RandomGeneratorState, get_state_from_generator, random_generator_from_state
 
 from pymc_sgmcmc.chain import ChainState
-from pymc_sgmcmc.errors import ChainProcessError, ClusterError, RowsError
+from pymc_sgmcmc.errors import ChainProcessError, ClusterError, KilledWorkersError, RowsError
 from pymc_sgmcmc.gathering import GatheredRows
 from pymc_sgmcmc.record import RunRecord
 from pymc_sgmcmc.sampling.trace import joined
@@ -31,6 +31,10 @@ from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 SECONDS_A_TASK = 2.0
 """A task draws for about this time. The end of a worker costs no more than the time of a task, and
 sending a state and draws takes some milliseconds."""
+
+MOST_RENEWALS = 1
+"""Where Dask gives up a task since workers ended while it ran, the chains go on from their states
+with new tasks so many times, until a task ends. By then one task has ended eight workers."""
 
 ROWS_A_PARTITION = 10
 """Where a run takes more rows than this for each partition, it takes rows of all partitions: with
@@ -91,6 +95,8 @@ class _Chain:
     gathered : Future or None
         Of the columns of these rows.
     record : RunRecord or None
+    renewals : int
+        Those of the tasks when its last one was made.
     """
 
     number: int
@@ -100,6 +106,7 @@ class _Chain:
     rows: _Rows | None = None
     gathered: Any = None
     record: RunRecord | None = None
+    renewals: int = 0
 
 
 def run_on_client(
@@ -130,7 +137,7 @@ def run_on_client(
     ]
     done: SimpleQueue[Any] = SimpleQueue()
     running: dict[Any, _Chain] = {}
-    watch = cluster.Watch(client)
+    watch, without_progress = cluster.Watch(client), 0
     try:
         with interrupts_noted() as interrupted:
             try:
@@ -146,7 +153,19 @@ def run_on_client(
                         watch.look()
                         continue
                     chain = running.pop(future)
-                    stretch = _stretch_of(client, chain, future)
+                    try:
+                        stretch = _stretch_of(client, chain, future)
+                    except KilledWorkersError:
+                        if chain.renewals == tasks.renewals:
+                            if without_progress == MOST_RENEWALS:
+                                raise
+                            without_progress += 1
+                            tasks.renew()
+                        with cluster.clear_errors(client):
+                            tasks.gather_again(chain)
+                            running[_submitted(tasks, chain, done)] = chain
+                        continue
+                    without_progress = 0
                     chain.job.add(stretch.values, stretch.stats)
                     chain.record = stretch.record
                     progress(chain.number)
@@ -194,7 +213,7 @@ def _stretch_of(client: Any, chain: _Chain, future: Any) -> _Stretch:
         with cluster.clear_errors(client):
             return pickle.loads(future.result())
     except ClusterError as error:
-        raise ClusterError(f"{error} This was in chain {chain.number}.") from error
+        raise type(error)(f"{error} This was in chain {chain.number}.") from error
     except (MemoryError, OSError, RowsError) as error:
         raise ChainProcessError(
             f"Chain {chain.number} failed on a worker after {chain.job.done} draws with "
@@ -213,6 +232,12 @@ class _Tasks:
         self._client, self._step = client, step
         self._sent = cluster.send(client, step)
         self._source = step.posterior.source
+        self.renewals = 0
+
+    def renew(self) -> None:
+        """Send the step method anew, since Dask gave up a task that all others depend on."""
+        self._sent = cluster.send(self._client, self._step)
+        self.renewals += 1
 
     def begin(self, chains: Sequence[_Chain], tune: int, draws: int) -> None:
         """Gather the rows of chains that begin, in one pass, where they are in a source."""
@@ -237,8 +262,14 @@ class _Tasks:
             chain.rows = self._ahead(state)
             (chain.gathered,) = self._gathered([chain.rows])
 
+    def gather_again(self, chain: _Chain) -> None:
+        """Gather the rows of a chain anew, where they are in a source."""
+        if chain.rows is not None:
+            (chain.gathered,) = self._gathered([chain.rows])
+
     def next_of(self, chain: _Chain) -> Any:
         """Future of the next draws of a chain."""
+        chain.renewals = self.renewals
         return cluster.submit(
             self._client,
             f"chain-{chain.number}",
@@ -281,7 +312,9 @@ class _Tasks:
                 self._sent,
                 plan,
                 place,
-                [cluster.submit(client, "gather", _part_of, part, place) for part in parts],
+                [cluster.submit(client, "gather", _part_of, part, place) for part in parts]
+                if len(rows) > 1  # so that the rows of a chain go to its worker alone
+                else parts,
             )
             for place in range(len(rows))
         ]
@@ -366,6 +399,10 @@ def _before(state: bytes | None) -> int:
     return 0 if state is None else pickle.loads(state).draws
 
 
+_Part = tuple[int, list[dict[str, np.ndarray]]]
+"""Number of a partition, and the columns of rows of it for some chains."""
+
+
 @dataclass(frozen=True)
 class _Plan:
     """Which rows of which partitions a chain takes, and where they go.
@@ -401,7 +438,7 @@ def _plan(step: StochasticGradientStep, rows: Sequence[_Rows]) -> list[_Plan]:
 
 def _select(
     step: StochasticGradientStep, plans: Sequence[_Plan], result: Any, number: int
-) -> tuple[int, list[dict[str, np.ndarray]]]:
+) -> _Part:
     """Rows of a partition for each of some chains."""
     source, names = step.posterior.source, step.posterior.source_names
     assert source is not None
@@ -412,24 +449,23 @@ def _select(
     return number, [source.select_from(result, number, within, names) for within in wanted]
 
 
-def _part_of(
-    part: tuple[int, list[dict[str, np.ndarray]]], place: int
-) -> tuple[int, dict[str, np.ndarray]]:
+def _part_of(part: _Part, place: int) -> _Part:
+    """The rows of one of the chains."""
     number, columns = part
-    return number, columns[place]
+    return number, columns[place : place + 1]
 
 
 def _join(
     step: StochasticGradientStep,
     plans: Sequence[_Plan],
     place: int,
-    parts: Sequence[tuple[int, dict[str, np.ndarray]]],
+    parts: Sequence[_Part],
 ) -> dict[str, np.ndarray]:
     """Columns of all rows of a chain, in the order of its transitions."""
     source, plan = step.posterior.source, plans[place]
     assert source is not None
     columns = source.empty(step.posterior.source_names, plan.count)
-    for number, of_part in parts:
+    for number, (of_part,) in parts:
         for name, values in of_part.items():
             if len(values):
                 columns[name][plan.places[number]] = values

@@ -18,7 +18,7 @@ import cloudpickle
 from threadpoolctl import ThreadpoolController
 
 from pymc_sgmcmc.checks import import_optional
-from pymc_sgmcmc.errors import ClusterError
+from pymc_sgmcmc.errors import ClusterError, KilledWorkersError
 
 SECONDS_BETWEEN_LOOKS = 0.2
 """Ctrl-C, and a cluster that is lost, are noticed after this time where no task ends."""
@@ -94,6 +94,11 @@ def send(client: Any, value: Any) -> Any:
     return client.submit(Parcel, cloudpickle.dumps(value), key=key_of("parcel"))
 
 
+def is_there(future: Any) -> bool:
+    """Whether a future has its result, or will have it."""
+    return future.status in ("pending", "finished")
+
+
 def submit(client: Any, label: str, function: Callable, *arguments: Any) -> Any:
     """Future of a function of arguments. Parcels among the arguments are opened."""
     return client.submit(call, function, *arguments, key=key_of(label))
@@ -146,8 +151,8 @@ def clear_errors(client: Any) -> Iterator[None]:
     try:
         yield
     except distributed.scheduler.KilledWorker as error:
-        raise ClusterError(
-            f"A task ended the workers that ran it, {error.allowed_failures + 1} in turn. The "
+        raise KilledWorkersError(
+            f"Workers ended while they ran a task, {error.allowed_failures + 1} in turn. The "
             "system or Dask ends workers where memory is short: give them more, or take smaller "
             "partitions and fewer draws."
         ) from error

@@ -280,7 +280,7 @@ def check_kills(client, kills, longest, model, step, expected, **settings):
         killer.join()
 
 
-KILLED = {"draws": 2000, "tune": 200, "chains": 3}
+KILLED = {"draws": 600, "tune": 100, "chains": 3}
 
 
 def killed_run(arrays, source):
@@ -309,7 +309,15 @@ def test_workers_that_are_killed(client, arrays, source, short_tasks):
 @pytest.mark.parametrize("source", [False, True])
 def test_workers_that_are_killed_20_times(client, arrays, source, short_tasks):
     model, step, expected = killed_run(arrays, source)
-    check_kills(client, 20, 4.0, model, step, expected, **KILLED)
+    check_kills(client, 20, 6.0, model, step, expected, **KILLED)
+
+
+@pytest.mark.slow
+def test_workers_that_are_killed_in_the_set_up(client, arrays):
+    rows = CountedRows(arrays, rows=100)
+    step = partial(STEPS["SGLDCV"], rows=rows)
+    expected = draws_of(on_source(rows), step, **KILLED)
+    check_kills(client, 5, 6.0, on_source(rows), step, expected, **KILLED)
 
 
 @pytest.mark.slow
@@ -354,7 +362,7 @@ def armed(rows, make):
 def test_a_task_that_ends_workers(client, arrays, monkeypatch):
     monkeypatch.setattr(client.cluster.scheduler, "allowed_failures", 0)
     model, step = armed(Deadly(arrays), STEPS["SGLD"])
-    with pytest.raises(ChainProcessError, match="A task ended the workers that ran it, 1 in turn"):
+    with pytest.raises(ChainProcessError, match="Workers ended while they ran a task, 1 in turn"):
         draws_of(model, step, client=client)
     client.wait_for_workers(2)
 
