@@ -99,6 +99,9 @@ def sample(
         run goes on. It needs zarr 3, ``pip install "pymc_sgmcmc[store]"``. See below.
     resume : bool
         Whether to go on with the run in `store`.
+    client : dask.distributed.Client, optional
+        Of a Dask cluster, whose workers run the chains, in place of `cores` processes, and passes
+        over rows of a source. It needs ``pip install "pymc_sgmcmc[dask]"``. See below.
 
     Returns
     -------
@@ -110,7 +113,10 @@ def sample(
     TypeError, ValueError, ModelError
         Where an argument or the model cannot be used.
     ChainProcessError
-        Where the process of a chain died. Its attribute ``idata`` has the draws so far.
+        Where the process of a chain died, or a Dask cluster cannot go on. Its attribute ``idata``
+        has the draws so far.
+    ClusterError
+        Where a Dask cluster cannot go on with a pass over rows.
     StoreError
         Where the run that is resumed differs from that in `store`, or another process uses it.
     FileExistsError, FileNotFoundError
@@ -154,6 +160,11 @@ def sample(
     number: with more draws a run that has ended goes on, and with as many its trace is returned.
     Only one process at a time can use a store, and nothing in it is run as code. `accuracy` takes
     several runs and cannot be stored.
+
+    **Dask.** With `client` a chain is a sequence of tasks of about two seconds, each of which takes
+    the state of the chain and returns draws and the next state. So the draws do not depend on the
+    number of workers, and a task of a worker that died is run again with the same draws. Rows in
+    memory go to each worker once, and those of a source from worker to worker. `store` is refused.
 
     Examples
     --------

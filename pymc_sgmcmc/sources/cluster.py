@@ -6,6 +6,7 @@ so that Dask can run it again where a worker died.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ again takes some seconds."""
 TASKS_A_THREAD = 4
 """A pass has at most this many tasks at a time for each thread of the cluster, so that partitions
 which wait for their turn do not fill the memory."""
+
+_log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
 _turn = RLock()
 """Tasks of one process take turns, since PyTensor compiles for one thread at a time."""
@@ -116,32 +119,28 @@ def call(function: Callable, *arguments: Any) -> Any:
 
 
 def results(client: Any, futures: Iterable[Any]) -> Iterator[Any]:
-    """Results in the order of futures, of which a few are made at a time."""
-    made = iter(futures)
-    threads = sum(client.nthreads().values())
-    waiting = list(islice(made, TASKS_A_THREAD * max(1, threads)))
-    while waiting:
-        future = waiting.pop(0)
-        yield result_of(client, future)
-        waiting += islice(made, 1)
-
-
-def result_of(client: Any, future: Any) -> Any:
-    """Result of a future.
+    """Results in the order of futures, of which a few are made at a time.
 
     Raises
     ------
     Exception
-        That of its task.
+        That of a task.
     ClusterError
-        Where the cluster is lost, or the task ended several workers.
+        Where the cluster is lost, or a task ended several workers.
     """
-    watch = Watch(client)
-    while not future.done():
-        time.sleep(0.002)
-        watch.look()
+    made, watch = iter(futures), Watch(client)
     with clear_errors(client):
-        return future.result()
+        threads = sum(client.nthreads().values())
+    waiting = list(islice(made, TASKS_A_THREAD * max(1, threads)))
+    while waiting:
+        future = waiting.pop(0)
+        while not future.done():
+            time.sleep(0.002)
+            watch.look()
+        with clear_errors(client):
+            result = future.result()
+        yield result
+        waiting += islice(made, 1)
 
 
 @contextmanager
@@ -190,7 +189,12 @@ class Watch:
             workers = self._client.nthreads()
         if workers:
             self._with_workers, self._had_workers = now, True
-        elif self._had_workers and now - self._with_workers > SECONDS_WITHOUT_WORKERS:
+        elif now - self._with_workers < SECONDS_WITHOUT_WORKERS:
+            return
+        elif not self._had_workers:
+            _log.warning("The cluster has no worker yet. The run waits for one.")
+            self._with_workers = now
+        else:
             raise ClusterError(
                 f"The cluster has had no worker for {SECONDS_WITHOUT_WORKERS:g} seconds. Start "
                 "workers, with more memory where it was short."

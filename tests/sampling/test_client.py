@@ -262,8 +262,11 @@ def check_kills(client, kills, longest, model, step, expected, **settings):
 
     def kill():
         while len(done) < kills and not ended.wait(rng.uniform(0, longest)):
-            pids = [nanny.pid for nanny in client.cluster.workers.values() if nanny.pid]
-            if pids:  # otherwise the last ones were killed, and are started again
+            # Dask does not start a worker again that was killed while it started.
+            nannies = client.cluster.workers.values()
+            alive = client.cluster.scheduler.workers
+            pids = [nanny.pid for nanny in nannies if nanny.worker_address in alive]
+            if pids:
                 with suppress(ProcessLookupError):
                     os.kill(
                         rng.choice(pids), signal.SIGTERM if rng.random() < 0.2 else signal.SIGKILL
