@@ -248,11 +248,15 @@ class GatheredRows(Batching):
         self.set_order(order)
         return self._numbers(minibatches).ravel()
 
-    def hold(self, order: int, minibatches: np.ndarray) -> None:
-        """Read the rows of minibatches of an order, where they are not in memory."""
+    def holds(self, order: int, minibatches: np.ndarray) -> bool:
+        """Whether the rows of minibatches of an order are in memory."""
         self.set_order(order)
-        if self._place(minibatches) is None:
-            self._gather(minibatches)
+        return self._place(minibatches) is not None
+
+    def hold(self, order: int, minibatches: np.ndarray) -> None:
+        """Read the rows of minibatches of an order into memory."""
+        self.set_order(order)
+        self._gather(minibatches)
 
     def _place(self, index: np.ndarray) -> int | None:
         """Number of the first of some minibatches among those in memory, None if one is not."""

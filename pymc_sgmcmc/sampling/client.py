@@ -92,8 +92,8 @@ class _Chain:
     state : bytes or None
         The pickled state, None before the chain began.
     rows : _Rows or None
-    gathered : Future or None
-        Of the columns of these rows.
+    sent, gathered : Future or None
+        Of a parcel with these rows, and of their columns.
     record : RunRecord or None
     renewals : int
         Those of the tasks when its last one was made.
@@ -104,6 +104,7 @@ class _Chain:
     start: bytes
     state: bytes | None = None
     rows: _Rows | None = None
+    sent: Any = None
     gathered: Any = None
     record: RunRecord | None = None
     renewals: int = 0
@@ -248,9 +249,7 @@ class _Tasks:
             state = self._step.begun(chain.job.point)
             chain.state = pickle.dumps(state)
             chain.rows = self._ahead(state)
-        rows = [chain.rows for chain in chains if chain.rows is not None]
-        for chain, gathered in zip(chains, self._gathered(rows), strict=True):
-            chain.gathered = gathered
+        self._gather(chains)
 
     def go_on(self, chain: _Chain, state: ChainState) -> None:
         """Take the next state of a chain, and gather rows where the next run has others."""
@@ -260,12 +259,12 @@ class _Tasks:
         self._step.chain.state = state
         if not _has_rows(self._step, chain.rows):
             chain.rows = self._ahead(state)
-            (chain.gathered,) = self._gathered([chain.rows])
+            self._gather([chain])
 
     def gather_again(self, chain: _Chain) -> None:
         """Gather the rows of a chain anew, where they are in a source."""
         if chain.rows is not None:
-            (chain.gathered,) = self._gathered([chain.rows])
+            self._gather([chain])
 
     def next_of(self, chain: _Chain) -> Any:
         """Future of the next draws of a chain."""
@@ -277,7 +276,7 @@ class _Tasks:
             self._sent,
             chain.start,
             chain.state,
-            chain.rows,
+            chain.sent,
             chain.gathered,
             SECONDS_A_TASK,
         )
@@ -287,11 +286,13 @@ class _Tasks:
         order, minibatches = self._step.chain.ahead(int(self._step.batching.most_minibatches))
         return _Rows(order, state.transitions, minibatches)
 
-    def _gathered(self, rows: Sequence[_Rows]) -> list[Any]:
-        """Futures of the columns of rows of chains. Each partition is read once for all of them."""
+    def _gather(self, chains: Sequence[_Chain]) -> None:
+        """Begin to gather the rows of chains. Each partition is read once for all of them."""
         client, source = self._client, self._source
         assert source is not None
-        plan = cluster.submit(client, "plan", _plan, self._sent, list(rows))
+        for chain in chains:
+            chain.sent = cluster.send(client, chain.rows)
+        plan = cluster.submit(client, "plan", _plan, self._sent, *(each.sent for each in chains))
         parts = [
             cluster.submit(
                 client,
@@ -302,22 +303,14 @@ class _Tasks:
                 source.started(client, number, self._step.posterior.source_names),
                 number,
             )
-            for number in self._touched(rows)
+            for number in self._touched([chain.rows for chain in chains if chain.rows])
         ]
-        return [
-            cluster.submit(
-                client,
-                "gather",
-                _join,
-                self._sent,
-                plan,
-                place,
-                [cluster.submit(client, "gather", _part_of, part, place) for part in parts]
-                if len(rows) > 1  # so that the rows of a chain go to its worker alone
-                else parts,
-            )
-            for place in range(len(rows))
-        ]
+        for place, chain in enumerate(chains):
+            # The rows of a chain go to its worker alone.
+            own = parts
+            if len(chains) > 1:
+                own = [cluster.submit(client, "gather", _part_of, part, place) for part in parts]
+            chain.gathered = cluster.submit(client, "gather", _join, self._sent, plan, place, own)
 
     def _touched(self, rows: Sequence[_Rows]) -> list[int]:
         """Numbers of the partitions that have some of the rows, or may have some."""
@@ -370,33 +363,29 @@ def _draw(
     begins: _Start = pickle.loads(start)
     source, began = step.posterior.source, time.monotonic()
     generator = random_generator_from_state(begins.rng)
-    if rows is not None and gathered is not None and source is not None:
+    before = None if state is None else pickle.loads(state)
+    done = 0 if before is None else before.draws
+    if (
+        rows is not None
+        and gathered is not None
+        and source is not None
+        and not _batching(step).holds(rows.order, rows.minibatches)
+    ):
         columns = {name: np.require(each, requirements="W") for name, each in gathered.items()}
         with source.at_hand(_numbers(step, rows), columns):
             _batching(step).hold(rows.order, rows.minibatches)
     runs = []
-    for run in step.runs(
-        generator,
-        begins.point,
-        begins.tune,
-        begins.draws,
-        None if state is None else pickle.loads(state),
-    ):
+    for run in step.runs(generator, begins.point, begins.tune, begins.draws, before):
         runs.append(run)
-        done = step.chain.snapshot.draws
+        done += len(run[1]["position"])
         # After a run that failed, the state is that before it, and its last draws follow.
-        drawn = sum(len(stats["position"]) for _, stats in runs)
-        if done != drawn + _before(state):
-            continue
-        if time.monotonic() - began > seconds or not _has_rows(step, rows):
+        between = step.chain.snapshot.draws == done
+        late = time.monotonic() - began > seconds
+        if between and (late or not _has_rows(step, rows)):
             break
     values, stats = zip(*runs, strict=True)
     stretch = _Stretch(joined(values), joined(stats), step.chain.state, step.last_record())
     return pickle.dumps(stretch)
-
-
-def _before(state: bytes | None) -> int:
-    return 0 if state is None else pickle.loads(state).draws
 
 
 _Part = tuple[int, list[dict[str, np.ndarray]]]
@@ -422,7 +411,7 @@ class _Plan:
     count: int
 
 
-def _plan(step: StochasticGradientStep, rows: Sequence[_Rows]) -> list[_Plan]:
+def _plan(step: StochasticGradientStep, *rows: _Rows) -> list[_Plan]:
     source, plans = step.posterior.source, []
     assert source is not None
     for each in rows:

@@ -14,7 +14,7 @@ SECONDS_UNTIL_SHOWN = 3.0
 """A pass that ends before this time shows no progress."""
 
 _client: ContextVar[Any] = ContextVar("client", default=None)
-_shows: ContextVar[bool] = ContextVar("shows", default=True)
+_shows: ContextVar[bool | None] = ContextVar("shows", default=None)
 
 
 @contextmanager
@@ -25,6 +25,19 @@ def passes(client: Any, shown: bool) -> Iterator[None]:
         yield
     finally:
         _client.reset(clients)
+        _shows.reset(shows)
+
+
+@contextmanager
+def shown_by_default() -> Iterator[None]:
+    """Let passes show progress, unless `passes` says otherwise.
+
+    Elsewhere they show none, since a pass of a chain would disturb the bar of the run.
+    """
+    shows = _shows.set(_shows.get() is not False)
+    try:
+        yield
+    finally:
         _shows.reset(shows)
 
 
