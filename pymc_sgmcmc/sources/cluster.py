@@ -32,6 +32,9 @@ TASKS_A_THREAD = 4
 """A pass has at most this many tasks at a time for each thread of the cluster, so that partitions
 which wait for their turn do not fill the memory."""
 
+MOST_BYTES = 2**50
+"""A parcel has fewer bytes than this."""
+
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
 _turn = RLock()
@@ -94,7 +97,10 @@ class Parcel:
 
 def send(client: Any, value: Any) -> Any:
     """Future of a parcel with a value."""
-    return client.submit(Parcel, cloudpickle.dumps(value), key=key_of("parcel"))
+    dask = import_optional("dask", "dask", "Running on a Dask cluster")
+    # It goes to the cluster once. What Dask warns of are values that go there with each task.
+    with dask.config.set({"distributed.admin.large-graph-warning-threshold": MOST_BYTES}):
+        return client.submit(Parcel, cloudpickle.dumps(value), key=key_of("parcel"))
 
 
 def is_there(future: Any) -> bool:

@@ -27,10 +27,11 @@ class _DaskSource(RowSource):
     """What rows of Dask arrays and dataframes have in common."""
 
     def __init__(self) -> None:
-        self._process = os.getpid()
+        self._process: int | None = os.getpid()
 
     def __setstate__(self, state: dict) -> None:
-        vars(self).update(state, _process=os.getpid())
+        # A task of a worker that waited for another task could wait forever.
+        vars(self).update(state, _process=None)
 
     def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Columns of a partition, which is computed."""

@@ -268,9 +268,8 @@ def check_kills(client, kills, longest, model, step, expected, **settings):
             pids = [nanny.pid for nanny in nannies if nanny.worker_address in alive]
             if pids:
                 with suppress(ProcessLookupError):
-                    os.kill(
-                        rng.choice(pids), signal.SIGTERM if rng.random() < 0.2 else signal.SIGKILL
-                    )
+                    # Dask takes SIGTERM for the wish that there is one worker less.
+                    os.kill(rng.choice(pids), signal.SIGKILL)
                     done.append(True)
 
     killer = Thread(target=kill)
@@ -312,7 +311,7 @@ def test_workers_that_are_killed(client, arrays, source, short_tasks):
 @pytest.mark.parametrize("source", [False, True])
 def test_workers_that_are_killed_20_times(client, arrays, source, short_tasks):
     model, step, expected = killed_run(arrays, source)
-    check_kills(client, 20, 6.0, model, step, expected, **KILLED)
+    check_kills(client, 20, 5.0, model, step, expected, **KILLED)
 
 
 @pytest.mark.slow
