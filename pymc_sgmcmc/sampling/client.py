@@ -211,8 +211,7 @@ def _stretch_of(client: Any, chain: _Chain, future: Any) -> _Stretch:
     ChainProcessError, ClusterError
     """
     try:
-        with cluster.clear_errors(client):
-            return pickle.loads(future.result())
+        return pickle.loads(cluster.fetched(client, future))
     except ClusterError as error:
         raise type(error)(f"{error} This was in chain {chain.number}.") from error
     except (MemoryError, OSError, RowsError) as error:

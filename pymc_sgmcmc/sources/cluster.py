@@ -28,6 +28,9 @@ SECONDS_WITHOUT_WORKERS = 60.0
 """A cluster that had workers, and has had none for this time, is lost. A worker that is started
 again takes some seconds."""
 
+SECONDS_TO_FETCH = 60.0
+"""A result of some megabytes that has not come in this time is lost with its worker."""
+
 TASKS_A_THREAD = 4
 """A pass has at most this many tasks at a time for each thread of the cluster, so that partitions
 which wait for their turn do not fill the memory."""
@@ -143,10 +146,30 @@ def results(client: Any, futures: Iterable[Any]) -> Iterator[Any]:
         while not future.done():
             time.sleep(0.002)
             watch.look()
-        with clear_errors(client):
-            result = future.result()
-        yield result
+        yield fetched(client, future)
         waiting += islice(made, 1)
+
+
+def fetched(client: Any, future: Any) -> Any:
+    """Result of a future that is done.
+
+    Raises
+    ------
+    Exception
+        That of its task.
+    ClusterError
+        Where the cluster is lost, or the worker that had the result, so that it does not come.
+    """
+    with clear_errors(client):
+        try:
+            return future.result(timeout=SECONDS_TO_FETCH)
+        except TimeoutError as error:
+            if future.status == "error":  # that of the task
+                raise
+            raise KilledWorkersError(
+                f"A result has not come within {SECONDS_TO_FETCH:g} seconds after its task ended, "
+                "since its worker ended too or the network is slow. Take fewer variables a draw."
+            ) from error
 
 
 @contextmanager
