@@ -265,8 +265,12 @@ def check_kills(client, kills, longest, model, step, expected, **settings):
             # Dask does not start a worker again that was killed while it started.
             nannies = client.cluster.workers.values()
             alive = client.cluster.scheduler.workers
-            pids = [nanny.pid for nanny in nannies if nanny.worker_address in alive]
-            if pids:
+            pids = [
+                nanny.pid
+                for nanny in nannies
+                if nanny.worker_address in alive and nanny.process.status.name == "running"
+            ]
+            if len(pids) == len(nannies):
                 with suppress(ProcessLookupError):
                     # Dask takes SIGTERM for the wish that there is one worker less.
                     os.kill(rng.choice(pids), signal.SIGKILL)
