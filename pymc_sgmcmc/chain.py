@@ -227,6 +227,42 @@ class Chain:
         batching.set_order(FIRST_ORDER)
         batching.read_ahead(indices)
 
+    def ahead(self, most: int) -> tuple[int, np.ndarray]:
+        """Minibatches of the next transitions, as far as the order of the rows stays.
+
+        Parameters
+        ----------
+        most : int
+            At most so many, but at least those of the next run.
+
+        Returns
+        -------
+        order : int
+            Seed of the order of the rows.
+        minibatches : numpy.ndarray, shape (lag + transitions, ...)
+            Those of the last gradients, and of the transitions.
+        """
+        state, block = self._begun(), self.block
+        run = self.transitions_of_run()
+        count = max(run, min(run + self._following(state, run), most - block.lag))
+        rng = _copy(state.rng)
+        pending = block.batching.draw(rng, block.lag) if state.pending is None else state.pending
+        return self._order(state), np.concatenate([pending, block.batching.draw(rng, count)])
+
+    def has_ahead(self, order: int, first: int, minibatches: int) -> bool:
+        """Whether the next run takes minibatches of those that `ahead` gave at transition `first`.
+
+        `minibatches` is their number.
+        """
+        state = self._begun()
+        last = state.transitions - first + self.block.lag + self.transitions_of_run()
+        return self._order(state) == order and last <= minibatches
+
+    def transitions_of_run(self) -> int:
+        """Transitions of the next run of draws."""
+        state = self._begun()
+        return min(self.run_length(), self.expected_draws - state.draws) * state.thin
+
     @property
     def state(self) -> ChainState:
         """State of the chain. The chain continues from a state that is assigned.

@@ -34,6 +34,14 @@ class ChainProcessError(RuntimeError):
     idata: DataTree | None = None
 
 
+class ClusterError(RuntimeError):
+    """A Dask cluster cannot go on with its tasks; the message says why."""
+
+
+class KilledWorkersError(ClusterError):
+    """Several workers of a Dask cluster ended, one after another, while they ran a task."""
+
+
 class StoreError(ValueError):
     """A store cannot be used for a run; the message says why, and what differs."""
 

@@ -243,6 +243,21 @@ class GatheredRows(Batching):
             self._gather(np.concatenate(indices[:fitting]))
         return fitting
 
+    def numbers(self, order: int, minibatches: np.ndarray) -> np.ndarray:
+        """Numbers of the rows of minibatches of an order of the rows, shape (minibatches * n,)."""
+        self.set_order(order)
+        return self._numbers(minibatches).ravel()
+
+    def holds(self, order: int, minibatches: np.ndarray) -> bool:
+        """Whether the rows of minibatches of an order are in memory."""
+        self.set_order(order)
+        return self._place(minibatches) is not None
+
+    def hold(self, order: int, minibatches: np.ndarray) -> None:
+        """Read the rows of minibatches of an order into memory."""
+        self.set_order(order)
+        self._gather(minibatches)
+
     def _place(self, index: np.ndarray) -> int | None:
         """Number of the first of some minibatches among those in memory, None if one is not."""
         order, gathered = self._gathered

@@ -7,7 +7,8 @@ position vector, arrays of rows, and two symbolic gradients.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import pytensor
@@ -37,6 +38,7 @@ from pymc_sgmcmc.posterior.compiled import (
 from pymc_sgmcmc.posterior.graphs import rebuild
 from pymc_sgmcmc.posterior.position import PositionLayout, complete_point, layout_from_model
 from pymc_sgmcmc.posterior.row_access import (
+    OfRows,
     RowAccess,
     RowsInMemory,
     RowsOfSource,
@@ -203,6 +205,11 @@ class Posterior:
         return self._rows.arrays
 
     @property
+    def source_names(self) -> tuple[str, ...]:
+        """Names of the columns of the source that the model has, none without a source."""
+        return self._rows.names if isinstance(self._rows, RowsOfSource) else ()
+
+    @property
     def row_types(self) -> tuple[tuple[np.dtype, tuple[int, ...]], ...]:
         """Type, and shape of one row, of each data array."""
         return tuple((leaf.values.dtype, leaf.values.shape[1:]) for leaf in self._separated.leaves)
@@ -229,16 +236,14 @@ class Posterior:
             Where an index is out of range, or the density of some rows, but not of all, is not
             finite.
         """
-        start = 0
-        for chunk in self.chunks():
-            stop = start + len(chunk[0])
-            try:
-                good = self._is_finite(chunk)
-            except IndexError as error:
+        start, length = 0, self._chunk_length(1)
+        for good in self.each_chunk(_is_good):
+            stop = min(start + length, self.n_rows)
+            if isinstance(good, IndexError):
                 row = first_row_out_of_range(
                     lambda rows: self._is_finite(self.take(rows)), start, stop
                 )
-                raise code_error(self._row(row), row, error) from None
+                raise code_error(self._row(row), row, good) from None
             if not good:
                 self._check_support(start, stop)
             start = stop
@@ -411,7 +416,11 @@ class Posterior:
         placeholders = [leaf.placeholder() for leaf in self._separated.leaves]
         length = pt.lscalar("length")
         terms = self._separated.row_log_densities(placeholders, length)
-        terms = drop_settled_switches(terms, placeholders, self.chunks())
+        terms = drop_settled_switches(
+            terms,
+            placeholders,
+            lambda of_rows, value: self._rows.each(of_rows, value, self._chunk_length(1)),
+        )
         sums = [term.sum() for term in terms]
         total = sum(sums[1:], sums[0])
         total = clone_replace(total, self._other_values, rebuild_strict=False)
@@ -451,8 +460,8 @@ class Posterior:
     def log_density_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
         """Log posterior and its gradient over all rows, accumulated in double precision."""
         value, gradient = self.log_prior_and_gradient(position)
-        for chunk in self.chunks():
-            chunk_value, chunk_gradient = self.log_likelihood_and_gradient(position, chunk)
+        of_rows = partial(_log_likelihood_and_gradient, position=position)
+        for chunk_value, chunk_gradient in self.each_chunk(of_rows):
             value += chunk_value
             gradient += chunk_gradient
         return value, gradient
@@ -467,15 +476,14 @@ class Posterior:
         """
         positions = np.atleast_2d(self._as_position(position))
         totals = np.zeros(positions.shape)
-        # Compiling another function of groups takes longer than their log densities.
-        function = (
-            self._log_likelihood_function
-            if self.rows_are_groups
-            else self._likelihood_gradient_function
-        )
-        for chunk in self.chunks() if rows is None else self.pieces(rows):
-            for total, at in zip(totals, positions, strict=True):
-                total += function(at, *chunk)[-1]
+        of_rows = partial(_likelihood_gradients, positions=positions)
+        for gradients in (
+            self.each_chunk(of_rows)
+            if rows is None
+            else (of_rows(self, piece) for piece in self.pieces(rows))
+        ):
+            for total, gradient in zip(totals, gradients, strict=True):
+                total += gradient
         return totals.reshape(np.shape(position))
 
     def log_prior_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
@@ -515,6 +523,19 @@ class Posterior:
         length = self._chunk_length(width)
         for start in range(0, self.n_rows, length):
             yield self.take(slice(start, start + length))
+
+    def each_chunk(self, function: OfRows, width: int = 1) -> Iterator[Any]:
+        """Results of a function of this posterior and of a piece of the rows, in order.
+
+        The pieces are those of `chunks`. The function runs where the rows are, so it should not
+        depend on anything that was changed here, other than the values of `set_others`.
+        """
+        if self.source is not None and self.source.workers is not None:
+            self._log_likelihood_template  # noqa: B018  # It takes a pass, once.
+        if self.others:
+            values = {name: shared.get_value() for name, shared in self.others.items()}
+            function = partial(_with_others, function=function, others=values)
+        return self._rows.each(function, self, self._chunk_length(width))
 
     def pieces(self, rows: Sequence[np.ndarray], width: int = 1) -> Iterator[list[np.ndarray]]:
         """Given rows in order, in pieces of bounded memory as those of `chunks`."""
@@ -587,6 +608,44 @@ class Posterior:
             function = compile_on_arrays(inputs, outputs, NUMPY_MODE)
         function.trust_input = True
         return function
+
+
+def _with_others(
+    posterior: Posterior,
+    rows: list[np.ndarray],
+    *,
+    function: OfRows,
+    others: Mapping[str, np.ndarray],
+) -> Any:
+    posterior.set_others(others)
+    return function(posterior, rows)
+
+
+def _is_good(posterior: Posterior, rows: list[np.ndarray]) -> bool | IndexError:
+    """Whether density and gradient of rows are finite, or the error of an index out of range."""
+    try:
+        return posterior._is_finite(rows)
+    except IndexError as error:
+        return error
+
+
+def _log_likelihood_and_gradient(
+    posterior: Posterior, rows: list[np.ndarray], *, position: np.ndarray
+) -> tuple[float, np.ndarray]:
+    return posterior.log_likelihood_and_gradient(position, rows)
+
+
+def _likelihood_gradients(
+    posterior: Posterior, rows: Sequence[np.ndarray], *, positions: np.ndarray
+) -> list[np.ndarray]:
+    """Gradient of the log likelihood of rows at each of some positions."""
+    # Compiling another function of groups takes longer than their log densities.
+    function = (
+        posterior._log_likelihood_function
+        if posterior.rows_are_groups
+        else posterior._likelihood_gradient_function
+    )
+    return [np.array(function(at, *rows)[-1]) for at in positions]
 
 
 def _names_of(model: Model) -> frozenset[str]:

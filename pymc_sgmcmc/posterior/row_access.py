@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Protocol
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.rows import RowLeaf, SeparatedModel
-from pymc_sgmcmc.sources import RowSource
+from pymc_sgmcmc.sources import RowSource, cluster
+from pymc_sgmcmc.sources.passes import with_progress
+
+OfRows = Callable[[Any, list[np.ndarray]], Any]
+"""Function of a value, such as a posterior, and of some rows of all arrays."""
+
+
+@cache
+def _thread_pools() -> ThreadpoolController:
+    """Those of the libraries that are loaded at the first pass."""
+    return ThreadpoolController()
+
+
+def on_one_thread(function: Callable, *arguments: Any) -> Any:
+    """Result of a function for which BLAS takes one thread, as on the workers of a cluster.
+
+    With another number of threads it would add up the rows in another order.
+    """
+    with _thread_pools().limit(limits=1):
+        return function(*arguments)
 
 
 class RowAccess(Protocol):
@@ -20,6 +41,10 @@ class RowAccess(Protocol):
 
     def take(self, selection: slice | np.ndarray) -> list[np.ndarray]:
         """The given rows of all arrays, contiguous."""
+        ...
+
+    def each(self, function: OfRows, value: Any, length: int) -> Iterator[Any]:
+        """Results of a function of a value and of so many rows after the others, in order."""
         ...
 
 
@@ -32,6 +57,30 @@ class RowsInMemory:
     def take(self, selection: slice | np.ndarray) -> list[np.ndarray]:
         """The given rows of all arrays, contiguous."""
         return [np.ascontiguousarray(values[selection]) for values in self.arrays]
+
+    def each(self, function: OfRows, value: Any, length: int) -> Iterator[Any]:
+        """Results of a function of a value and of so many rows after the others, in order."""
+        for start in range(0, self.n_rows, length):
+            yield on_one_thread(function, value, self.take(slice(start, start + length)))
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """What a partition adds to a pass.
+
+    Attributes
+    ----------
+    head : list of numpy.ndarray
+        Rows before the first range that begins in the partition, of a range that began before.
+    results : list
+        Results of the ranges that are whole.
+    tail : list of numpy.ndarray
+        Rows of a range that goes on in the next partition.
+    """
+
+    head: list[np.ndarray]
+    results: list[Any]
+    tail: list[np.ndarray]
 
 
 class RowsOfSource:
@@ -46,18 +95,147 @@ class RowsOfSource:
 
     def __init__(self, source: RowSource, columns: dict[str, np.dtype]):
         self.source, self._columns, self.n_rows = source, columns, source.n_rows
+        self._kept: tuple[Any, Any, Any] | None = None
 
     def take(self, selection: slice | np.ndarray) -> list[np.ndarray]:
         """The given rows of all columns, contiguous."""
         names = list(self._columns)
         if isinstance(selection, slice):
             start, stop, _ = selection.indices(self.n_rows)
-            rows = self.source.read(start, stop, names)
+            if self.source.workers is None:
+                rows = self.source.read(start, stop, names)
+            else:
+                rows = self.source.take(np.arange(start, stop), names)
         else:
             rows = self.source.take(selection, names)
+        return self._as_in_model(rows)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(self._columns)
+
+    def _as_in_model(self, rows: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         return [
             np.ascontiguousarray(rows[name], dtype=dtype) for name, dtype in self._columns.items()
         ]
+
+    def each(self, function: OfRows, value: Any, length: int) -> Iterator[Any]:
+        """Results of a function of a value and of so many rows after the others, in order.
+
+        Where the source has a client, the function runs where the partitions are. The ranges of
+        rows are the same, and so are the results.
+        """
+        counts = (min(length, self.n_rows - start) for start in range(0, self.n_rows, length))
+        client = self.source.workers
+        found = (
+            (
+                on_one_thread(function, value, self.take(slice(start, start + length)))
+                for start in range(0, self.n_rows, length)
+            )
+            if client is None
+            else self._each_on(client, function, value, length)
+        )
+        return with_progress(zip(counts, found, strict=True), self.n_rows)
+
+    def _each_on(self, client: Any, function: OfRows, value: Any, length: int) -> Iterator[Any]:
+        sent = self._sent(client, value)
+        task = cluster.send(client, function)
+        offsets = self.source.offsets
+        touched = [
+            number for number in range(self.source.n_partitions) if self.source.count(number)
+        ]
+
+        def futures() -> Iterator[Any]:
+            """Of the results of whole ranges, and of that which ends after them, in turn."""
+            open_pieces: list[Any] = []
+            for number in touched:
+                start, stop = int(offsets[number]), int(offsets[number + 1])
+                pieces = cluster.submit(
+                    client,
+                    "pass",
+                    _pieces,
+                    task,
+                    sent,
+                    self.source.started(client, number, self.names),
+                    number,
+                    (-start) % length,
+                    length,
+                )
+                ends = -(-start // length) * length <= stop
+                if start % length:
+                    open_pieces.append(cluster.submit(client, "pass", _head, pieces))
+                    if ends:
+                        yield cluster.submit(client, "pass", _joined, task, sent, open_pieces)
+                        open_pieces = []
+                if ends:
+                    yield cluster.submit(client, "pass", _results, pieces)
+                    open_pieces = [cluster.submit(client, "pass", _tail, pieces)]
+            if self.n_rows % length:
+                yield cluster.submit(client, "pass", _joined, task, sent, open_pieces)
+
+        for results in cluster.results(client, futures()):
+            yield from results
+
+    def _sent(self, client: Any, value: Any) -> Any:
+        """Future of a parcel with these rows and a value, which is kept for the next pass."""
+        kept = self._kept
+        if (
+            kept is None
+            or kept[0] is not value
+            or kept[1] is not client
+            or not cluster.is_there(kept[2])
+        ):
+            kept = self._kept = value, client, cluster.send(client, (self, value))
+        return kept[2]
+
+    def __getstate__(self) -> dict:
+        return {**vars(self), "_kept": None}
+
+
+def _pieces(
+    function: OfRows,
+    sent: tuple[RowsOfSource, Any],
+    result: Any,
+    number: int,
+    first: int,
+    length: int,
+) -> _Pieces:
+    """Results of the ranges of a partition, of which the first begins at its row `first`."""
+    access, value = sent
+    rows = access._as_in_model(access.source.from_result(result, number, access.names))
+    count = len(rows[0])
+    first = min(first, count)
+    end = first + (count - first) // length * length
+    return _Pieces(
+        [values[:first] for values in rows],
+        [
+            # Copies, since BLAS may round otherwise where rows are aligned otherwise.
+            function(value, [values[start : start + length].copy() for values in rows])
+            for start in range(first, end, length)
+        ],
+        [values[end:] for values in rows],
+    )
+
+
+def _head(pieces: _Pieces) -> list[np.ndarray]:
+    return pieces.head
+
+
+def _results(pieces: _Pieces) -> list[Any]:
+    return pieces.results
+
+
+def _tail(pieces: _Pieces) -> list[np.ndarray]:
+    return pieces.tail
+
+
+def _joined(
+    function: OfRows, sent: tuple[RowsOfSource, Any], pieces: list[list[np.ndarray]]
+) -> list[Any]:
+    """Result of a range whose rows are in several partitions."""
+    rows = [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
+    return [function(sent[1], rows)]
 
 
 def names_of_source(source: RowSource, data_variables: Sequence[str]) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pytensor.scalar as ps
@@ -16,12 +18,13 @@ from pytensor.tensor.math import neg, softplus
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
+from pymc_sgmcmc.posterior.row_access import OfRows
 
 
 def drop_settled_switches(
     terms: Sequence[TensorVariable],
     placeholders: Sequence[TensorVariable],
-    chunks: Iterable[Sequence[np.ndarray]],
+    each_chunk: Callable[[OfRows, Any], Iterator[Any]],
 ) -> list[TensorVariable]:
     """Replace switches on a condition that holds for all rows of the data, or for none.
 
@@ -34,8 +37,8 @@ def drop_settled_switches(
         Elementwise log densities of symbolic rows.
     placeholders : sequence of TensorVariable
         The symbolic rows.
-    chunks : iterable of sequences of numpy.ndarray
-        All rows, in pieces.
+    each_chunk : callable
+        Applies a function of a value and of some rows to all rows, in pieces.
     """
     nodes = list(toposort(terms))
     of_data = _functions_of(placeholders, nodes)
@@ -43,13 +46,12 @@ def drop_settled_switches(
     conditions = list(dict.fromkeys(node.inputs[0] for node in switches))
     if not conditions:
         return list(terms)
-    evaluate = compile_quietly(list(placeholders), conditions, PYTHON_MODE)
+    of_rows = _Conditions(list(placeholders), conditions)
     always = np.ones(len(conditions), dtype=bool)
     never = np.ones(len(conditions), dtype=bool)
-    for chunk in chunks:
-        values = evaluate(*chunk)
-        always &= [bool(np.all(value)) for value in values]
-        never &= [not np.any(value) for value in values]
+    for of_chunk in each_chunk(_all_and_none, of_rows):
+        always &= of_chunk[0]
+        never &= of_chunk[1]
         if not (always | never).any():
             return list(terms)
     settled = {
@@ -58,6 +60,29 @@ def drop_settled_switches(
         if is_always or is_never
     }
     return _choose_branches(terms, settled)
+
+
+class _Conditions:
+    """Conditions as functions of rows, which are compiled where they are first evaluated."""
+
+    def __init__(self, rows: list[TensorVariable], conditions: list[Variable]):
+        self._rows, self._conditions = rows, conditions
+
+    @cached_property
+    def evaluate(self) -> Callable[..., list[np.ndarray]]:
+        """Values of the conditions, from arrays of rows."""
+        return compile_quietly(self._rows, self._conditions, PYTHON_MODE)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_rows": self._rows, "_conditions": self._conditions}
+
+
+def _all_and_none(
+    conditions: _Conditions, rows: Sequence[np.ndarray]
+) -> tuple[list[bool], list[bool]]:
+    """Whether each condition holds for all of some rows, and whether for none of them."""
+    values = conditions.evaluate(*rows)
+    return [bool(np.all(value)) for value in values], [not np.any(value) for value in values]
 
 
 def _functions_of(placeholders: Iterable[Variable], nodes: Iterable[Apply]) -> set[Variable]:

@@ -24,12 +24,15 @@ from xarray import DataTree
 from pymc_sgmcmc.checks import quoted, whole_number
 from pymc_sgmcmc.errors import ChainProcessError, ModelError
 from pymc_sgmcmc.sampling.accuracy import check_accuracy, sample_accurately
+from pymc_sgmcmc.sampling.client import run_on_client
 from pymc_sgmcmc.sampling.groups import AUTO, groups_of
 from pymc_sgmcmc.sampling.progress import RunProgress
 from pymc_sgmcmc.sampling.resume import generator_of_run, stored
 from pymc_sgmcmc.sampling.store import check_path
 from pymc_sgmcmc.sampling.trace import Recorder, recorded_names, recorded_variables, whole_trace
 from pymc_sgmcmc.sampling.workers import Job, interrupts_noted, run_in_processes, run_in_turn
+from pymc_sgmcmc.sources.cluster import check_client
+from pymc_sgmcmc.sources.passes import passes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
 from pymc_sgmcmc.step_methods.sgld import SGLDCV
@@ -65,6 +68,7 @@ def sample(
     model: Model | None = None,
     store: str | os.PathLike[str] | None = None,
     resume: bool = False,
+    client: Any = None,
 ) -> DataTree:
     """Sample a model: the draws of ``pymc.sample(step=...)``, in less time.
 
@@ -95,6 +99,9 @@ def sample(
         run goes on. It needs zarr 3, ``pip install "pymc_sgmcmc[store]"``. See below.
     resume : bool
         Whether to go on with the run in `store`.
+    client : dask.distributed.Client, optional
+        Of a Dask cluster, whose workers run the chains, in place of `cores` processes, and passes
+        over rows of a source. It needs ``pip install "pymc_sgmcmc[dask]"``. See below.
 
     Returns
     -------
@@ -106,7 +113,10 @@ def sample(
     TypeError, ValueError, ModelError
         Where an argument or the model cannot be used.
     ChainProcessError
-        Where the process of a chain died. Its attribute ``idata`` has the draws so far.
+        Where the process of a chain died, or a Dask cluster cannot go on. Its attribute ``idata``
+        has the draws so far.
+    ClusterError
+        Where a Dask cluster cannot go on with a pass over rows.
     StoreError
         Where the run that is resumed differs from that in `store`, or another process uses it.
     FileExistsError, FileNotFoundError
@@ -151,6 +161,11 @@ def sample(
     Only one process at a time can use a store, and nothing in it is run as code. `accuracy` takes
     several runs and cannot be stored.
 
+    **Dask.** With `client` a chain is a sequence of tasks of about two seconds, each of which takes
+    the state of the chain and returns draws and the next state. So the draws do not depend on the
+    number of workers, and a task of a worker that died is run again with the same draws. Rows in
+    memory go to each worker once, and those of a source from worker to worker. `store` is refused.
+
     Examples
     --------
     >>> import numpy as np, pymc as pm
@@ -183,12 +198,21 @@ def sample(
     wanted = dict(idata_kwargs or {})
     _check_wanted(model, names, wanted)
     _check_initvals(model, initvals)
+    if client is not None:
+        check_client(client)
+        if path is not None:
+            raise ValueError(
+                "`store` is written by processes of this machine, but `client` runs the chains "
+                "elsewhere. Leave one of them out."
+            )
+    shown = bool(progressbar) and not quiet
     with mcmc._quiet_logging(quiet):
         groups = groups_of(model, marginalize, step)
-    if groups is None:
-        sampled, step = model, _made(model, step)
-    else:
-        sampled, step = groups.model, _made(groups.model, groups.step)
+    with passes(client, shown):
+        if groups is None:
+            sampled, step = model, _made(model, step)
+        else:
+            sampled, step = groups.model, _made(groups.model, groups.step)
     if accuracy is not None:
         check_accuracy(accuracy, step)
     context = _initialize_multiprocessing_context(
@@ -212,8 +236,8 @@ def sample(
         context=context,
         store=path,
         resume=resume,
+        client=client,
     )
-    shown = bool(progressbar) and not quiet
 
     def completed(idata: DataTree) -> DataTree:
         if groups is not None:
@@ -265,6 +289,7 @@ class _Run:
     context: Any
     store: Path | None
     resume: bool
+    client: Any
 
     def draws_of(
         self, step: StochasticGradientStep, *, checks: bool, warnings: bool = True
@@ -284,11 +309,14 @@ class _Run:
         jobs = [Job(rng, point(seed)) for rng, point, seed in zip(rngs, points, seeds, strict=True)]
         recorder = Recorder(self.model, jobs[0].point, self.variables)
         if not self.quiet:
-            several = "Multiprocess" if self.cores > 1 else "Sequential"
-            plural = "s" * (self.cores > 1)
-            log.info(
-                "%s sampling (%d chains in %d job%s)", several, self.chains, self.cores, plural
-            )
+            if self.client is not None:
+                log.info("Sampling on a cluster (%d chains)", self.chains)
+            else:
+                several = "Multiprocess" if self.cores > 1 else "Sequential"
+                plural = "s" * (self.cores > 1)
+                log.info(
+                    "%s sampling (%d chains in %d job%s)", several, self.chains, self.cores, plural
+                )
             names = ", ".join(variable.name for variable in self.model.free_RVs)
             log.info("%s: [%s]", type(step).__name__, names)
         start = time.time()
@@ -318,8 +346,9 @@ class _Run:
             )
 
         # Chains whose rows are in a source read them together, before processes begin.
-        new = [job.rng for job in jobs if not job.done]
-        step.read_ahead(new, self.tune, self.draws)
+        if self.client is None:
+            new = [job.rng for job in jobs if not job.done]
+            step.read_ahead(new, self.tune, self.draws)
         run = (step, jobs, self.tune, self.draws, progress)
         with mcmc._quiet_logging(self.quiet), interrupts_noted() as interrupted:
             try:
@@ -327,7 +356,9 @@ class _Run:
                     for number, job in enumerate(jobs):
                         if job.done:  # The store has them.
                             progress(number)
-                    if self.cores > 1:
+                    if self.client is not None:
+                        run_on_client(*run, self.client)
+                    elif self.cores > 1:
                         run_in_processes(*run, self.cores, self.context)
                     else:
                         run_in_turn(*run)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -13,8 +15,10 @@ from pytensor.tensor.sharedvar import TensorSharedVariable
 
 from pymc_sgmcmc.checks import quoted, whole_number
 from pymc_sgmcmc.errors import RowsError
+from pymc_sgmcmc.sources.cluster import results, send, submit
+from pymc_sgmcmc.sources.passes import client_of_passes, with_progress
 from pymc_sgmcmc.sources.schema import MEMORY, NUMBERS, Schema, check_partition
-from pymc_sgmcmc.sources.standardisation import Moments, Standardisation
+from pymc_sgmcmc.sources.standardisation import Moments, Standardisation, Sums, sums_of
 
 HEAD_ROWS = 1009
 """A model is written on this many first rows. The number is a prime, so that no parameter has that
@@ -39,11 +43,16 @@ class RowSource(ABC):
         Partition i has the rows from ``offsets[i]`` to ``offsets[i + 1]``.
     memory : int
         The rows of a run take at most so many bytes at a time, 2 GiB where nothing else is set.
+    client : dask.distributed.Client or None
+        Passes run on its cluster, and rows are gathered there.
     """
 
     columns: Schema
     offsets: np.ndarray
     memory: int = MEMORY
+    client: Any = None
+    _at_hand: tuple[np.ndarray, Mapping[str, np.ndarray]] | None = None
+    """Numbers and columns of rows that were gathered before."""
     _last: tuple[int, tuple[str, ...], dict[str, np.ndarray]] | None = None
     """Number, columns and rows of the partition that was read last."""
 
@@ -56,6 +65,10 @@ class RowSource(ABC):
     def n_partitions(self) -> int:
         """Number of partitions."""
         return len(self.offsets) - 1
+
+    def count(self, number: int) -> int:
+        """Number of rows of a partition."""
+        return int(self.offsets[number + 1] - self.offsets[number])
 
     @abstractmethod
     def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -77,7 +90,7 @@ class RowSource(ABC):
         """
         names = self._checked(names)
         stop = max(start, min(stop, self.n_rows))
-        rows = self._empty(names, stop - start)
+        rows = self.empty(names, stop - start)
         number = int(np.searchsorted(self.offsets, start, side="right")) - 1
         at = start
         while at < stop:
@@ -98,7 +111,9 @@ class RowSource(ABC):
         """
         names = self._checked(names)
         numbers = np.asarray(numbers)
-        rows = self._empty(names, len(numbers))
+        if self._at_hand is not None and np.array_equal(numbers, self._at_hand[0]):
+            return {name: self._at_hand[1][name] for name in names}
+        rows = self.empty(names, len(numbers))
         if not len(numbers):
             return rows
         if numbers.min() < 0 or numbers.max() >= self.n_rows:
@@ -106,14 +121,99 @@ class RowSource(ABC):
                 f"Numbers of rows should be from 0 to {self.n_rows - 1}, but got "
                 f"{numbers.min()} to {numbers.max()}."
             )
-        order = np.argsort(numbers)
-        bounds = np.searchsorted(numbers[order], self.offsets)
-        for number in np.flatnonzero(np.diff(bounds)):
-            places = order[bounds[number] : bounds[number + 1]]
-            within = numbers[places] - self.offsets[number]
-            for name, values in self.select(int(number), within, names).items():
+        places_of = self.places(numbers)
+        found: Iterator[dict[str, np.ndarray]]
+        if self.workers is None:
+            found = (
+                self.select(number, numbers[places] - self.offsets[number], names)
+                for number, places in places_of.items()
+            )
+        else:
+            found = self._on_workers(
+                lambda number: partial(
+                    _selected, within=numbers[places_of[number]] - self.offsets[number]
+                ),
+                list(places_of),
+                names,
+            )
+        for places, columns in zip(places_of.values(), found, strict=True):
+            for name, values in columns.items():
                 rows[name][places] = values
         return rows
+
+    def places(self, numbers: np.ndarray) -> dict[int, np.ndarray]:
+        """Places of the rows of each partition among some rows, by the number of the partition."""
+        order = np.argsort(numbers, kind="stable")
+        bounds = np.searchsorted(numbers[order], self.offsets)
+        return {
+            int(number): order[bounds[number] : bounds[number + 1]]
+            for number in np.flatnonzero(np.diff(bounds))
+        }
+
+    @contextmanager
+    def at_hand(self, numbers: np.ndarray, columns: Mapping[str, np.ndarray]) -> Iterator[None]:
+        """Let `take` return columns of these rows, which were gathered before."""
+        self._at_hand = numbers, columns
+        try:
+            yield
+        finally:
+            self._at_hand = None
+
+    # --- On the workers of a cluster ---
+
+    @property
+    def workers(self) -> Any:
+        """The client of the cluster on which passes run, None where there is none."""
+        return self.client if self.client is not None else client_of_passes()
+
+    def collection(self, number: int, names: Sequence[str]) -> Any:
+        """Dask collections that a partition is made of, None where a worker reads it."""
+        return None
+
+    def from_result(self, result: Any, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Columns of a partition from the result of `collection`, where there is one."""
+        return self.partition(number, names)
+
+    def select_from(
+        self, result: Any, number: int, within: np.ndarray, names: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """Columns of some rows of a partition, from the result of `collection`."""
+        if result is None:
+            return self.select(number, within, names)
+        columns = self.from_result(result, number, names)
+        return {name: values[within] for name, values in columns.items()}
+
+    def started(self, client: Any, number: int, names: Sequence[str]) -> Any:
+        """Future of the result of `collection` on a cluster, None where there is nothing to do."""
+        collection = self.collection(number, names)
+        if isinstance(collection, Mapping):
+            return {name: client.compute(each) for name, each in collection.items()}
+        return None if collection is None else client.compute(collection)
+
+    def _on_workers(
+        self,
+        function_of: Callable[[int], Callable],
+        numbers: Sequence[int],
+        names: Sequence[str],
+    ) -> Iterator[Any]:
+        """Results of functions of (source, result of `collection`, number, names), in order."""
+        client = self.workers
+        source = send(client, self)
+        return results(
+            client,
+            (
+                submit(
+                    client,
+                    "rows",
+                    function_of(number),
+                    source,
+                    self.started(client, number, names),
+                    number,
+                    tuple(names),
+                )
+                for number in numbers
+            ),
+        )
 
     def select(
         self, number: int, within: np.ndarray, names: Sequence[str]
@@ -239,10 +339,20 @@ class RowSource(ABC):
         """
         names = self._checked([name, *names])
         self._check_numbers(names, "be standardised")
-        moments = {name: Moments() for name in names}
-        for number in range(self.n_partitions):
-            for name, values in self.partition(number, names).items():
-                moments[name].add(values)
+        first = {name: values[0] for name, values in self.read(0, 1, names).items()}
+        moments = {name: Moments(values) for name, values in first.items()}
+        numbers = range(self.n_partitions)
+        function = partial(_sums, first=first)
+        found = (
+            (function(self, None, number, names) for number in numbers)
+            if self.workers is None
+            else self._on_workers(lambda _: function, numbers, names)
+        )
+        counts = np.diff(self.offsets)
+        parts = zip(counts, found, strict=True)
+        for number, sums in enumerate(with_progress(parts, self.n_rows)):
+            for name, of_part in sums.items():
+                moments[name].join(of_part)
                 if not moments[name].are_finite:
                     raise RowsError(
                         f"The column `{name}` should have finite values to be standardised, but "
@@ -256,8 +366,9 @@ class RowSource(ABC):
         return " ".join(_digest(self.read(start, start + HEAD_ROWS)) for start in ends)
 
     def __getstate__(self) -> dict:
-        """Everything but the partition that was read last."""
-        return {name: value for name, value in vars(self).items() if name != "_last"}
+        """Everything but the client, and the partition that was read last."""
+        left_out = ("_last", "_at_hand", "client")
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def _checked(self, names: Sequence[str] | None) -> tuple[str, ...]:
         names = tuple(self.columns) if names is None else tuple(names)
@@ -277,7 +388,8 @@ class RowSource(ABC):
                     f"{dtype}. Make numbers of it by `transform`, or leave it out."
                 )
 
-    def _empty(self, names: Sequence[str], count: int) -> dict[str, np.ndarray]:
+    def empty(self, names: Sequence[str], count: int) -> dict[str, np.ndarray]:
+        """Columns of so many rows, whose values are still to be set."""
         return {
             name: np.empty((count, *self.columns[name][1]), dtype=self.columns[name][0])
             for name in names
@@ -309,7 +421,7 @@ class TransformedRows(RowSource):
         names: Sequence[str] | None = None,
     ):
         self._source, self._function = source, function
-        self.memory = source.memory
+        self.memory, self.client = source.memory, source.client
         self._taken = source._checked(names or None)
         self.offsets = source.offsets
         first = source.read(0, HEAD_ROWS, self._taken)
@@ -334,6 +446,15 @@ class TransformedRows(RowSource):
     def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
         """What the function makes of a partition, and columns that it does not make."""
         return self._complete(number, self._source.partition(number, self._needed(names)), names)
+
+    def collection(self, number: int, names: Sequence[str]) -> Any:
+        """That of the source."""
+        return self._source.collection(number, self._needed(names))
+
+    def from_result(self, result: Any, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """What the function makes of a partition, and columns that it does not make."""
+        columns = self._source.from_result(result, number, self._needed(names))
+        return self._complete(number, columns, names)
 
     def signature(self) -> str:
         """That of the source, and a digest of what the function makes of the first rows."""
@@ -418,6 +539,25 @@ class StandardisedRows(TransformedRows):
         """Some rows of a partition. Only these are standardised, with the same bits as in it."""
         columns = self._source.select(number, within, self._needed(names))
         return self._complete(number, columns, names)
+
+
+def _selected(
+    source: RowSource, result: Any, number: int, names: Sequence[str], *, within: np.ndarray
+) -> dict[str, np.ndarray]:
+    return source.select_from(result, number, within, names)
+
+
+def _sums(
+    source: RowSource,
+    result: Any,
+    number: int,
+    names: Sequence[str],
+    *,
+    first: Mapping[str, np.ndarray],
+) -> dict[str, Sums]:
+    """Sums of a partition, relative to the first row of all."""
+    columns = source.from_result(result, number, names)
+    return {name: sums_of(values, first[name]) for name, values in columns.items()}
 
 
 def _alike(values: np.ndarray | None, others: np.ndarray) -> bool:

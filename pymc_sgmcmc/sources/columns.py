@@ -38,7 +38,7 @@ class ChosenColumns(RowSource):
 
     def __init__(self, source: RowSource, choice: Mapping[str, str | list[str]]):
         self._source, self._choice = source, choice
-        self.memory = source.memory
+        self.memory, self.client = source.memory, source.client
         self.offsets = source.offsets
         self.columns = {
             name: _joined(source, name, chosen)
@@ -65,6 +65,14 @@ class ChosenColumns(RowSource):
     def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Chosen columns of a partition."""
         return self._chosen(self._source.partition(number, self._needed(names)), names)
+
+    def collection(self, number: int, names: Sequence[str]) -> Any:
+        """That of the source."""
+        return self._source.collection(number, self._needed(names))
+
+    def from_result(self, result: Any, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Chosen columns of a partition."""
+        return self._chosen(self._source.from_result(result, number, self._needed(names)), names)
 
     def select(
         self, number: int, within: np.ndarray, names: Sequence[str]

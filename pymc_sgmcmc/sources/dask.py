@@ -27,18 +27,26 @@ class _DaskSource(RowSource):
     """What rows of Dask arrays and dataframes have in common."""
 
     def __init__(self) -> None:
-        self._process = os.getpid()
+        self._process: int | None = os.getpid()
 
     def __setstate__(self, state: dict) -> None:
-        vars(self).update(state, _process=os.getpid())
+        # A task of a worker that waited for another task could wait forever.
+        vars(self).update(state, _process=None)
+
+    def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Columns of a partition, which is computed."""
+        return self.from_result(self._compute(self.collection(number, names)), number, names)
 
     def _compute(self, collection: Any) -> Any:
-        """Result of a collection, by the scheduler that the user chose, or else in this thread.
+        """Result of a collection, by the client or scheduler of the user, or in this thread.
 
         Threads and clients of Dask do not go on in a forked process, where they would wait forever.
         """
         dask = import_optional("dask", "dask", "Reading Dask collections")
-        chosen = os.getpid() == self._process and dask.base.get_scheduler() is not None
+        here = os.getpid() == self._process
+        if here and self.workers is not None:
+            return dask.compute(collection, scheduler=self.workers)[0]
+        chosen = here and dask.base.get_scheduler() is not None
         return dask.compute(collection, **({} if chosen else {"scheduler": "synchronous"}))[0]
 
 
@@ -78,9 +86,13 @@ class DaskArraySource(_DaskSource):
         self.columns = schema_of(arrays)
         self.offsets = offsets_of(lengths, "The Dask arrays")
 
-    def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Results of the chunks of a partition."""
-        chunks = self._compute({name: self._arrays[name].blocks[number] for name in names})
+    def collection(self, number: int, names: Sequence[str]) -> dict[str, Any]:
+        """Chunks of a partition."""
+        return {name: self._arrays[name].blocks[number] for name in names}
+
+    def from_result(self, result: Any, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Columns from the results of the chunks."""
+        chunks = result
         for name, values in chunks.items():
             masked = int(np.ma.count_masked(values)) if np.ma.isMaskedArray(values) else 0
             if masked:
@@ -156,9 +168,13 @@ class DaskFrameSource(_DaskSource):
             return super().categories(name)
         return self._labels[name].to_numpy()
 
-    def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Result of a partition."""
-        table = self._compute(self._frame[list(names)].partitions[number])
+    def collection(self, number: int, names: Sequence[str]) -> Any:
+        """A partition of the dataframe."""
+        return self._frame[list(names)].partitions[number]
+
+    def from_result(self, result: Any, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Columns from the result of a partition."""
+        table = result
         for name in names:
             nulls = int(table[name].isna().sum())
             if nulls:

@@ -12,6 +12,7 @@ import numpy as np
 from pymc_sgmcmc.errors import RowsError
 from pymc_sgmcmc.sources.arrays import ArraySource
 from pymc_sgmcmc.sources.base import RowSource
+from pymc_sgmcmc.sources.cluster import check_client
 from pymc_sgmcmc.sources.columns import ChosenColumns, check_choice, check_names, names_of_choice
 from pymc_sgmcmc.sources.dask import DaskArraySource, DaskFrameSource
 from pymc_sgmcmc.sources.parquet import ParquetSource
@@ -27,6 +28,7 @@ def open_rows(
     columns: Mapping[str, str | Sequence[str]] | None = None,
     *,
     memory: int | str = MEMORY,
+    client: Any = None,
 ) -> RowSource:
     """Open rows of data that do not fit in memory.
 
@@ -44,6 +46,10 @@ def open_rows(
         Bytes, or a text such as ``"500 MB"``. The rows of a run take at most so much at a time,
         beside a partition. A run that needs more is cut into stretches, and the rows of the next
         one are read while the present one runs. The draws are the same.
+    client : dask.distributed.Client, optional
+        Passes over the rows, as of `standardise` and of a step method that is made with them, run
+        on the workers of its cluster, which must have the files at the same paths. `sample` takes
+        a client for the chains.
 
     Returns
     -------
@@ -75,13 +81,15 @@ def open_rows(
            [800.,  17.]])
     """
     most = bytes_of(memory)
-    if columns is None:
-        source = _open(data, None)
+    choice = None if columns is None else check_choice(columns)
+    names = None if choice is None else names_of_choice(choice)
+    if client is None:
+        source = _open(data, names)
     else:
-        choice = check_choice(columns)
-        source = ChosenColumns(_open(data, names_of_choice(choice)), choice)
-    source.memory = most
-    return source
+        with check_client(client).as_current():
+            source = _open(data, names)
+    source.memory, source.client = most, client
+    return source if choice is None else ChosenColumns(source, choice)
 
 
 def _open(data: Any, names: list[str] | None) -> RowSource:

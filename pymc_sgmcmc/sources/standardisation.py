@@ -3,47 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
+
+
+class Sums(NamedTuple):
+    """Number of some rows, and mean and sum of squares of their deviations from a given row."""
+
+    rows: int
+    mean: np.ndarray
+    squares: np.ndarray
+
+
+def sums_of(values: np.ndarray, shift: np.ndarray) -> Sums:
+    """Sums of rows, along the first axis, relative to a given row."""
+    if not len(values):
+        return Sums(0, np.zeros(()), np.zeros(()))
+    with np.errstate(invalid="ignore", over="ignore"):  # see `Moments.are_finite`
+        deviations = values - shift.astype(float)
+        mean = deviations.mean(axis=0)
+        deviations -= mean
+        return Sums(len(values), mean, np.square(deviations).sum(axis=0))
 
 
 class Moments:
     """Mean and sum of squares of rows that come in parts.
 
     Parts are joined as by Chan, Golub and LeVeque (1983), Algorithms for computing the sample
-    variance, The American Statistician 37(3). All values are taken relative to the first row, so
+    variance, The American Statistician 37(3). All values are taken relative to one of the rows, so
     that a large mean costs no digits, and those of a constant column are exactly zero.
+
+    Parameters
+    ----------
+    shift : numpy.ndarray
+        This row.
 
     Examples
     --------
-    >>> moments = Moments()
-    >>> moments.add(np.array([[1.0, 6.0]]))
-    >>> moments.add(np.array([[5.0, 6.0]]))
+    >>> moments = Moments(np.array([1.0, 6.0]))
+    >>> for row in ([1.0, 6.0], [5.0, 6.0]):
+    ...     moments.join(sums_of(np.array([row]), np.array([1.0, 6.0])))
     >>> moments.mean, moments.scale
     (array([3., 6.]), array([2., 1.]))
     """
 
-    def __init__(self) -> None:
-        self._count = 0
-        self._shift = self._mean = self._squares = np.zeros(())
+    def __init__(self, shift: np.ndarray) -> None:
+        self._count, self._shift = 0, np.asarray(shift, dtype=float)
+        self._mean = self._squares = np.zeros(())
 
-    def add(self, values: np.ndarray) -> None:
-        """Take rows, along the first axis, into account."""
-        count = len(values)
-        if not count:
+    def join(self, part: Sums) -> None:
+        """Take sums of further rows into account."""
+        if not part.rows:
             return
-        if not self._count:
-            self._shift = values[0].astype(float)
         with np.errstate(invalid="ignore", over="ignore"):  # see `are_finite`
-            deviations = values - self._shift
-            mean = deviations.mean(axis=0)
-            deviations -= mean
-            squares = np.square(deviations).sum(axis=0)
-            total = self._count + count
-            difference = mean - self._mean
-            between = difference**2 * (self._count * count / total)
-            self._squares = self._squares + squares + between
-            self._mean = self._mean + difference * (count / total)
+            total = self._count + part.rows
+            difference = part.mean - self._mean
+            between = difference**2 * (self._count * part.rows / total)
+            self._squares = self._squares + part.squares + between
+            self._mean = self._mean + difference * (part.rows / total)
         self._count = total
 
     @property

@@ -40,6 +40,7 @@ from pymc_sgmcmc.posterior.compiled import quick_graphs
 from pymc_sgmcmc.posterior.position import NOTHING_FREE, value_variables
 from pymc_sgmcmc.record import COMPUTED, GIVEN, RECORD, RunRecord, with_preconditioner
 from pymc_sgmcmc.schedules import StepSize, step_sizes
+from pymc_sgmcmc.sources.passes import shown_by_default
 from pymc_sgmcmc.step_methods.advice import advice
 from pymc_sgmcmc.step_methods.pymc_hook import install, log
 from pymc_sgmcmc.step_methods.run_settings import run_settings, with_pace
@@ -182,6 +183,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             raise ModelError(NOTHING_FREE)
         return super().__new__(cls, *args, **kwargs)
 
+    @shown_by_default()
     @quick_graphs()
     def __init__(self, settings: Settings):
         install()
@@ -474,6 +476,11 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
                 _, (first,) = self._fail(point, _Run(before, found))
                 yield self._missing(first, missing)
                 return
+
+    def begun(self, point: Mapping[str, np.ndarray]) -> ChainState:
+        """State in which a chain that was set up begins."""
+        self._begin(self.posterior.layout.ravel(point))
+        return self.chain.state
 
     def read_ahead(self, rngs: Sequence[np.random.Generator], tune: int, draws: int) -> None:
         """Read the rows of several chains at once, where they are not all in memory."""

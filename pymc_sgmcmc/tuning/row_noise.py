@@ -8,14 +8,15 @@ out of the minibatches, and every transition evaluates all of them instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from pymc_sgmcmc.batching import RowOrder, numbers_without
-from pymc_sgmcmc.matrices import largest_mean_square
+from pymc_sgmcmc.matrices import Matrix, largest_mean_square
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center, laplace_draws
 
@@ -179,44 +180,35 @@ class _Rows:
         if control_variate:
             points = NOISE_POINTS_OF_GROUPS if posterior.rows_are_groups else NOISE_POINTS
             self._points = joint_draws or laplace_draws(posterior, center, points)
-        self._others = {
-            name: np.array(shared.get_value()) for name, shared in posterior.others.items()
-        }
         # Mean of the gradients of all rows at the centre.
         self._mean = center.likelihood_gradient / posterior.n_rows
 
     def worst(self, count: int) -> np.ndarray:
         """Numbers of the rows with the largest gradients, the largest first."""
-        numbers, sizes, start = np.empty(0, dtype=np.int64), np.empty(0), 0
-        # Threads of a product of so few columns wait for each other where other programs run.
-        with threadpool_limits(limits=1):
-            for of_chunk in self.sizes():
-                stop = start + len(of_chunk)
-                numbers = np.concatenate([numbers, np.arange(start, stop)])
-                sizes, start = np.concatenate([sizes, of_chunk]), stop
-                chosen = largest(sizes, min(count, len(sizes)))
-                numbers, sizes = numbers[chosen], sizes[chosen]
-        return numbers
-
-    def sizes(self) -> Iterator[np.ndarray]:
-        """Mean squared length of each row's gradient in units of the curvature, in chunks."""
         posterior, root, d = self._posterior, self._center.curvature.root, self._posterior.dimension
         elements = posterior.n_rows * d
-        count = int(np.clip(SEARCH_ELEMENTS // elements, *SEARCH_POINTS))
-        points = self._points[:: max(1, len(self._points) // count)][:count] or (None,)
+        of_search = int(np.clip(SEARCH_ELEMENTS // elements, *SEARCH_POINTS))
+        points = self._points[:: max(1, len(self._points) // of_search)][:of_search] or (None,)
+        sketch: Matrix | np.ndarray = root
         if d > SKETCH:
             directions = np.random.default_rng(1984).standard_normal((SKETCH, d))
             sketch = root.each(directions).T / np.sqrt(SKETCH)
-        for chunk in posterior.chunks(d):
-            total = 0.0
-            at_center = posterior.row_gradients(self._center.position, chunk)
-            for point in points:
-                gradients = at_center
-                if point is not None:
-                    gradients = self._at(point, chunk) - at_center
-                white = gradients @ (sketch if d > SKETCH else root)
-                total = total + np.einsum("ij,ij->i", white, white)
-            yield np.asarray(total)
+        function = partial(
+            _largest_of_rows,
+            count=count,
+            center=self._center.position,
+            points=points,
+            sketch=sketch,
+        )
+        numbers, sizes, start = np.empty(0, dtype=np.int64), np.empty(0), 0
+        # Threads of a product of so few columns wait for each other where other programs run.
+        with threadpool_limits(limits=1):
+            for rows, of_chunk, size in posterior.each_chunk(function, d):
+                numbers = np.concatenate([numbers, start + rows])
+                sizes, start = np.concatenate([sizes, of_chunk]), start + size
+                chosen = largest(sizes, min(count, len(sizes)))
+                numbers, sizes = numbers[chosen], sizes[chosen]
+        return numbers
 
     def deviations_apart(self, numbers: np.ndarray) -> np.ndarray:
         """Deviations of rows, each at one point, shape (rows, d)."""
@@ -254,9 +246,40 @@ class _Rows:
         return self._posterior.row_gradients(self._center.position, rows).astype(float, copy=False)
 
     def _at(self, point: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]) -> np.ndarray:
-        """Gradients of rows at a point, which may set the other variables too."""
-        posterior = self._posterior
-        posterior.set_others({**self._others, **point})
-        gradients = posterior.row_gradients(posterior.layout.ravel(point), rows)
-        posterior.set_others(self._others)
-        return gradients.astype(float, copy=False)
+        return _row_gradients_at(self._posterior, point, rows)
+
+
+def _row_gradients_at(
+    posterior: Posterior, point: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]
+) -> np.ndarray:
+    """Gradients of rows at a point, which may set the other variables too."""
+    others = {name: np.array(shared.get_value()) for name, shared in posterior.others.items()}
+    posterior.set_others({**others, **point})
+    gradients = posterior.row_gradients(posterior.layout.ravel(point), rows)
+    posterior.set_others(others)
+    return gradients.astype(float, copy=False)
+
+
+def _largest_of_rows(
+    posterior: Posterior,
+    rows: list[np.ndarray],
+    *,
+    count: int,
+    center: np.ndarray,
+    points: Sequence[Mapping[str, np.ndarray] | None],
+    sketch: Matrix | np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Those of some rows with the largest gradients, these sizes, and the number of the rows.
+
+    A size is the mean squared length of a gradient in units of the curvature.
+    """
+    total = np.zeros(())
+    at_center = posterior.row_gradients(center, rows)
+    for point in points:
+        gradients = at_center
+        if point is not None:
+            gradients = _row_gradients_at(posterior, point, rows) - at_center
+        white = gradients @ sketch
+        total = total + np.einsum("ij,ij->i", white, white)
+    chosen = largest(total, min(count, len(total)))
+    return chosen, total[chosen], len(total)
