@@ -238,7 +238,7 @@ class PairProducts(NamedTuple):
     change_start: np.ndarray
     threshold: np.ndarray
 
-    def __add__(self, other: tuple) -> PairProducts:  # type: ignore[override]
+    def __add__(self, other: tuple) -> PairProducts:
         return PairProducts(*(left + right for left, right in zip(self, other, strict=True)))
 
 

@@ -15,7 +15,8 @@ import pytensor.tensor as pt
 from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import ancestors, toposort
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.scalar.basic import Cast
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
@@ -29,6 +30,9 @@ from pymc_sgmcmc.posterior.simplify import simplify_logistic
 
 CHECKED_ROWS = 2_000
 """The blocks are compared with the whole model on at most so many rows."""
+
+INTEGERS = ("int", "uin")
+"""Types of integers begin with these letters."""
 
 USE_SAMPLE = "Give it a number, or use `sample`, which takes any model with rows."
 """The advice where a model is no model of two sides."""
@@ -204,18 +208,18 @@ def _indexed(posterior: Posterior, terms: _Terms) -> dict[int, list[Apply]]:
         Where an array of indices is used for something else too.
     """
     names = posterior.data_names
-    integers = {
-        rows: number for number, rows in enumerate(terms.rows) if rows.dtype[:3] in ("int", "uin")
+    codes: dict[Variable, int] = {
+        rows: number
+        for number, rows in enumerate(terms.rows)
+        if rows.ndim == 1 and rows.dtype[:3] in INTEGERS
     }
-    codes: dict[Variable, int] = {rows: integers[rows] for rows in integers if rows.ndim == 1}
     nodes: dict[int, list[Apply]] = {}
     others: dict[int, Apply] = {}
     for node in toposort([terms.likelihood]):
-        if isinstance(node.op, Elemwise | DimShuffle) and len(node.inputs) == 1:
-            # A cast of the indices, or their one entry a row on an axis of its own
-            if node.inputs[0] in codes and node.outputs[0].ndim == 1:
-                codes[node.outputs[0]] = codes[node.inputs[0]]
-                continue
+        is_cast = isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Cast)
+        if is_cast and node.inputs[0] in codes and node.outputs[0].dtype[:3] in INTEGERS:
+            codes[node.outputs[0]] = codes[node.inputs[0]]
+            continue
         for place, variable in enumerate(node.inputs):
             if variable not in codes:
                 continue
@@ -412,30 +416,19 @@ def _check_blocks(model: TwoSided) -> None:
         )
         value, gradients = 0.0, [np.zeros(matrix.shape) for matrix in matrices]
         halves = [np.array_split(rng.permutation(side.size), 2) for side in sides]
-        # The two blocks of a part have different users and items.
+        one = np.asarray(1.0, posterior.dtype)
         for chosen in [(0, 0), (1, 1), (0, 1), (1, 0)]:
             numbers = [half[which] for half, which in zip(halves, chosen, strict=True)]
-            of_block = _rows_of_block(rows, sides, numbers)
-            pieces = [matrix[numbers] for matrix, numbers in zip(matrices, numbers, strict=True)]
-            data = [
-                values[n] for side, n in zip(sides, numbers, strict=True) for values in side.data
-            ]
-            with np.errstate(all="ignore"):
-                block_value, *block = function(
-                    *pieces, np.asarray(1.0, posterior.dtype), *of_block, *data
-                )
-                if chosen[0] != chosen[1]:  # The first part has counted the prior.
-                    nothing = [values[:0] for values in of_block]
-                    prior, *of_prior = function(
-                        *pieces, np.asarray(1.0, posterior.dtype), *nothing, *data
-                    )
-                    block_value = block_value - prior
-                    block = [left - right for left, right in zip(block, of_prior, strict=True)]
-            value += float(block_value)
-            for total, numbers_of_side, gradient in zip(gradients, numbers, block, strict=True):
-                total[numbers_of_side] += gradient
-    except ModelError:
-        raise
+            pieces = [matrix[n] for matrix, n in zip(matrices, numbers, strict=True)]
+            data = [x[n] for side, n in zip(sides, numbers, strict=True) for x in side.data]
+            block = _rows_of_block(rows, sides, numbers)
+            found = function(*pieces, one, *block, *data)
+            if chosen[0] != chosen[1]:  # The blocks before have counted the prior.
+                prior = function(*pieces, one, *(values[:0] for values in block), *data)
+                found = [left - right for left, right in zip(found, prior, strict=True)]
+            value += float(found[0])
+            for total, n, gradient in zip(gradients, numbers, found[1:], strict=True):
+                total[n] += gradient
     except Exception as error:  # A graph may fail in any way on other lengths.
         raise _not_in_blocks(sides) from error
     with np.errstate(all="ignore"):

@@ -168,12 +168,15 @@ class UserGroup:
         if self.batch_size is None or count <= self.batch_size:
             return rows, 1.0
         start = int(turn.generator(ROWS, self.number).integers(count))
-        stop = start + self.batch_size
-        if stop <= count:
-            window = [values[start:stop] for values in rows]
-        else:
-            window = [np.concatenate([values[start:], values[: stop - count]]) for values in rows]
-        return window, count / self.batch_size
+        return window(rows, start, self.batch_size), count / self.batch_size
+
+
+def window(rows: Sequence[np.ndarray], start: int, size: int) -> list[np.ndarray]:
+    """Rows from a start on, and from the beginning where they end."""
+    rest = start + size - len(rows[0])
+    if rest <= 0:
+        return [values[start : start + size] for values in rows]
+    return [np.concatenate([values[start:], values[:rest]]) for values in rows]
 
 
 def user_groups(

@@ -133,8 +133,8 @@ def sample_blocks(
     Returns
     -------
     xarray.DataTree
-        With the draws in ``posterior``, and in ``sample_stats`` ``step_size``, ``part``, the part of
-        the last iteration, and for "hamcmc" ``pair_accepted``, the share of pairs in use. The group
+        With the draws in ``posterior``, and in ``sample_stats`` ``step_size``, ``part`` of the last
+        iteration, and for "hamcmc" ``pair_accepted``, the share of pairs in use. The group
         ``block_parts`` has the numbers of rows of the parts, and the settings as attributes.
 
     Raises

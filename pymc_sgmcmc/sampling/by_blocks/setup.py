@@ -119,15 +119,14 @@ def diagonal_curvature(gradients: Gradients, sides: Sequence[Side], at: Matrices
     Rows of a user do not depend on other users. So one difference, with the same coordinate of all
     users moved, gives the curvature of that coordinate for all of them.
     """
-    results = [np.empty_like(x) for x in at]
+    results = [np.zeros_like(x) for x in at]
     for side, result in enumerate(results):
         for column in range(result.shape[1]):
-            below, above = [], []
-            for sign, found in ((-1, below), (1, above)):
-                moved = [x.copy() for x in at]
-                moved[side][:, column] += sign * DIFFERENCE
-                found.append(gradients.whole((moved[0], moved[1]))[1][side][:, column])
-            result[:, column] = (below[0] - above[0]) / (2 * DIFFERENCE)
+            for sign in (-1, 1):
+                users, items = at[0].copy(), at[1].copy()
+                (users, items)[side][:, column] += sign * DIFFERENCE
+                slope = gradients.whole((users, items))[1][side][:, column]
+                result[:, column] -= sign * slope / (2 * DIFFERENCE)
     for result in results:
         positive = result[result > 0]
         # Where the density is not log-concave a coordinate may have none.

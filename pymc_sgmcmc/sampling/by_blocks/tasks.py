@@ -48,7 +48,7 @@ class Tasks(ABC):
 
 
 class Here(Tasks):
-    """This process, one task after the other."""
+    """The process of the caller, one task after the other."""
 
     def place(self, group: UserGroup) -> UserGroup:
         """The group itself."""
@@ -152,7 +152,11 @@ def _unpickled(*pieces: bytes) -> UserGroup:
 # --- Tasks of an iteration ----------------------------------------------------------------------
 
 
-def start(step: BlockStep, positions: Pair, moments: Pair) -> Pair:
+Vectors = tuple[np.ndarray, np.ndarray]
+"""Numbers of the coordinates of a group of users and of a group of items."""
+
+
+def start(step: BlockStep, positions: Vectors, moments: Vectors) -> Pair:
     """States of a group of users and of a group of items."""
     users, items = (
         step.start(position, moment) for position, moment in zip(positions, moments, strict=True)
@@ -191,7 +195,7 @@ def reduced(step: Any, turn: Turn, *products: Any) -> Coefficients:
         return step.reduced(turn, products)
 
 
-def positions(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
+def positions(pair: Pair) -> Vectors:
     """Positions of the users and items of a block."""
     return pair[0][0], pair[1][0]
 
@@ -205,7 +209,7 @@ class BlockChain:
     step : BlockStep
     groups : sequence
         `Tasks.place` of each group of users.
-    starts : sequence of Pair
+    starts : sequence of pairs of Vectors
         Positions and moments of the users of group b and of the items of group b, for each b.
     """
 
@@ -214,7 +218,7 @@ class BlockChain:
         tasks: Tasks,
         step: BlockStep,
         groups: Sequence[Any],
-        starts: Sequence[tuple[Pair, Pair]],
+        starts: Sequence[tuple[Vectors, Vectors]],
     ):
         self._tasks, self._step, self._groups = tasks, step, list(groups)
         self._pairs = [
