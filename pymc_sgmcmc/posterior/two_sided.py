@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytensor.tensor as pt
 from pymc.pytensorf import rewrite_pregrad
+from pytensor.compile.executor import Function
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import Cast
@@ -116,13 +117,13 @@ class BlockDensity:
     log_density: TensorVariable
     gradients: list[TensorVariable]
 
-    def compiled(self):
-        """The function of the inputs that gives the gradients, and one that gives the value too."""
+    def compiled(self, with_value: bool) -> Function:
+        """The function of the inputs that gives the gradients, after the value where asked for."""
+        outputs = [self.log_density, *self.gradients] if with_value else self.gradients
         with quick_graphs():
-            gradient = compile_quietly(self.inputs, self.gradients, "NUMBA")
-            both = compile_quietly(self.inputs, [self.log_density, *self.gradients], "NUMBA")
-        gradient.trust_input = both.trust_input = True
-        return gradient, both
+            function = compile_quietly(self.inputs, outputs, "NUMBA")
+        function.trust_input = True
+        return function
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,17 +79,17 @@ class Kernel:
     def gradients(self, *arguments: np.ndarray) -> list[np.ndarray]:
         """Gradients by the positions of users and items."""
         with _lock:
-            return _compiled(self.pickled)[0](*arguments)
+            return _compiled(self.pickled, False)(*arguments)
 
     def value_and_gradients(self, *arguments: np.ndarray) -> list[np.ndarray]:
         """The log density and its gradients."""
         with _lock:
-            return _compiled(self.pickled)[1](*arguments)
+            return _compiled(self.pickled, True)(*arguments)
 
 
-@lru_cache(maxsize=8)
-def _compiled(pickled: bytes) -> tuple[Any, Any]:
-    return cloudpickle.loads(pickled).compiled()
+@lru_cache(maxsize=16)
+def _compiled(pickled: bytes, with_value: bool) -> Any:
+    return cloudpickle.loads(pickled).compiled(with_value)
 
 
 @dataclass(frozen=True, eq=False)
