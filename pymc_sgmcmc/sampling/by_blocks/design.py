@@ -65,9 +65,7 @@ def design_of(
 ) -> Design:
     """The design of one of `STEP_NAMES`."""
     if name == "sgld":
-        diagonal = inverse_curvature(scale)
-        if preconditioner == IDENTITY:
-            diagonal = np.ones_like(diagonal[0]), np.ones_like(diagonal[1])
+        diagonal = _diagonal(preconditioner, scale)
         largest = largest_curvature(gradients, scale.start, diagonal)
         settings = (diagonal[0],), (diagonal[1],)
         return Design(LangevinBlocks(), settings, largest, _mean(diagonal, scale.variance))
@@ -78,7 +76,7 @@ def design_of(
         size = largest + variance
         step = RMSpropBlocks(int(gradients.counts.sum()), DECAY, REGULARIZATION, size)
         return Design(step, ((), ()), largest / size, variance / size)
-    squares = inverse_curvature(scale)
+    squares = _diagonal(preconditioner, scale)
     largest = largest_curvature(gradients, scale.start, squares)
     threshold = PART_OF_LARGEST * largest
     gamma = 1 / (largest + threshold)
@@ -94,9 +92,11 @@ def with_given_step_size(design: Design) -> Design:
     return design
 
 
-def inverse_curvature(scale: Scale) -> Matrices:
-    """The inverse diagonal of H."""
-    users, items = (1 / values for values in scale.curvature)
+def _diagonal(preconditioner: str, scale: Scale) -> Matrices:
+    users, items = (
+        np.ones_like(values) if preconditioner == IDENTITY else 1 / values
+        for values in scale.curvature
+    )
     return users, items
 
 

@@ -26,7 +26,6 @@ from pymc_sgmcmc.sampling.by_blocks.design import (
     STEP_NAMES,
     Design,
     design_of,
-    inverse_curvature,
     with_given_step_size,
 )
 from pymc_sgmcmc.sampling.by_blocks.grid import Grid, make_grid
@@ -113,14 +112,16 @@ def sample_blocks(
         The most rows of a block that an iteration takes: a random window of its rows, which lie in
         random order. Default: all rows of the part, as in the papers.
     preconditioner : {"curvature", "identity"}
-        For "sgld", the inverse diagonal of the curvature at the start, or none, as in the papers.
+        For "sgld" and "hamcmc", the inverse diagonal of the curvature at a point of large density,
+        or none, as in the papers.
     memory : int
         For "hamcmc", M, at least 2. The paper has 2.
     rows : str or sequence of str, optional
         Which data run over the rows, as of `Posterior`, where that is ambiguous.
     initial_point : mapping, optional
-        Values of value variables, from which all chains start. Default: near a point of large
-        density, found by L-BFGS with all rows.
+        Values of value variables, from which all chains start. Default: each at another point
+        around one of large density, which L-BFGS finds with all rows. Preconditioners and step
+        sizes are computed at that point in any case.
     var_names : str or sequence of str, optional
         Variables to record. The default is all of them.
     random_seed : int, sequence of int, or numpy.random.Generator, optional
@@ -155,9 +156,8 @@ def sample_blocks(
     **Samplers.** "sgld" is distributed SGLD, :math:`\theta' = \theta + \tfrac h2 M \hat\nabla +
     N(0, hM)`. "psgld" has M of `PSGLD`, which follows the gradients of all iterations before the
     first kept draw and is frozen then. "hamcmc" is `HAMCMC` with ``pairs="own"`` and
-    :math:`\gamma D^2`, :math:`\lambda D^{-2}`, where :math:`D^2` is the inverse diagonal of the
-    curvature at the start. Its dot products are sums over the blocks, added in the order of the
-    blocks.
+    :math:`\gamma D^2` and :math:`\lambda D^{-2}`, where :math:`D^2` is the `preconditioner`. Its
+    dot products are sums over the blocks, added in the order of the blocks.
 
     **Step size.** Let V be the variance of the gradient estimate between the parts, and H the
     curvature. The stationary variances are too large by about :math:`\tfrac h4 (MV + MH)`, so h is
@@ -211,9 +211,8 @@ def sample_blocks(
     grid = make_grid(codes, [side.size for side in problem.sides], settings.parts, dealing)
     gradients = Gradients(problem, grid, settings.batch_size)
     initial = problem.matrices(posterior.layout.unravel(posterior.initial_position))
-    searched = initial_point is None
     begin = time.time()
-    start = find_start(gradients, initial, searching) if searched else initial
+    start = find_start(gradients, initial, searching)
     scale = measure(gradients, problem.sides, start, searching)
     design = design_of(
         settings.step,
@@ -230,7 +229,10 @@ def sample_blocks(
     seed = int(running.integers(2**62))
     points, stats = _run(
         _Run(problem, grid, scale, design, settings, gradients.shares, chosen, seed),
-        _starts(scale, settings.chains, searched, running),
+        [
+            _around(scale, running) if initial_point is None else initial
+            for _ in range(settings.chains)
+        ],
         tasks_of(client),
         progressbar,
     )
@@ -309,7 +311,7 @@ class _Settings:
     def attributes(self) -> dict[str, Any]:
         """Those of a trace."""
         names = ["parts", "step", "tune", "thin"]
-        names += ["preconditioner"] if self.step == "sgld" else []
+        names += ["preconditioner"] if self.step != "psgld" else []
         names += ["memory"] if self.step == "hamcmc" else []
         names += ["bias"] if self.step_size is None else []
         names += ["batch_size"] if self.batch_size is not None else []
@@ -404,19 +406,13 @@ class _Run:
             ]
 
 
-def _starts(scale: Scale, chains: int, searched: bool, rng: np.random.Generator) -> list[Matrices]:
-    """Where the chains start: at the given point, or each at another one around that found."""
-    if not searched:
-        return [scale.start] * chains
-    spreads = [np.sqrt(values) for values in inverse_curvature(scale)]
-    starts = []
-    for _ in range(chains):
-        users, items = (
-            x + spread * rng.standard_normal(x.shape)
-            for x, spread in zip(scale.start, spreads, strict=True)
-        )
-        starts.append((users, items))
-    return starts
+def _around(scale: Scale, rng: np.random.Generator) -> Matrices:
+    """A draw from the Gaussian with the diagonal curvature at the point of large density."""
+    users, items = (
+        x + rng.standard_normal(x.shape) / np.sqrt(curvature)
+        for x, curvature in zip(scale.start, scale.curvature, strict=True)
+    )
+    return users, items
 
 
 def _run(
