@@ -394,7 +394,7 @@ def _data_of_side(graphs: Sequence[Variable], side: Side) -> dict[Variable, np.n
 def _is_shape(variable: Variable, graphs: Sequence[Variable]) -> bool:
     """Whether single entries of an array are all that is used of it, as lengths."""
     users = [node for node in toposort(graphs) if variable in node.inputs]
-    return all(isinstance(node.op, Subtensor) for node in users)
+    return bool(users) and all(isinstance(node.op, Subtensor) for node in users)
 
 
 def _check_blocks(model: TwoSided) -> None:

@@ -28,7 +28,7 @@ USERS, MOVIES, RATINGS = 6040, 3706, 1_000_209
 BURN_IN = 50
 """The paper leaves out so many iterations."""
 
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+FACTORS = (0.25, 1.0, 4.0, 8.0, 16.0, 32.0)
 """The step sizes that are tried, in units of the computed one."""
 
 CONTENDERS = {

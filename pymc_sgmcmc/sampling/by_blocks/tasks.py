@@ -99,7 +99,7 @@ class OnDask(Tasks):
 
     def __init__(self, client: Any):
         self._client = client
-        self._workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+        self._workers = sorted(client.nthreads())
 
     def place(self, group: UserGroup) -> Any:
         """A promise of the group on its worker."""
@@ -142,7 +142,7 @@ def tasks_of(client: Any) -> Tasks:
     """Where the tasks of a client run."""
     if client is None:
         return Here()
-    return OnDask(client) if hasattr(client, "scheduler_info") else OnExecutor(client)
+    return OnDask(client) if hasattr(client, "nthreads") else OnExecutor(client)
 
 
 def _unpickled(*pieces: bytes) -> UserGroup:
