@@ -110,14 +110,14 @@ def measure(problem: Any, grid: Any, step: str, client: Any, iterations: int) ->
 
 
 def sent(client: Any) -> int:
-    """Bytes that the workers have received from each other."""
+    """Bytes that the workers have sent to each other."""
     if client is None:
         return 0
-    return sum(client.run(_received).values())
+    return sum(client.run(_outgoing).values())
 
 
-def _received(dask_worker: Any) -> int:
-    return dask_worker.transfer_incoming_bytes_total
+def _outgoing(dask_worker: Any) -> int:
+    return dask_worker.transfer_outgoing_bytes_total
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -639,6 +642,33 @@ def test_draws_are_the_same_on_a_cluster(step, cluster):
     np.testing.assert_array_equal(
         draws_of(sample_blocks(biases_model(), client=cluster, **options)), expected
     )
+
+
+@pytest.mark.slow
+def test_draws_are_the_same_where_a_worker_dies():
+    distributed = pytest.importorskip("distributed")
+    options = {"parts": 3, "random_seed": 3, "progressbar": False, "draws": 150, "tune": 10}
+    expected = draws_of(sample_blocks(biases_model(), **options))
+    killed = []
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, processes=True
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+
+        def kill():
+            pid = next(iter(cluster.workers.values())).pid
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+
+        # The run takes more than half a minute on two cores.
+        timer = threading.Timer(15.0, kill)
+        timer.start()
+        idata = sample_blocks(biases_model(), client=client, **options)
+        assert killed, "The run ended before the worker was killed."
+        timer.join()
+    np.testing.assert_array_equal(draws_of(idata), expected)
 
 
 def test_runs_of_other_seeds_and_chains_differ():

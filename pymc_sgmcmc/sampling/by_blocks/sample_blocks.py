@@ -174,9 +174,10 @@ def sample_blocks(
 
     **Messages.** A group of users stays on its worker with its rows. In an iteration only states of
     groups of items go to another worker, 8 bytes a coordinate times 1 for "sgld", 3 for "psgld" and
-    3M - 2 for "hamcmc", which sends (M - 1)(2M + 1) numbers a block besides. Dask takes about a
-    millisecond a task, and there are 2 tasks a block, 5 for "hamcmc". An executor of processes gets
-    all rows of a block with each task, so that it suits tests only.
+    3M - 2 for "hamcmc", which sends (M - 1)(2M + 1) numbers a block besides. There are 2 tasks a
+    block, 4 for "hamcmc", and Dask took 5 milliseconds a task on a machine of two cores. So small
+    blocks run faster without a client, see `docs/many_rows.md`. An executor of processes gets all
+    rows of a group with each task, so that it suits small data only.
 
     References
     ----------
