@@ -121,7 +121,7 @@ def sample_blocks(
     initial_point : mapping, optional
         Values of value variables, from which all chains start. Default: each at another point
         around one of large density, which L-BFGS finds with all rows. Preconditioners and step
-        sizes are computed at that point in any case.
+        sizes are computed at that point in any case, and may diverge from far starts.
     var_names : str or sequence of str, optional
         Variables to record. The default is all of them.
     random_seed : int, sequence of int, or numpy.random.Generator, optional
