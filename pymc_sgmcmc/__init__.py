@@ -23,7 +23,7 @@ from pymc_sgmcmc.marginal import MarginalFit, fit_marginal, marginalize, recover
 from pymc_sgmcmc.polishing import Polished, polish
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.record import label_positions as label_positions  # with a FutureWarning
-from pymc_sgmcmc.sampling import consensus, read_store, sample
+from pymc_sgmcmc.sampling import consensus, read_store, sample, sample_blocks
 from pymc_sgmcmc.schedules import PolynomialDecay
 from pymc_sgmcmc.step_methods import (
     HAMCMC,
@@ -112,6 +112,7 @@ __all__ = [
     "read_store",
     "recover",
     "sample",
+    "sample_blocks",
     "stein_calibrate",
     "stein_thin",
     "summary",

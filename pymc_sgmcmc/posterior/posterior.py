@@ -354,6 +354,17 @@ class Posterior:
         """
         return self._value_at(self._log_likelihood_graph(rows, length), position)
 
+    def graphs_of_variables(
+        self, rows: Sequence[TensorVariable], length: TensorVariable
+    ) -> tuple[TensorVariable, dict[str, TensorVariable]]:
+        """Log likelihood of symbolic rows, and each term without rows, in value variables.
+
+        The terms are elementwise or summed, by the names of the model. Variables are those of
+        `layout`, in place of slices of a position.
+        """
+        terms = {term.name: term.log_density for term in self._separated.full_terms}
+        return self._log_likelihood_graph(rows, length), terms
+
     def single_row_gradients(
         self, position: TensorVariable, rows: Sequence[TensorVariable]
     ) -> TensorVariable:

@@ -1,7 +1,8 @@
 """Whole runs of many chains."""
 
+from pymc_sgmcmc.sampling.by_blocks import sample_blocks
 from pymc_sgmcmc.sampling.consensus import consensus
 from pymc_sgmcmc.sampling.resume import read_store
 from pymc_sgmcmc.sampling.run import sample
 
-__all__ = ["consensus", "read_store", "sample"]
+__all__ = ["consensus", "read_store", "sample", "sample_blocks"]

@@ -36,7 +36,7 @@ from pymc_sgmcmc.sampling.combine import (
 )
 from pymc_sgmcmc.sampling.run import MOST_CHAINS, sample
 from pymc_sgmcmc.sampling.shards import POSITION, ShardDensity, deal_out, posterior_to_share
-from pymc_sgmcmc.sampling.trace import Recorder
+from pymc_sgmcmc.sampling.trace import groups_of_points
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
 from pymc_sgmcmc.step_methods.sgld import SGLDCV
@@ -489,26 +489,10 @@ def _trace(
     """The trace of combined positions, (chains, draws, d)."""
     chains, draws, d = positions.shape
     points = layout.unravel_all(positions.reshape(-1, d).astype(layout.dtype))
-    recorder = Recorder(model, {name: values[0] for name, values in points.items()})
-    values = recorder.values(points)
-    # PyMC gives draws of the prior the dimensions of a model, and adds its data.
-    names = [str(variable.name) for variable in model.unobserved_RVs]
-    made = pm.to_inference_data(prior={name: values[name] for name in names}, model=model)
-    flat = made["prior"].to_dataset()
-    posterior = xr.Dataset(
-        {
-            name: (array.dims, array.values.reshape(chains, draws, *array.shape[2:]))
-            for name, array in flat.data_vars.items()
-        },
-        {name: values for name, values in flat.coords.items() if name not in ("chain", "draw")},
-        flat.attrs,
-    ).assign_coords(chain=range(chains), draw=range(draws))
+    groups = groups_of_points(model, points, chains)
     stats = xr.Dataset(
         {STORED_POSITION: (("chain", "draw", DIMENSION), positions)},
         coords={"chain": range(chains), "draw": range(draws), DIMENSION: list(layout.labels)},
     )
-    groups = {"posterior": posterior, "sample_stats": stats, SHARDS: shards}
-    for name in ("observed_data", "constant_data"):
-        if name in made.children:
-            groups[name] = made[name].to_dataset()
+    groups |= {"sample_stats": stats, SHARDS: shards}
     return DataTree.from_dict(groups)

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pymc as pm
 import pymc.sampling.mcmc as mcmc
+import xarray as xr
 from pymc.backends.ndarray import NDArray
 from pymc.model import Model
 from pytensor.compile.executor import Function
@@ -184,6 +186,55 @@ def whole_trace(
         if group.sizes.get("chain") == len(numbers) < len(jobs):
             idata[name] = DataTree(group.to_dataset().assign_coords(chain=numbers))
     return idata
+
+
+def groups_of_points(
+    model: Model,
+    points: Mapping[str, np.ndarray],
+    chains: int,
+    var_names: str | Sequence[str] | None = None,
+) -> dict[str, xr.Dataset]:
+    """The groups of a trace that follow from the values of all value variables.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    points : mapping of str to numpy.ndarray
+        Values with chains and draws as one first axis, chain by chain.
+    chains : int
+    var_names : str or sequence of str, optional
+        Variables to record. The default is all of them.
+
+    Returns
+    -------
+    dict of str to xarray.Dataset
+        ``posterior``, with deterministics, and ``observed_data`` and ``constant_data`` where the
+        model has any.
+    """
+    recorder = Recorder(
+        model,
+        {name: values[0] for name, values in points.items()},
+        recorded_variables(model, var_names),
+    )
+    values = recorder.values(points)
+    # PyMC gives draws of the prior the dimensions of a model, and adds its data.
+    names = recorded_names(model, var_names) or [str(v.name) for v in model.unobserved_RVs]
+    made = pm.to_inference_data(prior={name: values[name] for name in names}, model=model)
+    flat = made["prior"].to_dataset()
+    draws = len(next(iter(points.values()))) // chains
+    posterior = xr.Dataset(
+        {
+            name: (array.dims, array.values.reshape(chains, draws, *array.shape[2:]))
+            for name, array in flat.data_vars.items()
+        },
+        {name: values for name, values in flat.coords.items() if name not in ("chain", "draw")},
+        flat.attrs,
+    ).assign_coords(chain=range(chains), draw=range(draws))
+    groups = {"posterior": posterior}
+    for name in ("observed_data", "constant_data"):
+        if name in made.children:
+            groups[name] = made[name].to_dataset()
+    return groups
 
 
 def recorded_names(model: Model, names: str | Sequence[str] | None) -> list[str] | None:

@@ -8,7 +8,7 @@ digits. A Monte Carlo test would only show errors of some per cent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -82,22 +82,29 @@ def affine_transition(
     return AffineTransition(slope, at_origin - slope @ origin, root)
 
 
-def stationary_law(transitions: Iterable[AffineTransition]) -> tuple[np.ndarray, np.ndarray]:
-    """Stationary mean and covariance of a chain that chooses among transitions at random."""
+def stationary_law(
+    transitions: Iterable[AffineTransition], probabilities: Sequence[float] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Stationary mean and covariance of a chain that chooses among transitions at random.
+
+    The transitions are equally likely where no probabilities are given.
+    """
     transitions = list(transitions)
     size, count = len(transitions[0].shift), len(transitions)
-    slope = sum(transition.slope for transition in transitions) / count
+    weights = np.full(count, 1 / count) if probabilities is None else np.asarray(probabilities)
+    weighted = list(zip(weights, transitions, strict=True))
+    slope = sum(weight * transition.slope for weight, transition in weighted)
     mean = np.linalg.solve(
-        np.eye(size) - slope, sum(transition.shift for transition in transitions) / count
+        np.eye(size) - slope, sum(weight * transition.shift for weight, transition in weighted)
     )
     constant = np.zeros((size, size))
-    for transition in transitions:
+    for weight, transition in weighted:
         moved = transition.slope @ mean + transition.shift - mean
-        constant += (np.outer(moved, moved) + transition.root @ transition.root.T) / count
+        constant += weight * (np.outer(moved, moved) + transition.root @ transition.root.T)
     if count == 1:
         return mean, solve_discrete_lyapunov(slope, constant)
-    operator = (
-        sum(np.kron(transition.slope, transition.slope) for transition in transitions) / count
+    operator = sum(
+        weight * np.kron(transition.slope, transition.slope) for weight, transition in weighted
     )
     radius = np.abs(np.linalg.eigvals(operator)).max()
     assert radius < 1, f"the chain is unstable: spectral radius {radius}"

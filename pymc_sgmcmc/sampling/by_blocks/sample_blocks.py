@@ -1,0 +1,528 @@
+"""Sample models of two index arrays, such as matrix factorisations, by blocks of both."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from pymc.model import Model
+from pymc.util import get_random_generator
+from rich.progress import Progress
+from xarray import DataTree
+
+from pymc_sgmcmc.checks import one_of, or_none, positive_number, whole_number
+from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.two_sided import TwoSided, two_sided
+from pymc_sgmcmc.sampling.by_blocks.block import Turn, user_groups
+from pymc_sgmcmc.sampling.by_blocks.design import (
+    CURVATURE,
+    IDENTITY,
+    STEP_NAMES,
+    Design,
+    design_of,
+    with_given_step_size,
+)
+from pymc_sgmcmc.sampling.by_blocks.grid import Grid, make_grid
+from pymc_sgmcmc.sampling.by_blocks.setup import Gradients, Matrices, Scale, find_start, measure
+from pymc_sgmcmc.sampling.by_blocks.tasks import BlockChain, Tasks, tasks_of
+from pymc_sgmcmc.sampling.trace import groups_of_points, recorded_names
+from pymc_sgmcmc.schedules import StepSize, check_step_size, step_sizes
+from pymc_sgmcmc.sources import RowSource
+from pymc_sgmcmc.tuning import VARIANCE_INFLATION
+
+PARTS = "block_parts"
+"""This group of a trace has the sizes of the parts and the settings of the run."""
+
+DRAWS_AHEAD = 2
+"""Iterations are submitted for so many draws before the first of them is waited for, so that
+workers do not wait for messages, and the scheduler does not hold the tasks of a whole run."""
+
+THINNING = 10
+"""The default number of iterations a draw. A draw has all users and items, and takes as much memory
+as they do."""
+
+
+def sample_blocks(
+    model: Model,
+    parts: int = 4,
+    *,
+    step: str = "sgld",
+    draws: int = 200,
+    tune: int = 100,
+    thin: int | None = None,
+    chains: int = 1,
+    step_size: StepSize | None = None,
+    bias: float | None = None,
+    batch_size: int | None = None,
+    preconditioner: str = CURVATURE,
+    memory: int = 3,
+    rows: str | Sequence[str] | None = None,
+    initial_point: Mapping[str, np.ndarray] | None = None,
+    var_names: str | Sequence[str] | None = None,
+    random_seed: Any = None,
+    client: Any = None,
+    progressbar: bool = True,
+) -> DataTree:
+    r"""Sample a model of two index arrays by conflict-free blocks, on one or more machines.
+
+    In ``(U[user] * V[item]).sum(-1)`` each row of data meets one row of U and one of V. Users and
+    items are each dealt out to B groups at random, and the rows to B × B blocks. Part i consists of
+    the B blocks :math:`(b, (b + i) \bmod B)`, which have no user and no item in common (Ahn et al.
+    2015; Şimşekli et al. 2016, section 4.3 and fig. 4). An iteration draws part i with probability
+    :math:`|\Omega_i| / N`, and updates all blocks of it at the same time by the gradient estimate
+
+    .. math:: \hat\nabla = \nabla \log p(\theta)
+        + \frac{N}{|\Omega_i|} \sum_{r \in \Omega_i} \nabla \log p(x_r \mid \theta),
+
+    which is unbiased. The B blocks have all users and all items, so each coordinate moves in each
+    iteration, by its own prior and the rows of its block.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        All free variables have users, or items, on their first axis, and the data index them by
+        ``U[user]`` and ``V[item]``: factors, biases, loadings. There are any number of variables of
+        either side, with any likelihood of the rows, any transforms of single elements, and any
+        prior under which users and items are independent. Parameters that all users share have to
+        be numbers.
+    parts : int
+        B, at most the number of users and of items. With 1 all rows are one block.
+    step : {"sgld", "psgld", "hamcmc"}
+        The sampler, see the notes.
+    draws, tune : int
+        Draws of each chain to keep, and to leave out before them.
+    thin : int, optional
+        Iterations of a draw. Default: 10, for "hamcmc" the next multiple of `memory`, so that all
+        draws are from one of the chains that take turns.
+    chains : int
+        The number of chains, one after the other.
+    step_size : float or callable, optional
+        The step size h, or a function of the iteration such as `PolynomialDecay`. The paper's
+        :math:`\epsilon` is h / 2. Default: computed for `bias`.
+    bias : float, optional
+        The relative error of variances that is accepted, on average over the coordinates. Default:
+        0.05.
+    batch_size : int, optional
+        The most rows of a block that an iteration takes: a random window of its rows, which lie in
+        random order. Default: all rows of the part, as in the papers.
+    preconditioner : {"curvature", "identity"}
+        For "sgld" and "hamcmc", the inverse diagonal of the curvature at a point of large density,
+        or none, as in the papers.
+    memory : int
+        For "hamcmc", M, at least 2. The paper has 2.
+    rows : str or sequence of str, optional
+        Which data run over the rows, as of `Posterior`, where that is ambiguous.
+    initial_point : mapping, optional
+        Values of value variables, from which all chains start. Default: each at another point
+        around one of large density, which L-BFGS finds with all rows. Preconditioners and step
+        sizes are computed at that point in any case, and may diverge from far starts.
+    var_names : str or sequence of str, optional
+        Variables to record. The default is all of them.
+    random_seed : int, sequence of int, or numpy.random.Generator, optional
+    client : Dask client, or another executor, optional
+        Runs the blocks of an iteration at the same time. The draws are the same to the last bit
+        with any number of workers, and without a client, on machines of one kind.
+    progressbar : bool
+        Whether to show how many draws are done.
+
+    Returns
+    -------
+    xarray.DataTree
+        With the draws in ``posterior``, and in ``sample_stats`` ``step_size``, ``part`` of the last
+        iteration, and for "hamcmc" ``pair_accepted``, the share of pairs in use. The group
+        ``block_parts`` has the numbers of rows of the parts, and the settings as attributes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where an argument cannot be used, or there are fewer users or items than parts.
+    ModelError
+        Where the model has no two sides as above. The message names the variable.
+    NonFinitePositionError
+        Where a chain diverges.
+
+    See Also
+    --------
+    sample : samples any model with rows, with minibatches of all of them.
+
+    Notes
+    -----
+    **Samplers.** "sgld" is distributed SGLD, :math:`\theta' = \theta + \tfrac h2 M \hat\nabla +
+    N(0, hM)`. "psgld" has M of `PSGLD`, which follows the gradients of all iterations before the
+    first kept draw and is frozen then. "hamcmc" is `HAMCMC` with ``pairs="own"`` and
+    :math:`\gamma D^2` and :math:`\lambda D^{-2}`, where :math:`D^2` is the `preconditioner`. Its
+    dot products are sums over the blocks, added in the order of the blocks.
+
+    **Step size.** Let V be the variance of the gradient estimate between the parts, and H the
+    curvature. The stationary variances are too large by about :math:`\tfrac h4 (MV + MH)`, so h is
+    4 `bias` over the mean of the diagonal of MV plus the largest eigenvalue of MH. These are
+    computed around the start. A variance of single coordinates may be off by more, as those of
+    users whose few rows are far from the fit. There are B different gradients only, so directions
+    in which all coordinates move together have more noise than single ones have.
+
+    **Rotations.** The posterior of a matrix factorisation is the same for :math:`UQ, VQ` with any
+    orthogonal Q. Means of U and V, and their R-hat, say nothing. Products ``U[i] @ V[j]`` do.
+
+    **Random numbers.** Those of an iteration are drawn where a block is, from generators seeded by
+    the seed, the chain, the iteration and the group.
+
+    **Messages.** A group of users stays on its worker with its rows. In an iteration only states of
+    groups of items go to another worker, 8 bytes a coordinate times 1 for "sgld", 3 for "psgld" and
+    3M - 2 for "hamcmc", which sends (M - 1)(2M + 1) numbers a block besides. There are 2 tasks a
+    block, 4 for "hamcmc", and Dask took 5 milliseconds a task on a machine of two cores. So small
+    blocks run faster without a client, see `docs/many_rows.md`. An executor of processes gets all
+    rows of a group with each task, so that it suits small data only.
+
+    References
+    ----------
+    Ahn, Korattikara, Liu, Rajan and Welling (2015), Large-scale distributed Bayesian matrix
+    factorization using stochastic gradient MCMC. Gemulla, Nijkamp, Haas and Sismanis (2011),
+    Large-scale matrix factorization with distributed stochastic gradient descent. Şimşekli, Badeau,
+    Cemgil and Richard (2016), Stochastic quasi-Newton Langevin Monte Carlo.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm
+    >>> from pymc_sgmcmc import sample_blocks
+    >>> rng = np.random.default_rng(1)
+    >>> user, item = rng.integers(30, size=2000), rng.integers(20, size=2000)
+    >>> ratings = rng.normal(size=30)[user] + rng.normal(size=20)[item] + rng.normal(size=2000)
+    >>> with pm.Model() as model:
+    ...     a = pm.Normal("a", 0, 1, shape=30)
+    ...     b = pm.Normal("b", 0, 1, shape=20)
+    ...     _ = pm.Normal("rating", a[user] + b[item], 1.0, observed=ratings)
+    >>> idata = sample_blocks(model, parts=2, random_seed=1, progressbar=False)
+    >>> dict(idata["posterior"].sizes)
+    {'chain': 1, 'draw': 200, 'a_dim_0': 30, 'b_dim_0': 20}
+    """
+    settings = _Settings.of(locals())
+    or_none(_check_client, "client", client)
+    recorded_names(model, var_names)
+    problem = two_sided(_posterior(model, rows, initial_point))
+    _check_parts(problem, settings.parts)
+    dealing, searching, running = get_random_generator(random_seed).spawn(3)
+    posterior = problem.posterior
+    codes = [posterior.data[side.leaf] for side in problem.sides]
+    grid = make_grid(codes, [side.size for side in problem.sides], settings.parts, dealing)
+    gradients = Gradients(problem, grid, settings.batch_size)
+    initial = problem.matrices(posterior.layout.unravel(posterior.initial_position))
+    begin = time.time()
+    start = find_start(gradients, initial, searching)
+    scale = measure(gradients, problem.sides, start, searching)
+    design = design_of(
+        settings.step,
+        gradients,
+        scale,
+        preconditioner=settings.preconditioner,
+        memory=settings.memory,
+    )
+    if settings.step_size is None:
+        chosen: StepSize = design.step_size(settings.bias, float(_used(gradients.shares).min()))
+    else:
+        chosen, design = settings.step_size, with_given_step_size(design)
+    set_up = time.time() - begin
+    seed = int(running.integers(2**62))
+    points, stats = _run(
+        _Run(problem, grid, scale, design, settings, gradients.shares, chosen, seed),
+        [
+            _around(scale, running) if initial_point is None else initial
+            for _ in range(settings.chains)
+        ],
+        tasks_of(client),
+        progressbar,
+    )
+    groups = groups_of_points(model, points, settings.chains, var_names)
+    groups["sample_stats"] = xr.Dataset(
+        {name: (("chain", "draw"), values) for name, values in stats.items()},
+        coords={"chain": range(settings.chains), "draw": range(settings.draws)},
+    )
+    groups[PARTS] = xr.Dataset(
+        {"rows": ("part", grid.counts()), "probability": ("part", gradients.shares)},
+        coords={"part": np.arange(settings.parts)},
+        attrs=settings.attributes()
+        | {
+            "largest_curvature": design.largest_curvature,
+            "mean_variance": design.mean_variance,
+            "seconds_of_set_up": set_up,
+            "seconds": time.time() - begin - set_up,
+        },
+    )
+    return DataTree.from_dict(groups)
+
+
+# --- Settings ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """The checked arguments."""
+
+    parts: int
+    step: str
+    draws: int
+    tune: int
+    thin: int
+    chains: int
+    step_size: StepSize | None
+    bias: float
+    batch_size: int | None
+    preconditioner: str
+    memory: int
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> _Settings:
+        """Check the arguments of `sample_blocks`.
+
+        Raises
+        ------
+        TypeError, ValueError
+        """
+        step = one_of("step", given["step"], STEP_NAMES)
+        memory = whole_number("memory", given["memory"], 2)
+        bias = or_none(positive_number, "bias", given["bias"])
+        step_size = or_none(lambda _, value: check_step_size(value), "", given["step_size"])
+        if bias is not None and step_size is not None:
+            raise ValueError(
+                f"`step_size={step_size}` leaves nothing to compute for `bias={bias}`. Leave one "
+                "of them out."
+            )
+        thin = or_none(whole_number, "thin", given["thin"], 1)
+        if thin is None:
+            thin = -(-THINNING // memory) * memory if step == "hamcmc" else THINNING
+        return cls(
+            parts=whole_number("parts", given["parts"], 1),
+            step=step,
+            draws=whole_number("draws", given["draws"], 1),
+            tune=whole_number("tune", given["tune"], 0),
+            thin=thin,
+            chains=whole_number("chains", given["chains"], 1),
+            step_size=step_size,
+            bias=VARIANCE_INFLATION if bias is None else bias,
+            batch_size=or_none(whole_number, "batch_size", given["batch_size"], 1),
+            preconditioner=one_of("preconditioner", given["preconditioner"], (CURVATURE, IDENTITY)),
+            memory=memory,
+        )
+
+    def attributes(self) -> dict[str, Any]:
+        """Those of a trace."""
+        names = ["parts", "step", "tune", "thin"]
+        names += ["preconditioner"] if self.step != "psgld" else []
+        names += ["memory"] if self.step == "hamcmc" else []
+        names += ["bias"] if self.step_size is None else []
+        names += ["batch_size"] if self.batch_size is not None else []
+        return {name: getattr(self, name) for name in names}
+
+
+def _check_client(name: str, client: Any) -> None:
+    if not callable(getattr(client, "submit", None)):
+        raise TypeError(
+            f"`{name}` should have a method `submit`, as a Dask client has, but got {client!r}."
+        )
+
+
+def _posterior(
+    model: Model, rows: Any, initial_point: Mapping[str, np.ndarray] | None
+) -> Posterior:
+    """The posterior of a model with rows in memory.
+
+    Raises
+    ------
+    ModelError
+    """
+    if isinstance(rows, RowSource):
+        raise ModelError(
+            "`sample_blocks` deals out rows in memory, but `rows` is a source. Write the model on "
+            "all rows, or use `sample`, which reads those that it takes."
+        )
+    posterior = Posterior(model, rows=rows, initial_point=initial_point)
+    if posterior.model_batch_size is not None:
+        raise ModelError(
+            "`sample_blocks` deals out all rows to blocks, but the model uses `pm.Minibatch`. "
+            "Write it on the full arrays."
+        )
+    if posterior.rows_are_groups:
+        raise ModelError(
+            "`sample_blocks` deals out rows of data, but those of this model are numbers of "
+            "groups. Use `sample`, whose transitions take some of the groups."
+        )
+    posterior.check_rows()
+    return posterior
+
+
+def _check_parts(problem: TwoSided, parts: int) -> None:
+    for side in problem.sides:
+        if side.size < parts:
+            raise ValueError(
+                f"`parts={parts}` needs as many groups of `{side.index}`, but it has {side.size} "
+                "entries. Take fewer parts."
+            )
+
+
+def _used(shares: np.ndarray) -> np.ndarray:
+    """Probabilities of the parts that have rows."""
+    return shares[shares > 0]
+
+
+# --- The run -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """What all chains share."""
+
+    problem: TwoSided
+    grid: Grid
+    scale: Scale
+    design: Design
+    settings: _Settings
+    shares: np.ndarray
+    step_size: StepSize
+    seed: int
+
+    def turns(self, chain: int) -> Iterator[list[Turn]]:
+        """The iterations of a chain, those of one draw at a time."""
+        settings = self.settings
+        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(chain,)))
+        for draw in range(settings.tune + settings.draws):
+            first = draw * settings.thin
+            parts = rng.choice(settings.parts, size=settings.thin, p=self.shares)
+            sizes = step_sizes(self.step_size, first, settings.thin)
+            yield [
+                Turn(
+                    seed=self.seed,
+                    chain=chain,
+                    iteration=first + number,
+                    part=int(part),
+                    weight=1 / self.shares[part],
+                    step_size=float(size),
+                    tuning=draw < settings.tune,
+                )
+                for number, (part, size) in enumerate(zip(parts, sizes, strict=True))
+            ]
+
+
+def _around(scale: Scale, rng: np.random.Generator) -> Matrices:
+    """A draw from the Gaussian with the diagonal curvature at the point of large density."""
+    users, items = (
+        x + rng.standard_normal(x.shape) / np.sqrt(curvature)
+        for x, curvature in zip(scale.start, scale.curvature, strict=True)
+    )
+    return users, items
+
+
+def _run(
+    run: _Run, starts: Sequence[Matrices], tasks: Tasks, progressbar: bool
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Points of all chains, and their statistics."""
+    settings = run.settings
+    dtype = run.problem.posterior.dtype
+    groups = [
+        tasks.place(group)
+        for group in user_groups(run.problem, run.grid, run.design.settings, settings.batch_size)
+    ]
+    draws = settings.chains * settings.draws
+    matrices = [np.empty((draws, *x.shape), dtype) for x in starts[0]]
+    stats: dict[str, np.ndarray] = {
+        "step_size": np.empty((settings.chains, settings.draws)),
+        "part": np.empty((settings.chains, settings.draws), dtype=np.int64),
+    }
+    if run.design.step.reduces:
+        stats["pair_accepted"] = np.empty((settings.chains, settings.draws))
+    with Progress(disable=not progressbar) as progress:
+        bar = progress.add_task("Draws", total=settings.chains * (settings.tune + settings.draws))
+        for chain in range(settings.chains):
+            states = BlockChain(
+                tasks, run.design.step, groups, _starts_of_groups(run, starts[chain])
+            )
+            for number, turn, at, coefficients in _draws(run, chain, states, tasks):
+                progress.advance(bar)
+                _check_finite(at, turn, run)
+                if number < 0:
+                    continue
+                for matrix, values in zip(matrices, at, strict=True):
+                    matrix[chain * settings.draws + number] = values
+                stats["step_size"][chain, number] = turn.step_size
+                stats["part"][chain, number] = turn.part
+                if coefficients is not None:
+                    stats["pair_accepted"][chain, number] = coefficients.accepted.mean()
+    sides = run.problem.sides
+    names = run.problem.posterior.layout.names
+    points = {}
+    for side, matrix in zip(sides, matrices, strict=True):
+        flat = side.values(matrix.reshape(-1, side.width))
+        for variable, values in zip(side.variables, flat, strict=True):
+            points[names[variable]] = values.reshape(draws, side.size, *values.shape[1:])
+    return points, stats
+
+
+def _starts_of_groups(run: _Run, start: Matrices) -> list[Any]:
+    """Positions, and moments, of the users and items of each group."""
+
+    def of_group(matrices: Matrices, number: int) -> tuple[np.ndarray, np.ndarray]:
+        users, items = (
+            matrix[groups[number]].ravel()
+            for matrix, groups in zip(matrices, run.grid.groups, strict=True)
+        )
+        return users, items
+
+    return [
+        (of_group(start, number), of_group(run.scale.moment, number))
+        for number in range(run.settings.parts)
+    ]
+
+
+def _draws(
+    run: _Run, chain: int, states: BlockChain, tasks: Tasks
+) -> Iterator[tuple[int, Turn, Matrices, Any]]:
+    """Positions at each draw, numbered from 0 after tuning, some draws behind the tasks."""
+    waiting: deque[tuple[int, Turn, Any]] = deque()
+
+    def next_one() -> tuple[int, Turn, Matrices, Any]:
+        number, turn, (promises, items, coefficients) = waiting.popleft()
+        *pieces, found = tasks.results([*promises, coefficients])
+        return number, turn, _assembled(run, pieces, items), found
+
+    for draw, turns in enumerate(run.turns(chain)):
+        for turn in turns:
+            states.advance(turn)
+        waiting.append((draw - run.settings.tune, turns[-1], states.ask()))
+        if len(waiting) > DRAWS_AHEAD:
+            yield next_one()
+    while waiting:
+        yield next_one()
+
+
+def _assembled(run: _Run, pieces: Sequence[Any], items: Sequence[int]) -> Matrices:
+    """Positions of all users and items from those of the blocks."""
+    result = [np.empty((side.size, side.width)) for side in run.problem.sides]
+    for number, (of_users, of_items) in enumerate(pieces):
+        chosen = run.grid.groups[0][number], run.grid.groups[1][items[number]]
+        for matrix, numbers, values in zip(result, chosen, (of_users, of_items), strict=True):
+            matrix[numbers] = values.reshape(len(numbers), -1)
+    return result[0], result[1]
+
+
+def _check_finite(at: Matrices, turn: Turn, run: _Run) -> None:
+    """Refuse positions that are not finite.
+
+    Raises
+    ------
+    NonFinitePositionError
+    """
+    if all(np.isfinite(values).all() for values in at):
+        return
+    raise NonFinitePositionError(
+        f"The chain left the finite numbers before iteration {turn.iteration + 1}, with a step "
+        f"size of {turn.step_size:.3g}. "
+        + (
+            "Give a smaller `step_size`, or none."
+            if run.settings.step_size is not None
+            else f"Give a smaller `bias` than {run.settings.bias:g}."
+        )
+    )

@@ -1,0 +1,156 @@
+"""Models of two index arrays, and iterations of their blocks with noise of a test's choosing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pymc as pm
+
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.two_sided import TwoSided, two_sided
+from pymc_sgmcmc.sampling.by_blocks.block import ITEMS, PAIRS, USERS, Turn, user_groups
+from pymc_sgmcmc.sampling.by_blocks.grid import Grid, make_grid
+from pymc_sgmcmc.sampling.by_blocks.setup import Gradients
+from pymc_sgmcmc.sampling.by_blocks.tasks import BlockChain, Here
+
+N_USERS, N_ITEMS, N_ROWS = 7, 5, 60
+
+
+def indices(n_users: int = N_USERS, n_items: int = N_ITEMS, n_rows: int = N_ROWS, seed: int = 1):
+    """Users and items of rows, some with far more of them than others."""
+    rng = np.random.default_rng(seed)
+    users = (n_users * rng.random(n_rows) ** 2).astype(int)
+    items = (n_items * rng.random(n_rows) ** 2).astype(int)
+    return users, items
+
+
+def biases_model(n_rows: int = N_ROWS, prior_sd: float = 0.5) -> pm.Model:
+    """A Gaussian posterior: ratings are a user's bias plus an item's."""
+    users, items = indices(n_rows=n_rows)
+    rng = np.random.default_rng(2)
+    ratings = rng.normal(size=N_USERS)[users] + rng.normal(size=N_ITEMS)[items]
+    with pm.Model() as model:
+        a = pm.Normal("a", np.linspace(-1, 1, N_USERS), prior_sd, shape=N_USERS)
+        b = pm.Normal("b", 0, prior_sd, shape=N_ITEMS)
+        pm.Normal(
+            "rating", a[users] + b[items], 1.3, observed=ratings + 1.3 * rng.normal(size=n_rows)
+        )
+    return model
+
+
+def factors_model(rank: int = 2) -> pm.Model:
+    """Factors and biases, with the index arrays as data of the model."""
+    users, items = indices()
+    rng = np.random.default_rng(3)
+    with pm.Model() as model:
+        user, item = pm.Data("user", users), pm.Data("item", items)
+        U = pm.Normal("U", 0, 1, shape=(N_USERS, rank))
+        V = pm.Normal("V", 0, 1, shape=(N_ITEMS, rank))
+        a = pm.Normal("a", 0, 2, shape=N_USERS)
+        pm.Normal(
+            "rating", (U[user] * V[item]).sum(-1) + a[user], 0.8, observed=rng.normal(size=N_ROWS)
+        )
+    return model
+
+
+@dataclass(frozen=True)
+class FedTurn(Turn):
+    """An iteration whose noise is given for all users, all items and the pairs."""
+
+    grid: Grid | None = None
+    noise: tuple[np.ndarray, ...] = ()
+
+    def generator(self, kind: int, group: int = 0):
+        """Something that gives the numbers of a group as a generator would draw them."""
+        if kind not in (USERS, ITEMS, PAIRS):
+            return super().generator(kind, group)
+        values = self.noise[{USERS: 0, ITEMS: 1, PAIRS: 2}[kind]]
+        if kind != PAIRS:
+            values = values[self.grid.groups[kind][group]]
+        return _Fed(values.ravel())
+
+
+@dataclass(frozen=True)
+class _Fed:
+    values: np.ndarray
+
+    def standard_normal(self, size: int) -> np.ndarray:
+        assert self.values.shape == (size,)
+        return self.values
+
+
+@cache
+def _problem(make: Callable[[], pm.Model]) -> TwoSided:
+    return two_sided(Posterior(make()))
+
+
+class Blocks:
+    """A model in blocks, whose chains run here with given noise."""
+
+    def __init__(self, make: Callable[[], pm.Model], parts: int, batch_size: int | None = None):
+        self.problem = _problem(make)
+        self.posterior = self.problem.posterior
+        sides = self.problem.sides
+        codes = [self.posterior.data[side.leaf] for side in sides]
+        sizes = [side.size for side in sides]
+        self.grid = make_grid(codes, sizes, parts, np.random.default_rng(4))
+        self.gradients = Gradients(self.problem, self.grid, batch_size)
+        self.shapes = [(side.size, side.width) for side in sides]
+        self.sizes = [int(np.prod(shape)) for shape in self.shapes]
+        self.batch_size = batch_size
+
+    @property
+    def dimension(self) -> int:
+        return sum(self.sizes)
+
+    def split(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Matrices of users and items of a vector."""
+        users, items = np.split(vector, [self.sizes[0]])
+        return users.reshape(self.shapes[0]), items.reshape(self.shapes[1])
+
+    def joined(self, matrices) -> np.ndarray:
+        return np.concatenate([matrix.ravel() for matrix in matrices])
+
+    def turn(self, part: int, step_size: float, iteration: int = 0, tuning: bool = False, **noise):
+        """An iteration, with ``xi`` (d,) and ``pair_noise``, both zero where not given."""
+        xi = noise.get("xi", np.zeros(self.dimension))
+        pair_noise = np.asarray(noise.get("pair_noise", np.zeros(1)))
+        return FedTurn(
+            seed=0,
+            chain=0,
+            iteration=iteration,
+            part=part,
+            weight=1 / self.gradients.shares[part],
+            step_size=step_size,
+            tuning=tuning,
+            grid=self.grid,
+            noise=(*self.split(xi), pair_noise),
+        )
+
+    def chain(self, step, start: np.ndarray, settings=((), ()), moment=None) -> BlockChain:
+        """A chain of a sampler from a start, (d,)."""
+        start = self.split(start)
+        moment = self.split(np.ones(self.dimension) if moment is None else moment)
+        groups = user_groups(self.problem, self.grid, settings, self.batch_size)
+
+        def of_group(matrices, number):
+            pairs = zip(matrices, self.grid.groups, strict=True)
+            return tuple(matrix[groups[number]].ravel() for matrix, groups in pairs)
+
+        starts = [
+            (of_group(start, number), of_group(moment, number)) for number in range(self.grid.parts)
+        ]
+        return BlockChain(Here(), step, groups, starts)
+
+    def read(self, chain: BlockChain, auxiliary: int = 0) -> np.ndarray:
+        """The position of a chain, or an auxiliary of its states with a number a coordinate."""
+        _, items, _ = chain.ask()
+        result = np.empty(self.shapes[0]), np.empty(self.shapes[1])
+        for number, pair in enumerate(chain._pairs):
+            chosen = self.grid.groups[0][number], self.grid.groups[1][items[number]]
+            for matrix, numbers, state in zip(result, chosen, pair, strict=True):
+                matrix[numbers] = state[auxiliary].reshape(len(numbers), -1)
+        return self.joined(result)
