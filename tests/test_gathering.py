@@ -117,6 +117,32 @@ def test_memory_does_not_change_the_draws(arrays, minibatches, monkeypatch):
     np.testing.assert_array_equal(found["posterior"]["beta"], expected["posterior"]["beta"])
 
 
+@pytest.mark.parametrize("error", [RowsError("The file vanished."), MemoryError("No memory.")])
+def test_draws_so_far_are_kept_where_rows_are_lost(arrays, error):
+    class Vanishing(CountedRows):
+        left = np.inf
+
+        def take(self, numbers, names=None):
+            self.left -= 1
+            if self.left < 0:
+                raise error
+            return super().take(numbers, names)
+
+    rows = Vanishing(arrays)
+    model, step = on_source(rows), partial(SGLDCV, batch_size=20, thin=3, rows=rows)
+    settings = {"chains": 1, "draws": 400}
+    expected = draws_of(model, step, **settings)["posterior"]["beta"]
+    rows.memory = 300 * 20 * 6 * 8  # 300 minibatches
+    made = step(**NUMBA, model=model)
+    rows.left = 3
+    with pytest.raises(type(error)) as caught:
+        draws_of(model, lambda **_: made, **settings)
+    kept = caught.value.idata["posterior"]["beta"]
+    assert 0 < kept.sizes["draw"] < 400
+    np.testing.assert_array_equal(kept, expected[:, : kept.sizes["draw"]])
+    assert caught.value.__notes__ == ["Its attribute `idata` has the draws so far."]
+
+
 def test_processes_and_pymc_have_the_same_draws(arrays):
     rows = CountedRows(arrays)
     model, step = on_source(rows), partial(SGLDCV, rows=rows)

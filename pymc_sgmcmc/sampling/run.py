@@ -22,7 +22,7 @@ from pytensor.tensor.variable import TensorVariable
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import quoted, whole_number
-from pymc_sgmcmc.errors import ChainProcessError, ModelError
+from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.sampling.accuracy import check_accuracy, sample_accurately
 from pymc_sgmcmc.sampling.client import run_on_client
 from pymc_sgmcmc.sampling.groups import AUTO, groups_of
@@ -113,8 +113,7 @@ def sample(
     TypeError, ValueError, ModelError
         Where an argument or the model cannot be used.
     ChainProcessError
-        Where the process of a chain died, or a Dask cluster cannot go on. Its attribute ``idata``
-        has the draws so far.
+        Where the process of a chain died, or a Dask cluster cannot go on.
     ClusterError
         Where a Dask cluster cannot go on with a pass over rows.
     StoreError
@@ -123,6 +122,10 @@ def sample(
         Where there is something at the path of a new store, or nothing to resume.
     OSError
         Where the disk is full. What was stored until then is whole.
+    RowsError, MemoryError
+        Where files changed or vanished during the run, or memory is exhausted. The attribute
+        ``idata`` of an error that ends the run has the draws so far, where there are any after
+        tuning.
 
     See Also
     --------
@@ -263,9 +266,9 @@ def sample(
                 idata = sample_accurately(
                     run.draws_of, step, accuracy, sampled, checks=compute_convergence_checks
                 )
-    except ChainProcessError as error:
-        if error.idata is not None:
-            error.idata = completed(error.idata)
+    except Exception as error:
+        if (draws_so_far := vars(error).get("idata")) is not None:
+            vars(error)["idata"] = completed(draws_so_far)
         raise
     return completed(idata)
 
@@ -362,9 +365,10 @@ class _Run:
                         run_in_processes(*run, self.cores, self.context)
                     else:
                         run_in_turn(*run)
-            except ChainProcessError as error:
+            except Exception as error:
                 if max(job.done for job in jobs) > self.tune:
-                    error.idata = result()
+                    vars(error)["idata"] = result()
+                    error.add_note("Its attribute `idata` has the draws so far.")
                 raise
             if interrupted and max(job.done for job in jobs) <= self.tune:
                 raise KeyboardInterrupt(
