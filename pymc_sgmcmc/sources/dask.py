@@ -180,6 +180,13 @@ class DaskFrameSource(_DaskSource):
             if nulls:
                 raise _null_error(name, number, nulls)
         columns = {name: self._values(table[name]) for name in names}
+        for name in self.categorical.intersection(names):
+            if (columns[name] < 0).any():
+                raise RowsError(
+                    f"Partition {number} of the Dask data has categories in its column `{name}` "
+                    f"that Dask does not know of, but only {list(self._labels[name])}. Call "
+                    f'`frame["{name}"].cat.as_unknown()`, or give all categories to Dask (`meta`).'
+                )
         expected = {name: self.columns[name] for name in names}
         count = int(self.offsets[number + 1] - self.offsets[number])
         check_partition(columns, expected, count, number, REMEDY)

@@ -85,6 +85,16 @@ def test_categories_in_another_order_in_some_partition():
     np.testing.assert_array_equal(rows.read(0, 4)["g"], [0, 1, 0, 1])
 
 
+def test_categories_that_dask_does_not_know_are_refused():
+    parts = [pd.DataFrame({"g": pd.Categorical(labels)}) for labels in (["a", "b"], ["b", "c"])]
+    frame = dd.from_map(parts.__getitem__, [0, 1])
+    rows = DaskFrameSource(frame)
+    with pytest.raises(RowsError, match=r"Partition 1 .* categories in its column `g` that Dask"):
+        rows.read(0, 4)
+    found = DaskFrameSource(frame.assign(g=frame["g"].cat.as_unknown()))
+    np.testing.assert_array_equal(found.read(0, 4)["g"], [0, 1, 1, 2])
+
+
 def test_types_of_pandas_without_nulls():
     frame = pd.DataFrame({"x": pd.array([1, 2], "Int32"), "y": pd.array([True, False], "boolean")})
     rows = DaskFrameSource(dd.from_pandas(frame, npartitions=1))
