@@ -251,7 +251,8 @@ def names_of_source(source: RowSource, data_variables: Sequence[str]) -> list[st
         raise ModelError(
             "The model should have data variables with the names of columns of `rows`, of "
             f"{', '.join(f'`{name}`' for name in source.columns)}, but has none. Write it on what "
-            '`rows.head("...")` returns.'
+            '`rows.head("...")` returns. Models made by `marginalize` cannot be: their groups have '
+            "their records in memory."
         )
     return names
 
