@@ -163,6 +163,7 @@ def run_on_client(
                             running[_submitted(tasks, chain, done)] = chain
                         continue
                     without_progress = 0
+                    watch.saw_result()
                     chain.job.add(stretch.values, stretch.stats)
                     chain.record = stretch.record
                     progress(chain.number)

@@ -172,7 +172,9 @@ def _in_turn(client: Any, made: Iterator[Any]) -> Iterator[Any]:
         while not future.done():
             time.sleep(0.002)
             watch.look()
-        yield fetched(client, future)
+        result = fetched(client, future)
+        watch.saw_result()
+        yield result
         waiting += islice(made, 1)
 
 
@@ -225,6 +227,10 @@ class Watch:
     def __init__(self, client: Any):
         self._client = client
         self._next, self._with_workers, self._had_workers = 0.0, time.monotonic(), False
+
+    def saw_result(self) -> None:
+        """Note that there are workers, which may all be lost before the first look."""
+        self._with_workers, self._had_workers = time.monotonic(), True
 
     def look(self) -> None:
         """Look again where the last time is long enough ago.

@@ -133,11 +133,11 @@ def check_same(found, expected):
 
 STEPS = {
     "SGLD": partial(SGLD, batch_size=100, step_size=1e-4, preconditioner="identity", thin=2),
-    "SGLDCV": partial(SGLDCV, thin=2, **NUMBA),
+    "SGLDCV": partial(SGLDCV, thin=2),
     "SGHMC": partial(SGHMC, thin=2, **NUMBA),
-    "OSGFS": partial(OSGFS, batch_size=100, thin=2, **NUMBA),
-    "SVRG": partial(SGLD, batch_size=50, gradient="svrg", thin=2, **NUMBA),
-    "SAGA": partial(SGLD, batch_size=50, gradient="saga", thin=2, **NUMBA),
+    "OSGFS": partial(OSGFS, batch_size=100, thin=2),
+    "SVRG": partial(SGLD, batch_size=50, gradient="svrg", thin=2),
+    "SAGA": partial(SGLD, batch_size=50, gradient="saga", thin=2),
 }
 SHORT_RUNS = partial(STEPS["SGLD"], batch_size=1000)  # The more rows, the fewer transitions a run.
 FOUR = ("SGLD", "SGLDCV", "SGHMC", "OSGFS")
@@ -204,9 +204,9 @@ def test_kinds_of_sources(client, arrays, expected, kind, tmp_path):
 def test_rows_in_stretches(client, arrays, expected, memory):
     """A run with less memory than its rows take, after an order of the rows as well."""
     rows = open_rows(arrays, memory=memory)
-    step = partial(STEPS["SGLD"], rows=rows, thin=10)
+    step = partial(STEPS["SGLD"], rows=rows, thin=4)
     found = draws_of(on_source(rows), step, client=client)
-    check_same(found, draws_of(in_memory(arrays), partial(STEPS["SGLD"], thin=10)))
+    check_same(found, draws_of(in_memory(arrays), partial(STEPS["SGLD"], thin=4)))
 
 
 class WhereRead(CountedRows):
@@ -222,12 +222,13 @@ class WhereRead(CountedRows):
         return super().partition(number, names)
 
 
-def test_rows_are_read_on_the_workers_alone(client, arrays, tmp_path):
+def test_rows_are_read_on_the_workers_alone(client, arrays, expected, tmp_path):
     """Each pass and the gathering read each partition once, and no row is read here after that."""
     rows = WhereRead(arrays, tmp_path / "reads")
     model = on_source(rows)
     (tmp_path / "reads").write_text("")
-    draws_of(model, partial(STEPS["SGLDCV"], rows=rows), client=client)
+    found = draws_of(model, partial(STEPS["SGLDCV"], rows=rows), client=client)
+    check_same(found, expected("SGLDCV"))
     reads = [line.split() for line in (tmp_path / "reads").read_text().splitlines()]
     assert str(os.getpid()) not in {process for process, _ in reads}
     assert len({process for process, _ in reads}) == 2
@@ -359,7 +360,7 @@ def step_and_draws(arrays, source, step, **settings):
 @pytest.mark.parametrize("source", [False, True])
 def test_a_worker_that_is_killed(client, arrays, rng, source, short_tasks, monkeypatch):
     """With what its chains need, between their tasks."""
-    settings = {"tune": 0, "draws": 400, "chains": 3}
+    settings = {"tune": 0, "draws": 300, "chains": 3}
     model, step, expected = step_and_draws(arrays, source, SHORT_RUNS, **settings)
     act_after(monkeypatch, 4, lambda: kill_started(client.cluster, rng))
     check_same(draws_of(model, step, client=client, **settings), expected)
@@ -377,7 +378,7 @@ def test_workers_that_are_killed_20_times(client, arrays, source, short_tasks):
 @pytest.mark.slow
 def test_workers_that_are_killed_in_the_set_up(client, arrays):
     rows = CountedRows(arrays, rows=100)
-    step = partial(STEPS["SGLDCV"], rows=rows)
+    step = partial(STEPS["SGLDCV"], rows=rows, **NUMBA)
     expected = draws_of(on_source(rows), step, **LONG)
     check_kills(client, 20, (0, 3), on_source(rows), step, expected, **LONG)
 
@@ -387,7 +388,7 @@ def test_tasks_that_dask_gives_up(client, arrays, monkeypatch):
     """In the set-up and the chains, at the first end of a worker, and tasks end between two."""
     monkeypatch.setattr(client.cluster.scheduler, "allowed_failures", 0)
     rows = CountedRows(arrays, rows=100)
-    step = partial(STEPS["SGLDCV"], rows=rows)
+    step = partial(STEPS["SGLDCV"], rows=rows, **NUMBA)
     expected = draws_of(on_source(rows), step, **LONG)
     check_kills(client, 10, (2, 4), on_source(rows), step, expected, all_at_once=0, **LONG)
 
@@ -506,7 +507,9 @@ def test_a_client_that_is_closed_during_the_run(client, arrays, short_tasks, mon
 
 
 def test_a_cluster_without_workers(arrays, short_tasks, monkeypatch):
+    """Also where there are none at the first look."""
     monkeypatch.setattr(cluster, "SECONDS_WITHOUT_WORKERS", 0.5)
+    monkeypatch.setattr(cluster, "SECONDS_BETWEEN_LOOKS", 2.0)
     with workers(1) as client:
         (nanny,) = client.cluster.workers.values()
         act_after(monkeypatch, 3, lambda: client.cluster.sync(nanny.close))
