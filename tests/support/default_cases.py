@@ -152,9 +152,9 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     ),
     "sampling/test_client.py::test_rows_in_memory": (
         "SGLD",
-        "SGHMC",
+        "SGLDCV",
     ),
-    "sampling/test_client.py::test_rows_of_a_source": ("OSGFS",),
+    "sampling/test_client.py::test_rows_of_a_source": ("SGLD",),
     "sampling/test_client.py::test_a_worker_that_is_killed": ("True",),
     "sampling/test_client.py::test_kinds_of_sources": (
         "transformed",
