@@ -360,9 +360,9 @@ def step_and_draws(arrays, source, step, **settings):
 @pytest.mark.parametrize("source", [False, True])
 def test_a_worker_that_is_killed(client, arrays, rng, source, short_tasks, monkeypatch):
     """With what its chains need, between their tasks."""
-    settings = {"tune": 0, "draws": 300, "chains": 3}
+    settings = {"tune": 0, "draws": 200, "chains": 3}
     model, step, expected = step_and_draws(arrays, source, SHORT_RUNS, **settings)
-    act_after(monkeypatch, 4, lambda: kill_started(client.cluster, rng))
+    act_after(monkeypatch, 2, lambda: kill_started(client.cluster, rng))
     check_same(draws_of(model, step, client=client, **settings), expected)
 
 
@@ -488,7 +488,7 @@ def act_after(monkeypatch, after, act):
 
 
 def test_ctrl_c_returns_the_draws_so_far(client, arrays, short_tasks, monkeypatch):
-    act_after(monkeypatch, 8, lambda: os.kill(os.getpid(), signal.SIGINT))
+    act_after(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
     settings = {"tune": 0, "draws": 100_000}
     found = draws_of(in_memory(arrays), SHORT_RUNS, client=client, **settings)
     count = found["posterior"].sizes["draw"]
@@ -500,7 +500,7 @@ def test_ctrl_c_returns_the_draws_so_far(client, arrays, short_tasks, monkeypatc
 
 def test_a_client_that_is_closed_during_the_run(client, arrays, short_tasks, monkeypatch):
     with distributed.Client(client.cluster, set_as_default=False) as own:
-        act_after(monkeypatch, 8, own.close)
+        act_after(monkeypatch, 3, own.close)
         with pytest.raises(ChainProcessError, match=r"closed.* Make a new client") as caught:
             draws_of(in_memory(arrays), SHORT_RUNS, client=own, tune=0, draws=100_000)
     assert caught.value.idata["posterior"].sizes["draw"] > 0
