@@ -139,15 +139,15 @@ class RowsOfSource:
         return with_progress(zip(counts, found, strict=True), self.n_rows)
 
     def _each_on(self, client: Any, function: OfRows, value: Any, length: int) -> Iterator[Any]:
-        sent = self._sent(client, value)
-        task = cluster.send(client, function)
         offsets = self.source.offsets
         touched = [
             number for number in range(self.source.n_partitions) if self.source.count(number)
         ]
 
-        def futures() -> Iterator[Any]:
-            """Of the results of whole ranges, and of that which ends after them, in turn."""
+        def submitted() -> Iterator[Any]:
+            """Futures of the results of whole ranges, and of that which ends after them."""
+            sent = self._sent(client, value)
+            task = cluster.send(client, function)
             open_pieces: list[Any] = []
             for number in touched:
                 start, stop = int(offsets[number]), int(offsets[number + 1])
@@ -174,7 +174,7 @@ class RowsOfSource:
             if self.n_rows % length:
                 yield cluster.submit(client, "pass", _joined, task, sent, open_pieces)
 
-        for results in cluster.results(client, futures()):
+        for results in cluster.results(client, submitted):
             yield from results
 
     def _sent(self, client: Any, value: Any) -> Any:

@@ -32,10 +32,6 @@ SECONDS_A_TASK = 2.0
 """A task draws for about this time. The end of a worker costs no more than the time of a task, and
 sending a state and draws takes some milliseconds."""
 
-MOST_RENEWALS = 1
-"""Where Dask gives up a task since workers ended while it ran, the chains go on from their states
-with new tasks so many times, until a task ends. By then one task has ended eight workers."""
-
 ROWS_A_PARTITION = 10
 """Where a run takes more rows than this for each partition, it takes rows of all partitions: with
 ten at random, one of 20,000 partitions is left out."""
@@ -158,7 +154,7 @@ def run_on_client(
                         stretch = _stretch_of(client, chain, future)
                     except KilledWorkersError:
                         if chain.renewals == tasks.renewals:
-                            if without_progress == MOST_RENEWALS:
+                            if without_progress == cluster.MOST_RENEWALS:
                                 raise
                             without_progress += 1
                             tasks.renew()
@@ -167,6 +163,7 @@ def run_on_client(
                             running[_submitted(tasks, chain, done)] = chain
                         continue
                     without_progress = 0
+                    watch.saw_result()
                     chain.job.add(stretch.values, stretch.stats)
                     chain.record = stretch.record
                     progress(chain.number)

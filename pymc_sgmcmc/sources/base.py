@@ -198,11 +198,11 @@ class RowSource(ABC):
     ) -> Iterator[Any]:
         """Results of functions of (source, result of `collection`, number, names), in order."""
         client = self.workers
-        source = send(client, self)
-        return results(
-            client,
-            (
-                submit(
+
+        def submitted() -> Iterator[Any]:
+            source = send(client, self)
+            for number in numbers:
+                yield submit(
                     client,
                     "rows",
                     function_of(number),
@@ -211,9 +211,8 @@ class RowSource(ABC):
                     number,
                     tuple(names),
                 )
-                for number in numbers
-            ),
-        )
+
+        return results(client, submitted)
 
     def select(
         self, number: int, within: np.ndarray, names: Sequence[str]

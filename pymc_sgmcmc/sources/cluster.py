@@ -35,6 +35,10 @@ TASKS_A_THREAD = 4
 """A pass has at most this many tasks at a time for each thread of the cluster, so that partitions
 which wait for their turn do not fill the memory."""
 
+MOST_RENEWALS = 1
+"""Where Dask gives up a task since workers ended while it ran, a pass or the chains go on with new
+tasks so many times, until a task ends. By then one task has ended eight workers."""
+
 MOST_BYTES = 2**50
 """A parcel has fewer bytes than this."""
 
@@ -127,8 +131,15 @@ def call(function: Callable, *arguments: Any) -> Any:
         return function(*(each.value if isinstance(each, Parcel) else each for each in arguments))
 
 
-def results(client: Any, futures: Iterable[Any]) -> Iterator[Any]:
+def results(client: Any, submitted: Callable[[], Iterable[Any]]) -> Iterator[Any]:
     """Results in the order of futures, of which a few are made at a time.
+
+    Parameters
+    ----------
+    client : Client
+    submitted : callable
+        Makes the futures, and those of tasks that they need. It is called again where Dask gave up
+        a task, since all others may need this one.
 
     Raises
     ------
@@ -137,7 +148,22 @@ def results(client: Any, futures: Iterable[Any]) -> Iterator[Any]:
     ClusterError
         Where the cluster is lost, or a task ended several workers.
     """
-    made, watch = iter(futures), Watch(client)
+    done = without_progress = 0
+    while True:
+        try:
+            for result in _in_turn(client, islice(submitted(), done, None)):
+                yield result
+                done, without_progress = done + 1, 0
+            return
+        except KilledWorkersError:
+            if without_progress == MOST_RENEWALS:
+                raise
+            without_progress += 1
+
+
+def _in_turn(client: Any, made: Iterator[Any]) -> Iterator[Any]:
+    """Results in the order of futures, of which a few are made at a time."""
+    watch = Watch(client)
     with clear_errors(client):
         threads = sum(client.nthreads().values())
     waiting = list(islice(made, TASKS_A_THREAD * max(1, threads)))
@@ -146,7 +172,9 @@ def results(client: Any, futures: Iterable[Any]) -> Iterator[Any]:
         while not future.done():
             time.sleep(0.002)
             watch.look()
-        yield fetched(client, future)
+        result = fetched(client, future)
+        watch.saw_result()
+        yield result
         waiting += islice(made, 1)
 
 
@@ -199,6 +227,10 @@ class Watch:
     def __init__(self, client: Any):
         self._client = client
         self._next, self._with_workers, self._had_workers = 0.0, time.monotonic(), False
+
+    def saw_result(self) -> None:
+        """Note that there are workers, which may all be lost before the first look."""
+        self._with_workers, self._had_workers = time.monotonic(), True
 
     def look(self) -> None:
         """Look again where the last time is long enough ago.

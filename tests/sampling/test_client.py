@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import contextmanager, suppress
+import time
+from contextlib import contextmanager
 from functools import partial
+from multiprocessing import get_context
 from threading import Event, Thread
 
 import numpy as np
@@ -13,6 +15,7 @@ import pymc as pm
 import pytest
 
 distributed = pytest.importorskip("distributed", reason="needs dask.distributed")
+import dask  # noqa: E402
 import dask.array as da  # noqa: E402
 import dask.dataframe as dd  # noqa: E402
 import pandas as pd  # noqa: E402
@@ -30,12 +33,28 @@ pytestmark = pytest.mark.usefixtures("without_compiler")
 
 NUMBA = {"compile_kwargs": {"mode": "NUMBA"}}
 ROWS = 2003
-RUN = {"draws": 60, "tune": 40, "chains": 3, "random_seed": 3}
+RUN = {"draws": 8, "tune": 6, "chains": 2, "random_seed": 3}
+WORKERS = 2
+SECONDS_TO_RESTART = 60.0
+"""A worker that was killed is there again after some seconds."""
 
 
 @contextmanager
-def workers(count):
+def workers(count, started="forkserver"):
+    """A client of so many processes, which by default have the imports of a process before them."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["pymc_sgmcmc", "distributed", "dask.dataframe", "pytest"])
+    # Dask would set other modules.
+    distributed.utils._forkserver_preload_set = True
     with (
+        dask.config.set(
+            {
+                "distributed.worker.multiprocessing-method": started,
+                # Dask looks this time after the end of a worker whether there is another in its
+                # place, and gives its nanny up where that one has just been killed as well.
+                "distributed.deploy.lost-worker-timeout": "1 hour",
+            }
+        ),
         distributed.LocalCluster(
             n_workers=count, threads_per_worker=1, processes=True, dashboard_address=":0"
         ) as local,
@@ -45,9 +64,16 @@ def workers(count):
 
 
 @pytest.fixture(scope="module")
-def client():
-    with workers(2) as client:
+def client_of_all():
+    with workers(WORKERS) as client:
         yield client
+
+
+@pytest.fixture
+def client(client_of_all):
+    """A client of the same workers for all tests, or of those in the place of ended ones."""
+    client_of_all.wait_for_workers(WORKERS, timeout=SECONDS_TO_RESTART)
+    return client_of_all
 
 
 @pytest.fixture
@@ -105,15 +131,15 @@ def check_same(found, expected):
         np.testing.assert_array_equal(found[MOMENTS][name], values)
 
 
-PLAIN = partial(SGLD, batch_size=100, step_size=1e-4, preconditioner="identity", **NUMBA)
 STEPS = {
-    "SGLD": PLAIN,
-    "SGLDCV": partial(SGLDCV, **NUMBA),
-    "SGHMC": partial(SGHMC, **NUMBA),
-    "OSGFS": partial(OSGFS, batch_size=100, **NUMBA),
-    "SVRG": partial(SGLD, batch_size=50, gradient="svrg", **NUMBA),
-    "SAGA": partial(SGLD, batch_size=50, gradient="saga", **NUMBA),
+    "SGLD": partial(SGLD, batch_size=100, step_size=1e-4, preconditioner="identity", thin=2),
+    "SGLDCV": partial(SGLDCV, thin=2),
+    "SGHMC": partial(SGHMC, thin=2, **NUMBA),
+    "OSGFS": partial(OSGFS, batch_size=100, thin=2),
+    "SVRG": partial(SGLD, batch_size=50, gradient="svrg", thin=2),
+    "SAGA": partial(SGLD, batch_size=50, gradient="saga", thin=2),
 }
+SHORT_RUNS = partial(STEPS["SGLD"], batch_size=1000)  # The more rows, the fewer transitions a run.
 FOUR = ("SGLD", "SGLDCV", "SGHMC", "OSGFS")
 
 
@@ -170,18 +196,17 @@ def negated(columns):
 def test_kinds_of_sources(client, arrays, expected, kind, tmp_path):
     pytest.importorskip("pyarrow")
     rows = sources(arrays, tmp_path, client)[kind]
-    found = draws_of(on_source(rows), partial(STEPS["SGLDCV"], rows=rows), client=client)
-    check_same(found, expected("SGLDCV"))
+    found = draws_of(on_source(rows), partial(STEPS["SGLD"], rows=rows), client=client)
+    check_same(found, expected("SGLD"))
 
 
 @pytest.mark.parametrize("memory", ["1 kB", "60 kB"])
 def test_rows_in_stretches(client, arrays, expected, memory):
     """A run with less memory than its rows take, after an order of the rows as well."""
     rows = open_rows(arrays, memory=memory)
-    step = partial(STEPS["SGLD"], rows=rows, thin=10)
-    settings = {"draws": 12, "tune": 6, "chains": 2}
-    found = draws_of(on_source(rows), step, client=client, **settings)
-    check_same(found, draws_of(in_memory(arrays), partial(STEPS["SGLD"], thin=10), **settings))
+    step = partial(STEPS["SGLD"], rows=rows, thin=4)
+    found = draws_of(on_source(rows), step, client=client)
+    check_same(found, draws_of(in_memory(arrays), partial(STEPS["SGLD"], thin=4)))
 
 
 class WhereRead(CountedRows):
@@ -197,12 +222,13 @@ class WhereRead(CountedRows):
         return super().partition(number, names)
 
 
-def test_rows_are_read_on_the_workers_alone(client, arrays, tmp_path):
+def test_rows_are_read_on_the_workers_alone(client, arrays, expected, tmp_path):
     """Each pass and the gathering read each partition once, and no row is read here after that."""
     rows = WhereRead(arrays, tmp_path / "reads")
     model = on_source(rows)
     (tmp_path / "reads").write_text("")
-    draws_of(model, partial(STEPS["SGLDCV"], rows=rows), client=client)
+    found = draws_of(model, partial(STEPS["SGLDCV"], rows=rows), client=client)
+    check_same(found, expected("SGLDCV"))
     reads = [line.split() for line in (tmp_path / "reads").read_text().splitlines()]
     assert str(os.getpid()) not in {process for process, _ in reads}
     assert len({process for process, _ in reads}) == 2
@@ -256,80 +282,121 @@ def test_standardising(client, arrays):
 # --- Workers that die ---------------------------------------------------------------------------
 
 
-def check_kills(client, kills, longest, model, step, expected, **settings):
-    """Kill workers at random moments, in runs one after another, until there were so many."""
-    rng, done, ended = np.random.default_rng(), [], Event()
+def started(cluster):
+    """Processes of the workers, where all of them have started."""
+    nannies = list(cluster.workers.values())
+    pids = [
+        nanny.pid
+        for nanny in nannies
+        if nanny.worker_address in cluster.scheduler.workers
+        and nanny.process.status.name == "running"
+    ]
+    return pids if None not in pids and len(pids) == len(nannies) else []
+
+
+def kill_started(cluster, rng, count=1):
+    """Kill workers once all have started, and wait until the cluster has others in their places."""
+    pids = wait_for(lambda: started(cluster))
+    chosen = set(rng.permutation(pids)[:count])
+    for pid in chosen:
+        # Dask takes SIGTERM for the wish that there is one worker less.
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: chosen.isdisjoint(now := started(cluster)) and now)
+
+
+def wait_for(found):
+    """What a function returns, once it is something."""
+    end = time.monotonic() + SECONDS_TO_RESTART
+    while not (value := found()):
+        assert time.monotonic() < end, "The cluster did not start its workers again."
+        time.sleep(0.02)
+    return value
+
+
+def check_kills(client, kills, seconds, model, step, expected, all_at_once=0.25, **settings):
+    """Kill workers at random moments, in runs one after another, until there were so many.
+
+    The next moment is between two numbers of seconds after the workers are there again. Some times
+    all are killed at once, so that no result is left.
+    """
+    rng, failures, ended = np.random.default_rng(), [], Event()
 
     def kill():
-        while len(done) < kills and not ended.wait(rng.uniform(0, longest)):
-            # Dask does not start a worker again that was killed while it started.
-            nannies = client.cluster.workers.values()
-            alive = client.cluster.scheduler.workers
-            pids = [
-                nanny.pid
-                for nanny in nannies
-                if nanny.worker_address in alive and nanny.process.status.name == "running"
-            ]
-            if len(pids) == len(nannies):
-                with suppress(ProcessLookupError):
-                    # Dask takes SIGTERM for the wish that there is one worker less.
-                    os.kill(rng.choice(pids), signal.SIGKILL)
-                    done.append(True)
+        try:
+            for _ in range(kills):
+                if ended.wait(rng.uniform(*seconds)):
+                    return
+                count = WORKERS if rng.random() < all_at_once else 1
+                kill_started(client.cluster, rng, count)
+        except Exception as error:
+            failures.append(error)
 
     killer = Thread(target=kill)
     killer.start()
     try:
-        while len(done) < kills:
+        while killer.is_alive():
             check_same(draws_of(model, step, client=client, **settings), expected)
     finally:
         ended.set()
         killer.join()
+    assert not failures, failures
 
 
-KILLED = {"draws": 600, "tune": 100, "chains": 3}
+LONG = {"draws": 600, "tune": 100, "chains": 3}
 
 
-def killed_run(arrays, source):
-    """A run of some seconds, of which each run of transitions is a task."""
-    step = partial(STEPS["SGLD"], thin=20)
-    expected = draws_of(in_memory(arrays), step, **KILLED)
+def step_and_draws(arrays, source, step, **settings):
+    """A step method on rows in memory or of a source, and its draws in this process."""
     if not source:
         with in_memory(arrays) as model:
-            return model, step(), expected
+            return model, step(), draws_of(model, step, **settings)
     rows = CountedRows(arrays, rows=300)
     rows.memory = 20_000_000
     with on_source(rows) as model:
         made = step(rows=rows)
-    on_rows = draws_of(model, made, **KILLED)
-    np.testing.assert_array_equal(on_rows["posterior"]["beta"], expected["posterior"]["beta"])
-    return model, made, on_rows  # Its moments are summed in runs of this memory.
+    return model, made, draws_of(model, made, **settings)
 
 
 @pytest.mark.parametrize("source", [False, True])
-def test_workers_that_are_killed(client, arrays, source, short_tasks):
-    model, step, expected = killed_run(arrays, source)
-    check_kills(client, 2, 2.0, model, step, expected, **KILLED)
+def test_a_worker_that_is_killed(client, arrays, rng, source, short_tasks, monkeypatch):
+    """With what its chains need, between their tasks."""
+    settings = {"tune": 0, "draws": 200, "chains": 3}
+    model, step, expected = step_and_draws(arrays, source, SHORT_RUNS, **settings)
+    act_after(monkeypatch, 2, lambda: kill_started(client.cluster, rng))
+    check_same(draws_of(model, step, client=client, **settings), expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [False, True])
 def test_workers_that_are_killed_20_times(client, arrays, source, short_tasks):
-    model, step, expected = killed_run(arrays, source)
-    check_kills(client, 20, 5.0, model, step, expected, **KILLED)
+    """Each run of transitions is a task of a run of some seconds."""
+    step = partial(STEPS["SGLD"], thin=20, **NUMBA)
+    model, made, expected = step_and_draws(arrays, source, step, **LONG)
+    check_kills(client, 20, (0, 2), model, made, expected, **LONG)
 
 
 @pytest.mark.slow
 def test_workers_that_are_killed_in_the_set_up(client, arrays):
     rows = CountedRows(arrays, rows=100)
-    step = partial(STEPS["SGLDCV"], rows=rows)
-    expected = draws_of(on_source(rows), step, **KILLED)
-    check_kills(client, 5, 6.0, on_source(rows), step, expected, **KILLED)
+    step = partial(STEPS["SGLDCV"], rows=rows, **NUMBA)
+    expected = draws_of(on_source(rows), step, **LONG)
+    check_kills(client, 20, (0, 3), on_source(rows), step, expected, **LONG)
+
+
+@pytest.mark.slow
+def test_tasks_that_dask_gives_up(client, arrays, monkeypatch):
+    """In the set-up and the chains, at the first end of a worker, and tasks end between two."""
+    monkeypatch.setattr(client.cluster.scheduler, "allowed_failures", 0)
+    rows = CountedRows(arrays, rows=100)
+    step = partial(STEPS["SGLDCV"], rows=rows, **NUMBA)
+    expected = draws_of(on_source(rows), step, **LONG)
+    check_kills(client, 10, (2, 4), on_source(rows), step, expected, all_at_once=0, **LONG)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_numbers_of_workers(arrays, expected, count, short_tasks):
-    with workers(count) as client:
+    with workers(count, started="spawn") as client:
         for name in FOUR:
             found = draws_of(in_memory(arrays), STEPS[name], client=client)
             check_same(found, expected(name))
@@ -370,7 +437,6 @@ def test_a_task_that_ends_workers(client, arrays, monkeypatch):
     model, step = armed(Deadly(arrays), STEPS["SGLD"])
     with pytest.raises(ChainProcessError, match="Workers ended while they ran a task, 1 in turn"):
         draws_of(model, step, client=client)
-    client.wait_for_workers(2)
 
 
 @pytest.mark.parametrize("error", [MemoryError("full"), RowsError("The file has vanished.")])
@@ -387,7 +453,7 @@ def test_errors_of_rows_keep_the_draws(client, arrays, error, short_tasks):
 
 def test_errors_of_a_chain_are_raised(client, arrays):
     with in_memory(arrays) as model:
-        made = SGLD(batch_size=100, step_size=1e30, preconditioner="identity", **NUMBA)
+        made = SGLD(batch_size=100, step_size=1e30, preconditioner="identity")
     with pytest.raises(NonFinitePositionError, match="too large") as caught:
         draws_of(model, made, client=client)
     assert "This was in chain" in caught.value.__notes__[-1]
@@ -398,17 +464,16 @@ def test_chains_that_fail_after_tuning(client, arrays, short_tasks):
     with in_memory(arrays) as model:
         made = SGLD(
             batch_size=100,
-            step_size=lambda t: np.where(t < 50, 1e-4, 1e30),
+            step_size=lambda t: np.where(t < 10, 1e-4, 1e200),
             preconditioner="identity",
             thin=1,
-            **NUMBA,
         )
     runs = [draws_of(model, made, client=each) for each in (None, client)]
     assert np.isnan(runs[0]["posterior"]["beta"][:, -1]).all()
     check_same(*runs[::-1])
 
 
-def interrupting(monkeypatch, after, act):
+def act_after(monkeypatch, after, act):
     """Do something once the run has received so many results."""
     received = []
     stretch_of = module._stretch_of
@@ -423,31 +488,33 @@ def interrupting(monkeypatch, after, act):
 
 
 def test_ctrl_c_returns_the_draws_so_far(client, arrays, short_tasks, monkeypatch):
-    interrupting(monkeypatch, 8, lambda: os.kill(os.getpid(), signal.SIGINT))
-    settings = {"tune": 0, "draws": 100_000, "chains": 2}
-    found = draws_of(in_memory(arrays), STEPS["SGLD"], client=client, **settings)
+    act_after(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    settings = {"tune": 0, "draws": 100_000}
+    found = draws_of(in_memory(arrays), SHORT_RUNS, client=client, **settings)
     count = found["posterior"].sizes["draw"]
     assert 0 < count < 100_000
     settings["draws"] = count
-    expected = draws_of(in_memory(arrays), STEPS["SGLD"], **settings)
+    expected = draws_of(in_memory(arrays), SHORT_RUNS, **settings)
     np.testing.assert_array_equal(found["posterior"]["beta"], expected["posterior"]["beta"])
 
 
 def test_a_client_that_is_closed_during_the_run(client, arrays, short_tasks, monkeypatch):
     with distributed.Client(client.cluster, set_as_default=False) as own:
-        interrupting(monkeypatch, 8, own.close)
+        act_after(monkeypatch, 3, own.close)
         with pytest.raises(ChainProcessError, match=r"closed.* Make a new client") as caught:
-            draws_of(in_memory(arrays), STEPS["SGLD"], client=own, tune=0, draws=100_000)
+            draws_of(in_memory(arrays), SHORT_RUNS, client=own, tune=0, draws=100_000)
     assert caught.value.idata["posterior"].sizes["draw"] > 0
 
 
-def test_a_cluster_without_workers(arrays, monkeypatch):
+def test_a_cluster_without_workers(arrays, short_tasks, monkeypatch):
+    """Also where there are none at the first look."""
     monkeypatch.setattr(cluster, "SECONDS_WITHOUT_WORKERS", 0.5)
-    monkeypatch.setattr(module, "SECONDS_A_TASK", 0.0)
+    monkeypatch.setattr(cluster, "SECONDS_BETWEEN_LOOKS", 2.0)
     with workers(1) as client:
-        interrupting(monkeypatch, 3, lambda: client.cluster.scale(0))
+        (nanny,) = client.cluster.workers.values()
+        act_after(monkeypatch, 3, lambda: client.cluster.sync(nanny.close))
         with pytest.raises(ChainProcessError, match=r"no worker for 0\.5 seconds") as caught:
-            draws_of(in_memory(arrays), STEPS["SGLD"], client=client, tune=0, draws=100_000)
+            draws_of(in_memory(arrays), SHORT_RUNS, client=client, tune=0, draws=100_000)
     assert caught.value.idata["posterior"].sizes["draw"] > 0
 
 

@@ -150,6 +150,19 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "SGHMC-shuffle",
         "OSGFS-replace",
     ),
+    "sampling/test_client.py::test_rows_in_memory": (
+        "SGLD",
+        "SGLDCV",
+    ),
+    "sampling/test_client.py::test_rows_of_a_source": ("SGLD",),
+    "sampling/test_client.py::test_a_worker_that_is_killed": ("True",),
+    "sampling/test_client.py::test_kinds_of_sources": (
+        "transformed",
+        "dask arrays",
+        "persisted",
+    ),
+    "sampling/test_client.py::test_rows_in_stretches": ("1 kB",),
+    "sampling/test_client.py::test_passes_have_the_sums_of_ranges_in_memory": ("7",),
     "sampling/test_sample.py::test_draws_of_every_sampler": (
         "SGLD",
         "SGHMC",
