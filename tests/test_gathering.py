@@ -310,6 +310,19 @@ def test_codes_that_the_first_rows_do_not_have(rng):
             SGLDCV(rows=rows, **NUMBA)
 
 
+def test_missing_categories_as_pandas_codes_them(rng):
+    """A code of -1 would select the last entry."""
+    codes = rng.integers(4, size=3000)
+    codes[2900] = -1
+    rows = CountedRows({"group": codes, "y": rng.normal(size=3000)})
+    with pm.Model():
+        group, y = rows.head("group", "y")
+        effects = pm.Normal("effects", 0, 1, shape=4)
+        pm.Normal("outcome", effects[group], 1.0, observed=y)
+        with pytest.raises(ModelError, match=r"row 2900 has the code -1\. It would select from"):
+            SGLDCV(rows=rows, **NUMBA)
+
+
 def test_what_needs_all_rows_is_refused(arrays):
     rows = CountedRows(arrays)
     with on_source(rows) as model:

@@ -21,6 +21,7 @@ from pymc_sgmcmc.trace_tools.verdict import (
     TOO_LARGE,
     TOO_SMALL,
     UNKNOWN,
+    ess_and_r_hat,
 )
 
 SHAPE_OFF = "quantiles off"
@@ -71,7 +72,7 @@ def make_report(
         Modes outside of the run, None where they were not searched.
     """
     shifts = compare(run, starts, later)
-    ess, r_hat = _convergence(run)
+    ess, r_hat = ess_and_r_hat(run)
     most = np.abs(shifts.quantiles).argmax(0)
     columns = np.arange(len(labels))
     report = pd.DataFrame(
@@ -240,15 +241,3 @@ def _of_mode(mode: Mode) -> str:
         f"{mode.distance:.3g} standard deviations away. Order or fix exchangeable parameters, or "
         "use a sampler for several modes."
     )
-
-
-def _convergence(run: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Effective draws and R-hat; the halves of a single chain are compared."""
-    from arviz_stats.base import array_stats  # takes half a second to import
-
-    halves = run
-    if len(run) == 1:
-        half = run.shape[1] // 2
-        halves = np.concatenate([run[:, :half], run[:, -half:]])
-    axes = {"chain_axis": 0, "draw_axis": 1}
-    return array_stats.ess(run, **axes), array_stats.rhat(halves, **axes)

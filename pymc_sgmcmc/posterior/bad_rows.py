@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import toposort
+from pytensor.scalar.basic import Cast
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.subtensor import AdvancedSubtensor
 
 from pymc_sgmcmc.errors import ModelError
 
@@ -40,6 +45,28 @@ def first_row_out_of_range(evaluate: Callable[[slice], object], start: int, stop
     return first_bad_row(fails, start, stop)
 
 
+def indexed_sizes(log_likelihood: Variable, rows: Sequence[Variable]) -> dict[int, int | None]:
+    """Columns of rows that select entries of variables, with the number of these entries.
+
+    Returns
+    -------
+    dict of int to int or None
+        By the number of the column. None is a number that the graph does not know.
+    """
+    numbers = {variable: number for number, variable in enumerate(rows)}
+    sizes: dict[int, int | None] = {}
+    for node in toposort([log_likelihood]):
+        if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Cast):
+            if node.inputs[0] in numbers:
+                numbers[node.outputs[0]] = numbers[node.inputs[0]]
+        elif isinstance(node.op, AdvancedSubtensor):
+            for axis, place in enumerate(node.op.idx_list):
+                index = node.inputs[1 + place] if isinstance(place, int) else None
+                if index is not None and index in numbers and index.dtype.startswith("int"):
+                    sizes[numbers[index]] = node.inputs[0].type.shape[axis]
+    return sizes
+
+
 def code_error(values: Mapping[str, np.ndarray], row: int, error: IndexError) -> ModelError:
     """Error for a row with an index beyond the end of the indexed array."""
     message = str(error).splitlines()[0] if str(error) else "index out of bounds"
@@ -54,9 +81,14 @@ def code_error(values: Mapping[str, np.ndarray], row: int, error: IndexError) ->
     code, size = int(bounds[1]), int(bounds[2])
     names = [name for name, value in codes.items() if code in np.atleast_1d(value)]
     name = names[0] if names else next(iter(codes), "the index")
+    remedy = (
+        "It would select from the end: correct the codes, or leave out rows with missing ones."
+        if code < 0
+        else "Correct the codes, or give the indexed variable more elements."
+    )
     return ModelError(
         f"`{name}` should have codes from 0 to {size - 1}, but row {row} has the code {code}. "
-        "Correct the codes, or give the indexed variable more elements."
+        f"{remedy}"
     )
 
 

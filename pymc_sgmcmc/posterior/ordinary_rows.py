@@ -18,6 +18,9 @@ from pymc_sgmcmc.posterior.graphs import (
 from pymc_sgmcmc.posterior.rows import RowLeaf, SeparatedModel, Term, is_whole, merge
 from pymc_sgmcmc.posterior.terms import check_total_size
 
+WITHOUT_NAME = "array of shape"
+"""Data without a name are named by these words and their shape."""
+
 
 def separate_ordinary_model(
     model: Model, terms: dict[str, Term], rows: str | Sequence[str] | None
@@ -148,7 +151,7 @@ def _row_leaves(term: Term, n_rows: int, left_out: Collection[Variable]) -> dict
         # Rows lead in the data of a user, but PyTensor turns constants of a model into other
         # constants: the rows of `pt.stack([x, z])` lie along the last axis.
         axis = values.shape.index(n_rows)
-        name = variable.name or f"array of shape {values.shape} in {term.name}"
+        name = variable.name or f"{WITHOUT_NAME} {values.shape} in {term.name}"
         if axis:
             values = np.ascontiguousarray(np.moveaxis(values, axis, 0))
         leaves[variable] = RowLeaf(name, (variable,), values, axis)

@@ -24,6 +24,7 @@ from pymc_sgmcmc.posterior.bad_rows import (
     code_error,
     first_bad_row,
     first_row_out_of_range,
+    indexed_sizes,
     support_error,
 )
 from pymc_sgmcmc.posterior.check import check_separation
@@ -249,9 +250,16 @@ class Posterior:
             start = stop
 
     def _is_finite(self, rows: Sequence[np.ndarray]) -> bool:
+        for number, size in self._indexed_sizes.items():
+            if (lowest := rows[number].min(initial=0)) < 0:
+                raise IndexError(f"index {lowest} is out of bounds for axis 0 with size {size}")
         with np.errstate(all="ignore"):
             value, gradient = self.log_likelihood_and_gradient(self.initial_position, rows)
         return bool(np.isfinite(value) and np.isfinite(gradient).all())
+
+    @cached_property
+    def _indexed_sizes(self) -> dict[int, int | None]:
+        return indexed_sizes(*self._log_likelihood_template[:2])
 
     def _check_support(self, start: int, stop: int) -> None:
         """Refuse a row whose density is not finite, unless that holds for the other rows too.

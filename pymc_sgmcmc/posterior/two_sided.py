@@ -26,6 +26,7 @@ from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.compiled import compile_quietly, quick_graphs
 from pymc_sgmcmc.posterior.graphs import Length, leaf_value, rebuild
+from pymc_sgmcmc.posterior.ordinary_rows import WITHOUT_NAME
 from pymc_sgmcmc.posterior.posterior import Posterior
 from pymc_sgmcmc.posterior.simplify import simplify_logistic
 
@@ -256,7 +257,7 @@ def _sides(
     ------
     ModelError
     """
-    layout, names = posterior.layout, posterior.data_names
+    layout, names = posterior.layout, list(posterior.data_names)
     numbers = {variable: number for number, variable in enumerate(layout.variables)}
     of_index = {
         leaf: sorted(
@@ -270,10 +271,14 @@ def _sides(
         listed = quoted(names[leaf] for leaf in of_index) or "none"
         raise ModelError(
             "The model should have variables indexed by two arrays, as in `U[user] * V[item]`, "
-            f"but those that index variables are {listed}. Use `sample`, which takes any model "
-            "with rows."
+            f"but those that index variables are {listed}. Put users and items on the first axes, "
+            "and write products as `(U[user] * V[item]).sum(-1)`, or use `sample`, which takes any "
+            "model with rows."
         )
     first, second = sorted(of_index, key=lambda leaf: of_index[leaf])
+    for leaf in (first, second):
+        if names[leaf].startswith(WITHOUT_NAME):
+            names[leaf] = f"index of {layout.names[of_index[leaf][0]]}"
     if both := set(of_index[first]) & set(of_index[second]):
         raise ModelError(
             f"{quoted(layout.names[n] for n in both)} is indexed by `{names[first]}` and by "
@@ -307,7 +312,8 @@ def _sides(
         if codes.min() < 0 or codes.max() >= side.size:
             raise ModelError(
                 f"`{side.index}` should have indices from 0 to {side.size - 1}, but has "
-                f"{codes.min()} to {codes.max()}. Number the entries from 0."
+                f"{codes.min()} to {codes.max()}. Number the entries from 0. Entries that sum to "
+                "zero, which have one value less, depend on each other: use `sample` for them."
             )
         sides.append(side)
     return sides[0], sides[1]

@@ -367,7 +367,9 @@ def _draw(
         and source is not None
         and not _batching(step).holds(rows.order, rows.minibatches)
     ):
-        columns = {name: np.require(each, requirements=["A", "W"]) for name, each in gathered.items()}
+        columns = {
+            name: np.require(each, requirements=["A", "W"]) for name, each in gathered.items()
+        }
         with source.at_hand(_numbers(step, rows), columns):
             _batching(step).hold(rows.order, rows.minibatches)
     runs = []

@@ -48,6 +48,7 @@ from pymc_sgmcmc.trace_tools.verdict import (
     beyond_doubt,
     called_bias,
     draws_needed,
+    ess_and_r_hat,
     of_convergence,
     of_divergence,
     of_mean_gradient,
@@ -202,7 +203,7 @@ def bias_report(
         measured = half_step_error(idata, settings, model, random_seed, compile_kwargs)
     unknown = np.full(len(sd), np.nan)
     mean_error = Estimate(unknown, unknown) if measured is None else measured
-    ess, r_hat = _convergence(positions)
+    ess, r_hat = ess_and_r_hat(positions)
     report = pd.DataFrame(
         {
             "mean": mean,
@@ -248,7 +249,7 @@ def mean_warnings(idata: DataTree, model: pm.Model) -> list[str]:
     except ValueError:
         return []
     positions, gradients, step_sizes, reasons = _stored(idata)
-    ess, r_hat = _convergence(positions)
+    ess, r_hat = ess_and_r_hat(positions)
     if reasons or ess.min() < SMALLEST_ESS or r_hat.max() > LARGEST_R_HAT:
         return []
     variance_error, _, _ = _variance_errors(idata, positions, gradients, step_sizes)
@@ -324,7 +325,7 @@ def objection_to_convergence(
     """What R-hat, effective draws and the mean gradient say against a run, None if nothing."""
     slow = _slowest(positions)
     objection = of_convergence(
-        *_convergence(positions[..., slow]), tuple(labels[number] for number in slow)
+        *ess_and_r_hat(positions[..., slow]), tuple(labels[number] for number in slow)
     )
     if objection is None:
         probability = mean_gradient_test(gradients)
@@ -350,17 +351,6 @@ def _stored(
         limits = (-LARGEST_POSITION, LARGEST_POSITION)
         positions, gradients = (np.clip(values, *limits) for values in (positions, gradients))
     return positions, gradients, run.step_sizes_of_draws, reasons
-
-
-def _convergence(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Effective draws and R-hat of each coordinate. The halves of a single chain are compared."""
-    from arviz_stats.base import array_stats  # takes half a second to import
-
-    halves = positions
-    if len(positions) == 1:
-        half = positions.shape[1] // 2
-        halves = np.concatenate([positions[:, :half], positions[:, -half:]])
-    return array_stats.ess(positions, **AXES), array_stats.rhat(halves, **AXES)
 
 
 def _mcse(positions: np.ndarray) -> np.ndarray:

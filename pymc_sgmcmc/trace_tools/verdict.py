@@ -57,6 +57,26 @@ SECOND_MOMENT, STEIN = "second moment of the gradients", "Stein's identity"
 """These are the names of the two methods that give a variance error."""
 
 
+# --- Convergence ----------------------------------------------------------------------------
+
+
+def ess_and_r_hat(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Effective draws and R-hat of coordinates; the halves of a single chain are compared.
+
+    Parameters
+    ----------
+    draws : numpy.ndarray, shape (chains, draws, coordinates)
+    """
+    from arviz_stats.base import array_stats  # takes half a second to import
+
+    halves = draws
+    if len(draws) == 1:
+        half = draws.shape[1] // 2
+        halves = np.concatenate([draws[:, :half], draws[:, -half:]])
+    axes = {"chain_axis": 0, "draw_axis": 1}
+    return array_stats.ess(draws, **axes), array_stats.rhat(halves, **axes)
+
+
 # --- Coordinates ----------------------------------------------------------------------------
 
 

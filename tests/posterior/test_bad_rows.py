@@ -37,7 +37,7 @@ def codes_with(code, row):
     "settings", [{}, {"step_size": 1e-3, "preconditioner": "identity", "batch_size": 20}]
 )
 @pytest.mark.parametrize("compared", [True, False], ids=["small data", "large data"])
-@pytest.mark.parametrize(("code", "row"), [(GROUPS, 0), (23, 333), (-21, N - 1)])
+@pytest.mark.parametrize(("code", "row"), [(GROUPS, 0), (23, 333), (-21, N - 1), (-1, 5)])
 def test_a_code_out_of_range(monkeypatch, settings, compared, code, row):
     """The row is named for all settings, and whether or not all rows are compared."""
     if not compared:

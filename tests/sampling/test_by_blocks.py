@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 
@@ -236,7 +236,7 @@ def minibatch() -> pm.Model:
         (random_walk, "not a sum over blocks"),
         (joint_prior, "`zero_sum` has no rows, but depends on variables of both"),
         (centred_factor, "not a sum over blocks"),
-        (negative_index, "`user` should have indices from 0 to 6, but has -1 to"),
+        (negative_index, "`user` should have codes from 0 to 6, but row 3 has the code -1"),
         (minibatch, "the model uses `pm.Minibatch`"),
     ],
 )
@@ -715,8 +715,8 @@ def test_runs_of_other_seeds_and_chains_differ():
 
 def test_thinned_draws_are_some_of_the_others():
     common = {"parts": 2, "step": "hamcmc", "random_seed": 5, "progressbar": False}
-    every = sample_blocks(shared(biases_model), draws=12, tune=6, thin=1, **common)
-    third = sample_blocks(shared(biases_model), draws=4, tune=2, thin=3, **common)
+    every = sample_blocks(shared(biases_model), draws=12, tune=6, thin=3, **common)
+    third = sample_blocks(shared(biases_model), draws=4, tune=2, thin=9, **common)
     for name in ("a", "b"):
         np.testing.assert_array_equal(
             third["posterior"][name].values, every["posterior"][name].values[:, 2::3]
@@ -821,6 +821,7 @@ def test_divergence_is_reported(step):
         ({"parts": 0}, "`parts` should be a whole number"),
         ({"step": "nuts"}, "`step` should be one of 'sgld', 'psgld', 'hamcmc'"),
         ({"memory": 1}, "`memory` should be a whole number, at least 2"),
+        ({"step": "hamcmc", "memory": 2}, "`thin=3` should be a multiple of `memory=2`"),
         ({"bias": 0.1, "step_size": 0.1}, "Leave one of them out"),
         ({"step_size": -1.0}, "`step_size` should be positive"),
         ({"preconditioner": "dense"}, "`preconditioner` should be one of"),
@@ -834,6 +835,27 @@ def test_settings_are_checked(options, message):
         sample_blocks(shared(biases_model), **{"parts": 2, **SMALL, **options})
 
 
-def test_client_is_checked():
+@pytest.mark.parametrize("client", ["local", Executor])
+def test_client_is_checked(client):
     with pytest.raises(TypeError, match="`client` should have a method `submit`"):
-        sample_blocks(shared(biases_model), client="local", **SMALL)
+        sample_blocks(shared(biases_model), client=client, **SMALL)
+
+
+def test_indices_without_a_name_are_named_by_their_variable():
+    users = np.arange(400) % 9
+    with pm.Model() as model:
+        a, b = pm.ZeroSumNormal("a", 1, shape=9), pm.Normal("b", 0, 1, shape=7)
+        pm.Normal("y", a[users] + b[np.arange(400) % 7], 1, observed=np.zeros(400))
+    message = r"`index of a.*` should have indices from 0 to 7, .* Entries that sum to zero"
+    with pytest.raises(ModelError, match=message):
+        sample_blocks(model, parts=2, **SMALL)
+
+
+def test_biases_that_have_not_mixed_are_told(caplog):
+    """They can be shifted against each other, and one chain of few draws does not see how far."""
+    sample_blocks(shared(biases_model), parts=2, **{**SMALL, "draws": 50})
+    assert "Not converged" in caplog.text
+    assert "fewer than 100 effective draws, such as `" in caplog.text
+    caplog.clear()
+    sample_blocks(shared(biases_model), parts=2, **{**SMALL, "draws": 1000, "thin": 20})
+    assert "Not converged" not in caplog.text

@@ -34,6 +34,8 @@ from pymc_sgmcmc.sampling.by_blocks.tasks import BlockChain, Tasks, tasks_of
 from pymc_sgmcmc.sampling.trace import groups_of_points, recorded_names
 from pymc_sgmcmc.schedules import StepSize, check_step_size, step_sizes
 from pymc_sgmcmc.sources import RowSource
+from pymc_sgmcmc.step_methods.pymc_hook import log
+from pymc_sgmcmc.trace_tools.verdict import LARGEST_R_HAT, SMALLEST_ESS, ess_and_r_hat
 from pymc_sgmcmc.tuning import VARIANCE_INFLATION
 
 PARTS = "block_parts"
@@ -46,6 +48,12 @@ workers do not wait for messages, and the scheduler does not hold the tasks of a
 THINNING = 10
 """The default number of iterations a draw. A draw has all users and items, and takes as much memory
 as they do."""
+
+FEWEST_DRAWS = 8
+"""R-hat is computed of no fewer draws of a chain."""
+
+LOOKED_AT = 100
+"""R-hat is computed of at most so many entries of a variable, since there may be millions."""
 
 
 def sample_blocks(
@@ -98,8 +106,8 @@ def sample_blocks(
     draws, tune : int
         Draws of each chain to keep, and to leave out before them.
     thin : int, optional
-        Iterations of a draw. Default: 10, for "hamcmc" the next multiple of `memory`, so that all
-        draws are from one of the chains that take turns.
+        Iterations of a draw. Default: 10, for "hamcmc" the next multiple of `memory`. There it has
+        to be a multiple, so that all draws are from one of the chains that take turns.
     chains : int
         The number of chains, one after the other.
     step_size : float or callable, optional
@@ -164,7 +172,10 @@ def sample_blocks(
     4 `bias` over the mean of the diagonal of MV plus the largest eigenvalue of MH. These are
     computed around the start. A variance of single coordinates may be off by more, as those of
     users whose few rows are far from the fit. There are B different gradients only, so directions
-    in which all coordinates move together have more noise than single ones have.
+    in which several coordinates move together have more noise than single ones have. In models
+    of 15 users and 12 items the variance of ``b[user] + c[item]`` was too large by 3 to 4 % on
+    average with the default `bias`, by 10 to 17 % for single pairs, and with 60 ratings by 70 % for
+    one pair.
 
     **Rotations.** The posterior of a matrix factorisation is the same for :math:`UQ, VQ` with any
     orthogonal Q. Means of U and V, and their R-hat, say nothing. Products ``U[i] @ V[j]`` do.
@@ -237,6 +248,7 @@ def sample_blocks(
         tasks_of(client),
         progressbar,
     )
+    _warn_of_slow_coordinates(points, settings.chains)
     groups = groups_of_points(model, points, settings.chains, var_names)
     groups["sample_stats"] = xr.Dataset(
         {name: (("chain", "draw"), values) for name, values in stats.items()},
@@ -293,6 +305,11 @@ class _Settings:
                 "of them out."
             )
         thin = or_none(whole_number, "thin", given["thin"], 1)
+        if step == "hamcmc" and thin is not None and thin % memory:
+            raise ValueError(
+                f"`thin={thin}` should be a multiple of `memory={memory}`, since that many chains "
+                "of HAMCMC move in turn and draws should be of one of them."
+            )
         if thin is None:
             thin = -(-THINNING // memory) * memory if step == "hamcmc" else THINNING
         return cls(
@@ -320,7 +337,7 @@ class _Settings:
 
 
 def _check_client(name: str, client: Any) -> None:
-    if not callable(getattr(client, "submit", None)):
+    if isinstance(client, type) or not callable(getattr(client, "submit", None)):
         raise TypeError(
             f"`{name}` should have a method `submit`, as a Dask client has, but got {client!r}."
         )
@@ -362,6 +379,38 @@ def _check_parts(problem: TwoSided, parts: int) -> None:
                 f"`parts={parts}` needs as many groups of `{side.index}`, but it has {side.size} "
                 "entries. Take fewer parts."
             )
+
+
+def _warn_of_slow_coordinates(points: Mapping[str, np.ndarray], chains: int) -> None:
+    """Warn where draws of the value variables are few effective ones, or chains disagree."""
+    slowest, slow, looked_at = ("", np.inf, 0.0), 0, 0
+    for name, values in points.items():
+        draws = values.reshape(chains, len(values) // chains, -1)
+        if draws.shape[1] < FEWEST_DRAWS:
+            return
+        numbers = np.unique(np.linspace(0, draws.shape[2] - 1, LOOKED_AT).astype(int))
+        ess, r_hat = ess_and_r_hat(draws[:, :, numbers])
+        slow += int(np.sum((ess < SMALLEST_ESS) | (r_hat > LARGEST_R_HAT)))
+        looked_at += len(numbers)
+        worst = int(np.argmin(ess))
+        place = np.unravel_index(numbers[worst], values.shape[1:])
+        label = f"{name}[{', '.join(map(str, place))}]"
+        slowest = min(slowest, (label, float(ess[worst]), float(r_hat[worst])), key=lambda x: x[1])
+    if slow:
+        label, effective, ratio = slowest
+        log.warning(
+            "Not converged: %d of %d coordinates have R-hat above %g or fewer than %g effective "
+            "draws, such as `%s` with R-hat %.2f and %.2g effective draws. Use more draws or a "
+            "larger `thin`. Factors can be rotated, and biases shifted against each other, so look "
+            "at R-hat of what you use, such as products `U[i] @ V[j]` and sums.",
+            slow,
+            looked_at,
+            LARGEST_R_HAT,
+            SMALLEST_ESS,
+            label,
+            ratio,
+            effective,
+        )
 
 
 def _used(shares: np.ndarray) -> np.ndarray:
