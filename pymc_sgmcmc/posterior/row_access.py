@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
@@ -130,21 +129,14 @@ class RowsOfSource:
         counts = (min(length, self.n_rows - start) for start in range(0, self.n_rows, length))
         client = self.source.workers
         found = (
-            self._each_here(function, value, length)
+            (
+                on_one_thread(function, value, self.take(slice(start, start + length)))
+                for start in range(0, self.n_rows, length)
+            )
             if client is None
             else self._each_on(client, function, value, length)
         )
         return with_progress(zip(counts, found, strict=True), self.n_rows)
-
-    def _each_here(self, function: OfRows, value: Any, length: int) -> Iterator[Any]:
-        """Results in this process, where a thread reads the next rows meanwhile."""
-        with ThreadPoolExecutor(max_workers=1) as thread:
-            following = thread.submit(self.take, slice(0, length))
-            for start in range(length, self.n_rows + length, length):
-                rows = following.result()
-                if start < self.n_rows:
-                    following = thread.submit(self.take, slice(start, start + length))
-                yield on_one_thread(function, value, rows)
 
     def _each_on(self, client: Any, function: OfRows, value: Any, length: int) -> Iterator[Any]:
         offsets = self.source.offsets
