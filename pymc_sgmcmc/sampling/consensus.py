@@ -34,6 +34,7 @@ from pymc_sgmcmc.sampling.combine import (
     semiparametric,
     semiparametric_errors,
 )
+from pymc_sgmcmc.sampling.dealt_rows import check_submits
 from pymc_sgmcmc.sampling.run import MOST_CHAINS, sample
 from pymc_sgmcmc.sampling.shards import POSITION, ShardDensity, deal_out, posterior_to_share
 from pymc_sgmcmc.sampling.trace import groups_of_points
@@ -187,7 +188,7 @@ def consensus(
         cores = 1 if client is not None else min(MOST_CHAINS, os.cpu_count() or 1)
     cores = whole_number("cores", cores, 1)
     _check_step(step)
-    or_none(_check_client, "client", client)
+    or_none(check_submits, "client", client)
     posterior = posterior_to_share(model, rows)
     _check_sizes(posterior, parts, combine, chains * draws)
     dealing, *seeds, combining = get_random_generator(random_seed).spawn(parts + 2)
@@ -260,13 +261,6 @@ def _check_step(step: Any) -> None:
 
 def _name_of(step: MakeStep) -> str:
     return getattr(getattr(step, "func", step), "__name__", repr(step))
-
-
-def _check_client(name: str, client: Any) -> None:
-    if not callable(getattr(client, "submit", None)):
-        raise TypeError(
-            f"`{name}` should have a method `submit`, as a Dask client has, but got {client!r}."
-        )
 
 
 def _check_sizes(posterior: Posterior, parts: int, combine: str, draws: int) -> None:

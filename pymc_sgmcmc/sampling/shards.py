@@ -15,7 +15,7 @@ from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.graphs import rebuild
-from pymc_sgmcmc.sources import RowSource
+from pymc_sgmcmc.sampling.dealt_rows import posterior_to_deal_out
 
 POSITION = "position"
 """The only free variable of a shard's model, the unconstrained position, has this name."""
@@ -38,29 +38,13 @@ def posterior_to_share(model: Model, rows: str | Sequence[str] | None = None) ->
     ModelError
         For discrete variables, minibatches, rows of a source, and rows that are groups of records.
     """
-    if isinstance(rows, RowSource):
-        raise ModelError(
-            "`consensus` deals out rows in memory, but `rows` is a source. Write the model on all "
-            "rows, or use `sample`, which reads those that it takes."
-        )
     discrete = [value.name for value in model.value_vars if not value.dtype.startswith("float")]
     if discrete:
         raise ModelError(
             f"`consensus` combines continuous variables, but {quoted(discrete)} "
             f"{'is' if len(discrete) == 1 else 'are'} discrete. Marginalise them out."
         )
-    posterior = Posterior(model, rows=rows)
-    if posterior.model_batch_size is not None:
-        raise ModelError(
-            "`consensus` deals out all rows to shards, but the model uses `pm.Minibatch`. Write it "
-            "on the full arrays."
-        )
-    if posterior.rows_are_groups:
-        raise ModelError(
-            "`consensus` deals out rows of data, but those of this model are numbers of groups. "
-            "Use `sample`, whose transitions take some of the groups."
-        )
-    return posterior
+    return posterior_to_deal_out(model, rows, by="consensus", to="shards")
 
 
 def deal_out(n_rows: int, parts: int, rng: np.random.Generator) -> list[np.ndarray]:

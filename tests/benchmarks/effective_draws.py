@@ -88,18 +88,12 @@ def measure(contender: str, folder: str, rounds: int, limit: float) -> dict[str,
 def judge(folder: str) -> dict[str, float]:
     """Compare the draws of the last run with the Laplace approximation."""
     import numpy as np
-    from arviz_stats.base import array_stats
+    from common.errors import errors_of_draws
     from common.problem import load_problem
 
     problem, draws = load_problem(folder), np.load(f"{folder}/draws.npy")
     sd = np.sqrt(np.diag(np.linalg.inv(problem.curvature)))
-    ratios = draws.std(axis=0, ddof=1) / sd
-    return {
-        "draws": len(draws),
-        "ess": float(array_stats.ess(draws[None], chain_axis=0, draw_axis=1).min()),
-        "sd_ratio": float(ratios[np.abs(np.log(ratios)).argmax()]),
-        "mean_error": float(np.abs((draws.mean(axis=0) - problem.mode) / sd).max()),
-    }
+    return {"draws": len(draws), **errors_of_draws(draws[None], problem.mode, sd)}
 
 
 def read_results(output: Path | None) -> list[dict[str, Any]]:

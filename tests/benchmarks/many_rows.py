@@ -61,24 +61,13 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def judge(folder: Path, mode: Any, sd: Any) -> dict[str, float]:
-    """Compare the draws of the last run with the Laplace approximation of all rows."""
-    import numpy as np
-    from arviz_stats.base import array_stats
-
-    draws = np.load(folder / "draws.npy")
-    ratios = draws.std(axis=(0, 1), ddof=1) / sd
-    return {
-        "ess": float(array_stats.ess(draws, chain_axis=0, draw_axis=1).min()),
-        "sd_ratio": float(ratios[np.abs(np.log(ratios)).argmax()]),
-        "mean_error": float(np.abs((draws.mean(axis=(0, 1)) - mode) / sd).max()),
-    }
-
-
 def run(
     name: str, function: str, folder: Path, rows: int, gaussian: Any, **arguments: Any
 ) -> dict[str, Any]:
     """Run a contender in a process of its own, and judge its draws."""
+    import numpy as np
+    from common.errors import errors_of_draws
+
     say(f"N = {rows}: {name}")
     peer = name in ("nutpie", "pymc_extras")
     result = run_in_fresh_process(
@@ -88,7 +77,8 @@ def run(
         folder=str(folder),
         **arguments,
     )
-    return {"rows": rows, "contender": name, **result, **judge(folder, *gaussian)}
+    errors = errors_of_draws(np.load(folder / "draws.npy"), *gaussian)
+    return {"rows": rows, "contender": name, **result, **errors}
 
 
 def measure(folder: Path, rows: int, settings: argparse.Namespace) -> list[dict[str, Any]]:

@@ -622,19 +622,19 @@ cached_two_sided = cache(two_sided)
 def compiled_once(monkeypatch):
     """Compile each shared model once in this process, which takes a second a run otherwise."""
     monkeypatch.setattr(run_of_blocks, "two_sided", cached_two_sided)
-    make = run_of_blocks._posterior
+    make = run_of_blocks.posterior_to_deal_out
 
-    def posterior(model, rows, initial_point):
+    def posterior(model, rows, *, initial_point, **names):
         if initial_point is None and model in map(shared, (biases_model, factors_model)):
             return posterior_of(make, model)
-        return make(model, rows, initial_point)
+        return make(model, rows, initial_point=initial_point, **names)
 
-    monkeypatch.setattr(run_of_blocks, "_posterior", posterior)
+    monkeypatch.setattr(run_of_blocks, "posterior_to_deal_out", posterior)
 
 
 @cache
 def posterior_of(make, model) -> Posterior:
-    return make(model, None, None)
+    return make(model, None, by="sample_blocks", to="blocks")
 
 
 def draws_of(idata) -> np.ndarray:

@@ -16,8 +16,7 @@ from rich.progress import Progress
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import one_of, or_none, positive_number, whole_number
-from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
-from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.errors import NonFinitePositionError
 from pymc_sgmcmc.posterior.two_sided import TwoSided, two_sided
 from pymc_sgmcmc.sampling.by_blocks.block import Turn, user_groups
 from pymc_sgmcmc.sampling.by_blocks.design import (
@@ -29,11 +28,18 @@ from pymc_sgmcmc.sampling.by_blocks.design import (
     with_given_step_size,
 )
 from pymc_sgmcmc.sampling.by_blocks.grid import Grid, make_grid
-from pymc_sgmcmc.sampling.by_blocks.setup import Gradients, Matrices, Scale, find_start, measure
+from pymc_sgmcmc.sampling.by_blocks.setup import (
+    Gradients,
+    Matrices,
+    Scale,
+    draw_around,
+    find_start,
+    measure,
+)
 from pymc_sgmcmc.sampling.by_blocks.tasks import BlockChain, Tasks, tasks_of
+from pymc_sgmcmc.sampling.dealt_rows import check_submits, posterior_to_deal_out
 from pymc_sgmcmc.sampling.trace import groups_of_points, recorded_names
 from pymc_sgmcmc.schedules import StepSize, check_step_size, step_sizes
-from pymc_sgmcmc.sources import RowSource
 from pymc_sgmcmc.step_methods.pymc_hook import log
 from pymc_sgmcmc.trace_tools.verdict import LARGEST_R_HAT, SMALLEST_ESS, ess_and_r_hat
 from pymc_sgmcmc.tuning import VARIANCE_INFLATION
@@ -213,9 +219,13 @@ def sample_blocks(
     {'chain': 1, 'draw': 200, 'a_dim_0': 30, 'b_dim_0': 20}
     """
     settings = _Settings.of(locals())
-    or_none(_check_client, "client", client)
+    or_none(check_submits, "client", client)
     recorded_names(model, var_names)
-    problem = two_sided(_posterior(model, rows, initial_point))
+    whole = posterior_to_deal_out(
+        model, rows, by="sample_blocks", to="blocks", initial_point=initial_point
+    )
+    whole.check_rows()
+    problem = two_sided(whole)
     _check_parts(problem, settings.parts)
     dealing, searching, running = get_random_generator(random_seed).spawn(3)
     posterior = problem.posterior
@@ -242,7 +252,7 @@ def sample_blocks(
     points, stats = _run(
         _Run(problem, grid, scale, design, settings, gradients.shares, chosen, seed),
         [
-            _around(scale, running) if initial_point is None else initial
+            draw_around(scale.start, scale.curvature, running) if initial_point is None else initial
             for _ in range(settings.chains)
         ],
         tasks_of(client),
@@ -336,42 +346,6 @@ class _Settings:
         return {name: getattr(self, name) for name in names}
 
 
-def _check_client(name: str, client: Any) -> None:
-    if isinstance(client, type) or not callable(getattr(client, "submit", None)):
-        raise TypeError(
-            f"`{name}` should have a method `submit`, as a Dask client has, but got {client!r}."
-        )
-
-
-def _posterior(
-    model: Model, rows: Any, initial_point: Mapping[str, np.ndarray] | None
-) -> Posterior:
-    """The posterior of a model with rows in memory.
-
-    Raises
-    ------
-    ModelError
-    """
-    if isinstance(rows, RowSource):
-        raise ModelError(
-            "`sample_blocks` deals out rows in memory, but `rows` is a source. Write the model on "
-            "all rows, or use `sample`, which reads those that it takes."
-        )
-    posterior = Posterior(model, rows=rows, initial_point=initial_point)
-    if posterior.model_batch_size is not None:
-        raise ModelError(
-            "`sample_blocks` deals out all rows to blocks, but the model uses `pm.Minibatch`. "
-            "Write it on the full arrays."
-        )
-    if posterior.rows_are_groups:
-        raise ModelError(
-            "`sample_blocks` deals out rows of data, but those of this model are numbers of "
-            "groups. Use `sample`, whose transitions take some of the groups."
-        )
-    posterior.check_rows()
-    return posterior
-
-
 def _check_parts(problem: TwoSided, parts: int) -> None:
     for side in problem.sides:
         if side.size < parts:
@@ -454,15 +428,6 @@ class _Run:
                 )
                 for number, (part, size) in enumerate(zip(parts, sizes, strict=True))
             ]
-
-
-def _around(scale: Scale, rng: np.random.Generator) -> Matrices:
-    """A draw from the Gaussian with the diagonal curvature at the point of large density."""
-    users, items = (
-        x + rng.standard_normal(x.shape) / np.sqrt(curvature)
-        for x, curvature in zip(scale.start, scale.curvature, strict=True)
-    )
-    return users, items
 
 
 def _run(

@@ -95,14 +95,9 @@ class Gradients:
 
 def find_start(gradients: Gradients, initial: Matrices, rng: np.random.Generator) -> Matrices:
     """A point of large density, by L-BFGS from near the initial point."""
-    shapes = [x.shape for x in initial]
-    size = initial[0].size
-
-    def split(vector: np.ndarray) -> Matrices:
-        return vector[:size].reshape(shapes[0]), vector[size:].reshape(shapes[1])
 
     def negative(vector: np.ndarray) -> tuple[float, np.ndarray]:
-        value, of_value = gradients.whole(split(vector))
+        value, of_value = gradients.whole(_split(vector, initial))
         return -value, -_joined(of_value)
 
     begin = _joined(initial)
@@ -110,7 +105,7 @@ def find_start(gradients: Gradients, initial: Matrices, rng: np.random.Generator
     result = optimize.minimize(
         negative, begin, jac=True, method="L-BFGS-B", options={"maxiter": SEARCH_STEPS}
     )
-    return split(result.x if np.isfinite(result.fun) else begin)
+    return _split(result.x if np.isfinite(result.fun) else begin, initial)
 
 
 def diagonal_curvature(gradients: Gradients, sides: Sequence[Side], at: Matrices) -> Matrices:
@@ -138,16 +133,14 @@ def diagonal_curvature(gradients: Gradients, sides: Sequence[Side], at: Matrices
 def largest_curvature(gradients: Gradients, at: Matrices, diagonal: Matrices) -> float:
     """Largest eigenvalue of MH for a diagonal M, to a few per cent, by the Lanczos method."""
     scales = np.sqrt(_joined(diagonal))
-    size = at[0].size
 
     def product(direction: np.ndarray) -> np.ndarray:
         step = scales * np.ravel(direction)
         step = step * (DIFFERENCE * np.sqrt(len(step)) / np.linalg.norm(step))
         change = np.zeros(len(step))
         for sign in (-1, 1):
-            moved = _joined(at) + sign * step
-            pair = moved[:size].reshape(at[0].shape), moved[size:].reshape(at[1].shape)
-            change -= sign * _joined(gradients.whole(pair)[1])
+            moved = _split(_joined(at) + sign * step, at)
+            change -= sign * _joined(gradients.whole(moved)[1])
         length = np.linalg.norm(step / scales) / np.linalg.norm(direction)
         return scales * change / (2 * length)
 
@@ -198,11 +191,7 @@ def measure(
     the residuals of rows are smaller than where a chain is.
     """
     curvature = diagonal_curvature(gradients, sides, start)
-    typical = [
-        x + rng.standard_normal(x.shape) / np.sqrt(values)
-        for x, values in zip(start, curvature, strict=True)
-    ]
-    at = typical[0], typical[1]
+    at = draw_around(start, curvature, rng)
     mean = [np.zeros_like(x) for x in at]
     square = [np.zeros_like(x) for x in at]
     for share, estimate in gradients.estimates(at):
@@ -213,6 +202,21 @@ def measure(
     n_rows = gradients.counts.sum()
     moment = [s / n_rows**2 for s in square]
     return Scale(start, curvature, (variance[0], variance[1]), (moment[0], moment[1]))
+
+
+def draw_around(start: Matrices, curvature: Matrices, rng: np.random.Generator) -> Matrices:
+    """A draw from the Gaussian with a diagonal curvature at a point of large density."""
+    users, items = (
+        x + rng.standard_normal(x.shape) / np.sqrt(values)
+        for x, values in zip(start, curvature, strict=True)
+    )
+    return users, items
+
+
+def _split(vector: np.ndarray, like: Matrices) -> Matrices:
+    """The inverse of `_joined`, for matrices of these shapes."""
+    users, items = like
+    return vector[: users.size].reshape(users.shape), vector[users.size :].reshape(items.shape)
 
 
 def _joined(matrices: Sequence[np.ndarray]) -> np.ndarray:
