@@ -39,7 +39,6 @@ from pymc_sgmcmc.posterior.compiled import (
 from pymc_sgmcmc.posterior.graphs import rebuild
 from pymc_sgmcmc.posterior.position import PositionLayout, complete_point, layout_from_model
 from pymc_sgmcmc.posterior.row_access import (
-    OfRows,
     RowAccess,
     RowsInMemory,
     RowsOfSource,
@@ -48,6 +47,7 @@ from pymc_sgmcmc.posterior.row_access import (
 )
 from pymc_sgmcmc.posterior.separation import separate_rows
 from pymc_sgmcmc.posterior.simplify import drop_settled_switches, simplify_logistic
+from pymc_sgmcmc.posterior.threads import OfRows, SharedFunction, in_order, threads_of_blas
 from pymc_sgmcmc.sources import RowSource
 
 CHUNK_ELEMENTS = 500_000
@@ -438,7 +438,9 @@ class Posterior:
         terms = drop_settled_switches(
             terms,
             placeholders,
-            lambda of_rows, value: self._rows.each(of_rows, value, self._chunk_length(1)),
+            lambda of_rows, value: self._rows.each(
+                of_rows, value, self._chunk_length(1), threads_of_blas()
+            ),
         )
         sums = [term.sum() for term in terms]
         total = sum(sums[1:], sums[0])
@@ -479,7 +481,7 @@ class Posterior:
     def log_density_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
         """Log posterior and its gradient over all rows, accumulated in double precision."""
         value, gradient = self.log_prior_and_gradient(position)
-        of_rows = partial(_log_likelihood_and_gradient, position=position)
+        of_rows = partial(_log_likelihood_and_gradient, position=self._as_position(position))
         for chunk_value, chunk_gradient in self.each_chunk(of_rows):
             value += chunk_value
             gradient += chunk_gradient
@@ -497,9 +499,7 @@ class Posterior:
         totals = np.zeros(positions.shape)
         of_rows = partial(_likelihood_gradients, positions=positions)
         for gradients in (
-            self.each_chunk(of_rows)
-            if rows is None
-            else (of_rows(self, piece) for piece in self.pieces(rows))
+            self.each_chunk(of_rows) if rows is None else self._of_pieces(of_rows, rows)
         ):
             for total, gradient in zip(totals, gradients, strict=True):
                 total += gradient
@@ -521,10 +521,10 @@ class Posterior:
         rows : sequence of numpy.ndarray
             One array for each array of `data`, as `take` gives them.
         """
-        position, value, gradient = self._as_position(position), 0.0, np.zeros(self.dimension)
-        for piece in self.pieces(rows):
-            piece_value, piece_gradient = self._log_likelihood_function(position, *piece)
-            value += float(piece_value)
+        value, gradient = 0.0, np.zeros(self.dimension)
+        of_rows = partial(_log_likelihood_and_gradient, position=self._as_position(position))
+        for piece_value, piece_gradient in self._of_pieces(of_rows, rows):
+            value += piece_value
             gradient += piece_gradient
         return value, gradient
 
@@ -554,13 +554,24 @@ class Posterior:
         if self.others:
             values = {name: shared.get_value() for name, shared in self.others.items()}
             function = partial(_with_others, function=function, others=values)
-        return self._rows.each(function, self, self._chunk_length(width))
+        return self._rows.each(function, self, self._chunk_length(width), self._threads)
 
     def pieces(self, rows: Sequence[np.ndarray], width: int = 1) -> Iterator[list[np.ndarray]]:
         """Given rows in order, in pieces of bounded memory as those of `chunks`."""
         length = self._chunk_length(width)
         for start in range(0, len(rows[0]), length):
             yield [values[start : start + length] for values in rows]
+
+    def _of_pieces(self, function: OfRows, rows: Sequence[np.ndarray]) -> Iterator[Any]:
+        """Results of a function of this posterior and of each piece of given rows, in order."""
+        if 0 < len(rows[0]) <= self._chunk_length(1):
+            return iter([function(self, list(rows))])
+        return in_order(function, self, self.pieces(rows), self._threads)
+
+    @property
+    def _threads(self) -> int:
+        """Threads of a pass: one where functions of rows may set the other variables."""
+        return 1 if self.others else threads_of_blas()
 
     def _chunk_length(self, width: int) -> int:
         return max(1, CHUNK_ELEMENTS // max(width, self._widest_row))
@@ -626,7 +637,7 @@ class Posterior:
         else:
             function = compile_on_arrays(inputs, outputs, NUMPY_MODE)
         function.trust_input = True
-        return function
+        return SharedFunction(function)
 
 
 def _with_others(
@@ -651,7 +662,8 @@ def _is_good(posterior: Posterior, rows: list[np.ndarray]) -> bool | IndexError:
 def _log_likelihood_and_gradient(
     posterior: Posterior, rows: list[np.ndarray], *, position: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    return posterior.log_likelihood_and_gradient(position, rows)
+    value, gradient = posterior._log_likelihood_function(position, *rows)
+    return float(value), np.array(gradient)
 
 
 def _likelihood_gradients(
