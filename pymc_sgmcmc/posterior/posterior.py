@@ -6,6 +6,7 @@ position vector, arrays of rows, and two symbolic gradients.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -125,6 +126,7 @@ class Posterior:
     ):
         model = modelcontext(model)
         self._model, self._names = model, _names_of(model)
+        self._evaluated: deque[int] = deque()  # which several threads add to
         with without_blas_warning():
             initial_point = complete_point(model.initial_point(), initial_point or {})
         self.layout: PositionLayout = layout_from_model(model, variables, initial_point)
@@ -204,6 +206,11 @@ class Posterior:
         if not isinstance(self._rows, RowsInMemory):
             raise RuntimeError("The rows are not in memory. Take some of them by `take`.")
         return self._rows.arrays
+
+    @property
+    def rows_evaluated(self) -> int:
+        """How many log densities or gradients of single rows this process has computed."""
+        return sum(self._evaluated)
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -530,6 +537,7 @@ class Posterior:
 
     def row_gradients(self, position: np.ndarray, rows: Sequence[np.ndarray]) -> np.ndarray:
         """Gradient of the log likelihood of each row apart, shape (rows, d)."""
+        self._evaluated.append(len(rows[0]))
         (gradients,) = self._row_gradients_function(self._as_position(position), *rows)
         return np.asarray(gradients)
 
@@ -662,6 +670,7 @@ def _is_good(posterior: Posterior, rows: list[np.ndarray]) -> bool | IndexError:
 def _log_likelihood_and_gradient(
     posterior: Posterior, rows: list[np.ndarray], *, position: np.ndarray
 ) -> tuple[float, np.ndarray]:
+    posterior._evaluated.append(len(rows[0]))
     value, gradient = posterior._log_likelihood_function(position, *rows)
     return float(value), np.array(gradient)
 
@@ -670,6 +679,7 @@ def _likelihood_gradients(
     posterior: Posterior, rows: Sequence[np.ndarray], *, positions: np.ndarray
 ) -> list[np.ndarray]:
     """Gradient of the log likelihood of rows at each of some positions."""
+    posterior._evaluated.append(len(positions) * len(rows[0]))
     # Compiling another function of groups takes longer than their log densities.
     function = (
         posterior._log_likelihood_function
