@@ -130,6 +130,8 @@ def uncompiled(monkeypatch) -> None:
     from pymc_sgmcmc.step_methods import base
 
     def block(dynamics, estimator, *arguments, **settings):
-        return SimpleNamespace(dynamics=dynamics, batching=estimator.batching, memory=None)
+        return SimpleNamespace(
+            dynamics=dynamics, batching=estimator.batching, memory=None, gradients=1
+        )
 
     monkeypatch.setattr(base, "TransitionBlock", block)

