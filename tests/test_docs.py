@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import html
 import importlib.util
 import io
+import json
 import re
 import subprocess
 import sys
 import warnings
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pymc as pm
 import pytensor
@@ -66,6 +70,21 @@ def quick(monkeypatch):
         yield
 
 
+@pytest.fixture(scope="module")
+def built_pages(tmp_path_factory):
+    """Folder of the HTML pages, built with warnings as errors."""
+    missing = [name for name in DOCS_EXTRA if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"needs the extra docs: {', '.join(missing)}")
+    folder = tmp_path_factory.mktemp("pages").resolve() / "html"
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
+    build = subprocess.run(
+        [*command, str(DOCS), str(folder)], capture_output=True, text=True, cwd=ROOT
+    )
+    assert build.returncode == 0, build.stderr
+    return folder
+
+
 class WordsOnly(doctest.OutputChecker):
     """Comparison of outputs without their numbers, which rounding changes."""
 
@@ -96,6 +115,8 @@ def test_messages_are_those_of_the_page():
         ("README.md", 2),
         pytest.param("README.md", None, marks=pytest.mark.slow),
         ("docs/getting_started.md", None),
+        ("docs/how_to.md", None),
+        ("docs/settings_and_runs.md", None),
         ("docs/how_a_sampler_is_put_together.md", None),
         ("docs/many_rows.md", None),
         pytest.param("docs/samplers.md", None, marks=pytest.mark.slow),
@@ -169,19 +190,46 @@ def test_api_page_has_all_public_names(module):
     assert set(module.__all__) - {"__version__"} <= documented
 
 
-def test_all_notebooks_are_in_the_table_of_contents():
-    listed = (DOCS / "index.md").read_text(encoding="utf-8").splitlines()
-    assert {f"notebooks/{path.stem}" for path in ROOT.glob("notebooks/*.ipynb")} <= set(listed)
+def test_gallery_has_a_card_for_each_notebook(built_pages):
+    gallery = (built_pages / "gallery.html").read_text(encoding="utf-8")
+    for path in ROOT.glob("notebooks/*.ipynb"):
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        title = notebook["cells"][0]["source"][0].removeprefix("# ").strip()
+        assert f'href="notebooks/{path.stem}.html"' in gallery
+        assert html.escape(title, quote=False) in gallery
 
 
-@pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in DOCS_EXTRA),
-    reason="needs the extra docs: " + ", ".join(DOCS_EXTRA),
-)
-def test_pages_build_without_warnings(tmp_path):
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html"]
-    build = subprocess.run(
-        [*command, str(DOCS), str(tmp_path / "html")], capture_output=True, text=True, cwd=ROOT
-    )
-    assert build.returncode == 0, build.stderr
-    assert (tmp_path / "html" / "index.html").exists()
+def test_pages_build_without_warnings(built_pages):
+    assert (built_pages / "index.html").exists()
+
+
+class PageLinks(HTMLParser):
+    """Targets of the links of a page, and the names that links to it may have after the #."""
+
+    def __init__(self, page: Path):
+        super().__init__()
+        self.targets: set[str] = set()
+        self.names = {""}
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        if given.get("id"):
+            self.names.add(given["id"])
+        target = given.get("href") if tag == "a" else given.get("src") if tag == "img" else None
+        if target and not urlsplit(target).scheme:
+            self.targets.add(target)
+
+
+def test_links_between_pages(built_pages):
+    """Each link to a page, a place in a page or a figure of the documentation leads there."""
+    pages = {path.resolve(): PageLinks(path) for path in built_pages.rglob("*.html")}
+    broken = []
+    for path, page in pages.items():
+        for target in page.targets:
+            link = urlsplit(target)
+            goal = (path.parent / unquote(link.path)).resolve() if link.path else path
+            known = goal not in pages or unquote(link.fragment) in pages[goal].names
+            if not goal.exists() or not known:
+                broken.append(f"{path.relative_to(built_pages)}: {target}")
+    assert not broken
