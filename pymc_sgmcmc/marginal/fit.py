@@ -161,7 +161,7 @@ def fit_marginal(
 
     References
     ----------
-    Bates, Maechler, Bolker and Walker (2015), Fitting linear mixed-effects models using lme4.
+    Bates, Mächler, Bolker and Walker (2015), Fitting linear mixed-effects models using lme4.
     El hanchi (2018), Stochastic gradient MCMC algorithms and their applications.
     Louis (1982), Finding the observed information matrix when using the EM algorithm.
     McCulloch (1997), Maximum likelihood algorithms for generalized linear mixed models.
