@@ -104,6 +104,20 @@ class CenterDifference:
         return [*(rows[index] for index in self.needed), *self._columns(rows)]
 
     @property
+    def shared_by_rows(self) -> tuple[bool, ...]:
+        """For each array of the data that is needed whether rows have no parts of their own."""
+        return tuple(self._posterior.shared_by_rows[index] for index in self.needed)
+
+    def joined(
+        self, first: Sequence[np.ndarray], start: int, second: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        """Rows that were read, those of the first ones from a place on, and the second ones."""
+        count = len(self.needed)
+        data = self._posterior.joined(first[:count], start, second[:count])
+        stored = zip(first[count:], second[count:], strict=True)
+        return [*data, *(np.concatenate([before[start:], after]) for before, after in stored)]
+
+    @property
     def data(self) -> tuple[np.ndarray, ...]:
         """The arrays of the posterior's data that are needed, where they are in memory."""
         data = self._posterior.data
@@ -234,8 +248,11 @@ def find_center_difference(
             center_variable,
             others_by_name,
         )
+    own = [
+        row for row, of_all in zip(rows, posterior.shared_by_rows, strict=True) if not of_all
+    ]
     graph = _simplified_difference(
-        posterior.rows_gradient(position, rows, length), gradient_at_center, rows, length
+        posterior.rows_gradient(position, rows, length), gradient_at_center, own, length
     )
 
     fixed, moving = {center_variable, *others.values()}, {position, *posterior.others.values()}

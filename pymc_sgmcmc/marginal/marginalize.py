@@ -28,6 +28,7 @@ from pymc_sgmcmc.marginal.operation import GroupLogDensity, Template
 from pymc_sgmcmc.marginal.quadrature import laplace, quadrature
 from pymc_sgmcmc.marginal.structure import LocalStructure, find_structure
 from pymc_sgmcmc.posterior.compiled import quick_graphs
+from pymc_sgmcmc.posterior.group_access import mark_groups
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
@@ -121,8 +122,8 @@ def marginalize(
     or_none(whole_number, "points", points, 1)
     if method == "exact" and points is not None:
         raise ValueError('`points` is for quadrature, but `method` is "exact". Leave one out.')
-    structure = find_structure(model, names_of(names))
-    density = checked_density(model, structure)
+    structure = find_structure(model, names_of(names), on_source=True)
+    density = checked_density(model, structure).on_source()
     marginal, error = integrate(model, density, method, points)
     left_out = dependent_deterministics(model, structure)
     if left_out:
@@ -134,6 +135,10 @@ def marginalize(
     groups = without_locals(model, density, marginal)
     if error is not None:
         remember_quadrature(groups, error)
+    if density.groups_of_source is not None:
+        mark_groups(groups, density.groups_of_source)
+        density.groups_of_source.release()
+        density.groups_of_source.tell_of_passes()
     return groups
 
 
