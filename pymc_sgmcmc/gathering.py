@@ -75,8 +75,11 @@ class GatheredRows(Batching):
         Numbers of rows that no minibatch has.
     most_bytes : int
         Memory of the gathered rows. They have at least one run of transitions.
+    derive : callable, optional
+        Makes the arrays of minibatches from rows that were read. It is called by the thread of the
+        transitions alone, since compiled functions are for one thread at a time.
     join : callable
-        Joins rows that were read.
+        Joins arrays of minibatches.
     shared_by_rows : sequence of bool
         For each array whether rows have no parts of it of their own. Missing ones are False.
     bytes_beside : float
@@ -98,6 +101,7 @@ class GatheredRows(Batching):
         static: bool = False,
         excluded: np.ndarray | None = None,
         most_bytes: int = MOST_BYTES,
+        derive: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]] | None = None,
         join: JoinRows = joined,
         shared_by_rows: Sequence[bool] = (),
         bytes_beside: float = 0.0,
@@ -114,9 +118,10 @@ class GatheredRows(Batching):
         self.batch_size = check_batch_size(batch_size, self.n_rows)
         self.static = False
         self._read, self._most_bytes = read, most_bytes
+        self._derive = derive
         self._order = FIRST_ORDER
         self._present: RowOrder | None = None
-        first = [np.ascontiguousarray(values) for values in read(np.arange(self.batch_size))]
+        first = self._derived(read(np.arange(self.batch_size)))
         self._join = join
         others = [False] * (len(first) - len(shared_by_rows))
         self._shared_by_rows = (*shared_by_rows, *others)
@@ -260,9 +265,8 @@ class GatheredRows(Batching):
                 and np.array_equal(stretch.minibatches[:taken], index[kept:])
             ):
                 before = [shared.get_value(borrow=True) for shared in self._shared]
-                rows = self._join(before, end * self.batch_size, stretch.rows.result())
-                for shared, values in zip(self._shared, rows, strict=True):
-                    shared.set_value(np.ascontiguousarray(values), borrow=True)
+                rows = self._derived(stretch.rows.result())
+                self._hold(self._join(before, end * self.batch_size, rows))
                 self._gathered = self._order, np.concatenate([gathered[end:], stretch.minibatches])
                 return stretch.minibatches[taken:]
         return None
@@ -302,10 +306,17 @@ class GatheredRows(Batching):
         return None
 
     def _gather(self, index: np.ndarray) -> None:
-        rows = self._read(self._numbers(index).ravel())
-        for shared, values in zip(self._shared, rows, strict=True):
-            shared.set_value(np.ascontiguousarray(values), borrow=True)
+        self._hold(self._derived(self._read(self._numbers(index).ravel())))
         self._gathered = self._order, index
+
+    def _derived(self, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Arrays of minibatches from rows that were read."""
+        arrays = rows if self._derive is None else self._derive(rows)
+        return [np.ascontiguousarray(values) for values in arrays]
+
+    def _hold(self, arrays: Sequence[np.ndarray]) -> None:
+        for shared, values in zip(self._shared, arrays, strict=True):
+            shared.set_value(values, borrow=True)
 
     def _numbers(self, index: np.ndarray) -> np.ndarray:
         """Row numbers of minibatches, shape (minibatches, n)."""

@@ -100,7 +100,10 @@ class CenterDifference:
 
     def rows_of(self, numbers: np.ndarray) -> list[np.ndarray]:
         """Rows of the data that are needed, followed by those of the stored quantities."""
-        rows = self._posterior.take(numbers)
+        return self.from_rows(self._posterior.take(numbers))
+
+    def from_rows(self, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Rows of the data that are needed, and of the stored quantities, from those of all."""
         return [*(rows[index] for index in self.needed), *self._columns(rows)]
 
     @property

@@ -42,13 +42,14 @@ def batching_of(
             # Those of all rows fit, and no row needs more.
             bytes_beside, most_bytes = 0.0, most_bytes - all_beside
         return GatheredRows(
-            posterior.take if difference is None else difference.rows_of,
+            posterior.take,
             posterior.n_rows,
             batch_size,
             scheme=scheme,
             static=static,
             excluded=excluded,
             most_bytes=most_bytes,
+            derive=None if difference is None else difference.from_rows,
             join=reader.joined,
             shared_by_rows=reader.shared_by_rows,
             bytes_beside=bytes_beside,

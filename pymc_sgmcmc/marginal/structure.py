@@ -313,7 +313,8 @@ def _check_columns(
         )
     stays = [variable for variable in model.basic_RVs if variable not in removed]
     for variable in [*stays, *model.potentials]:
-        roots = [variable, *filter(None, [model.rvs_to_values.get(variable)])]
+        value = model.rvs_to_values.get(variable)
+        roots = [variable] if value is None else [variable, value]
         first = [v.name for v in ancestors(roots) if column_of(v) is not None]
         if first:
             raise ModelError(

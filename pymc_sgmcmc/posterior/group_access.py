@@ -225,12 +225,14 @@ class GroupsOfSource:
     def each_held(self, parts: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
         """Parts of the groups, with their records in the shared variables meanwhile."""
         present: list[np.ndarray] | None = None
-        for part, shared in self._with_records(parts):
-            if shared is not present:
-                self._hold(shared)
-                present = shared
-            yield part
-        self.release()
+        try:
+            for part, shared in self._with_records(parts):
+                if shared is not present:
+                    self._hold(shared)
+                    present = shared
+                yield part
+        finally:
+            self.release()
 
     def release(self) -> None:
         """Leave no records in the shared variables."""

@@ -209,9 +209,9 @@ def sample(
                 "elsewhere. Leave one of them out."
             )
     shown = bool(progressbar) and not quiet
-    with mcmc._quiet_logging(quiet):
-        groups = groups_of(model, marginalize, step)
     with passes(client, shown):
+        with mcmc._quiet_logging(quiet):
+            groups = groups_of(model, marginalize, step)
         if groups is None:
             sampled, step = model, _made(model, step)
         else:
@@ -245,7 +245,8 @@ def sample(
     def completed(idata: DataTree) -> DataTree:
         if groups is not None:
             seed = deepcopy(run.generator).spawn(chains + 1)[-1]
-            idata = groups.completed(idata, names, seed, progressbar=shown, quiet=quiet)
+            with passes(client, shown):
+                idata = groups.completed(idata, names, seed, progressbar=shown, quiet=quiet)
         with mcmc._quiet_logging(quiet):
             for name in [name for name in later if wanted.get(name)]:
                 try:
