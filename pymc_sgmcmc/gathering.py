@@ -125,9 +125,7 @@ class GatheredRows(Batching):
         self._join = join
         others = [False] * (len(first) - len(shared_by_rows))
         self._shared_by_rows = (*shared_by_rows, *others)
-        own = [
-            values for values, all_ in zip(first, self._shared_by_rows, strict=True) if not all_
-        ]
+        own = [values for values, all_ in zip(first, self._shared_by_rows, strict=True) if not all_]
         self._row_bytes = sum(values[:1].nbytes for values in own) + bytes_beside
         self._data = ()
         self._shared = tuple(

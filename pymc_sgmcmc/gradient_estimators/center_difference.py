@@ -251,9 +251,7 @@ def find_center_difference(
             center_variable,
             others_by_name,
         )
-    own = [
-        row for row, of_all in zip(rows, posterior.shared_by_rows, strict=True) if not of_all
-    ]
+    own = [row for row, of_all in zip(rows, posterior.shared_by_rows, strict=True) if not of_all]
     graph = _simplified_difference(
         posterior.rows_gradient(position, rows, length), gradient_at_center, own, length
     )

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
@@ -219,6 +219,13 @@ def find_records(variable: TensorVariable, places: list[Index], n_groups: int) -
     column = column_of(places[0].codes)
     _check_codes(codes[0], n_groups, variable.name)
     if column is None:
+        for root in ancestors([places[0].codes]):
+            if column_of(root) is not None:
+                raise ModelError(
+                    f"The codes of the groups of the records of `{variable.name}` should be a "
+                    f"column of `rows`, but are computed from `{root.name}`. Add such a column by "
+                    "`rows.transform`."
+                )
         _check_all_present(codes[0], n_groups, variable.name)
     return Records(
         tuple(index.codes for index in places), codes[0].astype(np.int64), n_groups, column

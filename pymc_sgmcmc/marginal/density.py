@@ -57,9 +57,7 @@ class _ChosenRecords:
         """Number of records of the chosen groups."""
         return self.group.shape[0]
 
-    def take(
-        self, variable: Variable, values: np.ndarray, axis: int, name: str
-    ) -> TensorVariable:
+    def take(self, variable: Variable, values: np.ndarray, axis: int, name: str) -> TensorVariable:
         """Data of the records of the chosen groups, from data of all records."""
         whole = self._records.data(variable, np.moveaxis(values, axis, 0), name)
         return pt.moveaxis(whole[self._record], 0, axis)

@@ -573,9 +573,7 @@ def _of_columns(
     return function(source.from_result(result, number, names))
 
 
-def _sums(
-    columns: Mapping[str, np.ndarray], *, first: Mapping[str, np.ndarray]
-) -> dict[str, Sums]:
+def _sums(columns: Mapping[str, np.ndarray], *, first: Mapping[str, np.ndarray]) -> dict[str, Sums]:
     """Sums of a partition, relative to the first row of all."""
     return {name: sums_of(values, first[name]) for name, values in columns.items()}
 
