@@ -65,7 +65,9 @@ def marginalize(
     Parameters
     ----------
     model : pymc.Model
-        On the full data. It is not changed, and later changes of its data change nothing here.
+        On the full data, or on the first rows of a source that `RowSource.head` returned, whose
+        records belong to groups by one column of codes. It is not changed, and later changes of its
+        data change nothing here.
     names : str, variable, or a sequence of these
         Free variables whose entries belong to groups: the entries of different groups should be
         independent given all other variables.
@@ -89,6 +91,8 @@ def marginalize(
     ModelError
         Where variables are not local or the groups depend on each other, and for more than three
         quantities a group that are not integrated exactly.
+    RowsError
+        Where codes of groups in a source are no whole numbers from 0 to the number of groups.
 
     Notes
     -----
@@ -98,6 +102,10 @@ def marginalize(
     The quadrature is compared with a fine grid, for at most 20 groups: near the initial point here,
     and around the centre where a step method of this package is made. A warning follows where it is
     not accurate.
+
+    Where the records are in a source, a pass over the column of codes makes an index of them, and a
+    step method of this package takes the source as its ``rows``. No other tool can evaluate such a
+    model of groups.
 
     References
     ----------

@@ -24,11 +24,11 @@ from pymc_sgmcmc.sources.passes import with_progress
 from pymc_sgmcmc.sources.schema import PARTITION_BYTES
 
 NOT_HELD = np.iinfo(np.int64).max // 2
-"""Place of the first record of a group whose records are not in memory. No array is as long, so that
-taking such a record is an error of NumPy."""
+"""Place of the first record of a group whose records are not in memory. No array is as long, so
+that taking such a record is an error of NumPy."""
 
 READING_BYTES = 32
-"""Bytes of a record that reading takes beside its columns: its number, and orders of the numbers."""
+"""Bytes of a record that reading takes beside its columns, for its number and orders of these."""
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
