@@ -29,6 +29,7 @@ from pymc_sgmcmc.marginal.quadrature import laplace, quadrature
 from pymc_sgmcmc.marginal.structure import LocalStructure, find_structure
 from pymc_sgmcmc.posterior.compiled import quick_graphs
 from pymc_sgmcmc.posterior.group_access import mark_groups
+from pymc_sgmcmc.sources.passes import shown_by_default
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
@@ -43,6 +44,7 @@ MOST_QUADRATURE_SIZE = max(POINTS)
 """Product rules of more directions have too many nodes."""
 
 
+@shown_by_default()
 @quick_graphs()
 def marginalize(
     model: Model,

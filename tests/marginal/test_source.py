@@ -277,6 +277,14 @@ def test_a_pass_reads_the_source_as_often_as_memory_asks(groups, memory):
     assert made.source.reads - before == expected * made.source.n_partitions
 
 
+def test_the_log_says_how_often_a_pass_reads_the_source(groups, caplog):
+    made, _ = groups
+    made.source.memory = 40_000
+    with caplog.at_level("INFO", "pymc"):
+        made.tell_of_passes()
+    assert "in the order of `group`, so each pass over the groups reads them 3 times" in caplog.text
+
+
 def test_sorted_records_are_read_once():
     arrays = records(equal=False)
     order = np.argsort(arrays["group"], kind="stable")
