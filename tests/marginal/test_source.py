@@ -120,11 +120,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_draws_are_those_in_memory(case, monkeypatch):
-    write, equal, step = CASES[case]
-    arrays = records(equal=equal)
-    gathered = []
+@pytest.fixture
+def gathered(monkeypatch):
+    """Numbers of the minibatches whose groups were read together."""
+    gathered: list[int] = []
     gather, go_on = GatheredRows._gather, GatheredRows._go_on
 
     def counted(self, index):
@@ -139,6 +138,14 @@ def test_draws_are_those_in_memory(case, monkeypatch):
 
     monkeypatch.setattr(GatheredRows, "_gather", counted)
     monkeypatch.setattr(GatheredRows, "_go_on", gone_on)
+    return gathered
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_draws_are_those_in_memory(case, gathered):
+    write, equal, step = CASES[case]
+    arrays = records(equal=equal)
     model, rows = in_memory(write, arrays), small_source(arrays)
     expected = draws_of(model, step)
     found = draws_of(on_source(write, rows), partial(step, rows=rows))
@@ -150,7 +157,7 @@ def test_draws_are_those_in_memory(case, monkeypatch):
         np.testing.assert_array_equal(found["posterior"]["z"], expected["posterior"]["z"])
 
 
-def test_sample_integrates_local_variables_out(tmp_path):
+def test_sample_integrates_local_variables_out(tmp_path, gathered):
     pd = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow", reason="needs pyarrow")
     arrays = records(equal=False)
@@ -158,7 +165,7 @@ def test_sample_integrates_local_variables_out(tmp_path):
     table = pd.DataFrame({"a": arrays["X"][:, 0], "b": arrays["X"][:, 1], **columns})
     for number, part in enumerate(np.array_split(np.arange(len(table)), 3)):
         table.iloc[part].to_parquet(tmp_path / f"{number}.parquet", row_group_size=200)
-    rows = open_rows(tmp_path, {"X": ["a", "b"], **{name: name for name in columns}}, memory=20_000)
+    rows = open_rows(tmp_path, {"X": ["a", "b"], **{name: name for name in columns}}, memory=12_000)
     runs = []
     for model, step in (
         (in_memory(known, arrays), SGLDCV),
@@ -167,6 +174,7 @@ def test_sample_integrates_local_variables_out(tmp_path):
         with model:
             runs.append(sample(draws=10, tune=5, **RUN, step=step))
     assert "z" in runs[0]["posterior"]
+    assert len(gathered) > 3  # stretches of the memory
     assert_equal_draws(runs[1], runs[0])
 
 

@@ -65,7 +65,6 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "minibatch-zero_sum",
         "minibatch-narrow_types",
     ),
-    "marginal/test_source.py::test_draws_are_those_in_memory": ("equal groups-SGLDCV",),
     "step_methods/test_full_gradient.py::test_covariance_of_mala": ("5",),
     "step_methods/test_hamcmc.py::test_compiled_chain_is_the_numpy_chain": ("3-between-plain",),
     "step_methods/test_hamcmc.py::test_variance_tends_to_the_posteriors": ("5-1000-3000",),
