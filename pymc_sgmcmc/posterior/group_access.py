@@ -108,11 +108,7 @@ class GroupsOfSource:
         return self.index.rows_of(np.unique(numbers))
 
     def _read(self, rows: np.ndarray) -> list[np.ndarray]:
-        in_order = len(rows) and self.index.order is None and rows[-1] - rows[0] + 1 == len(rows)
-        if in_order and self.source.workers is None:
-            found = self.source.read(int(rows[0]), int(rows[-1]) + 1, self.names)
-        else:
-            found = self.source.take(rows, self.names)
+        found = self.source.take(rows, self.names)
         return [
             np.ascontiguousarray(found[name], dtype=shared.dtype)
             for name, shared in self._columns.items()

@@ -21,6 +21,7 @@ from pymc_sgmcmc import (
 )
 from pymc_sgmcmc.errors import RowsError
 from pymc_sgmcmc.gathering import GatheredRows
+from pymc_sgmcmc.gradient_estimators.minibatches import batching_of
 from pymc_sgmcmc.posterior.group_access import NOT_HELD, GroupsOfSource
 from pymc_sgmcmc.sources import open_rows
 from tests.support.sources import CountedRows
@@ -303,6 +304,17 @@ def test_sorted_records_are_read_once():
     before = source.reads
     list(made.each(lambda _, rows: None, None, 7))
     assert source.reads - before == source.n_partitions
+
+
+def test_memory_of_a_run():
+    """A row takes its number and three 64-bit numbers a record, unless those of all rows fit."""
+    arrays = records(equal=True)
+    rows = small_source(arrays)
+    posterior = Posterior(marginalize(on_source(known, rows), "z"), rows=rows)
+    assert batching_of(posterior, "shuffle", 5).most_minibatches == 12_000 // (5 * (8 + 10 * 24))
+    rows.memory = 10**6
+    expected = (10**6 - 10 * GROUPS * 24) // (5 * 8)
+    assert batching_of(posterior, "shuffle", 5).most_minibatches == expected
 
 
 def test_a_group_without_records_has_no_weight():

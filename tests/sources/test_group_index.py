@@ -38,6 +38,12 @@ def test_rows_in_the_order_of_groups_take_one_pass(codes):
     )
 
 
+def test_partitions_that_are_in_order_each_by_itself():
+    rows = CountedRows({"group": np.tile([0, 1, 2], 3)}, rows=3)
+    index = index_of_groups(rows, "group", 3)
+    np.testing.assert_array_equal(index.order, [0, 3, 6, 1, 4, 7, 2, 5, 8])
+
+
 def test_the_index_is_made_once(codes):
     rows = CountedRows({"group": codes}, rows=9)
     index = index_of_groups(rows, "group", 11)
