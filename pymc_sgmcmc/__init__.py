@@ -54,6 +54,7 @@ from pymc_sgmcmc.trace_tools.plots import (
     plot_gradient_trace,
     plot_zero_variance,
 )
+from pymc_sgmcmc.trace_tools.predictive_density import predictive_density
 from pymc_sgmcmc.trace_tools.summary import summary
 from pymc_sgmcmc.trace_tools.zero_variance import (
     ZeroVariance,
@@ -109,6 +110,7 @@ __all__ = [
     "plot_gradient_trace",
     "plot_zero_variance",
     "polish",
+    "predictive_density",
     "read_store",
     "recover",
     "sample",

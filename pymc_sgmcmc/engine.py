@@ -99,7 +99,14 @@ class TransitionBlock:
         Arguments of `pytensor.function`.
     static_length : int, optional
         Fixed number of transitions B, as JAX needs it. Shorter blocks are padded.
+
+    Attributes
+    ----------
+    gradients : int
+        How many gradients on its rows a transition takes.
     """
+
+    gradients: int
 
     def __init__(
         self,
@@ -208,9 +215,16 @@ class TransitionBlock:
                     changed.append(after)
                     return estimate
 
+            places = []
+
+            def counted(at):
+                places.append(at)
+                return gradient(at)
+
             following, first_gradient, stats = self.dynamics.transition(
-                current, gradient, scaled_noise, step_size
+                current, counted, scaled_noise, step_size
             )
+            self.gradients = len(places)
             return (
                 *(
                     pt.specify_shape(part.astype(self.dtype), shape)

@@ -88,6 +88,10 @@ SOURCE = "source"
 KEPT_ROWS = "kept_rows"
 """This array of the settings has the numbers of the rows that each transition takes."""
 
+SETUP_PASSES, SETUP_SECONDS = "setup_passes", "setup_seconds"
+"""These settings are the rows that the set-up evaluated, again and again, over the number of all
+rows, and its seconds. They differ between runs that are the same."""
+
 SCALE, VECTORS, FACTORS = "scale", "vectors", "factors"
 """The names of the parts of a matrix of low rank plus diagonal end in these words."""
 

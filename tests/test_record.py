@@ -55,6 +55,15 @@ def test_nothing_is_left_of_the_channel(step_and_trace):
     assert settings_of(idata)["sampler"] == "SGLDCV"
 
 
+def test_what_transitions_and_the_set_up_cost(step_and_trace):
+    step, idata = step_and_trace
+    settings = settings_of(idata)
+    assert settings["gradients_a_transition"] == 1
+    assert settings["rows_a_transition"] == 20
+    assert settings["setup_passes"] == step.posterior.rows_evaluated / step.posterior.n_rows > 2
+    assert 0 < settings["setup_seconds"] < 600
+
+
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("tuned", ["kept", "discarded"])
 def test_settings_and_moments_come_from_any_process(cores, tuned):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.compile.executor import Function
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import toposort
@@ -16,6 +14,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import inline_inner_graphs, quick_graphs
+from pymc_sgmcmc.posterior.threads import SharedFunction, in_order
 
 TOGETHER_ELEMENTS = 250_000
 """A piece of the rows is so long that its results at all positions together have about this many
@@ -42,10 +41,6 @@ SLOWER = 3
 fast or faster together, and a few are slower by far, so that measurements of time that vary do not
 change how a model is evaluated, nor the last digits of the draws."""
 
-PARTS = 4
-"""The sum over the rows is made in so many parts, by at most so many threads. The parts do not
-depend on the number of threads, and so the draws do not either."""
-
 
 class FullDensity:
     """Log posterior of all rows and its gradient at many positions together.
@@ -60,7 +55,7 @@ class FullDensity:
     positions : numpy.ndarray, shape (n, d)
         Positions at which both ways are compared.
     threads : int
-        So many parts of the rows, at most `PARTS`, are evaluated at the same time.
+        So many pieces of the rows are evaluated at the same time.
 
     Attributes
     ----------
@@ -72,8 +67,8 @@ class FullDensity:
 
     def __init__(self, posterior: Posterior, positions: np.ndarray, threads: int = 1):
         self.posterior, self.passes, self._threads = posterior, 0, threads
-        self._prior: Function | None = None
-        self._rows: list[Function] = []
+        self._prior: SharedFunction | None = None
+        self._likelihood: SharedFunction | None = None
         self._width = 1
         self.together = self._compile(np.asarray(positions, dtype=posterior.dtype))
 
@@ -103,32 +98,24 @@ class FullDensity:
     def _all_together(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         assert self._prior is not None
         values, gradients = self._of(self._prior, positions)
-        starts = range(0, self.posterior.n_rows, self._length(len(positions)))
-
-        def total(number: int) -> tuple[np.ndarray, np.ndarray]:
-            """Sum over every so many-th piece. A compiled function is of one thread."""
-            value, gradient = np.zeros(len(positions)), np.zeros(positions.shape)
-            for start in starts[number::PARTS]:
-                rows = self.posterior.take(slice(start, start + starts.step))
-                with np.errstate(all="ignore"):
-                    piece, slope = self._of(self._rows[number], positions, *rows)
-                value += piece
-                gradient += slope
-            return value, gradient
-
-        parts = range(min(PARTS, len(starts)))
-        if min(self._threads, len(parts)) == 1:
-            totals = [total(number) for number in parts]
-        else:
-            with ThreadPoolExecutor(min(self._threads, PARTS)) as pool:
-                totals = list(pool.map(total, parts))
-        for value, gradient in totals:
+        length = self._length(len(positions))
+        pieces = (
+            self.posterior.take(slice(start, start + length))
+            for start in range(0, self.posterior.n_rows, length)
+        )
+        for value, gradient in in_order(self._of_rows, positions, pieces, self._threads):
             values += value
             gradients += gradient
         return values, gradients
 
+    def _of_rows(
+        self, positions: np.ndarray, rows: list[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        assert self._likelihood is not None
+        return self._of(self._likelihood, positions, *rows)
+
     def _of(
-        self, function: Function, positions: np.ndarray, *rows: np.ndarray
+        self, function: SharedFunction, positions: np.ndarray, *rows: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         value, gradient = function(positions, *rows)
         return (
@@ -172,12 +159,10 @@ class FullDensity:
         end = time.perf_counter()
         if end - between > SLOWER * (between - begin) * len(positions) / COMPARED:
             return False
-        self._rows = [of_rows] + [of_rows.copy(share_memory=False) for _ in range(PARTS - 1)]
-        for function in self._rows:
-            function.trust_input = True
+        self._likelihood = of_rows
         return True
 
-    def _compiled(self) -> tuple[Function, Function]:
+    def _compiled(self) -> tuple[SharedFunction, SharedFunction]:
         posterior = self.posterior
         single, rows = posterior.position_and_rows()
         several = pt.tensor("positions", shape=(None, None), dtype=posterior.dtype)
@@ -200,7 +185,7 @@ class FullDensity:
         return prior, posterior.compile_for_setup([several, *rows], batched(outputs))
 
     def _sum(
-        self, of_rows: Function, positions: np.ndarray, rows: Sequence[np.ndarray]
+        self, of_rows: SharedFunction, positions: np.ndarray, rows: Sequence[np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Log prior plus log likelihood of some rows, and the gradient, by the new functions."""
         assert self._prior is not None

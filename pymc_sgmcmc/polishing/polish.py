@@ -156,8 +156,7 @@ def polish(
         Whether to search for other modes, for at most 500 coordinates.
     random_seed : int, sequence of int, or numpy.random.Generator, optional
     cores : int, optional
-        Number of threads that evaluate the rows. More than 4 have no effect. The draws do not
-        depend on it.
+        Number of threads that evaluate the rows. The draws do not depend on it.
     progressbar : bool
 
     Returns

@@ -16,8 +16,8 @@ from pytensor.scalar.basic import Cast
 from pytensor.tensor.elemwise import Elemwise
 
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.posterior.row_access import OfRows, on_one_thread
 from pymc_sgmcmc.posterior.rows import RowLeaf, SeparatedModel, keep_whole
+from pymc_sgmcmc.posterior.threads import OfRows, in_order
 from pymc_sgmcmc.sources import RowSource
 from pymc_sgmcmc.sources.group_index import GroupIndex, index_of_groups, segments
 from pymc_sgmcmc.sources.passes import with_progress
@@ -137,16 +137,14 @@ class GroupsOfSource:
 
     # --- Passes ------------------------------------------------------------------------------
 
-    def each(self, function: OfRows, value: Any, length: int) -> Iterator[Any]:
+    def each(self, function: OfRows, value: Any, length: int, threads: int) -> Iterator[Any]:
         """Results of a function of a value and of so many groups after the others, in order."""
         parts = [
             np.arange(start, min(start + length, self.n_rows))
             for start in range(0, self.n_rows, length)
         ]
-        found = (
-            on_one_thread(function, value, [part, *shared])
-            for part, shared in self._with_records(parts)
-        )
+        pieces = ([part, *shared] for part, shared in self._with_records(parts))
+        found = in_order(function, value, pieces, threads)
         return with_progress(zip(map(len, parts), found, strict=True), self.n_rows)
 
     def _with_records(

@@ -6,6 +6,7 @@ position vector, arrays of rows, and two symbolic gradients.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -45,7 +46,6 @@ from pymc_sgmcmc.posterior.group_access import (
 )
 from pymc_sgmcmc.posterior.position import PositionLayout, complete_point, layout_from_model
 from pymc_sgmcmc.posterior.row_access import (
-    OfRows,
     RowAccess,
     RowsInMemory,
     RowsOfSource,
@@ -54,6 +54,7 @@ from pymc_sgmcmc.posterior.row_access import (
 )
 from pymc_sgmcmc.posterior.separation import separate_rows
 from pymc_sgmcmc.posterior.simplify import drop_settled_switches, simplify_logistic
+from pymc_sgmcmc.posterior.threads import OfRows, SharedFunction, in_order, threads_of_blas
 from pymc_sgmcmc.sources import RowSource
 
 CHUNK_ELEMENTS = 500_000
@@ -131,6 +132,7 @@ class Posterior:
     ):
         model = modelcontext(model)
         self._model, self._names = model, _names_of(model)
+        self._evaluated: deque[int] = deque()  # which several threads add to
         with without_blas_warning():
             initial_point = complete_point(model.initial_point(), initial_point or {})
         self.layout: PositionLayout = layout_from_model(model, variables, initial_point)
@@ -218,6 +220,11 @@ class Posterior:
         if not isinstance(self._rows, RowsInMemory):
             raise RuntimeError("The rows are not in memory. Take some of them by `take`.")
         return self._rows.arrays
+
+    @property
+    def rows_evaluated(self) -> int:
+        """How many log densities or gradients of single rows this process has computed."""
+        return sum(self._evaluated)
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -472,7 +479,9 @@ class Posterior:
         terms = drop_settled_switches(
             terms,
             placeholders,
-            lambda of_rows, value: self._rows.each(of_rows, value, self._chunk_length(1)),
+            lambda of_rows, value: self._rows.each(
+                of_rows, value, self._chunk_length(1), threads_of_blas()
+            ),
         )
         sums = [term.sum() for term in terms]
         total = sum(sums[1:], sums[0])
@@ -513,7 +522,7 @@ class Posterior:
     def log_density_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
         """Log posterior and its gradient over all rows, accumulated in double precision."""
         value, gradient = self.log_prior_and_gradient(position)
-        of_rows = partial(_log_likelihood_and_gradient, position=position)
+        of_rows = partial(_log_likelihood_and_gradient, position=self._as_position(position))
         for chunk_value, chunk_gradient in self.each_chunk(of_rows):
             value += chunk_value
             gradient += chunk_gradient
@@ -531,9 +540,7 @@ class Posterior:
         totals = np.zeros(positions.shape)
         of_rows = partial(_likelihood_gradients, positions=positions)
         for gradients in (
-            self.each_chunk(of_rows)
-            if rows is None
-            else (of_rows(self, piece) for piece in self.pieces(rows))
+            self.each_chunk(of_rows) if rows is None else self._of_pieces(of_rows, rows)
         ):
             for total, gradient in zip(totals, gradients, strict=True):
                 total += gradient
@@ -555,15 +562,16 @@ class Posterior:
         rows : sequence of numpy.ndarray
             One array for each array of `data`, as `take` gives them.
         """
-        position, value, gradient = self._as_position(position), 0.0, np.zeros(self.dimension)
-        for piece in self.pieces(rows):
-            piece_value, piece_gradient = self._log_likelihood_function(position, *piece)
-            value += float(piece_value)
+        value, gradient = 0.0, np.zeros(self.dimension)
+        of_rows = partial(_log_likelihood_and_gradient, position=self._as_position(position))
+        for piece_value, piece_gradient in self._of_pieces(of_rows, rows):
+            value += piece_value
             gradient += piece_gradient
         return value, gradient
 
     def row_gradients(self, position: np.ndarray, rows: Sequence[np.ndarray]) -> np.ndarray:
         """Gradient of the log likelihood of each row apart, shape (rows, d)."""
+        self._evaluated.append(len(rows[0]))
         (gradients,) = self._row_gradients_function(self._as_position(position), *rows)
         return np.asarray(gradients)
 
@@ -588,7 +596,7 @@ class Posterior:
         if self.others:
             values = {name: shared.get_value() for name, shared in self.others.items()}
             function = partial(_with_others, function=function, others=values)
-        return self._rows.each(function, self, self._chunk_length(width))
+        return self._rows.each(function, self, self._chunk_length(width), self._threads)
 
     def pieces(self, rows: Sequence[np.ndarray], width: int = 1) -> Iterator[list[np.ndarray]]:
         """Given rows in order, in pieces of bounded memory as those of `chunks`."""
@@ -605,6 +613,17 @@ class Posterior:
     ) -> list[np.ndarray]:
         """Rows that were taken, those of the first ones from a place on, and the second ones."""
         return self._rows.joined(first, start, second)
+
+    def _of_pieces(self, function: OfRows, rows: Sequence[np.ndarray]) -> Iterator[Any]:
+        """Results of a function of this posterior and of each piece of given rows, in order."""
+        if 0 < len(rows[0]) <= self._chunk_length(1):
+            return iter([function(self, list(rows))])
+        return in_order(function, self, self.pieces(rows), self._threads)
+
+    @property
+    def _threads(self) -> int:
+        """Threads of a pass: one where functions of rows may set the other variables."""
+        return 1 if self.others else threads_of_blas()
 
     def _chunk_length(self, width: int) -> int:
         return max(1, CHUNK_ELEMENTS // max(width, self._widest_row))
@@ -670,7 +689,7 @@ class Posterior:
         else:
             function = compile_on_arrays(inputs, outputs, NUMPY_MODE)
         function.trust_input = True
-        return function
+        return SharedFunction(function)
 
 
 def _with_others(
@@ -695,13 +714,16 @@ def _is_good(posterior: Posterior, rows: list[np.ndarray]) -> bool | IndexError:
 def _log_likelihood_and_gradient(
     posterior: Posterior, rows: list[np.ndarray], *, position: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    return posterior.log_likelihood_and_gradient(position, rows)
+    posterior._evaluated.append(len(rows[0]))
+    value, gradient = posterior._log_likelihood_function(position, *rows)
+    return float(value), np.array(gradient)
 
 
 def _likelihood_gradients(
     posterior: Posterior, rows: Sequence[np.ndarray], *, positions: np.ndarray
 ) -> list[np.ndarray]:
     """Gradient of the log likelihood of rows at each of some positions."""
+    posterior._evaluated.append(len(positions) * len(rows[0]))
     # Compiling another function of groups takes longer than their log densities.
     function = (
         posterior._log_likelihood_function

@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.gathering import joined
 from pymc_sgmcmc.posterior.rows import RowLeaf, SeparatedModel
+from pymc_sgmcmc.posterior.threads import OfRows, in_order, read_ahead
 from pymc_sgmcmc.sources import RowSource, cluster
 from pymc_sgmcmc.sources.passes import with_progress
-
-OfRows = Callable[[Any, list[np.ndarray]], Any]
-"""Function of a value, such as a posterior, and of some rows of all arrays."""
-
-
-@cache
-def _thread_pools() -> ThreadpoolController:
-    """Those of the libraries that are loaded at the first pass."""
-    return ThreadpoolController()
-
-
-def on_one_thread(function: Callable, *arguments: Any) -> Any:
-    """Result of a function for which BLAS takes one thread, as on the workers of a cluster.
-
-    With another number of threads it would add up the rows in another order.
-    """
-    with _thread_pools().limit(limits=1):
-        return function(*arguments)
 
 
 class RowAccess(Protocol):
@@ -54,7 +35,7 @@ class RowAccess(Protocol):
         """Rows that were taken, those of the first ones from a place on, and the second ones."""
         ...
 
-    def each(self, function: OfRows, value: Any, length: int) -> Iterator[Any]:
+    def each(self, function: OfRows, value: Any, length: int, threads: int) -> Iterator[Any]:
         """Results of a function of a value and of so many rows after the others, in order."""
         ...
 
@@ -83,10 +64,15 @@ class RowsInMemory(_CutRows):
         """The given rows of all arrays, contiguous."""
         return [np.ascontiguousarray(values[selection]) for values in self.arrays]
 
-    def each(self, function: OfRows, value: Any, length: int) -> Iterator[Any]:
+    def each(self, function: OfRows, value: Any, length: int, threads: int) -> Iterator[Any]:
         """Results of a function of a value and of so many rows after the others, in order."""
-        for start in range(0, self.n_rows, length):
-            yield on_one_thread(function, value, self.take(slice(start, start + length)))
+        return in_order(function, value, _ranges(self, length), threads)
+
+
+def _ranges(access: RowAccess, length: int) -> Iterator[list[np.ndarray]]:
+    """All rows in order, so many at a time."""
+    for start in range(0, access.n_rows, length):
+        yield access.take(slice(start, start + length))
 
 
 @dataclass(frozen=True)
@@ -145,7 +131,7 @@ class RowsOfSource(_CutRows):
             np.ascontiguousarray(rows[name], dtype=dtype) for name, dtype in self._columns.items()
         ]
 
-    def each(self, function: OfRows, value: Any, length: int) -> Iterator[Any]:
+    def each(self, function: OfRows, value: Any, length: int, threads: int) -> Iterator[Any]:
         """Results of a function of a value and of so many rows after the others, in order.
 
         Where the source has a client, the function runs where the partitions are. The ranges of
@@ -154,14 +140,18 @@ class RowsOfSource(_CutRows):
         counts = (min(length, self.n_rows - start) for start in range(0, self.n_rows, length))
         client = self.source.workers
         found = (
-            (
-                on_one_thread(function, value, self.take(slice(start, start + length)))
-                for start in range(0, self.n_rows, length)
-            )
+            in_order(function, value, self._ranges(length, threads), threads)
             if client is None
             else self._each_on(client, function, value, length)
         )
         return with_progress(zip(counts, found, strict=True), self.n_rows)
+
+    def _ranges(self, length: int, threads: int) -> Iterator[list[np.ndarray]]:
+        """All rows, of which a partition is read ahead where several threads compute."""
+        ranges = _ranges(self, length)
+        if threads == 1:
+            return ranges
+        return read_ahead(ranges, 1 + int(np.diff(self.source.offsets).max()) // length)
 
     def _each_on(self, client: Any, function: OfRows, value: Any, length: int) -> Iterator[Any]:
         offsets = self.source.offsets

@@ -18,7 +18,7 @@ from pytensor.tensor.math import neg, softplus
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
-from pymc_sgmcmc.posterior.row_access import OfRows
+from pymc_sgmcmc.posterior.threads import OfRows, SharedFunction
 
 
 def drop_settled_switches(
@@ -71,7 +71,7 @@ class _Conditions:
     @cached_property
     def evaluate(self) -> Callable[..., list[np.ndarray]]:
         """Values of the conditions, from arrays of rows."""
-        return compile_quietly(self._rows, self._conditions, PYTHON_MODE)
+        return SharedFunction(compile_quietly(self._rows, self._conditions, PYTHON_MODE))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_rows": self._rows, "_conditions": self._conditions}

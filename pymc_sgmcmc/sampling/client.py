@@ -369,10 +369,7 @@ def _draw(
         and source is not None
         and not _batching(step).holds(rows.order, rows.minibatches)
     ):
-        columns = {
-            name: np.require(each, requirements=["A", "W"]) for name, each in gathered.items()
-        }
-        with source.at_hand(_numbers(step, rows), columns):
+        with source.at_hand(_numbers(step, rows), _own_arrays(gathered)):
             _batching(step).hold(rows.order, rows.minibatches)
     runs = []
     for run in step.runs(generator, begins.point, begins.tune, begins.draws, before):
@@ -386,6 +383,11 @@ def _draw(
     values, stats = zip(*runs, strict=True)
     stretch = _Stretch(joined(values), joined(stats), step.chain.state, step.last_record())
     return pickle.dumps(stretch)
+
+
+def _own_arrays(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Arrays that compiled code may take: those that Dask sent may begin between two numbers."""
+    return {name: np.require(each, requirements=["A", "W"]) for name, each in columns.items()}
 
 
 _Part = tuple[int, list[dict[str, np.ndarray]]]

@@ -23,6 +23,7 @@ from pytensor.graph.traversal import toposort
 from pytensor.tensor.random.type import RandomType
 
 from pymc_sgmcmc.posterior.terms import without_scaling
+from pymc_sgmcmc.record import SETUP_PASSES, SETUP_SECONDS
 from pymc_sgmcmc.schedules import step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 
@@ -63,7 +64,9 @@ def identity_of(
         Hash of the generator.
     """
     settings = {
-        name: value for name, value in step.run_settings.attributes.items() if name != "why"
+        name: value
+        for name, value in step.run_settings.attributes.items()
+        if name not in ("why", SETUP_PASSES, SETUP_SECONDS)
     }
     return {
         **identity_of_model(model),

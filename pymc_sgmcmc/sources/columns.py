@@ -98,9 +98,10 @@ class ChosenColumns(RowSource):
             if isinstance(chosen, str):
                 columns[name] = found[chosen]
             else:
-                columns[name] = np.stack(
-                    [found[each] for each in chosen], axis=1, dtype=self.columns[name][0]
-                )
+                # Column by column in memory, which takes half the time of row by row. The rows that
+                # a model takes are put row by row when they become numbers of its type.
+                stacked = np.stack([found[each] for each in chosen], dtype=self.columns[name][0])
+                columns[name] = stacked.T
         return columns
 
 

@@ -8,6 +8,7 @@ computes the draws.
 from __future__ import annotations
 
 import os
+import time
 from abc import ABCMeta
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
@@ -43,7 +44,7 @@ from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.sources.passes import shown_by_default
 from pymc_sgmcmc.step_methods.advice import advice
 from pymc_sgmcmc.step_methods.pymc_hook import install, log
-from pymc_sgmcmc.step_methods.run_settings import run_settings, with_pace
+from pymc_sgmcmc.step_methods.run_settings import run_settings, with_cost, with_pace
 from pymc_sgmcmc.step_methods.search import check_searchable, search_step_size
 from pymc_sgmcmc.step_methods.settings import Settings
 from pymc_sgmcmc.step_methods.setup import Design, Setup, paced
@@ -187,6 +188,7 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
     @quick_graphs()
     def __init__(self, settings: Settings):
         install()
+        began = time.monotonic()
         setup = Setup(
             type(self).__name__,
             settings,
@@ -275,6 +277,12 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         )
         self.setup_chain(settings.generator(), 0, 0)
         self.tune = True
+        self.run_settings = with_cost(
+            self.run_settings,
+            block.gradients,
+            self.posterior.rows_evaluated,
+            time.monotonic() - began,
+        )
 
     @property
     def step_size(self) -> StepSize:

@@ -22,6 +22,8 @@ from pymc_sgmcmc.record import (
     MEAN_SHIFT,
     SCALE,
     SEARCHED,
+    SETUP_PASSES,
+    SETUP_SECONDS,
     SOURCE,
     VECTORS,
     RunSettings,
@@ -92,6 +94,20 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
         elif matrix is not None:
             arrays[name] = np.asarray(matrix.values, dtype=np.float64)
     return RunSettings(attributes, arrays, tuple(map(str, setup.posterior.labels)))
+
+
+def with_cost(
+    settings: RunSettings, gradients: int, rows_in_setup: int, seconds: float
+) -> RunSettings:
+    """Settings with what a transition and the set-up cost, for plots against passes and time."""
+    known = settings.attributes
+    cost = {
+        "gradients_a_transition": gradients,
+        "rows_a_transition": gradients * (known["batch_size"] + known["kept_rows"]),
+        SETUP_PASSES: rows_in_setup / known["n_rows"],
+        SETUP_SECONDS: seconds,
+    }
+    return replace(settings, attributes={**known, **cost})
 
 
 def with_pace(settings: RunSettings, bias: float, pace: Pace) -> RunSettings:

@@ -281,7 +281,7 @@ def test_a_pass_reads_the_source_as_often_as_memory_asks(groups, memory):
         assert all(is_group(rows, number, arrays) for number in rows[0])
         return rows[0]
 
-    numbers = list(made.each(found, None, 7))
+    numbers = list(made.each(found, None, 7, 2))
     np.testing.assert_array_equal(np.concatenate(numbers), np.arange(GROUPS))
     assert made.source.reads - before == expected * made.source.n_partitions
 
@@ -302,7 +302,7 @@ def test_sorted_records_are_read_once():
     made = GroupsOfSource(source, "group", GROUPS)
     made.whole("score", arrays["score"])
     before = source.reads
-    list(made.each(lambda _, rows: None, None, 7))
+    list(made.each(lambda _, rows: None, None, 7, 1))
     assert source.reads - before == source.n_partitions
 
 

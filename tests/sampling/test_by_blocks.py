@@ -713,6 +713,42 @@ def test_runs_of_other_seeds_and_chains_differ():
     assert len(np.unique([*first.ravel(), *second.ravel()])) == 2 * first.size
 
 
+@pytest.mark.parametrize(
+    ("looks", "chains", "kept"),
+    [(7, 1, 3), (10, 1, 6), (19, 1, 6)],
+    ids=["in the first chain", "between chains", "in the second chain"],
+)
+def test_ctrl_c_returns_the_draws_so_far(monkeypatch, caplog, looks, chains, kept):
+    """After so many looks at draws, of which 4 of each chain of 10 are from its tuning."""
+    options = {**SMALL, "parts": 2, "chains": 2}
+    whole = sample_blocks(shared(biases_model), **options)
+    checked = run_of_blocks._check_finite
+    seen = iter(range(looks))
+
+    def interrupted(*arguments):
+        if next(seen, None) is None:
+            raise KeyboardInterrupt
+        checked(*arguments)
+
+    monkeypatch.setattr(run_of_blocks, "_check_finite", interrupted)
+    idata = sample_blocks(shared(biases_model), **options)
+    assert "Interrupted" in caplog.text
+    assert (idata["posterior"].sizes["chain"], idata["posterior"].sizes["draw"]) == (chains, kept)
+    for group in ("posterior", "sample_stats"):
+        for name, values in idata[group].data_vars.items():
+            expected = whole[group][name].values[:chains, :kept]
+            np.testing.assert_array_equal(values.values, expected)
+
+
+def test_ctrl_c_before_the_first_draw(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_of_blocks, "_check_finite", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sample_blocks(shared(biases_model), parts=2, **SMALL)
+
+
 def test_thinned_draws_are_some_of_the_others():
     common = {"parts": 2, "step": "hamcmc", "random_seed": 5, "progressbar": False}
     every = sample_blocks(shared(biases_model), draws=12, tune=6, thin=3, **common)

@@ -559,3 +559,14 @@ def test_what_is_no_client(client, arrays):
             open_rows(arrays, client=given)
     with pytest.raises(ValueError, match="`store` is written by processes of this machine"):
         draws_of(model, STEPS["SGLD"], client=client, store="run.zarr")
+
+
+def test_arrays_that_begin_between_two_numbers():
+    """Numba may read past numbers that are not where the processor looks for them."""
+    sent = np.frombuffer(bytes(1) + np.arange(5.0).tobytes(), offset=1)
+    assert not sent.flags.aligned
+    assert not sent.flags.writeable
+    (own,) = module._own_arrays({"x": sent}).values()
+    assert own.flags.aligned
+    assert own.flags.writeable
+    np.testing.assert_array_equal(own, np.arange(5.0))

@@ -151,6 +151,7 @@ def sample_blocks(
         With the draws in ``posterior``, and in ``sample_stats`` ``step_size``, ``part`` of the last
         iteration, and for "hamcmc" ``pair_accepted``, the share of pairs in use. The group
         ``block_parts`` has the numbers of rows of the parts, and the settings as attributes.
+        After Ctrl-C it has the chains that were whole or, in the first chain, the draws so far.
 
     Raises
     ------
@@ -249,7 +250,7 @@ def sample_blocks(
         chosen, design = settings.step_size, with_given_step_size(design)
     set_up = time.time() - begin
     seed = int(running.integers(2**62))
-    points, stats = _run(
+    points, stats, (kept_chains, kept_draws) = _run(
         _Run(problem, grid, scale, design, settings, gradients.shares, chosen, seed),
         [
             draw_around(scale.start, scale.curvature, running) if initial_point is None else initial
@@ -258,11 +259,11 @@ def sample_blocks(
         tasks_of(client),
         progressbar,
     )
-    _warn_of_slow_coordinates(points, settings.chains)
-    groups = groups_of_points(model, points, settings.chains, var_names)
+    _warn_of_slow_coordinates(points, kept_chains)
+    groups = groups_of_points(model, points, kept_chains, var_names)
     groups["sample_stats"] = xr.Dataset(
         {name: (("chain", "draw"), values) for name, values in stats.items()},
-        coords={"chain": range(settings.chains), "draw": range(settings.draws)},
+        coords={"chain": range(kept_chains), "draw": range(kept_draws)},
     )
     groups[PARTS] = xr.Dataset(
         {"rows": ("part", grid.counts()), "probability": ("part", gradients.shares)},
@@ -432,8 +433,16 @@ class _Run:
 
 def _run(
     run: _Run, starts: Sequence[Matrices], tasks: Tasks, progressbar: bool
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Points of all chains, and their statistics."""
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], tuple[int, int]]:
+    """Points of all chains, their statistics, and the numbers of chains and draws.
+
+    After Ctrl-C these are the whole chains or, in the first chain, the draws so far.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        Before the first draw that is kept.
+    """
     settings = run.settings
     dtype = run.problem.posterior.dtype
     groups = [
@@ -448,31 +457,41 @@ def _run(
     }
     if run.design.step.reduces:
         stats["pair_accepted"] = np.empty((settings.chains, settings.draws))
+    kept = 0
     with Progress(disable=not progressbar) as progress:
         bar = progress.add_task("Draws", total=settings.chains * (settings.tune + settings.draws))
-        for chain in range(settings.chains):
-            states = BlockChain(
-                tasks, run.design.step, groups, _starts_of_groups(run, starts[chain])
-            )
-            for number, turn, at, coefficients in _draws(run, chain, states, tasks):
-                progress.advance(bar)
-                _check_finite(at, turn, run)
-                if number < 0:
-                    continue
-                for matrix, values in zip(matrices, at, strict=True):
-                    matrix[chain * settings.draws + number] = values
-                stats["step_size"][chain, number] = turn.step_size
-                stats["part"][chain, number] = turn.part
-                if coefficients is not None:
-                    stats["pair_accepted"][chain, number] = coefficients.accepted.mean()
+        try:
+            for chain in range(settings.chains):
+                states = BlockChain(
+                    tasks, run.design.step, groups, _starts_of_groups(run, starts[chain])
+                )
+                for number, turn, at, coefficients in _draws(run, chain, states, tasks):
+                    progress.advance(bar)
+                    _check_finite(at, turn, run)
+                    if number < 0:
+                        continue
+                    for matrix, values in zip(matrices, at, strict=True):
+                        matrix[kept] = values
+                    stats["step_size"][chain, number] = turn.step_size
+                    stats["part"][chain, number] = turn.part
+                    if coefficients is not None:
+                        stats["pair_accepted"][chain, number] = coefficients.accepted.mean()
+                    kept += 1
+        except KeyboardInterrupt:
+            if not kept:
+                raise
+            log.warning("Interrupted: the trace has the chains, or draws of the first, so far.")
+    size = max(1, kept // settings.draws), min(kept, settings.draws)
+    draws = size[0] * size[1]
+    stats = {name: values[: size[0], : size[1]] for name, values in stats.items()}
     sides = run.problem.sides
     names = run.problem.posterior.layout.names
     points = {}
     for side, matrix in zip(sides, matrices, strict=True):
-        flat = side.values(matrix.reshape(-1, side.width))
+        flat = side.values(matrix[:draws].reshape(-1, side.width))
         for variable, values in zip(side.variables, flat, strict=True):
             points[names[variable]] = values.reshape(draws, side.size, *values.shape[1:])
-    return points, stats
+    return points, stats, size
 
 
 def _starts_of_groups(run: _Run, start: Matrices) -> list[Any]:

@@ -1,0 +1,209 @@
+"""The log predictive density of held-out rows along a chain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import xarray as xr
+from pymc.data import MinibatchOp
+from pymc.model.transform.conditioning import remove_value_transforms
+from pytensor.graph.traversal import ancestors
+from xarray import DataTree
+
+from pymc_sgmcmc.checks import quoted
+from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays, quick_graphs
+from pymc_sgmcmc.trace_tools.gradients import given_model
+from pymc_sgmcmc.trace_tools.reader import check_trace
+from pymc_sgmcmc.trace_tools.variables import posterior_of
+
+CHUNK_ELEMENTS = 4_000_000
+"""Log densities of so many rows times draws are in memory at a time, 32 MB."""
+
+
+def predictive_density(
+    idata: DataTree,
+    model: pm.Model | None = None,
+    new_data: Mapping[str, Any] | None = None,
+    *,
+    var_names: str | Sequence[str] | None = None,
+    coords: Mapping[str, Sequence] | None = None,
+) -> xr.Dataset:
+    r"""Log predictive density of held-out rows at each draw, and of the draws up to it.
+
+    .. math::
+        \ell_t = \frac1m \sum_{j=1}^m \log p(x_j \mid \theta_t), \qquad
+        \bar\ell_t = \frac1m \sum_{j=1}^m \log \frac1t \sum_{s=1}^t p(x_j \mid \theta_s)
+
+    Against the seconds or passes of the run, :math:`\bar\ell_t` says how soon the draws predict
+    well, as in figs. 1 to 3 of Baker et al. (2019).
+
+    Parameters
+    ----------
+    idata : xarray.DataTree
+        Trace with a group `posterior`. It is not changed.
+    model : pymc.Model, optional
+        Model of the trace, with its data in `pymc.Data`. The default is that of the context. Its
+        data are what they were after the call.
+    new_data : mapping from str to array_like, optional
+        Held-out values of the `pymc.Data` that have rows, predictors and outcomes, as
+        `pymc.set_data` takes them. The default is the data of the model.
+    var_names : str or sequence of str, optional
+        Observed variables, all with as many rows. The default is all of them. The density of a row
+        is the product of theirs.
+    coords : mapping, optional
+        New coordinates of the dimensions whose length changes, as `pymc.set_data` takes them.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``log_density``, :math:`\ell_t`, and ``log_predictive_density``, :math:`\bar\ell_t`, both
+        (chain, draw). The attribute ``rows`` is their number m. Each chain is on its own.
+
+    Raises
+    ------
+    ModelError
+        For a model on `pymc.Minibatch`.
+    TypeError, ValueError, KeyError
+        Where the data do not go with the model.
+
+    Notes
+    -----
+    Memory does not grow with the number of draws. A draw takes the log densities of all held-out
+    rows, one after the other. Where that takes long, leave out draws first,
+    ``idata.sel(draw=slice(None, None, 10))``, or rows.
+
+    References
+    ----------
+    J. Baker, P. Fearnhead, E. B. Fox and C. Nemeth (2019). Control variates for stochastic gradient
+    MCMC. *Statistics and Computing* 29, 599-615.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, xarray as xr
+    >>> with pm.Model() as model:
+    ...     mean = pm.Normal("mean")
+    ...     _ = pm.Normal("y", mean, 1, observed=pm.Data("values", np.zeros(10)))
+    >>> draws = xr.Dataset({"mean": (("chain", "draw"), [[0.0, 1.0]])})
+    >>> found = predictive_density(
+    ...     xr.DataTree.from_dict({"posterior": draws}), model, {"values": [0.0]}
+    ... )
+    >>> found["log_density"].values
+    array([[-0.92, -1.42]])
+    >>> found["log_predictive_density"].values
+    array([[-0.92, -1.14]])
+    """
+    check_trace(idata)
+    model = given_model(model)
+    names = _observed(model, var_names)
+    posterior = posterior_of(idata)
+    chains, draws = posterior.sizes["chain"], posterior.sizes["draw"]
+    at_draws, up_to = np.empty((chains, draws)), np.empty((chains, draws))
+    rows = 0
+    with _with_data(model, new_data, coords):
+        log_densities = _LogDensities(model, names)
+        for chain in range(chains):
+            total: np.ndarray | None = None
+            done, length = 0, 1
+            while done < draws:
+                part = posterior.isel(chain=chain, draw=slice(done, done + length))
+                of_rows = log_densities(part)
+                rows = of_rows.shape[1]
+                at_draws[chain, done : done + length] = of_rows.mean(1)
+                if total is not None:
+                    of_rows[0] = np.logaddexp(total, of_rows[0])
+                sums = np.logaddexp.accumulate(of_rows, axis=0)
+                counts = 1 + np.arange(done, done + len(sums))
+                up_to[chain, done : done + length] = sums.mean(1) - np.log(counts)
+                total, done = sums[-1], done + len(sums)
+                length = max(1, min(CHUNK_ELEMENTS // max(1, rows), draws - done))
+    found = xr.Dataset(
+        {
+            "log_density": (("chain", "draw"), at_draws),
+            "log_predictive_density": (("chain", "draw"), up_to),
+        },
+        coords={name: posterior.coords[name] for name in ("chain", "draw")},
+        attrs={"rows": rows},
+    )
+    return found
+
+
+def _observed(model: pm.Model, var_names: str | Sequence[str] | None) -> list[str]:
+    """Names of the observed variables, checked."""
+    known = [str(variable.name) for variable in model.observed_RVs]
+    names = known if var_names is None else [var_names] if isinstance(var_names, str) else var_names
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise ValueError(
+            f"`var_names` should be observed variables of the model, of {quoted(known)}, but got "
+            f"{quoted(unknown) or 'none'}."
+        )
+    graphs = [model.rvs_to_values[model[name]] for name in names] + [model[name] for name in names]
+    if any(
+        variable.owner is not None and isinstance(variable.owner.op, MinibatchOp)
+        for variable in ancestors(graphs)
+    ):
+        raise ModelError(
+            "`predictive_density` should have a model on all of its rows, but this one is on "
+            "`pymc.Minibatch`. Write the model on `pymc.Data`."
+        )
+    return list(names)
+
+
+@contextmanager
+def _with_data(
+    model: pm.Model, new_data: Mapping[str, Any] | None, coords: Mapping[str, Sequence] | None
+) -> Iterator[None]:
+    """Other values of the data of a model, for a while."""
+    if new_data is None:
+        yield
+        return
+    known = {str(variable.name): variable for variable in model.data_vars}
+    unknown = [name for name in new_data if name not in known]
+    if unknown:
+        raise KeyError(
+            f"`new_data` should have names of `pymc.Data` of the model, of {quoted(list(known))}, "
+            f"but got {quoted(unknown)}. Wrap the data of the model in `pymc.Data`."
+        )
+    before = {name: known[name].get_value() for name in new_data}
+    dims = {dim for name in new_data for dim in model.named_vars_to_dims.get(name) or ()}
+    labels = {dim: model.coords[dim] for dim in dims if model.coords.get(dim) is not None}
+    try:
+        pm.set_data(dict(new_data), model=model, coords=coords)
+        yield
+    finally:
+        pm.set_data(before, model=model, coords=labels)
+
+
+class _LogDensities:
+    """Log densities of the rows of observed variables, compiled once for the present data."""
+
+    def __init__(self, model: pm.Model, names: Sequence[str]):
+        self._names = list(names)
+        constrained = remove_value_transforms(model)
+        self._inputs = [str(variable.name) for variable in constrained.value_vars]
+        variables = [constrained[name] for name in names]
+        with quick_graphs():
+            self._function = compile_on_arrays(
+                constrained.value_vars, constrained.logp(vars=variables, sum=False), NUMPY_MODE
+            )
+
+    def __call__(self, draws: xr.Dataset) -> np.ndarray:
+        """Log densities at draws of one chain, shape (draws, rows)."""
+        values = [np.asarray(draws[name]) for name in self._inputs]
+        return np.array([self._of_rows(point) for point in zip(*values, strict=True)])
+
+    def _of_rows(self, point: tuple[np.ndarray, ...]) -> np.ndarray:
+        found = [np.atleast_1d(density) for density in self._function(*point)]
+        of_rows = [density.reshape(len(density), -1).sum(1) for density in found]
+        lengths = dict(zip(self._names, map(len, of_rows), strict=True))
+        if len(set(lengths.values())) > 1:
+            raise ValueError(
+                "The observed variables should have as many rows as each other, but have "
+                f"{lengths}. Give data for all of them, or choose some by `var_names`."
+            )
+        return np.sum(of_rows, axis=0)

@@ -1,0 +1,147 @@
+"""Passes over rows on several threads give the bits of a pass on one."""
+
+from __future__ import annotations
+
+from threading import Barrier, current_thread
+from time import sleep
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from pytensor.compile.ops import wrap_py
+
+from pymc_sgmcmc import Posterior
+from pymc_sgmcmc.posterior import posterior as posterior_module
+from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
+from pymc_sgmcmc.posterior.threads import FEWEST_PIECES, SharedFunction, in_order, read_ahead
+
+
+def pieces(count):
+    return ([np.full(2, float(number))] for number in range(count))
+
+
+def test_results_are_in_order():
+    meeting, names = Barrier(3), set()
+
+    def of_rows(value, rows):
+        if 1 <= rows[0][0] <= 9:
+            meeting.wait(timeout=60)  # three calls are in it at the same time
+        names.add(current_thread().name)
+        return value + rows[0].sum()
+
+    found = in_order(of_rows, 0.5, pieces(20), 3)
+    assert list(found) == [0.5 + 2 * number for number in range(20)]
+    assert len(names) == 4
+
+
+@pytest.mark.parametrize(("count", "threads"), [(FEWEST_PIECES - 1, 3), (20, 1)])
+def test_few_pieces_take_no_threads(count, threads):
+    def of_rows(_, rows):
+        return current_thread()
+
+    assert set(in_order(of_rows, None, pieces(count), threads)) == {current_thread()}
+
+
+def test_the_error_of_the_first_bad_piece():
+    def of_rows(_, rows):
+        if rows[0][0] >= 7:
+            raise ValueError(f"piece {rows[0][0]:.0f}")
+        return rows[0][0]
+
+    found = in_order(of_rows, None, pieces(40), 3)
+    assert [next(found) for _ in range(7)] == list(range(7))
+    with pytest.raises(ValueError, match="piece 7"):
+        next(found)
+
+
+def test_errors_of_numpy_are_those_of_the_caller():
+    def of_rows(_, rows):
+        return np.log(-1 - rows[0][0])
+
+    with np.errstate(invalid="ignore"):
+        assert np.isnan(list(in_order(of_rows, None, pieces(20), 3))).all()
+
+
+def test_a_pass_has_the_bits_of_one_thread(monkeypatch, rng):
+    monkeypatch.setattr(posterior_module, "CHUNK_ELEMENTS", 3_000)
+    X = rng.normal(size=(60_000, 3))
+    with pm.Model() as model:
+        slopes = pm.Normal("slopes", shape=3)
+        pm.Bernoulli("y", logit_p=X @ slopes, observed=rng.random(60_000) < 0.3)
+    position = np.array([0.3, -1.0, 0.2])
+
+    def passes():
+        posterior = Posterior(model)
+        value, gradient = posterior.log_density_and_gradient(position)
+        return np.array([value, *gradient, *posterior.likelihood_gradient(position)])
+
+    expected = passes()
+    monkeypatch.setattr(posterior_module, "threads_of_blas", lambda: 4)
+    for _ in range(5):
+        np.testing.assert_array_equal(passes(), expected)
+
+
+def test_threads_in_a_function_have_copies_of_it():
+    meeting = Barrier(3)
+
+    @wrap_py(itypes=[pt.dvector], otypes=[pt.dvector])
+    def waits(x):
+        if 1 <= x[0] <= 9:
+            meeting.wait(timeout=60)
+        return 2 * x
+
+    x = pt.dvector("x")
+    function = SharedFunction(compile_quietly([x], waits(x) + 1, PYTHON_MODE))
+    assert not function._copied  # the operation is not PyTensor's
+    function._copied = True
+    found = in_order(lambda function, rows: function(*rows), function, pieces(20), 3)
+    np.testing.assert_array_equal([value[0] for value in found], 2 * np.arange(20.0) + 1)
+    assert len(function._idle) == 3
+
+
+def test_threads_take_turns_in_operations_of_users():
+    inside = []
+
+    @wrap_py(itypes=[pt.dvector], otypes=[pt.dvector])
+    def alone(x):
+        inside.append(x)
+        sleep(0.001)
+        assert len(inside) == 1
+        inside.pop()
+        return 2 * x
+
+    x = pt.dvector("x")
+    function = SharedFunction(compile_quietly([x], alone(x), PYTHON_MODE))
+    found = in_order(lambda function, rows: function(*rows), function, pieces(50), 3)
+    np.testing.assert_array_equal([value[0] for value in found], 2 * np.arange(50.0))
+
+
+def test_other_variables_take_one_thread(rng, monkeypatch):
+    """They are set to other values, and back, while rows are evaluated."""
+    monkeypatch.setattr(posterior_module, "threads_of_blas", lambda: 4)
+    y = rng.normal(size=50)
+    with pm.Model() as model:
+        mean = pm.Normal("mean")
+        sd = pm.HalfNormal("sd")
+        pm.Normal("y", mean, sd, observed=y)
+    assert Posterior(model)._threads == 4
+    assert Posterior(model, variables=[mean])._threads == 1
+
+
+def test_pieces_that_are_read_ahead():
+    taken = []
+
+    def numbers():
+        for number in range(1, 30):
+            taken.append(number)
+            yield number
+        raise OSError("the file vanished")
+
+    found = read_ahead(numbers(), 4)
+    for number in range(1, 30):
+        assert next(found) == number
+        sleep(0.001)
+        assert len(taken) <= number + 5
+    with pytest.raises(OSError, match="vanished"):
+        next(found)
