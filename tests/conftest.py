@@ -130,6 +130,7 @@ def uncompiled(monkeypatch) -> None:
     from pymc_sgmcmc.step_methods import base
 
     def block(dynamics, estimator, *arguments, **settings):
-        return SimpleNamespace(dynamics=dynamics, batching=estimator.batching, memory=None)
+        parts = {"dynamics": dynamics, "batching": estimator.batching, "memory": None}
+        return SimpleNamespace(gradients=1, **parts)
 
     monkeypatch.setattr(base, "TransitionBlock", block)

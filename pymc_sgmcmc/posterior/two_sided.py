@@ -39,6 +39,9 @@ INTEGERS = ("int", "uin")
 USE_SAMPLE = "Give it a number, or use `sample`, which takes any model with rows."
 """The advice where a model is no model of two sides."""
 
+MODE = "NUMBA"
+"""The functions of blocks are called in each iteration, on few rows."""
+
 
 @dataclass(frozen=True)
 class Side:
@@ -122,7 +125,7 @@ class BlockDensity:
         """The function of the inputs that gives the gradients, after the value where asked for."""
         outputs = [self.log_density, *self.gradients] if with_value else self.gradients
         with quick_graphs():
-            function = compile_quietly(self.inputs, outputs, "NUMBA")
+            function = compile_quietly(self.inputs, outputs, MODE)
         function.trust_input = True
         return function
 

@@ -98,7 +98,7 @@ def compiled_transition(block, problem, index, step_size):
 def test_exact_law_of_position_and_table(problem, batching):
     step_size = 0.4 / np.linalg.eigvalsh(problem.precision)[-1]
     estimator = SAGAGradient.make(Posterior(problem.model()), BATCH_SIZE, batching=batching)
-    block = TransitionBlock(IDENTITY, estimator, NUMBA)
+    block = TransitionBlock(IDENTITY, estimator)
     indices = all_indices(estimator.batching)
     if batching == "replace":
         # The order inside a minibatch changes nothing: a quarter of the tuples, with weights.

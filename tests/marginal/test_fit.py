@@ -151,6 +151,7 @@ def test_cbpp_by_quadrature(cbpp):
     np.testing.assert_allclose(fit.minus_two_log_likelihood, 183.967, atol=5e-4)
 
 
+@pytest.mark.slow
 def test_contraception_by_laplace(data_folder):
     # The published values, 2413.617 and 1.1091, 1.3763 of the number of children, are those of a
     # search that ended early. These are of a search by NumPy alone, to seven digits.
@@ -350,6 +351,7 @@ def test_modes_are_on_the_scale_of_the_variable(rng):
     np.testing.assert_allclose(fit.minus_two_log_likelihood, -2 * log_likelihood, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_chunks_of_groups_change_nothing(rng, monkeypatch):
     model = linear_model(*random_intercepts(rng))
 

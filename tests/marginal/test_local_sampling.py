@@ -397,6 +397,7 @@ def test_law_with_one_mode_is_not_warned_of(caplog):
     assert not caplog.text
 
 
+@pytest.mark.slow
 def test_average_that_varies_much_is_warned_of(caplog, monkeypatch, mixed):
     """The average over the largest number of draws is not known as well as it should be."""
     limits = {"MOST_ROUNDS": 100, "MEAN_ERROR": 1e-5, "LARGEST_MEAN_ERROR": 1e-4}

@@ -128,6 +128,7 @@ def test_draws_have_the_law_of_their_group(rng):
         assert (chains.effective() > 0.9).all()
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_estimates(rng):
     model = linear_model(*random_intercepts(rng))
     fits = [

@@ -42,6 +42,7 @@ def linear():
     return model, SGLDCV(model=model, batch_size=40, **NUMBA)
 
 
+@pytest.mark.slow
 def test_errors_cover(linear):
     """Of 20 runs x 3 variables 95 %, up to 3.5 binomial deviations, against the exact moments."""
     model, step = linear

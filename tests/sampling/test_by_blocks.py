@@ -27,6 +27,7 @@ from pymc_sgmcmc.dynamics.hamcmc import (
     preconditioned_move,
 )
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.compiled import NUMPY_MODE
 from pymc_sgmcmc.posterior.two_sided import two_sided
 from pymc_sgmcmc.sampling.by_blocks.block import window
 from pymc_sgmcmc.sampling.by_blocks.design import design_of
@@ -53,6 +54,12 @@ run_of_blocks = sys.modules["pymc_sgmcmc.sampling.by_blocks.sample_blocks"]
 """The module, whose name the package gives to its function."""
 
 SMALL = {"draws": 6, "tune": 4, "thin": 3, "random_seed": 3, "progressbar": False}
+
+
+@pytest.fixture
+def on_numpy(monkeypatch):
+    """Gradients of blocks by NumPy, which are called a few times in a test of their values."""
+    monkeypatch.setattr("pymc_sgmcmc.posterior.two_sided.MODE", NUMPY_MODE)
 
 
 # --- The two sides of a model --------------------------------------------------------------------
@@ -92,6 +99,7 @@ def test_sides_of_a_model(make, variables):
     assert {side.size for side in sides} == {N_USERS, N_ITEMS}
 
 
+@pytest.mark.usefixtures("on_numpy")
 @pytest.mark.parametrize("make", [biases_model, factors_model, poisson_model])
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])
 def test_the_mean_over_the_parts_is_the_gradient(make, parts):
@@ -291,6 +299,7 @@ def test_windows_have_each_row_equally_often():
     assert all(len(set(numbers)) == 3 and (tens == 10 * numbers).all() for numbers, tens in taken)
 
 
+@pytest.mark.usefixtures("on_numpy")
 def test_minibatches_of_blocks_are_unbiased():
     # All windows of all blocks of a part, with the noise off.
     blocks = Blocks(factors_model, 2, batch_size=4)
@@ -351,6 +360,7 @@ def random_settings(blocks, count, sizes=(1.0, 1.0, 1.0)):
     return vectors, (tuple(p[0] for p in pieces), tuple(p[1] for p in pieces))
 
 
+@pytest.mark.usefixtures("on_numpy")
 @pytest.mark.parametrize("make", [factors_model, poisson_model])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_blocks_move_as_all_coordinates_at_once(make, parts):
@@ -805,6 +815,7 @@ def grid_of_run(blocks, parts, seed):
     return make_grid(codes, [side.size for side in blocks.problem.sides], parts, dealing)
 
 
+@pytest.mark.usefixtures("on_numpy")
 def test_parts_without_rows_are_never_drawn():
     users = np.repeat([0, 1], 20)
     items = 1 - users

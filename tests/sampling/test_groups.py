@@ -110,6 +110,7 @@ def test_joint_model_where_asked_for(caplog):
     assert "integrated out" not in caplog.text
 
 
+@pytest.mark.slow
 def test_names_and_what_the_log_says(caplog):
     model = mixed_model()
     for names in ("z", ["z"]):
@@ -121,6 +122,7 @@ def test_names_and_what_the_log_says(caplog):
         caplog.clear()
 
 
+@pytest.mark.slow
 def test_initial_values_of_local_variables_are_not_needed(mixed):
     model, _ = mixed
     initial = {"mean": np.array(1.0), "z": np.zeros(N_GROUPS)}
@@ -129,6 +131,7 @@ def test_initial_values_of_local_variables_are_not_needed(mixed):
         check_same(ours(model, QUICK, initvals=initvals), expected)
 
 
+@pytest.mark.slow
 def test_local_variables_that_nobody_asked_for_are_not_drawn(mixed, short, monkeypatch):
     model, expected = mixed[0], short
     few = ours(model, QUICK, var_names=["effect"])
@@ -188,6 +191,7 @@ def test_functions_of_the_draws(mixed, monkeypatch):
     assert "z" in trace["posterior"]
 
 
+@pytest.mark.slow
 def test_accuracy(mixed):
     model, _ = mixed
     idata = ours(model, CV, draws=1000, tune=200, accuracy=0.05)
@@ -237,6 +241,7 @@ def test_a_quadrature_that_is_wrong_at_the_posterior_gets_more_nodes(caplog):
     assert not found.step.needs_more_points
 
 
+@pytest.mark.slow
 def test_a_step_method_compares_the_quadrature_around_its_center(caplog, uncompiled):
     model = marginalize(large_scale_model(60), "z")
     with caplog.at_level(logging.WARNING):

@@ -28,7 +28,8 @@ from tests.support.models import logistic_data, logistic_model, two_variable_mod
 from tests.support.samplers import NO_PAIRS
 from tests.support.sampling import check_two_variables
 
-NUMBA = {"mode": "NUMBA"}
+NUMPY = None
+"""Transitions by NumPy. Those by Numba are compared with them in `test_numba_loop`."""
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 Z_BOUND = 4.5
 
@@ -203,7 +204,7 @@ def settings_for(problem, regularization=0.02):
         "initial_scale": 1 / largest,
         "regularization": regularization * largest,
         "curvature_threshold": 0.01 * largest,
-        "compile_kwargs": NUMBA,
+        "compile_kwargs": NUMPY,
     }
 
 
@@ -336,7 +337,7 @@ def test_law_without_pairs_is_that_of_sgld(gradient, memory):
         initial_scale=scale,
         gradient=gradient,
         center={"beta": center},
-        compile_kwargs=NUMBA,
+        compile_kwargs=NUMPY,
         **NO_PAIRS,
     )
     at = center if gradient == "cv" else None
@@ -420,7 +421,7 @@ def make_step(model, **settings):
         "regularization": 1.0,
         "curvature_threshold": 1.0,
         "gradient": "plain",
-        "compile_kwargs": NUMBA,
+        "compile_kwargs": NUMPY,
         **settings,
     }
     return HAMCMC(model=model, **settings)
@@ -534,12 +535,12 @@ def test_gradient_is_that_of_the_recorded_position(model):
 @pytest.mark.usefixtures("uncompiled")
 def test_defaults(model):
     with pytest.warns(BatchSizeWarning):
-        step = HAMCMC(model=model, batch_size=40, gradient="plain", compile_kwargs=NUMBA)
+        step = HAMCMC(model=model, batch_size=40, gradient="plain", compile_kwargs=NUMPY)
     assert step.thin % 3 == 0
-    quiet = HAMCMC(model=model, batch_size=40, compile_kwargs=NUMBA)
+    quiet = HAMCMC(model=model, batch_size=40, compile_kwargs=NUMPY)
     assert step.step_size < quiet.step_size < 0.21
     # All rows: only curvature limits the step, at 5 % inflation.
-    full = HAMCMC(model=model, batch_size=400, compile_kwargs=NUMBA, memory=2)
+    full = HAMCMC(model=model, batch_size=400, compile_kwargs=NUMPY, memory=2)
     assert full.step_size == pytest.approx(0.2, rel=0.05)
     H = full.center.curvature.precision.dense()
     first = full.block.dynamics.initial_scale.get_value()
@@ -548,7 +549,7 @@ def test_defaults(model):
     assert rates.max() == pytest.approx(1 / 1.01)
     assert full.thin == 2 * np.ceil(2 / (full.step_size * rates.min()))
     scale = 10 / (1.01 * np.linalg.eigvalsh(H).max())
-    large = HAMCMC(model=model, batch_size=400, compile_kwargs=NUMBA, initial_scale=scale)
+    large = HAMCMC(model=model, batch_size=400, compile_kwargs=NUMPY, initial_scale=scale)
     assert large.step_size == pytest.approx(full.step_size / 10, rel=0.01)
 
 
@@ -567,7 +568,7 @@ def test_units_of_coordinates_do_not_matter(rng):
             step_size=0.5,
             center=None if center is None else {"beta": center / scale},
             pairs="between",
-            compile_kwargs=NUMBA,
+            compile_kwargs=NUMPY,
         )
         center = step.center.position * scale
         indices = step.batching.draw(np.random.default_rng(2), 43)
@@ -587,7 +588,7 @@ def test_defaults_sample_the_posterior(gradient):
     chains = 40
     problem = LinearGaussian.simulate(300, 4, seed=2)
     model = problem.model()
-    step = HAMCMC(model=model, batch_size=200, gradient=gradient, compile_kwargs=NUMBA)
+    step = HAMCMC(model=model, batch_size=200, gradient=gradient, compile_kwargs=NUMPY)
     beta = sample(model, step, draws=80, tune=20, chains=chains).posterior["beta"].values
     centred = (beta - problem.mean) / np.sqrt(np.diag(np.linalg.inv(problem.precision)))
     means, squares = centred.mean(1), (centred**2).mean(1)
@@ -606,7 +607,7 @@ def test_float32():
     with pytensor.config.change_flags(floatX="float32"):
         model = logistic_model()
         idata = sample(
-            model, HAMCMC(model=model, batch_size=200, gradient="cv", compile_kwargs=NUMBA)
+            model, HAMCMC(model=model, batch_size=200, gradient="cv", compile_kwargs=NUMPY)
         )
     assert idata.sample_stats["gradient"].dtype == np.float32
     assert np.isfinite(idata.posterior["beta"]).all()
@@ -619,7 +620,7 @@ def test_compound_step(other):
     model = two_variable_model()
     with model:
         steps = [
-            HAMCMC([model["slope"], model["intercept"]], batch_size=400, compile_kwargs=NUMBA),
+            HAMCMC([model["slope"], model["intercept"]], batch_size=400, compile_kwargs=NUMPY),
             other([model["sigma"]]),
         ]
         idata = sample(model, steps, draws=1500, tune=300)
@@ -721,7 +722,7 @@ def test_ten_thousand_dimensions_without_a_matrix():
         beta = pm.Normal("beta", shape=D)
         pm.Normal("y", pm.math.dot(X, beta), 1.0, observed=y)
         with pytest.warns(BatchSizeWarning):
-            step = HAMCMC(batch_size=100, gradient="cv", thin=3, compile_kwargs=NUMBA)
+            step = HAMCMC(batch_size=100, gradient="cv", thin=3, compile_kwargs=NUMPY)
         idata = sample(model, step, draws=20, tune=0, chains=1)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -143,7 +143,7 @@ def test_noise_of_the_gradient_at_the_centre():
     h = 0.02
     step = Recipe(
         D=lambda theta: 1.0, model=problem.model(), batch_size=2, batching="replace",
-        step_size=h, center={"beta": problem.mean}, gradient_noise="center", compile_kwargs=NUMBA,
+        step_size=h, center={"beta": problem.mean}, gradient_noise="center",
     )  # fmt: skip
     rows = problem.row_shifts - problem.row_precisions @ problem.mean
     V = 6**2 / 2 * np.cov(rows.T, bias=True)
@@ -502,7 +502,7 @@ def test_a_whole_matrix_is_the_same_as_its_blocks():
     friction = np.array([[2.0, 0.5], [0.5, 1.0]])
     curl = np.kron([[0.0, -1.0], [1.0, 0.0]], np.eye(2))
     whole = np.kron([[0.0, 0.0], [0.0, 1.0]], friction)
-    settings = {"model": model, "batch_size": 6, "step_size": 0.1, "compile_kwargs": NUMBA}
+    settings = {"model": model, "batch_size": 6, "step_size": 0.1, "compile_kwargs": None}
     in_blocks = Recipe(
         D=lambda theta, r: [[0, 0], [0, friction]], auxiliaries=["r"],
         Q=lambda theta, r: [[0, -1], [1, 0]], **settings,

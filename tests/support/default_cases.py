@@ -22,9 +22,7 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     "marginal/test_density.py::test_gradients_of_single_groups": ("logistic, unequal groups",),
     "marginal/test_density.py::test_many_nodes_give_the_integral": (
         "logistic, unequal groups",
-        "gamma frailty",
         "two outcomes",
-        "two variables",
         "linear",
     ),
     "marginal/test_fit.py::test_sleepstudy_by_maximum_likelihood": ("quasi-newton",),

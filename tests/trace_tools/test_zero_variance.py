@@ -490,6 +490,7 @@ def test_gradients_are_those_of_the_model(rng):
     assert labels[-1] == "effect[group=b]"
 
 
+@pytest.mark.slow
 def test_any_sampler():
     model = two_variable_model()
     with model:

@@ -110,6 +110,7 @@ def test_far_approximation_is_reported(problem):
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_far_diagonal_is_reported(problem):
     variances = np.diag(np.linalg.inv(problem.precision))
     with pytest.warns(CenterWarning, match="`init` is far from the posterior"):
