@@ -17,6 +17,7 @@ from pymc_sgmcmc.errors import (
     ModelError,
     NonFinitePositionError,
     StoreError,
+    UncorrectedNoiseWarning,
 )
 from pymc_sgmcmc.gradient_estimators import SVRG
 from pymc_sgmcmc.marginal import MarginalFit, fit_marginal, marginalize, recover
@@ -36,8 +37,10 @@ from pymc_sgmcmc.step_methods import (
     SGNHT,
     SGRLD,
     ULA,
+    AusterityMH,
     GaussianAuxiliary,
     LocalSampling,
+    NormalInverseWishart,
     Recipe,
 )
 from pymc_sgmcmc.step_methods.pymc_hook import reports
@@ -79,6 +82,7 @@ __all__ = [
     "SGRLD",
     "SVRG",
     "ULA",
+    "AusterityMH",
     "BatchSizeWarning",
     "BoundaryWarning",
     "CalibrationError",
@@ -90,11 +94,13 @@ __all__ = [
     "MarginalFit",
     "ModelError",
     "NonFinitePositionError",
+    "NormalInverseWishart",
     "Polished",
     "PolynomialDecay",
     "Posterior",
     "Recipe",
     "StoreError",
+    "UncorrectedNoiseWarning",
     "ZeroVariance",
     "__version__",
     "bias_report",

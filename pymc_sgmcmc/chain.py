@@ -302,6 +302,11 @@ class Chain:
         others_moved : bool
             Whether variables outside the position may have changed too.
         """
+        self._move(position, others_moved)
+        if others_moved:
+            self.follow_others()
+
+    def _move(self, position: np.ndarray, others_moved: bool) -> None:
         state = self._begun()
         dynamics = self.block.dynamics
         moved = not np.array_equal(position, state.position)
@@ -316,6 +321,13 @@ class Chain:
             auxiliaries=tuple(values.astype(dtype) for values in auxiliaries),
             noise_rng=noise_rng,
         )
+
+    def follow_others(self) -> None:
+        """Adapt to variables outside the position that may have changed."""
+        state = self._begun()
+        pairs = zip(self.adaptations, state.adapted, strict=True)
+        adapted = tuple(each.with_others(present, state.position) for each, present in pairs)
+        self._state = replace(state, adapted=adapted)
 
     def _begun(self) -> ChainState:
         if self._state is None:

@@ -54,6 +54,10 @@ class BatchSizeWarning(UserWarning):
     """Gradient noise, and not curvature, limits the step size."""
 
 
+class UncorrectedNoiseWarning(UserWarning):
+    """Nothing corrects for the noise of the gradient, so the law is not the posterior."""
+
+
 class CenterWarning(UserWarning):
     """The centre is no posterior mode, or the posterior is far from Gaussian around it."""
 

@@ -98,6 +98,7 @@ def test_messages_are_those_of_the_page():
         ("docs/getting_started.md", None),
         ("docs/how_a_sampler_is_put_together.md", None),
         ("docs/many_rows.md", None),
+        pytest.param("docs/samplers.md", None, marks=pytest.mark.slow),
         ("docs/trace_tools.md", None),
     ],
 )

@@ -75,6 +75,13 @@ class Adaptation(ABC):
     def load(self, state: AdaptationState) -> None:
         """Set the shared variables of the compiled transitions for a state."""
 
+    def with_others(self, state: AdaptationState, position: np.ndarray) -> AdaptationState:
+        """State after other step methods may have moved variables outside the position.
+
+        It is unchanged by default.
+        """
+        return state
+
     def step_size_factor(self, state: AdaptationState) -> float:
         """Factor of the step size of the next transitions."""
         return 1.0

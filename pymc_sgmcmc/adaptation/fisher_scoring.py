@@ -2,7 +2,13 @@ r"""The matrices of stochastic gradient Fisher scoring, and a test of whether it
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
 import numpy as np
+import pytensor.tensor as pt
+from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
 
 from pymc_sgmcmc.adaptation.base import Adaptation, AdaptationState, Seen
@@ -22,6 +28,7 @@ from pymc_sgmcmc.adaptation.gradient_noise import (
 from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.dynamics.osgfs import ScoringMatrices, scoring_matrices
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.compiled import compile_quietly
 from pymc_sgmcmc.tuning import prior_precision
 
 START_ROWS = 10_000
@@ -63,6 +70,8 @@ class FisherScoringAdaptation(Adaptation):
         Position at which the first matrices are computed. Default: that of the chain.
     k, max_k, covariance_rows, update_every, rule, b, window
         As in `OSGFS`.
+    mode : str or Mode, optional
+        Mode in which PyTensor compiles the gradient of the prior, where each draw needs it.
     """
 
     def __init__(
@@ -82,11 +91,13 @@ class FisherScoringAdaptation(Adaptation):
         rule: str,
         b: float,
         window: int | None,
+        mode: str | Mode | None = None,
     ):
         dimension, n_rows = posterior.dimension, posterior.n_rows
         self.stats = {"converged": bool, "convergence_statistic": np.float64, "k": np.float64}
         self._posterior, self._drift, self._root = posterior, drift, root
         self._noise, self._precision = noise, precision
+        self._mode = mode
         self._k, self._max_k, self._rule, self._b, self._window = k, max_k, rule, b, window
         self._without_replacement = batching.without_replacement
         # For the paper's bounds, V = (cN/n) NC.
@@ -115,6 +126,17 @@ class FisherScoringAdaptation(Adaptation):
         matrices = state_matrices(state)
         self._drift.set_value(matrices.drift.astype(self._posterior.dtype))
         self._root.set_value(matrices.root.astype(self._posterior.dtype))
+
+    def with_others(self, state: AdaptationState, position: np.ndarray) -> AdaptationState:
+        """State with the curvature of the prior for the present values of the other variables.
+
+        Where these are its parameters, as mean and covariance of a hierarchical model, the matrices
+        would otherwise be those of another posterior until the next update.
+        """
+        if self._precision is not None or not self._posterior.prior_depends_on_others:
+            return state
+        precision = self._prior_precision(position, state["row_covariance"])
+        return self._choose({**state, "prior_precision": precision})
 
     def update(
         self, state: AdaptationState, seen: Seen
@@ -279,12 +301,27 @@ class FisherScoringAdaptation(Adaptation):
             "window_variance": window_mean_variance(matrices.noise, matrices.fractions, length),
         }
 
+    @cached_property
+    def _compiled_prior_gradient(self) -> Callable[[np.ndarray], np.ndarray]:
+        """Gradient of the log prior in the mode of the transitions, a hundred times as fast."""
+        position = pt.tensor("position", shape=(None,), dtype=self._posterior.dtype)
+        gradient = self._posterior.prior_gradient(position)
+        function = compile_quietly([position], gradient, self._mode or "NUMBA")
+        return lambda at: function(np.asarray(at, dtype=self._posterior.dtype))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the compiled gradient, which is compiled again when needed."""
+        return {key: kept for key, kept in vars(self).items() if key != "_compiled_prior_gradient"}
+
     def _prior_precision(self, position: np.ndarray, covariance: np.ndarray) -> np.ndarray:
         """G, the curvature of the negative log prior, or zero where H is known without it."""
         if self._precision is not None:
             return np.zeros_like(covariance)
         information = self._posterior.n_rows * np.diag(covariance)
-        return prior_precision(self._posterior, position, information)
+        gradient = None
+        if self._posterior.prior_depends_on_others:
+            gradient = self._compiled_prior_gradient
+        return prior_precision(self._posterior, position, information, gradient)
 
 
 def _mix(old: np.ndarray, new: np.ndarray, weight: float) -> np.ndarray:

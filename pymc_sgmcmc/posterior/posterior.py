@@ -19,6 +19,7 @@ from pymc.pytensorf import rewrite_pregrad
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.posterior.bad_rows import (
@@ -44,6 +45,7 @@ from pymc_sgmcmc.posterior.group_access import (
     marked_groups,
     on_groups,
 )
+from pymc_sgmcmc.posterior.no_rows import NO_DATA
 from pymc_sgmcmc.posterior.position import PositionLayout, complete_point, layout_from_model
 from pymc_sgmcmc.posterior.row_access import (
     RowAccess,
@@ -54,7 +56,13 @@ from pymc_sgmcmc.posterior.row_access import (
 )
 from pymc_sgmcmc.posterior.separation import separate_rows
 from pymc_sgmcmc.posterior.simplify import drop_settled_switches, simplify_logistic
-from pymc_sgmcmc.posterior.threads import OfRows, SharedFunction, in_order, threads_of_blas
+from pymc_sgmcmc.posterior.threads import (
+    OfRows,
+    SharedFunction,
+    in_order,
+    on_one_thread,
+    threads_of_blas,
+)
 from pymc_sgmcmc.sources import RowSource
 
 CHUNK_ELEMENTS = 500_000
@@ -100,6 +108,9 @@ class Posterior:
     check : bool
         Whether to evaluate the split on a few rows at a random position, and to refuse a model
         whose rows are not separable.
+    needs_rows : bool
+        Whether to refuse a model without data. Otherwise all of its log density is the prior part,
+        and two rows of log likelihood zero stand for the data, see `has_rows`.
 
     Raises
     ------
@@ -129,6 +140,7 @@ class Posterior:
         rows: str | Sequence[str] | RowSource | None = None,
         initial_point: Mapping[str, np.ndarray] | None = None,
         check: bool = True,
+        needs_rows: bool = True,
     ):
         model = modelcontext(model)
         self._model, self._names = model, _names_of(model)
@@ -159,9 +171,9 @@ class Posterior:
             names = names_of_source(rows, [variable.name for variable in model.data_vars])
             self._separated, columns = on_source(separate_rows(model, names), rows)
         else:
-            self._separated = separate_rows(model, rows)
+            self._separated = separate_rows(model, rows, needs_rows=needs_rows)
         # The groups of a source were checked where they were made, on the first records.
-        if check and groups is None:
+        if check and self.has_rows and groups is None:
             self._separated = check_separation(
                 model, self._separated, self.layout, self._other_values, self.initial_position
             )
@@ -187,6 +199,11 @@ class Posterior:
     def n_rows(self) -> int:
         """N, the number of rows of the full data."""
         return self._rows.n_rows
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the model has data. Otherwise two rows of log likelihood zero stand for them."""
+        return self.row_terms != (NO_DATA,)
 
     @property
     def model_batch_size(self) -> int | None:
@@ -403,6 +420,28 @@ class Posterior:
         """
         return self._value_at(self._log_likelihood_graph(rows, length), position)
 
+    def single_row_log_densities(
+        self, position: TensorVariable, rows: Sequence[TensorVariable]
+    ) -> TensorVariable:
+        """Symbolic log likelihood of each symbolic row apart, shape (rows,)."""
+        length = rows[0].shape[0]
+        terms, placeholders, placeholder_length = self._row_terms_template
+        if all(term.type.ndim for term in terms):
+            sums = [term.reshape((placeholder_length, -1)).sum(axis=1) for term in terms]
+            total = sum(sums[1:], sums[0])
+            replacements = dict(zip(placeholders, rows, strict=True))
+            replacements[placeholder_length] = length
+            total = clone_replace(total, replacements, rebuild_strict=False)
+            return self._value_at(total, position)
+        # Terms that the model has already summed are those of data of length one.
+        single = [leaf.placeholder(1) for leaf in self._separated.leaves]
+        value = self.rows_log_density(position, single, pt.constant(1, dtype="int64"))
+        value = rewrite_graph(value, include=(), custom_rewrite=inline_inner_graphs)
+        values = vectorize_graph(
+            value, {of_one: row[:, None] for of_one, row in zip(single, rows, strict=True)}
+        )
+        return values if values.type.ndim else pt.broadcast_to(values, (length,))
+
     def graphs_of_variables(
         self, rows: Sequence[TensorVariable], length: TensorVariable
     ) -> tuple[TensorVariable, dict[str, TensorVariable]]:
@@ -473,6 +512,15 @@ class Posterior:
         self,
     ) -> tuple[TensorVariable, list[TensorVariable], TensorVariable]:
         """Log likelihood of placeholders for rows, these placeholders, and their number."""
+        terms, placeholders, length = self._row_terms_template
+        sums = [term.sum() for term in terms]
+        return sum(sums[1:], sums[0]), placeholders, length
+
+    @cached_property
+    def _row_terms_template(
+        self,
+    ) -> tuple[list[TensorVariable], list[TensorVariable], TensorVariable]:
+        """Terms of the log likelihood of placeholders, these placeholders, and their number."""
         placeholders = [leaf.placeholder() for leaf in self._separated.leaves]
         length = pt.lscalar("length")
         terms = self._separated.row_log_densities(placeholders, length)
@@ -483,10 +531,8 @@ class Posterior:
                 of_rows, value, self._chunk_length(1), threads_of_blas()
             ),
         )
-        sums = [term.sum() for term in terms]
-        total = sum(sums[1:], sums[0])
-        total = clone_replace(total, self._other_values, rebuild_strict=False)
-        return total, placeholders, length
+        terms = clone_replace(list(terms), self._other_values, rebuild_strict=False)
+        return terms, placeholders, length
 
     def _gradient_at(self, log_density: TensorVariable, position: TensorVariable) -> TensorVariable:
         # The order is PyMC's: first rewrites that stability needs, then the gradient with respect
@@ -504,6 +550,18 @@ class Posterior:
         return clone_replace(graph, self.layout.split(position), rebuild_strict=False)
 
     # --- Compiled functions, for set-up and reference -------------------------------------
+
+    @cached_property
+    def prior_depends_on_others(self) -> bool:
+        """Whether the part without rows depends on variables outside the position and within it."""
+        position = set(self.layout.variables)
+        others = set(self._other_values.values())
+        for term in self._separated.full_terms:
+            graph = clone_replace(term.log_density, self._other_values, rebuild_strict=False)
+            inputs = set(ancestors([graph]))
+            if inputs & position and inputs & others:
+                return True
+        return False
 
     def set_others(self, point: Mapping[str, np.ndarray]) -> None:
         """Set the free variables outside the position to their values in a point."""
@@ -548,7 +606,8 @@ class Posterior:
 
     def log_prior_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient of the part of the log density without rows."""
-        value, gradient = self._log_prior_function(self._as_position(position))
+        # For small matrices, as in normal vectors, starting threads would take most of the time.
+        value, gradient = on_one_thread(self._log_prior_function, self._as_position(position))
         return float(value), np.array(gradient, dtype=np.float64)
 
     def log_likelihood_and_gradient(
@@ -574,6 +633,15 @@ class Posterior:
         self._evaluated.append(len(rows[0]))
         (gradients,) = self._row_gradients_function(self._as_position(position), *rows)
         return np.asarray(gradients)
+
+    def row_log_density_differences(
+        self, here: np.ndarray, there: np.ndarray, rows: Sequence[np.ndarray]
+    ) -> np.ndarray:
+        """Log likelihood of each row at a position less that at another, shape (rows,)."""
+        (differences,) = self._row_differences_function(
+            self._as_position(here), self._as_position(there), *rows
+        )
+        return np.asarray(differences, dtype=np.float64)
 
     def take(self, selection: slice | np.ndarray) -> list[np.ndarray]:
         """The given rows of all data arrays."""
@@ -667,6 +735,13 @@ class Posterior:
         gradients = self.single_row_gradients(position, rows)
         return self.compile_for_setup([position, *rows], [gradients])
 
+    @cached_property
+    def _row_differences_function(self):
+        here, rows = self.position_and_rows()
+        there, _ = self.position_and_rows()
+        densities = [self.single_row_log_densities(at, rows) for at in (here, there)]
+        return self.compile_for_setup([here, there, *rows], [densities[1] - densities[0]])
+
     def __getstate__(self) -> dict:
         """Everything but the functions for set-up, which are compiled again when needed."""
         compiled = {
@@ -674,6 +749,7 @@ class Posterior:
             "_log_likelihood_function",
             "_likelihood_gradient_function",
             "_row_gradients_function",
+            "_row_differences_function",
         }
         return {name: value for name, value in self.__dict__.items() if name not in compiled}
 

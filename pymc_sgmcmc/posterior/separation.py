@@ -30,6 +30,7 @@ from pymc_sgmcmc.posterior.graphs import (
     rebuild,
 )
 from pymc_sgmcmc.posterior.minibatch_rows import separate_minibatch_model
+from pymc_sgmcmc.posterior.no_rows import has_rows, separate_without_rows
 from pymc_sgmcmc.posterior.ordinary_rows import separate_ordinary_model
 from pymc_sgmcmc.posterior.rows import SeparatedModel, Term, is_whole
 from pymc_sgmcmc.posterior.terms import model_terms
@@ -41,7 +42,9 @@ from pymc_sgmcmc.posterior.unsupported import (
 )
 
 
-def separate_rows(model: Model, rows: str | Sequence[str] | None = None) -> SeparatedModel:
+def separate_rows(
+    model: Model, rows: str | Sequence[str] | None = None, *, needs_rows: bool = True
+) -> SeparatedModel:
     """Split the log density of a model into a part without rows and a sum over rows.
 
     Parameters
@@ -53,13 +56,17 @@ def separate_rows(model: Model, rows: str | Sequence[str] | None = None) -> Sepa
         names of observed variables, of `pymc.Data` variables, or of a dimension. Where data
         variables are named, the other data variables are not subsampled. Arrays without a name are
         subsampled if they have as many rows.
+    needs_rows : bool
+        Whether a model whose observed variables have no rows is refused. Otherwise all of its terms
+        are evaluated in full.
 
     Raises
     ------
     ModelError
         Where the rows cannot be told apart; the message names the variable and what to pass.
     """
-    if not model.observed_RVs and not model.potentials:
+    without_rows = not needs_rows and rows is None and not has_rows(model)
+    if not model.observed_RVs and not model.potentials and not without_rows:
         raise ModelError(
             "The model has no observed variables, and so no rows to subsample. Sample it with "
             "NUTS: `pm.sample()`."
@@ -71,6 +78,8 @@ def separate_rows(model: Model, rows: str | Sequence[str] | None = None) -> Sepa
     terms = model_terms(model)
     for term in terms.values():
         refuse_unsupported(term)
+    if without_rows:
+        return _own_shared(separate_without_rows(terms))
     nodes = minibatch_nodes([term.log_density for term in terms.values()])
     if not nodes:
         return _own_shared(separate_ordinary_model(model, terms, rows))

@@ -1,8 +1,10 @@
 """Step methods for `pymc.sample`."""
 
+from pymc_sgmcmc.step_methods.austerity import AusterityMH
 from pymc_sgmcmc.step_methods.full_gradient import MALA, ULA
 from pymc_sgmcmc.step_methods.hamcmc import HAMCMC
 from pymc_sgmcmc.step_methods.local import LocalSampling
+from pymc_sgmcmc.step_methods.normal_inverse_wishart import NormalInverseWishart
 from pymc_sgmcmc.step_methods.osgfs import OSGFS
 from pymc_sgmcmc.step_methods.psgld import PSGLD
 from pymc_sgmcmc.step_methods.recipe import GaussianAuxiliary, Recipe
@@ -22,7 +24,9 @@ __all__ = [
     "SGNHT",
     "SGRLD",
     "ULA",
+    "AusterityMH",
     "GaussianAuxiliary",
     "LocalSampling",
+    "NormalInverseWishart",
     "Recipe",
 ]

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import os
 import time
-from abc import ABCMeta
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from inspect import Parameter, signature
+from inspect import signature
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from pymc.model import Model
 from pymc.stats.convergence import SamplerWarning, WarningType
-from pymc.step_methods.compound import BlockedStep, Competence, StepMethodState
+from pymc.step_methods.compound import StepMethodState
 from pymc.step_methods.state import dataclass_state
 from pymc.util import RandomGeneratorState
 from rich.progress import TextColumn
@@ -32,17 +30,18 @@ from pymc_sgmcmc.adaptation.reference import RefreshedReference
 from pymc_sgmcmc.adaptation.step_size import LangevinStepSize
 from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.chain import Chain, ChainState, Draws, missing_value
+from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.engine import TransitionBlock
 from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
 from pymc_sgmcmc.marginal.accuracy import quadrature_of, warn_of_shift
 from pymc_sgmcmc.matrices import Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import quick_graphs
-from pymc_sgmcmc.posterior.position import NOTHING_FREE, value_variables
 from pymc_sgmcmc.record import COMPUTED, GIVEN, RECORD, RunRecord, with_preconditioner
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.sources.passes import shown_by_default
 from pymc_sgmcmc.step_methods.advice import advice
+from pymc_sgmcmc.step_methods.contract import StepMethod
 from pymc_sgmcmc.step_methods.pymc_hook import install, log
 from pymc_sgmcmc.step_methods.run_settings import run_settings, with_cost, with_pace
 from pymc_sgmcmc.step_methods.search import check_searchable, search_step_size
@@ -61,6 +60,9 @@ Draws then depend on each other at least three times as long as planned."""
 POINTS_OF_CHECK = 20
 """At so many points around the centre a quadrature is compared with a grid. The bound on its effect
 is a standard deviation over them, which is then known to a sixth."""
+
+FEW_LABELS = 5
+"""A message names at most this many coordinates, so that it stays readable."""
 
 JAX_BLOCK_TRANSITIONS = 256
 """Each call on JAX computes this fixed number of transitions, since JAX compiles a function anew
@@ -101,15 +103,7 @@ class _Run:
         return self.draws.bad_transition is not None
 
 
-class _StepMethodType(ABCMeta):
-    """Type of the step methods. Its text helps a user who passes the class and not an instance."""
-
-    def __str__(cls) -> str:
-        """Text that PyMC prints where it was given this class in place of a step method."""
-        return f"the class {cls.__name__} (write `{cls.__name__}()`)"
-
-
-class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
+class StochasticGradientStep(StepMethod):
     """Base of the step methods: runs of draws from compiled blocks of transitions.
 
     Where the step method has all variables of the model, a run of draws is computed in one call and
@@ -119,7 +113,6 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
     `Setup` into a `Design` in `_design`.
     """
 
-    default_blocked = True
     stats_dtypes_shapes: dict[str, tuple[Any, Any]] = {  # noqa: RUF012  # PyMC reads it from class and instance alike
         "gradient": (object, []),
         "position": (object, []),
@@ -131,7 +124,6 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
     }
     _state_class = StochasticGradientState
 
-    name: str
     _takes_low_rank: ClassVar[bool] = False
     """Whether the dynamics take a curvature of low rank plus diagonal."""
     _keeps_rows: ClassVar[bool] = True
@@ -140,8 +132,6 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
     """Whether the gradient is that of all rows."""
     _is_exact: ClassVar[bool] = False
     """Whether the law of a chain is the posterior, whatever the step size."""
-    _refused: ClassVar[Mapping[str, str]] = {}
-    """Settings of other step methods that this class refuses, with the reason."""
     _preconditioner: str | np.ndarray | Matrix = "identity"
     posterior: Posterior
     batching: Batching
@@ -149,40 +139,6 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
     rng: np.random.Generator
     handed_out: int
     _run: _Run | None
-
-    def __new__(cls, *args: Any, **kwargs: Any):
-        """Check arguments that PyMC reads before `__init__`, so that messages are of this package.
-
-        Raises
-        ------
-        TypeError, ModelError
-        """
-        parameters = signature(cls.__init__).parameters
-        takes_any = any(
-            parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()
-        )
-        for argument in kwargs:
-            if argument in cls._refused:
-                raise TypeError(f"`{cls.__name__}` {cls._refused[argument]}")
-            if argument not in parameters and not takes_any:
-                raise TypeError(
-                    f"`{cls.__name__}` takes no argument `{argument}`. See its docstring for its "
-                    "arguments."
-                )
-        model = kwargs.get("model")
-        if model is None:
-            model = Model.get_context(error_if_none=False)
-        if not isinstance(model, Model):
-            raise TypeError(
-                f"`model` should be a PyMC model, but got {model!r}. Pass one, or write "
-                f"`{cls.__name__}()` inside `with model:`."
-            )
-        variables = args[0] if args else kwargs.get("vars")
-        if variables is not None:
-            value_variables(model, variables)
-        elif not model.value_vars:
-            raise ModelError(NOTHING_FREE)
-        return super().__new__(cls, *args, **kwargs)
 
     @shown_by_default()
     @quick_graphs()
@@ -561,11 +517,6 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             self.chain.state = ChainState(**state)
 
     @staticmethod
-    def competence(var, has_grad):
-        """PyMC never assigns this step method, since a user should choose an inexact sampler."""
-        return Competence.INCOMPATIBLE
-
-    @staticmethod
     def _progressbar_config(n_chains=1):
         columns = [
             TextColumn("{task.fields[step_size]:.2g}", table_column=Column("Step size", ratio=1)),
@@ -598,7 +549,11 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
         """Make sure that the chain goes on from the point that PyMC passes."""
         if not self._begun:
             self._begin(incoming)
+            if not self._owns_all:
+                self.chain.follow_others()
         elif self._run is None:
+            if self._local is not None:
+                self._refuse_moves(incoming)
             if not self.handed_out:  # otherwise resumed inside a run, which is computed again
                 self.chain.move(incoming, others_moved=not self._owns_all)
         elif (
@@ -610,6 +565,26 @@ class StochasticGradientStep(BlockedStep, metaclass=_StepMethodType):
             self.chain.advance(self.handed_out)
             self._run, self.handed_out = None, 0
             self.chain.move(incoming)
+
+    def _refuse_moves(self, incoming: np.ndarray) -> None:
+        """Refuse other step methods where the estimator draws local variables.
+
+        Raises
+        ------
+        ModelError
+        """
+        here = self.chain.snapshot.position
+        moved = [
+            label
+            for label, before, now in zip(self.posterior.labels, here, incoming, strict=True)
+            if before != now
+        ]
+        if moved:
+            raise ModelError(
+                f"Another step method moves {quoted(moved[:FEW_LABELS])}, but `local` draws the "
+                "local variables of a group only when it is in a minibatch, so those of the other "
+                "groups belong to earlier values. Leave the other step method out, or `local`."
+            )
 
     def _begin(self, incoming: np.ndarray) -> None:
         """Begin a chain around the centre, or at the initial values that the user gave."""

@@ -52,6 +52,10 @@ class ULA(SGLD):
     reference for the other samplers, whose cost does not depend on N. The data are not copied. The
     rows of the model must be separable, as for the other samplers.
 
+    **Without data** the target is the prior with the potentials, as in figures of Langevin
+    samplers on densities in the plane. Observed variables without rows, such as a single number,
+    are a part of it.
+
     Parameters
     ----------
     step_size : float or callable, optional
@@ -133,6 +137,9 @@ class MALA(StochasticGradientStep):
     other samplers. In single precision the log density of many rows has few digits left after the
     point: use double precision beyond ten thousand rows or so.
 
+    **Without data** the target is the prior with the potentials, as for `ULA`. Random-walk
+    Metropolis, to compare with, is `pymc.Metropolis`.
+
     Parameters
     ----------
     step_size : float or callable, optional
@@ -180,6 +187,18 @@ class MALA(StochasticGradientStep):
     True
     >>> bool(idata.sample_stats["acceptance_rate"].mean() > 0.5)
     True
+
+    A density without data, here with two modes:
+
+    >>> with pm.Model():
+    ...     x = pm.Flat("x")
+    ...     density = pm.math.exp(-(x**2)) + pm.math.exp(-((x - 4) ** 2))
+    ...     _ = pm.Potential("density", pm.math.log(density))
+    ...     step = MALA(
+    ...         step_size=1.0, preconditioner="identity", compile_kwargs={"mode": "FAST_COMPILE"}
+    ...     )
+    >>> step.posterior.has_rows
+    False
     """
 
     name = "mala"

@@ -93,6 +93,12 @@ class OSGFS(StochasticGradientStep):
     data NC is 0.4 to 5 times the curvature, which at k = 0.5 makes the covariance wrong by 20 %. So
     the curvature at the centre is used where there is a centre.
 
+    **Beside other step methods** that move parameters of the prior of the position, such as mean
+    and covariance of a hierarchical model (`NormalInverseWishart`), G is computed anew in each
+    draw, by 2d gradients of the prior. Otherwise H and V would be those of another posterior. C
+    follows other variables of the likelihood only at its updates, and with ``curvature="center"`` H
+    is fixed.
+
     **Convergence.** The mean of each window of gradients, 50 of them by default where k is at
     least 0.02, is compared with its variance at stationarity. The first window that passes sets
     ``converged``, and C is computed anew. See `pymc_sgmcmc.adaptation.convergence`.
@@ -289,6 +295,7 @@ class OSGFS(StochasticGradientStep):
             rule=self._rule,
             b=self._b,
             window=self._window,
+            mode=(setup.settings.compile_kwargs or {}).get("mode"),
         )
         matrices = state_matrices(adaptation.begin(posterior.initial_position))
         largest, smallest = 2 * matrices.fractions.max(), 2 * matrices.fractions.min()

@@ -50,9 +50,9 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
         "sampler": setup.name,
         "gradient": setup.estimator.name,
         "batching": batching.name,
-        "batch_size": batching.batch_size,
+        "batch_size": batching.batch_size if setup.posterior.has_rows else 0,
         "batch_size_from": setup.batch_size_from,
-        "n_rows": setup.posterior.n_rows,
+        "n_rows": setup.posterior.n_rows if setup.posterior.has_rows else 0,
         "kept_rows": setup.estimator.kept_rows,
         "thin": design.pace.thin,
         # They are stored as JSON, since trace files hold no lists of words.
@@ -104,7 +104,7 @@ def with_cost(
     cost = {
         "gradients_a_transition": gradients,
         "rows_a_transition": gradients * (known["batch_size"] + known["kept_rows"]),
-        SETUP_PASSES: rows_in_setup / known["n_rows"],
+        SETUP_PASSES: rows_in_setup / known["n_rows"] if known["n_rows"] else 0.0,
         SETUP_SECONDS: seconds,
     }
     return replace(settings, attributes={**known, **cost})

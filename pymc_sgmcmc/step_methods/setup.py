@@ -177,6 +177,7 @@ class Setup:
                 settings.vars,
                 rows=settings.rows,
                 initial_point=settings.initial_point,
+                needs_rows=not takes_all_rows,
             )
         check_preconditioner(preconditioner, self.posterior.dimension)
         if self.posterior.source is not None:
@@ -425,15 +426,15 @@ class Setup:
         assert not callable(step_size)
         batching, name = self.estimator.batching, self.name + by
         kept_rows = self.estimator.kept_rows
+        rows = f"{batching.batch_size} of {batching.n_rows} rows a minibatch"
         log.info(
-            "%s: step size %.3g, %d transitions a draw%s, %d of %d rows a minibatch%s "
+            "%s: step size %.3g, %d transitions a draw%s, %s%s "
             "(gradient noise %.2g, curvature %.2g)",
             name,
             step_size,
             pace.thin,
             f" (up to {pace.most_thin} after tuning)" if pace.most_thin else "",
-            batching.batch_size,
-            batching.n_rows,
+            rows if self.posterior.has_rows else "no data",
             f" beside {kept_rows} rows in each" if kept_rows else "",
             choice.noise,
             choice.curvature,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,8 +11,10 @@ from pymc.model import Model
 
 from pymc_sgmcmc.checks import one_of, or_none, positive_number, whole_number
 from pymc_sgmcmc.dynamics.baoab import BAOAB
+from pymc_sgmcmc.dynamics.naive_sghmc import NaiveSGHMC
 from pymc_sgmcmc.dynamics.sghmc import SGHMCEuler
 from pymc_sgmcmc.dynamics.underdamped import Underdamped
+from pymc_sgmcmc.errors import UncorrectedNoiseWarning
 from pymc_sgmcmc.matrices import Matrix
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
@@ -39,7 +42,11 @@ from pymc_sgmcmc.step_methods.settings import (
 )
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 
-INTEGRATORS: dict[str, type[Underdamped]] = {"baoab": BAOAB, "euler": SGHMCEuler}
+INTEGRATORS: dict[str, type[Underdamped]] = {
+    "baoab": BAOAB,
+    "euler": SGHMCEuler,
+    "naive": NaiveSGHMC,
+}
 """These classes integrate the dynamics. The names are those of the setting."""
 
 
@@ -66,6 +73,14 @@ class SGHMC(StochasticGradientStep):
     :math:`\eta = \epsilon^2 M`. Its number of leapfrog steps is `thin` here, and each step has its
     own minibatch.
 
+    ``integrator="naive"`` is for teaching: Hamiltonian dynamics with the minibatch gradient and
+    *without* friction, :math:`v' = v + \epsilon M \hat\nabla(\theta)`,
+    :math:`\theta' = \theta + \epsilon v'` (Chen et al., §3.1). Nothing corrects for the noise of
+    the gradient, so its law is not the posterior, and a warning says so. In a direction of gradient
+    noise V (M = I) the mean of :math:`v^2 + H \theta^2 - \epsilon H \theta v` grows by
+    :math:`\epsilon^2 V` in each transition, without bound. With `resample_momentum` the variance
+    has a limit, which is too large.
+
     **Law.** With the gradient of all rows and for small steps, the law is
     :math:`\pi(\theta)\, N(v; 0, M)`. On a Gaussian posterior the mean is right at every stable
     step. Take a direction of curvature H and gradient noise V where M = I. The noise makes the
@@ -88,8 +103,9 @@ class SGHMC(StochasticGradientStep):
 
     Parameters
     ----------
-    integrator : {"baoab", "euler"}
-        BAOAB is more accurate at any step; Euler is that of the paper.
+    integrator : {"baoab", "euler", "naive"}
+        BAOAB is more accurate at any step; Euler is that of the paper. "naive" has no friction and
+        no right law, and needs a `step_size`.
     friction : float, optional
         :math:`\gamma`, in units of 1 / time, where time is the unit of `step_size`. For the matrix
         friction C of the paper, :math:`C M = \gamma I`. Default: critical damping of the slowest
@@ -114,8 +130,8 @@ class SGHMC(StochasticGradientStep):
         and ``"saga"``, since only a bound on their noise is known.
     resample_momentum : int or {"draw"}, optional
         Number of transitions after which v is drawn anew from N(0, M), or "draw" for once in each
-        recorded draw. It is not needed, since friction has the same effect. Frequent resampling
-        makes the chain a random walk.
+        recorded draw. It is not needed, since friction has the same effect, except for "naive".
+        Frequent resampling makes the chain a random walk.
     thin : int, optional
         Number of transitions for each recorded draw. Default: one relaxation time of the slowest
         direction, at most 1000, where the step size is computed, and 1 where it is given.
@@ -126,6 +142,11 @@ class SGHMC(StochasticGradientStep):
         Where the friction is too small for the noise of the gradient
         (:math:`\alpha I - \hat\beta` is not positive definite); the message says by how much.
         For invalid settings, as `SGLD`.
+
+    Warns
+    -----
+    UncorrectedNoiseWarning
+        For ``integrator="naive"``.
 
     Notes
     -----
@@ -189,6 +210,15 @@ class SGHMC(StochasticGradientStep):
                 f"`integrator` should be one of {sorted(INTEGRATORS)}, but got {integrator!r}."
             )
         self._integrator = integrator
+        if integrator == "naive":
+            _check_naive(friction, noise_estimate, step_size)
+            friction = noise_estimate = None
+        elif isinstance(friction, int | float) and friction == 0:
+            raise ValueError(
+                f"`friction` should be positive (in units of 1 / time), but got {friction!r}: "
+                "without friction nothing corrects for the noise of the gradient. To see that, use "
+                "`integrator='naive'`."
+            )
         self._friction = or_none(
             positive_number, "friction", friction, unit=" (in units of 1 / time)"
         )
@@ -196,12 +226,16 @@ class SGHMC(StochasticGradientStep):
         self._resample_momentum = _check_resample_momentum(resample_momentum)
         settings = Settings.of(locals())
         self._preconditioner = default_preconditioner(preconditioner, settings.step_size)
+        if integrator == "naive":
+            warnings.warn(
+                _naive_message(self._resample_momentum), UncorrectedNoiseWarning, stacklevel=2
+            )
         super().__init__(settings)
 
     def _design(self, setup: Setup) -> Design:
         integrator = INTEGRATORS[self._integrator]
         matrix, root = setup.preconditioner(self._preconditioner)
-        friction = self._friction
+        friction = 0.0 if self._integrator == "naive" else self._friction
         if friction is None:
             friction = critical_friction(curvature_range(setup.center, root)[0])
         noise, error = self._noise(setup, root)
@@ -264,6 +298,43 @@ class SGHMC(StochasticGradientStep):
         if not covariance.eigenvalues().any():
             return None, 1.0
         return noise_directions(covariance, root), NOISE_ESTIMATE_ERROR
+
+
+def _check_naive(friction: Any, noise_estimate: Any, step_size: StepSize | None) -> None:
+    """Refuse settings that the naive integrator has not, and a step size to be computed.
+
+    Raises
+    ------
+    ValueError
+    """
+    if friction is not None and friction != 0:
+        raise ValueError(
+            f"`integrator='naive'` has no friction, but got friction={friction!r}. Leave it out, "
+            "or use `integrator='euler'`."
+        )
+    if not (isinstance(noise_estimate, str | bool) or noise_estimate is None):
+        raise ValueError(
+            "`integrator='naive'` injects no noise that could be reduced, but got "
+            f"noise_estimate={noise_estimate!r}. Leave it out, or use `integrator='euler'`."
+        )
+    if step_size is None:
+        raise ValueError(
+            "`integrator='naive'` should come with `step_size` and `preconditioner`, since it has "
+            "no right law from which a step size could be computed."
+        )
+
+
+def _naive_message(resample_momentum: int | str | None) -> str:
+    grows = (
+        "its variance grows without bound"
+        if resample_momentum is None
+        else "its variance ends at a value that is too large"
+    )
+    return (
+        "With `integrator='naive'` nothing corrects for the noise of the gradient, so the law of "
+        f"the chain is not the posterior: {grows}. Use it to see that, and `integrator='baoab'` "
+        "for results."
+    )
 
 
 def _check_noise_estimate(noise_estimate: Any) -> Any:

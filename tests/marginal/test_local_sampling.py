@@ -205,6 +205,16 @@ def test_local_draws_follow_their_law(small):
     assert np.isfinite(covariance).all()
 
 
+def test_other_step_methods_that_move_the_position_are_refused(small):
+    """Local variables of groups that are in no minibatch would be those given earlier values."""
+    _, model, step, _ = small
+    step.setup_chain(np.random.default_rng(1), 0, 10)
+    point, _ = step.step(model.initial_point())
+    point, _ = step.step(point)
+    with pytest.raises(ModelError, match=r"moves `beta\[0\]`.*Leave the other step method out"):
+        step.step({**point, "beta": point["beta"] + [1.0, 0.0]})
+
+
 def test_error_falls_geometrically_with_the_transitions():
     """The stationary error from old local variables falls by ρ² and more for a transition."""
     problem = LinearMixedModel()

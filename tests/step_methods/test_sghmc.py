@@ -590,7 +590,7 @@ def test_step_that_is_not_stable(larger):
         (
             {"integrator": "leapfrog"},
             ValueError,
-            r"one of \['baoab', 'euler'\], but got 'leapfrog'",
+            r"one of \['baoab', 'euler', 'naive'\], but got 'leapfrog'",
         ),
         ({"friction": 0.0}, ValueError, "`friction` should be positive .* but got 0.0"),
         ({"friction": "large"}, TypeError, "positive number .* but got 'large'"),

@@ -11,6 +11,7 @@ import pytest
 
 from pymc_sgmcmc import step_methods
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
+from pymc_sgmcmc.step_methods.contract import StepMethod
 from pymc_sgmcmc.step_methods.settings import Settings
 from tests.support.models import logistic_model
 
@@ -19,6 +20,13 @@ STEP_METHODS = [
     for one in (getattr(step_methods, name) for name in step_methods.__all__)
     if issubclass(one, StochasticGradientStep)
 ]
+ALL_STEP_METHODS = [
+    one
+    for one in (getattr(step_methods, name) for name in step_methods.__all__)
+    if issubclass(one, StepMethod)
+]
+"""These include step methods without gradients."""
+
 COMMON = {field.name for field in fields(Settings)}
 WITH_CONTROL_VARIATES = (
     step_methods.SGLDCV,
@@ -29,6 +37,7 @@ WITH_CONTROL_VARIATES = (
 )
 
 every_step_method = pytest.mark.parametrize("cls", STEP_METHODS, ids=lambda cls: cls.__name__)
+any_step_method = pytest.mark.parametrize("cls", ALL_STEP_METHODS, ids=lambda cls: cls.__name__)
 
 
 @every_step_method
@@ -51,21 +60,21 @@ def test_common_arguments_are_the_same_everywhere(cls):
         assert ours[name] == expected
 
 
-@every_step_method
+@any_step_method
 def test_all_arguments_are_in_the_docstring(cls):
     section = re.search(r"^Parameters\n-+\n(.*?)\n\n\w+\n-+\n", cls.__doc__, re.S | re.M)[1]
     documented = re.findall(r"^(\w+) :", section, re.M)
     assert documented == list(inspect.signature(cls).parameters)
 
 
-@every_step_method
+@any_step_method
 @pytest.mark.parametrize("as_list", [False, True])
 def test_a_class_in_place_of_a_step_method(cls, as_list):
     with logistic_model(), pytest.raises(ValueError, match=rf"write `{cls.__name__}\(\)`"):
         pm.sample(step=[cls] if as_list else cls)
 
 
-@every_step_method
+@any_step_method
 def test_arguments_that_it_has_not(cls):
     model = logistic_model()
     with pytest.raises(TypeError, match=f"`{cls.__name__}` takes no argument `stepsize`"):

@@ -1,0 +1,70 @@
+"""What all step methods of this package have in common, also those without gradients."""
+
+from __future__ import annotations
+
+from abc import ABCMeta
+from collections.abc import Mapping
+from inspect import Parameter, signature
+from typing import Any, ClassVar
+
+from pymc.model import Model
+from pymc.step_methods.compound import BlockedStep, Competence
+
+from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.posterior.position import NOTHING_FREE, value_variables
+
+
+class _StepMethodType(ABCMeta):
+    """Type of the step methods. Its text helps a user who passes the class and not an instance."""
+
+    def __str__(cls) -> str:
+        """Text that PyMC prints where it was given this class in place of a step method."""
+        return f"the class {cls.__name__} (write `{cls.__name__}()`)"
+
+
+class StepMethod(BlockedStep, metaclass=_StepMethodType):
+    """Base of all step methods: checks of arguments, and no choice by PyMC itself."""
+
+    default_blocked = True
+    name: str
+    _refused: ClassVar[Mapping[str, str]] = {}
+    """Settings of other step methods that this class refuses, with the reason."""
+
+    def __new__(cls, *args: Any, **kwargs: Any):
+        """Check arguments that PyMC reads before `__init__`, so that messages are of this package.
+
+        Raises
+        ------
+        TypeError, ModelError
+        """
+        parameters = signature(cls.__init__).parameters
+        takes_any = any(
+            parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()
+        )
+        for argument in kwargs:
+            if argument in cls._refused:
+                raise TypeError(f"`{cls.__name__}` {cls._refused[argument]}")
+            if argument not in parameters and not takes_any:
+                raise TypeError(
+                    f"`{cls.__name__}` takes no argument `{argument}`. See its docstring for its "
+                    "arguments."
+                )
+        model = kwargs.get("model")
+        if model is None:
+            model = Model.get_context(error_if_none=False)
+        if not isinstance(model, Model):
+            raise TypeError(
+                f"`model` should be a PyMC model, but got {model!r}. Pass one, or write "
+                f"`{cls.__name__}()` inside `with model:`."
+            )
+        variables = args[0] if args else kwargs.get("vars")
+        if variables is not None:
+            value_variables(model, variables)
+        elif not model.value_vars:
+            raise ModelError(NOTHING_FREE)
+        return super().__new__(cls, *args, **kwargs)
+
+    @staticmethod
+    def competence(var, has_grad):
+        """PyMC never assigns this step method, since a user should choose an inexact sampler."""
+        return Competence.INCOMPATIBLE
