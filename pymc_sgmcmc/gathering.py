@@ -41,6 +41,19 @@ class _Stretch(NamedTuple):
 ReadRows = Callable[[np.ndarray], Sequence[np.ndarray]]
 """Rows of several arrays by their numbers, in any order."""
 
+JoinRows = Callable[[Sequence[np.ndarray], int, Sequence[np.ndarray]], Sequence[np.ndarray]]
+"""Rows of several arrays, those of the first ones from a place on, and the second ones."""
+
+
+def joined(
+    first: Sequence[np.ndarray], start: int, second: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Rows of arrays, those of the first ones from a place on, and the second ones."""
+    return [
+        np.concatenate([earlier[start:], values])
+        for earlier, values in zip(first, second, strict=True)
+    ]
+
 
 class GatheredRows(Batching):
     """Minibatches of a scheme, gathered in the order in which transitions take them.
@@ -62,6 +75,15 @@ class GatheredRows(Batching):
         Numbers of rows that no minibatch has.
     most_bytes : int
         Memory of the gathered rows. They have at least one run of transitions.
+    derive : callable, optional
+        Makes the arrays of minibatches from rows that were read. It is called by the thread of the
+        transitions alone, since compiled functions are for one thread at a time.
+    join : callable
+        Joins arrays of minibatches.
+    shared_by_rows : sequence of bool
+        For each array whether rows have no parts of it of their own. Missing ones are False.
+    bytes_beside : float
+        Bytes of such arrays that a row needs, on average.
 
     Raises
     ------
@@ -79,6 +101,10 @@ class GatheredRows(Batching):
         static: bool = False,
         excluded: np.ndarray | None = None,
         most_bytes: int = MOST_BYTES,
+        derive: Callable[[Sequence[np.ndarray]], Sequence[np.ndarray]] | None = None,
+        join: JoinRows = joined,
+        shared_by_rows: Sequence[bool] = (),
+        bytes_beside: float = 0.0,
     ):
         if static:
             raise ValueError(
@@ -92,10 +118,15 @@ class GatheredRows(Batching):
         self.batch_size = check_batch_size(batch_size, self.n_rows)
         self.static = False
         self._read, self._most_bytes = read, most_bytes
+        self._derive = derive
         self._order = FIRST_ORDER
         self._present: RowOrder | None = None
-        first = [np.ascontiguousarray(values) for values in read(np.arange(self.batch_size))]
-        self._row_bytes = sum(values[:1].nbytes for values in first)
+        first = self._derived(read(np.arange(self.batch_size)))
+        self._join = join
+        others = [False] * (len(first) - len(shared_by_rows))
+        self._shared_by_rows = (*shared_by_rows, *others)
+        own = [values for values, all_ in zip(first, self._shared_by_rows, strict=True) if not all_]
+        self._row_bytes = sum(values[:1].nbytes for values in own) + bytes_beside
         self._data = ()
         self._shared = tuple(
             pytensor.shared(values, f"data_{index}", borrow=True, shape=(None, *values.shape[1:]))
@@ -121,7 +152,7 @@ class GatheredRows(Batching):
     @property
     def most_minibatches(self) -> float:
         """Minibatches in the given memory."""
-        return max(1, self._most_bytes // (self._row_bytes * self.batch_size))
+        return max(1, int(self._most_bytes // (self._row_bytes * self.batch_size)))
 
     def index_variable(self, name: str) -> TensorVariable:
         """Starts of minibatches in the gathered rows, shape (minibatches,)."""
@@ -129,7 +160,10 @@ class GatheredRows(Batching):
 
     def rows(self, index: TensorVariable) -> list[TensorVariable]:
         """Gathered rows from ``start`` to ``start + n``."""
-        return [shared[index : index + self._length] for shared in self._shared]
+        return [
+            shared if of_all else shared[index : index + self._length]
+            for shared, of_all in zip(self._shared, self._shared_by_rows, strict=True)
+        ]
 
     def stored_rows(self, table: TensorVariable, index: TensorVariable) -> TensorVariable:
         """Refused, since no table has all rows.
@@ -228,9 +262,9 @@ class GatheredRows(Batching):
                 and np.array_equal(gathered[end:], index[:kept])
                 and np.array_equal(stretch.minibatches[:taken], index[kept:])
             ):
-                for shared, rows in zip(self._shared, stretch.rows.result(), strict=True):
-                    before = shared.get_value(borrow=True)[end * self.batch_size :]
-                    shared.set_value(np.concatenate([before, rows]), borrow=True)
+                before = [shared.get_value(borrow=True) for shared in self._shared]
+                rows = self._derived(stretch.rows.result())
+                self._hold(self._join(before, end * self.batch_size, rows))
                 self._gathered = self._order, np.concatenate([gathered[end:], stretch.minibatches])
                 return stretch.minibatches[taken:]
         return None
@@ -270,10 +304,17 @@ class GatheredRows(Batching):
         return None
 
     def _gather(self, index: np.ndarray) -> None:
-        rows = self._read(self._numbers(index).ravel())
-        for shared, values in zip(self._shared, rows, strict=True):
-            shared.set_value(np.ascontiguousarray(values), borrow=True)
+        self._hold(self._derived(self._read(self._numbers(index).ravel())))
         self._gathered = self._order, index
+
+    def _derived(self, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Arrays of minibatches from rows that were read."""
+        arrays = rows if self._derive is None else self._derive(rows)
+        return [np.ascontiguousarray(values) for values in arrays]
+
+    def _hold(self, arrays: Sequence[np.ndarray]) -> None:
+        for shared, values in zip(self._shared, arrays, strict=True):
+            shared.set_value(values, borrow=True)
 
     def _numbers(self, index: np.ndarray) -> np.ndarray:
         """Row numbers of minibatches, shape (minibatches, n)."""

@@ -12,6 +12,9 @@ from tests.support.notebooks import FAST, executed, notebook_paths
 MOST_BYTES = 400_000
 """A notebook with its outputs is at most this large."""
 
+NEEDS_DATA = {"control_variates", "osgfs"}
+"""These notebooks read data sets that are not in a package."""
+
 each_notebook = pytest.mark.parametrize("path", notebook_paths(), ids=lambda path: path.stem)
 
 
@@ -20,8 +23,10 @@ def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 @each_notebook
-def test_notebook_runs(path, monkeypatch, tmp_path, compiling_processes):
+def test_notebook_runs(path, request, monkeypatch, tmp_path, compiling_processes):
     monkeypatch.setenv(FAST, "1")
+    if path.stem in NEEDS_DATA:
+        monkeypatch.setenv("PYMC_SGMCMC_DATA", str(request.getfixturevalue("data_folder")))
     assert all(cell.execution_count for cell in code_cells(executed(path, tmp_path)))
 
 

@@ -100,8 +100,25 @@ class CenterDifference:
 
     def rows_of(self, numbers: np.ndarray) -> list[np.ndarray]:
         """Rows of the data that are needed, followed by those of the stored quantities."""
-        rows = self._posterior.take(numbers)
+        return self.from_rows(self._posterior.take(numbers))
+
+    def from_rows(self, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Rows of the data that are needed, and of the stored quantities, from those of all."""
         return [*(rows[index] for index in self.needed), *self._columns(rows)]
+
+    @property
+    def shared_by_rows(self) -> tuple[bool, ...]:
+        """For each array of the data that is needed whether rows have no parts of their own."""
+        return tuple(self._posterior.shared_by_rows[index] for index in self.needed)
+
+    def joined(
+        self, first: Sequence[np.ndarray], start: int, second: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        """Rows that were read, those of the first ones from a place on, and the second ones."""
+        count = len(self.needed)
+        data = self._posterior.joined(first[:count], start, second[:count])
+        stored = zip(first[count:], second[count:], strict=True)
+        return [*data, *(np.concatenate([before[start:], after]) for before, after in stored)]
 
     @property
     def data(self) -> tuple[np.ndarray, ...]:
@@ -234,8 +251,9 @@ def find_center_difference(
             center_variable,
             others_by_name,
         )
+    own = [row for row, of_all in zip(rows, posterior.shared_by_rows, strict=True) if not of_all]
     graph = _simplified_difference(
-        posterior.rows_gradient(position, rows, length), gradient_at_center, rows, length
+        posterior.rows_gradient(position, rows, length), gradient_at_center, own, length
     )
 
     fixed, moving = {center_variable, *others.values()}, {position, *posterior.others.values()}

@@ -35,14 +35,24 @@ def batching_of(
         As of `make_batching`, and where the rows are in a source and the transitions run on JAX.
     """
     if posterior.source is not None:
+        reader = posterior if difference is None else difference
+        bytes_beside, all_beside = posterior.bytes_beside_rows
+        most_bytes = posterior.source.memory
+        if 2 * all_beside <= most_bytes:
+            # Those of all rows fit, and no row needs more.
+            bytes_beside, most_bytes = 0.0, most_bytes - all_beside
         return GatheredRows(
-            posterior.take if difference is None else difference.rows_of,
+            posterior.take,
             posterior.n_rows,
             batch_size,
             scheme=scheme,
             static=static,
             excluded=excluded,
-            most_bytes=posterior.source.memory,
+            most_bytes=most_bytes,
+            derive=None if difference is None else difference.from_rows,
+            join=reader.joined,
+            shared_by_rows=reader.shared_by_rows,
+            bytes_beside=bytes_beside,
         )
     return make_batching(
         scheme,

@@ -66,6 +66,7 @@ class QuadratureError:
 
     def __init__(self, model: Model, density: GroupDensity, values: TensorVariable, points: int):
         self.points, self._n_groups = points, density.structure.n_groups
+        self._density = density
         self.names = density.structure.names
         self._initial_point = model.initial_point()
         size = density.block_size
@@ -75,6 +76,7 @@ class QuadratureError:
         few = min(MOST_GROUPS, self._n_groups, max(1, n_compared))
         self._numbers = rng.choice(self._n_groups, few, replace=False)
 
+        density.hold(self._numbers)
         evaluated = Evaluated(model, density)
         self._blocks, self.size = evaluated.block[self._numbers], size
         mode = find_mode(density)
@@ -99,6 +101,7 @@ class QuadratureError:
         point : mapping of str to numpy.ndarray, optional
             Unconstrained values of the global variables, by the names of their value variables.
         """
+        self._density.hold(self._numbers)
         if point is not None:
             point = {**self._initial_point, **point}
         quadrature, centre, *rest = self._quadrature(self._blocks, self._numbers, point)

@@ -141,7 +141,7 @@ def _check(model: Model, density: GroupDensity) -> None:
     apart = [evaluate(block[part], part)[0] for part in (chosen[:first], chosen[first:])]
     if not _agree(np.concatenate(apart), together):
         raise _not_independent(structure, "some groups have another log density alone")
-    if structure.n_records > FULL_CHECK_RECORDS:
+    if structure.n_records_of_model > FULL_CHECK_RECORDS:
         return
     (values,) = evaluate(block, np.arange(n_groups))
     names = {term.name for term in structure.terms}

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.graphs import value_of
+from pymc_sgmcmc.posterior.group_access import GroupsOfSource, column_of
+from pymc_sgmcmc.posterior.rows import keep_whole
+from pymc_sgmcmc.sources import RowSource
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,12 +30,21 @@ class Records:
     variables : tuple of Variable
         The variables of the graph that hold the codes.
     codes : numpy.ndarray, shape (records,)
+        Those in the model, which are the first ones where the records are rows of a source.
     n_groups : int
+    column : tuple of (RowSource, str), optional
+        The source, and its column of codes, where the records are rows of one.
     """
 
     variables: tuple[Variable, ...]
     codes: np.ndarray
     n_groups: int
+    column: tuple[RowSource, str] | None = None
+
+    @property
+    def n_records(self) -> int:
+        """Number of all records."""
+        return len(self.codes) if self.column is None else self.column[0].n_rows
 
     @cached_property
     def order(self) -> np.ndarray:
@@ -42,6 +55,62 @@ class Records:
     def counts(self) -> np.ndarray:
         """Number of records of each group."""
         return np.bincount(self.codes, minlength=self.n_groups)
+
+    def starts(self) -> SharedVariable:
+        """Place of the first record of each group where these lie group after group."""
+        return keep_whole(np.cumsum(self.counts) - self.counts, "starts")
+
+    def data(self, variable: Variable, values: np.ndarray, name: str) -> SharedVariable:
+        """Data of the records, group after group.
+
+        Parameters
+        ----------
+        variable : Variable
+            That of the graph.
+        values : numpy.ndarray
+            Data of the records in the order of the codes.
+        name : str
+        """
+        size = float(self.counts.mean()) * values[0].size
+        return keep_whole(values[self.order], name, elements_a_row=size)
+
+
+@dataclass(frozen=True, eq=False)
+class RecordsOfSource(Records):
+    """Records that are rows of a source, of which the codes are those of the first ones.
+
+    Attributes
+    ----------
+    groups : GroupsOfSource
+    """
+
+    groups: GroupsOfSource = field(kw_only=True)
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """Number of records of each group."""
+        return self.groups.index.counts
+
+    def starts(self) -> SharedVariable:
+        """Place of the first record of each group among those that are in memory."""
+        return self.groups.starts
+
+    def data(self, variable: Variable, values: np.ndarray, name: str) -> SharedVariable:
+        """Data of the records that are in memory, group after group.
+
+        Raises
+        ------
+        ModelError
+            Where the variable is no column of the source.
+        """
+        column = column_of(variable)
+        if column is None or column[0] is not self.groups.source:
+            raise ModelError(
+                f"The data `{name}` have as many rows as those that `rows.head` returned, "
+                f"{len(values)}, but are no column of `rows`. Add a column to `rows`, or choose "
+                "another number of rows in `rows.head`."
+            )
+        return self.groups.whole(column[1], values)
 
 
 @dataclass(frozen=True)
@@ -147,12 +216,24 @@ def find_records(variable: TensorVariable, places: list[Index], n_groups: int) -
             "effects are crossed, or a record depends on two groups. Integrate out one factor, "
             "and leave the other in the model."
         )
+    column = column_of(places[0].codes)
     _check_codes(codes[0], n_groups, variable.name)
-    return Records(tuple(index.codes for index in places), codes[0].astype(np.int64), n_groups)
+    if column is None:
+        for root in ancestors([places[0].codes]):
+            if column_of(root) is not None:
+                raise ModelError(
+                    f"The codes of the groups of the records of `{variable.name}` should be a "
+                    f"column of `rows`, but are computed from `{root.name}`. Add such a column by "
+                    "`rows.transform`."
+                )
+        _check_all_present(codes[0], n_groups, variable.name)
+    return Records(
+        tuple(index.codes for index in places), codes[0].astype(np.int64), n_groups, column
+    )
 
 
 def _check_codes(codes: np.ndarray, n_groups: int, name: str) -> None:
-    """Refuse codes out of range, and groups without records."""
+    """Refuse codes out of range."""
     wrong = (codes < 0) | (codes >= n_groups)
     if wrong.any():
         record = int(np.argmax(wrong))
@@ -160,6 +241,10 @@ def _check_codes(codes: np.ndarray, n_groups: int, name: str) -> None:
             f"The group codes of `{name}` should be between 0 and {n_groups - 1}, but record "
             f"{record} has {codes[record]}. Number the groups from 0, as `pandas.factorize` does."
         )
+
+
+def _check_all_present(codes: np.ndarray, n_groups: int, name: str) -> None:
+    """Refuse groups without records."""
     empty = np.flatnonzero(np.bincount(codes, minlength=n_groups) == 0)
     if len(empty):
         shown = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")

@@ -31,7 +31,7 @@ class Conditional:
     """
 
     def __init__(self, density: GroupDensity, *, quadratic: bool):
-        self.size = density.block_size
+        self.density, self.size = density, density.block_size
         self.quadratic = quadratic
         structure = density.structure
         # The entries of a term may be those of the groups themselves.

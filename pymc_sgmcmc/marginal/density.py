@@ -6,7 +6,7 @@ that groups of any size cost in proportion to their records.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,6 +22,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_sgmcmc.marginal.codes import Records
 from pymc_sgmcmc.marginal.structure import LocalStructure, LocalTerm
 from pymc_sgmcmc.posterior.graphs import Length, leaf_value, rebuild
+from pymc_sgmcmc.posterior.group_access import GroupsOfSource
 from pymc_sgmcmc.posterior.rows import keep_whole
 from pymc_sgmcmc.posterior.simplify import simplify_logistic
 
@@ -36,9 +37,8 @@ class _ChosenRecords:
     """
 
     def __init__(self, records: Records, numbers: TensorVariable):
-        counts, self._order = records.counts, records.order
-        self._mean_count = float(counts.mean())
-        starts = keep_whole(np.cumsum(counts) - counts, "starts")[numbers]
+        counts, self._records = records.counts, records
+        starts = records.starts()[numbers]
         places = pt.arange(numbers.shape[0])
         self._size: SharedVariable | None = None
         if (counts == counts[0]).all():
@@ -57,10 +57,9 @@ class _ChosenRecords:
         """Number of records of the chosen groups."""
         return self.group.shape[0]
 
-    def take(self, values: np.ndarray, axis: int, name: str) -> TensorVariable:
+    def take(self, variable: Variable, values: np.ndarray, axis: int, name: str) -> TensorVariable:
         """Data of the records of the chosen groups, from data of all records."""
-        values = np.moveaxis(values, axis, 0)[self._order]
-        whole = keep_whole(values, name, elements_a_row=self._mean_count * values[0].size)
+        whole = self._records.data(variable, np.moveaxis(values, axis, 0), name)
         return pt.moveaxis(whole[self._record], 0, axis)
 
     def sum(self, values: TensorVariable, n_groups: TensorVariable) -> TensorVariable:
@@ -117,8 +116,36 @@ class GroupDensity:
         )
         self.numbers = pt.tensor("numbers", shape=(None,), dtype="int64")
         self._only_beside_rows = only_beside_rows
+        self._reading = {"only_beside_rows": only_beside_rows, "by_group": by_group}
         self._by_group = structure.axes_of_groups if by_group else {}
         self._pieces = self._make_pieces()
+
+    def on_source(self) -> GroupDensity:
+        """That of all records, where those of the model are the first rows of a source.
+
+        It takes one or two passes over the column of codes.
+        """
+        column = self.structure.column
+        if column is None:
+            return self
+        groups = GroupsOfSource(*column, self.structure.n_groups)
+        return GroupDensity(self.structure.on_groups(groups), **self._reading)
+
+    @property
+    def groups_of_source(self) -> GroupsOfSource | None:
+        """Where the records are, None where they are in memory."""
+        return self.structure.groups_of_source
+
+    def hold(self, numbers: np.ndarray) -> None:
+        """Have the records of some groups in memory, from now on."""
+        if self.groups_of_source is not None:
+            self.groups_of_source.hold(numbers)
+
+    def each_held(self, parts: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        """Parts of the groups, each with its records in memory meanwhile."""
+        if self.groups_of_source is None:
+            return iter(parts)
+        return self.groups_of_source.each_held(parts)
 
     @property
     def records_a_group(self) -> float:
@@ -193,7 +220,7 @@ class GroupDensity:
                 replacements[variable] = pt.moveaxis(whole[self.numbers], 0, axis)
             elif records is not None and n_records in values.shape:
                 axis = values.shape.index(n_records)
-                replacements[variable] = records.take(values, axis, name)
+                replacements[variable] = records.take(variable, values, axis, name)
         return rebuild([term.log_density], replacements, lengths, self._only_beside_rows)[0]
 
     @cached_property

@@ -54,7 +54,7 @@ def is_quadratic(model: Model, density: GroupDensity) -> bool:
     # Records of any group may differ from the others, for example by censoring.
     return all(
         _is_quadratic(derivatives, centre_and_prior, evaluated.block[numbers], numbers, tolerance)
-        for numbers in np.array_split(np.arange(n_groups), n_chunks)
+        for numbers in density.each_held(np.array_split(np.arange(n_groups), n_chunks))
     )
 
 

@@ -28,6 +28,8 @@ from pymc_sgmcmc.marginal.operation import GroupLogDensity, Template
 from pymc_sgmcmc.marginal.quadrature import laplace, quadrature
 from pymc_sgmcmc.marginal.structure import LocalStructure, find_structure
 from pymc_sgmcmc.posterior.compiled import quick_graphs
+from pymc_sgmcmc.posterior.group_access import mark_groups
+from pymc_sgmcmc.sources.passes import shown_by_default
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
@@ -42,6 +44,7 @@ MOST_QUADRATURE_SIZE = max(POINTS)
 """Product rules of more directions have too many nodes."""
 
 
+@shown_by_default()
 @quick_graphs()
 def marginalize(
     model: Model,
@@ -64,7 +67,9 @@ def marginalize(
     Parameters
     ----------
     model : pymc.Model
-        On the full data. It is not changed, and later changes of its data change nothing here.
+        On the full data, or on the first rows of a source that `RowSource.head` returned, whose
+        records belong to groups by one column of codes. It is not changed, and later changes of its
+        data change nothing here.
     names : str, variable, or a sequence of these
         Free variables whose entries belong to groups: the entries of different groups should be
         independent given all other variables.
@@ -88,6 +93,8 @@ def marginalize(
     ModelError
         Where variables are not local or the groups depend on each other, and for more than three
         quantities a group that are not integrated exactly.
+    RowsError
+        Where codes of groups in a source are no whole numbers from 0 to the number of groups.
 
     Notes
     -----
@@ -97,6 +104,10 @@ def marginalize(
     The quadrature is compared with a fine grid, for at most 20 groups: near the initial point here,
     and around the centre where a step method of this package is made. A warning follows where it is
     not accurate.
+
+    Where the records are in a source, a pass over the column of codes makes an index of them, and a
+    step method of this package takes the source as its ``rows``. No other tool can evaluate such a
+    model of groups.
 
     References
     ----------
@@ -121,8 +132,8 @@ def marginalize(
     or_none(whole_number, "points", points, 1)
     if method == "exact" and points is not None:
         raise ValueError('`points` is for quadrature, but `method` is "exact". Leave one out.')
-    structure = find_structure(model, names_of(names))
-    density = checked_density(model, structure)
+    structure = find_structure(model, names_of(names), on_source=True)
+    density = checked_density(model, structure).on_source()
     marginal, error = integrate(model, density, method, points)
     left_out = dependent_deterministics(model, structure)
     if left_out:
@@ -134,6 +145,10 @@ def marginalize(
     groups = without_locals(model, density, marginal)
     if error is not None:
         remember_quadrature(groups, error)
+    if density.groups_of_source is not None:
+        mark_groups(groups, density.groups_of_source)
+        density.groups_of_source.release()
+        density.groups_of_source.tell_of_passes()
     return groups
 
 

@@ -28,8 +28,10 @@ from pytensor.graph.rewriting.basic import (
 from pytensor.graph.traversal import ancestors, graph_inputs
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior.graphs import rebuild
+from pymc_sgmcmc.posterior.group_access import GroupsOfSource, groups_of_source
 
 BEFORE_ALL_REWRITES = -0.1
 """The position of the rewrite that puts the graphs in place: equal parts are merged after it."""
@@ -59,6 +61,7 @@ class Template:
         # The data are inputs of the node, since a rewrite cannot add inputs to a function.
         self.data = [v for v in graph_inputs([value]) if isinstance(v, SharedVariable)]
         self.weights = pt.vector("weights", dtype=value.dtype)
+        self.groups = groups_of_source(self.data)
 
     @cached_property
     def gradients(self) -> list[TensorVariable]:
@@ -129,6 +132,8 @@ class _GroupOp(Op):
 
     def perform(self, node: Apply, inputs, output_storage) -> None:
         """Evaluate the graph, where no rewrite has put it in place."""
+        if self.template.groups is not None:
+            raise _without_records(self.template.groups)
         for storage, value in zip(output_storage, self._function(*inputs), strict=True):
             storage[0] = value
 
@@ -170,6 +175,9 @@ class GroupLogDensity(_GroupOp):
 
     def pullback(self, inputs, outputs, cotangents):
         """Gradients of the weighted sum over groups."""
+        if _lacks_records(inputs):
+            assert self.template.groups is not None
+            raise _without_records(self.template.groups)
         gradients = _GroupGradient(self.template)(*inputs, *cotangents, return_list=True)
         return [disconnected_type(), *gradients, *(disconnected_type() for _ in self.template.data)]
 
@@ -228,8 +236,23 @@ class _GroupJacobian(_GroupOp):
         return [disconnected_type() for _ in inputs]
 
 
+def _lacks_records(inputs: Sequence[Variable]) -> bool:
+    """Whether inputs are the arrays of records themselves, which have those of no group."""
+    return any(hasattr(variable.tag, "groups_of_source") for variable in inputs)
+
+
+def _without_records(groups: GroupsOfSource) -> ModelError:
+    return ModelError(
+        "The records of the groups are in a source of rows, which only step methods of this "
+        f"package read, but another one evaluates the model. Pass `rows`, the source with the "
+        f"column `{groups.column}`, to one of them, for example `SGLDCV(rows=rows)`."
+    )
+
+
 @node_rewriter([_GroupOp])
 def _expand(fgraph, node):
+    if _lacks_records(node.inputs):
+        return None  # Its evaluation is an error that says what to do.
     return node.op.expanded(node.inputs)
 
 

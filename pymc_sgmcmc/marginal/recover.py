@@ -69,7 +69,8 @@ def recover(
     idata : xarray.DataTree
         Trace of the model of groups, or of a step method with `local`. It is not changed.
     model : pymc.Model
-        The original model, that was given to `marginalize`.
+        The original model, that was given to `marginalize`. Where it is written on the first rows
+        of a source, the records are read from there, of as many groups as its memory takes.
     names : str, variable, or a sequence of these, optional
         The local variables. Default: the free variables of the model that the trace lacks. Those
         that a step method has sampled by `local` are drawn anew.
@@ -145,7 +146,7 @@ def recover(
     posterior = _posterior(idata)
     sampled = [name for name in stored_local(settings_of(idata)) if name in posterior]
     posterior = _without(posterior, sampled)
-    structure = find_structure(model, _local_names(posterior, model, names))
+    structure = find_structure(model, _local_names(posterior, model, names), on_source=True)
     if sampled:
         # These are not of the same draw as the global variables either.
         dependent = [variable.name for variable in dependent_deterministics(model, structure)]
@@ -155,7 +156,7 @@ def recover(
     rng = np.random.default_rng(random_seed)
 
     with quick_graphs():
-        density = checked_density(model, structure)
+        density = checked_density(model, structure).on_source()
         conditional = Conditional(density, quadratic=is_quadratic(model, density))
     draws = _Draws(posterior, list(density.parameters))
     blocks, effective = _draw_blocks(conditional, draws, numbers, rng, progressbar)
@@ -341,8 +342,9 @@ def _draw_blocks(
     examples = [draws[place] for place in places]
     with Progress(disable=not progressbar) as progress:
         task = progress.add_task("Recovering", total=len(pieces) * len(draws))
-        for piece, generator in zip(pieces, rng.spawn(len(pieces)), strict=True):
-            law = GroupDraws(conditional, numbers[piece], examples)
+        held = conditional.density.each_held([numbers[piece] for piece in pieces])
+        for piece, generator, of_piece in zip(pieces, rng.spawn(len(pieces)), held, strict=True):
+            law = GroupDraws(conditional, of_piece, examples)
             for draw, parameters in enumerate(draws):
                 recovered = law.draw(parameters, generator)
                 if not np.isfinite(recovered.block).all():

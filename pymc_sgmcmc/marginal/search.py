@@ -50,7 +50,7 @@ def _candidates(model: Model) -> Iterator[list[str]]:
 
 def _structure(model: Model, names: list[str]) -> LocalStructure | None:
     try:
-        return find_structure(model, names)
+        return find_structure(model, names, on_source=True)
     except ModelError:
         return None
 

@@ -8,7 +8,7 @@ trusted: `pymc_sgmcmc.marginal.check` evaluates what is found.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -24,7 +24,14 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.marginal.codes import Index, Records, find_indices, find_records, indexed_beside
+from pymc_sgmcmc.marginal.codes import (
+    Index,
+    Records,
+    RecordsOfSource,
+    find_indices,
+    find_records,
+    indexed_beside,
+)
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly, without_blas_warning
 from pymc_sgmcmc.posterior.graphs import (
     leaf_value,
@@ -32,7 +39,9 @@ from pymc_sgmcmc.posterior.graphs import (
     shape_of,
     simplify_for_gradients,
 )
+from pymc_sgmcmc.posterior.group_access import GroupsOfSource, column_of
 from pymc_sgmcmc.posterior.terms import without_scaling
+from pymc_sgmcmc.sources import RowSource
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,10 +147,46 @@ class LocalStructure:
     def n_records(self) -> int:
         """Number of records of all groups."""
         return sum(
+            self.n_groups if term.records is None else term.records.n_records
+            for term in self.terms
+            if term.observed
+        )
+
+    @property
+    def n_records_of_model(self) -> int:
+        """Number of records in the model, which are the first ones of a source."""
+        return sum(
             self.n_groups if term.records is None else len(term.records.codes)
             for term in self.terms
             if term.observed
         )
+
+    @property
+    def column(self) -> tuple[RowSource, str] | None:
+        """Source of the records, and its column of codes, where they are rows of one."""
+        columns = (None if term.records is None else term.records.column for term in self.terms)
+        return next((column for column in columns if column is not None), None)
+
+    @property
+    def groups_of_source(self) -> GroupsOfSource | None:
+        """Where the records of the groups are read, None where they are in memory."""
+        of_terms = (getattr(term.records, "groups", None) for term in self.terms)
+        return next((groups for groups in of_terms if groups is not None), None)
+
+    def on_groups(self, groups: GroupsOfSource) -> LocalStructure:
+        """The same structure with all records of a source."""
+        terms = [
+            replace(
+                term,
+                records=None
+                if (records := term.records) is None
+                else RecordsOfSource(
+                    records.variables, records.codes, self.n_groups, records.column, groups=groups
+                ),
+            )
+            for term in self.terms
+        ]
+        return replace(self, terms=tuple(terms))
 
     @cached_property
     def block_size(self) -> int:
@@ -149,7 +194,9 @@ class LocalStructure:
         return sum(local.size_in_group for local in self.locals)
 
 
-def find_structure(model: Model, names: Sequence[str]) -> LocalStructure:
+def find_structure(
+    model: Model, names: Sequence[str], *, on_source: bool = False
+) -> LocalStructure:
     """Find the groups of local variables and the terms that depend on them.
 
     Parameters
@@ -157,6 +204,8 @@ def find_structure(model: Model, names: Sequence[str]) -> LocalStructure:
     model : pymc.Model
     names : sequence of str
         Names of the free variables that are local.
+    on_source : bool
+        Whether the records of the model may be the first rows of a source.
 
     Raises
     ------
@@ -208,6 +257,7 @@ def find_structure(model: Model, names: Sequence[str]) -> LocalStructure:
             *indexed_beside(log_density, places),
         )
         terms.append(LocalTerm(variable.name, log_density, axis, records, indexed, observed))
+    _check_columns(model, [*chosen, *dependents], terms, n_groups, on_source)
     used = set(graph_inputs(log_densities))
     shapes = {new: shape_of(old) for old, new in parameters.items() if new in used}
     return LocalStructure(
@@ -223,6 +273,55 @@ def find_structure(model: Model, names: Sequence[str]) -> LocalStructure:
         ),
         {new: shape.index(n_groups) for new, shape in shapes.items() if n_groups in shape},
     )
+
+
+def _check_columns(
+    model: Model,
+    removed: Sequence[TensorVariable],
+    terms: Sequence[LocalTerm],
+    n_groups: int,
+    on_source: bool,
+) -> None:
+    """Refuse models on the first rows of a source which cannot be taken for all of them."""
+    of_terms = {
+        term.name: None if term.records is None else term.records.column
+        for term in terms
+        if term.observed and term.records is not None
+    }
+    columns = {column for column in of_terms.values() if column is not None}
+    if not columns:
+        return
+    (_, name), *others = sorted(columns, key=lambda column: column[1])
+    if not on_source:
+        raise ModelError(
+            f"The records of {quoted(of_terms)} are the first rows of a source, but all of them "
+            "are needed in memory here. Integrate the local variables out by `marginalize`, and "
+            "pass `rows` to the step method; or give arrays of all records."
+        )
+    if others or None in of_terms.values():
+        raise ModelError(
+            f"The records of {quoted(of_terms)} should belong to groups by one column of `rows`, "
+            f"but do so by {quoted([name, *(other for _, other in others)])}"
+            f"{' and by other arrays' if None in of_terms.values() else ''}. Leave the others out."
+        )
+    lengths = {len(term.records.codes) for term in terms if term.records is not None}
+    if n_groups in lengths:
+        raise ModelError(
+            f"There are {n_groups} groups, and `rows.head` returned as many rows. Choose another "
+            f"number of rows, `rows.head(..., rows={n_groups + 1})`, so that they can be told "
+            "apart."
+        )
+    stays = [variable for variable in model.basic_RVs if variable not in removed]
+    for variable in [*stays, *model.potentials]:
+        value = model.rvs_to_values.get(variable)
+        roots = [variable] if value is None else [variable, value]
+        first = [v.name for v in ancestors(roots) if column_of(v) is not None]
+        if first:
+            raise ModelError(
+                f"`{variable.name}` depends on `{first[0]}`, of which the model has the first rows "
+                "only, but on no local variable, so that its rows are not those of groups. Leave "
+                "it out."
+            )
 
 
 def _chosen(model: Model, names: Sequence[str]) -> list[TensorVariable]:

@@ -39,6 +39,12 @@ from pymc_sgmcmc.posterior.compiled import (
     without_blas_warning,
 )
 from pymc_sgmcmc.posterior.graphs import rebuild
+from pymc_sgmcmc.posterior.group_access import (
+    GroupsOfSource,
+    check_source,
+    marked_groups,
+    on_groups,
+)
 from pymc_sgmcmc.posterior.no_rows import NO_DATA
 from pymc_sgmcmc.posterior.position import PositionLayout, complete_point, layout_from_model
 from pymc_sgmcmc.posterior.row_access import (
@@ -157,26 +163,34 @@ class Posterior:
         }
         self.source = rows if isinstance(rows, RowSource) else None
         columns: dict[str, np.dtype] = {}
-        if isinstance(rows, RowSource):
+        groups = marked_groups(model)
+        if groups is not None:
+            check_source(groups, rows)
+            self._separated = on_groups(separate_rows(model, None), groups)
+        elif isinstance(rows, RowSource):
             names = names_of_source(rows, [variable.name for variable in model.data_vars])
             self._separated, columns = on_source(separate_rows(model, names), rows)
         else:
             self._separated = separate_rows(model, rows, needs_rows=needs_rows)
-        if check and self.has_rows:
+        # The groups of a source were checked where they were made, on the first records.
+        if check and self.has_rows and groups is None:
             self._separated = check_separation(
                 model, self._separated, self.layout, self._other_values, self.initial_position
             )
-        self._rows: RowAccess = (
-            RowsInMemory([leaf.values for leaf in self._separated.leaves], self._separated.n_rows)
-            if self.source is None
-            else RowsOfSource(self.source, columns)
-        )
+        self._rows: RowAccess
+        if groups is not None:
+            self._rows = groups
+        elif self.source is not None:
+            self._rows = RowsOfSource(self.source, columns)
+        else:
+            arrays = [leaf.values for leaf in self._separated.leaves]
+            self._rows = RowsInMemory(arrays, self._separated.n_rows)
         of_model = self._separated.n_rows
         self._compared_numbers = np.linspace(0, of_model - 1, min(of_model, COMPARED_ROWS)).astype(
             int
         )
         self._compared_rows = [
-            leaf.values[self._compared_numbers] for leaf in self._separated.leaves
+            leaf.values[self._compared_numbers] for leaf in self._separated.leaves_of_rows
         ]
 
     # --- Size and data -------------------------------------------------------------------
@@ -232,12 +246,31 @@ class Posterior:
     @property
     def source_names(self) -> tuple[str, ...]:
         """Names of the columns of the source that the model has, none without a source."""
-        return self._rows.names if isinstance(self._rows, RowsOfSource) else ()
+        return self._rows.names if isinstance(self._rows, RowsOfSource | GroupsOfSource) else ()
+
+    def rows_of_source(self, numbers: np.ndarray) -> np.ndarray:
+        """Numbers of the rows of the source that `take` reads for these rows."""
+        groups = self._rows
+        return groups.rows_of_source(numbers) if isinstance(groups, GroupsOfSource) else numbers
 
     @property
     def row_types(self) -> tuple[tuple[np.dtype, tuple[int, ...]], ...]:
         """Type, and shape of one row, of each data array."""
         return tuple((leaf.values.dtype, leaf.values.shape[1:]) for leaf in self._separated.leaves)
+
+    @property
+    def shared_by_rows(self) -> tuple[bool, ...]:
+        """For each data array whether the rows have no parts of their own, as records of groups."""
+        return tuple(leaf.shared_by_rows for leaf in self._separated.leaves)
+
+    @property
+    def bytes_beside_rows(self) -> tuple[float, int]:
+        """Bytes of arrays that rows share: so many a row on average, and those of all rows."""
+        groups = self._rows
+        if not isinstance(groups, GroupsOfSource):
+            return 0.0, 0
+        total = groups.record_bytes * groups.source.n_rows
+        return total / self.n_rows, total
 
     @property
     def row_terms(self) -> tuple[str, ...]:
@@ -303,7 +336,8 @@ class Posterior:
     def _row(self, number: int) -> dict[str, np.ndarray]:
         """Values of a row by the names of the data."""
         values = self.take(slice(number, number + 1))
-        return {name: array[0] for name, array in zip(self.data_names, values, strict=True)}
+        names = [leaf.name for leaf in self._separated.leaves_of_rows]
+        return {name: array[0] for name, array in zip(names, values, strict=False)}
 
     def changed_data(self) -> str | None:
         """Name of a shared variable of the model that has changed since construction, or None.
@@ -314,7 +348,7 @@ class Posterior:
         for original, original_value in self._separated.copied:
             if not np.array_equal(original.get_value(borrow=True), original_value, equal_nan=True):
                 return original.name
-        for leaf, rows in zip(self._separated.leaves, self._compared_rows, strict=True):
+        for leaf, rows in zip(self._separated.leaves_of_rows, self._compared_rows, strict=True):
             if not np.array_equal(leaf.values[self._compared_numbers], rows, equal_nan=True):
                 return leaf.name
             for source in leaf.sources():
@@ -338,7 +372,7 @@ class Posterior:
     @property
     def row_elements(self) -> int:
         """Array elements of one row of all data together, with those of its records."""
-        of_row = sum(int(np.prod(shape)) for _, shape in self.row_types)
+        of_row = sum(leaf.values[0].size for leaf in self._separated.leaves_of_rows)
         return of_row + self._separated.elements_in_whole_arrays
 
     @property
@@ -636,7 +670,17 @@ class Posterior:
         """Given rows in order, in pieces of bounded memory as those of `chunks`."""
         length = self._chunk_length(width)
         for start in range(0, len(rows[0]), length):
-            yield [values[start : start + length] for values in rows]
+            yield self.part(rows, slice(start, start + length))
+
+    def part(self, rows: Sequence[np.ndarray], selection: slice | np.ndarray) -> list[np.ndarray]:
+        """Some of the rows that were taken, by their places among these."""
+        return self._rows.part(rows, selection)
+
+    def joined(
+        self, first: Sequence[np.ndarray], start: int, second: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        """Rows that were taken, those of the first ones from a place on, and the second ones."""
+        return self._rows.joined(first, start, second)
 
     def _of_pieces(self, function: OfRows, rows: Sequence[np.ndarray]) -> Iterator[Any]:
         """Results of a function of this posterior and of each piece of given rows, in order."""

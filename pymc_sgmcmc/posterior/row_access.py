@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.gathering import joined
 from pymc_sgmcmc.posterior.rows import RowLeaf, SeparatedModel
 from pymc_sgmcmc.posterior.threads import OfRows, in_order, read_ahead
 from pymc_sgmcmc.sources import RowSource, cluster
@@ -24,12 +25,36 @@ class RowAccess(Protocol):
         """The given rows of all arrays, contiguous."""
         ...
 
+    def part(self, rows: Sequence[np.ndarray], selection: slice | np.ndarray) -> list[np.ndarray]:
+        """Some of the rows that were taken."""
+        ...
+
+    def joined(
+        self, first: Sequence[np.ndarray], start: int, second: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        """Rows that were taken, those of the first ones from a place on, and the second ones."""
+        ...
+
     def each(self, function: OfRows, value: Any, length: int, threads: int) -> Iterator[Any]:
         """Results of a function of a value and of so many rows after the others, in order."""
         ...
 
 
-class RowsInMemory:
+class _CutRows:
+    """Rows that have a part of each array of their own."""
+
+    def part(self, rows: Sequence[np.ndarray], selection: slice | np.ndarray) -> list[np.ndarray]:
+        """Some of the rows that were taken."""
+        return [values[selection] for values in rows]
+
+    def joined(
+        self, first: Sequence[np.ndarray], start: int, second: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        """Rows that were taken, those of the first ones from a place on, and the second ones."""
+        return joined(first, start, second)
+
+
+class RowsInMemory(_CutRows):
     """Rows of arrays with a common leading length."""
 
     def __init__(self, arrays: Sequence[np.ndarray], n_rows: int):
@@ -69,7 +94,7 @@ class _Pieces:
     tail: list[np.ndarray]
 
 
-class RowsOfSource:
+class RowsOfSource(_CutRows):
     """Rows of columns of a source, in the types that the model has.
 
     Parameters
@@ -241,8 +266,7 @@ def names_of_source(source: RowSource, data_variables: Sequence[str]) -> list[st
         raise ModelError(
             "The model should have data variables with the names of columns of `rows`, of "
             f"{', '.join(f'`{name}`' for name in source.columns)}, but has none. Write it on what "
-            '`rows.head("...")` returns. Models made by `marginalize` cannot be: their groups have '
-            "their records in memory."
+            '`rows.head("...")` returns.'
         )
     return names
 

@@ -65,12 +65,16 @@ class RowLeaf:
         The full data with the axis of rows first, of length N. They are never written to.
     axis : int
         The axis of the variables that runs over the rows.
+    shared_by_rows : bool
+        Whether the rows have no parts of the array of their own, as records of groups. It is not
+        cut where some rows are chosen, and its values are not those of all rows.
     """
 
     name: str
     variables: tuple[Variable, ...] = field(repr=False)
     values: np.ndarray = field(repr=False)
     axis: int = 0
+    shared_by_rows: bool = False
 
     def placeholder(self, length: int | None = None) -> TensorVariable:
         """New symbolic input for a set of rows, of a fixed number where given."""
@@ -170,6 +174,11 @@ class SeparatedModel:
             self.only_beside_rows,
         )
 
+    @property
+    def leaves_of_rows(self) -> tuple[RowLeaf, ...]:
+        """The leaves of which each row has a part of its own. They come first."""
+        return tuple(leaf for leaf in self.leaves if not leaf.shared_by_rows)
+
     @cached_property
     def elements_in_whole_arrays(self) -> int:
         """Elements that a row reads, on average, of arrays of `keep_whole`; 0 without these."""
@@ -215,7 +224,8 @@ class SeparatedModel:
             layout.split(position),
             rebuild_strict=False,
         )
-        widths = [sum(leaf.values[0].size for leaf in self.leaves), self.elements_in_whole_arrays]
+        of_leaves = sum(leaf.values[0].size for leaf in self.leaves_of_rows)
+        widths = [of_leaves, self.elements_in_whole_arrays]
         for variable in ancestors(densities):
             shape = getattr(variable.type, "shape", ())
             if None in shape:

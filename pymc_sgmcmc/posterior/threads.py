@@ -107,20 +107,20 @@ class SharedFunction:
     """
 
     def __init__(self, function: Function):
-        self._function, self._idle, self._lock = function, [function], Lock()
+        self.function, self._idle, self._lock = function, [function], Lock()
         self._copied = _may_be_copied(function)
 
     def __call__(self, *arguments: Any) -> Any:
         """Values of the outputs."""
         if not self._copied:
             with self._lock:
-                return self._function(*arguments)
+                return self.function(*arguments)
         try:
             function = self._idle.pop()
         except IndexError:
             with self._lock:
-                function = self._function.copy()
-            function.trust_input = self._function.trust_input
+                function = self.function.copy()
+            function.trust_input = self.function.trust_input
         try:
             return function(*arguments)
         finally:

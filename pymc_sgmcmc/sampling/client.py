@@ -334,7 +334,9 @@ def _batching(step: StochasticGradientStep) -> GatheredRows:
 
 
 def _numbers(step: StochasticGradientStep, rows: _Rows) -> np.ndarray:
-    return _batching(step).numbers(rows.order, rows.minibatches)
+    """Numbers of the rows of the source, which are records where rows of the model are groups."""
+    numbers = _batching(step).numbers(rows.order, rows.minibatches)
+    return step.posterior.rows_of_source(numbers)
 
 
 def _has_rows(step: StochasticGradientStep, rows: _Rows | None) -> bool:

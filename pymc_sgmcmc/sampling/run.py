@@ -143,7 +143,8 @@ def sample(
     `recover`, if groups have at most 100 records on average or are more than 500. Of crossed
     factors it is the one with the most levels. The log says so. ``sample_stats`` and the warm-up
     draws are those of the other variables. With ``marginalize=None``, or a step method that was
-    made before, the draws are those of the joint model.
+    made before, the draws are those of the joint model. Records may be rows of a source, with a
+    function such as ``functools.partial(SGLDCV, rows=rows)``.
 
     **Accuracy.** With `accuracy` the run takes the longest steps whose error can be corrected,
     some ten times as long as the default ones. Each relaxation time then takes one or two
@@ -209,9 +210,9 @@ def sample(
                 "elsewhere. Leave one of them out."
             )
     shown = bool(progressbar) and not quiet
-    with mcmc._quiet_logging(quiet):
-        groups = groups_of(model, marginalize, step)
     with passes(client, shown):
+        with mcmc._quiet_logging(quiet):
+            groups = groups_of(model, marginalize, step)
         if groups is None:
             sampled, step = model, _made(model, step)
         else:
@@ -245,7 +246,8 @@ def sample(
     def completed(idata: DataTree) -> DataTree:
         if groups is not None:
             seed = deepcopy(run.generator).spawn(chains + 1)[-1]
-            idata = groups.completed(idata, names, seed, progressbar=shown, quiet=quiet)
+            with passes(client, shown):
+                idata = groups.completed(idata, names, seed, progressbar=shown, quiet=quiet)
         with mcmc._quiet_logging(quiet):
             for name in [name for name in later if wanted.get(name)]:
                 try:

@@ -55,6 +55,8 @@ class RowSource(ABC):
     """Numbers and columns of rows that were gathered before."""
     _last: tuple[int, tuple[str, ...], dict[str, np.ndarray]] | None = None
     """Number, columns and rows of the partition that was read last."""
+    last_index: tuple[str, int, Any] | None = None
+    """Column of codes, number of groups and index of them that was made last."""
 
     @property
     def n_rows(self) -> int:
@@ -77,6 +79,10 @@ class RowSource(ABC):
     @abstractmethod
     def signature(self) -> str:
         """Text that changes where the data change."""
+
+    def origin(self, number: int) -> str:
+        """Where the rows of a partition are, for messages."""
+        return f"partition {number}"
 
     def read(self, start: int, stop: int, names: Sequence[str] | None = None) -> dict:
         """Columns of the rows from `start` to `stop`.
@@ -214,6 +220,24 @@ class RowSource(ABC):
 
         return results(client, submitted)
 
+    def mapped(self, function: Callable, names: Sequence[str]) -> Iterator[Any]:
+        """Results of a function of columns, of all partitions in order, where these are.
+
+        Parameters
+        ----------
+        function : callable
+            Of a dictionary of the columns of a partition.
+        names : sequence of str
+            Columns that it takes.
+        """
+        numbers = range(self.n_partitions)
+        found = (
+            (function(self.partition(number, names)) for number in numbers)
+            if self.workers is None
+            else self._on_workers(lambda _: partial(_of_columns, function=function), numbers, names)
+        )
+        return with_progress(zip(np.diff(self.offsets), found, strict=True), self.n_rows)
+
     def select(
         self, number: int, within: np.ndarray, names: Sequence[str]
     ) -> dict[str, np.ndarray]:
@@ -244,6 +268,8 @@ class RowSource(ABC):
         self._check_numbers(names, "be in a model")
         first = self.read(0, whole_number("rows", rows, 2), names)
         variables = tuple(pm.Data(name, values) for name, values in first.items())
+        for variable in variables:
+            variable.tag.source_of_rows = self
         return variables if len(variables) > 1 else variables[0]
 
     def categories(self, name: str) -> np.ndarray:
@@ -340,16 +366,7 @@ class RowSource(ABC):
         self._check_numbers(names, "be standardised")
         first = {name: values[0] for name, values in self.read(0, 1, names).items()}
         moments = {name: Moments(values) for name, values in first.items()}
-        numbers = range(self.n_partitions)
-        function = partial(_sums, first=first)
-        found = (
-            (function(self, None, number, names) for number in numbers)
-            if self.workers is None
-            else self._on_workers(lambda _: function, numbers, names)
-        )
-        counts = np.diff(self.offsets)
-        parts = zip(counts, found, strict=True)
-        for number, sums in enumerate(with_progress(parts, self.n_rows)):
+        for number, sums in enumerate(self.mapped(partial(_sums, first=first), names)):
             for name, of_part in sums.items():
                 moments[name].join(of_part)
                 if not moments[name].are_finite:
@@ -366,7 +383,7 @@ class RowSource(ABC):
 
     def __getstate__(self) -> dict:
         """Everything but the client, and the partition that was read last."""
-        left_out = ("_last", "_at_hand", "client")
+        left_out = ("_last", "_at_hand", "client", "last_index")
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def _checked(self, names: Sequence[str] | None) -> tuple[str, ...]:
@@ -441,6 +458,10 @@ class TransformedRows(RowSource):
         if name not in self.categorical:
             return super().categories(name)
         return self._source.categories(name)
+
+    def origin(self, number: int) -> str:
+        """That of the source."""
+        return self._source.origin(number)
 
     def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
         """What the function makes of a partition, and columns that it does not make."""
@@ -546,16 +567,14 @@ def _selected(
     return source.select_from(result, number, within, names)
 
 
-def _sums(
-    source: RowSource,
-    result: Any,
-    number: int,
-    names: Sequence[str],
-    *,
-    first: Mapping[str, np.ndarray],
-) -> dict[str, Sums]:
+def _of_columns(
+    source: RowSource, result: Any, number: int, names: Sequence[str], *, function: Callable
+) -> Any:
+    return function(source.from_result(result, number, names))
+
+
+def _sums(columns: Mapping[str, np.ndarray], *, first: Mapping[str, np.ndarray]) -> dict[str, Sums]:
     """Sums of a partition, relative to the first row of all."""
-    columns = source.from_result(result, number, names)
     return {name: sums_of(values, first[name]) for name, values in columns.items()}
 
 

@@ -62,6 +62,10 @@ class ChosenColumns(RowSource):
             return self._source.categories(str(self._choice[name]))
         return super().categories(name)
 
+    def origin(self, number: int) -> str:
+        """That of the source."""
+        return self._source.origin(number)
+
     def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Chosen columns of a partition."""
         return self._chosen(self._source.partition(number, self._needed(names)), names)

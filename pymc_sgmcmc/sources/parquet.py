@@ -93,6 +93,10 @@ class ParquetSource(RowSource):
             return super().categories(name)
         return self._labels_of(name).to_numpy(zero_copy_only=False)
 
+    def origin(self, number: int) -> str:
+        """The file of a row group."""
+        return f"the file {self._groups[number][0]}"
+
     def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Columns of a row group, without a copy where memory and file have the same layout."""
         table = self._table(number, names)

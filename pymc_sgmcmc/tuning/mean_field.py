@@ -67,7 +67,7 @@ def mean_field(
         if MEAN_FIELD_PAIRS % divisor == 0 and divisor <= max(1, count // SUBSAMPLE_ROWS)
     )
     shares = np.array_split(rng.permutation(count), number)
-    blocks = [[values[np.sort(share)] for values in rows] for share in shares]
+    blocks = [posterior.part(rows, np.sort(share)) for share in shares]
 
     def objective(coordinates: np.ndarray) -> tuple[float, np.ndarray]:
         mean, deviations = coordinates[:d], scale * np.exp(coordinates[d:])

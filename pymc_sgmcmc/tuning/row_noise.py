@@ -220,7 +220,7 @@ class _Rows:
         parts = np.array_split(np.arange(len(numbers)), count)
         deviations = np.empty_like(at_center)
         for point, part in zip(self._points, parts, strict=False):
-            difference = self._at(point, [values[part] for values in rows]) - at_center[part]
+            difference = self._at(point, self._posterior.part(rows, part)) - at_center[part]
             # Bessel's correction, since the mean of so few rows takes a part of the variance.
             bessel = np.sqrt(len(part) / max(1, len(part) - 1))
             deviations[part] = bessel * (difference - difference.mean(0))

@@ -81,4 +81,5 @@ class Subsample:
 
     def single_row_gradients(self, position: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Gradients of single rows, shape (rows, d)."""
-        return self.posterior.row_gradients(position, [values[numbers] for values in self.rows])
+        rows = self.posterior.part(self.rows, numbers)
+        return self.posterior.row_gradients(position, rows)

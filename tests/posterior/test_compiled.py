@@ -104,5 +104,5 @@ def test_gradients_of_rows_without_a_loop(write, rng):
         for i in range(40)
     ]
     np.testing.assert_allclose(gradients, alone, rtol=1e-10, atol=1e-12)
-    nodes = posterior._row_gradients_function.maker.fgraph.apply_nodes
+    nodes = posterior._row_gradients_function.function.maker.fgraph.apply_nodes
     assert not [node for node in nodes if isinstance(node.op, Blockwise)]

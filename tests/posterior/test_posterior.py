@@ -744,7 +744,7 @@ def test_no_data_inside_compiled_functions(name, way):
     ):
         sizes = [
             variable.data.size
-            for variable in ancestors(function.maker.fgraph.outputs)
+            for variable in ancestors(function.function.maker.fgraph.outputs)
             if isinstance(variable, Constant) and isinstance(variable.data, np.ndarray)
         ]
         assert max(sizes, default=0) < N_ROWS

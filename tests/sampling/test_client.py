@@ -209,6 +209,32 @@ def test_rows_in_stretches(client, arrays, expected, memory):
     check_same(found, draws_of(in_memory(arrays), partial(STEPS["SGLD"], thin=4)))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", [2**30, 6_000])
+def test_groups_of_records(client, rng, memory, short_tasks):
+    """Local variables are integrated out, and rows of the source are records of groups."""
+    group = rng.permutation(np.repeat(np.arange(90), 12))
+    values = {"X": rng.normal(size=(len(group), 2)), "group": group}
+    values["y"] = values["X"] @ [1.0, -1.0] + rng.normal(size=90)[group]
+    rows = CountedRows(values, rows=200)
+    rows.memory = memory
+
+    def model_of(X, group, y):
+        beta = pm.Normal("beta", shape=2)
+        effect = pm.Normal("effect", shape=90)
+        pm.Normal("outcome", X @ beta + effect[group], 1.0, observed=y)
+
+    with pm.Model() as local:
+        model_of(*(pm.Data(name, array) for name, array in values.items()))
+    with pm.Model() as model:
+        model_of(*rows.head(*rows.columns, rows=300))
+    expected = draws_of(local, STEPS["SGLDCV"])
+    found = draws_of(model, partial(STEPS["SGLDCV"], rows=rows), client=client)
+    check_same(found, expected)
+    effects = [idata["posterior"]["effect"] for idata in (found, expected)]
+    np.testing.assert_array_equal(*effects)
+
+
 class WhereRead(CountedRows):
     """Rows that note in a file which process reads which partition."""
 
