@@ -25,6 +25,7 @@ from pymc_sgmcmc.batching import (
     numbers_without,
 )
 from pymc_sgmcmc.checks import one_of
+from pymc_sgmcmc.sources.arrays import joined
 
 MOST_BYTES = 2 * 2**30
 """Gathered rows take at most so many bytes by default, 2 GiB."""
@@ -43,16 +44,6 @@ ReadRows = Callable[[np.ndarray], Sequence[np.ndarray]]
 
 JoinRows = Callable[[Sequence[np.ndarray], int, Sequence[np.ndarray]], Sequence[np.ndarray]]
 """Rows of several arrays, those of the first ones from a place on, and the second ones."""
-
-
-def joined(
-    first: Sequence[np.ndarray], start: int, second: Sequence[np.ndarray]
-) -> list[np.ndarray]:
-    """Rows of arrays, those of the first ones from a place on, and the second ones."""
-    return [
-        np.concatenate([earlier[start:], values])
-        for earlier, values in zip(first, second, strict=True)
-    ]
 
 
 class GatheredRows(Batching):

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.gathering import joined
 from pymc_sgmcmc.posterior.rows import RowLeaf, SeparatedModel
 from pymc_sgmcmc.posterior.threads import OfRows, in_order, read_ahead
 from pymc_sgmcmc.sources import RowSource, cluster
+from pymc_sgmcmc.sources.arrays import joined
 from pymc_sgmcmc.sources.passes import with_progress
 
 

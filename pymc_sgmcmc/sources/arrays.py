@@ -122,3 +122,13 @@ def _mapped(place: np.ndarray | tuple) -> np.ndarray:
         return place
     file, offset, shape, strides, dtype = place
     return np.ndarray(shape, dtype, np.memmap(file, np.uint8, "r"), offset, strides)
+
+
+def joined(
+    first: Sequence[np.ndarray], start: int, second: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Rows of arrays, those of the first ones from a place on, and the second ones."""
+    return [
+        np.concatenate([earlier[start:], values])
+        for earlier, values in zip(first, second, strict=True)
+    ]
