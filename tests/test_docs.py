@@ -232,6 +232,8 @@ def test_links_between_pages(built_pages):
     pages = {path.resolve(): PageLinks(path) for path in built_pages.rglob("*.html")}
     broken = []
     for path, page in pages.items():
+        if "_modules" in path.parts:  # those of viewcode, which misses names of another module
+            continue
         for target in page.targets:
             link = urlsplit(target)
             goal = (path.parent / unquote(link.path)).resolve() if link.path else path
