@@ -41,6 +41,7 @@ from pymc_sgmcmc.step_methods import (
     GaussianAuxiliary,
     LocalSampling,
     NormalInverseWishart,
+    PriorMetropolis,
     Recipe,
 )
 from pymc_sgmcmc.step_methods.pymc_hook import reports
@@ -98,6 +99,7 @@ __all__ = [
     "Polished",
     "PolynomialDecay",
     "Posterior",
+    "PriorMetropolis",
     "Recipe",
     "StoreError",
     "UncorrectedNoiseWarning",

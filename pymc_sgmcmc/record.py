@@ -82,6 +82,9 @@ QUADRATURE_POINTS = "quadrature_points"
 LOCAL, LOCAL_TRANSITIONS = "local", "local_transitions"
 """These settings are the names of the local variables, as JSON, and the transitions of a visit."""
 
+MIRRORED = "mirrored"
+"""This setting is the names of the positive variables that were mirrored at zero, as JSON."""
+
 SOURCE = "source"
 """The setting `rows` of a run on rows of a source is its signature, under this name."""
 

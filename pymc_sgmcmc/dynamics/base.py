@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 type Array = np.ndarray | TensorVariable
@@ -36,6 +37,13 @@ class Transition(NamedTuple):
     state: State
     gradient: Array
     stats: tuple[Array, ...] = ()
+
+
+def folded(position: Array, mirrored: Array | None) -> Array:
+    """Position with its mirrored coordinates, of which `mirrored` has ones, made positive."""
+    if mirrored is None:
+        return position
+    return pt.where(pt.gt(mirrored, 0.5), pt.abs(position), position)
 
 
 @dataclass(frozen=True)

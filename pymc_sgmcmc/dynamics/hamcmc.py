@@ -9,7 +9,15 @@ from typing import NamedTuple
 import numpy as np
 import pytensor.tensor as pt
 
-from pymc_sgmcmc.dynamics.base import Array, Auxiliary, Dynamics, Gradient, State, Transition
+from pymc_sgmcmc.dynamics.base import (
+    Array,
+    Auxiliary,
+    Dynamics,
+    Gradient,
+    State,
+    Transition,
+    folded,
+)
 
 LARGEST_CHANGE = 4.0
 """A pair between two chains is used where γ‖y‖² / sᵀy is at most this number. On a quadratic log
@@ -64,6 +72,9 @@ class QuasiNewtonLangevin(Dynamics):
         :math:`\kappa`, positive.
     between_chains : bool
         Whether the pairs are differences between chains, for a `memory` of at least 3.
+    mirrored : (d,), optional
+        Ones for coordinates that become their absolute value after the step, zeros for the others.
+        Displacements are from and to positions on the positive side.
     """
 
     memory: int
@@ -71,6 +82,7 @@ class QuasiNewtonLangevin(Dynamics):
     regularization: Array
     curvature_threshold: Array
     between_chains: bool = False
+    mirrored: Array | None = None
 
     stats = ("pair_accepted",)
 
@@ -140,11 +152,13 @@ class QuasiNewtonLangevin(Dynamics):
             gradient_changes,
             self.initial_scale,
         )
-        following = origin + move
+        following = folded(origin + move, self.mirrored)
         if self.between_chains:
             displacement, before = following - position, gradient(position)
-        else:
+        elif self.mirrored is None:
             displacement, before = move, estimate
+        else:
+            displacement, before = following - origin, estimate
         change = before - gradient(following) + self.regularization * displacement
         product = displacement @ change
         accepted = product > displacement @ (self.curvature_threshold * displacement)

@@ -10,6 +10,7 @@ from pymc_sgmcmc.dynamics.base import (
     Gradient,
     State,
     Transition,
+    folded,
 )
 from pymc_sgmcmc.matrices import Matrix
 
@@ -28,7 +29,9 @@ class Langevin(Dynamics):
     estimate. The covariance is larger than the posterior's by about
     :math:`\tfrac{h}{4}(MV + MH)`.
 
-    All methods take arrays as well as symbolic tensors.
+    Mirrored coordinates are positive, and become their absolute value after the step. This leaves
+    the posterior on the positive half invariant as h goes to zero, by reflection, where M is
+    diagonal in these coordinates.
 
     Attributes
     ----------
@@ -36,10 +39,13 @@ class Langevin(Dynamics):
         The symmetric positive definite matrix M.
     root : Matrix
         The matrix L in M = L Lᵀ, of the same kind.
+    mirrored : (d,), optional
+        Ones for mirrored coordinates, zeros for the others.
     """
 
     preconditioner: Matrix
     root: Matrix
+    mirrored: Array | None = None
 
     def scaled_noise(self, noise: Array, step_sizes: Array) -> Array:
         r"""Rows :math:`\sqrt{h} L \xi`, by one matrix product instead of many."""
@@ -56,4 +62,5 @@ class Langevin(Dynamics):
         (position,) = state
         estimate = gradient(position)
         drift = self.preconditioner @ estimate
-        return Transition((position + 0.5 * step_size * drift + scaled_noise,), estimate)
+        following = position + 0.5 * step_size * drift + scaled_noise
+        return Transition((folded(following, self.mirrored),), estimate)

@@ -20,6 +20,7 @@ import pytensor
 import pytensor.tensor as pt
 from pymc.model import Model
 from pymc.pytensorf import rewrite_pregrad
+from pymc.util import get_untransformed_name, is_transformed_name
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.variable import TensorVariable
@@ -267,7 +268,18 @@ def _not_separable(term: Term, setting: _Setting, reason: str) -> ModelError:
         for name, shape in zip(layout.names, layout.shapes, strict=True)
         if {separated.n_rows, separated.batch_size} & set(shape)
     ]
-    if local:
+    by_row = [
+        get_untransformed_name(value.name) if is_transformed_name(value.name) else value.name
+        for value in setting.others
+        if separated.n_rows in value.type.shape[:1]
+    ]
+    if by_row:
+        advice = (
+            f"`{by_row[0]}`, which another step method moves, has one element a row: index it with "
+            f'the numbers of the rows, `row = pm.Data("row", np.arange({separated.n_rows}))` and '
+            f"`{by_row[0]}[row]`."
+        )
+    elif local:
         advice = (
             f"Integrate out `{local[0]}`, a local latent variable with one element a row, by "
             f'`marginalize(model, ["{local[0]}"])`.'

@@ -6,6 +6,7 @@ from pymc_sgmcmc.step_methods.hamcmc import HAMCMC
 from pymc_sgmcmc.step_methods.local import LocalSampling
 from pymc_sgmcmc.step_methods.normal_inverse_wishart import NormalInverseWishart
 from pymc_sgmcmc.step_methods.osgfs import OSGFS
+from pymc_sgmcmc.step_methods.prior_metropolis import PriorMetropolis
 from pymc_sgmcmc.step_methods.psgld import PSGLD
 from pymc_sgmcmc.step_methods.recipe import GaussianAuxiliary, Recipe
 from pymc_sgmcmc.step_methods.sghmc import SGHMC
@@ -28,5 +29,6 @@ __all__ = [
     "GaussianAuxiliary",
     "LocalSampling",
     "NormalInverseWishart",
+    "PriorMetropolis",
     "Recipe",
 ]

@@ -61,6 +61,12 @@ tune_method : {"closed_form", "halving"}
     How a step size is computed: in closed form, or, where that does not apply, by successive
     halving of a grid of step sizes. Halving compares short chains by their kernel Stein
     discrepancy (Coullon, South and Nemeth 2021) and has no stated accuracy.
+positive : {"transform", "mirror"}
+    How positive variables stay positive: by the transform that PyMC gives them, or, where the model
+    has them without one (``default_transform=None``), by taking absolute values after each
+    transition (Şimşekli et al. 2016). The law is then the posterior on the positive side up to
+    O(h). All settings have to be given, since the mode may be at zero; tools that need the mean of
+    the gradients to be zero refuse the trace.
 model : pymc.Model, optional
 initial_point : mapping, optional
     Values of all value variables, as PyMC passes them.

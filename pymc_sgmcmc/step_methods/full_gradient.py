@@ -106,6 +106,7 @@ class ULA(SGLD):
         init: Any = None,
         thin: int | None = None,
         tune_method: str = "closed_form",
+        positive: str = "transform",
         model: Model | None = None,
         initial_point: Mapping[str, np.ndarray] | None = None,
         compile_kwargs: Mapping[str, Any] | None = None,

@@ -175,6 +175,7 @@ class HAMCMC(StochasticGradientStep):
         init: Any = None,
         thin: int | None = None,
         tune_method: str = "closed_form",
+        positive: str = "transform",
         model: Model | None = None,
         initial_point: Mapping[str, np.ndarray] | None = None,
         compile_kwargs: Mapping[str, Any] | None = None,
@@ -227,6 +228,7 @@ class HAMCMC(StochasticGradientStep):
             setup.shared(regularization / squares, "regularization"),
             setup.shared(threshold / squares, "curvature_threshold"),
             between_chains=self._pairs == "between",
+            mirrored=setup.mirrored(),
         )
         return Design(dynamics, pace)
 

@@ -114,6 +114,7 @@ class PSGLD(StochasticGradientStep):
         local: Any = None,
         thin: int | None = None,
         tune_method: str = "closed_form",
+        positive: str = "transform",
         model: Model | None = None,
         initial_point: Mapping[str, np.ndarray] | None = None,
         compile_kwargs: Mapping[str, Any] | None = None,
@@ -133,12 +134,14 @@ class PSGLD(StochasticGradientStep):
         if self._preconditioner == "curvature":
             matrix, root = setup.preconditioner("curvature")
             pace = setup.pace(lambda: setup.closed_form(root, tuned=True))
-            dynamics = Langevin(matrix.map(setup.shared), root.map(setup.shared))
+            dynamics = Langevin(matrix.map(setup.shared), root.map(setup.shared), setup.mirrored())
             return Design(dynamics, pace, preconditioner=matrix)
         ones = np.ones(setup.posterior.dimension)
         preconditioner = setup.shared(ones, "preconditioner")
         preconditioner_root = setup.shared(ones, "preconditioner_root")
-        dynamics = Langevin(Diagonal(preconditioner), Diagonal(preconditioner_root))
+        dynamics = Langevin(
+            Diagonal(preconditioner), Diagonal(preconditioner_root), setup.mirrored()
+        )
 
         def scaled() -> Pace:
             expected = _stationary_diagonal(setup, self._regularization)

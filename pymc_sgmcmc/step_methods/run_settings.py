@@ -20,6 +20,7 @@ from pymc_sgmcmc.record import (
     LOCAL,
     LOCAL_TRANSITIONS,
     MEAN_SHIFT,
+    MIRRORED,
     SCALE,
     SEARCHED,
     SETUP_PASSES,
@@ -62,6 +63,8 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
     if isinstance(setup.estimator, FisherGradient):
         attributes[LOCAL] = json.dumps(setup.estimator.local.complete.names)
         attributes[LOCAL_TRANSITIONS] = setup.estimator.local.transitions
+    if setup.mirrored_names:
+        attributes[MIRRORED] = json.dumps(setup.mirrored_names)
     if isinstance(setup.estimator, SVRGGradient):
         attributes["refresh"] = setup.estimator.refresh
     step_size_from = _step_size_from(setup, design)

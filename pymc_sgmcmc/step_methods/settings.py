@@ -27,6 +27,9 @@ PRECONDITIONERS = ("curvature", "identity")
 GRADIENTS = ("plain", "cv", "svrg", "saga")
 """These are the names of the gradient estimators."""
 
+POSITIVE = ("transform", "mirror")
+"""Positive variables have a transform in the model, or are mirrored at zero."""
+
 TUNE_METHODS = ("closed_form", "halving")
 """A step size is computed in closed form, or searched by successive halving."""
 
@@ -80,6 +83,7 @@ class Settings:
     blocked: bool
     rng: Any
     local: Any = None
+    positive: str = "transform"
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], **changed: Any) -> Settings:
@@ -102,6 +106,7 @@ class Settings:
                 "`local` samples the local variables of groups whose records are in memory, but "
                 "`rows` are in a source. Leave one of them out."
             )
+        one_of("positive", self.positive, POSITIVE)
         if self.batching is not None:
             one_of("batching", self.batching, tuple(SCHEMES))
         if self.initial_point is not None and not isinstance(self.initial_point, Mapping):

@@ -104,6 +104,7 @@ class SGLD(StochasticGradientStep):
         local: Any = None,
         thin: int | None = None,
         tune_method: str = "closed_form",
+        positive: str = "transform",
         model: Model | None = None,
         initial_point: Mapping[str, np.ndarray] | None = None,
         compile_kwargs: Mapping[str, Any] | None = None,
@@ -117,7 +118,7 @@ class SGLD(StochasticGradientStep):
     def _design(self, setup: Setup) -> Design:
         matrix, root = setup.preconditioner(self._preconditioner)
         pace = setup.pace(lambda: setup.closed_form(root, tuned=True))
-        dynamics = Langevin(matrix.map(setup.shared), root.map(setup.shared))
+        dynamics = Langevin(matrix.map(setup.shared), root.map(setup.shared), setup.mirrored())
         return Design(dynamics, pace, preconditioner=matrix)
 
 

@@ -16,6 +16,7 @@ from pymc_sgmcmc.record import (
     COMPUTED,
     LARGEST_MEAN_ERROR,
     MEAN_SHIFT,
+    MIRRORED,
     SEARCHED,
     SETTINGS,
     labels_of,
@@ -244,6 +245,8 @@ def mean_warnings(idata: DataTree, model: pm.Model) -> list[str]:
     the trace.
     """
     settings = settings_of(idata)
+    if MIRRORED in settings:
+        return []
     try:
         check_rerun(idata, settings, model)
     except ValueError:
@@ -281,8 +284,10 @@ def mean_warnings(idata: DataTree, model: pm.Model) -> list[str]:
 
 def bias_warnings(idata: DataTree, model: pm.Model | None = None) -> list[str]:
     """Warnings at the end of a run, none where it met the stated accuracy, or there is none."""
-    positions, gradients, step_sizes, reasons = _stored(idata)
     settings = settings_of(idata)
+    if MIRRORED in settings:  # The gradients say nothing of the variances.
+        return []
+    positions, gradients, step_sizes, reasons = _stored(idata)
     if reasons:
         return [f"{of_divergence(reasons)} {remedy_of_divergence(settings)}."]
     labels = labels_of(idata, positions.shape[-1])

@@ -13,6 +13,7 @@ from pytensor.graph.basic import Constant
 from xarray import DataTree
 
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.support import bounded_variables
 from pymc_sgmcmc.posterior.transforms import unconstrain
 from pymc_sgmcmc.record import DIMENSION, SETTINGS, groups_of, settings_of, stored_rows
 from pymc_sgmcmc.trace_tools.reader import check_same_draws, check_trace
@@ -72,6 +73,12 @@ def gradients(idata: DataTree, model: pm.Model | None = None) -> DataTree:
     """
     check_trace(idata)
     model = given_model(model)
+    if bounded := bounded_variables(model):
+        raise ValueError(
+            f"`{next(iter(bounded))}` has a bounded support but no transform, so the mean of its "
+            "gradient is not zero, as tools for gradients need it. Leave out "
+            "`default_transform=None`."
+        )
     _check_data(idata, model)
     posterior = Posterior(model, rows=_rows(idata))
     positions = unconstrained_draws(idata, model, posterior)

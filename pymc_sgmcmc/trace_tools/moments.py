@@ -16,6 +16,7 @@ from pymc_sgmcmc.trace_tools.reader import (
     check_divergence,
     check_sample_dims,
     check_trace,
+    refuse_mirrored,
 )
 
 FEWEST_BATCHES = 8
@@ -128,7 +129,9 @@ def read_moments(idata: DataTree) -> StoredMoments:
             name: find_overflow(x) or find_growth(x)
             for name, x in zip(names, moments.batch_position, strict=True)
         }
-    check_divergence(reasons, settings_of(idata))
+    settings = settings_of(idata)
+    refuse_mirrored(settings)
+    check_divergence(reasons, settings)
     if moments.batch_position.shape[1] > 1:
         check_constant(moments.batch_position, moments.labels)
     if moments.batch_position.shape[1] >= FEWEST_BATCHES:

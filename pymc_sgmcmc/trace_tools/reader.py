@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +16,7 @@ from pymc_sgmcmc.matrices import Dense, as_matrix, covariance_root, dependent_co
 from pymc_sgmcmc.record import (
     DIMENSION,
     GIVEN,
+    MIRRORED,
     SETTINGS,
     STEP_SIZE_COLUMN,
     UNCALIBRATED,
@@ -180,6 +182,7 @@ def read_run(
         chains = tuple(stats.coords["chain"].values.tolist())
     labels = labels_of(idata, positions.shape[-1])
     settings = settings_of(idata)
+    refuse_mirrored(settings)
     _check_finite(positions, gradients, chains)
     if not diverged_chains:
         check_divergence(diverged(idata, positions, gradients, chains), settings)
@@ -199,6 +202,25 @@ def read_run(
         arrays = {str(name): np.asarray(array) for name, array in idata[SETTINGS].data_vars.items()}
     thin = _transitions_a_draw(stats, settings)
     return StoredRun(positions, gradients, labels, chains, settings, arrays, step_sizes, thin)
+
+
+def refuse_mirrored(settings: dict[str, Any]) -> None:
+    """Refuse runs with mirrored variables, whose gradients do not have mean zero.
+
+    Where a density is not zero at the end of its support, the mean of its gradient is minus that
+    value, so that estimates from Stein's identities would be wrong.
+
+    Raises
+    ------
+    ValueError
+    """
+    if MIRRORED in settings:
+        names = ", ".join(f"`{name}`" for name in json.loads(settings[MIRRORED]))
+        raise ValueError(
+            f"The gradients should have mean zero, but {names} {'were' if ',' in names else 'was'} "
+            'mirrored at zero, where the density ends. Sample with `positive="transform"` to use '
+            "tools that take gradients."
+        )
 
 
 def check_trace(idata: Any) -> None:

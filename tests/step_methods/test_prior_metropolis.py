@@ -1,0 +1,199 @@
+"""Metropolis-Hastings with the prior as proposal, against exact conditional posteriors."""
+
+from __future__ import annotations
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from scipy import stats
+
+from pymc_sgmcmc import HAMCMC, SGLD, ModelError, PriorMetropolis
+from tests.support.sampling import NUMBA, QUIET
+
+Z_BOUND = 4.5
+Y = np.array([-3.0, -0.5, 0.1, 1.0, 6.0])
+
+
+def run(*steps, draws=8_000, chains=2, **kwargs):
+    return pm.sample(
+        draws=draws,
+        tune=200,
+        chains=chains,
+        step=list(steps),
+        random_seed=1,
+        **{"cores": 1} | QUIET | kwargs,
+    )
+
+
+def z_values(draws: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """Errors of means of draws, shape (chains, draws, n), in standard errors from batches."""
+    batches = draws.reshape(-1, 200, draws.shape[-1]).mean(axis=1)
+    return (batches.mean(axis=0) - exact) / (batches.std(axis=0, ddof=1) / len(batches) ** 0.5)
+
+
+def test_scales_have_their_conditional_law():
+    """Each scale by numerical integration, with a log transform and with an interval."""
+    with pm.Model():
+        scale = pm.Gamma("scale", 2, 1, shape=5)
+        part = pm.Uniform("part", 0.5, 2, shape=5)
+        pm.Normal("y", 0, scale * part, observed=Y)
+        idata = run(PriorMetropolis([part, scale]))
+    draws = idata.posterior["scale"].values
+    scales, parts = np.meshgrid(np.linspace(0.005, 30, 3000), np.linspace(0.5, 2, 200))
+    prior = stats.gamma(2).pdf(scales)
+    weights = [prior * stats.norm(0, scales * parts).pdf(y) for y in Y]
+    exact = [(weight * scales).sum() / weight.sum() for weight in weights]
+    assert np.abs(z_values(draws, np.array(exact))).max() < Z_BOUND
+    accepted = idata.sample_stats["accepted_part"]
+    assert 0 < accepted.mean() < 1
+
+
+def test_parents_and_children_that_are_free():
+    """A mean, whose children are free, and these children: the joint posterior is Gaussian."""
+    with pm.Model():
+        mean = pm.Normal("mean", 0, 1)
+        effect = pm.Normal("effect", mean, 1, shape=5)
+        pm.Normal("y", effect, 1, observed=Y)
+        idata = run(PriorMetropolis([mean]), PriorMetropolis(["effect"]))
+    # Precision of (mean, effects), and the term with the data.
+    precision = np.diag([6.0, *np.full(5, 2.0)])
+    precision[0, 1:] = precision[1:, 0] = -1
+    exact = np.linalg.solve(precision, np.append(0, Y))
+    draws = np.concatenate(
+        [idata.posterior["mean"].values[..., None], idata.posterior["effect"].values], axis=-1
+    )
+    assert np.abs(z_values(draws, exact)).max() < Z_BOUND
+    squares = (draws - exact) ** 2
+    assert np.abs(z_values(squares, np.diag(np.linalg.inv(precision)))).max() < Z_BOUND
+
+
+def test_elements_of_any_shape_are_accepted_by_themselves():
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", 1, shape=(3, 4))
+        pm.Normal("y", 0, scale, observed=np.full((3, 4), 0.1))
+        step = PriorMetropolis([scale])
+        step.setup_chain(np.random.default_rng(1), 0, 10)
+        point = model.initial_point()
+        after, [statistics] = step.step(point)
+    moved = after["scale_log__"] != point["scale_log__"]
+    assert 0 < moved.sum() < 12
+    assert statistics["accepted_part"] == pytest.approx(moved.mean())
+
+
+def test_a_seed_gives_the_same_draws_in_processes():
+    with pm.Model():
+        scale = pm.HalfNormal("scale", 1, shape=5)
+        pm.Normal("y", 0, scale, observed=Y)
+        one = run(PriorMetropolis([scale]), draws=50)
+        two = run(PriorMetropolis([scale]), draws=50, cores=2, mp_ctx="forkserver")
+    assert np.array_equal(one.posterior["scale"], two.posterior["scale"])
+
+
+def kanter(angle, exponential, alpha):
+    """Positive stable numbers with Laplace transform exp(-s^alpha) (Kanter 1975)."""
+    part = alpha
+    ratio = (
+        pt.sin(part * angle) ** part * pt.sin((1 - part) * angle) ** (1 - part) / pt.sin(angle)
+    ) ** (1 / (1 - part))
+    return (ratio / exponential) ** ((1 - part) / part)
+
+
+@pytest.mark.parametrize(
+    "sampler", [SGLD, pytest.param(HAMCMC, marks=pytest.mark.slow)], ids=lambda one: one.__name__
+)
+def test_stable_noise(sampler):
+    """A location with α-stable noise: the scales by this step, the location by minibatches.
+
+    The posterior is that of the density of the stable law, which SciPy has.
+    """
+    alpha, count = 1.5, 60
+    y = 1 + stats.levy_stable(alpha, 0).rvs(size=count, random_state=1)
+    settings = {"gradient": "plain", "batch_size": 20, "compile_kwargs": NUMBA}
+    if sampler is SGLD:
+        settings |= {"preconditioner": "identity", "step_size": 0.005, "thin": 8}
+    else:
+        settings |= {"initial_scale": 0.02, "regularization": 5.0, "curvature_threshold": 5.0}
+        settings |= {"step_size": 0.25, "thin": 12, "memory": 3}
+    with pm.Model():
+        row = pm.Data("row", np.arange(count))
+        location = pm.Normal("location", 0, 10)
+        angle = pm.Uniform("angle", 0, np.pi, shape=count)
+        exponential = pm.Exponential("exponential", 1, shape=count)
+        scale = 2 * kanter(angle[row], exponential[row], alpha / 2)
+        pm.Normal("y", location, pt.sqrt(scale), observed=y)
+        idata = run(
+            sampler([location], **settings),
+            PriorMetropolis([angle, exponential]),
+            draws=4_000,
+        )
+    grid = np.linspace(-0.2, 2.2, 61)
+    density = stats.levy_stable(alpha, 0)
+    log_posterior = np.array([density.logpdf(y - center).sum() for center in grid])
+    weights = np.exp(log_posterior - log_posterior.max()) * stats.norm(0, 10).pdf(grid)
+    weights /= weights.sum()
+    mean = weights @ grid
+    deviation = (weights @ (grid - mean) ** 2) ** 0.5
+    draws = idata.posterior["location"].values[..., None]
+    z = z_values(draws, np.array([mean]))
+    assert np.abs(z).max() < Z_BOUND
+    # The noise of the minibatches makes the law a little wider.
+    assert draws.std() == pytest.approx(deviation, rel=0.1)
+
+
+def one_scale(**others):
+    return pm.HalfNormal("scale", 1, **others)
+
+
+@pytest.mark.parametrize(
+    ("build", "names", "message"),
+    [
+        (
+            lambda: pm.Normal("y", 0, one_scale(shape=2)[np.array([0, 0, 1])], observed=np.ones(3)),
+            ["scale"],
+            r"`scale` should have the shape .* has shape \(2,\) where these have \(3,\)",
+        ),
+        (
+            lambda: pm.Normal("y", 0, one_scale(shape=3)[::-1], observed=np.ones(3)),
+            ["scale"],
+            "Elements of `scale` change other elements",
+        ),
+        (
+            lambda: pm.Normal("y", 0, one_scale(shape=(3, 1)), observed=np.ones((3, 2))),
+            ["scale"],
+            r"has shape \(3, 1\) where these have \(3, 2\)",
+        ),
+        (
+            lambda: pm.Normal("y", pm.Normal("mu", 0, one_scale()), 1, observed=np.ones(3)),
+            ["scale", "mu"],
+            "The prior of `mu` depends on `scale`",
+        ),
+        (
+            lambda: pm.Normal("y", pm.Normal("mu", shape=2).sum(), one_scale(), observed=1.0),
+            ["scale", "mu"],
+            r"`vars` should have one shape, but got `scale` \(\), `mu` \(2,\)",
+        ),
+        (
+            lambda: pm.Normal(
+                "y", pm.Truncated("mu", pm.Gumbel.dist(0, 1), lower=0), 1, observed=np.ones(3)
+            ),
+            ["mu"],
+            "`mu` should have a prior with independent elements",
+        ),
+        (
+            lambda: pm.Normal("y", pm.Dirichlet("w", np.ones(3)), 1, observed=np.ones(3)),
+            ["w"],
+            "`w` should have a prior with independent elements",
+        ),
+        (
+            lambda: (one_scale(), pm.Normal("y", pm.Normal("mu"), 1, observed=np.ones(3))),
+            ["scale"],
+            "No observed variable depends on `scale`",
+        ),
+    ],
+)
+def test_models_that_are_refused(build, names, message):
+    with pm.Model() as model:
+        build()
+        with pytest.raises(ModelError, match=message):
+            PriorMetropolis([model[name] for name in names])
