@@ -454,6 +454,44 @@ class WithReplacement(Batching):
         """Nothing to do, since there is no order."""
 
 
+class WeightedRows(WithReplacement):
+    """n independent rows, drawn with given probabilities.
+
+    The last array of the data has the weights of the rows, 1 / (N p), in which a sum over the rows
+    of a minibatch is N / n times an unbiased estimate of the sum over all rows.
+
+    Parameters
+    ----------
+    data : sequence of numpy.ndarray
+    batch_size : int
+    probabilities : numpy.ndarray, shape (N,)
+        Positive numbers in proportion to the probabilities.
+    static : bool
+    """
+
+    name = "weighted"
+
+    def __init__(
+        self,
+        data: Sequence[np.ndarray],
+        batch_size: int,
+        probabilities: np.ndarray,
+        *,
+        dtype: str,
+        static: bool = False,
+    ):
+        shares = np.asarray(probabilities, dtype=float)
+        self._cumulative = np.cumsum(shares / shares.sum())
+        self._cumulative[-1] = 1.0  # not below a random number by rounding
+        weights = shares.sum() / (len(shares) * shares)
+        super().__init__([*data, weights.astype(dtype)], batch_size, static=static)
+
+    def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
+        """Row numbers, independent, shape (minibatches, n)."""
+        uniform = rng.random((minibatches, self.batch_size))
+        return np.searchsorted(self._cumulative, uniform, side="right")
+
+
 class AllRows(Batching):
     """All rows in the order of the data, every time and without a copy."""
 

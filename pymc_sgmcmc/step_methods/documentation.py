@@ -34,6 +34,11 @@ batch_size : int, optional
 batching : {"shuffle", "replace"}
     Windows of rows in random order (without replacement; the default), or independent rows
     with replacement (the default of ``gradient="saga"``, see `SAGAGradient`).
+row_weights : (N,) array, optional
+    Positive numbers in proportion to the probabilities p with which rows are drawn, with
+    replacement; their gradients are divided by N p, so that the estimate stays unbiased (Baker et
+    al. 2019, §3.1). `step_size` and `batch_size` have to be given. `SGLDCV` evaluates the rows that
+    cause most noise in each transition where it computes the batch size, which needs no weights.
 rows : str, sequence of str or RowSource, optional
     Names of observed variables, `pymc.Data` variables or a dimension that run over the
     rows, for ordinary models in which this is ambiguous. Or the source of rows that do not fit in

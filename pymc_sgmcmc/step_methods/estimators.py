@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pymc_sgmcmc.batching import WeightedRows
 from pymc_sgmcmc.gradient_estimators import (
     SVRG,
     ControlVariateGradient,
@@ -14,6 +15,7 @@ from pymc_sgmcmc.gradient_estimators import (
 )
 from pymc_sgmcmc.gradient_estimators.center_difference import find_center_difference
 from pymc_sgmcmc.gradient_estimators.minibatches import batching_of
+from pymc_sgmcmc.gradient_estimators.weighted import WeightedGradient
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import value_variables
 from pymc_sgmcmc.step_methods.center import JointCenter
@@ -60,6 +62,43 @@ def make_estimator(
     difference = find_center_difference(posterior, center.position, joint_center.others)
     scheme = batching_of(posterior, batching, batch_size, difference, static=static, excluded=kept)
     return ControlVariateGradient(posterior, scheme, difference, center.likelihood_gradient, kept)
+
+
+def weighted_estimator(
+    posterior: Posterior,
+    joint_center: JointCenter | None,
+    weights: np.ndarray,
+    batch_size: int,
+    *,
+    static: bool,
+) -> WeightedGradient:
+    """Gradient estimator of rows with different probabilities; control variates need the centre.
+
+    Raises
+    ------
+    ValueError
+        Where the weights have another length than the rows, the rows are groups, or the centre
+        belongs to other values of variables that move.
+    """
+    if len(weights) != posterior.n_rows:
+        raise ValueError(
+            f"`row_weights` should have one number for each of the {posterior.n_rows} rows, but "
+            f"have {len(weights)}."
+        )
+    if posterior.rows_are_groups:
+        raise ValueError("`row_weights` do not go with groups as rows. Leave them out.")
+    if joint_center is not None and posterior.others:
+        raise ValueError(
+            '`row_weights` go with `gradient="cv"` only where the step method has all variables. '
+            'Use `gradient="plain"`.'
+        )
+    batching = WeightedRows(
+        posterior.data, batch_size, weights, dtype=posterior.dtype, static=static
+    )
+    if joint_center is None:
+        return WeightedGradient(posterior, batching)
+    center = joint_center.center
+    return WeightedGradient(posterior, batching, center.position, center.likelihood_gradient)
 
 
 def check_estimator(estimator: GradientEstimator, settings: Settings) -> None:

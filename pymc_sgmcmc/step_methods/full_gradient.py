@@ -31,7 +31,7 @@ optimal in high dimension (Roberts and Rosenthal 1998)."""
 OF_MINIBATCHES = {
     name: f"uses the gradient of all rows, so it takes no `{name}`. Leave it out, or use `SGLD` "
     "for minibatches."
-    for name in ("batch_size", "batching", "gradient", "local")
+    for name in ("batch_size", "batching", "row_weights", "gradient", "local")
 }
 """These settings are refused, since the gradient of all rows has no use for them."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
     """Settings of a step method, from its parts, and its preconditioner where it takes one."""
     batching, choice = setup.estimator.batching, design.closed_form
     by_hand = isinstance(setup.settings.gradient, GradientEstimator)
+    weights = setup.settings.row_weights
     attributes: dict[str, Any] = {
         "sampler": setup.name,
         "gradient": setup.estimator.name,
@@ -58,8 +60,11 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
         "thin": design.pace.thin,
         # They are stored as JSON, since trace files hold no lists of words.
         "rows": json.dumps(_named(setup.settings.rows)),
-        "estimator_from": GIVEN if by_hand else COMPUTED,
+        "estimator_from": GIVEN if by_hand or weights is not None else COMPUTED,
     }
+    if weights is not None:
+        # There may be as many as rows, so that the trace has their mark only.
+        attributes["row_weights"] = sha256(np.ascontiguousarray(weights).tobytes()).hexdigest()
     if isinstance(setup.estimator, FisherGradient):
         attributes[LOCAL] = json.dumps(setup.estimator.local.complete.names)
         attributes[LOCAL_TRANSITIONS] = setup.estimator.local.transitions

@@ -84,6 +84,7 @@ class Settings:
     rng: Any
     local: Any = None
     positive: str = "transform"
+    row_weights: np.ndarray | None = None
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], **changed: Any) -> Settings:
@@ -107,6 +108,8 @@ class Settings:
                 "`rows` are in a source. Leave one of them out."
             )
         one_of("positive", self.positive, POSITIVE)
+        if self.row_weights is not None:
+            object.__setattr__(self, "row_weights", self._checked_weights())
         if self.batching is not None:
             one_of("batching", self.batching, tuple(SCHEMES))
         if self.initial_point is not None and not isinstance(self.initial_point, Mapping):
@@ -131,6 +134,35 @@ class Settings:
         if self.batch_size is not None:
             check_batch_size(self.batch_size)
         is_jax_mode(self.compile_kwargs)
+
+    def _checked_weights(self) -> np.ndarray:
+        """The probabilities of the rows.
+
+        Raises
+        ------
+        TypeError, ValueError
+        """
+        weights = as_array("row_weights", self.row_weights, "positive numbers, one for each row")
+        if weights.ndim != 1 or not (np.isfinite(weights).all() and (weights > 0).all()):
+            raise ValueError(
+                "`row_weights` should be positive numbers, one for each row, but have shape "
+                f"{weights.shape} and a smallest value of {weights.min(initial=np.inf):.3g}."
+            )
+        if self.step_size is None or self.batch_size is None:
+            raise ValueError(
+                "`row_weights` need `step_size` and `batch_size`, since computed ones are those of "
+                "rows with equal probabilities."
+            )
+        if self.gradient not in ("plain", "cv") or self.batching not in (None, "replace"):
+            raise ValueError(
+                '`row_weights` go with `gradient="plain"` or "cv" and rows with replacement, but '
+                f"got gradient={self.gradient!r} and batching={self.batching!r}."
+            )
+        if self.local is not None or isinstance(self.rows, RowSource):
+            raise ValueError(
+                "`row_weights` go neither with `local` nor with rows of a source. Leave them out."
+            )
+        return weights
 
     @property
     def stated_bias(self) -> float:

@@ -28,7 +28,11 @@ from pymc_sgmcmc.posterior.support import bounded_variables
 from pymc_sgmcmc.record import LARGEST_MEAN_ERROR
 from pymc_sgmcmc.schedules import MOST_THINNING, StepSize
 from pymc_sgmcmc.step_methods.center import JointCenter, center_asked_for, given_point
-from pymc_sgmcmc.step_methods.estimators import check_estimator, make_estimator
+from pymc_sgmcmc.step_methods.estimators import (
+    check_estimator,
+    make_estimator,
+    weighted_estimator,
+)
 from pymc_sgmcmc.step_methods.local import LocalVariables
 from pymc_sgmcmc.step_methods.settings import Settings, check_preconditioner, is_curvature
 from pymc_sgmcmc.tuning import (
@@ -396,6 +400,14 @@ class Setup:
         batch_size = self._batch_size
         if batch_size is None:
             batch_size = self._cheapest_batch_size()
+        if self.settings.row_weights is not None:
+            return weighted_estimator(
+                self.posterior,
+                self._joint_center if gradient == "cv" else None,
+                self.settings.row_weights,
+                batch_size,
+                static=static,
+            )
         if self.local is not None:
             center = self.center if gradient == "cv" else self.known_center
             return self.local.estimator(self.posterior, center, batch_size)

@@ -81,6 +81,11 @@ def check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model | Non
             f"`rerun=True` can repeat runs without `local`, but that of the trace has sampled "
             f"{quoted(local)} by it. {BY_HAND}"
         )
+    if "row_weights" in settings:
+        raise ValueError(
+            "`rerun=True` can repeat runs of rows with equal probabilities, but that of the trace "
+            f"has `row_weights`. {BY_HAND}"
+        )
     if settings.get("estimator_from") == GIVEN:
         raise ValueError(
             "`rerun=True` can repeat runs whose `gradient` is a name or `SVRG`, but that of the "
