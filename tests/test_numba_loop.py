@@ -224,6 +224,7 @@ def test_whole_numbers_and_truth_values(dtype):
         np.testing.assert_array_equal(found[0], exact)
 
 
+@pytest.mark.slow
 def test_functions_that_have_no_source_of_their_own(rng):
     """Special functions, cumulative sums, sorting and factorisations are PyTensor's."""
     matrix = pytensor.shared(np.eye(3) + 0.5)

@@ -898,6 +898,7 @@ def test_indices_without_a_name_are_named_by_their_variable():
         sample_blocks(model, parts=2, **SMALL)
 
 
+@pytest.mark.slow
 def test_biases_that_have_not_mixed_are_told(caplog):
     """They can be shifted against each other, and one chain of few draws does not see how far."""
     sample_blocks(shared(biases_model), parts=2, **{**SMALL, "draws": 50})

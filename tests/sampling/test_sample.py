@@ -106,6 +106,7 @@ def test_names_and_initial_values():
     check_same(ours(model, step, **settings), sampling.sample(model, step, **settings))
 
 
+@pytest.mark.slow
 def test_deterministics_of_many_shapes():
     with pm.Model(coords={"row": range(4)}) as model:
         x = pm.Normal("x", shape=(3, 2))

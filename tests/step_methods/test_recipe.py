@@ -496,6 +496,7 @@ def test_a_singular_dense_diffusion_is_allowed():
     np.testing.assert_allclose(diffusion(step.block, np.zeros(3)), D, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_whole_matrix_is_the_same_as_its_blocks():
     """The same where D is zero for a part of the state, so that it has no Cholesky root."""
     model, _ = poisson_problem(2)

@@ -148,6 +148,16 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "SGHMC-shuffle",
         "OSGFS-replace",
     ),
+    "sampling/test_by_blocks.py::test_the_mean_over_the_parts_is_the_gradient": (
+        "1-factors_model",
+        "2-factors_model",
+        "5-factors_model",
+        "3-biases_model",
+    ),
+    "sampling/test_by_blocks.py::test_blocks_move_as_all_coordinates_at_once": (
+        "1-factors_model",
+        "3-factors_model",
+    ),
     "sampling/test_client.py::test_rows_in_memory": (
         "SGLD",
         "SGLDCV",
@@ -212,7 +222,6 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     "step_methods/test_samplers.py::test_single_precision": ("SGHMC",),
     "test_gathering.py::test_draws_are_those_of_rows_in_memory": (
         "SGLDCV",
-        "SVRG",
         "with replacement",
     ),
     "test_gathering.py::test_memory_does_not_change_the_draws": ("37",),
