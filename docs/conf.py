@@ -68,7 +68,7 @@ def first_sentence(text):
     """First sentence of Markdown text, with links as their words."""
     paragraph = " ".join(text.strip().split("\n\n")[0].split())
     words = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", paragraph)
-    return re.split(r"(?<=[.:?!])\s", words, maxsplit=1)[0]
+    return re.split(r"(?<=[.?!])\s", words, maxsplit=1)[0]
 
 
 def title_and_summary(cells):

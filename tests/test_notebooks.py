@@ -40,6 +40,8 @@ def test_stored_outputs(path):
     outputs = [output for cell in cells for output in cell.outputs]
     assert not [output for output in outputs if output.output_type == "error"]
     assert not [cell.id for cell in notebook.cells if "execution" in cell.metadata]
+    draws_figures = any("plt.subplots" in cell.source for cell in cells)
+    assert draws_figures <= any("image/png" in output.get("data", {}) for output in outputs)
     streams = "".join(output.text for output in outputs if output.output_type == "stream")
     assert "Warning" not in streams
     assert not re.search(r"/(home|root|tmp|usr|work|Users)/", streams)

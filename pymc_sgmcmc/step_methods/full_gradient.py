@@ -139,7 +139,7 @@ class MALA(StochasticGradientStep):
     point: use double precision beyond ten thousand rows or so.
 
     **Without data** the target is the prior with the potentials, as for `ULA`. Random-walk
-    Metropolis, to compare with, is `pymc.Metropolis`.
+    Metropolis, to compare with, is `pymc.Metropolis` with ``elemwise_update = False``.
 
     Parameters
     ----------

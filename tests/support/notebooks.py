@@ -82,6 +82,7 @@ def main() -> None:
     paths = [FOLDER / f"{name}.ipynb" for name in arguments.names] or notebook_paths()
     if arguments.fast:
         os.environ[FAST] = "1"
+    os.environ.pop("MPLBACKEND", None)  # Another backend would store no figures.
     for path in paths:
         began = time.monotonic()
         notebook = executed(path, FOLDER)
