@@ -53,6 +53,7 @@ from pymc_sgmcmc.posterior.row_access import (
     RowsOfSource,
     names_of_source,
     on_source,
+    refuse_first_rows,
 )
 from pymc_sgmcmc.posterior.separation import separate_rows
 from pymc_sgmcmc.posterior.simplify import drop_settled_switches, simplify_logistic
@@ -171,6 +172,7 @@ class Posterior:
             names = names_of_source(rows, [variable.name for variable in model.data_vars])
             self._separated, columns = on_source(separate_rows(model, names), rows)
         else:
+            refuse_first_rows(model)
             self._separated = separate_rows(model, rows, needs_rows=needs_rows)
         # The groups of a source were checked where they were made, on the first records.
         if check and self.has_rows and groups is None:
