@@ -26,6 +26,7 @@ from pymc_sgmcmc.posterior.bad_rows import (
     code_error,
     first_bad_row,
     first_row_out_of_range,
+    group_error,
     indexed_sizes,
     support_error,
 )
@@ -333,6 +334,10 @@ class Posterior:
             value, _ = self.log_likelihood_and_gradient(
                 self.initial_position, self.take(slice(row, row + 1))
             )
+            if self.rows_are_groups:
+                groups = self._rows
+                of_source = isinstance(groups, GroupsOfSource)
+                raise group_error(row, value, groups.not_finite_in(row) if of_source else None)
             raise support_error(self._row(row), row, value)
 
     def _row(self, number: int) -> dict[str, np.ndarray]:

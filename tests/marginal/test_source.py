@@ -421,3 +421,18 @@ def test_models_whose_rows_are_not_those_of_groups(groups):
             marginalize(model_of(write), "z")
     with pytest.raises(ModelError, match=r"Choose another number of rows, `rows\.head"):
         marginalize(model_of(plain, GROUPS), "z")
+
+
+def test_a_record_that_is_not_finite(groups):
+    _, arrays = groups
+    score = arrays["score"].copy()
+    score[1000] = np.nan
+    rows = small_source({**arrays, "score": score})
+    number = arrays["group"][1000]
+    with (
+        marginalize(on_source(known, rows), "z"),
+        pytest.raises(
+            ModelError, match=f"records of group {number} .* `score` has nan in row 1000, in"
+        ),
+    ):
+        SGLDCV(rows=rows)
