@@ -352,3 +352,18 @@ def test_models_that_are_not_written_on_the_source(arrays):
             SGLDCV(rows=rows)
     with pytest.raises(TypeError, match="what `open_rows` returns"), on_source(rows):
         SGLDCV(rows=3)
+    with pm.Model():
+        first = pm.Data("first", 2 * arrays["first"][:1000])
+        slope = pm.Normal("slope")
+        pm.Normal("outcome", slope, 1.0, observed=first)
+        with pytest.raises(ModelError, match="`first` have the name of a column of `rows`, but"):
+            SGLDCV(rows=rows)
+
+
+def test_a_source_that_is_not_passed(arrays):
+    """The draws would be those of the first rows."""
+    with on_source(CountedRows(arrays)):
+        with pytest.raises(ModelError, match=r"are the first \d+ of \d+ rows of a source, and"):
+            SGLDCV()
+        with pytest.raises(ModelError, match=r"Pass the source as `rows`, for example `SGLDCV"):
+            sample(step=SGLDCV)

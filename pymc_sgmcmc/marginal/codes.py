@@ -210,7 +210,8 @@ def find_records(variable: TensorVariable, places: list[Index], n_groups: int) -
     if not places:
         return None
     codes = [_values_of_codes(index, variable.name) for index in places]
-    if not all(np.array_equal(codes[0], other) for other in codes[1:]):
+    columns = {column_of(index.codes) for index in places}  # alike in the first rows, perhaps
+    if len(columns) > 1 or not all(np.array_equal(codes[0], other) for other in codes[1:]):
         raise ModelError(
             f"The records of `{variable.name}` belong to groups by two different index arrays: the "
             "effects are crossed, or a record depends on two groups. Integrate out one factor, "

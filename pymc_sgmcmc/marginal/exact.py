@@ -81,9 +81,11 @@ def _is_quadratic(
         value_there, slope_there, *entries_there = derivatives(centre + step, numbers)
         change = np.einsum("gij,gj->gi", hessian, step)
         first, second = (slope * step).sum(axis=1), 0.5 * (change * step).sum(axis=1)
+        with np.errstate(invalid="ignore"):
+            quadratic = value + first + second
         pairs = [
             (slope_there, slope + change, np.abs(slope) + np.abs(change)),
-            (value_there, value + first + second, np.abs(value) + np.abs(first) + np.abs(second)),
+            (value_there, quadratic, np.abs(value) + np.abs(first) + np.abs(second)),
             *(
                 (there, here, np.abs(here))
                 for there, here in zip(entries_there, entries, strict=True)

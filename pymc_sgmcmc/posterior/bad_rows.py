@@ -102,5 +102,26 @@ def support_error(values: Mapping[str, np.ndarray], row: int, value: float) -> M
     )
 
 
+def group_error(group: int, value: float, record: str | None) -> ModelError:
+    """Error for a group of records whose log density is not finite where that of others is.
+
+    Parameters
+    ----------
+    group : int
+        Its number.
+    value : float
+        Its log density.
+    record : str or None
+        A number in its records that is not finite, in words.
+    """
+    defect = "is zero" if value == -np.inf else "or its gradient is not finite"
+    found = "" if record is None else f": {record}"
+    return ModelError(
+        f"The density of the records of group {group} {defect} at the initial point, unlike that "
+        f"of other groups{found}. Correct or drop such records, or choose another distribution or "
+        "`initval`."
+    )
+
+
 def _shown(value: np.ndarray) -> str:
     return np.array2string(np.asarray(value), precision=6, threshold=6, edgeitems=3)

@@ -13,7 +13,7 @@ import pytensor.scalar.basic as scalar_basic
 import pytensor.scalar.math as scalar_math
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.executor import Function
-from pytensor.compile.mode import Mode
+from pytensor.compile.mode import Mode, get_mode
 from pytensor.compile.rewriting import inline_ofg_node
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import HasInnerGraph
@@ -90,13 +90,19 @@ PYTHON_MODE = Mode(linker="py", optimizer="minimum_compile").register(*_use_nump
 """In this mode NumPy evaluates a graph as it stands. It serves for functions that are called only a
 few times."""
 
+WRONG_REWRITE = "local_merge_alloc"
+"""This rewrite of PyTensor takes an array of length one that is repeated for a shape error, where
+the length is no constant of the graph. Derivatives of groups with several local variables have such
+arrays."""
+
 NUMPY_MODE = (
     Mode(linker="py", optimizer="fast_run")
-    .excluding("fusion", "inplace", "local_pow_to_nested_squaring")  # the last makes a Composite
+    .excluding("fusion", "inplace", "local_pow_to_nested_squaring", WRONG_REWRITE)
     .register((inline_inner_graphs, _BEFORE_OTHER_REWRITES), *_use_numpy)
 )
 """In this mode NumPy evaluates a simplified graph. On large arrays it is as fast as C code where
-each operation is a function of NumPy or SciPy, see `runs_on_arrays`, and it needs no compiler."""
+each operation is a function of NumPy or SciPy, see `runs_on_arrays`, and it needs no compiler.
+`local_pow_to_nested_squaring` would make a Composite."""
 
 
 FEW_STEPS = "few_steps_of_many_rows"
@@ -162,7 +168,7 @@ def compile_on_arrays(
     with pytensor.config.change_flags(cxx=""):  # The inner function of a scan is NumPy's too.
         function = compile_quietly(inputs, outputs, mode)
     if pytensor.config.cxx and not runs_on_arrays(function):
-        return compile_quietly(inputs, outputs, "CVM")
+        return compile_quietly(inputs, outputs, get_mode("CVM").excluding(WRONG_REWRITE))
     return function
 
 

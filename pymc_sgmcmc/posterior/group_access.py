@@ -107,6 +107,21 @@ class GroupsOfSource:
         """Numbers of the rows of the source that `take` reads."""
         return self.index.rows_of(np.unique(numbers))
 
+    def not_finite_in(self, group: int) -> str | None:
+        """A number in the records of a group that is not finite, in words; None without any."""
+        rows = self.index.rows_of(np.array([group]))
+        for name, values in self.source.take(rows, self.names).items():
+            wrong = ~np.isfinite(values).reshape(len(rows), -1)
+            if wrong.any():
+                row = int(rows[np.argmax(wrong.any(axis=1))])
+                partition = int(np.searchsorted(self.source.offsets, row, side="right")) - 1
+                value = values.reshape(-1)[wrong.ravel()][0]
+                return (
+                    f"the column `{name}` has {value} in row {row}, in "
+                    f"{self.source.origin(partition)}"
+                )
+        return None
+
     def _read(self, rows: np.ndarray) -> list[np.ndarray]:
         found = self.source.take(rows, self.names)
         return [

@@ -26,6 +26,7 @@ from pymc_sgmcmc.posterior.bad_rows import (
     code_error,
     first_bad_row,
     first_row_out_of_range,
+    group_error,
     indexed_sizes,
     support_error,
 )
@@ -53,6 +54,7 @@ from pymc_sgmcmc.posterior.row_access import (
     RowsOfSource,
     names_of_source,
     on_source,
+    refuse_first_rows,
 )
 from pymc_sgmcmc.posterior.separation import separate_rows
 from pymc_sgmcmc.posterior.simplify import drop_settled_switches, simplify_logistic
@@ -171,6 +173,7 @@ class Posterior:
             names = names_of_source(rows, [variable.name for variable in model.data_vars])
             self._separated, columns = on_source(separate_rows(model, names), rows)
         else:
+            refuse_first_rows(model)
             self._separated = separate_rows(model, rows, needs_rows=needs_rows)
         # The groups of a source were checked where they were made, on the first records.
         if check and self.has_rows and groups is None:
@@ -331,6 +334,10 @@ class Posterior:
             value, _ = self.log_likelihood_and_gradient(
                 self.initial_position, self.take(slice(row, row + 1))
             )
+            if self.rows_are_groups:
+                groups = self._rows
+                of_source = isinstance(groups, GroupsOfSource)
+                raise group_error(row, value, groups.not_finite_in(row) if of_source else None)
             raise support_error(self._row(row), row, value)
 
     def _row(self, number: int) -> dict[str, np.ndarray]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
+from pymc.model import Model
 
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.rows import RowLeaf, SeparatedModel
@@ -307,6 +308,43 @@ def on_source(
                 f"the column of `rows`, but {leaf.values.shape} was found. Pass what `rows.head` "
                 "returned."
             )
+        _check_first_rows(leaf, source)
     columns = {name: leaf.values.dtype for name, leaf in leaves.items()}
     separated = replace(separated, leaves=tuple(leaves.values()), first_rows_only=True)
     return separated, columns
+
+
+def _check_first_rows(leaf: RowLeaf, source: RowSource) -> None:
+    """Refuse data of the user's own with the name of a column, but with other values.
+
+    Raises
+    ------
+    ModelError
+    """
+    if all(hasattr(origin.tag, "source_of_rows") for origin in leaf.sources()):
+        return
+    first = source.read(0, len(leaf.values), [leaf.name])[leaf.name].astype(leaf.values.dtype)
+    if not np.array_equal(first, leaf.values, equal_nan=leaf.values.dtype.kind == "f"):
+        raise ModelError(
+            f"The data `{leaf.name}` have the name of a column of `rows`, but not the values of "
+            "its first rows, so that the model would get other data. Change columns by "
+            "`rows.transform`, and write the model on what `rows.head` returns."
+        )
+
+
+def refuse_first_rows(model: Model) -> None:
+    """Refuse a model on the first rows of a source, where the source is not given.
+
+    Raises
+    ------
+    ModelError
+    """
+    for variable in model.data_vars:
+        source = getattr(variable.tag, "source_of_rows", None)
+        count = len(variable.get_value(borrow=True)) if source is not None else 0
+        if source is not None and count < source.n_rows:
+            raise ModelError(
+                f"The data `{variable.name}` are the first {count} of {source.n_rows} rows of a "
+                "source, and the others would be left out. Pass the source as `rows`, for example "
+                "`SGLDCV(rows=rows)`, or write the model on arrays of all rows."
+            )

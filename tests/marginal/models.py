@@ -167,6 +167,17 @@ def linear_slopes(rng):
     return model, ["z"]
 
 
+def independent_linear_slopes(rng):
+    """Intercepts and slopes as two variables, as Bambi writes them."""
+    group = codes_of(rng, balanced=False)
+    x = rng.normal(size=len(group))
+    with pm.Model() as model:
+        mean, sigma = pm.Normal("mean", 0, 2), pm.HalfNormal("sigma", 1)
+        a, b = (pm.Normal(name, shape=N_GROUPS) for name in ("a", "b"))
+        pm.Normal("y", mean + a[group] + b[group] * x, sigma, observed=rng.normal(size=len(group)))
+    return model, ["a", "b"]
+
+
 ONE_QUANTITY = {
     "logistic": logistic_intercepts,
     "logistic, centred": lambda rng: logistic_intercepts(rng, centred=True),
@@ -184,5 +195,6 @@ TWO_QUANTITIES = {
     "logistic slopes": logistic_slopes,
     "two variables": two_variables,
     "linear slopes": linear_slopes,
+    "independent linear slopes": independent_linear_slopes,
 }
 ALL = ONE_QUANTITY | TWO_QUANTITIES

@@ -162,6 +162,7 @@ def test_the_error_falls_with_the_nodes(name):
     [
         "logistic, unequal groups",
         "two outcomes",
+        "independent linear slopes",
         pytest.param("logistic slopes", marks=pytest.mark.slow),
     ],
 )

@@ -374,6 +374,7 @@ def test_codes_beyond_the_groups_in_later_rows(groups):
 def test_models_whose_rows_are_not_those_of_groups(groups):
     _, arrays = groups
     others = {"site": arrays["group"][::-1].copy(), "other": arrays["score"][::-1].copy()}
+    others["alike"] = np.r_[arrays["group"][:FIRST_ROWS], others["site"][FIRST_ROWS:]]
     rows = CountedRows({**arrays, **others})
 
     def model_of(write, count=FIRST_ROWS):
@@ -397,6 +398,15 @@ def test_models_whose_rows_are_not_those_of_groups(groups):
     def computed(z, slope, data):
         pm.Normal("first", slope + z[abs(data[0])], 1.0, observed=data[1])
 
+    def alike(z, slope, data):
+        """Codes of two columns that have the same first rows."""
+        pm.Normal(
+            "first",
+            slope + z[data[0]] + z[rows.head("alike", rows=FIRST_ROWS)],
+            1.0,
+            observed=data[1],
+        )
+
     def plain(z, slope, data):
         pm.Normal("first", slope + z[data[0]], 1.0, observed=data[1])
 
@@ -404,9 +414,25 @@ def test_models_whose_rows_are_not_those_of_groups(groups):
         (two_columns, r"by one column of `rows`, but do so by `group`, `site`\. Leave"),
         (no_groups, r"`alone` depends on `other`, of which the model has the first rows only"),
         (no_column, r"have as many rows as those that `rows\.head` returned, 400, but are no"),
+        (alike, r"of `first` belong to groups by two different index arrays"),
         (computed, r"codes of the groups .* should be a column of `rows`"),
     ):
         with pytest.raises(ModelError, match=message):
             marginalize(model_of(write), "z")
     with pytest.raises(ModelError, match=r"Choose another number of rows, `rows\.head"):
         marginalize(model_of(plain, GROUPS), "z")
+
+
+def test_a_record_that_is_not_finite(groups):
+    _, arrays = groups
+    score = arrays["score"].copy()
+    score[1000] = np.nan
+    rows = small_source({**arrays, "score": score})
+    number = arrays["group"][1000]
+    with (
+        marginalize(on_source(known, rows), "z"),
+        pytest.raises(
+            ModelError, match=f"records of group {number} .* `score` has nan in row 1000, in"
+        ),
+    ):
+        SGLDCV(rows=rows)
