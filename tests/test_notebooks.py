@@ -12,7 +12,7 @@ from tests.support.notebooks import FAST, executed, notebook_paths
 MOST_BYTES = 400_000
 """A notebook with its outputs is at most this large."""
 
-NEEDS_DATA = {"control_variates", "glmms", "osgfs", "topics"}
+NEEDS_DATA = {"control_variates", "glmms", "logistic_normal", "osgfs", "topics"}
 """These notebooks read data sets that are not in a package."""
 
 each_notebook = pytest.mark.parametrize("path", notebook_paths(), ids=lambda path: path.stem)
