@@ -335,9 +335,8 @@ class Posterior:
                 self.initial_position, self.take(slice(row, row + 1))
             )
             if self.rows_are_groups:
-                groups = self._rows
-                of_source = isinstance(groups, GroupsOfSource)
-                raise group_error(row, value, groups.not_finite_in(row) if of_source else None)
+                groups = self._rows if isinstance(self._rows, GroupsOfSource) else None
+                raise group_error(row, value, groups.not_finite_in(row) if groups else None)
             raise support_error(self._row(row), row, value)
 
     def _row(self, number: int) -> dict[str, np.ndarray]:

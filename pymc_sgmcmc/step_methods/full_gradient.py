@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pymc.model import Model
@@ -14,6 +14,7 @@ from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.settings import (
+    NO_MIRROR,
     CenterSetting,
     Preconditioner,
     Settings,
@@ -205,7 +206,11 @@ class MALA(StochasticGradientStep):
     name = "mala"
     _takes_all_rows = True
     _is_exact = True
-    _refused = OF_MINIBATCHES | {"bias": "has no bias, so it takes no `bias`. Leave it out."}
+    _refused: ClassVar = {
+        **OF_MINIBATCHES,
+        **NO_MIRROR,
+        "bias": "has no bias, so it takes no `bias`. Leave it out.",
+    }
 
     def __init__(
         self,

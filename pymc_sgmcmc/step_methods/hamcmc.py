@@ -16,7 +16,13 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import MOST_THINNING, StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
-from pymc_sgmcmc.step_methods.settings import NO_LOCAL, CenterSetting, Gradient, Settings
+from pymc_sgmcmc.step_methods.settings import (
+    NO_LOCAL,
+    NO_WEIGHTS,
+    CenterSetting,
+    Gradient,
+    Settings,
+)
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
 from pymc_sgmcmc.tuning import Center, difference_width
 
@@ -154,7 +160,7 @@ class HAMCMC(StochasticGradientStep):
     """
 
     name = "hamcmc"
-    _refused = NO_LOCAL
+    _refused = NO_LOCAL | NO_WEIGHTS
 
     def __init__(
         self,

@@ -29,7 +29,14 @@ from pymc_sgmcmc.gradient_estimators import PlainGradient
 from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
-from pymc_sgmcmc.step_methods.settings import NO_LOCAL, CenterSetting, Gradient, Settings
+from pymc_sgmcmc.step_methods.settings import (
+    NO_LOCAL,
+    NO_MIRROR,
+    NO_WEIGHTS,
+    CenterSetting,
+    Gradient,
+    Settings,
+)
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 from pymc_sgmcmc.tuning import (
     DENSE_DIMENSION,
@@ -206,6 +213,8 @@ class OSGFS(StochasticGradientStep):
     _keeps_rows = False
     _refused: ClassVar = {
         **NO_LOCAL,
+        **NO_MIRROR,
+        **NO_WEIGHTS,
         "step_size": "computes its steps, so it takes no `step_size`. Set `k` or `max_k`.",
     }
 

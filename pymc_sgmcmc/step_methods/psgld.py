@@ -16,7 +16,12 @@ from pymc_sgmcmc.matrices import Diagonal, largest_mean_square
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
-from pymc_sgmcmc.step_methods.settings import CenterSetting, Gradient, Settings
+from pymc_sgmcmc.step_methods.settings import (
+    NO_WEIGHTS,
+    CenterSetting,
+    Gradient,
+    Settings,
+)
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 
 PRECONDITIONERS = ("rmsprop", "curvature")
@@ -95,6 +100,7 @@ class PSGLD(StochasticGradientStep):
     """
 
     name = "psgld"
+    _refused = NO_WEIGHTS
 
     def __init__(
         self,

@@ -44,6 +44,18 @@ NO_LOCAL = {
 }
 """This is refused by step methods whose law assumes gradients without a memory."""
 
+NO_WEIGHTS = {
+    "row_weights": "draws rows with equal probabilities, so it takes no `row_weights`. Use `SGLD` "
+    "or `SGLDCV`.",
+}
+"""This is refused by step methods whose computed settings are those of equal probabilities."""
+
+NO_MIRROR = {
+    "positive": "mirrors no variables, so it takes no `positive`. Use `SGLD`, `PSGLD`, `HAMCMC` or "
+    "`ULA`, or leave the variables their transform.",
+}
+"""This is refused by step methods for which a reflection at zero is not absolute values alone."""
+
 Gradient = str | SVRG | GradientEstimator
 Preconditioner = str | float | np.ndarray | Matrix | None
 CenterSetting = str | Mapping[str, Any] | np.ndarray | None

@@ -34,6 +34,8 @@ from pymc_sgmcmc.step_methods.momentum import (
     solve_step_size,
 )
 from pymc_sgmcmc.step_methods.settings import (
+    NO_MIRROR,
+    NO_WEIGHTS,
     CenterSetting,
     Gradient,
     Preconditioner,
@@ -178,6 +180,7 @@ class SGHMC(StochasticGradientStep):
     """
 
     name = "sghmc"
+    _refused = NO_MIRROR | NO_WEIGHTS
 
     def __init__(
         self,

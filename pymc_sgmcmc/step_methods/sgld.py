@@ -13,6 +13,7 @@ from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.settings import (
+    NO_MIRROR,
     CenterSetting,
     Gradient,
     Preconditioner,
@@ -170,6 +171,7 @@ class SGLDCV(SGLD):
     """
 
     name = "sgldcv"
+    _refused = NO_MIRROR
 
     def __init__(
         self,

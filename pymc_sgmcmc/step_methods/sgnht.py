@@ -25,6 +25,8 @@ from pymc_sgmcmc.step_methods.momentum import (
     solve_step_size,
 )
 from pymc_sgmcmc.step_methods.settings import (
+    NO_MIRROR,
+    NO_WEIGHTS,
     CenterSetting,
     Gradient,
     Preconditioner,
@@ -139,6 +141,7 @@ class SGNHT(StochasticGradientStep):
     """
 
     name = "sgnht"
+    _refused = NO_MIRROR | NO_WEIGHTS
 
     def __init__(
         self,

@@ -25,7 +25,13 @@ from pymc_sgmcmc.posterior.graphs import rebuild
 from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
-from pymc_sgmcmc.step_methods.settings import CenterSetting, Gradient, Settings
+from pymc_sgmcmc.step_methods.settings import (
+    NO_MIRROR,
+    NO_WEIGHTS,
+    CenterSetting,
+    Gradient,
+    Settings,
+)
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 from pymc_sgmcmc.tuning import prior_precision
 
@@ -110,6 +116,7 @@ class SGRLD(StochasticGradientStep):
     """
 
     name = "sgrld"
+    _refused = NO_MIRROR | NO_WEIGHTS
 
     def __init__(
         self,

@@ -132,7 +132,10 @@ def test_weights_that_are_refused(settings, message):
 
 
 def test_samplers_and_models_that_take_none():
-    with logistic_model(n_rows=5), pytest.raises(TypeError, match="takes no argument"):
+    with (
+        logistic_model(n_rows=5),
+        pytest.raises(TypeError, match="draws rows with equal probabilities"),
+    ):
         HAMCMC(row_weights=WEIGHTS)
     with logistic_model(n_rows=5), pytest.raises(TypeError, match="uses the gradient of all rows"):
         ULA(row_weights=WEIGHTS)
