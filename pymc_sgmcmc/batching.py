@@ -23,6 +23,7 @@ import pytensor
 import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
+from scipy.stats.sampling import DiscreteAliasUrn
 
 LISTED_ROWS = 10_000_000
 """The random order of at most this many rows is a list of their numbers, 80 MB, which takes 0.03
@@ -480,16 +481,14 @@ class WeightedRows(WithReplacement):
         dtype: str,
         static: bool = False,
     ):
-        shares = np.asarray(probabilities, dtype=float)
-        self._cumulative = np.cumsum(shares / shares.sum())
-        self._cumulative[-1] = 1.0  # not below a random number by rounding
-        weights = shares.sum() / (len(shares) * shares)
+        self._law = DiscreteAliasUrn(probabilities)
+        weights = probabilities.mean() / probabilities
         super().__init__([*data, weights.astype(dtype)], batch_size, static=static)
 
     def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
         """Row numbers, independent, shape (minibatches, n)."""
-        uniform = rng.random((minibatches, self.batch_size))
-        return np.searchsorted(self._cumulative, uniform, side="right")
+        numbers = self._law.rvs((minibatches, self.batch_size), random_state=rng)
+        return numbers.astype(np.int64)
 
 
 class AllRows(Batching):

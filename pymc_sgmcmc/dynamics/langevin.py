@@ -31,7 +31,7 @@ class Langevin(Dynamics):
 
     Mirrored coordinates are positive, and become their absolute value after the step. This leaves
     the posterior on the positive half invariant as h goes to zero, by reflection, where M is
-    diagonal in these coordinates.
+    diagonal in these coordinates. Without them all methods take arrays as well as symbolic tensors.
 
     Attributes
     ----------

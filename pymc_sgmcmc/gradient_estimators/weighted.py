@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytensor
-import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.batching import WeightedRows
@@ -56,16 +55,10 @@ class WeightedGradient(GradientEstimator):
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
         """Gradient estimate, shape (d,)."""
         *rows, weights = self.batching.rows(index)
-        estimate = self._weighted(position, rows, weights)
-        if self._at_center:
-            center, likelihood_gradient = self._at_center
-            difference = estimate - self._weighted(center, rows, weights)
-            estimate = likelihood_gradient / self._scale + difference
-        return self.posterior.prior_gradient(position) + self._scale * estimate
-
-    def _weighted(
-        self, position: TensorVariable, rows: list[TensorVariable], weights: TensorVariable
-    ) -> TensorVariable:
-        """Weighted sum of the gradients of rows, shape (d,)."""
-        total = (weights * self.posterior.single_row_log_densities(position, rows)).sum()
-        return pt.grad(total, position)
+        estimate = self.posterior.weighted_rows_gradient(position, rows, weights)
+        prior = self.posterior.prior_gradient(position)
+        if not self._at_center:
+            return prior + self._scale * estimate
+        center, likelihood_gradient = self._at_center
+        difference = estimate - self.posterior.weighted_rows_gradient(center, rows, weights)
+        return prior + likelihood_gradient + self._scale * difference

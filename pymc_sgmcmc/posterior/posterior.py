@@ -431,14 +431,8 @@ class Posterior:
     ) -> TensorVariable:
         """Symbolic log likelihood of each symbolic row apart, shape (rows,)."""
         length = rows[0].shape[0]
-        terms, placeholders, placeholder_length = self._row_terms_template
-        if all(term.type.ndim for term in terms):
-            sums = [term.reshape((placeholder_length, -1)).sum(axis=1) for term in terms]
-            total = sum(sums[1:], sums[0])
-            replacements = dict(zip(placeholders, rows, strict=True))
-            replacements[placeholder_length] = length
-            total = clone_replace(total, replacements, rebuild_strict=False)
-            return self._value_at(total, position)
+        if (densities := self._densities_of_rows(rows)) is not None:
+            return self._value_at(densities, position)
         # Terms that the model has already summed are those of data of length one.
         single = [leaf.placeholder(1) for leaf in self._separated.leaves]
         value = self.rows_log_density(position, single, pt.constant(1, dtype="int64"))
@@ -447,6 +441,24 @@ class Posterior:
             value, {of_one: row[:, None] for of_one, row in zip(single, rows, strict=True)}
         )
         return values if values.type.ndim else pt.broadcast_to(values, (length,))
+
+    def _densities_of_rows(self, rows: Sequence[TensorVariable]) -> TensorVariable | None:
+        """Log likelihood of each row in value variables, None where terms are already summed."""
+        terms, placeholders, placeholder_length = self._row_terms_template
+        if not all(term.type.ndim for term in terms):
+            return None
+        sums = [term.reshape((placeholder_length, -1)).sum(axis=1) for term in terms]
+        replacements = dict(zip(placeholders, rows, strict=True))
+        replacements[placeholder_length] = rows[0].shape[0]
+        return clone_replace(sum(sums[1:], sums[0]), replacements, rebuild_strict=False)
+
+    def weighted_rows_gradient(
+        self, position: TensorVariable, rows: Sequence[TensorVariable], weights: TensorVariable
+    ) -> TensorVariable:
+        """Symbolic gradient, shape (d,), of the log likelihoods of rows times weights, (rows,)."""
+        if (densities := self._densities_of_rows(rows)) is not None:
+            return self._gradient_at((weights * densities).sum(), position)
+        return weights @ self.single_row_gradients(position, rows)
 
     def graphs_of_variables(
         self, rows: Sequence[TensorVariable], length: TensorVariable

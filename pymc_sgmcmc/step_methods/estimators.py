@@ -67,7 +67,7 @@ def make_estimator(
 def weighted_estimator(
     posterior: Posterior,
     joint_center: JointCenter | None,
-    weights: np.ndarray,
+    probabilities: np.ndarray,
     batch_size: int,
     *,
     static: bool,
@@ -77,13 +77,13 @@ def weighted_estimator(
     Raises
     ------
     ValueError
-        Where the weights have another length than the rows, the rows are groups, or the centre
+        Where the probabilities are not those of all rows, the rows are groups, or the centre
         belongs to other values of variables that move.
     """
-    if len(weights) != posterior.n_rows:
+    if len(probabilities) != posterior.n_rows:
         raise ValueError(
             f"`row_weights` should have one number for each of the {posterior.n_rows} rows, but "
-            f"have {len(weights)}."
+            f"have {len(probabilities)}."
         )
     if posterior.rows_are_groups:
         raise ValueError("`row_weights` do not go with groups as rows. Leave them out.")
@@ -93,7 +93,7 @@ def weighted_estimator(
             'Use `gradient="plain"`.'
         )
     batching = WeightedRows(
-        posterior.data, batch_size, weights, dtype=posterior.dtype, static=static
+        posterior.data, batch_size, probabilities, dtype=posterior.dtype, static=static
     )
     if joint_center is None:
         return WeightedGradient(posterior, batching)

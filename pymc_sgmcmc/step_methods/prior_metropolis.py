@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pytensor.tensor as pt
 from pymc.model import Model, modelcontext
 from pymc.step_methods.compound import StepMethodState
 from pymc.util import get_random_generator
@@ -145,11 +144,11 @@ class PriorMetropolis(StepMethod):
     def _terms(self, model: Model) -> TensorVariable:
         """Sum of the terms other than the priors, element by element."""
         moved = set(self.vars)
+        priors = {model.values_to_rvs[value].name for value in self.vars}
         terms = [
             term
             for name, term in model_terms(model).items()
-            if name not in {model.values_to_rvs[value].name for value in self.vars}
-            and moved & set(ancestors([term.log_density]))
+            if name not in priors and moved & set(ancestors([term.log_density]))
         ]
         if not terms:
             raise ModelError(
@@ -160,16 +159,15 @@ class PriorMetropolis(StepMethod):
                 "The model uses `pm.Minibatch`, but all elements are moved in each draw. Build the "
                 "model on the full arrays."
             )
-        if self.shape == ():
-            return pt.add(*(term.log_density.sum() for term in terms), 0.0)
         for term in terms:
-            if term.log_density.ndim != len(self.shape):
+            if self.shape and term.log_density.ndim != len(self.shape):
                 raise ModelError(
                     f"{self._listed} should have the shape of the terms that they change, but has "
                     f"shape {self.shape} where `{term.name}` has {term.log_density.ndim} "
                     "dimensions."
                 )
-        return pt.add(*(term.log_density for term in terms), 0.0)
+        densities = [term.log_density if self.shape else term.log_density.sum() for term in terms]
+        return sum(densities[1:], densities[0])
 
     def _check_elements(self, point: Mapping[str, np.ndarray]) -> None:
         """Change half of the elements, and see that the terms of the others stay.
@@ -205,8 +203,13 @@ class PriorMetropolis(StepMethod):
         inputs = [point[name] for name in self._inputs]
         parameters = iter(self._parameters(*inputs))
         draws = [
-            operation.rng_fn(rng, *(next(parameters) for _ in operation.ndims_params), self.shape)
-            for operation in self._operations
+            np.asarray(
+                operation.rng_fn(
+                    rng, *(next(parameters) for _ in operation.ndims_params), self.shape
+                ),
+                dtype=value.dtype,
+            )
+            for operation, value in zip(self._operations, self.vars, strict=True)
         ]
         return dict(zip(self._names, self._values(*inputs, *draws), strict=True))
 
@@ -216,18 +219,16 @@ class PriorMetropolis(StepMethod):
         proposal: Mapping[str, np.ndarray],
         where: np.ndarray,
     ) -> dict[str, np.ndarray]:
-        changed = {
-            name: np.where(where, values, point[name]).astype(np.asarray(point[name]).dtype)
-            for name, values in proposal.items()
-        }
+        """A point with the values of a proposal in some of the elements."""
+        changed = {name: np.where(where, values, point[name]) for name, values in proposal.items()}
         return {**point, **changed}
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list]:
         """Propose all elements, and accept each by its own terms."""
         proposal = self._proposal(point, self.rng)
-        proposed = self._log_density(self._changed(point, proposal, np.ones(self.shape, bool)))
-        difference = proposed - self._log_density(point)
-        # A NaN is refused, unless the present value has none either.
+        proposed = self._log_density({**point, **proposal})
+        with np.errstate(invalid="ignore"):  # Both densities may be zero: the proposal is refused.
+            difference = proposed - self._log_density(point)
         accepted = np.log(self.rng.random(self.shape)) < difference
         stats = {"accepted_part": float(np.mean(accepted))}
         return self._changed(point, proposal, accepted), [stats]

@@ -60,7 +60,7 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
         "thin": design.pace.thin,
         # They are stored as JSON, since trace files hold no lists of words.
         "rows": json.dumps(_named(setup.settings.rows)),
-        "estimator_from": GIVEN if by_hand or weights is not None else COMPUTED,
+        "estimator_from": GIVEN if by_hand else COMPUTED,
     }
     if weights is not None:
         # There may be as many as rows, so that the trace has their mark only.

@@ -20,11 +20,10 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pymc_sgmcmc.adaptation import Adaptation
 from pymc_sgmcmc.batching import check_batch_size
 from pymc_sgmcmc.dynamics import Dynamics
-from pymc_sgmcmc.errors import BatchSizeWarning, ModelError
+from pymc_sgmcmc.errors import BatchSizeWarning
 from pymc_sgmcmc.gradient_estimators import FullGradient, GradientEstimator
-from pymc_sgmcmc.matrices import Diagonal, LowRank, Matrix, as_matrix, largest_mean_square
+from pymc_sgmcmc.matrices import LowRank, Matrix, as_matrix, largest_mean_square
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior.support import bounded_variables
 from pymc_sgmcmc.record import LARGEST_MEAN_ERROR
 from pymc_sgmcmc.schedules import MOST_THINNING, StepSize
 from pymc_sgmcmc.step_methods.center import JointCenter, center_asked_for, given_point
@@ -34,6 +33,7 @@ from pymc_sgmcmc.step_methods.estimators import (
     weighted_estimator,
 )
 from pymc_sgmcmc.step_methods.local import LocalVariables
+from pymc_sgmcmc.step_methods.mirror import check_mirror, coordinates, mirrored_variables
 from pymc_sgmcmc.step_methods.settings import Settings, check_preconditioner, is_curvature
 from pymc_sgmcmc.tuning import (
     Center,
@@ -145,6 +145,8 @@ class Setup:
     posterior : Posterior
     model : pymc.Model
         The model that is sampled.
+    mirrored_names : list of str
+        Names of the positive variables that are mirrored at zero.
     local : LocalVariables or None
         Variables that the gradient estimator samples. The posterior is that of the others.
     """
@@ -184,10 +186,15 @@ class Setup:
                 initial_point=settings.initial_point,
                 needs_rows=not takes_all_rows,
             )
-        self._mirrored = self._mirrored_coordinates()
+        self.mirrored_names = mirrored_variables(
+            self.model,
+            self.posterior.layout,
+            mirror=settings.positive == "mirror",
+            is_exact=is_exact,
+        )
         check_preconditioner(preconditioner, self.posterior.dimension)
-        if self._mirrored is not None:
-            self._check_mirror(preconditioner)
+        if self.mirrored_names:
+            check_mirror(settings, preconditioner)
         if self.posterior.source is not None:
             self._check_source()
         self.posterior.check_rows()
@@ -205,76 +212,11 @@ class Setup:
             keeps_rows and gradient == "cv" and self._batch_size is None and settings.local is None
         )
 
-    def _mirrored_coordinates(self) -> np.ndarray | None:
-        """Ones for the coordinates that are mirrored at zero, None where none is.
-
-        Raises
-        ------
-        ModelError
-            Where draws would leave the support of a variable.
-        ValueError
-            Where there is no variable to mirror.
-        """
-        layout = self.posterior.layout
-        bounded = {
-            name: positive
-            for name, positive in bounded_variables(self.model).items()
-            if name in layout.names
-        }
-        mirror = self.settings.positive == "mirror"
-        refused = [name for name, positive in bounded.items() if not (mirror and positive)]
-        if refused and not self.is_exact:
-            raise ModelError(
-                f"`{refused[0]}` has a bounded support but no transform, so draws would leave the "
-                "support. Leave out `default_transform=None`. For positive variables `SGLD`, "
-                '`PSGLD`, `HAMCMC` and `ULA` take `positive="mirror"` instead.'
-            )
-        if not mirror:
-            return None
-        if not bounded:
-            raise ValueError(
-                '`positive="mirror"` mirrors positive variables without a transform, but the step '
-                "method has none. Write them with `default_transform=None`, as in "
-                '`pm.Exponential("x", 1, default_transform=None)`.'
-            )
-        mirrored = np.zeros(layout.dimension)
-        for name, part in zip(layout.names, layout.slices, strict=True):
-            mirrored[part] = name in bounded
-        return mirrored
-
-    def _check_mirror(self, preconditioner: str | np.ndarray | Matrix) -> None:
-        """Refuse settings that need a centre, or a reflection in another direction.
-
-        Raises
-        ------
-        ValueError
-        """
-        settings = self.settings
-        given = not isinstance(preconditioner, str)
-        if given and not isinstance(as_matrix(preconditioner), Diagonal):
-            raise ValueError(
-                '`preconditioner` should be a number or a vector with `positive="mirror"`, since '
-                "a dense matrix is reflected in another direction, but is a matrix."
-            )
-        if settings.local is not None or settings.gradient == "cv":
-            refused = "local" if settings.local is not None else 'gradient="cv"'
-            raise ValueError(
-                f'`positive="mirror"` does not go with `{refused}`. Use `gradient="plain"`, or the '
-                "log transform."
-            )
-
     def mirrored(self) -> SharedVariable | None:
         """The coordinates that are mirrored at zero, for dynamics."""
-        return None if self._mirrored is None else self.shared(self._mirrored, "mirrored")
-
-    @property
-    def mirrored_names(self) -> list[str]:
-        """Names of the mirrored variables."""
-        if self._mirrored is None:
-            return []
-        layout = self.posterior.layout
-        pairs = zip(layout.names, layout.slices, strict=True)
-        return [name for name, part in pairs if self._mirrored[part].any()]
+        if not self.mirrored_names:
+            return None
+        return self.shared(coordinates(self.posterior.layout, self.mirrored_names), "mirrored")
 
     def _check_source(self) -> None:
         """Refuse what needs all rows in memory.
@@ -321,7 +263,7 @@ class Setup:
             point = given_point(self.settings, self.posterior)
             position = self.posterior.layout.ravel(point)
             return JointCenter(self.local.center_at(self.posterior, position), {})
-        if self._mirrored is not None:
+        if self.mirrored_names:
             raise ValueError(
                 f'`{self.name}` computes no settings with `positive="mirror"`, since the mode may '
                 "be at zero. Give `step_size`, `batch_size`, and the preconditioner (for `HAMCMC` "

@@ -25,7 +25,7 @@ from pymc_sgmcmc import (
     sample,
     zero_variance,
 )
-from tests.support.sampling import NUMBA, QUIET
+from tests.support.sampling import NUMBA, QUIET, z_score
 
 SD = 0.5
 PLAIN = {"gradient": "plain", "step_size": 0.05, "batch_size": 8, "preconditioner": "identity"}
@@ -78,11 +78,10 @@ def long_run(step, draws=20_000) -> np.ndarray:
 
 def z_values(draws: np.ndarray, grid: np.ndarray, law: np.ndarray) -> np.ndarray:
     """Errors of the mean, the mean square and P(x < 0.1) in Monte Carlo standard errors."""
-    values = np.stack([draws, draws**2, draws < 0.1])
+    draws = draws.ravel()
+    values = np.stack([draws, draws**2, draws < 0.1], axis=1)
     exact = [law @ grid, law @ grid**2, law @ (grid < 0.1)]
-    batches = values.reshape(3, -1, 1000).mean(axis=2)
-    errors = batches.std(axis=1, ddof=1) / batches.shape[1] ** 0.5
-    return (batches.mean(axis=1) - exact) / errors
+    return z_score(values, exact, batches=len(draws) // 1000)
 
 
 @pytest.mark.parametrize("step_size", [0.05, 0.4])

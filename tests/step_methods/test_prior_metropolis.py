@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 import pytest
 from scipy import stats
 
 from pymc_sgmcmc import HAMCMC, SGLD, ModelError, PriorMetropolis
-from tests.support.sampling import NUMBA, QUIET
+from tests.support.sampling import NUMBA, QUIET, z_score
 
 Z_BOUND = 4.5
 Y = np.array([-3.0, -0.5, 0.1, 1.0, 6.0])
@@ -28,8 +29,8 @@ def run(*steps, draws=8_000, chains=2, **kwargs):
 
 def z_values(draws: np.ndarray, exact: np.ndarray) -> np.ndarray:
     """Errors of means of draws, shape (chains, draws, n), in standard errors from batches."""
-    batches = draws.reshape(-1, 200, draws.shape[-1]).mean(axis=1)
-    return (batches.mean(axis=0) - exact) / (batches.std(axis=0, ddof=1) / len(batches) ** 0.5)
+    draws = draws.reshape(-1, draws.shape[-1])
+    return z_score(draws, exact, batches=len(draws) // 200)
 
 
 def test_scales_have_their_conditional_law():
@@ -79,6 +80,23 @@ def test_elements_of_any_shape_are_accepted_by_themselves():
     moved = after["scale_log__"] != point["scale_log__"]
     assert 0 < moved.sum() < 12
     assert statistics["accepted_part"] == pytest.approx(moved.mean())
+
+
+def test_single_precision_and_densities_of_zero():
+    """Where the density is zero here and at the proposal, nothing moves and nothing warns."""
+    with pm.Model() as model:
+        scale = pm.Uniform("scale", 0, 1, shape=5)
+        pm.Uniform("y", 0, scale, observed=np.full(5, 2.0))
+        step = PriorMetropolis([scale])
+        point = {name: value.astype("float32") for name, value in model.initial_point().items()}
+        after, [statistics] = step.step(point)
+    assert statistics["accepted_part"] == 0
+    assert np.array_equal(after["scale_interval__"], point["scale_interval__"])
+    with pytensor.config.change_flags(floatX="float32"), pm.Model():
+        scale = pm.Gamma("scale", 2, 1, shape=5)
+        pm.Normal("y", 0, scale, observed=Y.astype("float32"))
+        idata = run(PriorMetropolis([scale]), draws=20, chains=1)
+    assert idata.posterior["scale"].dtype == "float32"
 
 
 def test_a_seed_gives_the_same_draws_in_processes():

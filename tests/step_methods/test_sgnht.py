@@ -24,6 +24,7 @@ from tests.support.sampling import (
     check_estimators,
     check_float32,
     check_processes_and_resumption,
+    z_score,
 )
 
 Z_BOUND = 4.5
@@ -62,13 +63,6 @@ def run(step, transitions, seed, start=None):
         np.full(transitions, float(step.step_size)),
     )
     return ran.positions, ran.auxiliaries[1]
-
-
-def z_score(values, expected, batches=100):
-    """Z score of the mean of a chain's values, from means of batches."""
-    values = np.asarray(values)[: len(values) // batches * batches]
-    means = values.reshape(batches, -1, *values.shape[1:]).mean(1)
-    return (means.mean(0) - expected) / (means.std(0, ddof=1) / np.sqrt(batches))
 
 
 # --- Exact --------------------------------------------------------------------------------

@@ -16,6 +16,13 @@ QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": Fals
 """These arguments of `pm.sample` suppress its output."""
 
 
+def z_score(values, expected, batches=100):
+    """Z score of the mean of a chain's values, from means of batches."""
+    values = np.asarray(values)[: len(values) // batches * batches]
+    means = values.reshape(batches, -1, *values.shape[1:]).mean(1)
+    return (means.mean(0) - expected) / (means.std(0, ddof=1) / np.sqrt(batches))
+
+
 def sample(model, step, draws=25, tune=10, chains=2, cores=1, seed=3, run=pm.sample, **kwargs):
     with model:
         return run(
