@@ -23,7 +23,6 @@ import pytensor
 import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
-from scipy.stats.sampling import DiscreteAliasUrn
 
 LISTED_ROWS = 10_000_000
 """The random order of at most this many rows is a list of their numbers, 80 MB, which takes 0.03
@@ -481,6 +480,8 @@ class WeightedRows(WithReplacement):
         dtype: str,
         static: bool = False,
     ):
+        from scipy.stats.sampling import DiscreteAliasUrn  # takes half a second to import
+
         self._law = DiscreteAliasUrn(probabilities)
         weights = probabilities.mean() / probabilities
         super().__init__([*data, weights.astype(dtype)], batch_size, static=static)
