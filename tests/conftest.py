@@ -15,10 +15,13 @@ from types import SimpleNamespace
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 flags = [flag for flag in os.environ.get("PYTENSOR_FLAGS", "").split(",") if "=" in flag]
 given = dict(flag.split("=", 1) for flag in flags)
-# Fused operations, which only a compiler makes faster, are loops over elements in Python.
-WITHOUT_COMPILER = ["mode=Mode", "linker=cvm", "cxx=", "optimizer_excluding=fusion"]
+# Fused operations, which only a compiler makes faster, are loops over elements in Python. To find
+# operations that may overwrite their inputs takes a tenth of the time of a compilation.
+WITHOUT_COMPILER = ["mode=Mode", "linker=cvm", "cxx=", "optimizer_excluding=fusion:inplace"]
 if "mode" not in given and shutil.which("g++"):
     flags += WITHOUT_COMPILER
+    # The second half of the time of Numba's compilations is for speed that short runs do not need.
+    os.environ.setdefault("NUMBA_OPT", "1")
 # Notes of the lines that made each node take an eighth of the time of a compilation, and symbols
 # for a debugger take a tenth of that of g++.
 for name, value in {"traceback__limit": "0", "gcc__cxxflags": "-g0"}.items():
@@ -113,15 +116,6 @@ def compared_elsewhere(request, monkeypatch):
             return next(iter(separated.readings()))
 
         monkeypatch.setattr(posterior, "check_separation", first_reading)
-
-
-@pytest.fixture
-def compiling_processes(monkeypatch):
-    """Other processes compile in C, where this one does not."""
-    flags = os.environ["PYTENSOR_FLAGS"].split(",")
-    if set(WITHOUT_COMPILER) <= set(flags):
-        flags = [flag for flag in flags if flag not in WITHOUT_COMPILER] + ["mode=CVM"]
-        monkeypatch.setenv("PYTENSOR_FLAGS", ",".join(flags))
 
 
 @pytest.fixture

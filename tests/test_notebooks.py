@@ -23,7 +23,7 @@ def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
 
 
 @each_notebook
-def test_notebook_runs(path, request, monkeypatch, tmp_path, compiling_processes):
+def test_notebook_runs(path, request, monkeypatch, tmp_path):
     monkeypatch.setenv(FAST, "1")
     if path.stem in NEEDS_DATA:
         monkeypatch.setenv("PYMC_SGMCMC_DATA", str(request.getfixturevalue("data_folder")))
