@@ -1,6 +1,7 @@
 """Stated errors of `sample(accuracy=...)` beside the true ones, against stored references.
 
     python -m tests.accuracy.stated FOLDER_OF_DATA [NAME ...] [--accuracy A] [--draws D] [--seed S]
+        [--markdown FILE]
 
 prints for each model how the draws were made, the seconds of set-up and run, the largest stated and
 true errors of means (in posterior standard deviations) and of standard deviations (relative), the
@@ -26,6 +27,7 @@ from pymc_sgmcmc.record import ACCURACY
 from pymc_sgmcmc.trace_tools.stated import STANDARD_ERRORS
 from tests.accuracy.posteriors import MODELS
 from tests.accuracy.suite import REFERENCES, available
+from tests.benchmarks.common.markdown import write_tables
 from tests.support.references import read_arrays
 
 LARGE = ("covertype_logistic", "covertype_logistic_raw", "covertype_multinomial", "wide", "million")
@@ -110,6 +112,34 @@ def line(name: str, table: pd.DataFrame) -> str:
     return "  ".join(cells)
 
 
+COLUMNS = (
+    "posterior",
+    "coordinates",
+    "draws",
+    "`bias` of the steps",
+    "seconds",
+    "mean: stated, true",
+    "covered",
+    "sd: stated, true",
+    "covered",
+)
+
+
+def cells(name: str, table: pd.DataFrame) -> list[str]:
+    """A row of the table of the documentation."""
+    row = [
+        name,
+        str(len(table) // 2),
+        "corrected" if table.attrs["calibrated"] else "small steps",
+        f"{table.attrs['bias']:.2f}",
+        f"{table.attrs['seconds_made']:.0f} + {table.attrs['seconds_sampled']:.0f}",
+    ]
+    for _, part in table.groupby("moment"):
+        stated, true, reference = (part[key].max() for key in ("stated", "true", "reference"))
+        row += [f"{stated:.3f}, {true:.3f} ({reference:.3f})", f"{part['covered'].mean():.2f}"]
+    return row
+
+
 def main() -> None:
     """Run the program."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -120,10 +150,11 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--references", type=Path, default=REFERENCES)
+    parser.add_argument("--markdown", type=Path, help="file for the table of the documentation")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("pymc").setLevel(logging.ERROR)
-    tables = []
+    tables, rows = [], []
     for name in arguments.names:
         table = compare(
             name,
@@ -135,6 +166,10 @@ def main() -> None:
         )
         print(f"{name:<22}  no errors stated" if table.empty else line(name, table), flush=True)
         tables.append(table)
+        if arguments.markdown is not None and not table.empty:
+            rows.append(cells(name, table))
+            command = "python -m tests.accuracy.stated FOLDER_OF_DATA"
+            write_tables(arguments.markdown, [(COLUMNS, rows)], command)
     share = pd.concat(tables).groupby("moment")["covered"].mean()
     print(f"covered: means {share['mean']:.3f}, standard deviations {share['sd']:.3f}")
 

@@ -1,15 +1,19 @@
 """Runs of a step method with default arguments, compared with stored references.
 
-    python -m tests.accuracy.suite FOLDER_OF_DATA [NAME ...] [--draws D] [--seed S] [--bias B]
+    python -m tests.accuracy.suite FOLDER_OF_DATA [NAME ...] [--draws D] [--seeds S ...] [--bias B]
+        [--markdown FILE]
 
 prints for each model the part of its coordinates whose mean is within 0.1 sd and whose sd is
 within 5 % of the reference, the largest error of a mean, the median variance errors, true and
-reported, and the seconds of set-up and run beside those of NUTS.
+reported, and the seconds of set-up and run beside those of NUTS, and writes the table of the
+documentation. NAME may be `gallery` for the models as PyMC's gallery writes them, or `regressions`
+for the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import time
 import warnings
 from collections.abc import Mapping
@@ -22,7 +26,9 @@ import pymc as pm
 import xarray as xr
 
 from pymc_sgmcmc import SGLDCV, bias_report, step_methods
+from tests.accuracy import gallery
 from tests.accuracy.posteriors import MODELS
+from tests.benchmarks.common.markdown import write_tables
 from tests.support.references import read_arrays
 
 REFERENCES = Path(__file__).parent / "references"
@@ -131,37 +137,86 @@ def good(table: pd.DataFrame) -> np.ndarray:
     return ((table["mean_off"].abs() <= 0.1) & ((table["sd_ratio"] - 1).abs() <= 0.05)).to_numpy()
 
 
+def described(name: str) -> tuple[str, str]:
+    """Title of a model and its number of rows, which are in its docstring."""
+    line = (MODELS[name].__doc__ or "").partition("\n")[0]
+    title, rows = re.fullmatch(r"(.*): N = ([\d ]+), d = \d+\.", line).groups()
+    return title, rows
+
+
+def groups_of_names() -> dict[str, list[str]]:
+    """Models that are named together."""
+    ours = [function.__name__ for function in (*gallery.WITHOUT_GROUPS, *gallery.WITH_GROUPS)]
+    names = available()
+    return {
+        "gallery": [name for name in names if name in ours],
+        "regressions": [name for name in names if name not in ours],
+    }
+
+
+COLUMNS = ("posterior", "rows", "coordinates", "within", "ok", "seconds", "NUTS")
+
+
+def cells(name: str, tables: list[pd.DataFrame]) -> list[str]:
+    """A row of the table of the documentation, means over seeds."""
+    within, ok = (
+        np.mean([values(table).mean() for table in tables])
+        for values in (good, lambda table: table["verdict"] == "ok")
+    )
+    made, sampled = (
+        np.mean([table.attrs[key] for table in tables])
+        for key in ("seconds_made", "seconds_sampled")
+    )
+    counts = [*described(name), str(len(tables[0])), f"{within:.2f}", f"{ok:.2f}"]
+    return [*counts, f"{made:.0f} + {sampled:.0f}", f"{tables[0].attrs['nuts_seconds']:.0f}"]
+
+
 def main() -> None:
     """Run the program."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data_folder", type=Path)
     parser.add_argument("names", nargs="*", default=available())
     parser.add_argument("--draws", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--bias", type=float)
     parser.add_argument("--step", default="SGLDCV", choices=step_methods.__all__)
+    parser.add_argument("--markdown", type=Path, help="file for the table of the documentation")
     arguments = parser.parse_args()
-    for name in arguments.names:
-        table = compare(
-            name,
-            arguments.data_folder,
-            getattr(step_methods, arguments.step),
-            draws=arguments.draws,
-            seed=arguments.seed,
-            bias=arguments.bias,
-        )
-        worst = table["mean_off"].abs().idxmax()
-        print(
-            f"{name}: d = {len(table)}, good {good(table).mean():.2f}, mean of {worst} off by "
-            f"{table.loc[worst, 'mean_off']:.2f} sd, variance errors "
-            f"{table['true_error'].median():.3f} "
-            f"(reported {table['variance_error'].median():.3f}), "
-            f"{table.attrs['seconds_made']:.0f} + {table.attrs['seconds_sampled']:.0f} s "
-            f"(NUTS {table.attrs['nuts_seconds']:.0f} s), effective draws a second "
-            f"{table.attrs['ess_a_second']:.0f} (NUTS {table.attrs['nuts_ess_a_second']:.0f}); "
-            f"{table.attrs['verdict']}",
-            flush=True,
-        )
+    rows = []
+    for name in [one for given in arguments.names for one in groups_of_names().get(given, [given])]:
+        tables = [
+            compare(
+                name,
+                arguments.data_folder,
+                getattr(step_methods, arguments.step),
+                draws=arguments.draws,
+                seed=seed,
+                bias=arguments.bias,
+            )
+            for seed in arguments.seeds
+        ]
+        for table in tables:
+            print(line(name, table), flush=True)
+        rows.append(cells(name, tables))
+        if arguments.markdown is not None:  # After each model: a long run may be stopped.
+            given = " ".join([*arguments.names, "--seeds", *map(str, arguments.seeds)])
+            command = f"python -m tests.accuracy.suite FOLDER_OF_DATA {given}"
+            write_tables(arguments.markdown, [(COLUMNS, rows)], command)
+
+
+def line(name: str, table: pd.DataFrame) -> str:
+    """A row of the printed table."""
+    worst = table["mean_off"].abs().idxmax()
+    return (
+        f"{name}: d = {len(table)}, good {good(table).mean():.2f}, mean of {worst} off by "
+        f"{table.loc[worst, 'mean_off']:.2f} sd, variance errors "
+        f"{table['true_error'].median():.3f} "
+        f"(reported {table['variance_error'].median():.3f}), "
+        f"{table.attrs['seconds_made']:.0f} + {table.attrs['seconds_sampled']:.0f} s "
+        f"(NUTS {table.attrs['nuts_seconds']:.0f} s), effective draws a second "
+        f"{table.attrs['ess_a_second']:.0f} (NUTS {table.attrs['nuts_ess_a_second']:.0f}); "
+        f"{table.attrs['verdict']}"
+    )
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ from typing import Any
 
 from common.child import cache_variables, run_in_fresh_process
 from common.machine import restrict_to_one_core
+from common.markdown import write_tables
 from common.peer_python import STORAGE, python_of, python_path
 from common.program import (
     make_parser,
-    markdown_table,
     print_table,
     print_verdict,
     say,
@@ -161,7 +161,8 @@ def main(arguments: list[str] | None = None) -> int:
         if "absent" in result:
             print(f"N = {result['rows']}: {result['contender']}: {result['absent']}")
     if settings.markdown is not None:
-        settings.markdown.write_text(markdown_table(COLUMNS, table_rows(shown)))
+        command = "tests/benchmarks/effective_draws.py"
+        write_tables(settings.markdown, [(COLUMNS, table_rows(shown))], command)
     return 0 if verdicts(shown) else 1
 
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from common.child import run_in_fresh_process
+from common.markdown import write_tables
 from common.peer_python import STORAGE, python_of, python_path
 from common.program import (
     make_parser,
-    markdown_table,
     print_table,
     print_verdict,
     say,
@@ -209,7 +209,8 @@ def main(arguments: list[str] | None = None) -> int:
     for title, columns, cells in shown:
         print_table(title, columns, cells)
     if settings.markdown is not None:
-        settings.markdown.write_text("\n".join(markdown_table(*each[1:]) for each in shown))
+        tables_shown = [(columns, cells) for _, columns, cells in shown]
+        write_tables(settings.markdown, tables_shown, "tests/benchmarks/many_rows.py")
     return 0 if verdicts(results, settings.limit) else 1
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 from datetime import UTC, datetime
-from pathlib import Path
+
+from common.markdown import cpu_name
 
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
@@ -53,18 +54,9 @@ def restrict_to_one_core(core: int | None = None) -> int | None:
 def machine_facts(core: int | None) -> dict[str, object]:
     """Processor, operating system and date of a run."""
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "core_used": core,
         "system": f"{platform.system()} {platform.machine()}",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or "unknown"
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown"

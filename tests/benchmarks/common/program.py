@@ -7,14 +7,13 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from common.machine import machine_facts
+from common.markdown import PACKAGES, as_text, version
 
 DTYPES = ("float64", "float32")
-_PACKAGES = ("pymc_sgmcmc", "pymc", "pytensor", "numba", "numpy")
 
 
 def make_parser(documentation: str | None) -> argparse.ArgumentParser:
@@ -44,14 +43,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
     for column in columns:
         table.add_column(column, justify="right")
     for row in rows:
-        table.add_row(*(_text(value) for value in row))
+        table.add_row(*(as_text(value) for value in row))
     Console().print(table)
-
-
-def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Write the same table as text for the documentation."""
-    lines = [columns, ["---"] * len(columns), *([_text(value) for value in row] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def print_verdict(what: str, figure: float, limit: float, unit: str) -> bool:
@@ -75,25 +68,12 @@ def write_results(
         "benchmark": benchmark,
         "machine": machine_facts(core),
         "settings": {name: _plain(value) for name, value in vars(settings).items()},
-        "versions": {package: _version(package) for package in _PACKAGES},
+        "versions": {package: version(package) for package in PACKAGES},
         "results": list(results),
     }
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def _text(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
-    return str(value)
-
-
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "unknown"
