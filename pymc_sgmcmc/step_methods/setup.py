@@ -507,7 +507,7 @@ class Setup:
 
 def _noise_message(choice: StepSizeChoice, batching, estimator: GradientEstimator) -> str:
     remedy = (
-        "or fewer predictors that are non-zero or extreme in only a few rows"
+        "or fewer parameters that only a few rows inform"
         if estimator.reduces_variance
         else 'or `gradient="cv"` (`SGLDCV`)'
     )

@@ -127,9 +127,10 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
         return better
     distance = np.abs((better.position - center.position) / better.curvature.standard_deviations)
     _log.info(
-        "The posterior mode is up to %.2g standard deviations from the mean of the nearest "
-        "Gaussian: centre and curvature are those of this Gaussian",
+        "The posterior mode is up to %.2g standard deviations (%s) from the mean of the nearest "
+        "Gaussian, so centre and curvature are those of this Gaussian. There is nothing to do",
         distance.max(),
+        posterior.labels[int(distance.argmax())],
     )
     warn_of_other_modes(posterior, subsample, better, start, scale, at_mode=False)
     return _with_bend(better, misfit.gradient)
