@@ -280,7 +280,10 @@ def of_convergence(ess: np.ndarray, r_hat: np.ndarray, labels: tuple[str, ...]) 
 
 def of_mean_gradient(probability: float) -> str:
     """What the mean gradient says against a run."""
-    return f"the mean gradient is not zero (its probability at stationarity is {probability:.2g})."
+    return (
+        f"the mean gradient is not zero (its probability at stationarity is {probability:.2g}). "
+        "If it stays so with more draws, the sampler or its gradients are wrong."
+    )
 
 
 def of_divergence(reasons: dict[Any, str]) -> str:
