@@ -20,8 +20,6 @@ given = dict(flag.split("=", 1) for flag in flags)
 WITHOUT_COMPILER = ["mode=Mode", "linker=cvm", "cxx=", "optimizer_excluding=fusion:inplace"]
 if "mode" not in given and shutil.which("g++"):
     flags += WITHOUT_COMPILER
-    # The second half of the time of Numba's compilations is for speed that short runs do not need.
-    os.environ.setdefault("NUMBA_OPT", "1")
 # Notes of the lines that made each node take an eighth of the time of a compilation, and symbols
 # for a debugger take a tenth of that of g++.
 for name, value in {"traceback__limit": "0", "gcc__cxxflags": "-g0"}.items():
