@@ -13,7 +13,7 @@ from pymc_sgmcmc.step_methods.settings import Settings
 
 
 def mirrored_variables(
-    model: Model, layout: PositionLayout, *, mirror: bool, is_exact: bool
+    model: Model, layout: PositionLayout, *, mirror: bool, is_metropolis: bool
 ) -> list[str]:
     """Names of the variables of a position that are mirrored at zero.
 
@@ -30,7 +30,7 @@ def mirrored_variables(
         if name in layout.names
     }
     left = [name for name, positive in bounded.items() if not (mirror and positive)]
-    if left and not is_exact:
+    if left and not is_metropolis:
         raise ModelError(
             f"`{left[0]}` has a bounded support but no transform, so draws would leave the "
             "support. Leave out `default_transform=None`. For positive variables `SGLD`, "

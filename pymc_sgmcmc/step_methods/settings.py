@@ -129,7 +129,7 @@ class Settings:
                 "`initial_point` should be a mapping from the names of value variables to values, "
                 f"but got {self.initial_point!r}."
             )
-        _check_compile_kwargs(self.compile_kwargs)
+        check_compile_kwargs(self.compile_kwargs)
         if not isinstance(self.gradient, GradientEstimator | SVRG) and (
             self.gradient not in GRADIENTS
         ):
@@ -276,7 +276,7 @@ def _check_rows(rows: Any) -> None:
     )
 
 
-def _check_compile_kwargs(compile_kwargs: Any) -> None:
+def check_compile_kwargs(compile_kwargs: Any) -> None:
     """Refuse arguments that `pytensor.function` does not take or the step method sets itself.
 
     Raises

@@ -139,6 +139,8 @@ class Setup:
         Whether the gradient is that of all rows, whatever the setting.
     is_exact : bool
         Whether the law of a chain is the posterior, so that there is no bias to state.
+    is_metropolis : bool
+        Whether proposals outside of the support are refused.
 
     Attributes
     ----------
@@ -161,6 +163,7 @@ class Setup:
         keeps_rows: bool = True,
         takes_all_rows: bool = False,
         is_exact: bool = False,
+        is_metropolis: bool = False,
     ):
         self.name = name
         self.model = settings.model
@@ -185,12 +188,13 @@ class Setup:
                 rows=settings.rows,
                 initial_point=settings.initial_point,
                 needs_rows=not takes_all_rows,
+                checked=is_metropolis,
             )
         self.mirrored_names = mirrored_variables(
             self.model,
             self.posterior.layout,
             mirror=settings.positive == "mirror",
-            is_exact=is_exact,
+            is_metropolis=is_metropolis,
         )
         check_preconditioner(preconditioner, self.posterior.dimension)
         if self.mirrored_names:
