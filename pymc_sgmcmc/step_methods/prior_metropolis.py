@@ -320,8 +320,8 @@ def _operation(variable: TensorVariable) -> RandomVariable:
     if not isinstance(operation, RandomVariable) or operation.ndim_supp:
         raise ModelError(
             f"`{variable.name}` should have a prior with independent elements that PyTensor draws "
-            "by itself, such as `pm.Gamma`. Mixtures, truncated, flat and multivariate priors, and some "
-            "others, are drawn in another way or not at all. Use another step method."
+            "by itself, such as `pm.Gamma`. Mixtures, truncated and multivariate priors, and a few "
+            "others, are drawn in another way. Use another step method."
         )
     return operation
 

@@ -27,6 +27,9 @@ PRECONDITIONERS = ("curvature", "identity")
 GRADIENTS = ("plain", "cv", "svrg", "saga")
 """These are the names of the gradient estimators."""
 
+SMALLEST_WEIGHT = 1e-30
+"""The inverse of a smaller part is infinite in single precision."""
+
 POSITIVE = ("transform", "mirror")
 """Positive variables have a transform in the model, or are mirrored at zero."""
 
@@ -160,6 +163,11 @@ class Settings:
                 "`row_weights` should be positive numbers, one for each row, but have shape "
                 f"{weights.shape} and a smallest value of {weights.min(initial=np.inf):.3g}."
             )
+        if weights.min() / weights.max() < SMALLEST_WEIGHT:
+            raise ValueError(
+                f"`row_weights` should be at least {SMALLEST_WEIGHT:.0e} of the largest, but the "
+                f"smallest is {weights.min():.3g} beside {weights.max():.3g}. Raise it."
+            )
         if self.step_size is None or self.batch_size is None:
             raise ValueError(
                 "`row_weights` need `step_size` and `batch_size`, since computed ones are those of "
@@ -174,7 +182,7 @@ class Settings:
             raise ValueError(
                 "`row_weights` go neither with `local` nor with rows of a source. Leave them out."
             )
-        return weights
+        return weights.astype(float)
 
     @property
     def stated_bias(self) -> float:

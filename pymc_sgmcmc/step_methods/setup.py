@@ -33,7 +33,12 @@ from pymc_sgmcmc.step_methods.estimators import (
     weighted_estimator,
 )
 from pymc_sgmcmc.step_methods.local import LocalVariables
-from pymc_sgmcmc.step_methods.mirror import check_mirror, coordinates, mirrored_variables
+from pymc_sgmcmc.step_methods.mirror import (
+    check_at_zero,
+    check_mirror,
+    coordinates,
+    mirrored_variables,
+)
 from pymc_sgmcmc.step_methods.settings import Settings, check_preconditioner, is_curvature
 from pymc_sgmcmc.tuning import (
     Center,
@@ -199,6 +204,7 @@ class Setup:
         check_preconditioner(preconditioner, self.posterior.dimension)
         if self.mirrored_names:
             check_mirror(settings, preconditioner)
+            check_at_zero(self.posterior, self.mirrored_names)
         if self.posterior.source is not None:
             self._check_source()
         self.posterior.check_rows()
