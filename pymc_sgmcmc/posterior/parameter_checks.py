@@ -15,7 +15,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
-from pytensor.tensor.basic import MakeVector
+from pytensor.tensor.basic import MakeVector, ScalarFromTensor
 from pytensor.tensor.math import All
 from pytensor.tensor.random.op import RandomVariable
 
@@ -58,7 +58,10 @@ def checks_as_values(
 def _operands(condition: Variable) -> list[Variable]:
     """The conditions of which an assertion demands that all elements hold."""
     node = condition.owner
-    if node is not None and isinstance(node.op, All | MakeVector):
+    if node is None:
+        return [condition]
+    of_all = isinstance(node.op, All) and node.outputs[0].type.ndim == 0
+    if of_all or isinstance(node.op, MakeVector | ScalarFromTensor):
         return [operand for each in node.inputs for operand in _operands(each)]
     return [condition]
 

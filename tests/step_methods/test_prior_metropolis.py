@@ -109,7 +109,7 @@ def test_a_seed_gives_the_same_draws_in_processes():
 
 
 def test_invalid_parameters_are_outside_of_the_support():
-    """log p is finite at p = 1.5, but the density of a success is zero there, for each by itself."""
+    """log p is finite at p = 1.5, but the density of a success is zero there."""
     with pm.Model():
         chance = pm.Normal("chance", 0.8, 0.3, shape=3)
         pm.Bernoulli("y", chance, observed=[1, 1, 0])
