@@ -48,7 +48,8 @@ class PriorMetropolis(StepMethod):
     run move. The density of the prior is not needed. Şimşekli et al. (2016, §4.2) take this step
     for the scales of α-stable matrix factorisation.
 
-    **Law.** The conditional posterior of the variables given all others stays invariant.
+    **Law.** The conditional posterior of the variables given all others stays invariant. Where a
+    parameter of another distribution would be invalid, its density is zero, as for PyMC's samplers.
 
     **Cost.** A draw evaluates the terms of the variables once or twice, for all elements together.
     The rate of acceptance falls with what an observation says of its element: for more than a few
@@ -75,7 +76,8 @@ class PriorMetropolis(StepMethod):
     ModelError
         Where variables have different shapes, priors that depend on one another or that are no
         random variable of their own, such as mixtures; and where elements of them change other
-        elements of the terms.
+        elements of the terms. The last is checked at random points, and in draws 1, 2, 4, 8 and so
+        on of each chain, since it may depend on other variables.
 
     Notes
     -----
