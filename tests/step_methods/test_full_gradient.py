@@ -238,7 +238,6 @@ def test_mala_on_a_skewed_posterior():
     assert abs(np.cos(np.pi * uniform).mean()) * np.sqrt(2 * len(uniform)) > 2 * Z_BOUND
 
 
-@pytest.mark.slow
 def test_mala_stays_where_parameters_are_valid():
     """log p is finite at p = 1.5, but the density of a success is zero there."""
     with pm.Model():
@@ -253,6 +252,7 @@ def test_mala_stays_where_parameters_are_valid():
     assert abs(draws.mean() - density @ grid / density.sum()) < 0.01
 
 
+@pytest.mark.slow
 def test_long_chain_of_mala_has_the_variance_of_the_posterior():
     """Through `pm.sample`, with a standard error from batch means."""
     problem = gaussian(5)
