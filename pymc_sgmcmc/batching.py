@@ -482,6 +482,7 @@ class WeightedRows(WithReplacement):
     ):
         from scipy.stats.sampling import DiscreteAliasUrn  # takes half a second to import
 
+        probabilities = probabilities / probabilities.max()  # a sum of large ones is infinite
         self._law = DiscreteAliasUrn(probabilities)
         weights = probabilities.mean() / probabilities
         super().__init__([*data, weights.astype(dtype)], batch_size, static=static)

@@ -110,7 +110,7 @@ def compared_elsewhere(request, monkeypatch):
     if folder in UNCHECKED and not request.node.get_closest_marker("slow"):
         from pymc_sgmcmc.posterior import posterior
 
-        def first_reading(model, separated, *_):
+        def first_reading(model, separated, *_, **__):
             return next(iter(separated.readings()))
 
         monkeypatch.setattr(posterior, "check_separation", first_reading)

@@ -12,6 +12,9 @@ MOSTLY_READ = 0.5
 """Rows are drawn by rejection of those that were read before, until this part of all was read.
 Fewer than two attempts a row are needed until then."""
 
+ROUNDING = 16 * np.finfo(float).eps
+"""Equal differences have a standard deviation of a few units in the last place of their mean."""
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -39,6 +42,7 @@ class RunningMoments:
 
     def add(self, values: np.ndarray) -> None:
         """Add a batch. Sums of squares are about means, so that no digits are lost."""
+        values = values.astype(float)
         count, mean = len(values), float(values.mean())
         total, shift = self.count + count, mean - self.mean
         self._squares += float(((values - mean) ** 2).sum())
@@ -66,7 +70,7 @@ def error_probability(moments: RunningMoments, threshold: float, n_rows: int) ->
     """
     n = moments.count
     error = moments.deviation / np.sqrt(n) * np.sqrt(1 - (n - 1) / (n_rows - 1))
-    if not error > 0:
+    if not moments.deviation > ROUNDING * abs(moments.mean):
         return 0.5
     return float(special.stdtr(n - 1, -abs(moments.mean - threshold) / error))
 

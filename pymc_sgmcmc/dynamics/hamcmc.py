@@ -74,7 +74,8 @@ class QuasiNewtonLangevin(Dynamics):
         Whether the pairs are differences between chains, for a `memory` of at least 3.
     mirrored : (d,), optional
         Ones for coordinates that become their absolute value after the step, zeros for the others.
-        Displacements are from and to positions on the positive side.
+        Pairs are zero there, so that H_t is diagonal in them: a dense matrix would be reflected in
+        another direction, and the error would stay as h goes to zero.
     """
 
     memory: int
@@ -155,11 +156,11 @@ class QuasiNewtonLangevin(Dynamics):
         following = folded(origin + move, self.mirrored)
         if self.between_chains:
             displacement, before = following - position, gradient(position)
-        elif self.mirrored is None:
-            displacement, before = move, estimate
         else:
-            displacement, before = following - origin, estimate
+            displacement, before = move, estimate
         change = before - gradient(following) + self.regularization * displacement
+        if self.mirrored is not None:
+            displacement, change = ((1.0 - self.mirrored) * each for each in (displacement, change))
         product = displacement @ change
         accepted = product > displacement @ (self.curvature_threshold * displacement)
         if self.between_chains:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytensor
@@ -125,6 +126,8 @@ def check_separation(
     layout: PositionLayout,
     others: Mapping[TensorVariable, Variable],
     initial_position: np.ndarray,
+    *,
+    checked: bool = False,
 ) -> SeparatedModel:
     """Refuse a model whose rows are not separable, naming the variable.
 
@@ -140,6 +143,7 @@ def check_separation(
         rows, or where its parts do not add up.
     """
     check_finite(separated)
+    reference = partial(reference_terms, model, checked=checked)
     noise = np.random.default_rng(SEED).normal(size=layout.dimension)
 
     def check(candidate: SeparatedModel) -> None:
@@ -147,7 +151,7 @@ def check_separation(
         # result. A second position, nearer to the initial point, is tried then.
         for distance in (0.3, 0.003):
             position = (initial_position + distance * noise).astype(layout.dtype)
-            if _check(model, _Setting(candidate, layout, others, position)):
+            if _check(reference, _Setting(candidate, layout, others, position)):
                 break
 
     first_error = None
@@ -184,8 +188,11 @@ def check_finite(separated: SeparatedModel) -> None:
                 )
 
 
-def _check(model: Model, setting: _Setting) -> bool:
-    """Evaluate the identities, and return whether all values were finite."""
+def _check(reference: Callable[..., dict[str, Term]], setting: _Setting) -> bool:
+    """Evaluate the identities, and return whether all values were finite.
+
+    `reference` makes the terms of the model as PyMC has them, from symbolic rows.
+    """
     separated, n_rows, batch_size = setting.separated, setting.n_rows, setting.batch_size
     rng = np.random.default_rng(SEED)
     sampled = rng.choice(n_rows, size=min(CHECK_ROWS, n_rows), replace=False)
@@ -228,9 +235,7 @@ def _check(model: Model, setting: _Setting) -> bool:
 
     drawn = [leaf.placeholder(batch_size) for leaf in separated.leaves]
     inputs = [] if batch_size is None else drawn
-    of_model_terms = reference_terms(
-        model, dict(zip(separated.leaves, drawn, strict=True)) if inputs else {}
-    )
+    of_model_terms = reference(dict(zip(separated.leaves, drawn, strict=True)) if inputs else {})
     likelihood_names = {term.name for term in separated.row_terms}
     expected_prior = [
         term.log_density.sum()

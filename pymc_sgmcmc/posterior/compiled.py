@@ -6,6 +6,7 @@ import gc
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytensor
@@ -154,11 +155,14 @@ def quick_graphs() -> Iterator[None]:
 
 
 def compile_quietly(
-    inputs: Sequence[Variable], outputs: Variable | Sequence[Variable], mode: Mode | str
+    inputs: Sequence[Variable],
+    outputs: Variable | Sequence[Variable],
+    mode: Mode | str,
+    **options: Any,
 ) -> Function:
     """Compile a function whose inputs need not all be used."""
     with without_blas_warning():
-        return pytensor.function(inputs, outputs, on_unused_input="ignore", mode=mode)
+        return pytensor.function(inputs, outputs, on_unused_input="ignore", mode=mode, **options)
 
 
 def compile_on_arrays(

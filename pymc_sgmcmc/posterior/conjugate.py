@@ -26,7 +26,7 @@ from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior.graphs import minibatch_nodes, shape_of
 from pymc_sgmcmc.posterior.position import value_variables
-from pymc_sgmcmc.posterior.terms import model_terms
+from pymc_sgmcmc.posterior.terms import check_total_size, model_terms
 
 HOW_TO_WRITE = (
     'Write `precision = pm.Wishart("precision", nu, V=inverse_of_Phi)`, '
@@ -190,6 +190,7 @@ def find_normal_vectors(model: Model, variables: Sequence) -> NormalVectors:
             f"`{mean.name}` should be one vector as long as the last axis of `{vectors.name}`, but "
             f"their shapes are {shape_of_mean} and {shape}. {HOW_TO_WRITE}"
         )
+    check_total_size(vectors, list(shape), drawn=False)
     degrees_value, scale_root_value = _function([], [degrees, scale_root])()
     observed = None
     if not is_free:

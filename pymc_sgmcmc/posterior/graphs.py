@@ -73,7 +73,7 @@ def rebuild(
         inputs = [rebuilt.get(variable, variable) for variable in node.inputs]
         if beside_rows or not only_beside_rows:
             for length in lengths:
-                inputs = _with_length(node, inputs, length)
+                inputs = _with_length(node, inputs, length, beside_rows)
         if all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
             continue
         for old, new in zip(node.outputs, _remake(node, inputs, lengths), strict=True):
@@ -98,8 +98,13 @@ def _remake(node: Apply, inputs: list[Variable], lengths: Sequence[Length]) -> l
     return node.clone_with_new_inputs(inputs, strict=False).outputs
 
 
-def _with_length(node: Apply, inputs: list[Variable], length: Length) -> list[Variable]:
-    """Inputs of a node with the old number of rows replaced where they give a shape."""
+def _with_length(
+    node: Apply, inputs: list[Variable], length: Length, beside_rows: bool
+) -> list[Variable]:
+    """Inputs of a node with the old number of rows replaced where they give a shape.
+
+    In a node `beside_rows` the length of a dimension that parameters share with the rows is one.
+    """
     match node.op:
         case Alloc() | SpecifyShape():
             shape_inputs = range(1, len(inputs))
@@ -113,32 +118,38 @@ def _with_length(node: Apply, inputs: list[Variable], length: Length) -> list[Va
         if not isinstance(old.type, TensorType):
             continue
         if old.type.ndim:
-            inputs[index] = _fresh_shape(old, inputs[index], length)
-        elif _is_old_length(old, length):
+            inputs[index] = _fresh_shape(old, inputs[index], length, beside_rows)
+        elif _is_old_length(old, length, beside_rows):
             # A shape that is only asserted need not be asserted for the rows.
             inputs[index] = NoneConst if isinstance(node.op, SpecifyShape) else length.now
     return inputs
 
 
-def _is_old_length(variable: Variable, length: Length) -> bool:
+def _is_old_length(variable: Variable, length: Length, beside_rows: bool) -> bool:
     try:
         value = get_underlying_scalar_constant_value(variable)
     except NotScalarConstantError:
         # An expression such as `expand_dims(N, 0)[0]` is constant too.
-        if not all(isinstance(root, Constant) for root in graph_inputs([variable])):
+        roots = [root for root in graph_inputs([variable]) if not isinstance(root, Constant)]
+        if not all(beside_rows and _is_shared_length(root) for root in roots):
             return False
         value = evaluate(variable)
     return value is not None and int(value) == length.built_for
 
 
-def _fresh_shape(old: Variable, new: Variable, length: Length) -> Variable:
+def _is_shared_length(variable: Variable) -> bool:
+    """Whether a variable is the length of a dimension."""
+    return isinstance(variable, SharedVariable) and variable.type.ndim == 0
+
+
+def _fresh_shape(old: Variable, new: Variable, length: Length, beside_rows: bool) -> Variable:
     """A vector of lengths with the old number of rows replaced."""
     if isinstance(old, Constant):
         entries = [pt.constant(int(size), dtype="int64") for size in old.data]
         stale = [int(size) == length.built_for for size in old.data]
     elif old.owner is not None and isinstance(old.owner.op, MakeVector):
         entries = list(new.owner.inputs)
-        stale = [_is_old_length(size, length) for size in old.owner.inputs]
+        stale = [_is_old_length(size, length, beside_rows) for size in old.owner.inputs]
     else:
         return new
     if not any(stale):

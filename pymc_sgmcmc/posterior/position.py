@@ -194,6 +194,16 @@ def layout_from_model(
     return PositionLayout(ordered, shapes, labels, dtypes.pop())
 
 
+def names_of(model: Model) -> frozenset[str]:
+    """Names of the variables and potentials of a model."""
+    return frozenset(variable.name for variable in (*model.basic_RVs, *model.potentials))
+
+
+def added_or_removed(model: Model, names: frozenset[str]) -> str | None:
+    """Name of a variable or potential that a model has beside earlier names or lacks, or None."""
+    return next(iter(names ^ names_of(model)), None)
+
+
 def value_variables(model: Model, variables: Variable | str | Sequence) -> list[TensorVariable]:
     """Value variables of free variables, which are given as random or value variables or by name.
 
@@ -215,11 +225,11 @@ def value_variables(model: Model, variables: Variable | str | Sequence) -> list[
         named.get(variable, variable) if isinstance(variable, str) else variable
         for variable in chosen
     ]
-    values = [model.rvs_to_values.get(variable, variable) for variable in chosen]
+    values = list(dict.fromkeys(model.rvs_to_values.get(each, each) for each in chosen))
     unknown = [
         str(getattr(variable, "name", variable))
-        for variable, value in zip(chosen, values, strict=True)
-        if value not in model.value_vars
+        for variable in chosen
+        if model.rvs_to_values.get(variable, variable) not in model.value_vars
     ]
     if unknown:
         raise ModelError(

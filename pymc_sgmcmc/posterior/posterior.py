@@ -47,7 +47,13 @@ from pymc_sgmcmc.posterior.group_access import (
     on_groups,
 )
 from pymc_sgmcmc.posterior.no_rows import NO_DATA
-from pymc_sgmcmc.posterior.position import PositionLayout, complete_point, layout_from_model
+from pymc_sgmcmc.posterior.position import (
+    PositionLayout,
+    added_or_removed,
+    complete_point,
+    layout_from_model,
+    names_of,
+)
 from pymc_sgmcmc.posterior.row_access import (
     RowAccess,
     RowsInMemory,
@@ -113,6 +119,9 @@ class Posterior:
     needs_rows : bool
         Whether to refuse a model without data. Otherwise all of its log density is the prior part,
         and two rows of log likelihood zero stand for the data, see `has_rows`.
+    checked : bool
+        Whether the log density is minus infinity where a parameter of a distribution is invalid, as
+        Metropolis decisions need. Otherwise it has any value or NaN there.
 
     Raises
     ------
@@ -143,9 +152,10 @@ class Posterior:
         initial_point: Mapping[str, np.ndarray] | None = None,
         check: bool = True,
         needs_rows: bool = True,
+        checked: bool = False,
     ):
         model = modelcontext(model)
-        self._model, self._names = model, _names_of(model)
+        self._model, self._names = model, names_of(model)
         self._evaluated: deque[int] = deque()  # which several threads add to
         with without_blas_warning():
             initial_point = complete_point(model.initial_point(), initial_point or {})
@@ -168,17 +178,22 @@ class Posterior:
         groups = marked_groups(model)
         if groups is not None:
             check_source(groups, rows)
-            self._separated = on_groups(separate_rows(model, None), groups)
+            self._separated = on_groups(separate_rows(model, None, checked=checked), groups)
         elif isinstance(rows, RowSource):
             names = names_of_source(rows, [variable.name for variable in model.data_vars])
-            self._separated, columns = on_source(separate_rows(model, names), rows)
+            self._separated, columns = on_source(separate_rows(model, names, checked=checked), rows)
         else:
             refuse_first_rows(model)
-            self._separated = separate_rows(model, rows, needs_rows=needs_rows)
+            self._separated = separate_rows(model, rows, needs_rows=needs_rows, checked=checked)
         # The groups of a source were checked where they were made, on the first records.
         if check and self.has_rows and groups is None:
             self._separated = check_separation(
-                model, self._separated, self.layout, self._other_values, self.initial_position
+                model,
+                self._separated,
+                self.layout,
+                self._other_values,
+                self.initial_position,
+                checked=checked,
             )
         self._rows: RowAccess
         if groups is not None:
@@ -368,7 +383,7 @@ class Posterior:
 
     def changed_model(self) -> str | None:
         """Name of a variable or potential that was added to or removed from the model, or None."""
-        return next(iter(self._names ^ _names_of(self._model)), None)
+        return added_or_removed(self._model, self._names)
 
     @property
     def rows_are_groups(self) -> bool:
@@ -825,8 +840,3 @@ def _likelihood_gradients(
         else posterior._likelihood_gradient_function
     )
     return [np.array(function(at, *rows)[-1]) for at in positions]
-
-
-def _names_of(model: Model) -> frozenset[str]:
-    """Names of the variables and potentials of a model."""
-    return frozenset(variable.name for variable in (*model.basic_RVs, *model.potentials))

@@ -43,7 +43,11 @@ from pymc_sgmcmc.posterior.unsupported import (
 
 
 def separate_rows(
-    model: Model, rows: str | Sequence[str] | None = None, *, needs_rows: bool = True
+    model: Model,
+    rows: str | Sequence[str] | None = None,
+    *,
+    needs_rows: bool = True,
+    checked: bool = False,
 ) -> SeparatedModel:
     """Split the log density of a model into a part without rows and a sum over rows.
 
@@ -59,6 +63,8 @@ def separate_rows(
     needs_rows : bool
         Whether a model whose observed variables have no rows is refused. Otherwise all of its terms
         are evaluated in full.
+    checked : bool
+        Whether the log density is minus infinity where a parameter of a distribution is invalid.
 
     Raises
     ------
@@ -75,7 +81,7 @@ def separate_rows(
     refuse_imputed(model)
     for variable in model.observed_RVs:
         check_parameters(model, variable)
-    terms = model_terms(model)
+    terms = model_terms(model, checked=checked)
     for term in terms.values():
         refuse_unsupported(term)
     if without_rows:

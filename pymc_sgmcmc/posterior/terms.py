@@ -19,6 +19,7 @@ from pymc_sgmcmc.posterior.graphs import (
     simplify_for_gradients,
     value_of,
 )
+from pymc_sgmcmc.posterior.parameter_checks import checks_as_values
 from pymc_sgmcmc.posterior.rows import RowLeaf, Term
 
 RANDOM_IN_LOGP = "Random variables detected in the logp graph"
@@ -34,8 +35,11 @@ def error_of_random(name: str) -> ModelError:
     )
 
 
-def model_terms(model: Model) -> dict[str, Term]:
-    """Log density terms by variable name, without `total_size` scaling and parameter checks."""
+def model_terms(model: Model, *, checked: bool = False) -> dict[str, Term]:
+    """Log density terms by variable name, without `total_size` scaling.
+
+    Without checks of the parameters, or, where `checked`, minus infinity where these are invalid.
+    """
     random_variables = [*model.free_RVs, *model.observed_RVs]
     # `total_size` wraps the variable in a node that multiplies its log density by N / n.
     # Asking for the density of the variable inside gives the plain sum over rows.
@@ -66,13 +70,29 @@ def model_terms(model: Model) -> dict[str, Term]:
         log_densities = [*log_densities, *model.replace_rvs_by_values(list(model.potentials))]
         names += [potential.name for potential in model.potentials]
     tensors = [pt.as_tensor(log_density) for log_density in log_densities]
+    if checked:
+        tensors = _checked(model, names, tensors)
     return {
         name: Term(name, tensor)
         for name, tensor in zip(names, simplify_for_gradients(tensors), strict=True)
     }
 
 
-def reference_terms(model: Model, rows: Mapping[RowLeaf, TensorVariable]) -> dict[str, Term]:
+def _checked(
+    model: Model, names: Sequence[str], tensors: Sequence[TensorVariable]
+) -> list[TensorVariable]:
+    """Terms that are minus infinity where a parameter is invalid."""
+    variables = {variable.name: without_scaling(variable) for variable in model.basic_RVs}
+    values = set(model.value_vars)
+    return [
+        checks_as_values(tensor, variables.get(name), values)
+        for name, tensor in zip(names, tensors, strict=True)
+    ]
+
+
+def reference_terms(
+    model: Model, rows: Mapping[RowLeaf, TensorVariable], *, checked: bool = False
+) -> dict[str, Term]:
     """Log density terms by variable name as PyMC makes them, scaled by `total_size`.
 
     Parameters
@@ -81,9 +101,14 @@ def reference_terms(model: Model, rows: Mapping[RowLeaf, TensorVariable]) -> dic
     rows : mapping
         For a model with `pymc.Minibatch`, symbolic rows that replace those that it would draw.
         Their number is the same.
+    checked : bool
+        As in `model_terms`.
     """
     variables = [*model.free_RVs, *model.observed_RVs, *model.potentials]
-    tensors = simplify_for_gradients(model.logp(vars=variables, sum=False))
+    tensors = model.logp(vars=variables, sum=False)
+    if checked:
+        tensors = _checked(model, [variable.name for variable in variables], tensors)
+    tensors = simplify_for_gradients(tensors)
     places = {
         (variable.owner.inputs[-1], variable.index): tensor
         for leaf, tensor in rows.items()

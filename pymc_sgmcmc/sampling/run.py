@@ -407,8 +407,8 @@ def _made(
     """
     if not (isinstance(step, StochasticGradientStep) or callable(step)):
         raise TypeError(
-            "`step` should be a step method of pymc_sgmcmc or a function that makes one, but got "
-            f"{step!r}. Use `pymc.sample` for other step methods."
+            "`step` should be a step method with gradients of pymc_sgmcmc or a function that makes "
+            f"one, but got {step!r}. Use `pymc.sample` for other step methods."
         )
     made = step if isinstance(step, StochasticGradientStep) else step(model=model)
     if not isinstance(made, StochasticGradientStep):

@@ -205,6 +205,7 @@ class AusterityMH(StepMethod):
             preconditioner=preconditioner,
             takes_all_rows=True,
             is_exact=self.error == 0,
+            is_metropolis=True,
         )
         self.posterior = posterior = setup.posterior
         if not posterior.has_rows:
@@ -232,9 +233,10 @@ class AusterityMH(StepMethod):
         Raises
         ------
         ModelError
-            Where the data or the variables of the model have changed.
+            Where data or the variables of the model have changed.
         """
-        changed = self.posterior.changed_model() or self.posterior.changed_data()
+        self._refuse_changed_model(self.posterior.changed_model())
+        changed = self.posterior.changed_data()
         if changed is not None:
             raise ModelError(
                 f"`{changed}` of the model was changed after the step method was made, which uses "

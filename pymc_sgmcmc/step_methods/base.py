@@ -153,6 +153,7 @@ class StochasticGradientStep(StepMethod):
             keeps_rows=self._keeps_rows,
             takes_all_rows=self._takes_all_rows,
             is_exact=self._is_exact,
+            is_metropolis=self._is_exact,
         )
         estimator = setup.estimator
         self.bias = setup.bias
@@ -345,12 +346,7 @@ class StochasticGradientStep(StepMethod):
                 "This process was forked from one that uses JAX, so it may hang. Pass "
                 '`mp_ctx="forkserver"` or `mp_ctx="spawn"` to `pm.sample`, or `cores=1`.'
             )
-        changed = self.posterior.changed_model()
-        if changed is not None:
-            raise ModelError(
-                "The variables of the model have changed since the step method was made: "
-                f"`{changed}` was added or removed. Make a new step method."
-            )
+        self._refuse_changed_model(self.posterior.changed_model())
         changed = self.posterior.changed_data()
         if changed is None and self._local is not None:
             changed = self._local.complete.changed_data()

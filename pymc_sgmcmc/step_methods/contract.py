@@ -65,6 +65,21 @@ class StepMethod(BlockedStep, metaclass=_StepMethodType):
         return super().__new__(cls, *args, **kwargs)
 
     @staticmethod
+    def _refuse_changed_model(changed: str | None) -> None:
+        """Refuse a model whose variables are others than when the step method was made.
+
+        Raises
+        ------
+        ModelError
+            Where the name of a variable that was added or removed is given.
+        """
+        if changed is not None:
+            raise ModelError(
+                "The variables of the model have changed since the step method was made: "
+                f"`{changed}` was added or removed. Make a new step method."
+            )
+
+    @staticmethod
     def competence(var, has_grad):
         """PyMC never assigns this step method, since a user should choose an inexact sampler."""
         return Competence.INCOMPATIBLE

@@ -70,8 +70,9 @@ positive : {"transform", "mirror"}
     How positive variables stay positive: by the transform that PyMC gives them, or, where the model
     has them without one (``default_transform=None``), by taking absolute values after each
     transition (Şimşekli et al. 2016). The law is then the posterior on the positive side up to
-    O(h). All settings have to be given, since the mode may be at zero; tools that need the mean of
-    the gradients to be zero refuse the trace.
+    O(h). The gradient of the log density has to be bounded at zero, as with `pm.Exponential`; other
+    models are refused. All settings have to be given, since the mode may be at zero; tools that
+    need the mean of the gradients to be zero refuse the trace.
 model : pymc.Model, optional
 initial_point : mapping, optional
     Values of all value variables, as PyMC passes them.

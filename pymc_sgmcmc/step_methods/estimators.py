@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 
 from pymc_sgmcmc.batching import WeightedRows
+from pymc_sgmcmc.errors import BatchSizeWarning
 from pymc_sgmcmc.gradient_estimators import (
     SVRG,
     ControlVariateGradient,
@@ -20,6 +23,16 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import value_variables
 from pymc_sgmcmc.step_methods.center import JointCenter
 from pymc_sgmcmc.step_methods.settings import Settings
+
+COMPARED_ROWS = 1000
+"""The noise of given weights is found from so many rows with the smallest ones."""
+
+MOST_NOISE = 10.0
+"""A warning follows where it is more than this many times the noise of equal weights. Weights that
+help make the noise smaller."""
+
+SEED = 20_190_422
+"""The position at which the noise is found comes from this fixed seed."""
 
 
 def make_estimator(
@@ -92,6 +105,11 @@ def weighted_estimator(
             '`row_weights` go with `gradient="cv"` only where the step method has all variables. '
             'Use `gradient="plain"`.'
         )
+    _warn_of_weights(
+        posterior,
+        probabilities / probabilities.sum(),
+        None if joint_center is None else joint_center.center.position,
+    )
     batching = WeightedRows(
         posterior.data, batch_size, probabilities, dtype=posterior.dtype, static=static
     )
@@ -99,6 +117,39 @@ def weighted_estimator(
         return WeightedGradient(posterior, batching)
     center = joint_center.center
     return WeightedGradient(posterior, batching, center.position, center.likelihood_gradient)
+
+
+def _warn_of_weights(
+    posterior: Posterior, probabilities: np.ndarray, center: np.ndarray | None
+) -> None:
+    r"""Warn where rows that are hardly ever drawn have most of the noise of the gradient.
+
+    The noise of a row with gradient g is :math:`\|g\|^2 / p`, against :math:`N \|g\|^2` with equal
+    probabilities. It is seen only in the minibatches that have the row, so a chain may end before,
+    without a trace of the row in its draws.
+    """
+    n_rows = posterior.n_rows
+    rare = np.argsort(probabilities)[:COMPARED_ROWS]
+    usual = np.linspace(0, n_rows - 1, min(n_rows, COMPARED_ROWS)).astype(int)
+    at = posterior.initial_position if center is None else center
+    near = at + np.random.default_rng(SEED).normal(scale=0.1, size=len(at))
+    squares = []
+    for rows in (posterior.take(rare), posterior.take(usual)):
+        gradients = posterior.row_gradients(near, rows)
+        if center is not None:
+            gradients = gradients - posterior.row_gradients(center, rows)
+        squares.append((gradients**2).sum(1))
+    noise = float((squares[0] / probabilities[rare]).sum())
+    ratio = noise / max(n_rows**2 * float(squares[1].mean()), np.finfo(float).tiny)
+    if ratio > MOST_NOISE:
+        warnings.warn(
+            f"With these `row_weights` the noise of the gradient is {ratio:.2g} times that of "
+            f"equal ones, since rows with probabilities down to {probabilities.min():.1g} are "
+            "hardly ever drawn. Draws then follow the posterior without these rows. Raise the "
+            "smallest weights.",
+            BatchSizeWarning,
+            stacklevel=8,
+        )
 
 
 def check_estimator(estimator: GradientEstimator, settings: Settings) -> None:

@@ -72,7 +72,8 @@ class HAMCMC(StochasticGradientStep):
     The bias was 2 % of a second moment in one strongly curved example. It was 0.2 standard
     deviations of the mean of a log scale in a small hierarchical model and 0.1 on a curved ridge,
     where some chains became infinite besides. ``pairs="between"`` had neither.
-    :math:`\lambda` causes no bias.
+    :math:`\lambda` causes no bias. With ``positive="mirror"`` pairs are zero in the mirrored
+    variables, so that these move with :math:`\gamma` alone.
 
     ``pairs="between"`` learns the curvature from differences between the other chains,
     :math:`s_\tau = \theta_\tau - \theta_{\tau-1}` for :math:`\tau = t-M+2, \dots, t-1`. The moving

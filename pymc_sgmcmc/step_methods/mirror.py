@@ -7,13 +7,26 @@ from pymc.model import Model
 
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.matrices import Diagonal, Matrix, as_matrix
+from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import PositionLayout
 from pymc_sgmcmc.posterior.support import bounded_variables
 from pymc_sgmcmc.step_methods.settings import Settings
 
+NEAR_ZERO = 1e-20
+"""The gradient of the log density is evaluated so near to zero."""
+
+SMALL = 1e-6
+"""A bounded gradient times this distance from zero is much smaller than this."""
+
+CHECKED_COORDINATES, CHECKED_ROWS = 20, 100
+"""So many coordinates of each variable are set near zero, one at a time, for so many rows."""
+
+SEED = 20_160_619
+"""Coordinates and position of the check come from this fixed seed."""
+
 
 def mirrored_variables(
-    model: Model, layout: PositionLayout, *, mirror: bool, is_exact: bool
+    model: Model, layout: PositionLayout, *, mirror: bool, is_metropolis: bool
 ) -> list[str]:
     """Names of the variables of a position that are mirrored at zero.
 
@@ -30,7 +43,7 @@ def mirrored_variables(
         if name in layout.names
     }
     left = [name for name, positive in bounded.items() if not (mirror and positive)]
-    if left and not is_exact:
+    if left and not is_metropolis:
         raise ModelError(
             f"`{left[0]}` has a bounded support but no transform, so draws would leave the "
             "support. Leave out `default_transform=None`. For positive variables `SGLD`, "
@@ -64,6 +77,43 @@ def check_mirror(settings: Settings, preconditioner: str | np.ndarray | Matrix) 
             f'`positive="mirror"` does not go with `{refused}`. Use `gradient="plain"`, or the '
             "log transform."
         )
+
+
+def check_at_zero(posterior: Posterior, names: list[str]) -> None:
+    """Refuse densities whose gradient is unbounded at zero, such as that of `pm.Gamma("x", 2, 1)`.
+
+    Near zero a step is then as long as the gradient, whatever the step size: moments of the draws
+    are infinite. A density like x^a at zero has x times the gradient of its logarithm equal to a.
+
+    Raises
+    ------
+    ModelError
+    """
+    layout = posterior.layout
+    rng = np.random.default_rng(SEED)
+    noise = rng.normal(scale=0.1, size=layout.dimension)
+    mirrored = coordinates(layout, names) > 0
+    # Other variables may have special values at first, such as a shape parameter of one.
+    position = posterior.initial_position + np.where(mirrored, abs(noise), noise)
+    rows = None if posterior.source is not None else posterior.take(slice(CHECKED_ROWS))
+    for name, part in zip(layout.names, layout.slices, strict=True):
+        if name not in names:
+            continue
+        places = np.arange(part.start, part.stop)
+        for place in rng.permutation(places)[:CHECKED_COORDINATES]:
+            near = position.copy()
+            near[place] = NEAR_ZERO
+            with np.errstate(all="ignore"):
+                gradients = [posterior.log_prior_and_gradient(near)[1][place]]
+                if rows is not None:
+                    gradients.extend(posterior.row_gradients(near, rows)[:, place])
+                if np.abs(NEAR_ZERO * np.array(gradients)).max() > SMALL:
+                    raise ModelError(
+                        f"The gradient of the log density is unbounded where `{name}` is zero, as "
+                        "with `pm.Gamma` of a shape other than 1 or a standard deviation in a "
+                        "likelihood, so steps near zero would be of any length. Leave out "
+                        '`default_transform=None` and `positive="mirror"`.'
+                    )
 
 
 def coordinates(layout: PositionLayout, names: list[str]) -> np.ndarray:

@@ -18,6 +18,7 @@ from pymc_sgmcmc.dynamics.normal_inverse_wishart import (
 )
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.conjugate import HOW_TO_WRITE, NormalVectors, find_normal_vectors
+from pymc_sgmcmc.posterior.position import added_or_removed, names_of
 from pymc_sgmcmc.step_methods.contract import StepMethod
 
 CHECKED_VECTORS, CHECKED_POINTS = 3, 4
@@ -141,6 +142,7 @@ class NormalInverseWishart(StepMethod):
         rng: Any = None,
     ):
         model = modelcontext(model)
+        self._model, self._names = model, names_of(model)
         self._vectors = find_normal_vectors(model, vars)
         names = (self._vectors.mean, self._vectors.precision)
         self.vars = [value for value in model.value_vars if value.name in names]
@@ -155,8 +157,9 @@ class NormalInverseWishart(StepMethod):
         Raises
         ------
         ModelError
-            Where data of the model have changed.
+            Where data or the variables of the model have changed.
         """
+        self._refuse_changed_model(added_or_removed(self._model, self._names))
         changed = self._vectors.changed_data()
         if changed is not None:
             raise ModelError(

@@ -17,14 +17,16 @@ from pytensor.tensor.random.op import RandomVariable
 from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_quietly
-from pymc_sgmcmc.posterior.graphs import minibatch_nodes
-from pymc_sgmcmc.posterior.position import value_variables
-from pymc_sgmcmc.posterior.terms import model_terms
+from pymc_sgmcmc.posterior.graphs import minibatch_nodes, shape_of
+from pymc_sgmcmc.posterior.position import added_or_removed, names_of, value_variables
+from pymc_sgmcmc.posterior.support import bounded_variables
+from pymc_sgmcmc.posterior.terms import check_total_size, model_terms
 from pymc_sgmcmc.step_methods.contract import StepMethod
+from pymc_sgmcmc.step_methods.settings import check_compile_kwargs
 
 CHECKS = 8
-"""So many random halves of the elements are changed. Two elements that change each other are in
-different halves at least once with a probability of 0.996."""
+"""So many random halves of the elements are changed when the step is made. Two elements that change
+each other are in different halves at least once with a probability of 0.996."""
 
 SEED = 20_160_620
 """The elements that the check changes come from this fixed seed."""
@@ -46,7 +48,8 @@ class PriorMetropolis(StepMethod):
     run move. The density of the prior is not needed. Şimşekli et al. (2016, §4.2) take this step
     for the scales of α-stable matrix factorisation.
 
-    **Law.** The conditional posterior of the variables given all others stays invariant.
+    **Law.** The conditional posterior of the variables given all others stays invariant. Where a
+    parameter of another distribution would be invalid, its density is zero, as for PyMC's samplers.
 
     **Cost.** A draw evaluates the terms of the variables once or twice, for all elements together.
     The rate of acceptance falls with what an observation says of its element: for more than a few
@@ -73,7 +76,8 @@ class PriorMetropolis(StepMethod):
     ModelError
         Where variables have different shapes, priors that depend on one another or that are no
         random variable of their own, such as mixtures; and where elements of them change other
-        elements of the terms.
+        elements of the terms. The last is checked at random points, and in draws 1, 2, 4, 8 and so
+        on of each chain, since it may depend on other variables.
 
     Notes
     -----
@@ -123,95 +127,151 @@ class PriorMetropolis(StepMethod):
         rng: Any = None,
     ):
         model = modelcontext(model)
+        self._model, self._names_of_model = model, names_of(model)
         self.vars = value_variables(model, vars)
         self._names = [value.name for value in self.vars]  # of values
         random = [model.values_to_rvs[value] for value in self.vars]
         self._listed = quoted([variable.name for variable in random])
         self._operations = [_operation(variable) for variable in random]
         _check_priors(random)
+        check_compile_kwargs(compile_kwargs)
         options = {"mode": NUMPY_MODE, **(compile_kwargs or {})}
         values = list(model.value_vars)
         self._inputs = [value.name for value in values]
-        self._parameters = compile_quietly(values, _parameters(model, random), **options)
+        parameters = _parameters(model, random)
+        self._parameters = compile_quietly(values, parameters, **options)
         self._values = compile_quietly([*values, *random], _values(model, random), **options)
         point = model.initial_point()
         self.shape = _common_shape(random, [np.shape(point[name]) for name in self._names])
-        self._density = compile_quietly(values, self._terms(model), **options)
+        terms = self._terms(model, parameters)
+        self._term_names = list(terms)
+        self._densities = compile_quietly(values, list(terms.values()), **options)
         self.blocked = blocked
         self.rng = get_random_generator(rng)
-        self._check_elements(point)
+        self._draws = 0
+        self._check_at_random(point)
 
-    def _terms(self, model: Model) -> TensorVariable:
-        """Sum of the terms other than the priors, element by element."""
+    def _terms(self, model: Model, parameters: Sequence[Variable]) -> dict[str, TensorVariable]:
+        """Terms other than the priors, with these parameters, that the variables change, by name.
+
+        Raises
+        ------
+        ModelError
+        """
         moved = set(self.vars)
         priors = {model.values_to_rvs[value].name for value in self.vars}
         terms = [
             term
-            for name, term in model_terms(model).items()
+            for name, term in model_terms(model, checked=True).items()
             if name not in priors and moved & set(ancestors([term.log_density]))
         ]
         if not terms:
             raise ModelError(
                 f"No observed variable depends on {self._listed}. Leave the step method out."
             )
-        if minibatch_nodes([term.log_density for term in terms]):
+        if minibatch_nodes([*parameters, *(term.log_density for term in terms)]):
             raise ModelError(
                 "The model uses `pm.Minibatch`, but all elements are moved in each draw. Build the "
                 "model on the full arrays."
             )
-        for term in terms:
-            if self.shape and term.log_density.ndim != len(self.shape):
-                raise ModelError(
-                    f"{self._listed} should have the shape of the terms that they change, but has "
-                    f"shape {self.shape} where `{term.name}` has {term.log_density.ndim} "
-                    "dimensions."
-                )
-        densities = [term.log_density if self.shape else term.log_density.sum() for term in terms]
-        return sum(densities[1:], densities[0])
+        for variable in model.observed_RVs:
+            if variable.name in {term.name for term in terms}:
+                check_total_size(variable, shape_of(model.rvs_to_values[variable]), drawn=False)
+        return {
+            term.name: term.log_density if self.shape else term.log_density.sum() for term in terms
+        }
 
-    def _check_elements(self, point: Mapping[str, np.ndarray]) -> None:
-        """Change half of the elements, and see that the terms of the others stay.
+    def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
+        """Begin a chain.
+
+        Raises
+        ------
+        ModelError
+            Where the variables of the model have changed.
+        """
+        self._refuse_changed_model(added_or_removed(self._model, self._names_of_model))
+        super().setup_chain(rng, tune, draws)
+        self._draws = 0
+
+    def _check_at_random(self, point: Mapping[str, np.ndarray]) -> None:
+        """Check the terms at random points around the initial one.
+
+        At the initial point itself a coefficient may be zero, which hides an element.
 
         Raises
         ------
         ModelError
         """
         rng = np.random.default_rng(SEED)
-        before = self._log_density(point)
-        if before.shape != self.shape:
+        try:
+            self._proposal(point, rng)
+        except NotImplementedError as error:
             raise ModelError(
-                f"{self._listed} should have the shape of the terms that they change, but has "
-                f"shape {self.shape} where these have {before.shape}."
-            )
-        for _ in range(CHECKS if self.shape else 0):
-            moved = rng.random(self.shape) < 0.5
-            after = self._log_density(self._changed(point, self._proposal(point, rng), moved))
-            if not np.array_equal(before[~moved], after[~moved], equal_nan=True):
+                f"{self._listed} should have a prior that can be drawn from, but: {error}"
+            ) from error
+        fixed = set(bounded_variables(self._model))  # which random numbers would leave
+        for name, density in zip(self._term_names, self._terms_at(point), strict=True):
+            if density.shape != self.shape:
                 raise ModelError(
-                    f"Elements of {self._listed} change other elements of the terms that depend "
-                    "on them. Use another step method."
+                    f"{self._listed} should have the shape of the terms that they change, but has "
+                    f"shape {self.shape} where `{name}` has {density.shape}."
                 )
+        for _ in range(CHECKS if self.shape else 0):
+            near = {
+                name: (values + rng.standard_normal(np.shape(values))).astype(values.dtype)
+                if values.dtype.kind == "f" and name not in fixed
+                else values
+                for name, values in point.items()
+            }
+            self._check_elements(near, self._proposal(near, rng), rng)
+
+    def _check_elements(
+        self,
+        point: Mapping[str, np.ndarray],
+        proposal: Mapping[str, np.ndarray],
+        rng: np.random.Generator,
+    ) -> None:
+        """Change half of the elements, and see that the terms of the others stay.
+
+        Raises
+        ------
+        ModelError
+        """
+        moved = rng.random(self.shape) < 0.5
+        before = self._log_density(point)
+        after = self._log_density(self._changed(point, proposal, moved))
+        if not np.array_equal(before[~moved], after[~moved], equal_nan=True):
+            raise ModelError(
+                f"Elements of {self._listed} change other elements of the terms that depend "
+                "on them. Use another step method."
+            )
+
+    def _terms_at(self, point: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        with np.errstate(all="ignore"):
+            inputs = (point[name] for name in self._inputs)
+            return [np.asarray(density) for density in self._densities(*inputs)]
 
     def _log_density(self, point: Mapping[str, np.ndarray]) -> np.ndarray:
         with np.errstate(all="ignore"):
-            return np.asarray(self._density(*(point[name] for name in self._inputs)))
+            return np.asarray(sum(self._terms_at(point)))
 
     def _proposal(
         self, point: Mapping[str, np.ndarray], rng: np.random.Generator
     ) -> dict[str, np.ndarray]:
         """Values of the variables from their priors, given the other variables of a point."""
         inputs = [point[name] for name in self._inputs]
-        parameters = iter(self._parameters(*inputs))
-        draws = [
-            np.asarray(
-                operation.rng_fn(
-                    rng, *(next(parameters) for _ in operation.ndims_params), self.shape
-                ),
-                dtype=value.dtype,
-            )
-            for operation, value in zip(self._operations, self.vars, strict=True)
-        ]
-        return dict(zip(self._names, self._values(*inputs, *draws), strict=True))
+        with np.errstate(all="ignore"):
+            parameters = iter(self._parameters(*inputs))
+            draws = [
+                np.asarray(
+                    operation.rng_fn(
+                        rng, *(next(parameters) for _ in operation.ndims_params), self.shape
+                    ),
+                    dtype=value.dtype,
+                )
+                for operation, value in zip(self._operations, self.vars, strict=True)
+            ]
+            return dict(zip(self._names, self._values(*inputs, *draws), strict=True))
 
     def _changed(
         self,
@@ -224,12 +284,29 @@ class PriorMetropolis(StepMethod):
         return {**point, **changed}
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list]:
-        """Propose all elements, and accept each by its own terms."""
+        """Propose all elements, and accept each by its own terms.
+
+        Raises
+        ------
+        ModelError
+            Where the data have another shape than before, or elements change others.
+        """
+        if np.shape(point[self._names[0]]) != self.shape:
+            raise ModelError(
+                f"{self._listed} had shape {self.shape} when the step method was made, but now has "
+                f"shape {np.shape(point[self._names[0]])}. Make a new step method."
+            )
         proposal = self._proposal(point, self.rng)
+        self._draws += 1
+        if self.shape and not self._draws & (self._draws - 1):
+            # Powers of two, since other variables and data have other values than in the check.
+            self._check_elements(point, proposal, np.random.default_rng([SEED, self._draws]))
         proposed = self._log_density({**point, **proposal})
         with np.errstate(invalid="ignore"):  # Both densities may be zero: the proposal is refused.
             difference = proposed - self._log_density(point)
         accepted = np.log(self.rng.random(self.shape)) < difference
+        # A transform takes a number outside of its range to NaN, and one at its end to infinity.
+        accepted &= np.all([np.isfinite(values) for values in proposal.values()], axis=0)
         stats = {"accepted_part": float(np.mean(accepted))}
         return self._changed(point, proposal, accepted), [stats]
 
@@ -245,8 +322,8 @@ def _operation(variable: TensorVariable) -> RandomVariable:
     if not isinstance(operation, RandomVariable) or operation.ndim_supp:
         raise ModelError(
             f"`{variable.name}` should have a prior with independent elements that PyTensor draws "
-            "by itself, such as `pm.Gamma`, which mixtures, truncated and multivariate priors have "
-            "not. Use another step method."
+            "by itself, such as `pm.Gamma`. Mixtures, truncated and multivariate priors, and a few "
+            "others, are drawn in another way. Use another step method."
         )
     return operation
 

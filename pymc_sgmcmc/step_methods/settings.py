@@ -27,6 +27,9 @@ PRECONDITIONERS = ("curvature", "identity")
 GRADIENTS = ("plain", "cv", "svrg", "saga")
 """These are the names of the gradient estimators."""
 
+SMALLEST_WEIGHT = 1e-30
+"""The inverse of a smaller part is infinite in single precision."""
+
 POSITIVE = ("transform", "mirror")
 """Positive variables have a transform in the model, or are mirrored at zero."""
 
@@ -129,7 +132,7 @@ class Settings:
                 "`initial_point` should be a mapping from the names of value variables to values, "
                 f"but got {self.initial_point!r}."
             )
-        _check_compile_kwargs(self.compile_kwargs)
+        check_compile_kwargs(self.compile_kwargs)
         if not isinstance(self.gradient, GradientEstimator | SVRG) and (
             self.gradient not in GRADIENTS
         ):
@@ -160,6 +163,11 @@ class Settings:
                 "`row_weights` should be positive numbers, one for each row, but have shape "
                 f"{weights.shape} and a smallest value of {weights.min(initial=np.inf):.3g}."
             )
+        if weights.min() / weights.max() < SMALLEST_WEIGHT:
+            raise ValueError(
+                f"`row_weights` should be at least {SMALLEST_WEIGHT:.0e} of the largest, but the "
+                f"smallest is {weights.min():.3g} beside {weights.max():.3g}. Raise it."
+            )
         if self.step_size is None or self.batch_size is None:
             raise ValueError(
                 "`row_weights` need `step_size` and `batch_size`, since computed ones are those of "
@@ -174,7 +182,7 @@ class Settings:
             raise ValueError(
                 "`row_weights` go neither with `local` nor with rows of a source. Leave them out."
             )
-        return weights
+        return weights.astype(float)
 
     @property
     def stated_bias(self) -> float:
@@ -276,7 +284,7 @@ def _check_rows(rows: Any) -> None:
     )
 
 
-def _check_compile_kwargs(compile_kwargs: Any) -> None:
+def check_compile_kwargs(compile_kwargs: Any) -> None:
     """Refuse arguments that `pytensor.function` does not take or the step method sets itself.
 
     Raises

@@ -33,7 +33,12 @@ from pymc_sgmcmc.step_methods.estimators import (
     weighted_estimator,
 )
 from pymc_sgmcmc.step_methods.local import LocalVariables
-from pymc_sgmcmc.step_methods.mirror import check_mirror, coordinates, mirrored_variables
+from pymc_sgmcmc.step_methods.mirror import (
+    check_at_zero,
+    check_mirror,
+    coordinates,
+    mirrored_variables,
+)
 from pymc_sgmcmc.step_methods.settings import Settings, check_preconditioner, is_curvature
 from pymc_sgmcmc.tuning import (
     Center,
@@ -139,6 +144,8 @@ class Setup:
         Whether the gradient is that of all rows, whatever the setting.
     is_exact : bool
         Whether the law of a chain is the posterior, so that there is no bias to state.
+    is_metropolis : bool
+        Whether proposals outside of the support are refused.
 
     Attributes
     ----------
@@ -161,6 +168,7 @@ class Setup:
         keeps_rows: bool = True,
         takes_all_rows: bool = False,
         is_exact: bool = False,
+        is_metropolis: bool = False,
     ):
         self.name = name
         self.model = settings.model
@@ -185,16 +193,18 @@ class Setup:
                 rows=settings.rows,
                 initial_point=settings.initial_point,
                 needs_rows=not takes_all_rows,
+                checked=is_metropolis,
             )
         self.mirrored_names = mirrored_variables(
             self.model,
             self.posterior.layout,
             mirror=settings.positive == "mirror",
-            is_exact=is_exact,
+            is_metropolis=is_metropolis,
         )
         check_preconditioner(preconditioner, self.posterior.dimension)
         if self.mirrored_names:
             check_mirror(settings, preconditioner)
+            check_at_zero(self.posterior, self.mirrored_names)
         if self.posterior.source is not None:
             self._check_source()
         self.posterior.check_rows()

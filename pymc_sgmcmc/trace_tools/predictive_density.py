@@ -17,6 +17,7 @@ from xarray import DataTree
 from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays, quick_graphs
+from pymc_sgmcmc.posterior.terms import model_terms
 from pymc_sgmcmc.trace_tools.gradients import given_model
 from pymc_sgmcmc.trace_tools.reader import check_trace
 from pymc_sgmcmc.trace_tools.variables import posterior_of
@@ -185,15 +186,28 @@ class _LogDensities:
     def __init__(self, model: pm.Model, names: Sequence[str]):
         self._names = list(names)
         constrained = remove_value_transforms(model)
-        self._inputs = [str(variable.name) for variable in constrained.value_vars]
-        variables = [constrained[name] for name in names]
         with quick_graphs():
-            self._function = compile_on_arrays(
-                constrained.value_vars, constrained.logp(vars=variables, sum=False), NUMPY_MODE
-            )
+            # Without `total_size`, which scales the density of rows to another number of them.
+            terms = model_terms(constrained, checked=True)
+            densities = [terms[name].log_density for name in names]
+            used = set(ancestors(densities))
+            inputs = [value for value in constrained.value_vars if value in used]
+            self._inputs = [str(value.name) for value in inputs]
+            self._function = compile_on_arrays(inputs, densities, NUMPY_MODE)
 
     def __call__(self, draws: xr.Dataset) -> np.ndarray:
-        """Log densities at draws of one chain, shape (draws, rows)."""
+        """Log densities at draws of one chain, shape (draws, rows).
+
+        Raises
+        ------
+        ValueError
+        """
+        missing = [name for name in self._inputs if name not in draws]
+        if missing:
+            raise ValueError(
+                f"The trace should have draws of {quoted(missing)}, on which {quoted(self._names)} "
+                f"depend, but has {quoted(list(draws.data_vars))}. Give the trace of this model."
+            )
         values = [np.asarray(draws[name]) for name in self._inputs]
         return np.array([self._of_rows(point) for point in zip(*values, strict=True)])
 

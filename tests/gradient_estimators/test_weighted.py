@@ -10,7 +10,16 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from pymc_sgmcmc import HAMCMC, SGLD, SGLDCV, ULA, bias_report, marginalize, sample
+from pymc_sgmcmc import (
+    HAMCMC,
+    SGLD,
+    SGLDCV,
+    ULA,
+    BatchSizeWarning,
+    bias_report,
+    marginalize,
+    sample,
+)
 from pymc_sgmcmc.batching import WeightedRows
 from pymc_sgmcmc.gradient_estimators.weighted import WeightedGradient
 from pymc_sgmcmc.posterior import Posterior
@@ -58,6 +67,28 @@ def test_mean_and_covariance_by_enumeration(with_center):
         # The planted error of weights that are left out is seen.
         unweighted = weights @ [rows[list(pair)].sum(0) * 2.5 for pair in pairs]
         assert not np.allclose(unweighted, posterior.gradient(position), rtol=1e-3)
+
+
+def test_weights_of_any_size():
+    """Only ratios count, also where the sum is infinite."""
+    posterior = Posterior(logistic_model(n_rows=5))
+    draws, weights = [], []
+    for factor in (1.0, 1e307, 1e-290):
+        batching = WeightedRows(posterior.data, 4, factor * WEIGHTS, dtype=posterior.dtype)
+        draws.append(batching.draw(np.random.default_rng(1), 100))
+        weights.append(batching._data[-1])
+    assert np.array_equal(draws[0], draws[1])
+    np.testing.assert_allclose(weights, np.tile(WEIGHTS.mean() / WEIGHTS, (3, 1)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("sampler", [SGLD, SGLDCV])
+def test_rows_that_are_hardly_ever_drawn(sampler):
+    """A chain would follow the posterior without them."""
+    weights = np.where(np.arange(200) < 100, 1e-9, 1.0)
+    with logistic_model(n_rows=200):
+        with pytest.warns(BatchSizeWarning, match="the noise of the gradient is .* times"):
+            sampler(**GIVEN, row_weights=weights)
+        sampler(**GIVEN, row_weights=np.linspace(0.2, 1, 200))
 
 
 def test_rows_are_drawn_with_their_probabilities():
@@ -117,6 +148,7 @@ def test_settings_of_the_run():
         ({"row_weights": np.array([1, 1, 1, 1, 0])}, "should be positive numbers"),
         ({"row_weights": np.array([1, 1, 1, 1, np.nan])}, "should be positive numbers"),
         ({"row_weights": np.ones((5, 1))}, "should be positive numbers"),
+        ({"row_weights": np.array([1, 1, 1, 1, 1e-40])}, "at least 1e-30 of the largest"),
         ({"step_size": None, "preconditioner": None}, "need `step_size` and `batch_size`"),
         ({"batch_size": None}, "need `step_size` and `batch_size`"),
         ({"batching": "shuffle"}, "rows with replacement"),

@@ -569,3 +569,21 @@ def test_random_numbers_that_are_no_variables():
 
     refused(in_the_likelihood, "log density of `y` depends on random numbers that are no variable")
     refused(in_a_potential, "log density of `penalty` depends on random numbers")
+
+
+@pytest.mark.parametrize("vars", [None, ["mean"]])
+def test_a_dimension_that_rows_share_with_a_parameter(vars):
+    """Gradients of single rows were N times too large: each was repeated along the dimension."""
+    rng = np.random.default_rng(1)
+    with pm.Model(coords={"row": np.arange(6)}) as model:
+        number = pm.Data("number", np.arange(6))
+        scale = pm.Gamma("scale", 2, 2, dims="row")
+        mean = pm.Normal("mean")
+        pm.Normal("y", mean, scale[number], observed=rng.normal(size=6), dims="row")
+    posterior = Posterior(model, vars)
+    position = rng.normal(size=posterior.dimension)
+    single = posterior.row_gradients(position, posterior.take(slice(None)))
+    _, prior = posterior.log_prior_and_gradient(position)
+    np.testing.assert_allclose(single.sum(0), posterior.gradient(position) - prior, rtol=1e-9)
+    apart = [posterior.row_gradients(position, posterior.take([row]))[0] for row in range(6)]
+    np.testing.assert_allclose(single, apart, rtol=1e-9)

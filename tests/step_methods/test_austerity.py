@@ -110,14 +110,14 @@ def test_where_all_rows_are_read_the_decision_is_exact():
         assert {(decision.accepted, decision.error) for decision in full} == {(shift < 0, 0.0)}
 
 
-def test_equal_differences_do_not_stop_the_test():
-    """A rare row may have all of the difference."""
-    values = np.zeros(1000)
+@pytest.mark.parametrize("usual", [0.0, 0.1, np.float32(0.1)])
+def test_equal_differences_do_not_stop_the_test(usual):
+    """A rare row may have all of the difference. Rounding of the mean tells nothing of the rows."""
+    values = np.full(1000, usual)
     values[0] = 100.0
-    found = decisions(values, 0.05, 100, 0.05, 40)
-    assert all(decision.accepted or decision.rows_read < 1000 for decision in found)
-    unseen = [decision for decision in found if not decision.accepted]
-    assert not unseen
+    for batch_size in (3, 100):
+        found = decisions(values, usual + 0.05, batch_size, 0.05, 40)
+        assert all(decision.accepted for decision in found)
 
 
 @pytest.mark.parametrize(("value", "accepted"), [(-np.inf, False), (np.nan, False), (np.inf, True)])
@@ -324,6 +324,19 @@ def test_progress_bar(model, capsys):
 def test_settings_are_checked(model, settings, error, message):
     with pytest.raises(error, match=message):
         AusterityMH(model=model, **settings)
+
+
+@pytest.mark.parametrize("error", [0.0, 0.01])
+def test_invalid_parameters_are_outside_of_the_support(error):
+    """log p is finite at p = 1.5, but the density of a success is zero there."""
+    with pm.Model() as model:
+        chance = pm.Uniform("chance", 0, 2, default_transform=None, initval=0.8)
+        pm.Bernoulli("y", chance, observed=np.ones(6, dtype=int))
+        step = AusterityMH(error=error, step_size=0.05, preconditioner="identity", batch_size=3)
+    draws = sample(model, step, draws=8_000, tune=100).posterior["chance"].values
+    assert draws.max() <= 1
+    exact = 7 / 8  # of a Beta(7, 1) law
+    assert abs(draws.mean() - exact) < 0.01
 
 
 def test_models_without_rows_are_refused():

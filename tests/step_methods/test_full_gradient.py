@@ -238,6 +238,20 @@ def test_mala_on_a_skewed_posterior():
     assert abs(np.cos(np.pi * uniform).mean()) * np.sqrt(2 * len(uniform)) > 2 * Z_BOUND
 
 
+def test_mala_stays_where_parameters_are_valid():
+    """log p is finite at p = 1.5, but the density of a success is zero there."""
+    with pm.Model():
+        chance = pm.Normal("chance", 0.8, 0.3, initval=0.8)
+        pm.Bernoulli("y", chance, observed=np.ones(6, dtype=int))
+        step = MALA(step_size=0.03, preconditioner="identity", thin=3, compile_kwargs=NUMBA)
+        idata = pm.sample(8_000, tune=100, chains=2, cores=1, step=step, random_seed=1, **QUIET)
+    draws = idata.posterior["chance"].values
+    assert draws.max() <= 1
+    grid = (np.arange(2000) + 0.5) / 2000
+    density = stats.norm(0.8, 0.3).pdf(grid) * grid**6
+    assert abs(draws.mean() - density @ grid / density.sum()) < 0.01
+
+
 @pytest.mark.slow
 def test_long_chain_of_mala_has_the_variance_of_the_posterior():
     """Through `pm.sample`, with a standard error from batch means."""

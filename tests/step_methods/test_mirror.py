@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 from scipy import stats
 
@@ -140,6 +141,69 @@ def test_hamcmc_with_pairs_is_near_the_posterior():
     assert draws.std() == pytest.approx(posterior.std(), rel=0.05)
 
 
+def test_several_variables_that_depend_on_each_other():
+    """Strong correlation, with a variable without bounds besides: SGLD and HAMCMC on a grid.
+
+    A matrix from pairs of positive variables would be reflected in another direction: means were
+    too large by 70 % then.
+    """
+    correlation = np.array([[1, -0.8, 0.5], [-0.8, 1, -0.5], [0.5, -0.5, 1]])
+    precision, mean = np.linalg.inv(correlation), np.array([0.1, 0.1, 0.0])
+    grid = (np.arange(500) + 0.5) / 100
+    first, second = np.meshgrid(grid, grid, indexing="ij")
+    law = stats.multivariate_normal(mean[:2], correlation[:2, :2]).pdf(np.dstack([first, second]))
+    law /= law.sum()
+    slopes = np.linalg.solve(correlation[:2, :2], correlation[:2, 2])
+    third = slopes[0] * (first - 0.1) + slopes[1] * (second - 0.1)
+    exact = [(law * values).sum() for values in (first, second, third, first * second)]
+    settings = {"initial_scale": 0.1, "regularization": 0.1, "curvature_threshold": 0.1}
+    for sampler in (
+        partial(SGLD, preconditioner="identity", step_size=0.01, thin=10),
+        partial(HAMCMC, **settings, step_size=0.1, memory=3, thin=30),
+        partial(HAMCMC, **settings, step_size=0.1, memory=3, thin=30, pairs="between"),
+    ):
+        with pm.Model():
+            scale = pm.HalfFlat("scale", shape=2, default_transform=None)
+            shift = pm.Flat("shift")
+            difference = pt.stack([scale[0], scale[1], shift]) - mean
+            pm.Potential("density", -0.5 * difference @ precision @ difference)
+            pm.Normal("y", scale[0], 1e6, observed=np.zeros(8))
+            step = sampler(gradient="plain", batch_size=8, positive="mirror", **COMPILED)
+            idata = sample(
+                draws=20_000, tune=500, chains=2, cores=1, step=step, random_seed=1, **QUIET
+            )
+        draws = np.concatenate(
+            [idata.posterior["scale"], idata.posterior["shift"].values[..., None]], axis=-1
+        ).reshape(-1, 3)
+        values = np.column_stack([draws, draws[:, 0] * draws[:, 1]])
+        batches = values.reshape(50, -1, 4).mean(axis=1)
+        error = batches.std(axis=0, ddof=1) / 50**0.5
+        assert np.all(np.abs(batches.mean(axis=0) - exact) < 4 * error + 0.02), step.name
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [
+        lambda: pm.Gamma("scale", 2, 1, default_transform=None),
+        lambda: pm.Gamma("scale", [1, 1, 0.5], 1, default_transform=None).sum(),
+        lambda: pm.InverseGamma("scale", 3, 1, default_transform=None),
+        # At the initial point the shape is one.
+        lambda: pm.Gamma("scale", pm.HalfNormal("shape"), 1, default_transform=None),
+        lambda: pm.Normal("x", 0, pm.HalfNormal("scale", default_transform=None)),
+    ],
+)
+def test_gradients_that_are_unbounded_at_zero(prior):
+    """Means of the draws were several times too large, whatever the step size."""
+    with pm.Model():
+        pm.Normal("y", prior(), 1, observed=np.zeros(8))
+        with pytest.raises(ModelError, match="is unbounded where `scale` is zero"):
+            SGLD(**PLAIN, positive="mirror")
+    with pm.Model():
+        pm.Normal("y", 0, pm.HalfNormal("scale", default_transform=None), observed=np.ones(8))
+        with pytest.raises(ModelError, match="is unbounded where `scale` is zero"):
+            SGLD(**PLAIN, positive="mirror")
+
+
 def test_other_variables_are_not_mirrored():
     with pm.Model():
         scale = pm.HalfNormal("scale", 1, shape=2, default_transform=None)
@@ -158,7 +222,8 @@ def test_other_variables_are_not_mirrored():
     [
         lambda: pm.TruncatedNormal("scale", 0, 1, lower=0, default_transform=None),
         lambda: pm.Truncated("scale", pm.Normal.dist(), lower=0.0, default_transform=None),
-        lambda: pm.Gamma("scale", 2, 1, default_transform=None),
+        lambda: pm.Gamma("scale", 1, 1, default_transform=None),
+        lambda: pm.HalfCauchy("scale", 1, default_transform=None),
     ],
 )
 def test_positive_supports(prior):

@@ -255,7 +255,13 @@ def refused_models():
     def free_strength():
         hierarchy(strength=pm.HalfNormal("strength", 1.0))
 
+    def other_total_size():
+        precision = pm.Wishart("precision", 4, V=V)
+        mu = pm.MvNormal("mu", zero, tau=precision)
+        pm.MvNormal("theta", mu, tau=precision, observed=np.ones((3, 2)), total_size=30)
+
     return {
+        "other total size": (other_total_size, r"total_size=\[30\]"),
         "twice the precision": (lambda: hierarchy(tau=lambda precision: 2 * precision), "form"),
         "twice the mean": (lambda: hierarchy(mean=lambda mu: 2 * mu), "another form"),
         "another law of the mean": (mean_apart, "another form"),
@@ -318,6 +324,12 @@ def test_changed_data_are_refused():
         step = NormalInverseWishart([mu, precision])
         pm.set_data({"data": VECTORS + 1})
     with pytest.raises(ModelError, match="`data` were changed after the step method was made"):
+        sample(model, step, draws=2, cores=1)
+    model = observed_model()
+    step = NormalInverseWishart(["mu", "precision"], model=model)
+    with model:
+        pm.Normal("other", model["mu"].sum(), 0.01, observed=9.0)
+    with pytest.raises(ModelError, match="`other` was added or removed"):
         sample(model, step, draws=2, cores=1)
 
 

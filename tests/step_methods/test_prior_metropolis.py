@@ -108,6 +108,103 @@ def test_a_seed_gives_the_same_draws_in_processes():
     assert np.array_equal(one.posterior["scale"], two.posterior["scale"])
 
 
+def test_invalid_parameters_are_outside_of_the_support():
+    """log p is finite at p = 1.5, but the density of a success is zero there."""
+    with pm.Model():
+        chance = pm.Normal("chance", 0.8, 0.3, shape=3)
+        pm.Bernoulli("y", chance, observed=[1, 1, 0])
+        idata = run(PriorMetropolis([chance]))
+    draws = idata.posterior["chance"].values
+    assert draws.max() <= 1
+    grid = (np.arange(2000) + 0.5) / 2000
+    prior = stats.norm(0.8, 0.3).pdf(grid)
+    exact = [(prior * f * grid).sum() / (prior * f).sum() for f in (grid, grid, 1 - grid)]
+    assert np.abs(z_values(draws, np.array(exact))).max() < Z_BOUND
+
+
+def test_counts_with_a_potential():
+    """Discrete variables, whose parent is free and which a potential weights, by enumeration."""
+    with pm.Model():
+        rate = pm.Gamma("rate", 2, 1)
+        count = pm.Poisson("count", rate, shape=5)
+        pm.Potential("penalty", -0.3 * count)
+        pm.Normal("y", count, 1, observed=np.abs(Y))
+        idata = run(PriorMetropolis([count]), pm.Slice([rate]))
+    rates, counts = np.linspace(0.01, 15, 1500), np.arange(40)
+    prior = stats.poisson.pmf(counts, rates[:, None])
+    likelihood = np.exp(-0.3 * counts) * stats.norm.pdf(np.abs(Y)[:, None], counts)
+    of_each = prior @ likelihood.T
+    weights = stats.gamma(2).pdf(rates) * of_each.prod(1)
+    exact = weights @ ((prior @ (likelihood * counts).T) / of_each) / weights.sum()
+    assert np.abs(z_values(idata.posterior["count"].values, exact)).max() < Z_BOUND
+
+
+def test_values_that_a_transform_does_not_have_are_refused():
+    """The density of a normal prior under a log transform ends at zero, whatever the terms say."""
+    with pm.Model():
+        number = pm.Normal("number", transform=pm.distributions.transforms.log, shape=3)
+        pm.Bernoulli("y", pt.switch(number > 1, 0.9, 0.1), observed=[0, 1, 0])
+        idata = run(PriorMetropolis([number]), draws=300, chains=1)
+    assert (idata.posterior["number"] > 0).all()
+
+
+def test_elements_that_change_others_only_elsewhere():
+    """At the initial point a coefficient is zero, or data and discrete variables hide it."""
+    with pm.Model():
+        slope = pm.Normal("slope")
+        effect = pm.Normal("effect", shape=5)
+        pm.Normal("y", effect + slope * effect[::-1], 1, observed=Y)
+        with pytest.raises(ModelError, match="Elements of `effect` change other elements"):
+            PriorMetropolis([effect])
+    with pm.Model():
+        swapped = pm.Bernoulli("swapped", 0.5, initval=0)
+        effect = pm.Normal("effect", shape=5)
+        pm.Normal("y", pt.switch(swapped, effect[::-1], effect), 1, observed=np.zeros(5))
+        step = PriorMetropolis([effect])
+        with pytest.raises(ModelError, match="Elements of `effect` change other elements"):
+            run(pm.BinaryMetropolis([swapped]), step, chains=1)
+    with pm.Model():
+        row = pm.Data("row", np.arange(5))
+        effect = pm.Normal("effect", shape=5)
+        pm.Normal("y", effect[row], 1, observed=Y)
+        step = PriorMetropolis([effect])
+        pm.set_data({"row": np.arange(5)[::-1]})
+        with pytest.raises(ModelError, match="Elements of `effect` change other elements"):
+            run(step, chains=1)
+
+
+def test_models_that_change_after_the_step_was_made():
+    with pm.Model():
+        data = pm.Data("data", Y)
+        scale = pm.HalfNormal("scale", 1, shape=data.shape[0])
+        pm.Normal("y", 0, scale, observed=data)
+        step = PriorMetropolis([scale])
+        pm.set_data({"data": Y + 1})
+        run(step, draws=10, chains=1)
+        pm.set_data({"data": np.ones(3)})
+        with pytest.raises(ModelError, match=r"`scale` had shape \(5,\) .* now has shape \(3,\)"):
+            run(step, chains=1)
+        pm.Normal("other", 0, scale, observed=np.ones(3))
+        with pytest.raises(ModelError, match="`other` was added or removed"):
+            run(step, chains=1)
+
+
+def test_variables_and_settings():
+    with pm.Model():
+        scale = pm.HalfNormal("scale", 1, shape=5)
+        pm.Normal("y", 0, scale, observed=Y)
+        assert len(PriorMetropolis([scale, scale]).vars) == 1
+        with pytest.raises(TypeError, match="`compile_kwargs` should have keys"):
+            PriorMetropolis([scale], compile_kwargs={"linker": "py"})
+        first = PriorMetropolis([scale], rng=1).step({"scale_log__": np.zeros(5)})[0]
+        for mode in ("NUMBA", "FAST_COMPILE"):
+            step = PriorMetropolis([scale], rng=1, compile_kwargs={"mode": mode})
+            assert np.array_equal(
+                step.step({"scale_log__": np.zeros(5)})[0]["scale_log__"] != 0,
+                first["scale_log__"] != 0,
+            )
+
+
 def kanter(angle, exponential, alpha):
     """Positive stable numbers with Laplace transform exp(-s^alpha) (Kanter 1975)."""
     part = alpha
@@ -169,7 +266,7 @@ def one_scale(**others):
         (
             lambda: pm.Normal("y", 0, one_scale(shape=2)[np.array([0, 0, 1])], observed=np.ones(3)),
             ["scale"],
-            r"`scale` should have the shape .* has shape \(2,\) where these have \(3,\)",
+            r"`scale` should have the shape .* has shape \(2,\) where `y` has \(3,\)",
         ),
         (
             lambda: pm.Normal("y", 0, one_scale(shape=3)[::-1], observed=np.ones(3)),
@@ -179,7 +276,7 @@ def one_scale(**others):
         (
             lambda: pm.Normal("y", 0, one_scale(shape=(3, 1)), observed=np.ones((3, 2))),
             ["scale"],
-            r"has shape \(3, 1\) where these have \(3, 2\)",
+            r"has shape \(3, 1\) where `y` has \(3, 2\)",
         ),
         (
             lambda: pm.Normal("y", pm.Normal("mu", 0, one_scale()), 1, observed=np.ones(3)),
@@ -207,6 +304,31 @@ def one_scale(**others):
             lambda: (one_scale(), pm.Normal("y", pm.Normal("mu"), 1, observed=np.ones(3))),
             ["scale"],
             "No observed variable depends on `scale`",
+        ),
+        (
+            lambda: pm.Normal("y", 0, one_scale(), observed=np.ones(3), total_size=30),
+            ["scale"],
+            r"total_size=\[30\]",
+        ),
+        (
+            lambda: pm.Normal(
+                "y", pm.Normal("mu", pm.Minibatch(np.ones(9), batch_size=3)), observed=np.ones(3)
+            ),
+            ["mu"],
+            "The model uses `pm.Minibatch`",
+        ),
+        (
+            lambda: pm.Normal("y", pm.Flat("mu", shape=3), 1, observed=np.ones(3)),
+            ["mu"],
+            "`mu` should have a prior that can be drawn from",
+        ),
+        (
+            lambda: (
+                pm.Normal("y", 0, one_scale(shape=3), observed=np.ones(3)),
+                pm.Potential("penalty", -pm.modelcontext(None)["scale"].sum()),
+            ),
+            ["scale"],
+            r"has shape \(3,\) where `penalty` has \(\)",
         ),
     ],
 )

@@ -79,6 +79,21 @@ def test_rows_of_the_model_and_of_several_variables(rng):
     np.testing.assert_allclose(alone, of_counts.mean(1))
 
 
+def test_variables_that_are_not_used_and_total_size(rng):
+    """Densities of rows are not scaled to another number of them."""
+    with pm.Model() as model:
+        mean = pm.Normal("mean")
+        other = pm.Normal("other")
+        pm.Normal("y", mean, 1, observed=pm.Data("values", np.zeros(10)), total_size=10)
+        pm.Normal("x", other, 1, observed=np.zeros(10))
+    draws = xr.Dataset({"mean": (("chain", "draw"), rng.normal(size=(1, 4)))})
+    idata = xr.DataTree.from_dict({"posterior": draws})
+    found = predictive_density(idata, model, {"values": [0.5]}, var_names="y")["log_density"]
+    np.testing.assert_allclose(found, stats.norm.logpdf(0.5, draws["mean"]))
+    with pytest.raises(ValueError, match="should have draws of `other`"):
+        predictive_density(idata, model)
+
+
 def test_bad_input(rng):
     model, idata = regression(rng), some_draws(rng)
     with pytest.raises(KeyError, match=r"of the model, of `X`, `y`, but got `Z`"):
