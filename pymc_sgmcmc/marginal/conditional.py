@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from copy import copy
 
 import numpy as np
 import pytensor.tensor as pt
 
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.independence import Recovered, metropolis
+from pymc_sgmcmc.marginal.interpolation import Polynomials, interpolate
 from pymc_sgmcmc.marginal.inversion import Scale, first_ends, invert, second_modes
 from pymc_sgmcmc.marginal.newton import find_mode, quadratic_mode, solve_upper
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays
@@ -126,11 +128,62 @@ class GroupDraws:
         self._mode: np.ndarray | None = None
         self._ends = first_ends(len(numbers))
         self._hull: np.ndarray | None = None
-        if conditional.size == 1 and not conditional.quadratic:
+        if self.inverts:
             self._hull = self._find_hull(examples)
 
-    def draw(self, parameters: dict[str, np.ndarray], rng: np.random.Generator) -> Recovered:
-        """One draw for each group."""
+    @property
+    def inverts(self) -> bool:
+        """Whether draws are quantiles, at probabilities that may be given."""
+        return self.conditional.size == 1 and not self.conditional.quadratic
+
+    def of_some(self, places: np.ndarray) -> GroupDraws:
+        """Those of the groups at some places."""
+        some = copy(self)
+        some.numbers, some._mode = self.numbers[places], None
+        some._ends = first_ends(len(places))
+        some._hull = None if self._hull is None else self._hull[:, places]
+        return some
+
+    def draw_all(
+        self,
+        parameters: Sequence[dict[str, np.ndarray]],
+        polynomials: Polynomials,
+        uniforms: np.ndarray,
+    ) -> np.ndarray:
+        """Replace probabilities, shape (draws, groups), by quantiles for each set of parameters.
+
+        Returns
+        -------
+        numpy.ndarray
+            Places of the groups that are left, see `interpolate`.
+        """
+        conditional, everywhere = self.conditional, np.arange(len(self.numbers))
+        with np.errstate(all="ignore"):
+            arguments = conditional.arguments(parameters[polynomials.central])
+            centre, root = conditional.centre(self.numbers, arguments)
+            scale, ends = Scale(centre[:, 0], 1 / root[0][0]), first_ends(len(self.numbers))
+            single = everywhere if self._hull is None else np.flatnonzero(np.isnan(self._hull[0]))
+            medians = np.full(len(self.numbers), 0.5)
+            found = invert(self._of_points(arguments), scale, medians, ends)
+            usable = np.isfinite(found) & np.isfinite(scale.width) & np.isfinite(ends).all(axis=0)
+            usable[np.setdiff1d(everywhere, single)] = False
+            left_out = interpolate(
+                polynomials,
+                lambda draw: self._of_points(conditional.arguments(parameters[draw])),
+                scale,
+                ends,
+                np.flatnonzero(usable),
+                uniforms,
+            )
+        return np.union1d(np.flatnonzero(~usable), left_out)
+
+    def draw(
+        self,
+        parameters: dict[str, np.ndarray],
+        rng: np.random.Generator,
+        uniforms: np.ndarray | None = None,
+    ) -> Recovered:
+        """One draw for each group, at probabilities where these are given."""
         conditional, numbers = self.conditional, self.numbers
         with np.errstate(all="ignore"):
             arguments = conditional.arguments(parameters)
@@ -152,7 +205,7 @@ class GroupDraws:
             draws = invert(
                 self._of_points(arguments),
                 Scale(centre[:, 0], 1 / root[0][0]),
-                rng.random(len(numbers)),
+                rng.random(len(numbers)) if uniforms is None else uniforms,
                 self._ends,
                 self._hull,
             )
