@@ -11,8 +11,14 @@ import pytensor.tensor as pt
 
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.independence import Recovered, metropolis
-from pymc_sgmcmc.marginal.interpolation import Polynomials, interpolate
-from pymc_sgmcmc.marginal.inversion import Scale, first_ends, invert, second_modes
+from pymc_sgmcmc.marginal.interpolation import (
+    AT_ONCE,
+    Polynomials,
+    interpolate,
+    scales_of,
+    wider,
+)
+from pymc_sgmcmc.marginal.inversion import LogDensity, Scale, first_ends, invert, second_modes
 from pymc_sgmcmc.marginal.newton import find_mode, quadratic_mode, solve_upper
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays
 from pymc_sgmcmc.posterior.graphs import rebuild
@@ -157,25 +163,49 @@ class GroupDraws:
         numpy.ndarray
             Places of the groups that are left, see `interpolate`.
         """
-        conditional, everywhere = self.conditional, np.arange(len(self.numbers))
-        with np.errstate(all="ignore"):
-            arguments = conditional.arguments(parameters[polynomials.central])
-            centre, root = conditional.centre(self.numbers, arguments)
-            scale, ends = Scale(centre[:, 0], 1 / root[0][0]), first_ends(len(self.numbers))
-            single = everywhere if self._hull is None else np.flatnonzero(np.isnan(self._hull[0]))
-            medians = np.full(len(self.numbers), 0.5)
-            found = invert(self._of_points(arguments), scale, medians, ends)
-            usable = np.isfinite(found) & np.isfinite(scale.width) & np.isfinite(ends).all(axis=0)
-            usable[np.setdiff1d(everywhere, single)] = False
-            left_out = interpolate(
-                polynomials,
-                lambda draw: self._of_points(conditional.arguments(parameters[draw])),
-                scale,
-                ends,
-                np.flatnonzero(usable),
-                uniforms,
+        n_groups = len(self.numbers)
+        left = [
+            part[self.of_some(part)._draw_all(parameters, polynomials, uniforms, part)]
+            for part in np.array_split(np.arange(n_groups), -(-n_groups // AT_ONCE))
+        ]
+        return np.concatenate(left)
+
+    def _draw_all(
+        self,
+        parameters: Sequence[dict[str, np.ndarray]],
+        polynomials: Polynomials,
+        uniforms: np.ndarray,
+        columns: np.ndarray,
+    ) -> np.ndarray:
+        """`draw_all` for few groups, whose probabilities are in some of the columns."""
+
+        def scale_at(draw: int) -> Scale:
+            centre, root = self.conditional.centre(
+                self.numbers, self.conditional.arguments(parameters[draw]), self._mode
             )
-        return np.union1d(np.flatnonzero(~usable), left_out)
+            self._mode = centre
+            return Scale(centre[:, 0], 1 / root[0][0])
+
+        def log_density_at(draw: int) -> LogDensity:
+            of_points = self._of_points(self.conditional.arguments(parameters[draw]))
+            return lambda points, places: of_points(points, usable[places])
+
+        n_groups, ends = len(self.numbers), first_ends(len(self.numbers))
+        with np.errstate(all="ignore"):
+            scales = scales_of(polynomials, scale_at)
+            central = self._of_points(self.conditional.arguments(parameters[polynomials.central]))
+            medians = invert(central, scales.at(polynomials.central), np.full(n_groups, 0.5), ends)
+            finite = np.isfinite(scales.centre) & np.isfinite(scales.width)
+            is_usable = np.isfinite(medians) & finite.all(axis=0)
+            if self._hull is not None:
+                is_usable &= np.isnan(self._hull[0])
+            usable = np.flatnonzero(is_usable)
+            drawn = uniforms[:, columns[usable]]
+            left = interpolate(
+                polynomials, log_density_at, scales.of(usable), wider(ends[:, usable]), drawn
+            )
+            uniforms[:, columns[usable]] = drawn
+        return np.union1d(np.flatnonzero(~is_usable), usable[left])
 
     def draw(
         self,
