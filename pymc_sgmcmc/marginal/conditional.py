@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from copy import copy
+from typing import Protocol
 
 import numpy as np
 import pytensor.tensor as pt
@@ -26,6 +27,12 @@ from pymc_sgmcmc.posterior.graphs import rebuild
 CHUNK_ELEMENTS = 65_536
 """A call handles at most this many records, counted once for each point, so that its arrays, half a
 megabyte each, fit into the cache of a core. Ten times as many take twice the time a record."""
+
+
+class SetsOfParameters(Protocol):
+    """Sets of parameters by their numbers."""
+
+    def __getitem__(self, draw: int, /) -> dict[str, np.ndarray]: ...
 
 
 class Conditional:
@@ -152,7 +159,7 @@ class GroupDraws:
 
     def draw_all(
         self,
-        parameters: Sequence[dict[str, np.ndarray]],
+        parameters: SetsOfParameters,
         polynomials: Polynomials,
         uniforms: np.ndarray,
     ) -> np.ndarray:
@@ -172,7 +179,7 @@ class GroupDraws:
 
     def _draw_all(
         self,
-        parameters: Sequence[dict[str, np.ndarray]],
+        parameters: SetsOfParameters,
         polynomials: Polynomials,
         uniforms: np.ndarray,
         columns: np.ndarray,

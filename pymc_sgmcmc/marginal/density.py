@@ -186,8 +186,7 @@ class GroupDensity:
         data = [
             variable
             for variable in ancestors(log_densities)
-            if leaf_value(variable) is not None
-            and variable not in self.structure.lengths_of_groups
+            if leaf_value(variable) is not None and variable not in self.structure.lengths_of_groups
         ]
         settled = drop_switches_on_data(log_densities, data)
         return [

@@ -51,8 +51,8 @@ LARGEST_ERROR = 2e-5
 a draw may have."""
 
 SCALE_DEGREE = 2
-"""Mode and scale are polynomials of at most this degree. They need not be right, since log densities
-are computed where they say."""
+"""Mode and scale are polynomials of at most this degree. They need not be right, since the log
+densities are computed where they say."""
 
 WIDER = 1.05
 """The grids of all draws reach so many times as far as that of the central draw, since modes and

@@ -108,7 +108,10 @@ def recover(
       draw from a Gaussian.
     * A block of one quantity is drawn by inversion of the distribution function, whose error is
       below 1e-4. Heavy tails, kinks and skewness are followed. Second modes are searched at three
-      of the draws, up to 1000 standard deviations from the first.
+      of the draws, up to 1000 standard deviations from the first. Where the trace has hundreds of
+      draws and few global variables, the log density of a group is a polynomial in these, fitted to
+      some of the draws. The distribution functions are compared with the group's own at 40 others,
+      half of them the farthest, and a group in which they differ by 2e-5 is drawn without it.
     * A larger block is the last state of 16 to 256 Metropolis steps from a Student-t proposal at
       the mode. The error in total variation is below 1e-3 by the weights that were met. The
       effective sample size of the weights, as a fraction of the proposals and as a mean over the

@@ -43,8 +43,8 @@ def mean_field(
     """Mean and standard deviations of the Gaussian with independent coordinates that is nearest.
 
     The rows are divided among the pairs of points where that leaves `SUBSAMPLE_ROWS` to each, or
-    `FEWEST_GROUPS`, so that one evaluation costs two passes over the rows. Both points of a pair have the same rows,
-    whose first-order error cancels.
+    `FEWEST_GROUPS`, so that one evaluation costs two passes over the rows. Both points of a pair
+    have the same rows, whose first-order error cancels.
 
     Parameters
     ----------
