@@ -62,7 +62,14 @@ class QuadratureError:
         The quadrature.
     points : int
         Its nodes in each direction.
+
+    Attributes
+    ----------
+    is_inaccurate_at_start : bool
+        Whether there was a warning of errors near the initial point.
     """
+
+    is_inaccurate_at_start = False
 
     def __init__(self, model: Model, density: GroupDensity, values: TensorVariable, points: int):
         self.points, self._n_groups = points, density.structure.n_groups
@@ -119,6 +126,11 @@ class QuadratureError:
         # Where neither is finite, the position is one that the model excludes.
         return errors[np.isfinite(quadrature) | np.isfinite(expected)]
 
+    def release(self) -> None:
+        """Leave no records of a source in memory."""
+        if self._density.groups_of_source is not None:
+            self._density.groups_of_source.release()
+
     def shift(self, points: Sequence[Mapping[str, np.ndarray]]) -> float:
         r"""Bound on the error of posterior means, in standard deviations, from points of its law.
 
@@ -151,11 +163,14 @@ def quadrature_of(groups: Model) -> QuadratureError | None:
 def warn_of_quadrature(error: QuadratureError) -> None:
     """Warn where the log densities of groups are wrong at a position near the initial point."""
     largest = float(np.abs(error.at()).max(initial=0.0))
-    if not largest <= LARGEST_ERROR:
+    error.release()
+    error.is_inaccurate_at_start = not largest <= LARGEST_ERROR
+    if error.is_inaccurate_at_start:
         _log.warning(
             f"The quadrature of {quoted(error.names)} with {error.points} nodes has errors "
-            f"up to {largest:.2g} in the log density of a group. More `points` help where its law "
-            "is skewed; with two modes, kinks or edges, sample the original model with NUTS."
+            f"up to {largest:.2g} in the log density of a group near the initial point. More "
+            f"nodes, `marginalize(..., points={more_points(error)})`, help where its law is "
+            "skewed; with two modes, kinks or edges, sample the original model with NUTS."
         )
 
 
@@ -168,6 +183,11 @@ def warn_of_shift(error: QuadratureError, points: Sequence[Mapping[str, np.ndarr
             f"The quadrature of {quoted(error.names)} with {error.points} nodes is not accurate "
             f"where the posterior is: means may be off by up to {shift:.2g} standard deviations. "
             f"Use more nodes, `marginalize(..., points={more_points(error)})`."
+        )
+    elif error.is_inaccurate_at_start:
+        _log.info(
+            f"The quadrature of {quoted(error.names)} with {error.points} nodes is accurate around "
+            "the centre of the posterior, so that its errors near the initial point do not matter."
         )
     return moves
 

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from copy import copy
+from typing import Protocol
 
 import numpy as np
 import pytensor.tensor as pt
 
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.independence import Recovered, metropolis
-from pymc_sgmcmc.marginal.inversion import Scale, first_ends, invert, second_modes
+from pymc_sgmcmc.marginal.interpolation import (
+    AT_ONCE,
+    Polynomials,
+    interpolate,
+    scales_of,
+    wider,
+)
+from pymc_sgmcmc.marginal.inversion import LogDensity, Scale, first_ends, invert, second_modes
 from pymc_sgmcmc.marginal.newton import find_mode, quadratic_mode, solve_upper
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays
 from pymc_sgmcmc.posterior.graphs import rebuild
@@ -18,6 +27,12 @@ from pymc_sgmcmc.posterior.graphs import rebuild
 CHUNK_ELEMENTS = 65_536
 """A call handles at most this many records, counted once for each point, so that its arrays, half a
 megabyte each, fit into the cache of a core. Ten times as many take twice the time a record."""
+
+
+class SetsOfParameters(Protocol):
+    """Sets of parameters by their numbers."""
+
+    def __getitem__(self, draw: int, /) -> dict[str, np.ndarray]: ...
 
 
 class Conditional:
@@ -126,11 +141,86 @@ class GroupDraws:
         self._mode: np.ndarray | None = None
         self._ends = first_ends(len(numbers))
         self._hull: np.ndarray | None = None
-        if conditional.size == 1 and not conditional.quadratic:
+        if self.inverts:
             self._hull = self._find_hull(examples)
 
-    def draw(self, parameters: dict[str, np.ndarray], rng: np.random.Generator) -> Recovered:
-        """One draw for each group."""
+    @property
+    def inverts(self) -> bool:
+        """Whether draws are quantiles, at probabilities that may be given."""
+        return self.conditional.size == 1 and not self.conditional.quadratic
+
+    def of_some(self, places: np.ndarray) -> GroupDraws:
+        """Those of the groups at some places."""
+        some = copy(self)
+        some.numbers, some._mode = self.numbers[places], None
+        some._ends = first_ends(len(places))
+        some._hull = None if self._hull is None else self._hull[:, places]
+        return some
+
+    def draw_all(
+        self,
+        parameters: SetsOfParameters,
+        polynomials: Polynomials,
+        uniforms: np.ndarray,
+    ) -> np.ndarray:
+        """Replace probabilities, shape (draws, groups), by quantiles for each set of parameters.
+
+        Returns
+        -------
+        numpy.ndarray
+            Places of the groups that are left, see `interpolate`.
+        """
+        n_groups = len(self.numbers)
+        left = [
+            part[self.of_some(part)._draw_all(parameters, polynomials, uniforms, part)]
+            for part in np.array_split(np.arange(n_groups), -(-n_groups // AT_ONCE))
+        ]
+        return np.concatenate(left)
+
+    def _draw_all(
+        self,
+        parameters: SetsOfParameters,
+        polynomials: Polynomials,
+        uniforms: np.ndarray,
+        columns: np.ndarray,
+    ) -> np.ndarray:
+        """`draw_all` for few groups, whose probabilities are in some of the columns."""
+
+        def scale_at(draw: int) -> Scale:
+            centre, root = self.conditional.centre(
+                self.numbers, self.conditional.arguments(parameters[draw]), self._mode
+            )
+            self._mode = centre
+            return Scale(centre[:, 0], 1 / root[0][0])
+
+        def log_density_at(draw: int) -> LogDensity:
+            of_points = self._of_points(self.conditional.arguments(parameters[draw]))
+            return lambda points, places: of_points(points, usable[places])
+
+        n_groups, ends = len(self.numbers), first_ends(len(self.numbers))
+        with np.errstate(all="ignore"):
+            scales = scales_of(polynomials, scale_at)
+            central = self._of_points(self.conditional.arguments(parameters[polynomials.central]))
+            medians = invert(central, scales.at(polynomials.central), np.full(n_groups, 0.5), ends)
+            finite = np.isfinite(scales.centre) & np.isfinite(scales.width)
+            is_usable = np.isfinite(medians) & finite.all(axis=0)
+            if self._hull is not None:
+                is_usable &= np.isnan(self._hull[0])
+            usable = np.flatnonzero(is_usable)
+            drawn = uniforms[:, columns[usable]]
+            left = interpolate(
+                polynomials, log_density_at, scales.of(usable), wider(ends[:, usable]), drawn
+            )
+            uniforms[:, columns[usable]] = drawn
+        return np.union1d(np.flatnonzero(~is_usable), usable[left])
+
+    def draw(
+        self,
+        parameters: dict[str, np.ndarray],
+        rng: np.random.Generator,
+        uniforms: np.ndarray | None = None,
+    ) -> Recovered:
+        """One draw for each group, at probabilities where these are given."""
         conditional, numbers = self.conditional, self.numbers
         with np.errstate(all="ignore"):
             arguments = conditional.arguments(parameters)
@@ -152,7 +242,7 @@ class GroupDraws:
             draws = invert(
                 self._of_points(arguments),
                 Scale(centre[:, 0], 1 / root[0][0]),
-                rng.random(len(numbers)),
+                rng.random(len(numbers)) if uniforms is None else uniforms,
                 self._ends,
                 self._hull,
             )

@@ -24,7 +24,7 @@ from pymc_sgmcmc.marginal.structure import LocalStructure, LocalTerm
 from pymc_sgmcmc.posterior.graphs import Length, leaf_value, rebuild
 from pymc_sgmcmc.posterior.group_access import GroupsOfSource
 from pymc_sgmcmc.posterior.rows import keep_whole
-from pymc_sgmcmc.posterior.simplify import simplify_logistic
+from pymc_sgmcmc.posterior.simplify import drop_switches_on_data, simplify_logistic
 
 
 class _ChosenRecords:
@@ -160,7 +160,7 @@ class GroupDensity:
     def _make_pieces(self) -> list[_Piece]:
         chosen: dict[bytes, _ChosenRecords] = {}
         pieces = []
-        for term in self.structure.terms:
+        for term in self._settled_terms():
             records = None
             if term.records is not None:
                 codes = term.records.codes.tobytes()
@@ -175,6 +175,23 @@ class GroupDensity:
         return [
             replace(piece, values=simplify_logistic(values))
             for piece, values in zip(pieces, simplified, strict=True)
+        ]
+
+    def _settled_terms(self) -> list[LocalTerm]:
+        """The terms without checks of the support that all data in memory pass."""
+        terms = self.structure.terms
+        if self.structure.column is not None:
+            return list(terms)  # The data are the first records only.
+        log_densities = [term.log_density for term in terms]
+        data = [
+            variable
+            for variable in ancestors(log_densities)
+            if leaf_value(variable) is not None and variable not in self.structure.lengths_of_groups
+        ]
+        settled = drop_switches_on_data(log_densities, data)
+        return [
+            replace(term, log_density=log_density)
+            for term, log_density in zip(terms, settled, strict=True)
         ]
 
     @cached_property

@@ -61,7 +61,7 @@ LEAST_SLOPE = 1e-6
 
 
 @dataclass(frozen=True)
-class _Rule:
+class Rule:
     """Interpolation of a function on [-1, 1], from its values at nodes to equidistant points."""
 
     nodes: np.ndarray
@@ -69,11 +69,11 @@ class _Rule:
     to_points: np.ndarray
 
 
-def _rule(n_nodes: int, n_points: int) -> _Rule:
+def _rule(n_nodes: int, n_points: int) -> Rule:
     nodes = -np.cos(np.pi * np.arange(n_nodes) / (n_nodes - 1))
     coefficients = np.linalg.inv(chebvander(nodes, n_nodes - 1))
     points = chebvander(np.linspace(-1, 1, n_points), n_nodes - 1)
-    return _Rule(nodes, coefficients, points @ coefficients)
+    return Rule(nodes, coefficients, points @ coefficients)
 
 
 RULES = (_rule(21, 65), _rule(33, 129), _rule(65, 257))
@@ -146,7 +146,7 @@ def invert(
     near, far = np.zeros((2, n_groups)), np.full((2, n_groups), np.inf)
     moved = everywhere
     for _ in range(MOST_MOVES):
-        grid = _grid(ends[:, moved], first.nodes)
+        grid = grid_of(ends[:, moved], first.nodes)
         values[:, moved] = scale.log_density(log_density, grid, moved)
         factors = _moves(values[:, moved], several[moved])
         further = (factors != 1).any(axis=0)
@@ -166,20 +166,20 @@ def invert(
         if rule is not first:
             if not len(remaining):
                 return draws
-            grid = _grid(ends[:, remaining], rule.nodes)
+            grid = grid_of(ends[:, remaining], rule.nodes)
             values = scale.log_density(log_density, grid, remaining)
         with np.errstate(invalid="ignore"):  # Values may be minus infinity.
             last = np.abs(rule.coefficients[-LAST_COEFFICIENTS:] @ values).sum(axis=0)
         ended = (last < TOLERANCE) & ~several[remaining]
         places = remaining[ended]
         at_points = rule.to_points @ (values if ended.all() else values[:, ended])
-        x = _quantiles(at_points, ends[:, places], uniforms[places])
+        x = quantiles(at_points, ends[:, places], uniforms[places])
         draws[places] = scale.points(x, places)
         remaining = remaining[~ended]
     if len(remaining):
-        grid = _grid(ends[:, remaining], np.linspace(-1, 1, TABLE))
+        grid = grid_of(ends[:, remaining], np.linspace(-1, 1, TABLE))
         values = scale.log_density(log_density, grid, remaining)
-        x = _quantiles(values, ends[:, remaining], uniforms[remaining])
+        x = quantiles(values, ends[:, remaining], uniforms[remaining])
         draws[remaining] = scale.points(x, remaining)
     return draws
 
@@ -210,7 +210,7 @@ def second_modes(log_density: LogDensity, scale: Scale) -> np.ndarray:
     return np.where(several, scale.points(SCAN[beyond], everywhere), np.nan)
 
 
-def _grid(ends: np.ndarray, nodes: np.ndarray) -> np.ndarray:
+def grid_of(ends: np.ndarray, nodes: np.ndarray) -> np.ndarray:
     """Nodes on [-1, 1] moved between the ends of each group, shape (nodes, groups)."""
     left, right = ends
     return 0.5 * (left + right) + 0.5 * (right - left) * nodes[:, None]
@@ -229,16 +229,11 @@ def _moves(values: np.ndarray, several: np.ndarray) -> np.ndarray:
     return np.where(drops < LEAST_DROP, out, np.where(too_low, back, 1.0))
 
 
-def _quantiles(values: np.ndarray, ends: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+def quantiles(values: np.ndarray, ends: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     """Quantiles from log densities at equidistant points between the ends of each group."""
     if not len(uniforms):
         return np.empty(0)
-    density = np.exp(values - values.max(axis=0))
-    # The integral over a cell is that of a cubic through its four neighbours.
-    cells = 0.5 * (density[1:] + density[:-1])
-    cells[1:-1] += (density[1:-2] + density[2:-1] - density[:-3] - density[3:]) / 24
-    np.maximum(cells, 0, out=cells)
-    sums = np.cumsum(cells, axis=0)
+    density, cells, sums = cumulated(values)
     wanted = uniforms * sums[-1]
     cell = np.minimum((sums < wanted).sum(axis=0), len(cells) - 1)
     places = np.arange(len(uniforms))
@@ -251,3 +246,16 @@ def _quantiles(values: np.ndarray, ends: np.ndarray, uniforms: np.ndarray) -> np
     within = part / np.where(root > 0, root, 1.0)
     left, right = ends
     return left + (right - left) * (cell + within) / len(cells)
+
+
+def cumulated(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Densities at equidistant points, shape (points, n), their integrals over cells, and sums.
+
+    The points are those of log densities. All are up to a factor for each of the n laws.
+    """
+    density = np.exp(values - values.max(axis=0))
+    # The integral over a cell is that of a cubic through its four neighbours.
+    cells = 0.5 * (density[1:] + density[:-1])
+    cells[1:-1] += (density[1:-2] + density[2:-1] - density[:-3] - density[3:]) / 24
+    np.maximum(cells, 0, out=cells)
+    return density, cells, np.cumsum(cells, axis=0)

@@ -18,6 +18,7 @@ from pymc_sgmcmc.checks import one_of, or_none, quoted, whole_number
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.marginal.accuracy import (
     QuadratureError,
+    quadrature_of,
     remember_quadrature,
     warn_of_quadrature,
 )
@@ -44,8 +45,6 @@ MOST_QUADRATURE_SIZE = max(POINTS)
 """Product rules of more directions have too many nodes."""
 
 
-@shown_by_default()
-@quick_graphs()
 def marginalize(
     model: Model,
     names: str | TensorVariable | Sequence[str | TensorVariable],
@@ -103,7 +102,7 @@ def marginalize(
 
     The quadrature is compared with a fine grid, for at most 20 groups: near the initial point here,
     and around the centre where a step method of this package is made. A warning follows where it is
-    not accurate.
+    not accurate. `sample` compares it near the initial point only where there is no centre.
 
     Where the records are in a source, a pass over the column of codes makes an index of them, and a
     step method of this package takes the source as its ``rows``. No other tool can evaluate such a
@@ -128,6 +127,22 @@ def marginalize(
     >>> [variable.name for variable in groups.free_RVs]
     ['mean']
     """
+    groups = without_warning(model, names, method=method, points=points)
+    if (error := quadrature_of(groups)) is not None:
+        warn_of_quadrature(error)
+    return groups
+
+
+@shown_by_default()
+@quick_graphs()
+def without_warning(
+    model: Model,
+    names: str | TensorVariable | Sequence[str | TensorVariable],
+    *,
+    method: str | None = None,
+    points: int | None = None,
+) -> Model:
+    """`marginalize` for a caller who compares the quadrature elsewhere."""
     or_none(one_of, "method", method, METHODS)
     or_none(whole_number, "points", points, 1)
     if method == "exact" and points is not None:
@@ -188,9 +203,7 @@ def integrate(
     if points == 1:
         return laplace(density), None
     values = quadrature(density, points)
-    error = QuadratureError(model, density, values, points)
-    warn_of_quadrature(error)
-    return values, error
+    return values, QuadratureError(model, density, values, points)
 
 
 def names_of(names: str | TensorVariable | Sequence[str | TensorVariable]) -> list[str]:

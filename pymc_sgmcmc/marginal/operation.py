@@ -256,10 +256,28 @@ def _expand(fgraph, node):
     return node.op.expanded(node.inputs)
 
 
+class _MergeAnew(MergeOptimizer):
+    """Merge the equal nodes of a whole graph.
+
+    PyTensor looks for equal nodes when they come into a graph. Two that come with constants of
+    their own stay apart once these are merged, and each search for modes would be made twice.
+    """
+
+    def apply(self, fgraph):
+        while True:
+            before = len(fgraph.apply_nodes)
+            fgraph.remove_feature(fgraph.merge_feature)
+            del fgraph.merge_feature
+            self.add_requirements(fgraph)
+            result = super().apply(fgraph)
+            if len(fgraph.apply_nodes) == before:
+                return result
+
+
 optdb.register(
     "expand_groups",
     # Equal nodes are merged before they are expanded, and equal parts of the graphs afterwards.
-    SequentialGraphRewriter(MergeOptimizer(), dfs_rewriter(_expand), MergeOptimizer()),
+    SequentialGraphRewriter(MergeOptimizer(), dfs_rewriter(_expand), _MergeAnew()),
     "fast_run",
     "fast_compile",
     "minimum_compile",

@@ -20,6 +20,7 @@ from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.conditional import Conditional, GroupDraws
 from pymc_sgmcmc.marginal.exact import is_quadratic
+from pymc_sgmcmc.marginal.interpolation import polynomials_of
 from pymc_sgmcmc.marginal.marginalize import dependent_deterministics, names_of
 from pymc_sgmcmc.marginal.structure import LocalStructure, find_structure
 from pymc_sgmcmc.posterior.compiled import (
@@ -107,7 +108,10 @@ def recover(
       draw from a Gaussian.
     * A block of one quantity is drawn by inversion of the distribution function, whose error is
       below 1e-4. Heavy tails, kinks and skewness are followed. Second modes are searched at three
-      of the draws, up to 1000 standard deviations from the first.
+      of the draws, up to 1000 standard deviations from the first. Where the trace has hundreds of
+      draws and few global variables, the log density of a group is a polynomial in these, fitted to
+      some of the draws. The distribution functions are compared with the group's own at 40 others,
+      half of them the farthest, and a group in which they differ by 2e-5 is drawn without it.
     * A larger block is the last state of 16 to 256 Metropolis steps from a Student-t proposal at
       the mode. The error in total variation is below 1e-3 by the weights that were met. The
       effective sample size of the weights, as a fraction of the proposals and as a mean over the
@@ -315,6 +319,11 @@ class _Draws:
     def __len__(self) -> int:
         return self._chains * self._draws
 
+    @property
+    def values(self) -> list[np.ndarray]:
+        """Values of each variable, shape (draws, ...)."""
+        return list(self._values.values())
+
     def __getitem__(self, draw: int) -> dict[str, np.ndarray]:
         return {name: values[draw] for name, values in self._values.items()}
 
@@ -338,25 +347,36 @@ def _draw_blocks(
     blocks = np.empty((len(draws), len(numbers), conditional.size), dtype=conditional.dtype)
     effective = np.zeros(len(numbers))
     pieces = list(conditional.pieces(numbers))
-    places = np.unique(np.linspace(0, len(draws) - 1, EXAMPLES).astype(int))
-    examples = [draws[place] for place in places]
+    at = np.unique(np.linspace(0, len(draws) - 1, EXAMPLES).astype(int))
+    examples = [draws[number] for number in at]
+    polynomials = polynomials_of(draws.values)
     with Progress(disable=not progressbar) as progress:
         task = progress.add_task("Recovering", total=len(pieces) * len(draws))
         held = conditional.density.each_held([numbers[piece] for piece in pieces])
         for piece, generator, of_piece in zip(pieces, rng.spawn(len(pieces)), held, strict=True):
             law = GroupDraws(conditional, of_piece, examples)
-            for draw, parameters in enumerate(draws):
-                recovered = law.draw(parameters, generator)
+            places = np.arange(*piece.indices(len(numbers)))
+            if law.inverts:
+                # The probabilities lie where the quantiles will be, since they are as many.
+                for of_draw in blocks[:, piece, 0]:
+                    of_draw[:] = generator.random(len(of_draw))
+            if law.inverts and polynomials is not None:
+                left = law.draw_all(draws, polynomials, blocks[:, piece, 0])
+                law, places = law.of_some(left), places[left]
+            for draw, parameters in enumerate(draws if len(places) else ()):
+                uniforms = blocks[draw, places, 0] if law.inverts else None
+                recovered = law.draw(parameters, generator, uniforms)
                 if not np.isfinite(recovered.block).all():
                     wrong = ~np.isfinite(recovered.block).all(axis=1)
                     raise ValueError(
                         "The log density should be finite, but is not for group "
-                        f"{numbers[piece][np.argmax(wrong)]} at {draws.where(draw)}. Check the "
+                        f"{numbers[places[np.argmax(wrong)]]} at {draws.where(draw)}. Check the "
                         "data of this group and the draws of the trace."
                     )
-                blocks[draw, piece] = recovered.block
-                effective[piece] += recovered.effective
+                blocks[draw, places] = recovered.block
+                effective[places] += recovered.effective
                 progress.advance(task)
+            progress.advance(task, 0 if len(places) else len(draws))
     return blocks, effective / len(draws)
 
 

@@ -62,6 +62,28 @@ def drop_settled_switches(
     return _choose_branches(terms, settled)
 
 
+def drop_switches_on_data(
+    terms: Sequence[TensorVariable], data: Iterable[Variable]
+) -> list[TensorVariable]:
+    """Replace switches on a condition on data in memory that holds everywhere, or nowhere.
+
+    The data are variables with values, which are all that the conditions depend on.
+    """
+    nodes = list(toposort(terms))
+    of_data = _functions_of(data, nodes)
+    switches = [node for node in nodes if _is(node, ps.Switch) and node.inputs[0] in of_data]
+    conditions = list(dict.fromkeys(node.inputs[0] for node in switches))
+    if not conditions:
+        return list(terms)
+    values = compile_quietly([], conditions, PYTHON_MODE)()
+    settled = {
+        condition: bool(np.all(value))
+        for condition, value in zip(conditions, values, strict=True)
+        if np.all(value) or not np.any(value)
+    }
+    return _choose_branches(terms, settled)
+
+
 class _Conditions:
     """Conditions as functions of rows, which are compiled where they are first evaluated."""
 

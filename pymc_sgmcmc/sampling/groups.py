@@ -16,9 +16,11 @@ from xarray import DataTree
 
 from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.marginal import marginalize, recover
-from pymc_sgmcmc.marginal.accuracy import more_points, quadrature_of
+from pymc_sgmcmc.marginal import recover
+from pymc_sgmcmc.marginal.accuracy import more_points, quadrature_of, warn_of_quadrature
+from pymc_sgmcmc.marginal.marginalize import without_warning
 from pymc_sgmcmc.marginal.search import local_structures
+from pymc_sgmcmc.posterior.graphs import shape_of
 from pymc_sgmcmc.record import INTEGRATED, PREFIX, QUADRATURE_POINTS
 from pymc_sgmcmc.sampling.workers import interrupts_noted
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
@@ -173,22 +175,25 @@ def _are_names(choice: Any) -> bool:
 
 
 def _integrated(model: Model, names: tuple[str, ...], step: MakeStep) -> Groups:
-    groups = marginalize(model, names)
+    groups = without_warning(model, names)
+    log.info(
+        "%s %s integrated out, so that %d groups are the rows, and drawn at the end. With "
+        "`marginalize=None` the joint model is sampled.",
+        quoted(names),
+        "is" if len(names) == 1 else "are",
+        shape_of(groups.observed_RVs[-1])[0],
+    )
     made = step(model=groups)
     for _ in range(MOST_REFINEMENTS):
         error = quadrature_of(groups)
         if error is None or not getattr(made, "needs_more_points", False):
             break
         log.info("The quadrature takes %d nodes.", more_points(error))
-        groups = marginalize(model, names, points=more_points(error))
+        groups = without_warning(model, names, points=more_points(error))
         made = step(model=groups)
-    log.info(
-        "%s %s integrated out, so that %d groups are the rows, and drawn at the end. With "
-        "`marginalize=None` the joint model is sampled.",
-        quoted(names),
-        "is" if len(names) == 1 else "are",
-        getattr(getattr(made, "posterior", None), "n_rows", 0),
-    )
+    error = quadrature_of(groups)
+    if error is not None and getattr(made, "needs_more_points", None) is None:
+        warn_of_quadrature(error)  # The step method has no centre to compare it at.
     return Groups(model, names, groups, made)
 
 

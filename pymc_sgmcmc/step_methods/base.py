@@ -61,6 +61,9 @@ POINTS_OF_CHECK = 20
 """At so many points around the centre a quadrature is compared with a grid. The bound on its effect
 is a standard deviation over them, which is then known to a sixth."""
 
+TOLD_SECONDS = 1.0
+"""The log has the time of a set-up that took longer, since PyMC's message leaves it out."""
+
 FEW_LABELS = 5
 """A message names at most this many coordinates, so that it stays readable."""
 
@@ -225,21 +228,19 @@ class StochasticGradientStep(StepMethod):
             if better := advice(settings.model, self.posterior.n_rows, rows_of_draw):
                 log.info("%s: %s", setup.name, better)
         quadrature = quadrature_of(settings.model)
-        self.needs_more_points = (
-            quadrature is not None
-            and self.center is not None
-            and warn_of_shift(
-                quadrature, laplace_draws(self.posterior, self.center, POINTS_OF_CHECK)
-            )
-        )
+        # None where the quadrature cannot be compared around a centre.
+        self.needs_more_points: bool | None = None
+        if quadrature is not None and self.center is not None:
+            points = laplace_draws(self.posterior, self.center, POINTS_OF_CHECK)
+            self.needs_more_points = warn_of_shift(quadrature, points)
         self.setup_chain(settings.generator(), 0, 0)
         self.tune = True
+        seconds = time.monotonic() - began
         self.run_settings = with_cost(
-            self.run_settings,
-            block.gradients,
-            self.posterior.rows_evaluated,
-            time.monotonic() - began,
+            self.run_settings, block.gradients, self.posterior.rows_evaluated, seconds
         )
+        if seconds > TOLD_SECONDS:
+            log.info("%s: the set-up took %.0f seconds", setup.name, seconds)
 
     @property
     def step_size(self) -> StepSize:

@@ -28,6 +28,10 @@ MEAN_FIELD_PAIRS = 10
 """The objective is a mean over this many antithetic pairs of points. It is a compromise between
 their noise, since the result is only where a search begins, and their time."""
 
+FEWEST_GROUPS = 100
+"""Where rows are groups of records, each pair of points has at least this many of them. The groups
+of all pairs together decide where the objective is largest, since the first-order error cancels."""
+
 MEAN_FIELD_STEPS = 200
 """L-BFGS makes at most this many steps, which bounds the time. Group effects with their scale need
 20 to 150 of them from the mode."""
@@ -38,9 +42,9 @@ def mean_field(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviations of the Gaussian with independent coordinates that is nearest.
 
-    The rows are divided among the pairs of points where that leaves `SUBSAMPLE_ROWS` to each, so
-    that one evaluation costs two passes over the rows. Both points of a pair have the same rows,
-    whose first-order error cancels.
+    The rows are divided among the pairs of points where that leaves `SUBSAMPLE_ROWS` to each, or
+    `FEWEST_GROUPS`, so that one evaluation costs two passes over the rows. Both points of a pair
+    have the same rows, whose first-order error cancels.
 
     Parameters
     ----------
@@ -60,11 +64,12 @@ def mean_field(
     directions = rng.standard_normal((MEAN_FIELD_PAIRS, d))
     rows = Subsample(posterior, evaluations=2 * MEAN_FIELD_STEPS).rows
     count = len(rows[0])
+    fewest = FEWEST_GROUPS if posterior.rows_are_groups else SUBSAMPLE_ROWS
     # Each block is for the same number of pairs, so that all rows have equal weights.
     number = max(
         divisor
         for divisor in range(1, MEAN_FIELD_PAIRS + 1)
-        if MEAN_FIELD_PAIRS % divisor == 0 and divisor <= max(1, count // SUBSAMPLE_ROWS)
+        if MEAN_FIELD_PAIRS % divisor == 0 and divisor <= max(1, count // fewest)
     )
     shares = np.array_split(rng.permutation(count), number)
     blocks = [posterior.part(rows, np.sort(share)) for share in shares]

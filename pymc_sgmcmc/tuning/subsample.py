@@ -11,8 +11,13 @@ SUBSAMPLE_ROWS = 10_000
 element of the curvature from so many rows has a relative error of some per cent."""
 
 
-SUBSAMPLE_GROUPS = 2_000
-"""Where rows are groups of records, this many are enough: a group says more than a record."""
+SUBSAMPLE_GROUPS = (500, 2_000)
+"""Where rows are groups of records, this many are enough, the fewer the more records they have: a
+group says more than a record. An element of the curvature from 500 groups, such as that of the log
+of their scale, has a relative error of up to 6 %, and from 2000 one of 3 %."""
+
+ELEMENTS_OF_GROUPS = 240_000
+"""Elements of the groups of a subsample, between these numbers: 2000 groups of ten records."""
 
 SUBSAMPLE_OPERATIONS = 1_000_000_000
 """More rows are taken as long as rows times elements of a row times evaluations stay below this
@@ -21,7 +26,9 @@ number, about a second of work."""
 
 def fewest_rows(posterior: Posterior) -> int:
     """Rows of a subsample, or more."""
-    return SUBSAMPLE_GROUPS if posterior.rows_are_groups else SUBSAMPLE_ROWS
+    if not posterior.rows_are_groups:
+        return SUBSAMPLE_ROWS
+    return int(np.clip(ELEMENTS_OF_GROUPS // max(1, posterior.row_elements), *SUBSAMPLE_GROUPS))
 
 
 class Subsample:

@@ -6,6 +6,7 @@ Examples
 
     python tests/benchmarks/groups.py
     python tests/benchmarks/groups.py --groups 1000 10000 --nuts 1000
+    python tests/benchmarks/groups.py --groups 1000 --large 3000 --nuts --nutpie --local
 
 ``README.md`` beside this file says how to read the figures.
 """
@@ -23,7 +24,8 @@ from common.machine import restrict_to_one_core
 from common.peer_python import python_of
 from common.program import make_parser, print_table, print_verdict, say, write_results
 
-RECORDS = 10
+RECORDS = (10, 67)
+LARGE_GROUPS = (300, 3000)
 TRUTH = {"intercept": -0.5, "slopes": (1.0, 0.5), "sd": 1.2}
 SLOPE_LIMIT = 0.05
 NUTS_SECONDS = 600
@@ -33,6 +35,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = make_parser(__doc__)
     parser.add_argument("--groups", type=int, nargs="+", default=[1000, 10_000, 100_000, 1_000_000])
+    parser.add_argument(
+        "--records", type=int, nargs=2, default=RECORDS, help="of a group, and of a large one"
+    )
+    parser.add_argument(
+        "--large", type=int, nargs="*", default=LARGE_GROUPS, help="numbers of large groups"
+    )
     parser.add_argument("--nuts", type=int, nargs="*", default=[1000, 10_000], help="for NUTS")
     parser.add_argument("--nutpie", type=int, nargs="*", default=[1000, 10_000], help="for nutpie")
     parser.add_argument("--local", type=int, nargs="*", default=[1000], help="for `local=`")
@@ -40,13 +48,13 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def build_model(groups: int) -> Any:
+def build_model(groups: int, records: int) -> Any:
     """The joint model, not centred."""
     import numpy as np
     import pymc as pm
 
     rng = np.random.default_rng(groups)
-    group = np.repeat(np.arange(groups), RECORDS)
+    group = np.repeat(np.arange(groups), records)
     X = rng.normal(size=(len(group), len(TRUTH["slopes"])))
     effects = TRUTH["sd"] * rng.normal(size=groups)
     predictor = TRUTH["intercept"] + X @ np.array(TRUTH["slopes"]) + effects[group]
@@ -89,39 +97,47 @@ def timed_draws(step: Any, draws: int, **options: Any) -> tuple[Any, float]:
     return idata, times["ended"] - times["tuned"]
 
 
-def run_ours(groups: int, draws: int, launched: float) -> dict[str, Any]:
-    """`marginalize` and `SGLDCV()`; all before the first draw that is kept counts as set-up."""
-    from pymc_sgmcmc import SGLDCV
-    from pymc_sgmcmc.marginal import marginalize
+def run_ours(groups: int, records: int, draws: int, launched: float) -> dict[str, Any]:
+    """`marginalize` and `SGLDCV()`; all before the first draw that is kept counts as set-up.
 
-    model = build_model(groups)
+    `recover` is timed beside it.
+    """
+    from pymc_sgmcmc import SGLDCV
+    from pymc_sgmcmc.marginal import marginalize, recover
+
+    model = build_model(groups, records)
     before = time.process_time()
     with marginalize(model, "z"):
         step = SGLDCV()
         idata, sampling = timed_draws(step, draws)
     set_up = time.process_time() - before - sampling
+    before = time.process_time()
+    recover(idata, model, "z", random_seed=1, progressbar=False)
     return {
         "groups": groups,
+        "records": records,
         "method": "SGLDCV",
         "set_up": set_up,
+        "recover": time.process_time() - before,
         "transition_us": sampling / int(idata.sample_stats["n_steps"].sum()) * 1e6,
         "batch_size": step.batch_size,
         **summary(idata, sampling),
     }
 
 
-def run_local(groups: int, draws: int, launched: float) -> dict[str, Any]:
+def run_local(groups: int, records: int, draws: int, launched: float) -> dict[str, Any]:
     """`SGLDCV(local=...)`, which samples the intercepts by Fisher's identity."""
     from pymc_sgmcmc import SGLDCV
 
     names = ["intercept", "slopes", "sd"]
-    with build_model(groups):
+    with build_model(groups, records):
         before = time.process_time()
         step = SGLDCV(local="z")
         idata, sampling = timed_draws(step, draws, var_names=names)
         set_up = time.process_time() - before - sampling
     return {
         "groups": groups,
+        "records": records,
         "method": "local",
         "set_up": set_up,
         "transition_us": sampling / int(idata.sample_stats["n_steps"].sum()) * 1e6,
@@ -130,11 +146,11 @@ def run_local(groups: int, draws: int, launched: float) -> dict[str, Any]:
     }
 
 
-def run_nutpie(groups: int, draws: int, launched: float) -> dict[str, Any]:
+def run_nutpie(groups: int, records: int, draws: int, launched: float) -> dict[str, Any]:
     """nutpie on the joint model; compilation and warm-up count as set-up."""
     import nutpie
 
-    model = build_model(groups)
+    model = build_model(groups, records)
     before = time.process_time()
     compiled = nutpie.compile_pymc_model(model)
     began: list[float] = []
@@ -151,6 +167,7 @@ def run_nutpie(groups: int, draws: int, launched: float) -> dict[str, Any]:
     sampling = end - began[0]
     return {
         "groups": groups,
+        "records": records,
         "method": "nutpie",
         "set_up": began[0] - before,
         "transition_us": float("nan"),
@@ -159,11 +176,11 @@ def run_nutpie(groups: int, draws: int, launched: float) -> dict[str, Any]:
     }
 
 
-def run_nuts(groups: int, draws: int, launched: float) -> dict[str, Any]:
+def run_nuts(groups: int, records: int, draws: int, launched: float) -> dict[str, Any]:
     """PyMC's NUTS on the joint model; its warm-up counts as set-up."""
     import pymc as pm
 
-    model = build_model(groups)
+    model = build_model(groups, records)
     before = time.process_time()
     with model:
         idata = pm.sample(draws=500, tune=500, chains=1, progressbar=False, random_seed=1)
@@ -171,6 +188,7 @@ def run_nuts(groups: int, draws: int, launched: float) -> dict[str, Any]:
     sampling = float(idata.sample_stats["perf_counter_diff"].values.sum())
     return {
         "groups": groups,
+        "records": records,
         "method": "NUTS",
         "set_up": seconds - sampling,
         "transition_us": float("nan"),
@@ -184,16 +202,18 @@ def main(arguments: list[str] | None = None) -> int:
     settings = parse_arguments(arguments)
     core = restrict_to_one_core(settings.core)
     results = []
-    contenders = {
-        "run_ours": settings.groups,
-        "run_local": settings.local,
-        "run_nuts": settings.nuts,
-        "run_nutpie": settings.nutpie,
-    }
-    for method, sizes in contenders.items():
+    few, many = settings.records
+    contenders = [
+        ("run_ours", few, settings.groups),
+        ("run_ours", many, settings.large),
+        ("run_local", few, settings.local),
+        ("run_nuts", few, settings.nuts),
+        ("run_nutpie", few, settings.nutpie),
+    ]
+    for method, records, sizes in contenders:
         python = python_of("nutpie") if method == "run_nutpie" and sizes else sys.executable
         for groups in sizes:
-            say(f"{method}, {groups} groups")
+            say(f"{method}, {groups} groups of {records} records")
             limit = NUTS_SECONDS if method in ("run_nuts", "run_nutpie") else None
             result = None
             for _ in range(2 if method == "run_ours" and groups == sizes[0] else 1):  # fill caches
@@ -203,6 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
                         python=python,
                         limit=limit,
                         groups=groups,
+                        records=records,
                         draws=settings.draws,
                     )
                 except subprocess.TimeoutExpired:
@@ -213,13 +234,24 @@ def main(arguments: list[str] | None = None) -> int:
             say(str(result))
             write_results(settings.output, "groups", settings, core, results)
     print_table(
-        f"Logistic random intercepts, {RECORDS} records a group, processor time of one core",
-        ["groups", "method", "set-up s", "µs a transition", "groups a minibatch", "ESS/s"],
+        "Logistic random intercepts, processor time of one core",
+        [
+            "groups",
+            "records",
+            "method",
+            "set-up s",
+            "recover s",
+            "µs a transition",
+            "groups a minibatch",
+            "ESS/s",
+        ],
         [
             [
                 r["groups"],
+                r["records"],
                 r["method"],
                 r["set_up"],
+                r.get("recover", float("nan")),
                 r["transition_us"],
                 r["batch_size"],
                 r["ess_per_second"],
@@ -229,7 +261,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     import numpy as np
 
-    ours = [r for r in results if r["method"] == "SGLDCV"]
+    ours = [r for r in results if r["method"] == "SGLDCV" and r["records"] == few]
     if len(ours) < 2:
         return 0
     sizes = np.log([r["groups"] for r in ours])

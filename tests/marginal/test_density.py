@@ -8,6 +8,11 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from pytensor.graph.traversal import toposort
+from pytensor.scalar.basic import Switch
+from pytensor.scalar.math import Sigmoid, Softplus
+from pytensor.scan.op import Scan
+from pytensor.tensor.elemwise import Elemwise
 
 from pymc_sgmcmc.marginal import marginalize
 from pymc_sgmcmc.marginal.check import Evaluated, checked_density
@@ -202,3 +207,45 @@ def test_the_mode_is_found_from_far_away():
         (block,) = case.evaluate([mode])
         (slope,) = case.evaluate([case.density.gradient], block=block)
         assert np.abs(slope).max() < 1e-3
+
+
+def scalar_operations(nodes):
+    return [type(node.op.scalar_op) for node in nodes if isinstance(node.op, Elemwise)]
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_value_and_gradient_share_a_search_and_check_no_support(equal, rng):
+    """Equal parts of both are computed once, and no support that all records are in is checked."""
+    counts = np.full(20, 4) if equal else np.arange(20) + 1
+    codes = np.repeat(np.arange(20), counts)
+    with pm.Model() as model:
+        mean, z = pm.Normal("mean"), pm.Normal("z", shape=20)
+        x = rng.normal(size=len(codes))
+        pm.Bernoulli("y", logit_p=mean * x + z[codes], observed=codes % 2)
+    posterior = Posterior(marginalize(model, "z"))
+    nodes = posterior._log_likelihood_function.function.maker.fgraph.apply_nodes
+    (search,) = [node for node in nodes if isinstance(node.op, Scan)]
+    inside = scalar_operations(search.op.fn.maker.fgraph.apply_nodes)
+    assert inside.count(Softplus) == inside.count(Sigmoid) == 1
+    density = checked_density(model, find_structure(model, ["z"]))
+    switches = [
+        node
+        for node in toposort([piece.values for piece in density._pieces])
+        if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Switch)
+    ]
+    assert len(switches) == 1  # that of the outcome
+
+
+def test_a_support_that_a_record_is_outside_of_is_checked():
+    codes, y = np.repeat(np.arange(5), 4), np.tile([1.0, 2.0, 3.0, 0.5], 5)
+    y[7] = -1.0
+    with pm.Model() as model:
+        z = pm.Normal("z", shape=5)
+        pm.Exponential("y", lam=pm.math.exp(pm.Normal("mean") + z[codes]), observed=y)
+    density = checked_density(model, find_structure(model, ["z"]))
+    parameters = list(density.parameters.values())
+    function = compile_quietly(
+        [density.block, density.numbers, *parameters], density.value, PYTHON_MODE
+    )
+    values = function(np.zeros((5, 1)), np.arange(5), *(np.zeros(()) for _ in parameters))
+    np.testing.assert_array_equal(np.isfinite(values), np.arange(5) != 1)

@@ -15,6 +15,7 @@ from pymc_sgmcmc.errors import ChainProcessError, StoreError
 from pymc_sgmcmc.marginal import search
 from pymc_sgmcmc.marginal.accuracy import quadrature_of, warn_of_shift
 from pymc_sgmcmc.sampling import groups, run
+from pymc_sgmcmc.step_methods import base
 from tests.sampling.test_sample import NUMBA, SMALL, check_same, ours
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
@@ -227,6 +228,16 @@ def large_scale_model(n_groups: int) -> pm.Model:
     return model
 
 
+def kinked_model() -> pm.Model:
+    """Effects with a kink in their density, at which a quadrature has errors."""
+    codes = np.repeat(np.arange(30), 5)
+    with pm.Model() as model:
+        z = pm.Laplace("z", 0, 0.5, shape=30)
+        odds = pm.Normal("mean") + z[codes]
+        pm.Bernoulli("y", logit_p=odds, observed=np.tile([0, 1, 0, 1, 1], 30))
+    return model
+
+
 def test_a_quadrature_that_is_wrong_at_the_posterior_gets_more_nodes(caplog):
     """With nine nodes means are off by a standard deviation."""
     points = [{"sd_log__": np.array(log_sd), "mean": np.array(0.0)} for log_sd in (1.9, 2.0, 2.1)]
@@ -239,6 +250,46 @@ def test_a_quadrature_that_is_wrong_at_the_posterior_gets_more_nodes(caplog):
     assert "with 9 nodes is not accurate" in caplog.text
     assert quadrature_of(found.model).points == 37
     assert not found.step.needs_more_points
+
+
+@pytest.mark.parametrize("needs_more_points", [True, False, None])
+def test_errors_near_the_initial_point_are_told_where_there_is_no_centre(needs_more_points, caplog):
+    """Nine nodes have errors there, which do not matter where a step method has looked."""
+    model = kinked_model()
+    steps = iter([needs_more_points, False])
+    with caplog.at_level(logging.INFO):
+        groups.groups_of(
+            model, "auto", lambda model: SimpleNamespace(needs_more_points=next(steps))
+        )
+    assert ("near the initial point" in caplog.text) == (needs_more_points is None)
+    assert ("`marginalize(..., points=37)`" in caplog.text) == (needs_more_points is None)
+    caplog.clear()
+    error = quadrature_of(marginalize(model, "z"))
+    assert "near the initial point. More nodes, `marginalize(..., points=37)`" in caplog.text
+    with caplog.at_level(logging.INFO):
+        assert not warn_of_shift(error, [])
+    assert "so that its errors near the initial point do not matter" in caplog.text
+
+
+def test_the_log_tells_of_groups_before_the_set_up(caplog):
+    told = []
+
+    def step(model):
+        told.append(caplog.text)
+        return SimpleNamespace(needs_more_points=False)
+
+    with caplog.at_level(logging.INFO):
+        groups.groups_of(mixed_model(), "auto", step)
+    assert "`z` is integrated out, so that 40 groups are the rows" in told[0]
+
+
+@pytest.mark.parametrize("limit", [-1.0, 1000.0])
+def test_the_log_tells_how_long_the_set_up_took(limit, caplog, monkeypatch, uncompiled):
+    monkeypatch.setattr(base, "TOLD_SECONDS", limit)
+    with caplog.at_level(logging.INFO):
+        step = SGLD(model=mixed_model(), **SMALL)
+    spent = step.run_settings.attributes["setup_seconds"]
+    assert (f"SGLD: the set-up took {spent:.0f} seconds" in caplog.text) == (limit < 0)
 
 
 @pytest.mark.slow

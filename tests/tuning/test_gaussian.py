@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pymc as pm
 import pytest
 
 from pymc_sgmcmc import CenterWarning, Posterior
+from pymc_sgmcmc.marginal import marginalize
 from pymc_sgmcmc.matrices import triangular_root
 from pymc_sgmcmc.tuning import find_center
 from pymc_sgmcmc.tuning.gaussian import (
@@ -26,7 +28,7 @@ from pymc_sgmcmc.tuning.nearest_gaussian import (
     response,
     spread,
 )
-from pymc_sgmcmc.tuning.subsample import Subsample
+from pymc_sgmcmc.tuning.subsample import Subsample, fewest_rows
 from tests.accuracy.gallery import counts_of_subjects
 from tests.accuracy.suite import REFERENCES
 from tests.support.references import read_arrays
@@ -362,3 +364,26 @@ def test_effects_of_few_counts_have_a_near_gaussian(data_folder):
     assert np.abs(off).max() < 0.15
     ratio = center.curvature.standard_deviations / reference["position_sd"]
     assert ((ratio > 0.8) & (ratio < 1.1)).all()
+
+
+@pytest.mark.parametrize(("n_groups", "parts"), [(90, 1), (300, 2), (1100, 10)])
+def test_mean_field_divides_groups_among_its_points(n_groups, parts, monkeypatch):
+    """Twenty points of ten pairs, and all groups together for an evaluation of few of them."""
+    monkeypatch.setattr("pymc_sgmcmc.tuning.mean_field.minimize", lambda f, x, *_: (f(x), x)[1])
+    codes = np.repeat(np.arange(n_groups), 3)
+    with pm.Model() as model:
+        z, mean = pm.Normal("z", shape=n_groups), pm.Normal("mean")
+        pm.Bernoulli("y", logit_p=mean + z[codes], observed=codes % 2)
+    posterior = Posterior(marginalize(model, "z"))
+    before = posterior.rows_evaluated
+    mean_field(posterior, np.zeros(1), np.ones(1))
+    assert posterior.rows_evaluated - before == 20 * n_groups / parts
+
+
+@pytest.mark.parametrize(
+    ("elements", "groups", "expected"),
+    [(5, False, 10_000), (5, True, 2000), (120, True, 2000), (240, True, 1000), (800, True, 500)],
+)
+def test_fewer_groups_of_more_records_are_enough(elements, groups, expected):
+    posterior = SimpleNamespace(row_elements=elements, rows_are_groups=groups)
+    assert fewest_rows(posterior) == expected
