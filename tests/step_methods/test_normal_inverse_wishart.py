@@ -261,7 +261,7 @@ def refused_models():
         pm.MvNormal("theta", mu, tau=precision, observed=np.ones((3, 2)), total_size=30)
 
     return {
-        "other total size": (other_total_size, r"total_size=\[30\]"),
+        "other total size": (other_total_size, r"total_size=\[30, None\]"),
         "twice the precision": (lambda: hierarchy(tau=lambda precision: 2 * precision), "form"),
         "twice the mean": (lambda: hierarchy(mean=lambda mu: 2 * mu), "another form"),
         "another law of the mean": (mean_apart, "another form"),
