@@ -141,7 +141,23 @@ def test_hamcmc_with_pairs_is_near_the_posterior():
     assert draws.std() == pytest.approx(posterior.std(), rel=0.05)
 
 
-def test_several_variables_that_depend_on_each_other():
+QUASI_NEWTON = partial(
+    HAMCMC, initial_scale=0.1, regularization=0.1, curvature_threshold=0.1, step_size=0.1, memory=3
+)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "thin"),
+    [
+        pytest.param(
+            partial(SGLD, preconditioner="identity", step_size=0.01), 10, marks=pytest.mark.slow
+        ),
+        (QUASI_NEWTON, 30),
+        pytest.param(partial(QUASI_NEWTON, pairs="between"), 30, marks=pytest.mark.slow),
+    ],
+    ids=["SGLD", "HAMCMC", "HAMCMC between chains"],
+)
+def test_several_variables_that_depend_on_each_other(sampler, thin):
     """Strong correlation, with a variable without bounds besides: SGLD and HAMCMC on a grid.
 
     A matrix from pairs of positive variables would be reflected in another direction: means were
@@ -156,29 +172,21 @@ def test_several_variables_that_depend_on_each_other():
     slopes = np.linalg.solve(correlation[:2, :2], correlation[:2, 2])
     third = slopes[0] * (first - 0.1) + slopes[1] * (second - 0.1)
     exact = [(law * values).sum() for values in (first, second, third, first * second)]
-    settings = {"initial_scale": 0.1, "regularization": 0.1, "curvature_threshold": 0.1}
-    for sampler in (
-        partial(SGLD, preconditioner="identity", step_size=0.01, thin=10),
-        partial(HAMCMC, **settings, step_size=0.1, memory=3, thin=30),
-        partial(HAMCMC, **settings, step_size=0.1, memory=3, thin=30, pairs="between"),
-    ):
-        with pm.Model():
-            scale = pm.HalfFlat("scale", shape=2, default_transform=None)
-            shift = pm.Flat("shift")
-            difference = pt.stack([scale[0], scale[1], shift]) - mean
-            pm.Potential("density", -0.5 * difference @ precision @ difference)
-            pm.Normal("y", scale[0], 1e6, observed=np.zeros(8))
-            step = sampler(gradient="plain", batch_size=8, positive="mirror", **COMPILED)
-            idata = sample(
-                draws=20_000, tune=500, chains=2, cores=1, step=step, random_seed=1, **QUIET
-            )
-        draws = np.concatenate(
-            [idata.posterior["scale"], idata.posterior["shift"].values[..., None]], axis=-1
-        ).reshape(-1, 3)
-        values = np.column_stack([draws, draws[:, 0] * draws[:, 1]])
-        batches = values.reshape(50, -1, 4).mean(axis=1)
-        error = batches.std(axis=0, ddof=1) / 50**0.5
-        assert np.all(np.abs(batches.mean(axis=0) - exact) < 4 * error + 0.02), step.name
+    with pm.Model():
+        scale = pm.HalfFlat("scale", shape=2, default_transform=None)
+        shift = pm.Flat("shift")
+        difference = pt.stack([scale[0], scale[1], shift]) - mean
+        pm.Potential("density", -0.5 * difference @ precision @ difference)
+        pm.Normal("y", scale[0], 1e6, observed=np.zeros(8))
+        step = sampler(thin=thin, gradient="plain", batch_size=8, positive="mirror", **COMPILED)
+        idata = sample(draws=20_000, tune=500, chains=2, cores=1, step=step, random_seed=1, **QUIET)
+    draws = np.concatenate(
+        [idata.posterior["scale"], idata.posterior["shift"].values[..., None]], axis=-1
+    ).reshape(-1, 3)
+    values = np.column_stack([draws, draws[:, 0] * draws[:, 1]])
+    batches = values.reshape(50, -1, 4).mean(axis=1)
+    error = batches.std(axis=0, ddof=1) / 50**0.5
+    assert np.all(np.abs(batches.mean(axis=0) - exact) < 4 * error + 0.02)
 
 
 @pytest.mark.parametrize(

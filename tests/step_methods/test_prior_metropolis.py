@@ -129,7 +129,7 @@ def test_counts_with_a_potential():
         count = pm.Poisson("count", rate, shape=5)
         pm.Potential("penalty", -0.3 * count)
         pm.Normal("y", count, 1, observed=np.abs(Y))
-        idata = run(PriorMetropolis([count]), pm.Slice([rate]))
+        idata = run(PriorMetropolis([count]), pm.Slice([rate]), draws=1_000)
     rates, counts = np.linspace(0.01, 15, 1500), np.arange(40)
     prior = stats.poisson.pmf(counts, rates[:, None])
     likelihood = np.exp(-0.3 * counts) * stats.norm.pdf(np.abs(Y)[:, None], counts)

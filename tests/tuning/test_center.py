@@ -260,7 +260,7 @@ def test_a_mode_on_the_boundary_is_reported(caplog):
         pm.Normal("y", effect[group], 1.0, observed=rng.normal(size=60))
     with caplog.at_level(logging.INFO, logger="pymc.sgmcmc"):
         find_center(Posterior(model), Posterior(model).initial_position)
-    assert "standard deviations from the mean of the nearest Gaussian" in caplog.text
+    assert "standard deviations (scale_log__) from the mean of the nearest Gaussian" in caplog.text
 
 
 def test_a_support_that_depends_on_a_parameter_is_reported():

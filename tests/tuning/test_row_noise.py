@@ -80,7 +80,7 @@ def test_rows_that_are_kept_make_draws_cheaper():
     """With these rows in every transition the step size is more than ten times as large."""
     model, *_ = regression(rare=6)
     step = SGLDCV(model=model, compile_kwargs=NUMBA)
-    with pytest.warns(BatchSizeWarning, match="non-zero or extreme in only a few rows"):
+    with pytest.warns(BatchSizeWarning, match="parameters that only a few rows inform"):
         given = SGLDCV(model=model, batch_size=step.batch_size, compile_kwargs=NUMBA)
     assert step.run_settings.attributes["kept_rows"] >= 6
     assert given.run_settings.attributes["kept_rows"] == 0
