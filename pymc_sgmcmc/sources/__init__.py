@@ -5,6 +5,7 @@ from pymc_sgmcmc.sources.base import RowSource, StandardisedRows, TransformedRow
 from pymc_sgmcmc.sources.dask import DaskArraySource, DaskFrameSource
 from pymc_sgmcmc.sources.open_rows import open_rows
 from pymc_sgmcmc.sources.parquet import ParquetSource
+from pymc_sgmcmc.sources.store_rows import store_rows
 from pymc_sgmcmc.sources.zarr import ZarrSource
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "TransformedRows",
     "ZarrSource",
     "open_rows",
+    "store_rows",
 ]
