@@ -127,12 +127,12 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
         file = path.open("xb")
     except FileExistsError:
         raise RowsError(f"The file {path} exists already. Give another folder.") from None
-    with file:
-        try:
+    try:
+        with file:
             yield file
-        except BaseException:
-            path.unlink()
-            raise
+    except BaseException:
+        path.unlink()
+        raise
 
 
 def _write_header(file: BinaryIO, column: tuple[np.dtype, tuple[int, ...]], count: int) -> None:
