@@ -40,7 +40,7 @@ def _circumstances() -> str:
     versions = ", ".join(f"{package} {version(package)}" for package in PACKAGES)
     return (
         f"on {datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores of {cpu_name()}, "
-        f"Python {platform.pythonversion()}, {versions}"
+        f"Python {platform.python_version()}, {versions}"
     )
 
 
