@@ -168,7 +168,8 @@ def cells(name: str, tables: list[pd.DataFrame]) -> list[str]:
         for key in ("seconds_made", "seconds_sampled")
     )
     counts = [*described(name), str(len(tables[0])), f"{within:.2f}", f"{ok:.2f}"]
-    return [*counts, f"{made:.0f} + {sampled:.0f}", f"{tables[0].attrs['nuts_seconds']:.0f}"]
+    nuts = tables[0].attrs["nuts_seconds"]
+    return [*counts, f"{made:.0f} + {sampled:.0f}", f"{nuts:.0f}" if np.isfinite(nuts) else ""]
 
 
 def main() -> None:
