@@ -45,6 +45,8 @@ MOST_QUADRATURE_SIZE = max(POINTS)
 """Product rules of more directions have too many nodes."""
 
 
+@shown_by_default()
+@quick_graphs()
 def marginalize(
     model: Model,
     names: str | TensorVariable | Sequence[str | TensorVariable],

@@ -40,10 +40,7 @@ def drop_settled_switches(
     each_chunk : callable
         Applies a function of a value and of some rows to all rows, in pieces.
     """
-    nodes = list(toposort(terms))
-    of_data = _functions_of(placeholders, nodes)
-    switches = [node for node in nodes if _is(node, ps.Switch) and node.inputs[0] in of_data]
-    conditions = list(dict.fromkeys(node.inputs[0] for node in switches))
+    conditions = _conditions_on(placeholders, terms)
     if not conditions:
         return list(terms)
     of_rows = _Conditions(list(placeholders), conditions)
@@ -69,10 +66,7 @@ def drop_switches_on_data(
 
     The data are variables with values, which are all that the conditions depend on.
     """
-    nodes = list(toposort(terms))
-    of_data = _functions_of(data, nodes)
-    switches = [node for node in nodes if _is(node, ps.Switch) and node.inputs[0] in of_data]
-    conditions = list(dict.fromkeys(node.inputs[0] for node in switches))
+    conditions = _conditions_on(data, terms)
     if not conditions:
         return list(terms)
     values = compile_quietly([], conditions, PYTHON_MODE)()
@@ -82,6 +76,16 @@ def drop_switches_on_data(
         if np.all(value) or not np.any(value)
     }
     return _choose_branches(terms, settled)
+
+
+def _conditions_on(
+    variables: Iterable[Variable], terms: Sequence[TensorVariable]
+) -> list[Variable]:
+    """Conditions of the switches of terms that are functions of some variables alone."""
+    nodes = list(toposort(terms))
+    known = _functions_of(variables, nodes)
+    switches = [node for node in nodes if _is(node, ps.Switch) and node.inputs[0] in known]
+    return list(dict.fromkeys(node.inputs[0] for node in switches))
 
 
 class _Conditions:

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from pymc_sgmcmc.checks import whole_number
-from pymc_sgmcmc.errors import RowsError
 from pymc_sgmcmc.sources.base import RowSource
 from pymc_sgmcmc.sources.files import digest_of_files, stamp, unchanged
 from pymc_sgmcmc.sources.schema import (
-    NUMBERS,
     PARTITION_BYTES,
     Schema,
+    check_numbers,
     common_length,
     row_bytes,
     schema_of,
@@ -49,16 +48,11 @@ class ArraySource(RowSource):
 
     def __init__(self, arrays: Mapping[str, np.ndarray], *, partition_rows: int | None = None):
         count = common_length(arrays)
-        for name, values in arrays.items():
-            if values.dtype.kind not in NUMBERS:
-                raise RowsError(
-                    f"The array `{name}` should have numbers, but has the type {values.dtype}. "
-                    "Convert it first."
-                )
+        self.columns: Schema = schema_of(arrays)
+        check_numbers(self.columns)
         self._arrays = dict(arrays)
         mapped = {file for file in map(_file_of, arrays.values()) if file is not None}
         self._stamps = {file: stamp(file) for file in sorted(mapped)}
-        self.columns: Schema = schema_of(arrays)
         length = max(1, PARTITION_BYTES // row_bytes(self.columns))
         if partition_rows is not None:
             length = whole_number("partition_rows", partition_rows, 1)

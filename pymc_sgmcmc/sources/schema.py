@@ -33,6 +33,22 @@ def schema_of(arrays: Mapping[str, np.ndarray]) -> Schema:
     return {name: (np.dtype(values.dtype), values.shape[1:]) for name, values in arrays.items()}
 
 
+def check_numbers(columns: Schema) -> None:
+    """Refuse arrays that a model cannot use.
+
+    Raises
+    ------
+    RowsError
+        Where one has other than numbers.
+    """
+    for name, (dtype, _) in columns.items():
+        if dtype.kind not in NUMBERS:
+            raise RowsError(
+                f"The array `{name}` should have numbers, but has the type {dtype}. "
+                "Convert it first."
+            )
+
+
 def bytes_of(memory: int | str) -> int:
     """Bytes of an amount of memory, such as ``"2 GiB"``.
 

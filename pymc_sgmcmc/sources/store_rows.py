@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,7 +11,7 @@ import numpy as np
 
 from pymc_sgmcmc.errors import RowsError
 from pymc_sgmcmc.sources.columns import check_names
-from pymc_sgmcmc.sources.schema import NUMBERS, Schema, common_length, schema_of
+from pymc_sgmcmc.sources.schema import Schema, check_numbers, common_length, schema_of
 
 
 def store_rows(
@@ -67,7 +67,7 @@ def store_rows(
             rows = common_length(arrays)
             if not files:
                 schema = schema_of(arrays)
-                _check_numbers(schema)
+                check_numbers(schema)
                 folder.mkdir(parents=True, exist_ok=True)
                 for name in schema:
                     files[name] = stack.enter_context(_new_file(folder / f"{name}.npy"))
@@ -111,15 +111,6 @@ def _arrays(batch: Any, names: Sequence[str] | None) -> dict[str, np.ndarray]:
     return dict(zip(names, values.T, strict=True))
 
 
-def _check_numbers(schema: Schema) -> None:
-    for name, (dtype, _) in schema.items():
-        if dtype.kind not in NUMBERS:
-            raise RowsError(
-                f"The column `{name}` should have numbers, but has the type {dtype}. Convert it in "
-                "the stream."
-            )
-
-
 @contextmanager
 def _new_file(path: Path) -> Iterator[BinaryIO]:
     """A file that is removed where not all rows can be written."""
@@ -137,12 +128,12 @@ def _new_file(path: Path) -> Iterator[BinaryIO]:
 
 def _write_header(file: BinaryIO, column: tuple[np.dtype, tuple[int, ...]], count: int) -> None:
     dtype, shape = column
-    header: Mapping[str, Any] = {
+    header = {
         "descr": np.lib.format.dtype_to_descr(dtype),
         "fortran_order": False,
         "shape": (count, *shape),
     }
-    np.lib.format.write_array_header_1_0(file, dict(header))
+    np.lib.format.write_array_header_1_0(file, header)
 
 
 def _shown(schema: Schema) -> str:

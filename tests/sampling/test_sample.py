@@ -372,7 +372,11 @@ def test_no_process_is_left_where_the_parent_is_ended():
         ({"seed": -1}, ValueError, "`random_seed` should not be negative"),
         ({"var_names": ["gamma"]}, ValueError, "`var_names` should name some of `beta`"),
         ({"var_names": []}, ValueError, "got an empty list"),
-        ({"step": "NUTS"}, TypeError, "`step` should be a step method with gradients"),
+        (
+            {"step": "NUTS"},
+            TypeError,
+            "`step` should be a step method with gradients of pymc_sgmcmc",
+        ),
         ({"step": lambda model: 1}, TypeError, "`step` should make a step method"),
         ({"step": pm.NUTS}, TypeError, "`step` should make a step method"),
     ],
