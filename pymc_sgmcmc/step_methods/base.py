@@ -42,6 +42,7 @@ from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.sources.passes import shown_by_default
 from pymc_sgmcmc.step_methods.advice import advice
 from pymc_sgmcmc.step_methods.contract import StepMethod
+from pymc_sgmcmc.step_methods.possible_draws import PossibleDraws
 from pymc_sgmcmc.step_methods.pymc_hook import install, log
 from pymc_sgmcmc.step_methods.run_settings import run_settings, with_cost, with_pace
 from pymc_sgmcmc.step_methods.search import check_searchable, search_step_size
@@ -367,6 +368,12 @@ class StochasticGradientStep(StepMethod):
         self.failed = False
         self._begun = False
         self._run = None
+        # Metropolis decisions refuse what has density zero.
+        self._possible = (
+            None
+            if self._is_exact
+            else PossibleDraws(self.posterior, self.tune_draws, self.total_draws)
+        )
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list]:
         """Advance the chain by one recorded draw, that is, by `thin` transitions."""
@@ -387,6 +394,8 @@ class StochasticGradientStep(StepMethod):
             "warning": None,
             RECORD: self._record_after(done),
         }
+        if self._possible is not None:
+            self._possible.see(run.draws.positions[number : number + 1], done)
         if done in (self.tune_draws, self.total_draws):
             stats["warning"] = self._warning_after(done, stats)
         if self.handed_out == len(run.draws) and not run.failed:
@@ -465,6 +474,8 @@ class StochasticGradientStep(StepMethod):
             "warning": np.full(len(run), None, dtype=object),
             RECORD: np.full(len(run), None, dtype=object),
         }
+        if self._possible is not None:
+            self._possible.see(run.positions, done - len(run) + 1)
         for number in (self.tune_draws, self.tune_draws + 1, self.total_draws):
             place = number - 1 - (done - len(run))
             if 0 <= place < len(run):
@@ -612,7 +623,11 @@ class StochasticGradientStep(StepMethod):
 
     def _warning_after(self, done: int, stats: Mapping[str, Any]) -> SamplerWarning | None:
         """Warning of the dynamics or the tuning at the end of tuning or of the chain."""
-        message = None if self._watch is None else self._watch(stats)
+        message = None
+        if self._possible is not None and done == self.total_draws:
+            message = self._possible.warning()
+        if message is None and self._watch is not None:
+            message = self._watch(stats)
         if message is None and self._tunes and done == self.tune_draws:
             message = self._short_draws(float(stats["step_size"]))
         if message is None and self._local is not None and self.block.memory is not None:
