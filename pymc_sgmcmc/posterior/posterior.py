@@ -657,17 +657,19 @@ class Posterior:
         """
         with np.errstate(all="ignore"):
             value, _ = self.log_prior_and_gradient(position)
-            if self.has_rows and np.isfinite(value):
-                value, _ = self.log_likelihood_and_gradient(position, self._rows_for_check)
+            if np.isfinite(value) and self.has_rows and self._rows_of_possible:
+                value, _ = self.log_likelihood_and_gradient(position, self._rows_of_possible)
         return bool(np.isfinite(value))
 
     @cached_property
-    def _rows_for_check(self) -> list[np.ndarray]:
-        # Those of a source are the first ones, which are in one partition.
-        count = min(self.n_rows, POSSIBLE_GROUPS if self.rows_are_groups else POSSIBLE_ROWS)
-        if self.source is not None:
-            return self.take(slice(0, count))
-        return self.take(np.linspace(0, self.n_rows - 1, count).astype(int))
+    def _rows_of_possible(self) -> list[np.ndarray]:
+        """Rows in memory: of a source those that the model is written on, none if it has groups."""
+        if self.source is None:
+            count = min(self.n_rows, POSSIBLE_GROUPS if self.rows_are_groups else POSSIBLE_ROWS)
+            return self.take(np.linspace(0, self.n_rows - 1, count).astype(int))
+        if self.rows_are_groups:
+            return []
+        return [leaf.values[:POSSIBLE_ROWS] for leaf in self._separated.leaves]
 
     def log_likelihood_and_gradient(
         self, position: np.ndarray, rows: Sequence[np.ndarray]
