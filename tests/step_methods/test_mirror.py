@@ -179,7 +179,7 @@ def test_several_variables_that_depend_on_each_other(sampler, thin):
         pm.Potential("density", -0.5 * difference @ precision @ difference)
         pm.Normal("y", scale[0], 1e6, observed=np.zeros(8))
         step = sampler(thin=thin, gradient="plain", batch_size=8, positive="mirror", **COMPILED)
-        idata = sample(draws=20_000, tune=500, chains=2, cores=1, step=step, random_seed=1, **QUIET)
+        idata = sample(draws=6_000, tune=500, chains=2, cores=1, step=step, random_seed=1, **QUIET)
     draws = np.concatenate(
         [idata.posterior["scale"], idata.posterior["shift"].values[..., None]], axis=-1
     ).reshape(-1, 3)
