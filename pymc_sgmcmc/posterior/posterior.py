@@ -83,6 +83,10 @@ OPERATIONS_OF_GROUPS = 20
 """An integral over local variables takes this many times as long for an element as a sum over rows:
 6.6 microseconds for a group of 120 elements, against 2 to 3 nanoseconds for one of a regression."""
 
+FEWEST_TOGETHER = 100
+"""The prior part is compiled for several positions where there are so many or more. It takes 0.3
+seconds, as long as five hundred evaluations for single positions."""
+
 POSSIBLE_ROWS = 1000
 """Whether a position is possible is looked at in so many rows, evenly spaced. Their densities take
 some hundredth of a millisecond."""
@@ -650,6 +654,28 @@ class Posterior:
         value, gradient = on_one_thread(self._log_prior_function, self._as_position(position))
         return float(value), np.array(gradient, dtype=np.float64)
 
+    def prior_gradients(self, positions: np.ndarray) -> np.ndarray:
+        """Gradients of the part without rows at several positions, both of shape (positions, d)."""
+        return self.log_priors_and_gradients(positions)[1]
+
+    def log_priors_and_gradients(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Values, shape (positions,), and gradients, (positions, d), of the part without rows.
+
+        Many positions are evaluated at once, which takes a hundredth of the time of single ones.
+        """
+        positions = self._as_position(positions)
+        compiled = "_log_priors_function" in self.__dict__
+        together = compiled or len(positions) >= FEWEST_TOGETHER
+        if together and self._log_priors_function is not None:
+            values, gradients = on_one_thread(self._log_priors_function, positions)
+            # What does not depend on the position is there once.
+            values = np.broadcast_to(values, len(positions))
+            gradients = np.broadcast_to(gradients, positions.shape)
+        else:
+            pairs = [self.log_prior_and_gradient(position) for position in positions]
+            values, gradients = zip(*pairs, strict=True)
+        return np.array(values, dtype=np.float64), np.array(gradients, dtype=np.float64)
+
     def is_possible(self, position: np.ndarray) -> bool:
         """Whether the log densities of the prior part and of some of the rows are finite.
 
@@ -770,6 +796,18 @@ class Posterior:
         value = self.prior_log_density(position)
         return self.compile_for_setup([position], [value, self.prior_gradient(position)])
 
+    @cached_property
+    def _log_priors_function(self):
+        """The prior part at several positions, None where PyTensor cannot evaluate them at once."""
+        position = pt.tensor("position", shape=(None,), dtype=self.dtype)
+        positions = pt.tensor("positions", shape=(None, self.dimension), dtype=self.dtype)
+        outputs = [self.prior_log_density(position), self.prior_gradient(position)]
+        try:
+            together = vectorize_graph(outputs, {position: positions})
+        except (NotImplementedError, ValueError, TypeError):
+            return None
+        return self.compile_for_setup([positions], together)
+
     def position_and_rows(self) -> tuple[TensorVariable, list[TensorVariable]]:
         """New symbolic inputs: a position, and a tensor of rows for each array of `data`."""
         position = pt.tensor("position", shape=(None,), dtype=self.dtype)
@@ -807,6 +845,7 @@ class Posterior:
         """Everything but the functions for set-up, which are compiled again when needed."""
         compiled = {
             "_log_prior_function",
+            "_log_priors_function",
             "_log_likelihood_function",
             "_likelihood_gradient_function",
             "_row_gradients_function",

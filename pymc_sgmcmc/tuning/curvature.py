@@ -13,6 +13,7 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.matrices import Dense, Diagonal, LowRank, Matrix, largest_eigenvalue
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.tuning.coloured_curvature import coloured_curvature
 from pymc_sgmcmc.tuning.subsample import Subsample
 
 DENSE_DIMENSION = 500
@@ -117,8 +118,28 @@ def scaled_precision(
 ) -> np.ndarray:
     """Minus the Hessian of the log density of a subsample in scaled coordinates, shape (d, d)."""
     width = scale * difference_width(posterior)
-    precision = curvature_by_differences(subsample.gradients_alone, position, width)
+    precision = _precision_by_colours(posterior, subsample, position, width)
+    if precision is None:
+        precision = curvature_by_differences(subsample.gradients_alone, position, width)
     return precision * np.outer(scale, scale)
+
+
+def _precision_by_colours(
+    posterior: Posterior, subsample: Subsample, position: np.ndarray, width: np.ndarray
+) -> np.ndarray | None:
+    """Minus the Hessian, shape (d, d), None where most coordinates are in rows together."""
+    colouring = subsample.colouring(position, width)
+    if colouring is None:
+        return None
+
+    def gradients(positions: np.ndarray) -> np.ndarray:
+        return posterior.likelihood_gradient(positions, subsample.rows)
+
+    of_rows = coloured_curvature(gradients, position, width, colouring)
+    if of_rows is None:
+        return None
+    of_prior = curvature_by_differences(posterior.prior_gradients, position, width)
+    return of_prior + subsample.weight * of_rows
 
 
 def diagonal_curvature(scale: np.ndarray, remainder: float = 1.0) -> Curvature:
@@ -282,7 +303,7 @@ def prior_precision(
     def gradients(positions: np.ndarray) -> np.ndarray:
         if gradient is not None:
             return np.array([gradient(at) for at in positions], dtype=float)
-        return np.array([posterior.log_prior_and_gradient(at)[1] for at in positions])
+        return posterior.prior_gradients(positions)
 
     return curvature_by_differences(gradients, position, scale * difference_width(posterior))
 
@@ -312,12 +333,11 @@ def prior_precision_diagonal(posterior: Posterior, position: np.ndarray) -> np.n
     """Diagonal of the prior's curvature by random signs, exact where the curvature is diagonal."""
     rng = np.random.default_rng(1990)
     width = 1e-4 if posterior.dtype == "float64" else 1e-2
-    estimates = []
-    for _ in range(4):
-        signs = rng.choice([-1.0, 1.0], size=posterior.dimension)
-        _, ahead = posterior.log_prior_and_gradient(position + width * signs)
-        _, behind = posterior.log_prior_and_gradient(position - width * signs)
-        with np.errstate(invalid="ignore"):
-            estimates.append(signs * (behind - ahead) / (2 * width))
-    estimate = np.mean(estimates, axis=0)
+    signs = rng.choice([-1.0, 1.0], size=(4, posterior.dimension))
+    shifts = width * signs
+    ahead, behind = np.split(
+        posterior.prior_gradients(np.concatenate([position + shifts, position - shifts])), 2
+    )
+    with np.errstate(invalid="ignore"):
+        estimate = np.mean(signs * (behind - ahead) / (2 * width), axis=0)
     return np.where(np.isfinite(estimate), estimate, 0.0)

@@ -339,8 +339,8 @@ def center_of(posterior: Posterior, position: np.ndarray, curvature: Curvature) 
         return center
     evaluations = 2 * max(FEWEST_PAIRS, posterior.dimension)
     subsample = Subsample(posterior, evaluations)
-    gradient = ControlVariates(subsample, center).gradient
-    misfit = mismatch(gradient, position, curvature.root.dense(), np.random.default_rng(1735))
+    gradients = ControlVariates(subsample, center).gradients
+    misfit = mismatch(gradients, position, curvature.root.dense(), np.random.default_rng(1735))
     scales = misfit.scales
     if curvature.is_dense:
         shift, guide = misfit.shift, is_guide(misfit, LARGEST_INIT_SHIFT)

@@ -285,7 +285,7 @@ def chi_quantiles(count: int, dimension: int) -> np.ndarray:
 
 
 def mismatch(
-    gradient: Callable[[np.ndarray], np.ndarray],
+    gradients: Callable[[np.ndarray], np.ndarray],
     mean: np.ndarray,
     root: np.ndarray,
     rng: np.random.Generator,
@@ -297,29 +297,34 @@ def mismatch(
     points is weighted by the square of their distance, as in
     :math:`\mathrm{E}_q[-z \nabla^\top]`, which is the mean curvature over the Gaussian (Stein's
     identity). With equal weights the centre would count too much.
+
+    Parameters
+    ----------
+    gradients : callable
+        Gradients of the log density at several positions, both of shape (positions, d).
+    mean, root : numpy.ndarray, shape (d,) and (d, d)
+        Mean and root of the covariance.
+    rng : numpy.random.Generator
     """
     d = len(mean)
     sets = max(1, int(np.ceil(FEWEST_PAIRS / d)))
-    radii = chi_quantiles(sets, d)
-    total, outer, weight, used = np.zeros(d), np.zeros((d, d)), 0.0, 0
-    for radius in radii:
-        directions = np.linalg.qr(rng.standard_normal((d, d)))[0]
-        for direction in directions:
-            shift = radius * (root @ direction)
-            ahead = root.T @ gradient(mean + shift)
-            behind = root.T @ gradient(mean - shift)
-            if not (np.isfinite(ahead).all() and np.isfinite(behind).all()):
-                continue
-            total += 0.5 * (ahead + behind)
-            # -(ahead - behind) / 2 = radius * (mean curvature between the two) @ direction.
-            outer += radius * np.outer(direction, behind - ahead) / 2
-            weight += radius**2
-            used += 1
+    radii = np.repeat(chi_quantiles(sets, d), d)
+    directions = np.concatenate([np.linalg.qr(rng.standard_normal((d, d)))[0] for _ in range(sets)])
+    shifts = radii[:, None] * (directions @ root.T)
+    ahead, behind = np.split(gradients(np.concatenate([mean + shifts, mean - shifts])) @ root, 2)
+    finite = np.isfinite(ahead).all(axis=1) & np.isfinite(behind).all(axis=1)
+    used = int(finite.sum())
     if used < max(2, d * sets / 2):
         return Mismatch(np.full(d, np.inf), np.full((d, d), np.nan), 1.0)
-    precision = d * outer / weight
+    ahead, behind, directions, radii = (
+        values[finite] for values in (ahead, behind, directions, radii)
+    )
+    # -(ahead - behind) / 2 = radius * (mean curvature between the two) @ direction.
+    outer = (radii[:, None] * directions).T @ (behind - ahead) / 2
+    precision = d * outer / (radii**2).sum()
     lost = 1 - used / (sets * d)
-    return Mismatch(total / used, 0.5 * (precision + precision.T), lost)
+    mean_gradient = 0.5 * (ahead + behind).mean(axis=0)
+    return Mismatch(mean_gradient, 0.5 * (precision + precision.T), lost)
 
 
 def steepest_curvature(
@@ -358,7 +363,7 @@ def steepest_curvature(
 
 
 def fit_gaussian(
-    gradient: Callable[[np.ndarray], np.ndarray],
+    gradients: Callable[[np.ndarray], np.ndarray],
     mean: np.ndarray,
     root: np.ndarray,
     *,
@@ -373,8 +378,8 @@ def fit_gaussian(
 
     Parameters
     ----------
-    gradient : callable
-        Gradient of the log density at a position, shape (d,).
+    gradients : callable
+        Gradients of the log density at several positions, both of shape (positions, d).
     mean, root : numpy.ndarray, shape (d,) and (d, d)
         Mean and root with which the search begins.
     settles : bool
@@ -386,7 +391,7 @@ def fit_gaussian(
     """
     shifts: list[float] = []
     for iteration in range(steps if settles else 0):
-        misfit = mismatch(gradient, mean, root, np.random.default_rng(1747))
+        misfit = mismatch(gradients, mean, root, np.random.default_rng(1747))
         if not np.isfinite(misfit.shift):
             # With half the width fewer points are outside of the support.
             root = root / 2
@@ -408,7 +413,7 @@ def fit_gaussian(
         return Gaussian(mean, root, False)
     rng = np.random.default_rng(1951)
     for number in range(AVERAGING_ITERATIONS):
-        misfit = mismatch(gradient, mean, root, rng)
+        misfit = mismatch(gradients, mean, root, rng)
         if not np.isfinite(misfit.shift):
             root = root / 2
             continue

@@ -77,16 +77,17 @@ def mean_field(
     def objective(coordinates: np.ndarray) -> tuple[float, np.ndarray]:
         mean, deviations = coordinates[:d], scale * np.exp(coordinates[d:])
         total, gradient = 0.0, np.zeros(2 * d)
-        for number, direction in enumerate(directions):
-            block = blocks[number % len(blocks)]
+        shifts = deviations * np.repeat(directions, 2, axis=0)
+        shifts[1::2] *= -1
+        points = len(shifts)
+        prior = posterior.log_priors_and_gradients(mean + shifts)
+        for number, (shift, value, slope) in enumerate(zip(shifts, *prior, strict=True)):
+            block = blocks[number // 2 % len(blocks)]
             weight = posterior.n_rows / len(block[0])
-            for shift in (deviations * direction, -deviations * direction):
-                value, slope = posterior.log_prior_and_gradient(mean + shift)
-                row_value, row_slope = posterior.log_likelihood_and_gradient(mean + shift, block)
-                slope = slope + weight * row_slope
-                total += value + weight * row_value
-                gradient += np.concatenate([slope, slope * shift])
-        points = 2 * len(directions)
+            row_value, row_slope = posterior.log_likelihood_and_gradient(mean + shift, block)
+            slope = slope + weight * row_slope
+            total += value + weight * row_value
+            gradient += np.concatenate([slope, slope * shift])
         gradient = gradient / points + np.repeat([0.0, 1.0], d)
         gradient[:d] += slant
         return total / points + slant @ (mean - start) + coordinates[d:].sum(), gradient

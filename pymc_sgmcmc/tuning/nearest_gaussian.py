@@ -137,25 +137,29 @@ class ControlVariates:
         self.subsample, self.position, self.excess = subsample, center.position, excess
         self.correction = center.gradient - subsample.log_density_and_gradient(center.position)[1]
 
-    def log_density_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
-        """Log density up to a constant, and its gradient."""
-        value, gradient = self.subsample.log_density_and_gradient(position)
-        shift = position - self.position
-        change = np.zeros_like(shift) if self.excess is None else self.excess @ shift
-        value += shift @ (self.correction + 0.5 * change)
-        return value, gradient + self.correction + change
+    def log_densities_and_gradients(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Log densities at positions (positions, d) up to a constant, and their gradients."""
+        values, gradients = self.subsample.log_densities_and_gradients(positions)
+        shifts = positions - self.position
+        changes = np.zeros_like(shifts) if self.excess is None else shifts @ self.excess
+        values += (shifts * (self.correction + 0.5 * changes)).sum(axis=1)
+        return values, gradients + self.correction + changes
+
+    def gradients(self, positions: np.ndarray) -> np.ndarray:
+        """Gradients of the log density at positions, NaN where the density is zero."""
+        values, gradients = self.log_densities_and_gradients(positions)
+        return np.where(np.isfinite(values)[:, None], gradients, np.nan)
 
     def gradient(self, position: np.ndarray) -> np.ndarray:
-        """Gradient of the log density, NaN where the density is zero."""
-        value, gradient = self.log_density_and_gradient(position)
-        return gradient if np.isfinite(value) else np.full(len(position), np.nan)
+        """Gradient of the log density at one position, NaN where the density is zero."""
+        return self.gradients(position[None])[0]
 
 
 def mismatch_at(posterior: Posterior, subsample: Subsample, center: Center) -> Mismatch:
     """How the Gaussian of a centre differs from the posterior."""
     rng = np.random.default_rng(1735)
-    gradient = ControlVariates(subsample, center).gradient
-    return mismatch(gradient, center.position, center.curvature.root.dense(), rng)
+    gradients = ControlVariates(subsample, center).gradients
+    return mismatch(gradients, center.position, center.curvature.root.dense(), rng)
 
 
 def mismatch_along_at(
@@ -259,7 +263,7 @@ def _fitted(
         density = ControlVariates(subsample, center, excess)
         root, last = center.curvature.root.dense(), number == centers - 1
         fitted = fit_gaussian(
-            density.gradient, center.position, root, settles=not last or centers == 1, steps=steps
+            density.gradients, center.position, root, settles=not last or centers == 1, steps=steps
         )
         center = center_at(posterior, fitted.mean, _curvature_of(fitted.root))
         if fitted.converged or last:
@@ -344,7 +348,7 @@ def spread(density: ControlVariates, center: Center) -> float:
     rng = np.random.default_rng(1748)
     root = center.curvature.root.dense()
     draws = rng.standard_normal((SPREAD_DRAWS, len(root)))
-    values = [density.log_density_and_gradient(center.position + root @ draw)[0] for draw in draws]
+    values, _ = density.log_densities_and_gradients(center.position + draws @ root.T)
     return float((0.5 * (draws**2).sum(1) + values).std())
 
 

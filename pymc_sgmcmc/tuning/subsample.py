@@ -5,6 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.tuning.coloured_curvature import (
+    FEWEST_COORDINATES,
+    LARGEST_PART,
+    Colouring,
+    coloured,
+    pattern_of,
+)
 
 SUBSAMPLE_ROWS = 10_000
 """The curvature is computed, and the search for the mode begins, on this many rows or more. An
@@ -57,6 +64,7 @@ class Subsample:
         if evaluations:
             count = max(count, operations // (evaluations * max(1, posterior.row_operations)))
         self.count = count = min(posterior.n_rows, count)
+        self._colouring: Colouring | None = None
         self.posterior = posterior
         self.weight = posterior.n_rows / count
         if count == posterior.n_rows:
@@ -73,6 +81,17 @@ class Subsample:
         row_value, row_gradient = self.posterior.log_likelihood_and_gradient(position, self.rows)
         return value + self.weight * row_value, gradient + self.weight * row_gradient
 
+    def log_densities_and_gradients(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Log densities at positions (positions, d), and their gradients of the same shape."""
+        values, gradients = self.posterior.log_priors_and_gradients(positions)
+        for number, position in enumerate(positions):
+            row_value, row_gradient = self.posterior.log_likelihood_and_gradient(
+                position, self.rows
+            )
+            values[number] += self.weight * row_value
+            gradients[number] += self.weight * row_gradient
+        return values, gradients
+
     def gradient(self, position: np.ndarray) -> np.ndarray:
         """Gradient of the log density, NaN where the density is zero."""
         value, gradient = self.log_density_and_gradient(position)
@@ -83,8 +102,24 @@ class Subsample:
 
         Without the values a gradient takes half of the time. Both shapes are (positions, d).
         """
-        prior = [self.posterior.log_prior_and_gradient(position)[1] for position in positions]
+        prior = self.posterior.prior_gradients(positions)
         return prior + self.weight * self.posterior.likelihood_gradient(positions, self.rows)
+
+    def colouring(self, position: np.ndarray, width: np.ndarray) -> Colouring | None:
+        """Coordinates that no row has together, None where they would save no time."""
+        posterior = self.posterior
+        if posterior.dimension < FEWEST_COORDINATES or posterior.rows_are_groups:
+            return None
+        if self._colouring is None:
+            # At a position like an initial point derivatives may be zero by chance.
+            rng = np.random.default_rng(1984)
+            near = position + width * rng.standard_normal(len(position))
+            pieces = posterior.pieces(self.rows, posterior.dimension)
+            self._colouring = coloured(
+                pattern_of(posterior.row_gradients(near, piece) for piece in pieces)
+            )
+        few = self._colouring.count <= LARGEST_PART * posterior.dimension
+        return self._colouring if few else None
 
     def single_row_gradients(self, position: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Gradients of single rows, shape (rows, d)."""

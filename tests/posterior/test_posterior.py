@@ -785,3 +785,24 @@ def test_large_data_are_no_slower(way):
     posterior = Posterior(model)
     assert time.process_time() - start < 2.0
     assert posterior.n_rows == n
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_prior_of_several_positions_at_once(name, rng):
+    posterior = posterior_of(name, "ordinary")
+    positions = posterior.initial_position + 0.1 * rng.normal(size=(120, posterior.dimension))
+    values, gradients = posterior.log_priors_and_gradients(positions)
+    assert "_log_priors_function" in vars(posterior)
+    for position, value, gradient in zip(positions, values, gradients, strict=True):
+        wanted, of_gradient = posterior.log_prior_and_gradient(position)
+        assert value == pytest.approx(wanted, rel=1e-12)
+        np.testing.assert_allclose(gradient, of_gradient, rtol=1e-10, atol=1e-12)
+
+
+def test_a_prior_without_position_has_values_for_each():
+    with pm.Model() as model:
+        slope = pm.Flat("slope")
+        pm.Normal("y", slope, 1, observed=np.zeros(10))
+    values, gradients = Posterior(model).log_priors_and_gradients(np.ones((100, 1)))
+    assert values.shape == (100,)
+    np.testing.assert_array_equal(gradients, np.zeros((100, 1)))

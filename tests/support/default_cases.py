@@ -63,6 +63,12 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "minibatch-zero_sum",
         "minibatch-narrow_types",
     ),
+    "posterior/test_posterior.py::test_prior_of_several_positions_at_once": (
+        "hierarchical_non_centred",
+        "simplex",
+        "ordered_cutpoints",
+        "zero_sum",
+    ),
     "step_methods/test_full_gradient.py::test_covariance_of_mala": ("5",),
     "step_methods/test_hamcmc.py::test_compiled_chain_is_the_numpy_chain": ("3-between-plain",),
     "step_methods/test_hamcmc.py::test_variance_tends_to_the_posteriors": ("5-1000-3000",),

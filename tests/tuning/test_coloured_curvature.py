@@ -1,0 +1,96 @@
+"""Curvature of rows that depend on few coordinates, against differences along each coordinate."""
+
+from __future__ import annotations
+
+import numpy as np
+import pymc as pm
+import pytest
+from scipy import sparse
+
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.tuning import curvature as of_curvature
+from pymc_sgmcmc.tuning.coloured_curvature import coloured, coloured_curvature, pattern_of
+from pymc_sgmcmc.tuning.curvature import curvature_by_differences, scaled_precision
+from pymc_sgmcmc.tuning.subsample import Subsample
+
+
+def nested(rng, kind):
+    """Rows of 40 pupils in 20 classes, and a product of their effects."""
+    pupil = rng.integers(40, size=800)
+    of_class = pupil // 2
+    x = rng.normal(size=800)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", shape=2)
+        scale = pm.HalfNormal("scale")
+        if kind == "centred":
+            u = pm.Normal("u", 0, scale, shape=40)
+        elif kind == "not centred":
+            u = scale * pm.Normal("z", shape=40)
+        else:
+            u = pm.ZeroSumNormal("u", scale, shape=40)
+        v = pm.Normal("v", shape=20)
+        expected = beta[0] + beta[1] * x + u[pupil] * (1 + v[of_class])
+        pm.Bernoulli("y", logit_p=expected, observed=rng.random(800) < 0.4)
+    return model
+
+
+def test_colours_of_crossed_effects_tell_every_element(rng):
+    """Two matrices of factors: no coordinate meets all others, so there are several colours."""
+    pattern = np.eye(40, dtype=bool)
+    for _ in range(60):
+        first, second = rng.integers(20), 20 + rng.integers(20)
+        pattern[first, second] = pattern[second, first] = True
+    pattern[0] = pattern[:, 0] = True
+    values = np.where(pattern, rng.normal(size=(40, 40)), 0)
+    values += values.T
+    colouring = coloured(sparse.csr_array(pattern))
+    assert colouring.count < 30
+    width = rng.uniform(0.5, 2, size=40)
+    found = coloured_curvature(lambda x: -x @ values, rng.normal(size=40), width, colouring)
+    np.testing.assert_allclose(found, values, atol=1e-12)
+
+
+def test_an_element_that_the_pattern_lacks_is_noticed(rng):
+    values = np.diag(rng.uniform(1, 2, size=40))
+    colouring = coloured(sparse.csr_array(values != 0))
+    assert colouring.count == 1
+    values[3, 7] = values[7, 3] = 0.1
+    found = coloured_curvature(lambda x: -x @ values, np.zeros(40), np.ones(40), colouring)
+    assert found is None
+
+
+def test_pattern_is_that_of_all_rows():
+    pieces = [np.array([[1.0, 0, 0, 2], [0, 3, 0, 0]]), np.array([[0, 1.0, 1, 0]])]
+    wanted = [[1, 0, 0, 1], [0, 1, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]]
+    np.testing.assert_array_equal(pattern_of(pieces).toarray(), np.array(wanted, dtype=bool))
+
+
+@pytest.mark.parametrize(
+    ("kind", "saves"), [("centred", True), ("not centred", True), ("sum of zero", False)]
+)
+def test_models_have_the_curvature_of_differences_along_each_coordinate(
+    kind, saves, rng, monkeypatch, without_compiler
+):
+    posterior = Posterior(nested(rng, kind))
+    subsample = Subsample(posterior)
+    position = posterior.initial_position
+    scale = np.full(posterior.dimension, 0.1)
+    found = scaled_precision(posterior, subsample, position, scale)
+    assert (subsample.colouring(position, 1e-4 * scale) is not None) == saves
+    width = scale * of_curvature.difference_width(posterior)
+    wanted = curvature_by_differences(subsample.gradients_alone, position, width)
+    np.testing.assert_allclose(found, wanted * np.outer(scale, scale), atol=1e-6)
+    if saves:
+        # Few gradients were taken: the pattern is of use.
+        assert subsample.colouring(position, width).count <= posterior.dimension / 4
+
+
+def test_short_positions_and_dense_rows_have_no_colours(rng, without_compiler):
+    X = rng.normal(size=(200, 60))
+    for columns in (10, 60):
+        with pm.Model() as model:
+            beta = pm.Normal("beta", shape=columns)
+            pm.Normal("y", X[:, :columns] @ beta, 1, observed=X[:, 0])
+        posterior = Posterior(model)
+        position = posterior.initial_position
+        assert Subsample(posterior).colouring(position, np.full(columns, 1e-3)) is None
