@@ -14,6 +14,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_sgmcmc.batching import Batching, make_batching
 from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Memory
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.selected import RowGradients, stored_gradients
 
 log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
@@ -99,16 +100,22 @@ class SAGAGradient(GradientEstimator):
     reduces_variance = True
     memory: Memory
 
-    def __init__(self, posterior: Posterior, batching: Batching):
+    def __init__(
+        self,
+        posterior: Posterior,
+        batching: Batching,
+        gradients: RowGradients | None = None,
+    ):
         super().__init__(posterior, batching)
+        gradients = stored_gradients(posterior) if gradients is None else gradients
         shapes = [(batching.n_rows, *array.type.shape[1:]) for array in batching.derived]
-        expected = (batching.n_rows, posterior.dimension)
+        expected = (batching.n_rows, gradients.width)
         if shapes != [expected]:
             raise ValueError(
                 f"`batching` should have one derived array of shape {expected}, but has {shapes}. "
                 "Use `SAGAGradient.make`."
             )
-        self.memory = _Table(posterior, batching, self._scale)
+        self.memory = _Table(posterior, batching, self._scale, gradients)
 
     @classmethod
     def make(
@@ -120,12 +127,14 @@ class SAGAGradient(GradientEstimator):
         """
         if batching is None:
             batching = "replace" if batch_size < posterior.n_rows else "shuffle"
-        table_bytes = posterior.n_rows * posterior.dimension * np.dtype(posterior.dtype).itemsize
-        check_table_memory(table_bytes, posterior.n_rows, posterior.dimension)
-        table = np.zeros((posterior.n_rows, posterior.dimension), dtype=posterior.dtype)
+        gradients = stored_gradients(posterior)
+        shape = posterior.n_rows, gradients.width
+        table_bytes = shape[0] * shape[1] * np.dtype(posterior.dtype).itemsize
+        check_table_memory(table_bytes, *shape)
+        table = np.zeros(shape, dtype=posterior.dtype)
         scheme = make_batching(batching, posterior.data, batch_size, derived=[table])
         log.info("SAGA: %.3g MB for the gradients of all rows", table_bytes / 1e6)
-        return cls(posterior, scheme)
+        return cls(posterior, scheme, gradients)
 
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
         """Gradient estimate, shape (d,), from the present memory."""
@@ -142,8 +151,15 @@ class SAGAGradient(GradientEstimator):
 class _Table(Memory):
     """The gradients of all rows, and their sum in double precision."""
 
-    def __init__(self, posterior: Posterior, batching: Batching, scale: TensorVariable):
+    def __init__(
+        self,
+        posterior: Posterior,
+        batching: Batching,
+        scale: TensorVariable,
+        gradients: RowGradients,
+    ):
         self._posterior = posterior
+        self._gradients = gradients
         self._batching = batching
         self._scale = scale
         total = pytensor.shared(
@@ -153,12 +169,12 @@ class _Table(Memory):
 
     def begin(self, position: np.ndarray) -> None:
         """Gradients of all rows at a position."""
-        posterior = self._posterior
-        table = np.empty((posterior.n_rows, posterior.dimension), dtype=posterior.dtype)
-        length = max(1, CHUNK_ELEMENTS // max(posterior.dimension, posterior.row_elements))
+        posterior, gradients = self._posterior, self._gradients
+        table = np.empty((posterior.n_rows, gradients.width), dtype=posterior.dtype)
+        length = max(1, CHUNK_ELEMENTS // max(gradients.width, posterior.row_elements))
         for start in range(0, posterior.n_rows, length):
             part = slice(start, start + length)
-            table[part] = posterior.row_gradients(position, posterior.take(part))
+            table[part] = gradients.at(position, posterior.take(part))
         self.write((table,))
 
     def read(self) -> tuple[np.ndarray, ...]:
@@ -170,12 +186,12 @@ class _Table(Memory):
         """Set the table, and its sum where given."""
         table, *total = values
         self._batching.write_derived([table])
-        self.variables[1].set_value(total[0] if total else table.sum(0, dtype=np.float64))
+        self.variables[1].set_value(total[0] if total else self._gradients.total_of_all(table))
 
     def settle(self) -> None:
         """Sum the table again."""
         (table,) = self._batching.read_derived()
-        self.variables[1].set_value(table.sum(0, dtype=np.float64))
+        self.variables[1].set_value(self._gradients.total_of_all(table))
 
     def arranged(self, indices: np.ndarray) -> np.ndarray:
         """Sorted indices where a row may be drawn twice: equal rows are then neighbours."""
@@ -190,16 +206,16 @@ class _Table(Memory):
         noise: TensorVariable | None = None,
     ) -> tuple[TensorVariable, tuple[TensorVariable, ...]]:
         """Gradient estimate, and the table and its sum afterwards."""
-        posterior, batching = self._posterior, self._batching
+        posterior, batching, gradients = self._posterior, self._batching, self._gradients
         table, total = values
         rows = batching.rows(index)[: len(posterior.data)]
-        new = posterior.single_row_gradients(position, rows).astype(posterior.dtype)
+        new = gradients.of_rows(position, rows).astype(posterior.dtype)
         old = batching.stored_rows(table, index)
         change = new.astype("float64") - old.astype("float64")
         estimate = (
             posterior.prior_gradient(position)
             + total.astype(posterior.dtype)
-            + self._scale * change.sum(0).astype(posterior.dtype)
+            + self._scale * gradients.total(change, rows).astype(posterior.dtype)
         )
         once = change
         if not batching.without_replacement:
@@ -208,11 +224,11 @@ class _Table(Memory):
         stored = pt.switch(remember, new, old)
         return estimate, (
             batching.with_stored_rows(table, index, stored),
-            total + pt.switch(remember, once.sum(0), 0.0),
+            total + pt.switch(remember, gradients.total(once, rows), 0.0),
         )
 
 
-def check_table_memory(table_bytes: int, n_rows: int, dimension: int) -> None:
+def check_table_memory(table_bytes: int, n_rows: int, width: int) -> None:
     """Refuse a table that does not fit into memory twice.
 
     Raises
@@ -222,7 +238,7 @@ def check_table_memory(table_bytes: int, n_rows: int, dimension: int) -> None:
     available = available_memory()
     if available is not None and 2 * table_bytes > available:
         raise MemoryError(
-            f'`gradient="saga"` stores {dimension} numbers for each of {n_rows} rows, at times '
+            f'`gradient="saga"` stores {width} numbers for each of {n_rows} rows, at times '
             f"twice {table_bytes / 1e9:.3g} GB, but {available / 1e9:.3g} GB are available. Use "
             '`gradient="svrg"` or `gradient="cv"`.'
         )
