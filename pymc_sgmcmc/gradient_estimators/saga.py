@@ -53,19 +53,29 @@ class SAGAGradient(GradientEstimator):
     and have the same reference: :math:`V \preceq 2 V_0 + H`. Rows are therefore drawn with
     replacement by default. Computed step sizes assume these bounds.
 
-    **Cost.** A transition takes a separate gradient for each of n rows, and a few copies of n x d
-    numbers. There are no passes over the data after the first. **Memory:** a chain stores N x d
-    numbers, and twice as many while rows get a new order. That is 16 MB each for N = 200 000 and
-    d = 10. Draws are computed one at a time, so that the table never has to be computed again: keep
-    `thin` at tens of transitions. For large N or d prefer `SVRGGradient`, or control variates at
-    the mode. The estimator does not run on JAX, which would copy the table.
+    **Cost.** A transition takes a separate gradient for each of n rows, and a few copies of n x w
+    numbers, where w is the width of the table. There are no passes over the data after the first.
+
+    **Memory.** A chain stores N x w numbers, and twice as many while rows get a new order. Of
+    variables that the rows enter only through arrays of indices, as ``(U[user] * V[item]).sum(-1)``
+    or ``(mu + sigma * z)[group]``, the table has just the entries that a row selects, as all others
+    of its gradient are zero. With 5 factors of users and of items w is 10, whatever their number,
+    and for N = 90 000 the table takes 7 MB. Variables that rows use otherwise have all of their
+    entries in it, and those that no row depends on have none. In models whose rows are groups, and
+    where this saves nothing, w is d: 16 MB for N = 200 000 and d = 10.
+
+    Draws are computed one at a time, so that the table never has to be computed again: keep `thin`
+    at tens of transitions. For large N or w prefer `SVRGGradient`, or control variates at the mode.
+    The estimator does not run on JAX, which would copy the table.
 
     Parameters
     ----------
     posterior : Posterior
     batching : Batching
-        Minibatch scheme over the data of the posterior, with one derived array of shape (N, d), see
+        Minibatch scheme over the data of the posterior, with one derived array of shape (N, w), see
         `make`.
+    gradients : RowGradients, optional
+        The columns of the table; by default those of `stored_gradients`.
 
     Raises
     ------
@@ -212,19 +222,19 @@ class _Table(Memory):
         new = gradients.of_rows(position, rows).astype(posterior.dtype)
         old = batching.stored_rows(table, index)
         change = new.astype("float64") - old.astype("float64")
+        of_batch = of_stored = gradients.total(change, rows)
+        if not batching.without_replacement:
+            first = pt.concatenate([[True], pt.neq(index[1:], index[:-1])])
+            of_stored = gradients.total(pt.switch(first[:, None], change, 0.0), rows)
         estimate = (
             posterior.prior_gradient(position)
             + total.astype(posterior.dtype)
-            + self._scale * gradients.total(change, rows).astype(posterior.dtype)
+            + self._scale * of_batch.astype(posterior.dtype)
         )
-        once = change
-        if not batching.without_replacement:
-            first = pt.concatenate([[True], pt.neq(index[1:], index[:-1])])
-            once = pt.switch(first[:, None], change, 0.0)
         stored = pt.switch(remember, new, old)
         return estimate, (
             batching.with_stored_rows(table, index, stored),
-            total + pt.switch(remember, gradients.total(once, rows), 0.0),
+            total + pt.switch(remember, of_stored, 0.0),
         )
 
 

@@ -444,7 +444,7 @@ def index_arrays(
     }
     for node in toposort([graph]):
         output = node.outputs[0]
-        if getattr(output.type, "ndim", None) != 1 or not is_integer(output):
+        if not node.inputs or getattr(output.type, "ndim", None) != 1 or not is_integer(output):
             continue
         first = node.inputs[0]
         if cast_of_integers(node) and first in vectors:
