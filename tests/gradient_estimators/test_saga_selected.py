@@ -251,6 +251,19 @@ def scales_and_factors():
     return 2 + 2 + 1 + 1 + 2
 
 
+def products():
+    """Few operations, which Numba compiles in seconds."""
+    factor = pm.Normal("factor", shape=(GROUPS, 2))
+    pm.Normal("y", (factor[GROUP] * factor[OTHER]).sum(-1), 1.0, observed=Y)
+    return 2 + 2
+
+
+def scaled_products():
+    scale, factor = pm.HalfNormal("scale"), pm.Normal("factor", shape=(GROUPS, 2))
+    pm.Normal("y", scale * (factor[GROUP] * factor[OTHER]).sum(-1), 1.0, observed=Y)
+    return 2 + 2 + 1
+
+
 def estimator_of(posterior, batch_size, batching, whole=False):
     if not whole:
         return SAGAGradient.make(posterior, batch_size, batching=batching)
@@ -273,22 +286,25 @@ def run(estimator, mode, transitions=30, step_size=1e-3):
     return ran.positions, ran.gradients
 
 
-@pytest.fixture(scope="module", params=["shuffle", "replace"])
-def scheme_and_draws(request):
-    """Draws with whole gradients, in batches where users, items and rows come several times."""
-    posterior, _ = posterior_of(scales_and_factors)
-    with pytensor.config.change_flags(cxx=""):
-        return request.param, run(estimator_of(posterior, 15, request.param, True), "FAST_COMPILE")
-
-
-@pytest.mark.parametrize("mode", ["FAST_COMPILE", "NUMBA"])
-def test_draws_are_those_with_whole_gradients(scheme_and_draws, mode, without_compiler):
-    batching, (positions, gradients) = scheme_and_draws
-    posterior, width = posterior_of(scales_and_factors)
+@pytest.mark.parametrize(
+    ("make", "mode", "batching"),
+    [
+        (scales_and_factors, "FAST_COMPILE", "shuffle"),
+        (scales_and_factors, "FAST_COMPILE", "replace"),
+        (products, "NUMBA", "replace"),
+        pytest.param(scaled_products, "NUMBA", "replace", marks=pytest.mark.slow),
+        pytest.param(scaled_products, "NUMBA", "shuffle", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.usefixtures("without_compiler")
+def test_draws_are_those_with_whole_gradients(make, mode, batching):
+    """In batches where users, items and rows come several times."""
+    posterior, width = posterior_of(make)
+    expected = run(estimator_of(posterior, 15, batching, whole=True), "FAST_COMPILE")
     estimator = estimator_of(posterior, 15, batching)
     actual = run(estimator, mode)
-    np.testing.assert_allclose(actual[0], positions, rtol=1e-8, atol=1e-10)
-    np.testing.assert_allclose(actual[1], gradients, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(actual[1], expected[1], rtol=1e-8, atol=1e-8)
     table, total = estimator.memory.read()
     assert table.shape == (N_ROWS, width)
     fresh = stored_gradients(posterior).total_of_all(table)
