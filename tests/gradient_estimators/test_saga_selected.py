@@ -83,6 +83,14 @@ def correlated_slopes():
     return 2 + 4, ["root"]
 
 
+def selected_along_the_second_axis():
+    z = pm.Normal("z", shape=(2, GROUPS))
+    root = pm.Normal("root", shape=(2, 2))
+    effects = pt.dot(root, z)[:, GROUP]
+    pm.Normal("y", effects[0] + effects[1] * X[:, 0], 1.0, observed=Y)
+    return 2 + 4, ["root"]
+
+
 def two_index_arrays():
     skill = pm.Normal("skill", shape=GROUPS)
     pm.Bernoulli("won", logit_p=skill[GROUP] - skill[OTHER], observed=(Y > 0).astype(int))
@@ -140,10 +148,18 @@ def used_whole_too():
     return 1 + GROUPS, ["centred"]
 
 
+def few_levels():
+    """Two numbers a row of a variable that has two would save nothing."""
+    level, effect = pm.Normal("level", shape=2), pm.Normal("effect", shape=GROUPS)
+    pm.Normal("y", level[USER % 2] * level[ITEM % 2] + effect[GROUP], 1.0, observed=Y)
+    return 1 + 2, ["level"]
+
+
 MODELS = [
     factorisation, minibatches, centred_intercepts_and_slopes, noncentred_intercepts,
     correlated_slopes, two_index_arrays, two_observed, nested_groups, simplices, pairs_of_indices,
-    columns_of_a_matrix_from_one, one_of_two, used_whole_too,
+    columns_of_a_matrix_from_one, one_of_two, used_whole_too, selected_along_the_second_axis,
+    few_levels,
 ]  # fmt: skip
 
 
@@ -200,6 +216,11 @@ def first_entry_set():
     pm.Normal("y", pt.set_subtensor(effect[0], 0.0)[GROUP], 1.0, observed=Y)
 
 
+def reference_level():
+    effect = pm.Normal("effect", shape=GROUPS - 1)
+    pm.Normal("y", pt.concatenate([[0.0], effect])[GROUP], 1.0, observed=Y)
+
+
 def zero_sum():
     effect = pm.ZeroSumNormal("effect", shape=GROUPS)
     pm.Normal("y", effect[GROUP], 1.0, observed=Y)
@@ -212,7 +233,14 @@ def as_many_selected_as_there_are():
 
 @pytest.mark.parametrize(
     "make",
-    [sum_of_rows, entries_in_reverse, first_entry_set, zero_sum, as_many_selected_as_there_are],
+    [
+        sum_of_rows,
+        entries_in_reverse,
+        first_entry_set,
+        reference_level,
+        zero_sum,
+        as_many_selected_as_there_are,
+    ],
 )
 def test_other_models_store_whole_gradients(make):
     posterior, _ = posterior_of(make)
@@ -251,11 +279,11 @@ def scales_and_factors():
     return 2 + 2 + 1 + 1 + 2
 
 
-def products():
+def differences():
     """Few operations, which Numba compiles in seconds."""
-    factor = pm.Normal("factor", shape=(GROUPS, 2))
-    pm.Normal("y", (factor[GROUP] * factor[OTHER]).sum(-1), 1.0, observed=Y)
-    return 2 + 2
+    skill = pm.Normal("skill", shape=GROUPS)
+    pm.Normal("y", skill[GROUP] - skill[OTHER], 1.0, observed=Y)
+    return 1 + 1
 
 
 def scaled_products():
@@ -291,7 +319,7 @@ def run(estimator, mode, transitions=30, step_size=1e-3):
     [
         (scales_and_factors, "FAST_COMPILE", "shuffle"),
         (scales_and_factors, "FAST_COMPILE", "replace"),
-        (products, "NUMBA", "replace"),
+        (differences, "NUMBA", "replace"),
         pytest.param(scaled_products, "NUMBA", "replace", marks=pytest.mark.slow),
         pytest.param(scaled_products, "NUMBA", "shuffle", marks=pytest.mark.slow),
     ],
