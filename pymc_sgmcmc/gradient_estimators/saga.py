@@ -56,13 +56,13 @@ class SAGAGradient(GradientEstimator):
     **Cost.** A transition takes a separate gradient for each of n rows, and a few copies of n x w
     numbers, where w is the width of the table. There are no passes over the data after the first.
 
-    **Memory.** A chain stores N x w numbers, and twice as many while rows get a new order. Of
-    variables that the rows enter only through arrays of indices, as ``(U[user] * V[item]).sum(-1)``
-    or ``(mu + sigma * z)[group]``, the table has just the entries that a row selects, as all others
+    **Memory.** A chain stores N x w numbers, and twice as many while rows get a new order. Where
+    rows use a variable only through arrays of indices, as in ``(U[user] * V[item]).sum(-1)`` or
+    ``(mu + sigma * z)[group]``, the table has just the entries that a row selects, since all others
     of its gradient are zero. With 5 factors of users and of items w is 10, whatever their number,
     and for N = 90 000 the table takes 7 MB. Variables that rows use otherwise have all of their
-    entries in it, and those that no row depends on have none. In models whose rows are groups, and
-    where this saves nothing, w is d: 16 MB for N = 200 000 and d = 10.
+    entries in it, and those that no row depends on have none. Where this saves nothing, and in
+    models whose rows are groups, w is d: 16 MB for N = 200 000 and d = 10.
 
     Draws are computed one at a time, so that the table never has to be computed again: keep `thin`
     at tens of transitions. For large N or w prefer `SVRGGradient`, or control variates at the mode.

@@ -148,6 +148,14 @@ def used_whole_too():
     return 1 + GROUPS, ["centred"]
 
 
+def hyperpriors_alone():
+    """Nothing is selected, but no row depends on the scale."""
+    scale = pm.HalfNormal("scale")
+    slope = pm.Normal("slope", 0, scale, shape=2)
+    pm.Normal("y", X @ slope, 1.0, observed=Y)
+    return 2, ["slope"]
+
+
 def few_levels():
     """Two numbers a row of a variable that has two would save nothing."""
     level, effect = pm.Normal("level", shape=2), pm.Normal("effect", shape=GROUPS)
@@ -159,7 +167,7 @@ MODELS = [
     factorisation, minibatches, centred_intercepts_and_slopes, noncentred_intercepts,
     correlated_slopes, two_index_arrays, two_observed, nested_groups, simplices, pairs_of_indices,
     columns_of_a_matrix_from_one, one_of_two, used_whole_too, selected_along_the_second_axis,
-    few_levels,
+    few_levels, hyperpriors_alone,
 ]  # fmt: skip
 
 
