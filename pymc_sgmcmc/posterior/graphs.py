@@ -16,6 +16,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import in2out
 from pytensor.graph.traversal import ancestors, graph_inputs, toposort
+from pytensor.scalar.basic import Cast
 from pytensor.tensor import NoneConst, TensorVariable
 from pytensor.tensor.basic import (
     Alloc,
@@ -23,6 +24,7 @@ from pytensor.tensor.basic import (
     MakeVector,
     get_underlying_scalar_constant_value,
 )
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.reshape import SplitDims
 from pytensor.tensor.shape import Reshape, SpecifyShape
@@ -184,6 +186,17 @@ def leaf_value(variable: Variable) -> np.ndarray | None:
     if isinstance(variable, SharedVariable):
         return np.asarray(variable.get_value(borrow=True))
     return None
+
+
+def is_integer(variable: Variable) -> bool:
+    """Whether a tensor has whole numbers."""
+    return variable.dtype.startswith(("int", "uint"))
+
+
+def cast_of_integers(node: Apply) -> bool:
+    """Whether a node gives whole numbers another type of whole numbers."""
+    is_cast = isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Cast)
+    return is_cast and is_integer(node.inputs[0]) and is_integer(node.outputs[0])
 
 
 def shape_of(variable: Variable) -> list[int]:

@@ -272,6 +272,10 @@ class Posterior:
         """How many log densities or gradients of single rows this process has computed."""
         return sum(self._evaluated)
 
+    def count_evaluated(self, rows: int) -> None:
+        """Add to `rows_evaluated` gradients of rows that others have computed."""
+        self._evaluated.append(rows)
+
     @property
     def source_names(self) -> tuple[str, ...]:
         """Names of the columns of the source that the model has, none without a source."""

@@ -16,8 +16,6 @@ from pymc.pytensorf import rewrite_pregrad
 from pytensor.compile.executor import Function
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import ancestors, toposort
-from pytensor.scalar.basic import Cast
-from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
@@ -25,16 +23,19 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.compiled import compile_quietly, quick_graphs
-from pymc_sgmcmc.posterior.graphs import Length, leaf_value, rebuild
+from pymc_sgmcmc.posterior.graphs import (
+    Length,
+    cast_of_integers,
+    is_integer,
+    leaf_value,
+    rebuild,
+)
 from pymc_sgmcmc.posterior.ordinary_rows import WITHOUT_NAME
 from pymc_sgmcmc.posterior.posterior import Posterior
 from pymc_sgmcmc.posterior.simplify import simplify_logistic
 
 CHECKED_ROWS = 2_000
 """The blocks are compared with the whole model on at most so many rows."""
-
-INTEGERS = ("int", "uin")
-"""Types of integers begin with these letters."""
 
 USE_SAMPLE = "Give it a number, or use `sample`, which takes any model with rows."
 """The advice where a model is no model of two sides."""
@@ -216,13 +217,12 @@ def _indexed(posterior: Posterior, terms: _Terms) -> dict[int, list[Apply]]:
     codes: dict[Variable, int] = {
         rows: number
         for number, rows in enumerate(terms.rows)
-        if rows.ndim == 1 and rows.dtype[:3] in INTEGERS
+        if rows.ndim == 1 and is_integer(rows)
     }
     nodes: dict[int, list[Apply]] = {}
     others: dict[int, Apply] = {}
     for node in toposort([terms.likelihood]):
-        is_cast = isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Cast)
-        if is_cast and node.inputs[0] in codes and node.outputs[0].dtype[:3] in INTEGERS:
+        if cast_of_integers(node) and node.inputs[0] in codes:
             codes[node.outputs[0]] = codes[node.inputs[0]]
             continue
         for place, variable in enumerate(node.inputs):

@@ -1,0 +1,550 @@
+"""Gradients of single rows without the entries that are zero because a row does not select them.
+
+In ``(U[user] * V[item]).sum(-1)`` each row of data meets one row of U and one of V. All others of
+the d numbers of its gradient are zero. This module finds the variables that enter the rows only
+through such selections, and differentiates with respect to the entries that each row selects.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, singledispatch
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pymc.pytensorf import rewrite_pregrad
+from pytensor.graph.basic import Apply, Variable, equal_computations
+from pytensor.graph.op import Op
+from pytensor.graph.replace import clone_replace, vectorize_graph
+from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.tensor.basic import Join
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
+from pytensor.tensor.shape import SpecifyShape
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.type import TensorType
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_sgmcmc.posterior.compiled import inline_inner_graphs
+from pymc_sgmcmc.posterior.graphs import cast_of_integers, is_integer
+from pymc_sgmcmc.posterior.posterior import Posterior
+from pymc_sgmcmc.posterior.simplify import simplify_logistic
+
+ALL = slice(None)
+"""This entry of an index takes the whole axis."""
+
+
+class RowGradients(ABC):
+    """Gradients of the log likelihood of single rows, as a table with some columns.
+
+    Attributes
+    ----------
+    width : int
+        Numbers that are stored for a row.
+    """
+
+    width: int
+
+    @abstractmethod
+    def of_rows(self, position: TensorVariable, rows: Sequence[TensorVariable]) -> TensorVariable:
+        """Symbolic gradients of symbolic rows, shape (rows, width)."""
+
+    @abstractmethod
+    def total(self, table: TensorVariable, rows: Sequence[TensorVariable]) -> TensorVariable:
+        """Symbolic sum, shape (d,), of the gradients of rows, of the type of the table."""
+
+    @abstractmethod
+    def at(self, position: np.ndarray, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """Gradients of rows, shape (rows, width)."""
+
+    @abstractmethod
+    def total_of_all(self, table: np.ndarray) -> np.ndarray:
+        """Sum, shape (d,), of the gradients of all rows, in double precision."""
+
+
+class WholeRowGradients(RowGradients):
+    """All d numbers of the gradient of each row."""
+
+    def __init__(self, posterior: Posterior):
+        self._posterior = posterior
+        self.width = posterior.dimension
+
+    def of_rows(self, position: TensorVariable, rows: Sequence[TensorVariable]) -> TensorVariable:
+        """Symbolic gradients of symbolic rows, shape (rows, d)."""
+        return self._posterior.single_row_gradients(position, rows)
+
+    def total(self, table: TensorVariable, rows: Sequence[TensorVariable]) -> TensorVariable:
+        """Symbolic sum, shape (d,), of the gradients of rows."""
+        return table.sum(0)
+
+    def at(self, position: np.ndarray, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """Gradients of rows, shape (rows, d)."""
+        return self._posterior.row_gradients(position, rows)
+
+    def total_of_all(self, table: np.ndarray) -> np.ndarray:
+        """Sum, shape (d,), of the gradients of all rows, in double precision."""
+        return table.sum(0, dtype=np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The entries ``V[index]`` of a variable that an array of indices selects along an axis.
+
+    Attributes
+    ----------
+    variable : TensorVariable
+        The value variable V.
+    axis : int
+        The axis of V that is indexed.
+    index : TensorVariable, shape (rows,)
+        A function of symbolic rows.
+    entries : TensorVariable, shape (rows, ...)
+        A symbolic input in place of the entries, with rows as the first axis.
+    """
+
+    variable: TensorVariable
+    axis: int
+    index: TensorVariable
+    entries: TensorVariable
+
+    @property
+    def width(self) -> int:
+        """Numbers that a row selects."""
+        return int(np.prod(self.entries.type.shape[1:]))
+
+
+@dataclass(frozen=True, eq=False)
+class SelectedGraph:
+    """A log likelihood of rows in terms of the entries that rows select.
+
+    Attributes
+    ----------
+    rows : list of TensorVariable
+        Symbolic rows.
+    length : TensorVariable
+        Their number.
+    log_likelihood : TensorVariable
+        A scalar.
+    selections : tuple of Selection
+        In the order of the layout.
+    whole : tuple of TensorVariable
+        The variables that enter otherwise, in the order of the layout.
+    """
+
+    rows: list[TensorVariable]
+    length: TensorVariable
+    log_likelihood: TensorVariable
+    selections: tuple[Selection, ...]
+    whole: tuple[TensorVariable, ...]
+
+
+class SelectedRowGradients(RowGradients):
+    """The numbers of the gradient of each row that are not zero whatever the position.
+
+    First come the columns of each selection, and then those of variables that rows use otherwise. A
+    variable that no row depends on has no column.
+    """
+
+    def __init__(self, posterior: Posterior, graph: SelectedGraph):
+        self._posterior = posterior
+        self._graph = graph
+        layout = posterior.layout
+        numbers = np.arange(layout.dimension)
+        places = {
+            variable: numbers[part].reshape(shape)
+            for variable, part, shape in zip(
+                layout.variables, layout.slices, layout.shapes, strict=True
+            )
+        }
+        # For each entry of the indexed axis, the coordinates that a row selects with it.
+        self._places = [
+            np.moveaxis(places[selection.variable], selection.axis, 0).reshape(-1, selection.width)
+            for selection in graph.selections
+        ]
+        self._whole_places = np.concatenate(
+            [np.empty(0, dtype=int), *(places[variable].ravel() for variable in graph.whole)]
+        )
+        widths = [selection.width for selection in graph.selections]
+        self._stops = np.cumsum([0, *widths]).tolist()
+        self.width = self._stops[-1] + len(self._whole_places)
+
+    def of_rows(self, position: TensorVariable, rows: Sequence[TensorVariable]) -> TensorVariable:
+        """Symbolic gradients of symbolic rows, shape (rows, width)."""
+        graph = self._graph
+        count = rows[0].shape[0]
+        single = [_of_one_row(variable) for variable in graph.rows]
+        entries = [_of_one_row(selection.entries) for selection in graph.selections]
+        replacements = {
+            **dict(zip(graph.rows, single, strict=True)),
+            **{
+                selection.entries: of_one
+                for selection, of_one in zip(graph.selections, entries, strict=True)
+            },
+            graph.length: pt.constant(1, dtype="int64"),
+        }
+        log_density = clone_replace(graph.log_likelihood, replacements, rebuild_strict=False)
+        # The rewrites are those of `Posterior`.
+        log_density = simplify_logistic(rewrite_pregrad(log_density))
+        pieces = pt.grad(log_density, [*entries, *graph.whole], disconnected_inputs="ignore")
+        gradient = pt.concatenate([piece.ravel() for piece in pieces])
+        gradient = clone_replace(
+            gradient, self._posterior.layout.split(position), rebuild_strict=False
+        )
+        gradient = rewrite_graph(gradient, include=(), custom_rewrite=inline_inner_graphs)
+        of_rows = {of_one: row[:, None] for of_one, row in zip(single, rows, strict=True)}
+        for of_one, selection, places in zip(
+            entries, graph.selections, self._symbolic_places(rows), strict=True
+        ):
+            shape = (count, 1, *selection.entries.type.shape[1:])
+            of_rows[of_one] = position[places.ravel()].reshape(shape)
+        gradients = vectorize_graph(gradient, of_rows)
+        if gradients.type.ndim == 1:  # the same for all rows
+            gradients = pt.broadcast_to(gradients, (count, self.width))
+        return gradients
+
+    def total(self, table: TensorVariable, rows: Sequence[TensorVariable]) -> TensorVariable:
+        """Symbolic sum, shape (d,), of the gradients of rows, of the type of the table."""
+        total = pt.zeros(self._posterior.dimension, dtype=table.dtype)
+        for start, stop, places in zip(
+            self._stops, self._stops[1:], self._symbolic_places(rows), strict=False
+        ):
+            total = pt.inc_subtensor(total[places.ravel()], table[:, start:stop].ravel())
+        if len(self._whole_places):
+            of_whole = table[:, self._stops[-1] :].sum(0)
+            total = pt.inc_subtensor(total[self._whole_places], of_whole)
+        return total
+
+    def at(self, position: np.ndarray, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """Gradients of rows, shape (rows, width)."""
+        position = np.ascontiguousarray(position, dtype=self._posterior.dtype)
+        self._posterior.count_evaluated(len(rows[0]))
+        (gradients,) = self._function_of_rows(position, *rows)
+        return np.asarray(gradients)
+
+    def total_of_all(self, table: np.ndarray) -> np.ndarray:
+        """Sum, shape (d,), of the gradients of all rows, in double precision."""
+        total, start = np.zeros(self._posterior.dimension), 0
+        for rows in self._posterior.chunks(self.width):
+            stop = start + len(rows[0])
+            (of_rows,) = self._function_of_total(table[start:stop].astype(np.float64), *rows)
+            total += of_rows
+            start = stop
+        return total
+
+    def _symbolic_places(self, rows: Sequence[TensorVariable]) -> list[TensorVariable]:
+        """Coordinates that rows select, shape (rows, width of the selection), by selection."""
+        replacements = dict(zip(self._graph.rows, rows, strict=True))
+        indices = clone_replace(
+            [selection.index for selection in self._graph.selections],
+            replacements,
+            rebuild_strict=False,
+        )
+        return [
+            pt.constant(places)[index] for places, index in zip(self._places, indices, strict=True)
+        ]
+
+    @cached_property
+    def _function_of_rows(self):
+        position, rows = self._posterior.position_and_rows()
+        return self._posterior.compile_for_setup([position, *rows], [self.of_rows(position, rows)])
+
+    @cached_property
+    def _function_of_total(self):
+        _, rows = self._posterior.position_and_rows()
+        table = pt.matrix("table", dtype="float64")
+        return self._posterior.compile_for_setup([table, *rows], [self.total(table, rows)])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the functions, which are compiled again when needed."""
+        compiled = {"_function_of_rows", "_function_of_total"}
+        return {name: value for name, value in vars(self).items() if name not in compiled}
+
+
+def stored_gradients(posterior: Posterior) -> RowGradients:
+    """The gradients of single rows that take the fewest numbers a row.
+
+    These are the selected ones, where they are fewer than d. Rows that are groups have all.
+    """
+    if posterior.rows_are_groups:
+        return WholeRowGradients(posterior)
+    selected = SelectedRowGradients(posterior, selected_graph(posterior))
+    return selected if 0 < selected.width < posterior.dimension else WholeRowGradients(posterior)
+
+
+def selected_graph(posterior: Posterior) -> SelectedGraph:
+    """The log likelihood of rows in terms of the entries that rows select.
+
+    Entries of a variable are selected where all that rows use of it are selections by arrays of
+    indices, and these take fewer numbers than the variable has.
+    """
+    layout = posterior.layout
+    _, rows = posterior.position_and_rows()
+    length = pt.lscalar("length")
+    log_likelihood, _ = posterior.graphs_of_variables(rows, length)
+    sizes = dict(zip(layout.variables, layout.sizes, strict=True))
+    chosen = list(layout.variables)
+    while True:
+        selections = _Selections(layout.variables, chosen, rows)
+        graph = selections.replaced(log_likelihood)
+        used = set(ancestors([graph]))
+        found = [selection for selection in selections.found if selection.entries in used]
+        widths = dict.fromkeys(layout.variables, 0)
+        for selection in found:
+            widths[selection.variable] += selection.width
+        kept = [
+            variable
+            for variable in chosen
+            if variable not in used and 0 < widths[variable] < sizes[variable]
+        ]
+        if kept == chosen:
+            break
+        chosen = kept
+    found.sort(key=lambda selection: layout.variables.index(selection.variable))
+    whole = tuple(variable for variable in layout.variables if variable in used)
+    return SelectedGraph(rows, length, graph, tuple(found), whole)
+
+
+def _of_one_row(variable: TensorVariable) -> TensorVariable:
+    """New symbolic input of the kind of another one, for one row."""
+    return TensorType(variable.dtype, shape=(1, *variable.type.shape[1:]))(variable.name)
+
+
+# --- Selections in a graph --------------------------------------------------------------------
+
+
+class _Selections:
+    """Replace selections from chosen variables in a graph by symbolic inputs.
+
+    Parameters
+    ----------
+    variables : sequence of TensorVariable
+        All value variables.
+    chosen : sequence of TensorVariable
+        Those whose selected entries become inputs. The others stay in the graph.
+    rows : sequence of TensorVariable
+        Symbolic rows.
+
+    Attributes
+    ----------
+    found : list of Selection
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[TensorVariable],
+        chosen: Sequence[TensorVariable],
+        rows: Sequence[TensorVariable],
+    ):
+        self._variables = set(variables)
+        self._chosen = set(chosen)
+        self._rows = list(rows)
+        self.found: list[Selection] = []
+
+    def replaced(self, graph: TensorVariable) -> TensorVariable:
+        """The graph with selections of rows done first and replaced by inputs."""
+        indices = index_arrays(graph, self._rows)
+        rebuilt: dict[Variable, Variable] = {}
+        for node in toposort([graph]):
+            selected = self._selected(node, indices)
+            if selected is not None:
+                rebuilt[node.outputs[0]] = selected
+                continue
+            inputs = [rebuilt.get(variable, variable) for variable in node.inputs]
+            if inputs != node.inputs:
+                outputs = node.clone_with_new_inputs(inputs, strict=False).outputs
+                rebuilt.update(zip(node.outputs, outputs, strict=True))
+        return rebuilt.get(graph, graph)
+
+    def _selected(
+        self, node: Apply, indices: dict[Variable, TensorVariable]
+    ) -> TensorVariable | None:
+        """The result of a node that selects from variables by rows, None for other nodes."""
+        if not isinstance(node.op, AdvancedSubtensor):
+            return None
+        array = node.inputs[0]
+        places = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
+        axis = next((number for number, place in enumerate(places) if not _is_all(place)), 0)
+        index = indices.get(places[axis]) if isinstance(places[axis], Variable) else None
+        others = places[axis + 1 :]
+        if index is None or (axis and others) or any(other is None for other in others):
+            return None
+        origins = set(ancestors([array]))
+        if not origins & self._variables or origins & set(self._rows):
+            return None
+        entries = self._entries(array, axis, index)
+        if not others:
+            return entries
+        # NumPy pairs several arrays of indices, as in `x[row, column]`.
+        paired = any(isinstance(other, Variable) and other.type.ndim for other in others)
+        return entries[(pt.arange(index.shape[0]) if paired else ALL, *others)]
+
+    def _entries(self, array: TensorVariable, axis: int, index: TensorVariable) -> TensorVariable:
+        """The entries of an array along an axis, in the place of this axis."""
+        if array in self._chosen:
+            return pt.moveaxis(self._input(array, axis, index), 0, axis)
+        node = array.owner
+        if node is not None and self._variables.intersection(ancestors([array])):
+            if isinstance(node.op, AdvancedSubtensor):
+                inner = self._index_of_index(node, axis, index)
+                if inner is not None:
+                    return self._entries(node.inputs[0], axis, inner)
+            elif len(node.outputs) == 1 and not array.type.broadcastable[axis]:
+                entries = entries_of_result(
+                    node.op, node, axis, lambda x, along: self._entries(x, along, index)
+                )
+                if entries is not None:
+                    return entries
+        return array[(*(ALL,) * axis, index)]
+
+    def _index_of_index(
+        self, node: Apply, axis: int, index: TensorVariable
+    ) -> TensorVariable | None:
+        """The index k[index] of ``x[k][index]``, None where the node is not of this form."""
+        places = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
+        inner = places[-1]
+        if len(places) != axis + 1 or not all(_is_all(place) for place in places[:-1]):
+            return None
+        if not (isinstance(inner, Variable) and inner.type.ndim == 1 and is_integer(inner)):
+            return None
+        return inner[index]
+
+    def _input(self, variable: TensorVariable, axis: int, index: TensorVariable) -> TensorVariable:
+        """The symbolic input for a selection; equal selections have one."""
+        for selection in self.found:
+            if (
+                selection.variable is variable
+                and selection.axis == axis
+                and equal_computations([selection.index], [index])
+            ):
+                return selection.entries
+        shape = list(variable.type.shape)
+        del shape[axis]
+        entries = TensorType(variable.dtype, shape=(None, *shape))(f"{variable.name}_entries")
+        self.found.append(Selection(variable, axis, index, entries))
+        return entries
+
+
+def index_arrays(
+    graph: TensorVariable, rows: Sequence[TensorVariable]
+) -> dict[Variable, TensorVariable]:
+    """Vectors of whole numbers with one number for each row, as functions of the rows alone.
+
+    Returns
+    -------
+    dict of Variable to TensorVariable
+        The value is the same vector before casts that keep all numbers.
+    """
+    matrices = {row for row in rows if row.ndim == 2 and is_integer(row)}
+    vectors: dict[Variable, TensorVariable] = {
+        row: row for row in rows if row.ndim == 1 and is_integer(row)
+    }
+    for node in toposort([graph]):
+        output = node.outputs[0]
+        if not node.inputs or getattr(output.type, "ndim", None) != 1 or not is_integer(output):
+            continue
+        first = node.inputs[0]
+        if cast_of_integers(node) and first in vectors:
+            keeps_all = np.can_cast(first.dtype, output.dtype)
+            vectors[output] = vectors[first] if keeps_all else output
+        elif isinstance(node.op, Elemwise):
+            others = [variable for variable in node.inputs if variable not in vectors]
+            # A number for all rows, as in `group - 1`.
+            if len(others) < len(node.inputs) and all(
+                not set(rows).intersection(ancestors([other])) and other.type.broadcastable[0]
+                for other in others
+            ):
+                vectors[output] = output
+        elif isinstance(node.op, Subtensor) and first in matrices:
+            places = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
+            if _is_all(places[0]):
+                vectors[output] = output
+        elif (
+            isinstance(node.op, AdvancedSubtensor)
+            and first.type.ndim == 1
+            and node.inputs[1] in vectors
+            and not set(rows).intersection(ancestors([first]))
+        ):
+            vectors[output] = output
+    return vectors
+
+
+def _is_all(place: Any) -> bool:
+    return isinstance(place, slice) and place == ALL
+
+
+# --- Operations that treat the entries along an axis alike --------------------------------------
+
+Entries = Callable[[TensorVariable, int], TensorVariable]
+"""The selected entries of an array along an axis, in the place of this axis."""
+
+
+@singledispatch
+def entries_of_result(op: Op, node: Apply, axis: int, entries: Entries) -> TensorVariable | None:
+    """Selected entries of the result of an operation from those of its inputs.
+
+    None where the operation mixes the entries along this axis, or is not known.
+
+    Parameters
+    ----------
+    op : Op
+    node : Apply
+        The node of the operation, which has one output.
+    axis : int
+        The axis of the output along which entries are selected.
+    entries : callable
+        Gives the entries of an input along one of its axes.
+    """
+    return None
+
+
+@entries_of_result.register
+def _of_elemwise(op: Elemwise, node: Apply, axis: int, entries: Entries) -> TensorVariable:
+    return op(*(x if x.type.broadcastable[axis] else entries(x, axis) for x in node.inputs))
+
+
+@entries_of_result.register
+def _of_dimshuffle(op: DimShuffle, node: Apply, axis: int, entries: Entries) -> TensorVariable:
+    # The axis is no new one: it would have length one, which nobody selects from.
+    return entries(node.inputs[0], op.new_order[axis]).dimshuffle(*op.new_order)
+
+
+@entries_of_result.register
+def _of_reduction(op: CAReduce, node: Apply, axis: int, entries: Entries) -> TensorVariable:
+    (x,) = node.inputs
+    reduced = range(x.type.ndim) if op.axis is None else op.axis
+    kept = [number for number in range(x.type.ndim) if number not in reduced]
+    return op(entries(x, kept[axis]))
+
+
+@entries_of_result.register
+def _of_join(op: Join, node: Apply, axis: int, entries: Entries) -> TensorVariable | None:
+    if axis == op.axis:
+        return None
+    return op(*(entries(part, axis) for part in node.inputs))
+
+
+@entries_of_result.register
+def _of_dot(op: Dot, node: Apply, axis: int, entries: Entries) -> TensorVariable:
+    left, right = node.inputs
+    if axis == 0 and left.type.ndim == 2:
+        return op(entries(left, 0), right)
+    return op(left, entries(right, 1))
+
+
+@entries_of_result.register
+def _of_subtensor(op: Subtensor, node: Apply, axis: int, entries: Entries) -> TensorVariable | None:
+    places = indices_from_subtensor(node.inputs[1:], op.idx_list)
+    places = [*places, *(ALL,) * (node.inputs[0].type.ndim - len(places))]
+    kept = [number for number, place in enumerate(places) if isinstance(place, slice)]
+    if not _is_all(places[kept[axis]]):
+        return None
+    return entries(node.inputs[0], kept[axis])[tuple(places)]
+
+
+@entries_of_result.register
+def _of_assertion(op: SpecifyShape, node: Apply, axis: int, entries: Entries) -> TensorVariable:
+    return entries(node.inputs[0], axis)
