@@ -63,6 +63,7 @@ from pymc_sgmcmc.posterior.row_access import (
     refuse_first_rows,
 )
 from pymc_sgmcmc.posterior.separation import separate_rows
+from pymc_sgmcmc.posterior.several_priors import SeveralPriors, several_priors
 from pymc_sgmcmc.posterior.simplify import drop_settled_switches, simplify_logistic
 from pymc_sgmcmc.posterior.threads import (
     OfRows,
@@ -83,9 +84,10 @@ OPERATIONS_OF_GROUPS = 20
 """An integral over local variables takes this many times as long for an element as a sum over rows:
 6.6 microseconds for a group of 120 elements, against 2 to 3 nanoseconds for one of a regression."""
 
-FEWEST_TOGETHER = 100
-"""The prior part is compiled for several positions where there are so many or more. It takes 0.3
-seconds, as long as five hundred evaluations for single positions."""
+FEWEST_COORDINATES_TOGETHER = 50
+"""The prior part of positions of this length and more is compiled for several of them. That takes
+0.3 seconds, as long as hundreds of evaluations for single ones, which shorter positions never
+need."""
 
 POSSIBLE_ROWS = 1000
 """Whether a position is possible is looked at in so many rows, evenly spaced. Their densities take
@@ -665,29 +667,32 @@ class Posterior:
     def log_priors_and_gradients(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Values, shape (positions,), and gradients, (positions, d), of the part without rows.
 
-        Many positions are evaluated at once, which takes a hundredth of the time of single ones.
+        Long positions are evaluated together where that is right and saves time.
         """
         positions = self._as_position(positions)
-        compiled = "_log_priors_function" in self.__dict__
-        together = compiled or len(positions) >= FEWEST_TOGETHER
-        if together and self._log_priors_function is not None:
-            values, gradients = on_one_thread(self._log_priors_function, positions)
-            # What does not depend on the position is there once.
-            values = np.broadcast_to(values, len(positions))
-            gradients = np.broadcast_to(gradients, positions.shape)
-        else:
-            pairs = [self.log_prior_and_gradient(position) for position in positions]
-            values, gradients = zip(*pairs, strict=True)
-        return np.array(values, dtype=np.float64), np.array(gradients, dtype=np.float64)
+        if (found := self._priors_together(positions)) is not None:
+            return found
+        pairs = [self.log_prior_and_gradient(position) for position in positions]
+        values, gradients = zip(*pairs, strict=True)
+        return np.array(values), np.array(gradients)
 
-    def is_possible(self, position: np.ndarray) -> bool:
+    def _priors_together(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        if self._several_priors is None:
+            return None
+        try:
+            return self._several_priors(positions)
+        except Exception:  # Shapes may depend on values.
+            self._several_priors = None
+            return None
+
+    def is_possible(self, position: np.ndarray, *, rows: bool = True) -> bool:
         """Whether the log densities of the prior part and of some of the rows are finite.
 
         Other than their gradients, they show where a constraint is violated or a parameter invalid.
         """
         with np.errstate(all="ignore"):
             value, _ = self.log_prior_and_gradient(position)
-            if np.isfinite(value) and self.has_rows and self._rows_of_possible:
+            if np.isfinite(value) and rows and self.has_rows and self._rows_of_possible:
                 value, _ = self.log_likelihood_and_gradient(position, self._rows_of_possible)
         return bool(np.isfinite(value))
 
@@ -801,16 +806,17 @@ class Posterior:
         return self.compile_for_setup([position], [value, self.prior_gradient(position)])
 
     @cached_property
-    def _log_priors_function(self):
-        """The prior part at several positions, None where PyTensor cannot evaluate them at once."""
-        position = pt.tensor("position", shape=(None,), dtype=self.dtype)
-        positions = pt.tensor("positions", shape=(None, self.dimension), dtype=self.dtype)
-        outputs = [self.prior_log_density(position), self.prior_gradient(position)]
-        try:
-            together = vectorize_graph(outputs, {position: positions})
-        except (NotImplementedError, ValueError, TypeError):
+    def _several_priors(self) -> SeveralPriors | None:
+        """The prior part at several positions together, None where one by one is as good."""
+        if self.dimension < FEWEST_COORDINATES_TOGETHER:
             return None
-        return self.compile_for_setup([positions], together)
+        return several_priors(
+            self.prior_log_density,
+            self.prior_gradient,
+            self.log_prior_and_gradient,
+            partial(self.compile_for_setup, quick=False),
+            self.initial_position.astype(self.dtype),
+        )
 
     def position_and_rows(self) -> tuple[TensorVariable, list[TensorVariable]]:
         """New symbolic inputs: a position, and a tensor of rows for each array of `data`."""
@@ -849,7 +855,7 @@ class Posterior:
         """Everything but the functions for set-up, which are compiled again when needed."""
         compiled = {
             "_log_prior_function",
-            "_log_priors_function",
+            "_several_priors",
             "_log_likelihood_function",
             "_likelihood_gradient_function",
             "_row_gradients_function",

@@ -8,7 +8,7 @@ through such selections, and differentiates with respect to the entries that eac
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, singledispatch
 from typing import Any
@@ -286,9 +286,11 @@ def selected_graph(posterior: Posterior) -> SelectedGraph:
     length = pt.lscalar("length")
     log_likelihood, _ = posterior.graphs_of_variables(rows, length)
     sizes = dict(zip(layout.variables, layout.sizes, strict=True))
+    # Lengths of dimensions are no part of the types of variables.
+    shapes = dict(zip(layout.variables, layout.shapes, strict=True))
     chosen = list(layout.variables)
     while True:
-        selections = _Selections(layout.variables, chosen, rows)
+        selections = _Selections(shapes, chosen, rows)
         graph = selections.replaced(log_likelihood)
         used = set(ancestors([graph]))
         found = [selection for selection in selections.found if selection.entries in used]
@@ -321,8 +323,8 @@ class _Selections:
 
     Parameters
     ----------
-    variables : sequence of TensorVariable
-        All value variables.
+    shapes : mapping of TensorVariable to tuple of int
+        All value variables and their shapes.
     chosen : sequence of TensorVariable
         Those whose selected entries become inputs. The others stay in the graph.
     rows : sequence of TensorVariable
@@ -335,11 +337,11 @@ class _Selections:
 
     def __init__(
         self,
-        variables: Sequence[TensorVariable],
+        shapes: Mapping[TensorVariable, tuple[int, ...]],
         chosen: Sequence[TensorVariable],
         rows: Sequence[TensorVariable],
     ):
-        self._variables = set(variables)
+        self._shapes, self._variables = shapes, set(shapes)
         self._chosen = set(chosen)
         self._rows = list(rows)
         self.found: list[Selection] = []
@@ -421,7 +423,7 @@ class _Selections:
                 and equal_computations([selection.index], [index])
             ):
                 return selection.entries
-        shape = list(variable.type.shape)
+        shape = list(self._shapes[variable])
         del shape[axis]
         entries = TensorType(variable.dtype, shape=(None, *shape))(f"{variable.name}_entries")
         self.found.append(Selection(variable, axis, index, entries))

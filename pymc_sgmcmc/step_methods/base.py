@@ -368,11 +368,14 @@ class StochasticGradientStep(StepMethod):
         self.failed = False
         self._begun = False
         self._run = None
-        # Metropolis decisions refuse what has density zero.
+        # Metropolis decisions refuse what has density zero. Local variables that are sampled are no
+        # part of the position, so densities of rows are those at other values of them.
         self._possible = (
             None
             if self._is_exact
-            else PossibleDraws(self.posterior, self.tune_draws, self.total_draws)
+            else PossibleDraws(
+                self.posterior, self.tune_draws, self.total_draws, rows=self._local is None
+            )
         )
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list]:

@@ -2,14 +2,20 @@
 
 A constraint such as ``pm.Potential("order", pt.switch(a < b, 0, -np.inf))`` has gradient zero where
 it holds and where it does not, so only a Metropolis decision obeys it. The same holds for values of
-a parameter that its distribution does not have, such as a negative scale.
+a parameter that its distribution does not have, such as a negative scale: the formula of the log
+density is mostly NaN there. Where it is a number, as for a gamma distribution of negative shape,
+they are not seen.
 """
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 
 from pymc_sgmcmc.posterior import Posterior
+
+log = logging.getLogger("pymc.sgmcmc")
 
 MOST_COMPARED = 100
 """At so many draws of a chain, evenly spaced, the log density is evaluated. A region that holds
@@ -25,10 +31,12 @@ class PossibleDraws:
     posterior : Posterior
     tune, total : int
         Draws of tuning, and all draws.
+    rows : bool
+        Whether rows are evaluated beside the prior part.
     """
 
-    def __init__(self, posterior: Posterior, tune: int, total: int):
-        self._posterior = posterior
+    def __init__(self, posterior: Posterior, tune: int, total: int, *, rows: bool = True):
+        self._posterior, self._rows = posterior, rows
         count = min(total - tune, MOST_COMPARED)
         self._compared = set(np.linspace(total, tune, count, endpoint=False, dtype=int).tolist())
         self._seen = self._impossible = 0
@@ -37,8 +45,14 @@ class PossibleDraws:
         """Evaluate those to be compared among draws from number `first` on, counted from 1."""
         for number, position in enumerate(positions, first):
             if number in self._compared:
+                try:
+                    possible = self._posterior.is_possible(position, rows=self._rows)
+                except Exception:
+                    # An operation that fails there says nothing of the chain, which goes on.
+                    log.debug("Draw %d was not evaluated", number, exc_info=True)
+                    continue
                 self._seen += 1
-                self._impossible += not self._posterior.is_possible(position)
+                self._impossible += not possible
 
     def warning(self) -> str | None:
         """What was found, None where the log density was finite at all draws."""

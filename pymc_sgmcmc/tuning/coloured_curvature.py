@@ -29,9 +29,16 @@ FEWEST_COORDINATES = 50
 LARGEST_PART = 0.25
 """Colours are used where they are at most this part of the number of coordinates."""
 
-LARGEST_ERROR = 1e-4
+LARGEST_ERROR = 1e-3
 """The product of the curvature and a random vector may differ from the change of the gradient by
-this part. A pattern that lacks elements gives errors of about their size."""
+this part of the elements of the row. Differences over finite widths leave 1e-6, and a pattern that
+lacks elements leaves errors of about their size."""
+
+PROBES = 3
+"""Curvatures are compared along so many random directions."""
+
+ROUNDING = 1e-6
+"""It may also differ by this part of the largest row, as rounding makes it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +65,7 @@ class Colouring:
         return int(self.colours.max()) + 1
 
 
-def pattern_of(gradients: Iterable[np.ndarray]) -> sparse.csr_array:
+def pattern_of(gradients: Iterable[np.ndarray], most: float) -> sparse.csr_array | None:
     """Pairs of coordinates that are in a row together, from gradients of single rows.
 
     Parameters
@@ -66,9 +73,18 @@ def pattern_of(gradients: Iterable[np.ndarray]) -> sparse.csr_array:
     gradients : iterable of numpy.ndarray, shape (rows, d)
         At a position that is no special one. A coordinate is in a row where its gradient there is
         not zero.
+    most : float
+        Largest number of colours that is of use. The coordinates of a row have as many.
+
+    Returns
+    -------
+    scipy.sparse.csr_array or None
+        None where a row has more coordinates.
     """
     pattern = None
     for of_rows in gradients:
+        if np.count_nonzero(of_rows, axis=1).max() > most:
+            return None
         touched = sparse.csr_array((of_rows != 0).astype(np.float32))
         together = touched.T @ touched
         pattern = together if pattern is None else pattern + together
@@ -131,9 +147,12 @@ def coloured_curvature(
         None where the curvature has elements that the pattern lacks.
     """
     d, count = len(position), colouring.count
-    shifts = np.zeros((count + 1, d))
+    shifts = np.zeros((count + PROBES, d))
     shifts[colouring.colours, np.arange(d)] = width
-    shifts[count] = width * np.random.default_rng(1974).choice([-1.0, 1.0], size=d)
+    # Factors that differ, since equal ones may hide an element that two others have taken up.
+    rng = np.random.default_rng(1974)
+    signs = rng.choice([-1.0, 1.0], size=(PROBES, d))
+    shifts[count:] = width * signs * rng.uniform(0.5, 1.5, size=(PROBES, d))
     behind, ahead = np.split(gradients(np.concatenate([position - shifts, position + shifts])), 2)
     changes = (behind - ahead) / 2
     rows, columns = colouring.pattern.nonzero()
@@ -145,8 +164,9 @@ def coloured_curvature(
     once = np.ix_(~colouring.alone, colouring.alone)
     curvature[np.ix_(colouring.alone, ~colouring.alone)] = curvature[once].T
     curvature = 0.5 * (curvature + curvature.T)
-    error = width * (curvature @ shifts[count] - changes[count])
-    size = np.abs(width * changes[count])
-    if not np.abs(error).max() <= LARGEST_ERROR * size.max():
+    # In units of the widths, and each coordinate beside the elements of its own row.
+    error = np.abs(shifts[count:] @ curvature - changes[count:])
+    size = np.abs(curvature) @ width
+    if not (error <= LARGEST_ERROR * size + ROUNDING * (width * size).max() / width).all():
         return None
     return curvature

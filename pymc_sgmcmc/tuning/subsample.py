@@ -65,6 +65,7 @@ class Subsample:
             count = max(count, operations // (evaluations * max(1, posterior.row_operations)))
         self.count = count = min(posterior.n_rows, count)
         self._colouring: Colouring | None = None
+        self._is_coloured = False
         self.posterior = posterior
         self.weight = posterior.n_rows / count
         if count == posterior.n_rows:
@@ -106,20 +107,26 @@ class Subsample:
         return prior + self.weight * self.posterior.likelihood_gradient(positions, self.rows)
 
     def colouring(self, position: np.ndarray, width: np.ndarray) -> Colouring | None:
-        """Coordinates that no row has together, None where they would save no time."""
+        """Coordinates that no row has together, None where they would save no time.
+
+        It is made once, near the first position. In single precision gradients are too coarse to
+        tell whether it is right.
+        """
         posterior = self.posterior
         if posterior.dimension < FEWEST_COORDINATES or posterior.rows_are_groups:
             return None
-        if self._colouring is None:
+        if not self._is_coloured and posterior.dtype == "float64":
+            most = LARGEST_PART * posterior.dimension
             # At a position like an initial point derivatives may be zero by chance.
             rng = np.random.default_rng(1984)
             near = position + width * rng.standard_normal(len(position))
             pieces = posterior.pieces(self.rows, posterior.dimension)
-            self._colouring = coloured(
-                pattern_of(posterior.row_gradients(near, piece) for piece in pieces)
-            )
-        few = self._colouring.count <= LARGEST_PART * posterior.dimension
-        return self._colouring if few else None
+            pattern = pattern_of((posterior.row_gradients(near, piece) for piece in pieces), most)
+            colouring = None if pattern is None else coloured(pattern)
+            if colouring is not None and colouring.count <= most:
+                self._colouring = colouring
+        self._is_coloured = True
+        return self._colouring
 
     def single_row_gradients(self, position: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Gradients of single rows, shape (rows, d)."""

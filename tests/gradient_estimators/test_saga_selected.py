@@ -163,7 +163,21 @@ def few_levels():
     return 1 + 2, ["level"]
 
 
+def dimensions_by_name():
+    """Lengths of dimensions are shared variables, which are in no type."""
+    model = pm.modelcontext(None)
+    for name, length in {"group": GROUPS, "user": USERS, "side": 2, "part": 3}.items():
+        model.add_coord(name, np.arange(length))
+    effect = pm.Normal("effect", dims=("group", "side"))
+    share = pm.Dirichlet("share", np.ones(3), dims=("side", "user", "part"))
+    level = pm.Normal("level", dims="group")
+    expected = effect[GROUP, 0] + effect[GROUP, 1] * X[:, 0] + level[OTHER]
+    pm.Normal("y", expected + share[1, :, 2][USER], 1.0, observed=Y)
+    return 2 + 1 + 4, []
+
+
 MODELS = [
+    dimensions_by_name,
     factorisation, minibatches, centred_intercepts_and_slopes, noncentred_intercepts,
     correlated_slopes, two_index_arrays, two_observed, nested_groups, simplices, pairs_of_indices,
     columns_of_a_matrix_from_one, one_of_two, used_whole_too, selected_along_the_second_axis,

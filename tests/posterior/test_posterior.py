@@ -788,21 +788,48 @@ def test_large_data_are_no_slower(way):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_prior_of_several_positions_at_once(name, rng):
-    posterior = posterior_of(name, "ordinary")
+def test_prior_of_several_positions_at_once(name, rng, monkeypatch):
+    monkeypatch.setattr(posterior_module, "FEWEST_COORDINATES_TOGETHER", 1)
+    posterior = Posterior(CASES[name].ordinary())
     positions = posterior.initial_position + 0.1 * rng.normal(size=(120, posterior.dimension))
     values, gradients = posterior.log_priors_and_gradients(positions)
-    assert "_log_priors_function" in vars(posterior)
+    assert posterior._several_priors is not None
     for position, value, gradient in zip(positions, values, gradients, strict=True):
         wanted, of_gradient = posterior.log_prior_and_gradient(position)
         assert value == pytest.approx(wanted, rel=1e-12)
         np.testing.assert_allclose(gradient, of_gradient, rtol=1e-10, atol=1e-12)
 
 
-def test_a_prior_without_position_has_values_for_each():
+def test_a_prior_without_position_has_values_for_each(monkeypatch):
+    monkeypatch.setattr(posterior_module, "FEWEST_COORDINATES_TOGETHER", 1)
     with pm.Model() as model:
         slope = pm.Flat("slope")
         pm.Normal("y", slope, 1, observed=np.zeros(10))
     values, gradients = Posterior(model).log_priors_and_gradients(np.ones((100, 1)))
     assert values.shape == (100,)
     np.testing.assert_array_equal(gradients, np.zeros((100, 1)))
+
+
+def shapes_by_values(z):
+    pm.Potential("p", -(z[z > 0] ** 2).sum())
+
+
+def wide_arrays(z):
+    pm.Normal("other", z[0], 1, observed=np.linspace(-1, 1, 100_000))
+
+
+@pytest.mark.parametrize("others", [shapes_by_values, wide_arrays])
+def test_priors_that_are_evaluated_one_by_one(others, rng):
+    """Shapes that depend on values have no form for several positions, and wide arrays no use."""
+    with pm.Model() as model:
+        z = pm.Normal("z", shape=60)
+        others(z)
+        pm.Normal("y", z[np.repeat(np.arange(60), 3)], 1, observed=np.zeros(180))
+    posterior = Posterior(model, rows="y")
+    positions = rng.normal(size=(4, 60))
+    values, gradients = posterior.log_priors_and_gradients(positions)
+    assert posterior._several_priors is None
+    for position, value, gradient in zip(positions, values, gradients, strict=True):
+        wanted, of_gradient = posterior.log_prior_and_gradient(position)
+        assert value == wanted
+        np.testing.assert_array_equal(gradient, of_gradient)

@@ -85,7 +85,7 @@ def test_invalid_parameters_of_rows_are_reported():
 @pytest.mark.parametrize(("tune", "total"), [(0, 1), (5, 8), (100, 1100), (3, 3)])
 def test_draws_are_compared_evenly_after_tuning(tune, total):
     class Counting:
-        def is_possible(self, position):
+        def is_possible(self, position, *, rows):
             numbers.append(int(position[0]))
             return True
 
@@ -96,3 +96,13 @@ def test_draws_are_compared_evenly_after_tuning(tune, total):
     assert len(numbers) == min(total - tune, MOST_COMPARED)
     assert all(tune < number <= total for number in numbers)
     assert np.ptp(np.diff(numbers)) <= 1 if len(numbers) > 1 else True
+
+
+def test_a_log_density_that_fails_does_not_end_the_chain():
+    class Failing:
+        def is_possible(self, position, *, rows):
+            raise np.linalg.LinAlgError("singular")
+
+    draws = PossibleDraws(Failing(), 0, 3)
+    draws.see(np.zeros((3, 1)), 1)
+    assert draws.warning() is None

@@ -51,18 +51,31 @@ def test_colours_of_crossed_effects_tell_every_element(rng):
 
 
 def test_an_element_that_the_pattern_lacks_is_noticed(rng):
-    values = np.diag(rng.uniform(1, 2, size=40))
-    colouring = coloured(sparse.csr_array(values != 0))
+    """Wherever it is, and where the curvatures of coordinates are far apart."""
+    diagonal = np.geomspace(1, 1e4, 40)
+    colouring = coloured(sparse.csr_array(np.eye(40, dtype=bool)))
     assert colouring.count == 1
-    values[3, 7] = values[7, 3] = 0.1
-    found = coloured_curvature(lambda x: -x @ values, np.zeros(40), np.ones(40), colouring)
-    assert found is None
+    for _ in range(200):
+        first, second = rng.choice(40, size=2, replace=False)
+        values = np.diag(diagonal)
+        values[first, second] = values[second, first] = 0.1 * np.sqrt(
+            diagonal[first] * diagonal[second]
+        )
+        width = diagonal**-0.5
+
+        def gradients(positions, values=values):
+            return -positions @ values
+
+        assert coloured_curvature(gradients, np.zeros(40), width, colouring) is None
 
 
 def test_pattern_is_that_of_all_rows():
     pieces = [np.array([[1.0, 0, 0, 2], [0, 3, 0, 0]]), np.array([[0, 1.0, 1, 0]])]
     wanted = [[1, 0, 0, 1], [0, 1, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]]
-    np.testing.assert_array_equal(pattern_of(pieces).toarray(), np.array(wanted, dtype=bool))
+    np.testing.assert_array_equal(
+        pattern_of(pieces, most=2).toarray(), np.array(wanted, dtype=bool)
+    )
+    assert pattern_of(pieces, most=1) is None
 
 
 @pytest.mark.parametrize(

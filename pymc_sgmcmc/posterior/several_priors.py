@@ -1,0 +1,121 @@
+"""The part of a log density without rows at several positions in one call.
+
+It has some hundred operations on short arrays, whose calls take longer than their arithmetic. For
+several positions together there are as many calls as for one.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_sgmcmc.posterior.compiled import inline_inner_graphs
+from pymc_sgmcmc.posterior.threads import SharedFunction, on_one_thread
+
+PIECE_BYTES = 8_000_000
+"""So many positions are evaluated together that their arrays take about this memory. They are then
+mostly in the cache of a core."""
+
+FEWEST_TOGETHER = 16
+"""Where fewer positions have so much memory, arithmetic takes most of the time, and nothing is
+saved. These are normal vectors of a hundred elements and data of thousands of values."""
+
+COMPARED = 3
+"""The results are compared with those for single positions at this many."""
+
+TOLERANCE = {"float64": 1e-8, "float32": 1e-3}
+"""Largest differences of both, beside the largest element."""
+
+
+class SeveralPriors:
+    """Log densities and gradients at several positions.
+
+    Parameters
+    ----------
+    function : SharedFunction
+        Of positions, shape (positions, d).
+    most : int
+        So many positions are evaluated together.
+    """
+
+    def __init__(self, function: SharedFunction, most: int):
+        self._function, self._most = function, most
+
+    def __call__(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Values, shape (positions,), and gradients, of the shape of the positions."""
+        values = np.empty(len(positions))
+        gradients = np.empty(positions.shape)
+        for start in range(0, len(positions), self._most):
+            part = slice(start, start + self._most)
+            # What does not depend on the position is there once, for all of them.
+            values[part], gradients[part] = on_one_thread(self._function, positions[part])
+        return values, gradients
+
+
+def several_priors(
+    log_density: Callable[[TensorVariable], TensorVariable],
+    gradient: Callable[[TensorVariable], TensorVariable],
+    single: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    compiled: Callable[[Sequence[TensorVariable], Sequence[TensorVariable]], SharedFunction],
+    position: np.ndarray,
+) -> SeveralPriors | None:
+    """Function of several positions, None where it is wrong, fails, or would save no time.
+
+    Parameters
+    ----------
+    log_density, gradient : callable
+        Symbolic value and gradient at a symbolic position.
+    single : callable
+        Value and gradient at one position.
+    compiled : callable
+        Compiles a function of inputs and outputs.
+    position : numpy.ndarray, shape (d,)
+        The functions are compared near this position.
+    """
+    rng = np.random.default_rng(1965)
+    near = position + 0.1 * rng.standard_normal((COMPARED, len(position)))
+    near = near.astype(position.dtype)
+    expected = [single(each) for each in near]
+    most = PIECE_BYTES // max(1, _peak_bytes(lambda: single(near[0])))
+    if most < FEWEST_TOGETHER:
+        return None
+    one = pt.tensor("position", shape=(None,), dtype=position.dtype)
+    several = pt.tensor("positions", shape=(None, len(position)), dtype=position.dtype)
+    try:
+        # An operation with a graph inside would be called once for each position.
+        outputs = rewrite_graph(
+            [log_density(one), gradient(one)], include=(), custom_rewrite=inline_inner_graphs
+        )
+        function = compiled([several], vectorize_graph(outputs, {one: several}))
+        together = SeveralPriors(function, most)
+        values, gradients = together(near)
+    except Exception:  # Operations may fail in any way where they do not allow another axis.
+        return None
+    wanted = np.array([np.append(slope, value) for value, slope in expected])
+    found = np.column_stack([gradients, values])
+    tolerance = TOLERANCE[position.dtype.name]
+    largest = np.abs(wanted[np.isfinite(wanted)]).max(initial=0)
+    agrees = np.allclose(found, wanted, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
+    return together if agrees else None
+
+
+def _peak_bytes(call: Callable[[], object]) -> int:
+    """Memory that the arrays of a call take at most at the same time."""
+    started = not tracemalloc.is_tracing()
+    if started:
+        tracemalloc.start()
+    try:
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        call()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        if started:
+            tracemalloc.stop()
+    return peak - before
