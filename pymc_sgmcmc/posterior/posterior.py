@@ -47,6 +47,7 @@ from pymc_sgmcmc.posterior.group_access import (
     on_groups,
 )
 from pymc_sgmcmc.posterior.no_rows import NO_DATA
+from pymc_sgmcmc.posterior.open_checks import has_open_checks
 from pymc_sgmcmc.posterior.position import (
     PositionLayout,
     added_or_removed,
@@ -169,6 +170,7 @@ class Posterior:
     ):
         model = modelcontext(model)
         self._model, self._names = model, names_of(model)
+        self._checked, self._variables, self._named_rows = checked, variables, rows
         self._evaluated: deque[int] = deque()  # which several threads add to
         with without_blas_warning():
             initial_point = complete_point(model.initial_point(), initial_point or {})
@@ -618,6 +620,8 @@ class Posterior:
         for name, shared in self.others.items():
             # A copy, since worker processes give views of memory that others write to.
             shared.set_value(np.array(point[name], dtype=shared.dtype), borrow=True)
+        if self.others and "_with_checks" in vars(self) and self._with_checks is not None:
+            self._with_checks.set_others(point)
 
     def log_density(self, position: np.ndarray) -> float:
         """Log posterior density up to a constant, in chunks of bounded memory."""
@@ -690,11 +694,35 @@ class Posterior:
 
         Other than their gradients, they show where a constraint is violated or a parameter invalid.
         """
+        posterior = self._with_checks or self
         with np.errstate(all="ignore"):
-            value, _ = self.log_prior_and_gradient(position)
+            value, _ = posterior.log_prior_and_gradient(position)
             if np.isfinite(value) and rows and self.has_rows and self._rows_of_possible:
-                value, _ = self.log_likelihood_and_gradient(position, self._rows_of_possible)
+                # They are few, and no part of the cost of a set-up.
+                function = posterior._log_likelihood_function
+                value, _ = function(self._as_position(position), *self._rows_of_possible)
         return bool(np.isfinite(value))
+
+    @cached_property
+    def _with_checks(self) -> Posterior | None:
+        """The posterior with checks of parameters, None where it has them or needs none."""
+        if self._checked or self.source is not None or self.rows_are_groups:
+            return None
+        if not has_open_checks(self._model):
+            return None
+        point = self.layout.unravel(self.initial_position)
+        others = {name: shared.get_value() for name, shared in self.others.items()}
+        posterior = Posterior(
+            self._model,
+            self._variables,
+            rows=self._named_rows,
+            initial_point=others | point,
+            check=False,
+            needs_rows=self.has_rows,
+            checked=True,
+        )
+        same = [len(values) for values in posterior.data] == [len(values) for values in self.data]
+        return posterior if same else None
 
     @cached_property
     def _rows_of_possible(self) -> list[np.ndarray]:
@@ -856,6 +884,7 @@ class Posterior:
         compiled = {
             "_log_prior_function",
             "_several_priors",
+            "_with_checks",
             "_log_likelihood_function",
             "_likelihood_gradient_function",
             "_row_gradients_function",

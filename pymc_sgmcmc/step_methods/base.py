@@ -42,7 +42,7 @@ from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.sources.passes import shown_by_default
 from pymc_sgmcmc.step_methods.advice import advice
 from pymc_sgmcmc.step_methods.contract import StepMethod
-from pymc_sgmcmc.step_methods.possible_draws import PossibleDraws
+from pymc_sgmcmc.step_methods.possible_draws import PossibleDraws, prepare
 from pymc_sgmcmc.step_methods.pymc_hook import install, log
 from pymc_sgmcmc.step_methods.run_settings import run_settings, with_cost, with_pace
 from pymc_sgmcmc.step_methods.search import check_searchable, search_step_size
@@ -234,6 +234,8 @@ class StochasticGradientStep(StepMethod):
         if quadrature is not None and self.center is not None:
             points = laplace_draws(self.posterior, self.center, POINTS_OF_CHECK)
             self.needs_more_points = warn_of_shift(quadrature, points)
+        if not self._is_exact:
+            prepare(self.posterior)
         self.setup_chain(settings.generator(), 0, 0)
         self.tune = True
         seconds = time.monotonic() - began
