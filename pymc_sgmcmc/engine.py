@@ -27,7 +27,7 @@ from pymc_sgmcmc.numba_loop import LoopOfTransitions
 from pymc_sgmcmc.numba_products import with_numpy_products
 from pymc_sgmcmc.posterior.compiled import (
     NUMPY_MODE,
-    WRONG_REWRITE,
+    WRONG_REWRITES,
     compile_on_arrays,
     without_blas_warning,
 )
@@ -163,7 +163,7 @@ class TransitionBlock:
             shape = (passes, self.memory_noise_size)
             remember.append(pt.tensor("memory_noise", shape=shape, dtype=self.dtype))
         sequences = [indices, scaled, step_sizes, *remember]
-        mode = with_numpy_products(compile_kwargs.get("mode")).excluding(WRONG_REWRITE)
+        mode = with_numpy_products(compile_kwargs.get("mode")).excluding(*WRONG_REWRITES)
         if isinstance(mode.linker, NumbaLinker):
             # A loop of its own, which Numba compiles sooner than a scan.
             entries = [sequence[0].type() for sequence in sequences]

@@ -833,3 +833,20 @@ def test_priors_that_are_evaluated_one_by_one(others, rng):
         wanted, of_gradient = posterior.log_prior_and_gradient(position)
         assert value == wanted
         np.testing.assert_array_equal(gradient, of_gradient)
+
+
+def test_normal_vectors_at_several_positions(rng, caplog):
+    """No rewrite fails, which PyTensor would print."""
+    with pm.Model() as model:
+        mean, scale = pm.Normal("mean", shape=2), pm.HalfNormal("scale")
+        theta = pm.MvNormal("theta", mean, scale**2 * np.eye(2), shape=(30, 2))
+        pm.Normal("y", theta[np.repeat(np.arange(30), 4), 0], 1, observed=rng.normal(size=120))
+    posterior = Posterior(model)
+    positions = 0.3 * rng.normal(size=(5, posterior.dimension))
+    values, gradients = posterior.log_priors_and_gradients(positions)
+    assert posterior._several_priors is not None
+    assert "Rewrite failure" not in caplog.text
+    for position, value, gradient in zip(positions, values, gradients, strict=True):
+        wanted, of_gradient = posterior.log_prior_and_gradient(position)
+        assert value == pytest.approx(wanted, rel=1e-12)
+        np.testing.assert_allclose(gradient, of_gradient, rtol=1e-10, atol=1e-10)
