@@ -838,11 +838,13 @@ def test_priors_that_are_evaluated_one_by_one(others, rng):
 def test_normal_vectors_at_several_positions(rng, caplog):
     """No rewrite fails, which PyTensor would print."""
     with pm.Model() as model:
-        mean, scale = pm.Normal("mean", shape=2), pm.HalfNormal("scale")
-        theta = pm.MvNormal("theta", mean, scale**2 * np.eye(2), shape=(30, 2))
+        precision = pm.Wishart("precision", 4, V=2 * np.eye(2))
+        mean = pm.MvNormal("mean", np.zeros(2), tau=0.01 * precision)
+        theta = pm.MvNormal("theta", mean, tau=precision, shape=(30, 2))
         pm.Normal("y", theta[np.repeat(np.arange(30), 4), 0], 1, observed=rng.normal(size=120))
     posterior = Posterior(model)
-    positions = 0.3 * rng.normal(size=(5, posterior.dimension))
+    shifts = 0.1 * rng.normal(size=(5, posterior.dimension))
+    positions = posterior.initial_position + shifts
     values, gradients = posterior.log_priors_and_gradients(positions)
     assert posterior._several_priors is not None
     assert "Rewrite failure" not in caplog.text
