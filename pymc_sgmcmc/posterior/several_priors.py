@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.replace import vectorize_graph
-from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.traversal import toposort
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.posterior.compiled import inline_inner_graphs
 from pymc_sgmcmc.posterior.threads import SharedFunction, on_one_thread
 
 PIECE_BYTES = 8_000_000
@@ -87,21 +88,18 @@ def several_priors(
         return None
     one = pt.tensor("position", shape=(None,), dtype=position.dtype)
     several = pt.tensor("positions", shape=(None, len(position)), dtype=position.dtype)
-    # An operation with a graph inside is called once for each position, but not each of them may
-    # be written out.
-    for inlines in (True, False):
-        outputs = [log_density(one), gradient(one)]
-        if inlines:
-            outputs = rewrite_graph(outputs, include=(), custom_rewrite=inline_inner_graphs)
-        try:
-            function = compiled([several], vectorize_graph(outputs, {one: several}))
-            together = SeveralPriors(function, most)
-            values, gradients = together(near)
-        except Exception:  # Operations may fail in any way where they do not allow another axis.
-            continue
-        if _agree(np.column_stack([gradients, values]), expected, position.dtype):
-            return together
-    return None
+    outputs = [log_density(one), gradient(one)]
+    # Linear algebra of many matrices has large graphs, whose rewrites take much time and memory.
+    if any(isinstance(node.op, Blockwise | HasInnerGraph) for node in toposort(outputs)):
+        return None
+    try:
+        function = compiled([several], vectorize_graph(outputs, {one: several}))
+        together = SeveralPriors(function, most)
+        values, gradients = together(near)
+    except Exception:  # Operations may fail in any way where they do not allow another axis.
+        return None
+    agree = _agree(np.column_stack([gradients, values]), expected, position.dtype)
+    return together if agree else None
 
 
 def _agree(
