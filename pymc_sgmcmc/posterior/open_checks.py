@@ -17,13 +17,11 @@ import pytensor.scalar.basic as scalar_basic
 import pytensor.scalar.math as scalar_math
 from pymc.logprob.utils import CheckParameterValue
 from pymc.model import Model
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import ScalarOp
 from pytensor.tensor.basic import (
     Alloc,
-    ARange,
     Join,
     MakeVector,
     ScalarFromTensor,
@@ -39,6 +37,8 @@ from pytensor.tensor.subtensor import (
     IncSubtensor,
     Subtensor,
 )
+
+from pymc_sgmcmc.posterior.graphs import leaf_value
 
 Interval = tuple[float, float]
 """The smallest and the largest number that a result may have."""
@@ -94,14 +94,10 @@ def _is_open(
 def _interval(variable: Variable, intervals: dict[Variable, Interval]) -> Interval:
     if variable in intervals:
         return intervals[variable]
-    if isinstance(variable, Constant):
-        numbers = variable.data
-    elif isinstance(variable, SharedVariable):
-        numbers = variable.get_value(borrow=True)
-    else:
+    numbers = leaf_value(variable)
+    if numbers is None or not numbers.size or numbers.dtype.kind not in "biuf":
         return ANY
-    numbers = np.asarray(numbers)
-    if not numbers.size or numbers.dtype.kind not in "biuf" or np.isnan(numbers).any():
+    if np.isnan(numbers).any():
         return ANY
     return float(numbers.min()), float(numbers.max())
 
@@ -111,17 +107,12 @@ def _of_node(node: Apply, intervals: dict[Variable, Interval]) -> Interval:
     operation = node.op
     if isinstance(operation, Softmax) or _is_share(node, intervals):
         return PART
-    if isinstance(operation, Elemwise):
-        return _of_scalars(
-            operation.scalar_op, [_interval(operand, intervals) for operand in node.inputs]
-        )
-    if isinstance(operation, ScalarOp):
-        return _of_scalars(operation, [_interval(operand, intervals) for operand in node.inputs])
+    of_numbers = operation.scalar_op if isinstance(operation, Elemwise) else operation
+    if isinstance(of_numbers, ScalarOp):
+        return _of_scalars(of_numbers, [_interval(operand, intervals) for operand in node.inputs])
     if isinstance(operation, Sum):
         smallest, largest = _interval(node.inputs[0], intervals)
         return (0.0 if smallest >= 0 else -math.inf), (0.0 if largest <= 0 else math.inf)
-    if isinstance(operation, ARange):
-        return ANY
     if isinstance(operation, IncSubtensor | AdvancedIncSubtensor):
         if not operation.set_instead_of_inc:
             return ANY

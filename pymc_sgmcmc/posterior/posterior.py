@@ -842,7 +842,7 @@ class Posterior:
             self.prior_log_density,
             self.prior_gradient,
             self.log_prior_and_gradient,
-            partial(self.compile_for_setup, quick=False),
+            self.compile_for_setup,
             self.initial_position.astype(self.dtype),
         )
 

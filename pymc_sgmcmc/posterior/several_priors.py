@@ -63,7 +63,7 @@ def several_priors(
     log_density: Callable[[TensorVariable], TensorVariable],
     gradient: Callable[[TensorVariable], TensorVariable],
     single: Callable[[np.ndarray], tuple[float, np.ndarray]],
-    compiled: Callable[[Sequence[TensorVariable], Sequence[TensorVariable]], SharedFunction],
+    compiled: Callable[[list, list], SharedFunction],
     position: np.ndarray,
 ) -> SeveralPriors | None:
     """Function of several positions, None where it is wrong, fails, or would save no time.
