@@ -16,6 +16,9 @@ SINGULAR = 1e-11
 Rounding leaves eigenvalues of a singular matrix at up to about 1e-16 d, of a sign that depends on
 the kernels of the machine."""
 
+GRAM_DIMENSION = 500
+"""Eigenvalues of rows of up to this dimension are those of their matrix of products."""
+
 
 class _Parts:
     """What matrices of all kinds have in common. Their parts are arrays or symbolic tensors."""
@@ -331,12 +334,17 @@ def largest_eigenvalue(matrix: Matrix, root: Matrix, dimension: int) -> float:
     return float(eigsh(operator, k=1, v0=start, tol=1e-4, return_eigenvectors=False)[0])
 
 
+def largest_dense_eigenvalue(matrix: np.ndarray) -> float:
+    """Largest eigenvalue of a symmetric matrix."""
+    return float(linalg.eigvalsh(matrix, subset_by_index=[len(matrix) - 1] * 2)[0])
+
+
 def largest_mean_square(rows: np.ndarray) -> float:
     """Largest eigenvalue of the mean outer product of the rows."""
     count, dimension = rows.shape
-    if min(count, dimension) <= 500:
-        gram = rows @ rows.T if count < dimension else rows.T @ rows
-        return float(linalg.eigvalsh(gram, subset_by_index=[len(gram) - 1] * 2)[0] / count)
+    if min(count, dimension) <= GRAM_DIMENSION:
+        products = rows @ rows.T if count < dimension else rows.T @ rows
+        return largest_dense_eigenvalue(products) / count
     gram = LinearOperator((dimension, dimension), matvec=lambda x: rows.T @ (rows @ x), dtype=float)
     start = np.ones(dimension)  # fixed, so that runs agree
     return float(eigsh(gram, k=1, v0=start, tol=1e-4, return_eigenvectors=False)[0] / count)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from functools import cache
 from itertools import chain, islice
 from threading import Lock
@@ -31,14 +32,40 @@ def _thread_pools() -> ThreadpoolController:
     return ThreadpoolController()
 
 
+_threads_outside: ContextVar[int | None] = ContextVar("threads_outside", default=None)
+"""Threads of BLAS before `threads_for_passes`."""
+
+
+@contextmanager
+def threads_for_passes() -> Iterator[None]:
+    """Leave the threads of BLAS to passes over rows, and BLAS one of them.
+
+    For matrices of some hundred rows more threads save little, and where other programs run they
+    wait for each other many times as long.
+    """
+    if _threads_outside.get() is not None:
+        yield
+        return
+    token = _threads_outside.set(threads_of_blas())
+    try:
+        with _thread_pools().limit(limits=1, user_api="blas"):
+            yield
+    finally:
+        _threads_outside.reset(token)
+
+
 def threads_of_blas() -> int:
-    """Threads that BLAS may use now, which users and PyMC set for its process."""
+    """Threads that BLAS may use now, or passes, which users and PyMC set for its process."""
+    if (threads := _threads_outside.get()) is not None:
+        return threads
     pools = _thread_pools().select(user_api="blas").info()
     return max((pool["num_threads"] for pool in pools), default=1)
 
 
 def on_one_thread(function: Callable, *arguments: Any) -> Any:
     """Result of a function for which BLAS takes one thread."""
+    if _threads_outside.get() is not None:
+        return function(*arguments)
     with _thread_pools().limit(limits=1, user_api="blas"):
         return function(*arguments)
 

@@ -37,6 +37,7 @@ from pymc_sgmcmc.marginal.accuracy import quadrature_of, warn_of_shift
 from pymc_sgmcmc.matrices import Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import quick_graphs
+from pymc_sgmcmc.posterior.threads import threads_for_passes
 from pymc_sgmcmc.record import COMPUTED, GIVEN, RECORD, RunRecord, with_preconditioner
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.sources.passes import shown_by_default
@@ -146,6 +147,7 @@ class StochasticGradientStep(StepMethod):
 
     @shown_by_default()
     @quick_graphs()
+    @threads_for_passes()
     def __init__(self, settings: Settings):
         install()
         began = time.monotonic()

@@ -108,16 +108,17 @@ def judge_of(posterior: Posterior, center: Center) -> Subsample:
     rng, root = np.random.default_rng(1736), center.curvature.root
     shift = root @ rng.standard_normal(posterior.dimension)
     squares = np.zeros((2, posterior.dimension))
+    rows = 0.0
     for piece in posterior.pieces(affordable.rows, posterior.dimension):
         at_center = posterior.row_gradients(center.position, piece)
         for sums, side in zip(squares, (1, -1), strict=True):
             differences = posterior.row_gradients(center.position + side * shift, piece)
             sums += (((differences - at_center) @ root) ** 2).sum(0)
-    # The error of a sum over all N rows from n of them is at most N rms / sqrt(n).
-    largest = np.max(squares) / affordable.count
-    rows = posterior.n_rows**2 * largest / LARGEST_JUDGE_ERROR**2
-    if not rows < affordable.count:
-        return affordable
+        # The error of a sum over all N rows from n of them is at most N rms / sqrt(n).
+        largest = np.max(squares) / affordable.count
+        rows = posterior.n_rows**2 * largest / LARGEST_JUDGE_ERROR**2
+        if not rows < affordable.count:
+            return affordable  # Other rows only add to the squares.
     return Subsample(posterior, count=int(rows))
 
 

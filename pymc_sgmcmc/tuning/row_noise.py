@@ -11,12 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from pymc_sgmcmc.batching import RowOrder, numbers_without
-from pymc_sgmcmc.matrices import Matrix, largest_mean_square
+from pymc_sgmcmc.matrices import (
+    GRAM_DIMENSION,
+    Matrix,
+    largest_dense_eigenvalue,
+    largest_mean_square,
+)
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center, laplace_draws
 
@@ -128,29 +133,51 @@ def row_noise(
     of_worst = rows.deviations_at_all(worst)
     of_worst /= np.sqrt(len(of_worst))
 
-    def without(kept: int, of_sample: np.ndarray, of_worst: np.ndarray) -> np.ndarray:
-        """Rows whose mean outer product is C where the worst `kept` rows are left out."""
-        remaining = np.concatenate([of_sample, of_worst[:, kept:].reshape(-1, of_sample.shape[1])])
-        remaining *= np.sqrt(len(remaining) / max(1, n_rows - kept))
-        return remaining
-
     kept = 0
     if cost is not None and control_variate:
         root = center.curvature.root
         curvature = float(center.curvature.relative_to(root).max())
         white = of_sample @ root, np.array([rows_at @ root for rows_at in of_worst])
-
-        def cost_of(kept: int) -> float:
-            drawn = n_rows - kept
-            noise = drawn**2 * largest_mean_square(without(kept, *white)) / curvature
-            return cost(noise, drawn, kept)
-
-        costs = {number: cost_of(number) for number in CANDIDATES if number <= count}
+        candidates = [number for number in CANDIDATES if number <= count]
+        costs = {}
+        for number, square in zip(candidates, _squares_without(*white, candidates), strict=True):
+            drawn = n_rows - number
+            costs[number] = cost(drawn**2 * square / max(1, drawn) / curvature, drawn, number)
         cheapest = min(costs, key=lambda number: costs[number])
         if costs[0] > WORTHWHILE_GAIN * costs[cheapest]:
             kept = cheapest
-    deviations = without(kept, of_sample, of_worst)
+    # Their mean outer product is C where the worst `kept` rows are left out.
+    deviations = np.concatenate([of_sample, of_worst[:, kept:].reshape(-1, of_sample.shape[1])])
+    deviations *= np.sqrt(len(deviations) / max(1, n_rows - kept))
     return RowNoise(deviations, n_rows - kept, np.sort(worst[:kept]))
+
+
+def _squares_without(
+    of_sample: np.ndarray, of_worst: np.ndarray, candidates: Sequence[int]
+) -> list[float]:
+    """Largest eigenvalue of the sum of outer products of rows without the worst so many.
+
+    Parameters
+    ----------
+    of_sample : numpy.ndarray, shape (rows, d)
+    of_worst : numpy.ndarray, shape (points, worst rows, d)
+    candidates : sequence of int
+        How many of the worst rows are left out, in ascending order.
+    """
+    dimension = of_sample.shape[1]
+    if dimension > GRAM_DIMENSION:
+        remaining = (
+            np.concatenate([of_sample, of_worst[:, number:].reshape(-1, dimension)])
+            for number in candidates
+        )
+        return [len(rows) * largest_mean_square(rows) for rows in remaining]
+    # The rows between two candidates are multiplied once for all smaller ones.
+    gram, squares = of_sample.T @ of_sample, []
+    for first, last in reversed(list(pairwise([*candidates, None]))):
+        rows = of_worst[:, first:last].reshape(-1, dimension)
+        gram = gram + rows.T @ rows
+        squares.append(largest_dense_eigenvalue(gram))
+    return squares[::-1]
 
 
 def largest(values: np.ndarray, count: int) -> np.ndarray:
@@ -201,13 +228,11 @@ class _Rows:
             sketch=sketch,
         )
         numbers, sizes, start = np.empty(0, dtype=np.int64), np.empty(0), 0
-        # Threads of a product of so few columns wait for each other where other programs run.
-        with threadpool_limits(limits=1):
-            for rows, of_chunk, size in posterior.each_chunk(function, d):
-                numbers = np.concatenate([numbers, start + rows])
-                sizes, start = np.concatenate([sizes, of_chunk]), start + size
-                chosen = largest(sizes, min(count, len(sizes)))
-                numbers, sizes = numbers[chosen], sizes[chosen]
+        for rows, of_chunk, size in posterior.each_chunk(function, d):
+            numbers = np.concatenate([numbers, start + rows])
+            sizes, start = np.concatenate([sizes, of_chunk]), start + size
+            chosen = largest(sizes, min(count, len(sizes)))
+            numbers, sizes = numbers[chosen], sizes[chosen]
         return numbers
 
     def deviations_apart(self, numbers: np.ndarray) -> np.ndarray:

@@ -10,11 +10,20 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 from pytensor.compile.ops import wrap_py
+from threadpoolctl import threadpool_info, threadpool_limits
 
-from pymc_sgmcmc import Posterior
+from pymc_sgmcmc import SGLDCV, Posterior
 from pymc_sgmcmc.posterior import posterior as posterior_module
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
-from pymc_sgmcmc.posterior.threads import FEWEST_PIECES, SharedFunction, in_order, read_ahead
+from pymc_sgmcmc.posterior.threads import (
+    FEWEST_PIECES,
+    SharedFunction,
+    in_order,
+    on_one_thread,
+    read_ahead,
+    threads_for_passes,
+    threads_of_blas,
+)
 
 
 def pieces(count):
@@ -80,6 +89,45 @@ def test_a_pass_has_the_bits_of_one_thread(monkeypatch, rng):
     monkeypatch.setattr(posterior_module, "threads_of_blas", lambda: 4)
     for _ in range(5):
         np.testing.assert_array_equal(passes(), expected)
+
+
+def blas_threads():
+    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
+def test_passes_have_the_threads_that_blas_leaves():
+    with threadpool_limits(limits=2, user_api="blas"):
+        before = blas_threads()
+        with threads_for_passes():
+            assert blas_threads() == {1}
+            assert threads_of_blas() == max(before)
+            with threads_for_passes():
+                assert threads_of_blas() == max(before)
+            assert on_one_thread(blas_threads) == {1}
+            assert threads_of_blas() == max(before)
+        assert blas_threads() == before
+        with pytest.raises(ValueError, match="an error"), threads_for_passes():
+            raise ValueError("an error")
+        assert blas_threads() == before
+        assert on_one_thread(blas_threads) == {1}
+
+
+def test_blas_has_its_threads_after_a_setup(rng):
+    found = []
+
+    class Seen(SGLDCV):
+        def _design(self, setup):
+            found.append((blas_threads(), setup.posterior._threads))
+            return super()._design(setup)
+
+    with threadpool_limits(limits=2, user_api="blas"):
+        before = blas_threads()
+        with pm.Model():
+            mean = pm.Normal("mean")
+            pm.Normal("y", mean, observed=rng.normal(size=500))
+            Seen()
+        assert blas_threads() == before
+    assert found == [({1}, max(before))]
 
 
 def test_threads_in_a_function_have_copies_of_it():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -16,7 +18,7 @@ from pymc_sgmcmc import (
     bias_report,
 )
 from pymc_sgmcmc.tuning import find_center, least_cost, row_noise
-from pymc_sgmcmc.tuning.row_noise import largest
+from pymc_sgmcmc.tuning.row_noise import CANDIDATES, _squares_without, largest
 
 NUMBA = {"mode": "NUMBA"}
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
@@ -123,3 +125,20 @@ def test_largest_values_are_those_of_a_stable_sort(rng):
     for count in (0, 1, 10, 59, 60):
         expected = np.argsort(-values, kind="stable")[:count]
         assert np.array_equal(largest(values, count), expected)
+
+
+@pytest.mark.parametrize(("rows", "worst"), [(3, 10), (200, 60), (200, 0)])
+@pytest.mark.parametrize("longest", [500, 5])
+def test_squares_of_the_rows_that_remain(rows, worst, longest, monkeypatch, rng):
+    """Products that are added up for all candidates, or rows of a long position."""
+    module = sys.modules["pymc_sgmcmc.tuning.row_noise"]
+    monkeypatch.setattr(module, "GRAM_DIMENSION", longest)
+    sample = rng.normal(size=(rows, 7))
+    of_worst = rng.normal(scale=5, size=(4, worst, 7))
+    candidates = [number for number in CANDIDATES if number <= worst]
+    expected = [
+        np.linalg.norm(np.concatenate([sample, of_worst[:, number:].reshape(-1, 7)]), 2) ** 2
+        for number in candidates
+    ]
+    found = _squares_without(sample, of_worst, candidates)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
