@@ -29,6 +29,7 @@ from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.dynamics.osgfs import ScoringMatrices, scoring_matrices
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import compile_quietly
+from pymc_sgmcmc.posterior.threads import on_one_thread
 from pymc_sgmcmc.tuning import prior_precision
 
 START_ROWS = 10_000
@@ -286,7 +287,10 @@ class FisherScoringAdaptation(Adaptation):
         if precision is None:
             precision = self._posterior.n_rows * covariance + state["prior_precision"]
         noise = self._noise.covariance(covariance, state["noise_covariance"])
-        matrices = scoring_matrices(precision, noise, self._k, self._max_k, self._noise_ratio)
+        # Beside another step method this is done in each draw.
+        matrices = on_one_thread(
+            scoring_matrices, precision, noise, self._k, self._max_k, self._noise_ratio
+        )
         smallest = 2 * matrices.fractions.min()
         length = self._window or int(
             np.clip(np.ceil(1 / smallest), SHORTEST_WINDOW, LONGEST_WINDOW)

@@ -446,7 +446,7 @@ class Posterior:
 
     def prior_log_density(self, position: TensorVariable) -> TensorVariable:
         """Symbolic value, a scalar, of the part of the log density without rows."""
-        return self._value_at(self._log_prior_graph, position)
+        return self._at(self._log_prior_graph, position)
 
     def rows_log_density(
         self,
@@ -458,7 +458,7 @@ class Posterior:
 
         Where the parameters are outside their support it is NaN or minus infinity.
         """
-        return self._value_at(self._log_likelihood_graph(rows, length), position)
+        return self._at(self._log_likelihood_graph(rows, length), position)
 
     def single_row_log_densities(
         self, position: TensorVariable, rows: Sequence[TensorVariable]
@@ -466,10 +466,10 @@ class Posterior:
         """Symbolic log likelihood of each symbolic row apart, shape (rows,)."""
         length = rows[0].shape[0]
         if (densities := self._densities_of_rows(rows)) is not None:
-            return self._value_at(densities, position)
+            return self._at(_prepared(densities), position)
         # Terms that the model has already summed are those of data of length one.
-        single = [leaf.placeholder(1) for leaf in self._separated.leaves]
-        value = self.rows_log_density(position, single, pt.constant(1, dtype="int64"))
+        log_likelihood, single = self._single_row_template
+        value = self._at(log_likelihood, position)
         value = rewrite_graph(value, include=(), custom_rewrite=inline_inner_graphs)
         values = vectorize_graph(
             value, {of_one: row[:, None] for of_one, row in zip(single, rows, strict=True)}
@@ -491,7 +491,7 @@ class Posterior:
     ) -> TensorVariable:
         """Symbolic gradient, shape (d,), of the log likelihoods of rows times weights, (rows,)."""
         if (densities := self._densities_of_rows(rows)) is not None:
-            return self._gradient_at((weights * densities).sum(), position)
+            return self._gradient_at(_prepared((weights * densities).sum()), position)
         return weights @ self.single_row_gradients(position, rows)
 
     def graphs_of_variables(
@@ -503,7 +503,7 @@ class Posterior:
         `layout`, in place of slices of a position.
         """
         terms = {term.name: term.log_density for term in self._separated.full_terms}
-        return self._log_likelihood_graph(rows, length), terms
+        return self._summed_rows(rows, length), terms
 
     def single_row_gradients(
         self, position: TensorVariable, rows: Sequence[TensorVariable]
@@ -513,8 +513,8 @@ class Posterior:
             return self._gradients_by_weights(position, rows)
         # The gradient of data of length one is vectorized over the rows. This is right also for
         # terms that the model has already summed.
-        single = [leaf.placeholder(1) for leaf in self._separated.leaves]
-        gradient = self.rows_gradient(position, single, pt.constant(1, dtype="int64"))
+        log_likelihood, single = self._single_row_template
+        gradient = self._gradient_at(log_likelihood, position)
         # Softmax and similar operations would otherwise be evaluated row by row in Python.
         gradient = rewrite_graph(gradient, include=(), custom_rewrite=inline_inner_graphs)
         replacements = {
@@ -537,7 +537,7 @@ class Posterior:
         terms = self._separated.row_log_densities(rows, length)
         total = sum((weights * term.reshape((length, -1)).sum(axis=1)).sum() for term in terms)
         total = clone_replace(total, self._other_values, rebuild_strict=False)
-        weighted = self._gradient_at(total, position)
+        weighted = self._gradient_at(_prepared(total), position)
         gradients = [
             pt.grad(weighted[index], weights, disconnected_inputs="ignore")
             for index in range(self.dimension)
@@ -549,7 +549,7 @@ class Posterior:
     def _log_prior_graph(self) -> TensorVariable:
         terms = [term.log_density.sum() for term in self._separated.full_terms]
         total = sum(terms[1:], terms[0]) if terms else pt.zeros((), dtype=self.dtype)
-        return clone_replace(total, self._other_values, rebuild_strict=False)
+        return _prepared(clone_replace(total, self._other_values, rebuild_strict=False))
 
     def _log_likelihood_graph(
         self, rows: Sequence[TensorVariable], length: TensorVariable
@@ -559,14 +559,29 @@ class Posterior:
         replacements[placeholder_length] = length
         return clone_replace(total, replacements, rebuild_strict=False)
 
+    def _summed_rows(
+        self, rows: Sequence[TensorVariable], length: TensorVariable
+    ) -> TensorVariable:
+        """Log likelihood of symbolic rows in value variables, as the model has it."""
+        terms, placeholders, placeholder_length = self._row_terms_template
+        sums = [term.sum() for term in terms]
+        replacements = dict(zip(placeholders, rows, strict=True))
+        replacements[placeholder_length] = length
+        return clone_replace(sum(sums[1:], sums[0]), replacements, rebuild_strict=False)
+
     @cached_property
     def _log_likelihood_template(
         self,
     ) -> tuple[TensorVariable, list[TensorVariable], TensorVariable]:
         """Log likelihood of placeholders for rows, these placeholders, and their number."""
-        terms, placeholders, length = self._row_terms_template
-        sums = [term.sum() for term in terms]
-        return sum(sums[1:], sums[0]), placeholders, length
+        _, placeholders, length = self._row_terms_template
+        return _prepared(self._summed_rows(placeholders, length)), placeholders, length
+
+    @cached_property
+    def _single_row_template(self) -> tuple[TensorVariable, list[TensorVariable]]:
+        """Log likelihood of a placeholder of length one for each array of rows, and these."""
+        single = [leaf.placeholder(1) for leaf in self._separated.leaves]
+        return _prepared(self._summed_rows(single, pt.constant(1, dtype="int64"))), single
 
     @cached_property
     def _row_terms_template(
@@ -586,17 +601,11 @@ class Posterior:
         terms = clone_replace(list(terms), self._other_values, rebuild_strict=False)
         return terms, placeholders, length
 
-    def _gradient_at(self, log_density: TensorVariable, position: TensorVariable) -> TensorVariable:
-        # The order is PyMC's: first rewrites that stability needs, then the gradient with respect
-        # to the value variables, and at last the position in place of these variables. A gradient
-        # with respect to the position itself would have one costly update for each variable.
-        log_density = simplify_logistic(rewrite_pregrad(log_density))
-        gradients = pt.grad(log_density, list(self.layout.variables), disconnected_inputs="ignore")
+    def _gradient_at(self, prepared: TensorVariable, position: TensorVariable) -> TensorVariable:
+        # A gradient with respect to the position itself would have one costly update for each
+        # variable, so the position comes in place of the variables afterwards.
+        gradients = pt.grad(prepared, list(self.layout.variables), disconnected_inputs="ignore")
         return self._at(self.layout.join(gradients), position)
-
-    def _value_at(self, log_density: TensorVariable, position: TensorVariable) -> TensorVariable:
-        # The rewrites are those of the gradient, so that both share common expressions.
-        return self._at(simplify_logistic(rewrite_pregrad(log_density)), position)
 
     def _at(self, graph: TensorVariable, position: TensorVariable) -> TensorVariable:
         return clone_replace(graph, self.layout.split(position), rebuild_strict=False)
@@ -905,6 +914,14 @@ class Posterior:
             function = compile_on_arrays(inputs, outputs, NUMPY_MODE)
         function.trust_input = True
         return SharedFunction(function)
+
+
+def _prepared(log_density: TensorVariable) -> TensorVariable:
+    """A log density after the rewrites that PyMC makes before it takes a gradient.
+
+    They keep it accurate, and its value shares expressions with its gradient.
+    """
+    return simplify_logistic(rewrite_pregrad(log_density))
 
 
 def _with_others(
