@@ -103,8 +103,8 @@ VAIN_REWRITES = (
     "selection_dot_to_indexing",
     "useless_symmetric_transpose",
 )
-"""These look for diagonal and symmetric matrices, which arrays of rows and positions are not, and
-take a tenth of the time of a compilation."""
+"""These look for diagonal and symmetric matrices, which arrays of rows and positions are not. They
+take 3 to 9 % of the time of a compilation."""
 
 NUMPY_MODE = (
     Mode(linker="py", optimizer="fast_run")

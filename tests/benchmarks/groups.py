@@ -17,10 +17,12 @@ import argparse
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from common.child import run_in_fresh_process
 from common.machine import restrict_to_one_core
+from common.markdown import write_tables
 from common.peer_python import python_of
 from common.program import make_parser, print_table, print_verdict, say, write_results
 
@@ -29,6 +31,22 @@ LARGE_GROUPS = (300, 3000)
 TRUTH = {"intercept": -0.5, "slopes": (1.0, 0.5), "sd": 1.2}
 SLOPE_LIMIT = 0.05
 NUTS_SECONDS = 600
+SHOWN = {
+    "SGLDCV": "`marginalize`, `SGLDCV()`",
+    "local": '`SGLDCV(local="z")`',
+    "NUTS": "NUTS of PyMC",
+    "nutpie": "nutpie",
+}
+COLUMNS = (
+    "groups",
+    "records of each",
+    "sampler",
+    "set-up, s",
+    "`recover`, s",
+    "transition, µs",
+    "groups a minibatch",
+    "ESS/s",
+)
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -45,6 +63,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--nutpie", type=int, nargs="*", default=[1000, 10_000], help="for nutpie")
     parser.add_argument("--local", type=int, nargs="*", default=[1000], help="for `local=`")
     parser.add_argument("--draws", type=int, default=2000, help="draws of a chain")
+    parser.add_argument("--markdown", type=Path, help="file for the table of the documentation")
     return parser.parse_args(arguments)
 
 
@@ -199,6 +218,8 @@ def run_nuts(groups: int, records: int, draws: int, launched: float) -> dict[str
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark; 1 where a figure is over its limit."""
+    import numpy as np
+
     settings = parse_arguments(arguments)
     core = restrict_to_one_core(settings.core)
     results = []
@@ -233,34 +254,22 @@ def main(arguments: list[str] | None = None) -> int:
             results.append(result)
             say(str(result))
             write_results(settings.output, "groups", settings, core, results)
-    print_table(
-        "Logistic random intercepts, processor time of one core",
+    rows = [
         [
-            "groups",
-            "records",
-            "method",
-            "set-up s",
-            "recover s",
-            "µs a transition",
-            "groups a minibatch",
-            "ESS/s",
-        ],
-        [
-            [
-                r["groups"],
-                r["records"],
-                r["method"],
-                r["set_up"],
-                r.get("recover", float("nan")),
-                r["transition_us"],
-                r["batch_size"],
-                r["ess_per_second"],
-            ]
-            for r in results
-        ],
-    )
-    import numpy as np
-
+            r["groups"],
+            r["records"],
+            SHOWN[r["method"]],
+            r["set_up"],
+            r.get("recover", ""),
+            "" if np.isnan(r["transition_us"]) else r["transition_us"],
+            r["batch_size"],
+            r["ess_per_second"],
+        ]
+        for r in results
+    ]
+    print_table("Logistic random intercepts, processor time of one core", COLUMNS, rows)
+    if settings.markdown is not None:
+        write_tables(settings.markdown, [(COLUMNS, rows)], "tests/benchmarks/groups.py")
     ours = [r for r in results if r["method"] == "SGLDCV" and r["records"] == few]
     if len(ours) < 2:
         return 0

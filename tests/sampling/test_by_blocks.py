@@ -829,6 +829,7 @@ def test_parts_without_rows_are_never_drawn():
     assert np.isfinite(draws_of(idata)).all()
 
 
+@pytest.mark.usefixtures("on_numpy")
 def test_trace_has_names_dimensions_and_settings():
     model = poisson_model()
     idata = sample_blocks(model, parts=2, step="hamcmc", chains=2, **SMALL)

@@ -91,14 +91,14 @@ def test_other_groups_are_those_of_the_joint_model(mixed):
     assert "mean_error" in summary(idata)
 
 
-def test_same_as_by_hand_and_with_processes(mixed):
-    model, idata = mixed
-    by_hand = ours(marginalize(model, "z"), CV, draws=1000, tune=200)
+def test_same_as_by_hand_and_with_processes(mixed, short):
+    model, idata = mixed[0], short
+    by_hand = ours(marginalize(model, "z"), QUICK)
     np.testing.assert_array_equal(by_hand["posterior"]["mean"], idata["posterior"]["mean"])
     seed = np.random.default_rng(3).spawn(3)[-1]
     recovered = recover(by_hand, model, random_seed=seed, progressbar=False)
     np.testing.assert_array_equal(recovered["posterior"]["z"], idata["posterior"]["z"])
-    check_same(ours(model, CV, draws=1000, tune=200, cores=2), idata)
+    check_same(ours(model, QUICK, cores=2), idata)
 
 
 def test_joint_model_where_asked_for(caplog):

@@ -133,7 +133,7 @@ def test_hamcmc_with_pairs_is_near_the_posterior():
     with truncated_normal():
         settings = HAMCMC_SETTINGS | {"step_size": 0.01, "regularization": 1.0}
         draws = long_run(
-            HAMCMC(**settings, positive="mirror", memory=3, thin=30, **COMPILED), draws=10_000
+            HAMCMC(**settings, positive="mirror", memory=3, thin=30, **COMPILED), draws=6_000
         )
     batches = draws.reshape(-1, 500).mean(axis=1)
     error = batches.std(ddof=1) / len(batches) ** 0.5

@@ -282,9 +282,9 @@ def test_compound_step(other):
             ),
             other([model["sigma"]]),
         ]
-        idata = sample(model, steps, draws=1500, tune=300, chains=2)
+        idata = sample(model, steps, draws=800, tune=200, chains=2)
     check_two_variables(idata)
-    assert idata.sample_stats["gradient"].shape == (2, 1500, 2)
+    assert idata.sample_stats["gradient"].shape == (2, 800, 2)
 
 
 @pytest.mark.usefixtures("uncompiled")
