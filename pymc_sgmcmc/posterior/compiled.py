@@ -97,18 +97,9 @@ error, where the length is no constant of the graph. Derivatives of groups with 
 variables have such arrays. The second one fails, and prints so, where a sum over two axes has the
 square of a product whose first factor is an input: normal vectors at several positions."""
 
-VAIN_REWRITES = (
-    "dot_diag_to_elemwise",
-    "extract_diag_lift_pass",
-    "selection_dot_to_indexing",
-    "useless_symmetric_transpose",
-)
-"""These look for diagonal and symmetric matrices, which arrays of rows and positions are not. They
-take 3 to 9 % of the time of a compilation."""
-
 NUMPY_MODE = (
     Mode(linker="py", optimizer="fast_run")
-    .excluding("fusion", "inplace", "local_pow_to_nested_squaring", *WRONG_REWRITES, *VAIN_REWRITES)
+    .excluding("fusion", "inplace", "local_pow_to_nested_squaring", *WRONG_REWRITES)
     .register((inline_inner_graphs, _BEFORE_OTHER_REWRITES), *_use_numpy)
 )
 """In this mode NumPy evaluates a simplified graph. On large arrays it is as fast as C code where

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
+from contextvars import copy_context
 from functools import cache
 from itertools import chain, islice
 from threading import Lock
@@ -32,8 +32,35 @@ def _thread_pools() -> ThreadpoolController:
     return ThreadpoolController()
 
 
-_threads_outside: ContextVar[int | None] = ContextVar("threads_outside", default=None)
-"""Threads of BLAS before `threads_for_passes`."""
+class _ThreadsForPasses:
+    """The threads that BLAS had before the first of those that leave them to passes.
+
+    They are those of the process, so several threads that make samplers at the same time share
+    them: the first one takes them from BLAS, and the last one gives them back.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._holders = Lock(), 0
+        self.threads: int | None = None
+
+    def take(self) -> None:
+        """Leave one thread to BLAS."""
+        with self._lock:
+            if not self._holders:
+                self.threads = threads_of_blas()
+                self._limit = _thread_pools().limit(limits=1, user_api="blas")
+            self._holders += 1
+
+    def give_back(self) -> None:
+        """End what `take` began."""
+        with self._lock:
+            self._holders -= 1
+            if not self._holders:
+                self._limit.restore_original_limits()
+                self.threads = None
+
+
+_left_to_passes = _ThreadsForPasses()
 
 
 @contextmanager
@@ -43,20 +70,16 @@ def threads_for_passes() -> Iterator[None]:
     For matrices of some hundred rows more threads save little, and where other programs run they
     wait for each other many times as long.
     """
-    if _threads_outside.get() is not None:
-        yield
-        return
-    token = _threads_outside.set(threads_of_blas())
+    _left_to_passes.take()
     try:
-        with _thread_pools().limit(limits=1, user_api="blas"):
-            yield
+        yield
     finally:
-        _threads_outside.reset(token)
+        _left_to_passes.give_back()
 
 
 def threads_of_blas() -> int:
     """Threads that BLAS may use now, or passes, which users and PyMC set for its process."""
-    if (threads := _threads_outside.get()) is not None:
+    if (threads := _left_to_passes.threads) is not None:
         return threads
     pools = _thread_pools().select(user_api="blas").info()
     return max((pool["num_threads"] for pool in pools), default=1)
@@ -64,7 +87,7 @@ def threads_of_blas() -> int:
 
 def on_one_thread(function: Callable, *arguments: Any) -> Any:
     """Result of a function for which BLAS takes one thread."""
-    if _threads_outside.get() is not None:
+    if _left_to_passes.threads is not None:
         return function(*arguments)
     with _thread_pools().limit(limits=1, user_api="blas"):
         return function(*arguments)

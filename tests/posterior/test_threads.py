@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Barrier, current_thread
+from threading import Barrier, Event, Thread, current_thread
 from time import sleep
 
 import numpy as np
@@ -110,6 +110,33 @@ def test_passes_have_the_threads_that_blas_leaves():
             raise ValueError("an error")
         assert blas_threads() == before
         assert on_one_thread(blas_threads) == {1}
+
+
+def test_samplers_that_are_made_at_the_same_time_share_the_threads():
+    """The second one begins within the first one, and ends after it."""
+    begun, ended, found = Event(), Event(), []
+
+    def second():
+        begun.wait(60)
+        with threads_for_passes():
+            found.append(threads_of_blas())
+            ended.set()
+            first.join(60)
+            found.append((threads_of_blas(), blas_threads()))
+
+    def make():
+        with threads_for_passes():
+            begun.set()
+            ended.wait(60)
+
+    with threadpool_limits(limits=2, user_api="blas"):
+        before = blas_threads()
+        first, other = Thread(target=make), Thread(target=second)
+        other.start()
+        first.start()
+        other.join(60)
+        assert found == [max(before), (max(before), {1})]
+        assert blas_threads() == before
 
 
 def test_blas_has_its_threads_after_a_setup(rng):
