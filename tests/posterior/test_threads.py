@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from threading import Barrier, Event, Thread, current_thread
 from time import sleep
+from types import SimpleNamespace
 
 import numpy as np
 import pymc as pm
@@ -14,6 +15,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from pymc_sgmcmc import SGLDCV, Posterior
 from pymc_sgmcmc.posterior import posterior as posterior_module
+from pymc_sgmcmc.posterior import threads as threads_module
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior.threads import (
     FEWEST_PIECES,
@@ -112,31 +114,44 @@ def test_passes_have_the_threads_that_blas_leaves():
         assert on_one_thread(blas_threads) == {1}
 
 
-def test_samplers_that_are_made_at_the_same_time_share_the_threads():
-    """The second one begins within the first one, and ends after it."""
-    begun, ended, found = Event(), Event(), []
+class Pools:
+    """Stands for those of the libraries: what another thread may set depends on the library."""
 
-    def second():
-        begun.wait(60)
-        with threads_for_passes():
-            found.append(threads_of_blas())
-            ended.set()
-            first.join(60)
-            found.append((threads_of_blas(), blas_threads()))
+    def __init__(self, threads):
+        self.threads, self.restored = threads, 0
+
+    def select(self, **_):
+        return SimpleNamespace(info=lambda: [{"num_threads": self.threads}])
+
+    def limit(self, limits, **_):
+        before, self.threads = self.threads, limits
+        return SimpleNamespace(restore_original_limits=lambda: self.restore(before))
+
+    def restore(self, threads):
+        self.threads, self.restored = threads, self.restored + 1
+
+
+def test_samplers_that_are_made_at_the_same_time_share_the_threads(monkeypatch):
+    """The second one begins within the first one, and ends after it."""
+    pools, begun, ended, found = Pools(3), Event(), Event(), []
+    monkeypatch.setattr(threads_module, "_thread_pools", lambda: pools)
 
     def make():
         with threads_for_passes():
             begun.set()
             ended.wait(60)
 
-    with threadpool_limits(limits=2, user_api="blas"):
-        before = blas_threads()
-        first, other = Thread(target=make), Thread(target=second)
-        other.start()
-        first.start()
-        other.join(60)
-        assert found == [max(before), (max(before), {1})]
-        assert blas_threads() == before
+    first = Thread(target=make)
+    first.start()
+    begun.wait(60)
+    with threads_for_passes():
+        found.append((threads_of_blas(), pools.threads))
+        ended.set()
+        first.join(60)
+        found.append((threads_of_blas(), pools.threads))
+    assert found == [(3, 1), (3, 1)]
+    assert (pools.threads, pools.restored) == (3, 1)
+    assert threads_of_blas() == 3
 
 
 def test_blas_has_its_threads_after_a_setup(rng):
