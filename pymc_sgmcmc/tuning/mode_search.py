@@ -13,7 +13,6 @@ from pymc_sgmcmc.matrices import Diagonal, Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center, center_at
 from pymc_sgmcmc.tuning.curvature import (
-    DENSE_DIMENSION,
     Curvature,
     curvature_at,
     prior_precision_diagonal,
@@ -36,14 +35,6 @@ leaves a hundredth of the distance, or less."""
 
 NEWTON_PROGRESS = 0.3
 """A Newton step that leaves more than this part of the distance is left to another search."""
-
-CORRECTIONS = 80
-"""L-BFGS keeps so many corrections. It takes half as many evaluations for the 205 coordinates of a
-mixed model as with 20."""
-
-CORRECTIONS_IF_LONG = 20
-"""The same for positions without a dense curvature. Products with more corrections would take as
-long as they save."""
 
 COLLAPSED_PRIOR = 1e8
 """The prior of a coordinate has collapsed where the curvature of its log density is more than this
@@ -141,7 +132,6 @@ def minimize(
             "The log posterior or its gradient is not finite at the start of the search for "
             "the mode. Check the model with `model.debug()`, or give `center`."
         )
-    corrections = CORRECTIONS_IF_LONG if len(start) > DENSE_DIMENSION else CORRECTIONS
     # SciPy stops at a bound on the largest component of the gradient. In scaled coordinates that
     # component is about the distance to the mode in standard deviations.
     result = optimize.minimize(
@@ -149,7 +139,7 @@ def minimize(
         np.zeros_like(start),
         jac=True,
         method="L-BFGS-B",
-        options={"gtol": tolerance, "ftol": 0.0, "maxiter": steps, "maxcor": corrections},
+        options={"gtol": tolerance, "ftol": 0.0, "maxiter": steps, "maxcor": 20},
     )
     if not np.max(np.abs(result.jac)) <= 10 * tolerance:
         _log.debug("Search for the mode ended early: %s", result.message)
