@@ -353,7 +353,7 @@ class Posterior:
 
     @cached_property
     def _indexed_sizes(self) -> dict[int, int | None]:
-        return indexed_sizes(*self._log_likelihood_template[:2])
+        return indexed_sizes(self._log_likelihood_template, self._row_terms_template[1])
 
     def _check_support(self, start: int, stop: int) -> None:
         """Refuse a row whose density is not finite, unless that holds for the other rows too.
@@ -478,13 +478,11 @@ class Posterior:
 
     def _densities_of_rows(self, rows: Sequence[TensorVariable]) -> TensorVariable | None:
         """Log likelihood of each row in value variables, None where terms are already summed."""
-        terms, placeholders, placeholder_length = self._row_terms_template
+        terms, _, placeholder_length = self._row_terms_template
         if not all(term.type.ndim for term in terms):
             return None
         sums = [term.reshape((placeholder_length, -1)).sum(axis=1) for term in terms]
-        replacements = dict(zip(placeholders, rows, strict=True))
-        replacements[placeholder_length] = rows[0].shape[0]
-        return clone_replace(sum(sums[1:], sums[0]), replacements, rebuild_strict=False)
+        return self._of_rows(sum(sums[1:], sums[0]), rows, rows[0].shape[0])
 
     def weighted_rows_gradient(
         self, position: TensorVariable, rows: Sequence[TensorVariable], weights: TensorVariable
@@ -554,28 +552,33 @@ class Posterior:
     def _log_likelihood_graph(
         self, rows: Sequence[TensorVariable], length: TensorVariable
     ) -> TensorVariable:
-        total, placeholders, placeholder_length = self._log_likelihood_template
-        replacements = dict(zip(placeholders, rows, strict=True))
-        replacements[placeholder_length] = length
-        return clone_replace(total, replacements, rebuild_strict=False)
+        return self._of_rows(self._log_likelihood_template, rows, length)
 
     def _summed_rows(
         self, rows: Sequence[TensorVariable], length: TensorVariable
     ) -> TensorVariable:
         """Log likelihood of symbolic rows in value variables, as the model has it."""
-        terms, placeholders, placeholder_length = self._row_terms_template
-        sums = [term.sum() for term in terms]
+        return self._of_rows(self._sum_of_terms, rows, length)
+
+    def _of_rows(
+        self, graph: TensorVariable, rows: Sequence[TensorVariable], length: TensorVariable
+    ) -> TensorVariable:
+        """A graph of the placeholders for rows and for their number, with symbolic rows."""
+        _, placeholders, placeholder_length = self._row_terms_template
         replacements = dict(zip(placeholders, rows, strict=True))
         replacements[placeholder_length] = length
-        return clone_replace(sum(sums[1:], sums[0]), replacements, rebuild_strict=False)
+        return clone_replace(graph, replacements, rebuild_strict=False)
+
+    @property
+    def _sum_of_terms(self) -> TensorVariable:
+        """Log likelihood of placeholders for rows, as the model has it."""
+        sums = [term.sum() for term in self._row_terms_template[0]]
+        return sum(sums[1:], sums[0])
 
     @cached_property
-    def _log_likelihood_template(
-        self,
-    ) -> tuple[TensorVariable, list[TensorVariable], TensorVariable]:
-        """Log likelihood of placeholders for rows, these placeholders, and their number."""
-        _, placeholders, length = self._row_terms_template
-        return _prepared(self._summed_rows(placeholders, length)), placeholders, length
+    def _log_likelihood_template(self) -> TensorVariable:
+        """Log likelihood of placeholders for rows, ready for its gradient."""
+        return _prepared(self._sum_of_terms)
 
     @cached_property
     def _single_row_template(self) -> tuple[TensorVariable, list[TensorVariable]]:
