@@ -11,7 +11,7 @@ import pytest
 import pymc_sgmcmc
 
 ROOT = Path(__file__).parents[1]
-RECIPE = ROOT / "docs/release/recipe/meta.yaml"
+RECIPE = ROOT / "docs/release/recipe/recipe.yaml"
 
 pytestmark = pytest.mark.skipif(not RECIPE.exists(), reason="needs the folder docs of a clone")
 
@@ -20,7 +20,7 @@ OTHER_NAMES = {"matplotlib": "matplotlib-base"}
 
 
 def test_versions_agree():
-    recipe = re.search(r'set version = "(.+?)"', RECIPE.read_text(encoding="utf-8"))
+    recipe = re.search(r'^  version: "(.+?)"$', RECIPE.read_text(encoding="utf-8"), re.MULTILINE)
     citation = re.search(
         r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE
     )
