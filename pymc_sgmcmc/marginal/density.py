@@ -12,7 +12,6 @@ from functools import cached_property
 
 import numpy as np
 import pytensor.tensor as pt
-from pymc.pytensorf import rewrite_pregrad
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import vectorize_graph
@@ -24,7 +23,7 @@ from pymc_sgmcmc.marginal.structure import LocalStructure, LocalTerm
 from pymc_sgmcmc.posterior.graphs import Length, leaf_value, rebuild
 from pymc_sgmcmc.posterior.group_access import GroupsOfSource
 from pymc_sgmcmc.posterior.rows import keep_whole
-from pymc_sgmcmc.posterior.simplify import drop_switches_on_data, simplify_logistic
+from pymc_sgmcmc.posterior.simplify import drop_switches_on_data, prepared
 
 
 class _ChosenRecords:
@@ -170,12 +169,7 @@ class GroupDensity:
             values = self._of_chosen(term, records)
             others = [axis for axis in range(values.type.ndim) if axis != term.axis]
             pieces.append(_Piece(values.sum(axis=others) if others else values, records))
-        # Rewrites that stability needs come before derivatives are taken.
-        simplified = rewrite_pregrad([piece.values for piece in pieces])
-        return [
-            replace(piece, values=simplify_logistic(values))
-            for piece, values in zip(pieces, simplified, strict=True)
-        ]
+        return [replace(piece, values=prepared(piece.values)) for piece in pieces]
 
     def _settled_terms(self) -> list[LocalTerm]:
         """The terms without checks of the support that all data in memory pass."""

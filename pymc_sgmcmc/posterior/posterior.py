@@ -15,7 +15,6 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pymc.model import Model, modelcontext
-from pymc.pytensorf import rewrite_pregrad
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
@@ -65,7 +64,7 @@ from pymc_sgmcmc.posterior.row_access import (
 )
 from pymc_sgmcmc.posterior.separation import separate_rows
 from pymc_sgmcmc.posterior.several_priors import SeveralPriors, several_priors
-from pymc_sgmcmc.posterior.simplify import drop_settled_switches, simplify_logistic
+from pymc_sgmcmc.posterior.simplify import drop_settled_switches, prepared
 from pymc_sgmcmc.posterior.threads import (
     OfRows,
     SharedFunction,
@@ -466,7 +465,7 @@ class Posterior:
         """Symbolic log likelihood of each symbolic row apart, shape (rows,)."""
         length = rows[0].shape[0]
         if (densities := self._densities_of_rows(rows)) is not None:
-            return self._at(_prepared(densities), position)
+            return self._at(prepared(densities), position)
         # Terms that the model has already summed are those of data of length one.
         log_likelihood, single = self._single_row_template
         value = self._at(log_likelihood, position)
@@ -489,7 +488,7 @@ class Posterior:
     ) -> TensorVariable:
         """Symbolic gradient, shape (d,), of the log likelihoods of rows times weights, (rows,)."""
         if (densities := self._densities_of_rows(rows)) is not None:
-            return self._gradient_at(_prepared((weights * densities).sum()), position)
+            return self._gradient_at(prepared((weights * densities).sum()), position)
         return weights @ self.single_row_gradients(position, rows)
 
     def graphs_of_variables(
@@ -535,7 +534,7 @@ class Posterior:
         terms = self._separated.row_log_densities(rows, length)
         total = sum((weights * term.reshape((length, -1)).sum(axis=1)).sum() for term in terms)
         total = clone_replace(total, self._other_values, rebuild_strict=False)
-        weighted = self._gradient_at(_prepared(total), position)
+        weighted = self._gradient_at(prepared(total), position)
         gradients = [
             pt.grad(weighted[index], weights, disconnected_inputs="ignore")
             for index in range(self.dimension)
@@ -547,7 +546,7 @@ class Posterior:
     def _log_prior_graph(self) -> TensorVariable:
         terms = [term.log_density.sum() for term in self._separated.full_terms]
         total = sum(terms[1:], terms[0]) if terms else pt.zeros((), dtype=self.dtype)
-        return _prepared(clone_replace(total, self._other_values, rebuild_strict=False))
+        return prepared(clone_replace(total, self._other_values, rebuild_strict=False))
 
     def _log_likelihood_graph(
         self, rows: Sequence[TensorVariable], length: TensorVariable
@@ -578,13 +577,13 @@ class Posterior:
     @cached_property
     def _log_likelihood_template(self) -> TensorVariable:
         """Log likelihood of placeholders for rows, ready for its gradient."""
-        return _prepared(self._sum_of_terms)
+        return prepared(self._sum_of_terms)
 
     @cached_property
     def _single_row_template(self) -> tuple[TensorVariable, list[TensorVariable]]:
         """Log likelihood of a placeholder of length one for each array of rows, and these."""
         single = [leaf.placeholder(1) for leaf in self._separated.leaves]
-        return _prepared(self._summed_rows(single, pt.constant(1, dtype="int64"))), single
+        return prepared(self._summed_rows(single, pt.constant(1, dtype="int64"))), single
 
     @cached_property
     def _row_terms_template(
@@ -917,14 +916,6 @@ class Posterior:
             function = compile_on_arrays(inputs, outputs, NUMPY_MODE)
         function.trust_input = True
         return SharedFunction(function)
-
-
-def _prepared(log_density: TensorVariable) -> TensorVariable:
-    """A log density after the rewrites that PyMC makes before it takes a gradient.
-
-    They keep it accurate, and its value shares expressions with its gradient.
-    """
-    return simplify_logistic(rewrite_pregrad(log_density))
 
 
 def _with_others(

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.basic import Apply, Variable, equal_computations
 from pytensor.graph.op import Op
 from pytensor.graph.replace import clone_replace, vectorize_graph
@@ -32,7 +31,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_sgmcmc.posterior.compiled import inline_inner_graphs
 from pymc_sgmcmc.posterior.graphs import cast_of_integers, is_integer
 from pymc_sgmcmc.posterior.posterior import Posterior
-from pymc_sgmcmc.posterior.simplify import simplify_logistic
+from pymc_sgmcmc.posterior.simplify import prepared
 
 ALL = slice(None)
 """This entry of an index takes the whole axis."""
@@ -186,9 +185,9 @@ class SelectedRowGradients(RowGradients):
             },
             graph.length: pt.constant(1, dtype="int64"),
         }
-        log_density = clone_replace(graph.log_likelihood, replacements, rebuild_strict=False)
-        # The rewrites are those of `Posterior`.
-        log_density = simplify_logistic(rewrite_pregrad(log_density))
+        log_density = prepared(
+            clone_replace(graph.log_likelihood, replacements, rebuild_strict=False)
+        )
         pieces = pt.grad(log_density, [*entries, *graph.whole], disconnected_inputs="ignore")
         gradient = pt.concatenate([piece.ravel() for piece in pieces])
         gradient = clone_replace(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytensor.scalar as ps
 import pytensor.tensor as pt
+from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
@@ -140,9 +141,14 @@ def _choose_branches(
     return [rebuilt.get(term, term) for term in terms]
 
 
-def simplify_logistic(log_density: TensorVariable) -> TensorVariable:
-    """Apply `local_log_logistic` throughout a graph."""
-    graph = FunctionGraph(outputs=[log_density], clone=True, copy_inputs=False, copy_orphans=False)
+def prepared(log_density: TensorVariable) -> TensorVariable:
+    """A log density after the rewrites that PyMC makes before it takes a gradient, and our own.
+
+    They keep it accurate, and its value shares expressions with its gradient. PyMC's function
+    changes its graph, which may be a part of other graphs, so it gets a copy.
+    """
+    graph = FunctionGraph(outputs=[log_density], clone=True, copy_inputs=False)
+    rewrite_pregrad(graph)
     in2out(local_log_logistic).rewrite(graph)
     return graph.outputs[0]
 

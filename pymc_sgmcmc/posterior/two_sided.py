@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytensor.tensor as pt
-from pymc.pytensorf import rewrite_pregrad
 from pytensor.compile.executor import Function
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import ancestors, toposort
@@ -32,7 +31,7 @@ from pymc_sgmcmc.posterior.graphs import (
 )
 from pymc_sgmcmc.posterior.ordinary_rows import WITHOUT_NAME
 from pymc_sgmcmc.posterior.posterior import Posterior
-from pymc_sgmcmc.posterior.simplify import simplify_logistic
+from pymc_sgmcmc.posterior.simplify import prepared
 
 CHECKED_ROWS = 2_000
 """The blocks are compared with the whole model on at most so many rows."""
@@ -370,7 +369,7 @@ def _block_density(
         parts += rebuild(graphs, replacements, [of_matrix])
     likelihood, *of_priors = parts
     log_density = weight * likelihood + sum(of_priors, pt.zeros((), dtype=layout.dtype))
-    log_density = simplify_logistic(rewrite_pregrad(log_density))
+    log_density = prepared(log_density)
     gradients = pt.grad(log_density, matrices)
     inputs = [*matrices, weight, *terms.rows, *data]
     return BlockDensity(inputs, log_density, gradients), (complete[0], complete[1])

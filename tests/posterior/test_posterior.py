@@ -14,7 +14,7 @@ import pytensor.tensor as pt
 import pytest
 import xarray as xr
 from pymc.logprob.utils import CheckParameterValue
-from pytensor.graph.basic import Constant
+from pytensor.graph.basic import Constant, equal_computations
 from pytensor.graph.traversal import ancestors
 
 from pymc_sgmcmc.errors import ModelError
@@ -748,6 +748,24 @@ def test_no_data_inside_compiled_functions(name, way):
             if isinstance(variable, Constant) and isinstance(variable.data, np.ndarray)
         ]
         assert max(sizes, default=0) < N_ROWS
+
+
+@pytest.mark.parametrize("name", ["logistic", "hierarchical_centred", "multinomial"])
+def test_graphs_do_not_depend_on_those_made_before(name):
+    """Rewrites of PyMC change the graph that they get, which must not be that of another use."""
+    first, second = (Posterior(CASES[name].ordinary()) for _ in range(2))
+    position, rows = first.position_and_rows()
+    second.rows_gradient(position, rows, rows[0].shape[0])
+    second.rows_log_density(position, rows, rows[0].shape[0])
+    made = [
+        [
+            posterior.single_row_gradients(position, rows),
+            posterior.single_row_log_densities(position, rows),
+            posterior.weighted_rows_gradient(position, rows, pt.ones(rows[0].shape[0])),
+        ]
+        for posterior in (first, second)
+    ]
+    assert equal_computations(*made)
 
 
 def test_pickled_posterior_works_elsewhere():
