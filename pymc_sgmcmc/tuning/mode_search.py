@@ -13,6 +13,7 @@ from pymc_sgmcmc.matrices import Diagonal, Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center, center_at
 from pymc_sgmcmc.tuning.curvature import (
+    DENSE_DIMENSION,
     Curvature,
     curvature_at,
     prior_precision_diagonal,
@@ -28,6 +29,9 @@ SEARCHES = ("lbfgs", "sgd")
 CENTER_TOLERANCE = 1e-2
 """The search ends at about this distance from the mode, in posterior standard deviations. Control
 variates and curvature hardly change over such a distance."""
+
+FEWEST_STEPS = 30
+"""The search takes at least this many steps before the curvature is computed for it."""
 
 NEWTON_STEPS = 3
 """At most this many Newton steps are tried on all rows. With the curvature of a large subsample one
@@ -57,20 +61,19 @@ def find_mode(
 
     A pass over all rows may read files, so the last search takes as few as it can.
     """
-    position = minimize(subsample.log_density_and_gradient, start, Diagonal(scale), tolerance=0.1)
-    if method == "sgd":
-        curvature = curvature_at(posterior, large, position)
-        position = _newton_sgd(posterior, position, curvature)
-        return center_at(posterior, position, curvature)
     found = None
     with warnings.catch_warnings():
         # A few rows may not inform some coordinates, which only makes the search longer.
         warnings.simplefilter("ignore", CenterWarning)
-        rough = curvature_at(posterior, subsample, position)
-        if large.weight > 1:
+        position, rough = _mode_of_subsample(posterior, subsample, start, scale)
+        if method == "lbfgs" and large.weight > 1:
             position = minimize(large.log_density_and_gradient, position, rough.root, tolerance=0.1)
             rough = curvature_at(posterior, large, position)
             found = _by_newton(posterior, position, rough)
+    if method == "sgd":
+        curvature = curvature_at(posterior, large, position)
+        position = _newton_sgd(posterior, position, curvature)
+        return center_at(posterior, position, curvature)
     gradient = None
     if found is not None:
         position, gradient = found
@@ -79,6 +82,34 @@ def find_mode(
             posterior.log_density_and_gradient, position, rough.root, tolerance=CENTER_TOLERANCE
         )
     return center_at(posterior, position, curvature_at(posterior, large, position), gradient)
+
+
+def _mode_of_subsample(
+    posterior: Posterior, subsample: Subsample, start: np.ndarray, scale: np.ndarray
+) -> tuple[np.ndarray, Curvature]:
+    """Mode of a subsample and the curvature near it.
+
+    A search in rough scales that has taken as many steps as the curvature takes gradients goes on
+    in the scales of the curvature. It is then at most about twice as long as the shorter one of
+    searches in the one or the other.
+    """
+    density = subsample.log_density_and_gradient
+    if posterior.dimension > DENSE_DIMENSION:
+        position = minimize(density, start, Diagonal(scale), tolerance=0.1)
+        return position, curvature_at(posterior, subsample, position)
+    colouring = subsample.colouring(start, scale)
+    columns = posterior.dimension if colouring is None else colouring.count
+    steps = max(FEWEST_STEPS, 2 * columns)
+    near = minimize(density, start, Diagonal(scale), tolerance=0.1, steps=steps)
+    try:
+        curvature = curvature_at(posterior, subsample, near)
+    except ValueError:  # It need be finite only at the mode.
+        position = minimize(density, near, Diagonal(scale), tolerance=0.1)
+        return position, curvature_at(posterior, subsample, position)
+    position = minimize(density, near, curvature.root, tolerance=0.1)
+    if np.max(np.abs(position - near) / curvature.standard_deviations) > 1:
+        curvature = curvature_at(posterior, subsample, position)
+    return position, curvature
 
 
 def _by_newton(
@@ -121,7 +152,9 @@ def minimize(
     """Maximize a log density by L-BFGS in scaled coordinates."""
 
     def objective(coordinates):
-        value, gradient = log_density_and_gradient(start + scale @ coordinates)
+        # A step may leave the numbers that are finite, from which the search turns back.
+        with np.errstate(all="ignore"):
+            value, gradient = log_density_and_gradient(start + scale @ coordinates)
         if not (np.isfinite(value) and np.isfinite(gradient).all()):
             return np.inf, np.zeros_like(coordinates)
         return -value, -(scale.T @ gradient)

@@ -55,7 +55,9 @@ def warn_of_other_modes(
         # All searches use the same rows, since a subsample moves the mode by several standard
         # deviations.
         scaling = Diagonal(scale)
-        first = minimize(subsample.log_density_and_gradient, center.position, scaling, 0.1)
+        first = minimize(
+            subsample.log_density_and_gradient, center.position, center.curvature.root, 0.1
+        )
         top, _ = subsample.log_density_and_gradient(first)
         moved = float(np.max(np.abs(first - center.position) / sds))
         if not at_mode and moved > FARTHEST_MODE:

@@ -24,6 +24,7 @@ from pymc_sgmcmc.tuning import (
     mode_search,
     row_noise,
 )
+from pymc_sgmcmc.tuning.curvature import coordinate_scale, curvature_at
 from pymc_sgmcmc.tuning.subsample import Subsample
 from tests.support.linear_gaussian import LinearGaussian, formula_covariance
 from tests.support.models import logistic_model
@@ -96,6 +97,65 @@ def test_a_flat_direction_is_reported_where_the_rows_are_many():
     large = Subsample(posterior, operations=0)
     with pytest.warns(CenterWarning, match="flat or bends upwards"):
         mode_search.find_mode(posterior, large, large, np.zeros(2), np.full(2, 0.01), "lbfgs")
+
+
+@pytest.fixture(scope="module")
+def badly_scaled() -> Posterior:
+    """Groups whose intercepts and slopes are correlated, since times are far from zero."""
+    rng = np.random.default_rng(15)
+    group = np.repeat(np.arange(40), 50)
+    time = np.tile(np.arange(10.0), 200)
+    effects = rng.normal([250.0, 10.0], [25.0, 6.0], size=(40, 2))
+    y = effects[group, 0] + effects[group, 1] * time + rng.normal(0.0, 5.0, size=2000)
+    with pm.Model() as model:
+        intercept_mean, slope_mean = pm.Normal("intercept_mean", 250, 100), pm.Normal("slope_mean")
+        intercept = pm.Normal("intercept", intercept_mean, 25.0, shape=40)
+        slope = pm.Normal("slope", slope_mean, 6.0, shape=40)
+        sigma = pm.HalfNormal("sigma", 50)
+        pm.Normal("y", intercept[group] + slope[group] * time, sigma, observed=y)
+    return Posterior(model)
+
+
+def search(posterior, monkeypatch, curvature_at=mode_search.curvature_at):
+    """Mode of all rows, and the number of evaluations."""
+    rows, evaluations = Subsample(posterior), []
+    evaluate = rows.log_density_and_gradient
+    monkeypatch.setattr(
+        rows,
+        "log_density_and_gradient",
+        lambda position: evaluations.append(1) or evaluate(position),
+    )
+    monkeypatch.setattr(mode_search, "curvature_at", curvature_at)
+    start = posterior.initial_position
+    scale = coordinate_scale(posterior, rows, start)
+    position, _ = mode_search._mode_of_subsample(posterior, rows, start, scale)
+    return position, len(evaluations)
+
+
+@pytest.mark.filterwarnings("ignore:The log posterior is flat or bends upwards")
+def test_a_long_search_goes_on_in_the_scales_of_the_curvature(badly_scaled, monkeypatch):
+    position, evaluations = search(badly_scaled, monkeypatch)
+    curvature = curvature_at(badly_scaled, Subsample(badly_scaled), position)
+    away = curvature.root.T @ badly_scaled.gradient(position)
+    assert np.abs(away).max() < 0.1
+    assert evaluations < 100  # 291 in rough scales alone
+
+
+@pytest.mark.filterwarnings("ignore:The log posterior is flat or bends upwards")
+def test_a_search_whose_curvature_is_not_finite_on_the_way(badly_scaled, monkeypatch):
+    calls = []
+
+    def not_finite_at_first(*arguments):
+        calls.append(1)
+        if len(calls) == 1:
+            raise ValueError("not finite")
+        return curvature_at(*arguments)
+
+    position, _ = search(badly_scaled, monkeypatch, not_finite_at_first)
+    expected, _ = search(badly_scaled, monkeypatch, curvature_at)
+    assert len(calls) == 2
+    sds = curvature_at(badly_scaled, Subsample(badly_scaled), expected).standard_deviations
+    assert np.abs((position - expected) / sds).max() < 0.5
 
 
 def test_curvature_is_the_precision(problem, posterior):
