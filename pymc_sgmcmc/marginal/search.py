@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from pymc.model import Model
 
@@ -18,22 +19,28 @@ MOST_RECORDS = 100
 """With more records a group the variables of few groups are left in the model: they are known so
 well that the joint posterior is close to a Gaussian, and a transition reads whole groups."""
 
-FEW_GROUPS = 500
-"""With more groups than this the position would have no dense curvature, so that they are better
-integrated out whatever their size."""
+MOST_COORDINATES = 500
+"""Positions with more coordinates have no dense curvature (`DENSE_DIMENSION` of `tuning`). Local
+variables that make a position so long are better integrated out, however many records a group
+has."""
 
 
-def local_structures(model: Model) -> list[LocalStructure]:
-    """Structures of local variables to integrate out, from the one with the most groups.
+def local_structures(model: Model) -> tuple[list[LocalStructure], list[LocalStructure]]:
+    """Structures of local variables to integrate out, and of those to leave in the model.
 
-    Of variables for the same groups, all together come before each by itself.
+    The latter have large groups. Both begin with the structures of most groups, and of variables
+    for the same groups all together come before each by itself.
     """
     structures = [
         structure
         for names in _candidates(model)
-        if (structure := _structure(model, names)) is not None and _is_worthwhile(structure)
+        if (structure := _structure(model, names)) is not None
+        and FEWEST_GROUPS <= structure.n_groups < structure.n_records
     ]
-    return sorted(structures, key=lambda structure: -structure.n_groups)
+    structures.sort(key=lambda structure: -structure.n_groups)
+    coordinates = sum(prod(shape_of(variable)) for variable in model.free_RVs)
+    worthwhile = [each for each in structures if _is_worthwhile(each, coordinates)]
+    return worthwhile, [each for each in structures if each not in worthwhile]
 
 
 def _candidates(model: Model) -> Iterator[list[str]]:
@@ -55,7 +62,9 @@ def _structure(model: Model, names: list[str]) -> LocalStructure | None:
         return None
 
 
-def _is_worthwhile(structure: LocalStructure) -> bool:
-    groups, records = structure.n_groups, structure.n_records
-    few_records = records <= MOST_RECORDS * groups or groups > FEW_GROUPS
-    return FEWEST_GROUPS <= groups < records and few_records
+def _is_worthwhile(structure: LocalStructure, coordinates: int) -> bool:
+    """Whether groups are small, or make a position of so many coordinates too long."""
+    local = structure.n_groups * structure.block_size
+    are_small = structure.n_records <= MOST_RECORDS * structure.n_groups
+    make_it_long = coordinates - local <= MOST_COORDINATES < coordinates or local > MOST_COORDINATES
+    return are_small or make_it_long

@@ -73,9 +73,8 @@ def code_error(values: Mapping[str, np.ndarray], row: int, error: IndexError) ->
     bounds = re.search(r"index (-?\d+) is out of bounds for axis \d+ with size (\d+)", message)
     codes = {name: code for name, code in values.items() if np.asarray(code).dtype.kind in "iu"}
     if bounds is None:
-        listed = ", ".join(f"`{name}` = {_shown(value)}" for name, value in codes.items())
         return ModelError(
-            f"Row {row} of the data has an index out of range: {listed} ({message}). "
+            f"Row {row} of the data has an index out of range: {shown_row(codes)} ({message}). "
             "Correct the codes, or give the indexed variable more elements."
         )
     code, size = int(bounds[1]), int(bounds[2])
@@ -94,11 +93,11 @@ def code_error(values: Mapping[str, np.ndarray], row: int, error: IndexError) ->
 
 def support_error(values: Mapping[str, np.ndarray], row: int, value: float) -> ModelError:
     """Error for a row whose log density is not finite where that of other rows is."""
-    listed = ", ".join(f"`{name}` = {_shown(entry)}" for name, entry in values.items())
     defect = "is zero" if value == -np.inf else "or its gradient is not finite"
     return ModelError(
         f"The density of row {row} {defect} at the initial point, unlike that of other rows: "
-        f"{listed}. Correct or drop such rows, or choose another distribution or `initval`."
+        f"{shown_row(values)}. Correct or drop such rows, or choose another distribution or "
+        "`initval`."
     )
 
 
@@ -121,6 +120,11 @@ def group_error(group: int, value: float, record: str | None) -> ModelError:
         f"of other groups{found}. Correct or drop such records, or choose another distribution or "
         "`initval`."
     )
+
+
+def shown_row(values: Mapping[str, np.ndarray]) -> str:
+    """Values of a row by the names of the data, for a message."""
+    return ", ".join(f"`{name}` = {_shown(value)}" for name, value in values.items())
 
 
 def _shown(value: np.ndarray) -> str:

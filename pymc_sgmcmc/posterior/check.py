@@ -22,13 +22,16 @@ import pytensor.tensor as pt
 from pymc.model import Model
 from pymc.pytensorf import rewrite_pregrad
 from pymc.util import get_untransformed_name, is_transformed_name
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.bad_rows import code_error, first_row_out_of_range
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_on_arrays, compile_quietly
+from pymc_sgmcmc.posterior.graphs import leaf_value
 from pymc_sgmcmc.posterior.position import PositionLayout
 from pymc_sgmcmc.posterior.rows import SeparatedModel, Term
 from pymc_sgmcmc.posterior.terms import reference_terms
@@ -217,9 +220,9 @@ def _check(reference: Callable[..., dict[str, Term]], setting: _Setting) -> bool
         except IndexError as error:
             raise _bad_code(separated, evaluate, setting.take, sampled, error) from None
         except Exception as error:
-            raise _not_separable(
-                term, setting, f"its evaluation on some of the rows failed ({_first_line(error)})"
-            ) from error
+            reason = f"its evaluation on some of the rows failed ({_first_line(error)})"
+            fails = _of_shapes(reference, term, setting)
+            raise fails or _not_separable(term, setting, reason) from error
         if not setting.agree(sum_of_parts, together):
             raise _not_separable(
                 term, setting, "two parts of a few rows do not add up to these rows"
@@ -263,6 +266,30 @@ def _check(reference: Callable[..., dict[str, Term]], setting: _Setting) -> bool
                 term, setting, "the rows do not add up to the log density of the model"
             )
     return conclusive
+
+
+def _of_shapes(
+    reference: Callable[..., dict[str, Term]], term: Term, setting: _Setting
+) -> ModelError | None:
+    """Error where the model itself cannot be evaluated, as after `pm.set_data` for a prediction."""
+    if setting.batch_size is not None:
+        return None
+    log_density = reference({})[term.name].log_density
+    try:
+        setting.values_and_gradients([log_density], [])()
+    except Exception as error:
+        found = {leaf.name: leaf.values.shape for leaf in setting.separated.leaves}
+        for variable in ancestors([log_density]):
+            value = leaf_value(variable)
+            if value is not None and value.ndim and isinstance(variable, SharedVariable):
+                found.setdefault(variable.name, value.shape)
+        shapes = ", ".join(f"`{name}` {shape}" for name, shape in found.items())
+        return ModelError(
+            f"The log likelihood of `{term.name}` cannot be evaluated ({_first_line(error)}). "
+            f"The data have the shapes {shapes}. Give predictors and outcomes the same rows: after "
+            "a prediction set the data back by `pm.set_data`."
+        )
+    return None
 
 
 def _not_separable(term: Term, setting: _Setting, reason: str) -> ModelError:

@@ -27,6 +27,7 @@ from pymc_sgmcmc.posterior.bad_rows import (
     first_row_out_of_range,
     group_error,
     indexed_sizes,
+    shown_row,
     support_error,
 )
 from pymc_sgmcmc.posterior.check import check_separation
@@ -72,6 +73,7 @@ from pymc_sgmcmc.posterior.threads import (
     on_one_thread,
     threads_of_blas,
 )
+from pymc_sgmcmc.posterior.unsupported import refuse_imputed, refuse_labelled
 from pymc_sgmcmc.sources import RowSource
 
 CHUNK_ELEMENTS = 500_000
@@ -83,6 +85,9 @@ Smaller pieces would take longer, since each call has a fixed cost of about 0.1 
 OPERATIONS_OF_GROUPS = 20
 """An integral over local variables takes this many times as long for an element as a sum over rows:
 6.6 microseconds for a group of 120 elements, against 2 to 3 nanoseconds for one of a regression."""
+
+OTHER_ROWS = 50
+"""A bad row is told as such where one of so many other rows is good."""
 
 FEWEST_COORDINATES_TOGETHER = 50
 """The prior part of positions of this length and more is compiled for several of them. That takes
@@ -171,6 +176,8 @@ class Posterior:
         self._model, self._names = model, names_of(model)
         self._checked, self._variables, self._named_rows = checked, variables, rows
         self._evaluated: deque[int] = deque()  # which several threads add to
+        refuse_labelled(model)
+        refuse_imputed(model)
         with without_blas_warning():
             initial_point = complete_point(model.initial_point(), initial_point or {})
         self.layout: PositionLayout = layout_from_model(model, variables, initial_point)
@@ -342,12 +349,13 @@ class Posterior:
                 self._check_support(start, stop)
             start = stop
 
-    def _is_finite(self, rows: Sequence[np.ndarray]) -> bool:
+    def _is_finite(self, rows: Sequence[np.ndarray], position: np.ndarray | None = None) -> bool:
+        position = self.initial_position if position is None else position
         for number, size in self._indexed_sizes.items():
             if (lowest := rows[number].min(initial=0)) < 0:
                 raise IndexError(f"index {lowest} is out of bounds for axis 0 with size {size}")
         with np.errstate(all="ignore"):
-            value, gradient = self.log_likelihood_and_gradient(self.initial_position, rows)
+            value, gradient = self.log_likelihood_and_gradient(position, rows)
         return bool(np.isfinite(value) and np.isfinite(gradient).all())
 
     @cached_property
@@ -362,7 +370,7 @@ class Posterior:
         ModelError
         """
         row = first_bad_row(lambda rows: not self._is_finite(self.take(rows)), start, stop)
-        others = {row - 1, row + 1, 0, self.n_rows - 1, self.n_rows // 2} - {-1, row, self.n_rows}
+        others = np.linspace(0, self.n_rows - 1, min(self.n_rows, OTHER_ROWS)).astype(int)
         if any(self._is_finite(self.take(slice(neighbour, neighbour + 1))) for neighbour in others):
             value, _ = self.log_likelihood_and_gradient(
                 self.initial_position, self.take(slice(row, row + 1))
@@ -371,6 +379,22 @@ class Posterior:
                 groups = self._rows if isinstance(self._rows, GroupsOfSource) else None
                 raise group_error(row, value, groups.not_finite_in(row) if groups else None)
             raise support_error(self._row(row), row, value)
+
+    def defect_at(self, position: np.ndarray) -> str:
+        """Which log density or gradient is not finite at a position, and what to do, in words."""
+        with np.errstate(all="ignore"):
+            value, gradient = self.log_prior_and_gradient(position)
+        if not (np.isfinite(value) and np.isfinite(gradient).all()) or not self.has_rows:
+            return "that of the prior is not. Give `initval` or `center` where it is"
+        row = first_bad_row(
+            lambda rows: not self._is_finite(self.take(rows), position), 0, self.n_rows
+        )
+        found = f"group {row}" if self.rows_are_groups else f"row {row}"
+        shown = "" if self.rows_are_groups else f", which has {shown_row(self._row(row))}"
+        return (
+            f"that of {found} is not{shown}. Correct the data, or choose another distribution or "
+            "`initval`"
+        )
 
     def _row(self, number: int) -> dict[str, np.ndarray]:
         """Values of a row by the names of the data."""

@@ -36,8 +36,6 @@ from pymc_sgmcmc.posterior.rows import SeparatedModel, Term, is_whole
 from pymc_sgmcmc.posterior.terms import model_terms
 from pymc_sgmcmc.posterior.unsupported import (
     check_parameters,
-    refuse_imputed,
-    refuse_labelled,
     refuse_unsupported,
 )
 
@@ -77,8 +75,6 @@ def separate_rows(
             "The model has no observed variables, and so no rows to subsample. Sample it with "
             "NUTS: `pm.sample()`."
         )
-    refuse_labelled(model)
-    refuse_imputed(model)
     for variable in model.observed_RVs:
         check_parameters(model, variable)
     terms = model_terms(model, checked=checked)

@@ -17,6 +17,7 @@ from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
 from pymc_sgmcmc.trace_tools.calibrated import with_stated_errors
 from pymc_sgmcmc.trace_tools.stated import StatedErrors, of_calibration, of_draws
+from pymc_sgmcmc.trace_tools.verdict import rounded_up
 
 LONGEST_BIAS = 0.5
 """Long steps make variances too large by this share. The chain then forgets most of a position in
@@ -157,8 +158,8 @@ def _attempted(
         attempts.append(attempt)
         errors = attempt.errors
         reason = (
-            f"With steps for a variance error of {bias:.2g} the stated error is "
-            f"{errors.largest:.2g}."
+            f"A run with steps for a variance error of {bias:.2g} had a stated error of "
+            f"{errors.largest:.2g}, more than {accuracy:g}."
         )
         # Half of the accuracy is for the bias, and half for the Monte-Carlo error.
         if 2 * errors.bias > accuracy:
@@ -232,7 +233,7 @@ def _finished(
             message += " The run was interrupted before it could be repeated with other steps."
         elif errors.bias <= accuracy / 2:
             needed = idata["posterior"].sizes["draw"] * (2 * errors.monte_carlo / accuracy) ** 2
-            message += f" Use about {float(f'{needed:.1g}'):.0f} draws a chain."
+            message += f" Use about {rounded_up(needed)} draws a chain."
         else:
             message += " It is not from the number of draws alone: compare with NUTS."
         log.warning(message)

@@ -155,7 +155,8 @@ def groups_of(
     if choice != AUTO:
         names = (choice,) if isinstance(choice, str) else tuple(choice)
         return _integrated(model, names, step)
-    for structure in local_structures(model):
+    structures, left = local_structures(model)
+    for structure in structures:
         if len(structure.names) == len(model.free_RVs):
             continue  # There is nothing to sample without them.
         try:
@@ -167,6 +168,15 @@ def groups_of(
                 structure.n_groups,
                 str(error).split("\n")[0],
             )
+    if left:
+        log.info(
+            "%s of %d groups stay in the model, since the %d records of a group tell them well. "
+            "`marginalize=[%s]` integrates them out.",
+            quoted(left[0].names),
+            left[0].n_groups,
+            left[0].n_records // left[0].n_groups,
+            ", ".join(f'"{name}"' for name in left[0].names),
+        )
     return None
 
 

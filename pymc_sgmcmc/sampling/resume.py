@@ -86,7 +86,15 @@ def stored(
         _load(path, jobs, settings, tune, draws)
         if begun:
             present = min(job.done for job in jobs)
-            log.info("The run goes on from %s, with %d draws of each chain.", path, present)
+            log.info(
+                "The run goes on from %s, with %d of %d tuning draws and %d of %d draws of each "
+                "chain. Draws after the last stored state are made again.",
+                path,
+                min(present, tune),
+                tune,
+                max(present - tune, 0),
+                draws,
+            )
         yield
 
 

@@ -22,7 +22,7 @@ def advice(model: Model, n_rows: int, rows_of_draw: int) -> str | None:
     rows_of_draw : int
         Rows that all transitions of one draw read.
     """
-    structures = local_structures(model)
+    structures, _ = local_structures(model)
     if structures:
         names, n_groups = structures[0].names, structures[0].n_groups
         listed = ", ".join(f"`{name}`" for name in names)

@@ -232,7 +232,9 @@ def bias_report(
         "bias_called": called_bias(bias, settings),
         "method": method,
         "gradient_probability": probability,
-        "verdict": overall(report, stated, called, probability, settings, reasons),
+        "verdict": overall(
+            report, stated, called, probability, settings, reasons, positions.shape[1]
+        ),
     }
     return report
 
@@ -330,7 +332,7 @@ def objection_to_convergence(
     """What R-hat, effective draws and the mean gradient say against a run, None if nothing."""
     slow = _slowest(positions)
     objection = of_convergence(
-        *ess_and_r_hat(positions[..., slow]), tuple(labels[number] for number in slow)
+        *ess_and_r_hat(positions[..., slow]), tuple(labels[number] for number in slow), len(labels)
     )
     if objection is None:
         probability = mean_gradient_test(gradients)

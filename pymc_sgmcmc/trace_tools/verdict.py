@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,10 @@ happens to one converged run in a thousand."""
 SMALLEST_BIAS = 0.001
 """No smaller `bias` is advised. Where an estimate asks for less, the step size is not what is wrong
 with a run."""
+
+MOST_TIMES = 30
+"""No more draws than so many times those of the run are advised. An error as large as a bound would
+take more of them without end."""
 
 TOO_WIDE = 1.0
 """For a chain that has not converged, a smaller step is advised where the variance error is larger
@@ -172,8 +177,12 @@ def overall(
     probability: float,
     settings: dict[str, Any],
     reasons: dict[Any, str],
+    draws: int,
 ) -> str:
-    """Verdict on the whole run. `called` is what to call the bound on the variance error."""
+    """Verdict on a whole run of so many draws a chain.
+
+    `called` is what to call the bound on the variance error.
+    """
     if reasons:
         return f"{of_divergence(reasons)} {remedy_of_divergence(settings)}."
     counts = report["verdict"].value_counts()
@@ -181,7 +190,10 @@ def overall(
     worst = float(report["variance_error"].max())
     if counts.get(NOT_CONVERGED, 0) or probability < SMALLEST_PROBABILITY:
         said = of_convergence(
-            report["ess_bulk"].to_numpy(), report["r_hat"].to_numpy(), tuple(report.index)
+            report["ess_bulk"].to_numpy(),
+            report["r_hat"].to_numpy(),
+            tuple(report.index),
+            len(report),
         )
         said = said or of_mean_gradient(probability)
         return f"Not converged: {said} {remedy_of_convergence(worst, stated, settings)}"
@@ -204,7 +216,8 @@ def overall(
         )
     ok = counts.get(OK, 0)
     error, error_se, *_ = _errors(report)
-    within = f"Variance errors of at most {worst:.2g} are within {called}"
+    twice = "" if worst <= stated else "twice "
+    within = f"Variance errors of at most {worst:.2g} are within {twice}{called}"
     if ok == len(report):
         means = (
             ""
@@ -217,11 +230,13 @@ def overall(
     known = (error + STANDARD_ERRORS * error_se <= 2 * stated).all()
     return (
         f"{f'{within}. ' if known else ''}{ok} {of_all} are ok, {len(report) - ok} cannot be told. "
-        + _of_unknown(report, stated, called)
+        + _of_unknown(report, stated, called, settings, draws)
     )
 
 
-def _of_unknown(report: pd.DataFrame, stated: float, called: str) -> str:
+def _of_unknown(
+    report: pd.DataFrame, stated: float, called: str, settings: dict[str, Any], draws: int
+) -> str:
     """Why some coordinates have the verdict "cannot tell", and what would tell."""
     unknown = report[report["verdict"] == UNKNOWN]
     reasons = []
@@ -241,9 +256,15 @@ def _of_unknown(report: pd.DataFrame, stated: float, called: str) -> str:
                 f"The Monte-Carlo error of the {name.replace('_', ' ')} is up to "
                 f"{standard_error.max():.2g}, too large to compare it with {to}."
             )
-    draws = unknown["draws_needed"].max()
-    if np.isfinite(draws):
-        reasons.append(f"Use about {float(f'{draws:.1g}'):.0f} draws a chain.")
+    needed = unknown["draws_needed"].dropna()
+    near = needed > MOST_TIMES * draws
+    if not near.all():
+        reasons.append(f"Use about {rounded_up(needed[~near].max())} draws a chain.")
+    if near.any():
+        reasons.append(
+            f"Errors of {near.sum()} of them are so near the bounds that more draws hardly tell. "
+            f"{_remedy_of_means(stated, settings)}"
+        )
     predicted = unknown["predicted_mean_error"].abs().where(_skewed(unknown))
     if predicted.notna().any():
         reasons.append(
@@ -252,6 +273,18 @@ def _of_unknown(report: pd.DataFrame, stated: float, called: str) -> str:
             "smaller `bias`."
         )
     return " ".join(reasons)
+
+
+def rounded_up(number: float) -> int:
+    """The next whole number of two digits and zeros.
+
+    Examples
+    --------
+    >>> rounded_up(1431.0)
+    1500
+    """
+    unit = 10 ** max(0, math.floor(math.log10(number)) - 1)
+    return math.ceil(number / unit) * unit
 
 
 def called_bias(bias: float | None, settings: dict[str, Any]) -> str:
@@ -265,14 +298,22 @@ def called_bias(bias: float | None, settings: dict[str, Any]) -> str:
     return "stated" if is_stated else "default"
 
 
-def of_convergence(ess: np.ndarray, r_hat: np.ndarray, labels: tuple[str, ...]) -> str | None:
-    """What R-hat and the effective sample size say against a run, None where it is nothing."""
+def of_convergence(
+    ess: np.ndarray, r_hat: np.ndarray, labels: tuple[str, ...], dimension: int
+) -> str | None:
+    """What R-hat and the effective sample size say against a run, None where it is nothing.
+
+    The coordinates may be the slowest ones of a longer position.
+    """
     bad = ~((r_hat < LARGEST_R_HAT) & (ess >= SMALLEST_ESS))
     if not bad.any():
         return None
     worst = int(np.argmax(np.where(bad, np.nan_to_num(r_hat, nan=np.inf), -np.inf)))
+    of_all = f"{len(bad)} coordinates"
+    if len(bad) < dimension:
+        of_all = f"the {len(bad)} slowest of {dimension} coordinates"
     return (
-        f"{int(bad.sum())} of {len(bad)} coordinates have R-hat above {LARGEST_R_HAT} or fewer "
+        f"{int(bad.sum())} of {of_all} have R-hat above {LARGEST_R_HAT} or fewer "
         f"than {SMALLEST_ESS:g} effective draws, such as `{labels[worst]}` with R-hat "
         f"{r_hat[worst]:.3g} and {ess[worst]:.2g} effective draws."
     )

@@ -102,6 +102,13 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
     one_of("center", method, SEARCHES, ", or a point")
     subsample = Subsample(posterior)
     large = Subsample(posterior, evaluations=2 * posterior.dimension)
+    with np.errstate(all="ignore"):
+        value, gradient = subsample.log_density_and_gradient(start)
+    if not (np.isfinite(value) and np.isfinite(gradient).all()):
+        raise ValueError(
+            "The log posterior or its gradient is not finite at the start of the search for the "
+            f"mode: {posterior.defect_at(start)}."
+        )
     scale = coordinate_scale(posterior, subsample, start)
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always", CenterWarning)
@@ -194,6 +201,7 @@ def _long_center(
         warn_of_other_modes(posterior, subsample, center, start, scale, at_mode=at_mode)
     else:
         _warn_of_no_guide(posterior, misfit, center, collapsed, flat, at_mode=at_mode)
+        center = replace(center, bend=None)
     return center
 
 

@@ -94,3 +94,29 @@ def test_infinite_bounds_are_to_be_finite(rng):
         pm.Censored("y", censored, lower=None, upper=upper, observed=np.minimum(values, upper))
     with pytest.raises(ModelError, match="Give bounds as large finite numbers"):
         Posterior(model)
+
+
+def test_a_bad_row_is_told_where_most_rows_are_bad():
+    y = np.ones(N, dtype=int)
+    y[np.arange(N) % 10 != 3] = 2
+    with pm.Model() as model:
+        pm.Bernoulli("y", pm.Beta("p", 1, 1), observed=y)
+    with pytest.raises(ModelError, match=r"The density of row 0 is zero .* `y` = 2\."):
+        SGLDCV(model=model)
+
+
+def test_a_start_where_no_row_is_good():
+    with pm.Model() as model:
+        pm.Bernoulli("y", pm.Beta("p", 1, 1), observed=np.full(N, 2))
+    message = r"not finite at the start .*: that of row 0 is not, which has `y` = 2\. Correct"
+    with pytest.raises(ValueError, match=message):
+        SGLDCV(model=model)
+
+
+def test_a_start_outside_of_the_prior():
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1)
+        pm.Potential("bound", pm.math.switch(b < 5, -np.inf, 0.0))
+        pm.Normal("y", b, 1, observed=np.zeros(N))
+    with pytest.raises(ValueError, match=r"that of the prior is not\. Give `initval` or"):
+        SGLDCV(model=model)

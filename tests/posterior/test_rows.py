@@ -284,6 +284,28 @@ def test_missing_values_of_the_outcome():
     refused(write, r"`y` has missing values.*`y_unobserved`.*Drop these rows")
 
 
+def test_missing_values_of_a_count():
+    """PyMC makes a discrete variable of them, which is not what is wrong."""
+
+    def write():
+        y = np.ma.masked_array(np.abs(Y).round().astype(int), np.arange(N_ROWS) == 3)
+        with pytest.warns(ImputationWarning):
+            pm.Poisson("y", pm.math.exp(pm.Normal("b") * x), observed=y)
+
+    refused(write, r"`y` has missing values.*`y_unobserved`.*Drop these rows")
+
+
+def test_data_set_for_a_prediction():
+    def write():
+        drawn = pm.Data("drawn", x)
+        rate = pm.math.exp(pm.Normal("b") * drawn)
+        pm.ZeroInflatedPoisson("y", 0.7, rate, observed=np.abs(Y).round())
+        pm.set_data({"drawn": x[:10]})
+
+    shapes = rf"`y` \({N_ROWS},\), `drawn` \(10,\)"
+    refused(write, rf"`y` cannot be evaluated .* shapes {shapes}.*set the data back")
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_data_that_are_not_finite(value):
     bad = X.copy()

@@ -161,7 +161,7 @@ def test_shorter_steps_where_the_posterior_is_skewed(skewed):
     idata = accurate(model, step, 0.05)
     stated = idata[ACCURACY]
     assert stated.attrs["bias"] < loop.LONGEST_BIAS
-    assert "With steps for a variance error of" in stated.attrs["why"]
+    assert "A run with steps for a variance error of" in stated.attrs["why"]
     assert abs(stated["mean"].item() - mean) <= stated["mean_error"].item() * sd
     assert abs(stated["sd"].item() / sd - 1) <= stated["sd_error"].item()
     assert max(stated["mean_error"].item(), stated["sd_error"].item()) <= 0.05

@@ -16,6 +16,7 @@ from pymc_sgmcmc.marginal import search
 from pymc_sgmcmc.marginal.accuracy import quadrature_of, warn_of_shift
 from pymc_sgmcmc.sampling import groups, run
 from pymc_sgmcmc.step_methods import base
+from pymc_sgmcmc.tuning.curvature import DENSE_DIMENSION
 from tests.sampling.test_sample import NUMBA, SMALL, check_same, ours
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
@@ -316,16 +317,17 @@ def crossed_model() -> pm.Model:
     return model
 
 
-def nested_pair_model() -> pm.Model:
+def nested_pair_model(n_groups: int = N_GROUPS, records: int = RECORDS) -> pm.Model:
     """An intercept and a slope for each group, of a length that the graph does not tell."""
     rng = np.random.default_rng(5)
-    x = rng.normal(size=len(CODES))
-    with pm.Model(coords={"school": np.arange(N_GROUPS), "term": np.arange(25)}) as model:
+    codes = CODES if n_groups == N_GROUPS else np.repeat(np.arange(n_groups), records)
+    x = rng.normal(size=len(codes))
+    with pm.Model(coords={"school": np.arange(n_groups), "term": np.arange(25)}) as model:
         intercept = pm.Normal("intercept", dims="school")
         slope = pm.Normal("slope", dims="school")
         beta = pm.Normal("beta", dims="term")
-        X = rng.normal(size=(len(CODES), 25))
-        pm.Normal("y", intercept[CODES] + slope[CODES] * x + X @ beta, 1, observed=x)
+        X = rng.normal(size=(len(codes), 25))
+        pm.Normal("y", intercept[codes] + slope[codes] * x + X @ beta, 1, observed=x)
     return model
 
 
@@ -337,14 +339,36 @@ def nested_pair_model() -> pm.Model:
         (nested_pair_model, ("intercept", "slope")),
         (partial(mixed_model, search.FEWEST_GROUPS - 1), None),
         (partial(mixed_model, 30, search.MOST_RECORDS + 1), None),
-        (partial(mixed_model, search.FEW_GROUPS + 1, search.MOST_RECORDS + 1), ("z",)),
+        (partial(mixed_model, search.MOST_COORDINATES, search.MOST_RECORDS + 1), ("z",)),
+        (partial(nested_pair_model, 240, search.MOST_RECORDS + 1), ("intercept", "slope")),
         (partial(mixed_model, 30, 1), None),
     ],
-    ids=["mixed", "crossed", "pair", "few groups", "large groups", "many large", "one record"],
+    ids=[
+        "mixed",
+        "crossed",
+        "pair",
+        "few groups",
+        "large groups",
+        "many large",
+        "pairs of large",
+        "one record",
+    ],
 )
 def test_what_is_integrated_out(make, expected):
-    structures = search.local_structures(make())
+    structures, _ = search.local_structures(make())
     assert (structures[0].names if structures else None) == expected
+
+
+def test_bound_on_coordinates_is_that_of_dense_curvatures():
+    assert search.MOST_COORDINATES == DENSE_DIMENSION
+
+
+def test_large_groups_that_stay_in_the_model_are_told(caplog):
+    model = mixed_model(30, search.MOST_RECORDS + 1)
+    with caplog.at_level(logging.INFO):
+        assert groups.groups_of(model, "auto", SGLD) is None
+    assert "`z` of 30 groups stay in the model, since the 101 records" in caplog.text
+    assert 'marginalize=["z"]' in caplog.text
 
 
 def test_step_methods_and_models_without_groups(caplog):

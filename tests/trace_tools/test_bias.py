@@ -35,7 +35,13 @@ from pymc_sgmcmc.stein import (
 )
 from pymc_sgmcmc.step_methods.repeat import STEP_METHODS
 from pymc_sgmcmc.trace_tools.bias import bias_warnings
-from pymc_sgmcmc.trace_tools.verdict import beyond_doubt, draws_needed, overall, verdicts
+from pymc_sgmcmc.trace_tools.verdict import (
+    beyond_doubt,
+    draws_needed,
+    of_convergence,
+    overall,
+    verdicts,
+)
 from pymc_sgmcmc.tuning import choose_batch_size
 from tests.support.exact_law import exact_noise_operator, fixed_point
 from tests.support.linear_gaussian import LinearGaussian
@@ -379,7 +385,7 @@ def test_verdict_of_a_coordinate(numbers, verdict, draws):
     needed = draws_needed(report, 0.05, "second moment of the gradients", 1000)
     np.testing.assert_allclose(needed, [np.nan if draws is None else draws], atol=1)
     report["draws_needed"] = needed
-    words = overall(report, 0.05, "the stated 0.05", 0.5, {}, {})
+    words = overall(report, 0.05, "the stated 0.05", 0.5, {}, {}, 1000)
     expected = {
         "ok": "within the stated 0.05",
         "cannot tell": "0 of 1 coordinates are ok, 1 cannot be told. ",
@@ -392,6 +398,34 @@ def test_verdict_of_a_coordinate(numbers, verdict, draws):
     assert (draws is not None) == ("draws a chain" in words)
     if abs(report.loc["x", "predicted_mean_error"]) > 0.1 and verdict != "ok":
         assert "The error of the mean of `x`, which gradients do not show, may be" in words
+
+
+def words_on(cases: list[dict[str, float]]) -> str:
+    """Verdict on a run of 1000 draws with such coordinates."""
+    method = "second moment of the gradients"
+    report = pd.DataFrame([GOOD | case for case in cases], index=range(len(cases)))
+    report["verdict"] = verdicts(report, 0.05, method)
+    report["draws_needed"] = draws_needed(report, 0.05, method, 1000)
+    return overall(report, 0.05, "the stated 0.05", 0.5, {}, {}, 1000)
+
+
+def test_no_number_of_draws_is_advised_that_nobody_takes():
+    near = {"mean_error": 0.0999, "mean_error_se": 0.01}
+    words = words_on([near, {"ess_bulk": 279.0}])
+    assert "Use about 1500 draws a chain. Errors of 1 of them are so near the bounds" in words
+    assert "Use a smaller `bias`, for example 0.025." in words
+    assert "draws a chain" not in words_on([near, {}])
+
+
+def test_errors_between_the_stated_one_and_twice_that_are_not_called_within():
+    words = words_on([{"variance_error": 0.06, "variance_error_se": 0.01}])
+    assert words.startswith("Variance errors of at most 0.06 are within twice the stated 0.05: all")
+
+
+def test_objections_say_which_coordinates_were_looked_at():
+    ess, r_hat = np.array([50.0, 500.0]), np.array([1.2, 1.0])
+    assert "1 of the 2 slowest of 7 coordinates" in of_convergence(ess, r_hat, ("a", "b"), 7)
+    assert "1 of 2 coordinates" in of_convergence(ess, r_hat, ("a", "b"), 2)
 
 
 def test_none_of_many_coordinates_is_off_by_chance(rng):
