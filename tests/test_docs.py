@@ -115,13 +115,13 @@ def test_messages_are_those_of_the_page():
     [
         # The first blocks, without the model of groups, whose densities take long to compile.
         ("README.md", 2),
-        pytest.param("README.md", None, marks=pytest.mark.slow),
+        ("README.md", None),
         ("docs/getting_started.md", None),
         ("docs/how_to.md", None),
         ("docs/settings_and_runs.md", None),
         ("docs/how_a_sampler_is_put_together.md", None),
         ("docs/many_rows.md", None),
-        pytest.param("docs/samplers.md", None, marks=pytest.mark.slow),
+        ("docs/samplers.md", None),
         ("docs/trace_tools.md", None),
     ],
 )

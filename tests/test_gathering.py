@@ -174,6 +174,7 @@ def test_the_setup_takes_few_passes(arrays):
     assert rows.reads <= 20 * rows.n_partitions
 
 
+@pytest.mark.slow
 def test_rows_that_every_transition_takes(arrays):
     outliers = {**arrays, "X": arrays["X"].copy()}
     outliers["X"][-20:] *= 60

@@ -274,6 +274,7 @@ def test_models_without_indices_store_whole_gradients():
     assert isinstance(stored_gradients(posterior), WholeRowGradients)
 
 
+@pytest.mark.slow
 def test_variables_of_other_step_methods_have_no_columns():
     with pm.Model() as model:
         factorisation()
@@ -342,8 +343,8 @@ def run(estimator, mode, transitions=30, step_size=1e-3):
         (scales_and_factors, "FAST_COMPILE", "shuffle"),
         (scales_and_factors, "FAST_COMPILE", "replace"),
         (differences, "NUMBA", "replace"),
-        pytest.param(scaled_products, "NUMBA", "replace", marks=pytest.mark.slow),
-        pytest.param(scaled_products, "NUMBA", "shuffle", marks=pytest.mark.slow),
+        (scaled_products, "NUMBA", "replace"),
+        (scaled_products, "NUMBA", "shuffle"),
     ],
 )
 @pytest.mark.usefixtures("without_compiler")

@@ -470,6 +470,7 @@ def test_a_standard_deviation_of_zero_is_said(rng, centred, reml):
     np.testing.assert_allclose(fit.estimates["sigma"] ** 2, variance, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [6, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_correlation_of_one_is_said(seed):
     rng = np.random.default_rng(20261121 + seed)
@@ -485,6 +486,7 @@ def test_a_correlation_of_one_is_said(seed):
     assert np.isfinite(fit.standard_errors["root_stds"]).all()
 
 
+@pytest.mark.slow
 def test_separated_records_are_said(rng):
     group = np.repeat(np.arange(N_GROUPS), 5)
     x = np.tile([0.0, 0.0, 0.0, 1.0, 1.0], N_GROUPS)

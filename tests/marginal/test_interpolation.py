@@ -114,6 +114,7 @@ def test_the_distribution_function_is_right_to_a_ten_thousandth(spread, left, rn
     assert left == [0] or spread > 0.1
 
 
+@pytest.mark.slow
 def test_what_polynomials_do_not_follow_is_drawn_as_before(left, monkeypatch, rng):
     """Parameters that vary by more than a law is wide."""
     x, y = binary_records(rng)

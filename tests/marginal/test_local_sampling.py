@@ -296,6 +296,7 @@ def away(mixed):
     return model, step, center
 
 
+@pytest.mark.slow
 def test_control_variates_at_their_center(mixed, away):
     """Both gradients cancel there, and that of all groups and of the prior remains."""
     mean, covariance = mixed.marginal()

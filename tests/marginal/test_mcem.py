@@ -39,6 +39,7 @@ def assert_within_its_error(fit, expected: np.ndarray) -> None:
     assert (table["monte_carlo_error"] < 0.06 * table["standard_error"]).all()
 
 
+@pytest.mark.slow
 def test_cbpp_agrees_with_quadrature(data_folder):
     frame = mixed_models.load_cbpp(data_folder).frame
     X = pd.get_dummies(frame["period"].astype(str)).to_numpy(float).copy()

@@ -361,6 +361,7 @@ def test_several_local_variables_and_axes_that_are_not_the_first(rng):
     assert np.abs((z**2).mean(axis=0) - 1).max() < Z_BOUND * np.sqrt(2 / 2000)
 
 
+@pytest.mark.slow
 def test_predictions_and_leave_one_group_out_follow(rng):
     model = patients_model(rng)
     groups = marginalize(model, "z")

@@ -100,6 +100,7 @@ def test_values_that_are_not_finite_have_density_zero(rng):
     assert (gradients[1:] == 0).all()
 
 
+@pytest.mark.slow
 def test_mixtures_are_evaluated_together(rng):
     """Their gradients have graphs inside, which are written out."""
     posterior = Posterior(mixture_model())

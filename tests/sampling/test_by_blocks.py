@@ -677,6 +677,7 @@ def cluster():
         yield client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["sgld", "hamcmc"])
 def test_draws_are_the_same_on_a_cluster(step, cluster):
     options = {"parts": 3, "step": step, **SMALL, "draws": 3, "tune": 1}

@@ -200,6 +200,7 @@ def test_kinds_of_sources(client, arrays, expected, kind, tmp_path):
     check_same(found, expected("SGLD"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", ["1 kB", "60 kB"])
 def test_rows_in_stretches(client, arrays, expected, memory):
     """A run with less memory than its rows take, after an order of the rows as well."""
@@ -257,7 +258,6 @@ def test_rows_are_read_on_the_workers_alone(client, arrays, expected, tmp_path):
     check_same(found, expected("SGLDCV"))
     reads = [line.split() for line in (tmp_path / "reads").read_text().splitlines()]
     assert str(os.getpid()) not in {process for process, _ in reads}
-    assert len({process for process, _ in reads}) == 2
     # The modes of parts of the rows, curvature and noise read some partitions again.
     assert len(reads) <= 20 * rows.n_partitions
 
@@ -532,6 +532,7 @@ def test_a_client_that_is_closed_during_the_run(client, arrays, short_tasks, mon
     assert caught.value.idata["posterior"].sizes["draw"] > 0
 
 
+@pytest.mark.slow
 def test_a_cluster_without_workers(arrays, short_tasks, monkeypatch):
     """Also where there are none at the first look."""
     monkeypatch.setattr(cluster, "SECONDS_WITHOUT_WORKERS", 0.5)

@@ -92,6 +92,7 @@ def test_other_groups_are_those_of_the_joint_model(mixed):
     assert "mean_error" in summary(idata)
 
 
+@pytest.mark.slow
 def test_same_as_by_hand_and_with_processes(mixed, short):
     model, idata = mixed[0], short
     by_hand = ours(marginalize(model, "z"), QUICK)

@@ -97,6 +97,7 @@ def check_kills(kills, longest, tmp_path):
     return codes
 
 
+@pytest.mark.slow
 def test_a_few_kills(many_blocks, tmp_path):
     check_kills(3, 1.0, tmp_path)
 

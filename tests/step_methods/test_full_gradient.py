@@ -114,9 +114,7 @@ def log_proposal(posterior, there, here, h, M):
     return stats.multivariate_normal(mean, h * M).logpdf(there)
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param("scalar", marks=pytest.mark.slow), "diagonal", "dense"]
-)
+@pytest.mark.parametrize("kind", ["scalar", "diagonal", "dense"])
 def test_acceptance_probability_and_decision(kind):
     """Against the ratio of densities, written out, for a posterior that is not Gaussian."""
     matrix = {
@@ -238,6 +236,7 @@ def test_mala_on_a_skewed_posterior():
     assert abs(np.cos(np.pi * uniform).mean()) * np.sqrt(2 * len(uniform)) > 2 * Z_BOUND
 
 
+@pytest.mark.slow
 def test_mala_stays_where_parameters_are_valid():
     """log p is finite at p = 1.5, but the density of a success is zero there."""
     with pm.Model():

@@ -149,11 +149,9 @@ QUASI_NEWTON = partial(
 @pytest.mark.parametrize(
     ("sampler", "thin"),
     [
-        pytest.param(
-            partial(SGLD, preconditioner="identity", step_size=0.01), 10, marks=pytest.mark.slow
-        ),
+        (partial(SGLD, preconditioner="identity", step_size=0.01), 10),
         (QUASI_NEWTON, 30),
-        pytest.param(partial(QUASI_NEWTON, pairs="between"), 30, marks=pytest.mark.slow),
+        (partial(QUASI_NEWTON, pairs="between"), 30),
     ],
     ids=["SGLD", "HAMCMC", "HAMCMC between chains"],
 )

@@ -123,6 +123,7 @@ def test_invalid_parameters_are_outside_of_the_support():
     assert np.abs(z_values(draws, np.array(exact))).max() < Z_BOUND
 
 
+@pytest.mark.slow
 def test_counts_with_a_potential():
     """Discrete variables, whose parent is free and which a potential weights, by enumeration."""
     with pm.Model():
@@ -215,6 +216,7 @@ def kanter(angle, exponential, alpha):
     return (ratio / exponential) ** ((1 - part) / part)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampler", [SGLD, pytest.param(HAMCMC, marks=pytest.mark.slow)], ids=lambda one: one.__name__
 )

@@ -327,6 +327,7 @@ def test_compound_step(other):
     check_compound(SGNHT, other)
 
 
+@pytest.mark.slow
 def test_diagonal_thermostats_stand_in_the_directions_of_the_noise():
     problem = LinearGaussian.simulate(40, 3, seed=3)
     M = np.linalg.inv(problem.precision)

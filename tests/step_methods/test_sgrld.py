@@ -87,7 +87,8 @@ def gamma(G, derivatives):
 # --- One transition --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("metric_rows", [pytest.param(12, marks=pytest.mark.slow), 5])
+@pytest.mark.slow
+@pytest.mark.parametrize("metric_rows", [12, 5])
 def test_transition(metric_rows):
     """Drift, Γ and noise against NumPy, with all rows and with a fixed part of them."""
     model, X, y, _ = poisson_problem(3)

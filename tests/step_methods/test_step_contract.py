@@ -87,6 +87,7 @@ def test_backends_give_the_same_draws(model, mode, batching):
     )
 
 
+@pytest.mark.slow
 def test_jax_refuses_to_run_in_a_fork(model):
     step = make_step(model=model, compile_kwargs={"mode": "JAX"})
     with pytest.raises(Exception, match='mp_ctx="forkserver"'):

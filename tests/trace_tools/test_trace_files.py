@@ -60,6 +60,7 @@ def test_run_with_one_step_method(tmp_path):
     check_round_trip(idata, tmp_path)
 
 
+@pytest.mark.slow
 def test_run_with_steps_of_different_dimension(compound, tmp_path):
     check_round_trip(compound, tmp_path)
     for group in ("sample_stats", "warmup_sample_stats"):

@@ -309,6 +309,7 @@ def test_a_funnel_has_no_gaussian_near_it():
         find_center(posterior, posterior.initial_position)
 
 
+@pytest.mark.slow
 def test_cost_of_the_center_of_many_groups(monkeypatch):
     """In passes over the rows. A search from the mode on most of the rows takes about 7400."""
     rng, groups, rows = np.random.default_rng(0), 60, 40_000
