@@ -37,6 +37,8 @@ def local_structures(model: Model) -> tuple[list[LocalStructure], list[LocalStru
         if (structure := _structure(model, names)) is not None
         and FEWEST_GROUPS <= structure.n_groups < structure.n_records
     ]
+    if not structures:
+        return [], []
     structures.sort(key=lambda structure: -structure.n_groups)
     coordinates = sum(prod(shape_of(variable)) for variable in model.free_RVs)
     worthwhile = [each for each in structures if _is_worthwhile(each, coordinates)]

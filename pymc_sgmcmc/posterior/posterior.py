@@ -389,6 +389,8 @@ class Posterior:
         row = first_bad_row(
             lambda rows: not self._is_finite(self.take(rows), position), 0, self.n_rows
         )
+        if self._is_finite(self.take(slice(row, row + 1)), position):
+            return "that of all rows together is not. Standardise the data, or give `initval`"
         found = f"group {row}" if self.rows_are_groups else f"row {row}"
         shown = "" if self.rows_are_groups else f", which has {shown_row(self._row(row))}"
         return (

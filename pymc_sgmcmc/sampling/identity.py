@@ -39,6 +39,9 @@ HASHED_BYTES = 2**24
 SCHEDULE = tuple(10**power for power in range(7))
 """A schedule of step sizes is compared at these transitions."""
 
+OF_THE_CALL = ("chains", "tune", "random_seed", "step", "backend", "floatX")
+"""These settings are not computed from the model."""
+
 Identity = Mapping[str, Mapping[str, Any]]
 """Values that can be compared, by their kind and their name."""
 
@@ -309,12 +312,22 @@ def rounded_differences(
 
 
 def differences(stored: Identity, present: Identity) -> list[str]:
-    """Each difference between two identities, in words."""
-    return [
-        text
+    """Each difference between two identities, in words.
+
+    Where model or data differ, settings that were computed from them are left out.
+    """
+    found = {
+        kind: _differences_of(kind, stored.get(kind, {}), present.get(kind, {}))
         for kind in {**stored, **present}
-        for text in _differences_of(kind, stored.get(kind, {}), present.get(kind, {}))
-    ]
+    }
+    if found.get("variable") or found.get("data"):
+        given = {*present.get("argument", {}), *OF_THE_CALL}
+        settings = [
+            {name: value for name, value in each.get("setting", {}).items() if name in given}
+            for each in (stored, present)
+        ]
+        found["setting"] = _differences_of("setting", *settings)
+    return [text for texts in found.values() for text in texts]
 
 
 def _differences_of(kind: str, stored: Mapping[str, Any], present: Mapping[str, Any]) -> list[str]:

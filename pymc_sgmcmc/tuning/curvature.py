@@ -128,18 +128,19 @@ def _precision_by_colours(
     posterior: Posterior, subsample: Subsample, position: np.ndarray, width: np.ndarray
 ) -> np.ndarray | None:
     """Minus the Hessian, shape (d, d), None where most coordinates are in rows together."""
-    colouring = subsample.colouring(position, width)
-    if colouring is None:
-        return None
 
     def gradients(positions: np.ndarray) -> np.ndarray:
         return posterior.likelihood_gradient(positions, subsample.rows)
 
-    of_rows = coloured_curvature(gradients, position, width, colouring)
-    if of_rows is None:
-        return None
-    of_prior = curvature_by_differences(posterior.prior_gradients, position, width)
-    return of_prior + subsample.weight * of_rows
+    for anew in (False, True):  # Where the colours were made more elements may have been zero.
+        colouring = subsample.colouring(position, width, anew=anew)
+        if colouring is None:
+            return None
+        of_rows = coloured_curvature(gradients, position, width, colouring)
+        if of_rows is not None:
+            of_prior = curvature_by_differences(posterior.prior_gradients, position, width)
+            return of_prior + subsample.weight * of_rows
+    return None
 
 
 def diagonal_curvature(scale: np.ndarray, remainder: float = 1.0) -> Curvature:

@@ -106,16 +106,18 @@ class Subsample:
         prior = self.posterior.prior_gradients(positions)
         return prior + self.weight * self.posterior.likelihood_gradient(positions, self.rows)
 
-    def colouring(self, position: np.ndarray, width: np.ndarray) -> Colouring | None:
+    def colouring(
+        self, position: np.ndarray, width: np.ndarray, *, anew: bool = False
+    ) -> Colouring | None:
         """Coordinates that no row has together, None where they would save no time.
 
-        It is made once, near the first position. In single precision gradients are too coarse to
-        tell whether it is right.
+        It is made near the first position, and `anew` near this one. In single precision gradients
+        are too coarse to tell whether it is right.
         """
         posterior = self.posterior
         if posterior.dimension < FEWEST_COORDINATES or posterior.rows_are_groups:
             return None
-        if not self._is_coloured and posterior.dtype == "float64":
+        if (anew or not self._is_coloured) and posterior.dtype == "float64":
             most = LARGEST_PART * posterior.dimension
             # At a position like an initial point derivatives may be zero by chance.
             rng = np.random.default_rng(1984)
@@ -123,8 +125,8 @@ class Subsample:
             pieces = posterior.pieces(self.rows, posterior.dimension)
             pattern = pattern_of((posterior.row_gradients(near, piece) for piece in pieces), most)
             colouring = None if pattern is None else coloured(pattern)
-            if colouring is not None and colouring.count <= most:
-                self._colouring = colouring
+            is_of_use = colouring is not None and colouring.count <= most
+            self._colouring = colouring if is_of_use else None
         self._is_coloured = True
         return self._colouring
 

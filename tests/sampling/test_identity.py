@@ -106,3 +106,23 @@ def test_what_was_integrated_out_is_compared():
 
     assert not differences(groups_of(1.0), groups_of(1.0))
     assert differences(groups_of(1.0), groups_of(2.0))
+
+
+def test_computed_settings_follow_from_the_data_and_are_not_told():
+    before = {
+        "data": {"y": "a" * 64},
+        "setting": {"step_size": 0.1, "thin": 3, "tune": 10},
+        "argument": {"thin": 3},
+    }
+    after = {
+        "data": {"y": "b" * 64},
+        "setting": {"step_size": 0.2, "thin": 4, "tune": 20},
+        "argument": {"thin": 4},
+    }
+    told = differences(before, after)
+    assert told[0] == "data `y` is another one"
+    assert not [text for text in told if "step_size" in text]
+    for name in ("setting `thin`", "setting `tune`", "argument `thin`"):
+        assert any(name in text for text in told)
+    told = differences(before, {**after, "data": before["data"]})
+    assert any("`step_size`" in text for text in told)

@@ -69,6 +69,24 @@ def test_an_element_that_the_pattern_lacks_is_noticed(rng):
         assert coloured_curvature(gradients, np.zeros(40), width, colouring) is None
 
 
+def test_colours_are_made_anew_where_those_of_another_position_lack_elements(rng, without_compiler):
+    """At the first position the products of two groups of effects are zero, as after a clip."""
+    first, second = rng.integers(30, size=900), rng.integers(30, size=900)
+    with pm.Model() as model:
+        x, y = pm.Normal("x", shape=30), pm.Normal("y", shape=30)
+        both = pm.math.maximum(x[first] + y[second // 5], 0.0)
+        pm.Normal("z", x[first] + both**2, 1, observed=rng.normal(size=900))
+    posterior = Posterior(model)
+    subsample, scale = Subsample(posterior), np.full(60, 0.1)
+    below, above = np.full(60, -3.0), np.full(60, 3.0)
+    few = subsample.colouring(below, scale)
+    found = scaled_precision(posterior, subsample, above, scale)
+    assert subsample.colouring(above, scale).count > few.count
+    width = scale * of_curvature.difference_width(posterior)
+    expected = curvature_by_differences(subsample.gradients_alone, above, width)
+    np.testing.assert_allclose(found / 0.01, expected, rtol=1e-6, atol=1e-6 * abs(expected).max())
+
+
 def test_pattern_is_that_of_all_rows():
     pieces = [np.array([[1.0, 0, 0, 2], [0, 3, 0, 0]]), np.array([[0, 1.0, 1, 0]])]
     wanted = [[1, 0, 0, 1], [0, 1, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]]
