@@ -105,7 +105,8 @@ def bias_report(
     the stated one. The verdict is "ok" only with evidence: at least 400 effective draws, R-hat of
     at most 1.01, a variance error that is below twice the stated one with two standard errors
     added, and an error of the mean, predicted or by the second run with two standard errors added,
-    of at most 0.1. Otherwise it is "cannot tell", and ``draws_needed`` says how many draws would.
+    of at most 0.1, and where R-hat of no other coordinate is above 1.5. Otherwise it is "cannot
+    tell", and ``draws_needed`` says how many draws would.
 
     One in 40 estimates is off by two standard errors to one side, which among 100 coordinates is
     two or three of them. Errors of the mean, and variance errors by Stein's identity, have standard

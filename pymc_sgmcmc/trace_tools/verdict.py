@@ -31,6 +31,10 @@ SMALLEST_ESS = 100.0
 """Chains count as not converged where a coordinate has fewer effective draws. From 100 draws a
 standard deviation is known to 7 %."""
 
+R_HAT_APART = 1.5
+"""Where R-hat of a coordinate is larger, the chains are in different places. No other coordinate is
+"ok" then, since its draws are those given this one."""
+
 R_HAT_OF_OK, ESS_OF_OK = 1.01, 400.0
 """A coordinate is "ok" only with R-hat below and effective draws above these bounds, which are
 those of Vehtari et al. (2021). From 400 draws the mean is known to 0.05 standard deviations, half
@@ -108,6 +112,7 @@ def verdicts(report: pd.DataFrame, stated: float, method: str) -> list[str]:
             | (error + STANDARD_ERRORS * error_se > 2 * stated)
             | (mean + STANDARD_ERRORS * mean_se > LARGEST_MEAN_ERROR)
             | _skewed(report)
+            | (report["r_hat"] > R_HAT_APART).any()
         ),
     }
     return np.select(list(cases.values()), list(cases), OK).tolist()
@@ -132,7 +137,8 @@ def draws_needed(report: pd.DataFrame, stated: float, method: str, draws: int) -
         ]
     largest = np.fmax.reduce(factors)
     unknown = (report["verdict"] == UNKNOWN).to_numpy() & ~_skewed(report)
-    return np.where(unknown & np.isfinite(largest), np.ceil(draws * largest), np.nan)
+    helps = np.isfinite(largest) & (largest > 1)
+    return np.where(unknown & helps, np.ceil(draws * largest), np.nan)
 
 
 def _times(

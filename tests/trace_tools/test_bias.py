@@ -417,6 +417,16 @@ def test_no_number_of_draws_is_advised_that_nobody_takes():
     assert "draws a chain" not in words_on([near, {}])
 
 
+def test_no_coordinate_is_ok_where_chains_are_apart_in_another_one():
+    method = "second moment of the gradients"
+    report = pd.DataFrame([GOOD, GOOD | {"r_hat": 2.0, "ess_bulk": 5.0}])
+    report["verdict"] = verdicts(report, 0.05, method)
+    assert report["verdict"].tolist() == ["cannot tell", "not converged"]
+    assert np.isnan(draws_needed(report, 0.05, method, 1000)).all()
+    report["r_hat"] = [1.0, 1.1]
+    assert verdicts(report, 0.05, method) == ["ok", "not converged"]
+
+
 def test_errors_between_the_stated_one_and_twice_that_are_not_called_within():
     words = words_on([{"variance_error": 0.06, "variance_error_se": 0.01}])
     assert words.startswith("Variance errors of at most 0.06 are within twice the stated 0.05: all")
