@@ -148,8 +148,9 @@ def whole_seconds(result: Mapping[str, Any]) -> float:
 
 PLACES = {"ours": "files", "in memory": "memory", REPEATED: "copies"}
 OURS = (
-    "N", "rows in", "a pass of reading s", "set-up s", "passes", "gathering s", "sampling s",
-    "us a transition", "kB a draw", "1000 effective s", "GiB", "sd ratio", "mean error",
+    "N", "rows in", "a pass of reading, s", "set-up, s", "passes", "gathering, s", "sampling, s",
+    "µs a transition", "kB an effective draw", "to 1000 effective, s", "most memory, GiB",
+    "sd ratio", "mean error",
 )  # fmt: skip
 OTHERS = ("N", "what", "rows read", "seconds", "sd ratio", "mean error")
 
