@@ -65,6 +65,7 @@ def test_products_of_single_and_double_precision(rng):
         np.testing.assert_allclose(result, exact, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_products_inside_of_a_scan():
     X = pt.matrix("X", shape=(2, 2))
     powers = pytensor.scan(

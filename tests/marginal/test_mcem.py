@@ -176,6 +176,7 @@ def test_settings_that_do_not_fit(rng, settings, error, match):
         fit_marginal(model, ["z"], **{"method": "mcem", "random_seed": SEED, **settings})
 
 
+@pytest.mark.slow
 def test_a_larger_error_than_stated_is_said(rng, caplog, monkeypatch):
     monkeypatch.setattr(mcem, "MOST_BATCHES", mcem.FEWEST_BATCHES)
     model = linear_model(*random_intercepts(rng))

@@ -653,6 +653,7 @@ def draws_of(idata) -> np.ndarray:
     return np.concatenate([group[name].values.ravel() for name in group.data_vars])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["sgld", "psgld", "hamcmc"])
 def test_draws_are_the_same_with_any_number_of_workers(step):
     options = {"parts": 4, "step": step, "batch_size": 3, **SMALL}

@@ -244,6 +244,7 @@ def test_run(logistic_run):
     assert (np.abs(draws.std(0) / sd - 1) < 0.35).all()
 
 
+@pytest.mark.slow
 def test_client_runs_the_same_shards(logistic_run):
     model, idata = logistic_run
     with ThreadPoolExecutor(1) as client:

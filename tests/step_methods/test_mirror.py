@@ -125,6 +125,7 @@ def test_minibatches_and_a_diagonal():
             assert abs(draws.mean() - exact) < 0.15 * deviation, step.name
 
 
+@pytest.mark.slow
 def test_hamcmc_with_pairs_is_near_the_posterior():
     """As the step size falls HAMCMC comes to the truncated Gaussian."""
     precision, mean = posterior_moments()

@@ -51,6 +51,7 @@ def test_scales_have_their_conditional_law():
     assert 0 < accepted.mean() < 1
 
 
+@pytest.mark.slow
 def test_parents_and_children_that_are_free():
     """A mean, whose children are free, and these children: the joint posterior is Gaussian."""
     with pm.Model():

@@ -302,6 +302,7 @@ def test_without_gamma_they_do_not(name, monkeypatch):
     assert invariance(name) > 1e-2
 
 
+@pytest.mark.slow
 def test_sgrhmc_chain_against_quadrature():
     """Mean and variance of a chain, with standard errors from batch means."""
     model, log_density = poisson_problem(1)

@@ -121,6 +121,7 @@ def groups_of_few_records() -> pm.Model:
     return model
 
 
+@pytest.mark.slow
 def test_a_run_on_a_skewed_posterior_measures_its_means(caplog, tmp_path):
     model = groups_of_few_records()
     with caplog.at_level(logging.INFO, logger="pymc.sgmcmc"), model:

@@ -177,6 +177,7 @@ def laplace_moments():
     return np.array(moments).T
 
 
+@pytest.mark.slow
 def test_center_of_a_posterior_with_kinks():
     """The mode has coefficients at exactly zero, where differences show only the kink."""
     X, y = orthogonal_regression()
