@@ -370,7 +370,9 @@ class Posterior:
         ModelError
         """
         row = first_bad_row(lambda rows: not self._is_finite(self.take(rows)), start, stop)
-        others = np.linspace(0, self.n_rows - 1, min(self.n_rows, OTHER_ROWS)).astype(int)
+        others = {*np.linspace(0, self.n_rows - 1, min(self.n_rows, OTHER_ROWS)).astype(int)}
+        # Bad rows may come at the distance of these.
+        others |= {row - 1, row + 1} - {-1, self.n_rows}
         if any(self._is_finite(self.take(slice(neighbour, neighbour + 1))) for neighbour in others):
             value, _ = self.log_likelihood_and_gradient(
                 self.initial_position, self.take(slice(row, row + 1))

@@ -168,15 +168,16 @@ def groups_of(
                 structure.n_groups,
                 str(error).split("\n")[0],
             )
-    if left:
-        log.info(
-            "%s of %d groups stay in the model, since the %d records of a group tell them well. "
-            "`marginalize=[%s]` integrates them out.",
-            quoted(left[0].names),
-            left[0].n_groups,
-            left[0].n_records // left[0].n_groups,
-            ", ".join(f'"{name}"' for name in left[0].names),
-        )
+    for structure in left:
+        if len(structure.names) < len(model.free_RVs):
+            log.info(
+                "%s of %d groups stay in the model, since the %d records of a group tell them "
+                "well. `marginalize=` integrates out what it names.",
+                quoted(structure.names),
+                structure.n_groups,
+                structure.n_records // structure.n_groups,
+            )
+            break
     return None
 
 

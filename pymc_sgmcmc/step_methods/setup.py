@@ -64,6 +64,10 @@ MOST_LENGTHENING = 16
 """After tuning a draw has at most this many times the computed number of transitions. It is a
 compromise between effective draws and the time of a run, which may grow by this factor."""
 
+FAR_MEAN = 1.0
+"""An error of a mean beyond this many standard deviations is not small enough for the first order
+in which it is computed, and no small `bias` mends it."""
+
 IMPLAUSIBLE_NOISE = 1e4
 """Noise of more than this many times the curvature points to a fault of the model, such as an
 improper posterior, rather than to the size of the minibatch."""
@@ -488,13 +492,14 @@ class Setup:
         if error > LARGEST_MEAN_ERROR:
             log.warning(
                 "%s: with variances too large by %.2g the mean of `%s` is off by up to about %.1g "
-                "standard deviations, as the posterior is skewed. Use `bias=%.1g` where that "
-                "matters.",
+                "standard deviations, as the posterior is skewed. %s",
                 name,
                 self.bias,
                 label,
                 error,
-                self.bias * LARGEST_MEAN_ERROR / error,
+                f"Use `bias={self.bias * LARGEST_MEAN_ERROR / error:.1g}` where that matters."
+                if error < FAR_MEAN
+                else "Integrate out group effects, change the parametrisation, or use NUTS.",
             )
         relaxation = 2 / (step_size * choice.smallest_curvature)
         if pace.thin == MOST_THINNING and relaxation > 2 * MOST_THINNING:

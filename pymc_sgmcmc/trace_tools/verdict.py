@@ -49,8 +49,8 @@ SMALLEST_BIAS = 0.001
 with a run."""
 
 MOST_TIMES = 30
-"""No more draws than so many times those of the run are advised. An error as large as a bound would
-take more of them without end."""
+"""No more draws than so many times those of the run are advised. Nobody takes them, and an error as
+large as its bound would need more of them without end."""
 
 TOO_WIDE = 1.0
 """For a chain that has not converged, a smaller step is advised where the variance error is larger
@@ -112,7 +112,7 @@ def verdicts(report: pd.DataFrame, stated: float, method: str) -> list[str]:
             | (error + STANDARD_ERRORS * error_se > 2 * stated)
             | (mean + STANDARD_ERRORS * mean_se > LARGEST_MEAN_ERROR)
             | _skewed(report)
-            | (report["r_hat"] > R_HAT_APART).any()
+            | ~(report["r_hat"] <= R_HAT_APART).all()
         ),
     }
     return np.select(list(cases.values()), list(cases), OK).tolist()
@@ -222,7 +222,7 @@ def overall(
         )
     ok = counts.get(OK, 0)
     error, error_se, *_ = _errors(report)
-    twice = "" if worst <= stated else "twice "
+    twice = "twice " if worst > stated else ""
     within = f"Variance errors of at most {worst:.2g} are within {twice}{called}"
     if ok == len(report):
         means = (
@@ -236,13 +236,11 @@ def overall(
     known = (error + STANDARD_ERRORS * error_se <= 2 * stated).all()
     return (
         f"{f'{within}. ' if known else ''}{ok} {of_all} are ok, {len(report) - ok} cannot be told. "
-        + _of_unknown(report, stated, called, settings, draws)
+        + _of_unknown(report, stated, called, draws)
     )
 
 
-def _of_unknown(
-    report: pd.DataFrame, stated: float, called: str, settings: dict[str, Any], draws: int
-) -> str:
+def _of_unknown(report: pd.DataFrame, stated: float, called: str, draws: int) -> str:
     """Why some coordinates have the verdict "cannot tell", and what would tell."""
     unknown = report[report["verdict"] == UNKNOWN]
     reasons = []
@@ -263,13 +261,13 @@ def _of_unknown(
                 f"{standard_error.max():.2g}, too large to compare it with {to}."
             )
     needed = unknown["draws_needed"].dropna()
-    near = needed > MOST_TIMES * draws
-    if not near.all():
-        reasons.append(f"Use about {rounded_up(needed[~near].max())} draws a chain.")
-    if near.any():
+    many = needed > MOST_TIMES * draws
+    if not many.all():
+        reasons.append(f"Use about {rounded_up(needed[~many].max())} draws a chain.")
+    if many.any():
         reasons.append(
-            f"Errors of {near.sum()} of them are so near the bounds that more draws hardly tell. "
-            f"{_remedy_of_means(stated, settings)}"
+            f"For {many.sum()} of them more than {MOST_TIMES} times the draws of this run would be "
+            "needed."
         )
     predicted = unknown["predicted_mean_error"].abs().where(_skewed(unknown))
     if predicted.notna().any():

@@ -201,7 +201,6 @@ def _long_center(
         warn_of_other_modes(posterior, subsample, center, start, scale, at_mode=at_mode)
     else:
         _warn_of_no_guide(posterior, misfit, center, collapsed, flat, at_mode=at_mode)
-        center = replace(center, bend=None)
     return center
 
 

@@ -120,3 +120,13 @@ def test_a_start_outside_of_the_prior():
         pm.Normal("y", b, 1, observed=np.zeros(N))
     with pytest.raises(ValueError, match=r"that of the prior is not\. Give `initval` or"):
         SGLDCV(model=model)
+
+
+@pytest.mark.parametrize(("rows", "period"), [(99, 2), (981, 20)])
+def test_bad_rows_at_equal_distances(rows, period):
+    """The rows that are looked at beside a bad one are not all bad as well."""
+    y = np.where(np.arange(rows) % period == 0, -1.0, 1.0)
+    with pm.Model() as model:
+        pm.HalfNormal("y", pm.HalfNormal("s"), observed=y)
+    with pytest.raises(ModelError, match="The density of row 0 is zero"):
+        SGLDCV(model=model)
