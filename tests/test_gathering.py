@@ -89,6 +89,7 @@ def test_draws_are_those_of_rows_in_memory(arrays, name, monkeypatch):
             np.testing.assert_array_equal(found[group][each], expected[group][each])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("minibatches", [1, 37, 200, 1000])
 def test_memory_does_not_change_the_draws(arrays, minibatches, monkeypatch):
     rows = CountedRows(arrays)

@@ -162,6 +162,7 @@ def test_the_error_falls_with_the_nodes(name):
     assert gradient_errors[-1] < gradient_errors[0] / 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

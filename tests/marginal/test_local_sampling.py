@@ -171,6 +171,7 @@ def small():
     return problem, model, step, step_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remaining", [0.0, 0.8])
 def test_exact_law_on_a_linear_mixed_model(small, remaining):
     """Mean and covariance are those of the chain of position and local variables together."""

@@ -216,6 +216,7 @@ def test_other_priors_have_the_law_of_numerical_integration(prior, log_prior, rn
 # --- Several quantities -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("centred", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_logistic_slopes_have_the_moments_of_numerical_integration(centred, rng):
     x = rng.normal(size=N_RECORDS)

@@ -313,6 +313,7 @@ def grouped() -> pm.Model:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampled", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_variables_that_were_integrated_out(sampled, rng):
     """They are integrated out again, `recover` adds them, and the mean has its exact law.

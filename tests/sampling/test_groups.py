@@ -180,6 +180,7 @@ def test_draws_of_a_process_that_died_have_local_variables(mixed, monkeypatch):
     assert list(raised.value.idata["posterior"].data_vars) == ["mean", "z", "effect"]
 
 
+@pytest.mark.slow
 def test_functions_of_the_draws(mixed, monkeypatch):
     """They are computed with the joint model, a term for each record."""
     given = []

@@ -109,6 +109,7 @@ def test_the_law_tends_to_the_posterior():
     assert np.allclose(np.divide(errors[:-1], errors[1:]), 2, rtol=0.25)
 
 
+@pytest.mark.slow
 def test_minibatches_and_a_diagonal():
     """With noisy gradients of other rows the law is wider, and PSGLD and ULA are mirrored too."""
     precision, mean = posterior_moments()

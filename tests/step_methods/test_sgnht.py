@@ -405,6 +405,7 @@ def test_noise_that_no_thermostat_takes_up(settings, message):
         )
 
 
+@pytest.mark.slow
 def test_chain_frozen_by_a_far_start_says_so():
     """Large gradients make the thermostat so large that the chain hardly moves."""
     model = logistic_model()

@@ -56,8 +56,8 @@ def window_minibatches(step: SGLD, order: int) -> list[np.ndarray]:
     [
         ("shuffle", "cv"),
         ("replace", "plain"),
-        pytest.param("shuffle", "plain", marks=pytest.mark.slow),
-        pytest.param("replace", "cv", marks=pytest.mark.slow),
+        ("shuffle", "plain"),
+        ("replace", "cv"),
     ],
 )
 def test_mean_and_covariance_equal_the_exact_biased_law(problem, gradient, batching):

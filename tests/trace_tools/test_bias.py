@@ -511,6 +511,7 @@ def flat_hierarchy() -> pm.Model:
     return model
 
 
+@pytest.mark.slow
 def test_pairs_have_the_center_of_the_run(monkeypatch):
     """The mean of the nearest Gaussian is no mode, and curvature there is no guide."""
     model, made = flat_hierarchy(), []
