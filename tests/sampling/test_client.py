@@ -257,7 +257,9 @@ def test_rows_are_read_on_the_workers_alone(client, arrays, expected, tmp_path):
     found = draws_of(model, partial(STEPS["SGLDCV"], rows=rows), client=client)
     check_same(found, expected("SGLDCV"))
     reads = [line.split() for line in (tmp_path / "reads").read_text().splitlines()]
-    assert str(os.getpid()) not in {process for process, _ in reads}
+    processes = {process for process, _ in reads}
+    assert str(os.getpid()) not in processes
+    assert len(processes) in (1, 2)  # Dask may give all tasks to one of the workers.
     # The modes of parts of the rows, curvature and noise read some partitions again.
     assert len(reads) <= 20 * rows.n_partitions
 
