@@ -7,7 +7,7 @@ import pytest
 
 from tests.accuracy.suite import available, compare, good
 
-QUICK = ("epil_poisson", "correlated_design")
+QUICK = ("correlated_design",)
 """Posteriors of the default run, beside the Skin data; all others take minutes together."""
 
 DRAWS = 2000

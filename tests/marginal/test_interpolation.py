@@ -130,6 +130,7 @@ def test_what_polynomials_do_not_follow_is_drawn_as_before(left, monkeypatch, rn
     assert errors_of(z, parameters, x, y, range(0, DRAWS, 100)).max() < ACCURACY
 
 
+@pytest.mark.slow
 def test_an_error_of_the_polynomials_is_found(monkeypatch, left, rng):
     """A constant is no polynomial that serves."""
     x, y = binary_records(rng)

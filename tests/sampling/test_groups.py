@@ -206,6 +206,7 @@ def test_accuracy(mixed):
     assert (np.abs(rows["sd"] - deviations) <= rows["sd_error"]).mean() > 0.85
 
 
+@pytest.mark.slow
 def test_stored_and_resumed(mixed, short, tmp_path):
     pytest.importorskip("zarr")
     model, expected = mixed[0], short

@@ -354,6 +354,7 @@ def test_default_mass(dimension, thermostat, degrees):
     assert step.thermostat_mass == pytest.approx(4 / 9 * max(1, 4 / degrees))
 
 
+@pytest.mark.slow
 def test_thermostat_is_recorded():
     problem = standard_normal(2)
     with problem.model() as model:

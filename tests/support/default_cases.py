@@ -149,10 +149,7 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "SGLD",
         "SGHMC",
     ),
-    "sampling/test_sample.py::test_draws_of_estimators_and_schedules": (
-        "saga",
-        "computed",
-    ),
+    "sampling/test_sample.py::test_draws_of_estimators_and_schedules": ("computed",),
     "sampling/test_sample.py::test_tuning_is_kept_where_asked_for": ("25",),
     "sampling/test_store.py::test_every_sampler_goes_on_bitwise": (
         "SGHMC",
