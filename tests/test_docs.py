@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -187,6 +188,37 @@ def test_table_of_what_goes_together(monkeypatch, uncompiled):
         cells = [{takes(*case, column) for case in cases} for column in columns]
         made.append(f"| {label} | {' | '.join('/'.join(sorted(cell)) for cell in cells)} |")
     assert made == lines
+
+
+def part_within(wanted: Callable[[str], bool], *tables: str) -> str:
+    """Part of the coordinates that are within the bounds, in the wanted rows of tables."""
+    counts = []
+    for name in tables:
+        text = (DOCS / "tables" / name).read_text(encoding="utf-8")
+        for line in text.split("\n\n")[0].splitlines()[2:]:
+            posterior, _, coordinates, within, *_ = line.strip("| ").split(" | ")
+            if wanted(posterior):
+                counts.append((int(coordinates), float(within)))
+    total = sum(coordinates for coordinates, _ in counts)
+    return f"{sum(coordinates * within for coordinates, within in counts) / total:.2f}"
+
+
+def test_accuracy_in_the_readme_is_that_of_the_tables():
+    def has_groups(posterior):
+        return re.search("districts|each subject|59 subjects|294 groups|persons|76", posterior)
+
+    def is_horseshoe(posterior):
+        return "horseshoe" in posterior
+
+    def is_flat(posterior):
+        return not has_groups(posterior) and not is_horseshoe(posterior)
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## How accurate")[2]
+    regressions, skewed, joint, _, horseshoe = re.findall(r"\| (\S+) \|\n", text)[2:7]
+    assert regressions == part_within(is_flat, "regressions.txt")
+    assert skewed == part_within(is_flat, "gallery.txt")
+    assert joint == part_within(has_groups, "regressions.txt", "gallery.txt")
+    assert horseshoe == part_within(is_horseshoe, "gallery.txt")
 
 
 @pytest.mark.parametrize("module", [pymc_sgmcmc, datasets], ids=lambda module: module.__name__)
