@@ -10,7 +10,7 @@ import pymc as pm
 import pytest
 import xarray as xr
 
-from pymc_sgmcmc import SGLD, SGLDCV, label_positions
+from pymc_sgmcmc import SGLD, SGLDCV, SVRG, label_positions
 from pymc_sgmcmc.record import MOMENTS, RECORD, SETTINGS, settings_of
 from tests.support.models import logistic_model, two_variable_model
 
@@ -62,6 +62,16 @@ def test_what_transitions_and_the_set_up_cost(step_and_trace):
     assert settings["rows_a_transition"] == 20
     assert settings["setup_passes"] == step.posterior.rows_evaluated / step.posterior.n_rows > 2
     assert 0 < settings["setup_seconds"] < 600
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_passes_of_svrg_are_counted():
+    step = SGLD(
+        model=logistic_model(), gradient=SVRG(refresh=5), batch_size=20, step_size=1e-3,
+        preconditioner="identity",
+    )  # fmt: skip
+    rows = step.run_settings.attributes["rows_a_transition"]
+    assert rows == 20 + step.posterior.n_rows / 5
 
 
 @pytest.mark.parametrize("cores", [1, 2])

@@ -107,11 +107,17 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
 def with_cost(
     settings: RunSettings, gradients: int, rows_in_setup: int, seconds: float
 ) -> RunSettings:
-    """Settings with what a transition and the set-up cost, for plots against passes and time."""
+    """Settings with what a transition and the set-up cost, for plots against passes and time.
+
+    The passes of SVRG are divided among the transitions between two of them.
+    """
     known = settings.attributes
+    rows = gradients * (known["batch_size"] + known["kept_rows"])
+    if "refresh" in known:
+        rows += known["n_rows"] / known["refresh"]
     cost = {
         "gradients_a_transition": gradients,
-        "rows_a_transition": gradients * (known["batch_size"] + known["kept_rows"]),
+        "rows_a_transition": rows,
         SETUP_PASSES: rows_in_setup / known["n_rows"] if known["n_rows"] else 0.0,
         SETUP_SECONDS: seconds,
     }
