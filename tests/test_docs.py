@@ -50,13 +50,29 @@ SMALL = {
 DOCS_EXTRA = ("furo", "myst_nb", "numpydoc", "sphinx")
 
 
-def python_blocks(path: Path) -> list[tuple[int, str]]:
-    """Blocks of Python in a Markdown file, each with the number of its first line."""
+def python_blocks(path: Path, *, long_ones: bool = False) -> list[tuple[int, str]]:
+    """Blocks of Python in a Markdown file, each with the number of its first line.
+
+    Blocks that take long are directives ``{code-block} python`` there.
+    """
     text = path.read_text(encoding="utf-8")
+    opening = r"(?:python|\{code-block\} python)" if long_ones else "python"
+    pattern = rf"^```{opening}\n(.*?)^```$"
     return [
         (text.count("\n", 0, match.start(1)) + 1, match[1])
-        for match in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        for match in re.finditer(pattern, text, re.MULTILINE | re.DOTALL)
     ]
+
+
+def run_blocks(path: Path, blocks: list[tuple[int, str]]) -> None:
+    """Execute blocks of code one after the other, with fewer rows and draws."""
+    names = {"__name__": "__main__"}
+    for line, block in blocks:
+        for given, small in SMALL.items():
+            block = block.replace(given, small)
+        # Empty lines first, so that a traceback shows the line of the page.
+        code = compile("\n" * (line - 1) + block, str(path), "exec", dont_inherit=True)
+        exec(code, names)
 
 
 @pytest.fixture
@@ -134,13 +150,17 @@ def test_code_runs(name, count, quick, capsys):
     path = ROOT / name
     blocks = python_blocks(path)[:count]
     assert blocks
-    names = {"__name__": "__main__"}
-    for line, block in blocks:
-        for given, small in SMALL.items():
-            block = block.replace(given, small)
-        # Empty lines first, so that a traceback shows the line of the page.
-        code = compile("\n" * (line - 1) + block, str(path), "exec", dont_inherit=True)
-        exec(code, names)
+    run_blocks(path, blocks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["docs/getting_started.md", "docs/how_to.md"])
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto distribution:UserWarning")
+def test_code_that_takes_long_runs(name, capsys):
+    """All blocks but that of files which do not exist."""
+    path = ROOT / name
+    blocks = python_blocks(path, long_ones=True)
+    run_blocks(path, [block for block in blocks if "flights/" not in block[1]])
 
 
 @pytest.mark.filterwarnings("ignore::pymc_sgmcmc.BatchSizeWarning")

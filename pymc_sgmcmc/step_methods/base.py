@@ -63,7 +63,7 @@ POINTS_OF_CHECK = 20
 """At so many points around the centre a quadrature is compared with a grid. The bound on its effect
 is a standard deviation over them, which is then known to a sixth."""
 
-TOLD_SECONDS = 1.0
+TOLD_SECONDS = 1.5
 """The log has the time of a set-up that took longer, since PyMC's message leaves it out."""
 
 FEW_LABELS = 5
