@@ -26,6 +26,11 @@ NEGLIGIBLE_MODE = 20.0
 """A mode whose log density is lower by more than this counts as one with a negligible part of the
 mass: the densities differ by a factor of 5e8."""
 
+STEPS_IN_FIRST_SCALE = 100
+"""A search takes at most this many steps in the scales of the first start, which lead it to a mode,
+and the others in the root of the centre's covariance. With effects of many groups a thousand steps
+in the first scales do not end at a mode, and twenty in the others do."""
+
 LEAST_VALLEY = 1.0
 """Two ends of searches are different modes where the log density half-way is lower than at both by
 more than this. It is above the error that a search leaves in the log density."""
@@ -60,18 +65,27 @@ def warn_of_other_modes(
         )
         top, _ = subsample.log_density_and_gradient(first)
         moved = float(np.max(np.abs(first - center.position) / sds))
-        if not at_mode and moved > FARTHEST_MODE:
+        # A subsample moves a mode by about this many standard deviations.
+        by_subsample = np.sqrt(max(1.0, subsample.weight - 1))
+        if not at_mode and moved > FARTHEST_MODE * by_subsample:
             return
         far = max(FARTHEST_MODE, 2 * moved)
         shifts = rng.uniform(-2, 2, size=(DISPERSED_PAIRS, len(start)))
         for begin in (start + sign * shift for shift in shifts for sign in (1, -1)):
             try:
-                end = minimize(subsample.log_density_and_gradient, begin, scaling, 0.1)
+                near = minimize(
+                    subsample.log_density_and_gradient,
+                    begin,
+                    scaling,
+                    0.1,
+                    steps=STEPS_IN_FIRST_SCALE,
+                )
             except ValueError:
                 continue  # The log density is not finite at this start.
+            end = minimize(subsample.log_density_and_gradient, near, center.curvature.root, 0.1)
             value, gradient = subsample.log_density_and_gradient(end)
             distance = float(np.max(np.abs(end - first) / sds))
-            ended = np.max(np.abs(scale * gradient)) < 1
+            ended = np.max(np.abs(center.curvature.root.T @ gradient)) < 1
             if not (ended and distance > far and value > top - NEGLIGIBLE_MODE):
                 continue
             between, _ = subsample.log_density_and_gradient((first + end) / 2)

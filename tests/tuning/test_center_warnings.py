@@ -74,6 +74,23 @@ def exchangeable_components_in_a_long_position():
     return model
 
 
+def two_modes_beside_effects_of_groups(groups=100, each=200):
+    """The sign of `root` is in no row, and searches in the scales of the start take long."""
+    rng = np.random.default_rng(3)
+    group = np.repeat(np.arange(groups), each)
+    x = rng.normal(size=len(group))
+    rate = np.exp(rng.normal(1.0, 0.5, groups)[group] + rng.normal(0.3, 0.3, groups)[group] * x)
+    with pm.Model() as model:
+        root = pm.Normal("root", 0, 1)
+        mean, sd = pm.Normal("mean", 0, 2, shape=2), pm.HalfNormal("sd", 1, shape=2)
+        intercept = pm.Normal("intercept", mean[0], sd[0], shape=groups)
+        slope = pm.Normal("slope", mean[1], sd[1], shape=groups)
+        predictor = intercept[group] + slope[group] * x
+        pm.Poisson("counts", pm.math.exp(predictor), observed=rng.poisson(rate))
+        pm.Normal("squares", root**2, 1, observed=rng.normal(1.44, 1, size=len(x)))
+    return model
+
+
 def known_variances(groups=1000):
     """Exactly Gaussian, with curvatures that differ between coordinates."""
     rng = np.random.default_rng(3)
@@ -106,8 +123,9 @@ def search(model):
         (lambda: grouped_logistic(520), f"{NO_GUIDE}.*deviations in log_scale.*far from the mass"),
         (exchangeable_components, "more than one mode"),
         (exchangeable_components_in_a_long_position, "more than one mode"),
+        (two_modes_beside_effects_of_groups, "more than one mode"),
     ],
-    ids=["groups", "modes", "modes in a long position"],
+    ids=["groups", "modes", "modes in a long position", "modes beside groups"],
 )
 def test_a_centre_that_is_no_guide(make_model, message):
     with pytest.warns(CenterWarning, match=message) as record:
