@@ -40,6 +40,8 @@ SMALL = {
     "count = 20_000": "count = 2_000",
     "(1_000)": "(100)",
     "=1_000": "=100",
+    "np.arange(1000), 20": "np.arange(100), 20",
+    "shape=1000": "shape=100",
     "draws=1000": "draws=20",
     "tune=200": "tune=10",
     "tune=500": "tune=10",
@@ -155,7 +157,11 @@ def test_code_runs(name, count, quick, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["docs/getting_started.md", "docs/how_to.md"])
-@pytest.mark.filterwarnings("ignore:Estimated shape parameter of Pareto distribution:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:Estimated shape parameter of Pareto distribution:UserWarning",
+    # Bambi's, with pandas 3.
+    "ignore:For backward compatibility, 'str' dtypes:DeprecationWarning",
+)
 def test_code_that_takes_long_runs(name, capsys):
     """All blocks but that of files which do not exist."""
     path = ROOT / name
