@@ -76,7 +76,6 @@ def test_products_inside_of_a_scan():
     np.testing.assert_allclose(function(2 * np.eye(2)), [[2, 2], [4, 4], [8, 8]])
 
 
-@pytest.mark.slow
 def test_other_functions_keep_their_products():
     """Neither PyTensor's modes nor other linkers and types of numbers are changed."""
     X = pt.matrix("X")
