@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import warnings
+from contextlib import suppress
 
 import numpy as np
-from scipy import optimize
+from scipy import linalg, optimize
 
 from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.matrices import Diagonal, Matrix
@@ -15,9 +16,12 @@ from pymc_sgmcmc.tuning.center import Center, center_at
 from pymc_sgmcmc.tuning.curvature import (
     DENSE_DIMENSION,
     Curvature,
+    coordinate_scale,
     curvature_at,
+    dense_curvature,
     prior_precision_diagonal,
     row_information,
+    scaled_precision,
 )
 from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_ROWS, Subsample
 
@@ -32,6 +36,15 @@ variates and curvature hardly change over such a distance."""
 
 FEWEST_STEPS = 30
 """The search takes at least this many steps before the curvature is computed for it."""
+
+FLAT_DIRECTION = 0.05
+"""A direction is flat where the curvature is less than this part of what single rows say of it."""
+
+MOST_SADDLES = 5
+"""A search leaves at most this many saddles."""
+
+LEAST_ASCENT = 1.0
+"""A position was no mode where another one near it has a log density higher by this much."""
 
 NEWTON_STEPS = 3
 """At most this many Newton steps are tried on all rows. With the curvature of a large subsample one
@@ -102,7 +115,7 @@ def _mode_of_subsample(
     steps = max(FEWEST_STEPS, 2 * columns)
     near = minimize(density, start, Diagonal(scale), tolerance=0.1, steps=steps)
     try:
-        curvature = curvature_at(posterior, subsample, near)
+        near, curvature = _off_saddles(posterior, subsample, near, steps)
     except ValueError:  # It need be finite only at the mode.
         position = minimize(density, near, Diagonal(scale), tolerance=0.1)
         return position, curvature_at(posterior, subsample, position)
@@ -110,6 +123,37 @@ def _mode_of_subsample(
     if np.max(np.abs(position - near) / curvature.standard_deviations) > 1:
         curvature = curvature_at(posterior, subsample, position)
     return position, curvature
+
+
+def _off_saddles(
+    posterior: Posterior, subsample: Subsample, position: np.ndarray, steps: int
+) -> tuple[np.ndarray, Curvature]:
+    """Position from which no short way leads higher, and the curvature there.
+
+    Exchangeable components begin alike, where the gradient of their differences is zero or nearly
+    so, and a search stays there. So it begins again a standard deviation away, in the direction in
+    which the log density is flat or bends upwards.
+    """
+    density = subsample.log_density_and_gradient
+    for left in reversed(range(MOST_SADDLES + 1)):
+        value, gradient = density(position)
+        scale = coordinate_scale(posterior, subsample, position)
+        scaled = scaled_precision(posterior, subsample, position, scale)
+        (curvature,), direction = linalg.eigh(scaled, subset_by_index=(0, 0))
+        # A search that has not ended may be where the log density bends a little upwards.
+        largest = FLAT_DIRECTION if np.max(np.abs(scale * gradient)) < 1 else -1.0
+        if not left or curvature > largest or curvature == 0:
+            break
+        away = scale * direction[:, 0] / np.sqrt(abs(curvature))
+        for begin in (position + away, position - away):
+            with suppress(ValueError):  # The log density is not finite there.
+                end = minimize(density, begin, Diagonal(scale), tolerance=0.1, steps=steps)
+                if density(end)[0] > value + LEAST_ASCENT:
+                    position = end
+                    break
+        else:
+            break
+    return position, dense_curvature(scaled, scale)
 
 
 def _by_newton(

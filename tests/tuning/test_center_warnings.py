@@ -137,6 +137,26 @@ def test_a_centre_that_is_no_guide(make_model, message):
     assert np.abs(center.position).max() < 20
 
 
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_components_that_begin_alike(count):
+    """At the initial point all components are the same, and the gradient does not tell them apart.
+
+    The last version stayed there: components at 2.3 and -0.5 in place of 3 and 0.
+    """
+    rng = np.random.default_rng(0)
+    y = rng.normal(3.0 * rng.integers(count, size=5000), 1)
+    with pm.Model() as model:
+        weights = pm.Dirichlet("weights", np.ones(count))
+        means = pm.Normal("means", y.mean(), 5, shape=count)
+        sds = pm.HalfNormal("sds", 2, shape=count)
+        pm.NormalMixture("y", weights, means, sds, observed=y)
+    with pytest.warns(CenterWarning, match="more than one mode"):
+        center = search(model)
+    means, log_sds = np.split(center.position[count - 1 :], 2)
+    np.testing.assert_allclose(np.sort(means), 3 * np.arange(count), atol=0.2)
+    np.testing.assert_allclose(log_sds, 0, atol=0.15)
+
+
 def test_a_mode_at_a_scale_of_zero():
     """Also the nearest Gaussian with independent coordinates is there where the prior is flat."""
     message = r"ended at a scale of zero: .* such as effect\[\d+\] non-centred"
