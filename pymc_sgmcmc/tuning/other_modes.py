@@ -7,9 +7,10 @@ import warnings
 import numpy as np
 
 from pymc_sgmcmc.errors import CenterWarning
-from pymc_sgmcmc.matrices import Diagonal
+from pymc_sgmcmc.matrices import Diagonal, Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center
+from pymc_sgmcmc.tuning.curvature import curvature_at
 from pymc_sgmcmc.tuning.mode_search import minimize
 from pymc_sgmcmc.tuning.subsample import Subsample
 
@@ -54,49 +55,54 @@ def warn_of_other_modes(
     -----
     CenterWarning
     """
+    density = subsample.log_density_and_gradient
     rng = np.random.default_rng(1963)
     sds = center.curvature.standard_deviations
     with np.errstate(all="ignore"):
         # All searches use the same rows, since a subsample moves the mode by several standard
         # deviations.
-        scaling = Diagonal(scale)
-        first = minimize(
-            subsample.log_density_and_gradient, center.position, center.curvature.root, 0.1
-        )
-        top, _ = subsample.log_density_and_gradient(first)
+        first = minimize(density, center.position, center.curvature.root, 0.1)
+        top, _ = density(first)
         moved = float(np.max(np.abs(first - center.position) / sds))
         # A subsample moves a mode by about this many standard deviations.
         by_subsample = np.sqrt(max(1.0, subsample.weight - 1))
         if not at_mode and moved > FARTHEST_MODE * by_subsample:
             return
         far = max(FARTHEST_MODE, 2 * moved)
+
+        def is_another_mode(end: np.ndarray, root: Matrix) -> bool:
+            value, gradient = density(end)
+            ended = np.max(np.abs(root.T @ gradient)) < 1
+            distant = np.max(np.abs(end - first) / sds) > far
+            if not (ended and distant and value > top - NEGLIGIBLE_MODE):
+                return False
+            # Else both belong to one mode that a search did not reach.
+            between, _ = density((first + end) / 2)
+            return between < min(value, top) - LEAST_VALLEY
+
         shifts = rng.uniform(-2, 2, size=(DISPERSED_PAIRS, len(start)))
         for begin in (start + sign * shift for shift in shifts for sign in (1, -1)):
             try:
-                near = minimize(
-                    subsample.log_density_and_gradient,
-                    begin,
-                    scaling,
-                    0.1,
-                    steps=STEPS_IN_FIRST_SCALE,
-                )
+                near = minimize(density, begin, Diagonal(scale), 0.1, steps=STEPS_IN_FIRST_SCALE)
+                end = minimize(density, near, center.curvature.root, 0.1)
+                if not is_another_mode(end, center.curvature.root):
+                    continue
+                # Where the scales there are wider than at the centre, this is on a slope.
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", CenterWarning)
+                    root = curvature_at(posterior, subsample, end).root
+                end = minimize(density, end, root, 0.1)
             except ValueError:
-                continue  # The log density is not finite at this start.
-            end = minimize(subsample.log_density_and_gradient, near, center.curvature.root, 0.1)
-            value, gradient = subsample.log_density_and_gradient(end)
-            distance = float(np.max(np.abs(end - first) / sds))
-            ended = np.max(np.abs(center.curvature.root.T @ gradient)) < 1
-            if not (ended and distance > far and value > top - NEGLIGIBLE_MODE):
+                continue  # The log density is not finite there.
+            if not is_another_mode(end, root):
                 continue
-            between, _ = subsample.log_density_and_gradient((first + end) / 2)
-            if not between < min(value, top) - LEAST_VALLEY:
-                continue  # Both ends belong to one mode that a search did not reach.
+            value, _ = density(end)
             warnings.warn(
                 "The posterior has more than one mode: a search from another start ended "
-                f"{distance:.3g} standard deviations from the centre, where the log density is "
-                f"{abs(value - top):.3g} {'higher' if value > top else 'lower'}. Chains hardly "
-                "ever change modes: order or fix exchangeable parameters, give `center`, or sample "
-                "with NUTS.",
+                f"{np.max(np.abs(end - first) / sds):.3g} standard deviations from the centre, "
+                f"where the log density is {abs(value - top):.3g} "
+                f"{'higher' if value > top else 'lower'}. Chains hardly ever change modes: order "
+                "or fix exchangeable parameters, give `center`, or sample with NUTS.",
                 CenterWarning,
                 stacklevel=3,
             )

@@ -137,6 +137,21 @@ def test_a_centre_that_is_no_guide(make_model, message):
     assert np.abs(center.position).max() < 20
 
 
+@pytest.mark.slow
+def test_the_slope_of_a_funnel_is_no_mode():
+    """Effects of three groups of many rows: scales are wider far from the centre than there."""
+    rng = np.random.default_rng(2)
+    group = np.arange(100_000) % 3
+    y = rng.normal((0.5 + rng.normal(0, 0.01, 3))[group], 1)
+    with pm.Model() as model:
+        mean, sd = pm.Normal("mean", 0, 5), pm.HalfNormal("sd", 2)
+        effect = pm.Normal("effect", 0, sd, shape=3)
+        pm.Normal("y", mean + effect[group], pm.HalfNormal("sigma", 2), observed=y)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "The posterior has more than one mode")
+        search(model)
+
+
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_components_that_begin_alike(count):
     """At the initial point all components are the same, and the gradient does not tell them apart.
