@@ -4,12 +4,13 @@ PyTensor makes a function of each operation of a graph. Numba takes most of the 
 start to compile these, and in the loop each call counts the references to its arrays. Here the
 operations of a transition are written one after the other into one function: loops over elements,
 products by `numpy.dot`, slices. All others are calls of PyTensor's functions. An array which no
-later transition reads is written into the memory of the transition before.
+later transition reads is written into the memory of the transition before, and one that is recorded
+to the place where it is recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import singledispatchmethod
 from hashlib import sha256
 from textwrap import indent
@@ -47,7 +48,7 @@ from pytensor.tensor.type import TensorType
 
 from pymc_sgmcmc.numba_products import FLOATING, contiguous_in_numba
 
-VERSION = 9
+VERSION = 10
 """This number is a part of the key in the compile cache. It changes with the code of this file."""
 
 EXPRESSIONS: dict[type[ScalarOp], str] = {
@@ -152,7 +153,12 @@ class LoopOfTransitions:
         from pytensor.link.numba.dispatch.basic import numba_njit
 
         carried = self._outputs[: self.states + len(self._memory)]
-        source = _Source(self._inputs, self._entries, _storage(carried))
+        recorded = {
+            variable: f"record_{number}"
+            for number, variable in enumerate(self._outputs)
+            if not self.states <= number < len(carried)
+        }
+        source = _Source(self._inputs, self._entries, _storage(carried), recorded)
         for node in self._nodes:
             source.write(node.op, node)
         text = source.of_loop(self._outputs, self.states, len(self._memory))
@@ -183,6 +189,9 @@ class LoopOfTransitions:
         With `reuse` they are in memory that the next such call uses again.
         """
         records = self._memory_for_records(len(sequences[0]), reuse)
+        if reuse:
+            # The state may be a part of the records, which are written while it is read.
+            state = [np.array(part) for part in state]
         shared = [variable.get_value(borrow=True) for variable in (*self._memory, *self._shared)]
         arguments = [*state, *shared, *self._constants]
         memory = self._function(*sequences, *map(_argument, arguments), *records)
@@ -220,13 +229,22 @@ class _Source:
         Number of inputs that are entries of sequences.
     carried : set of Variable
         Variables whose arrays the next transition may read. They get new memory in each transition.
+    recorded : mapping of Variable to str
+        Variables that are recorded, and the names of their records.
     """
 
-    def __init__(self, inputs: Sequence[Variable], entries: int, carried: set[Variable]):
+    def __init__(
+        self,
+        inputs: Sequence[Variable],
+        entries: int,
+        carried: set[Variable],
+        recorded: Mapping[Variable, str],
+    ):
         self.names: dict[Variable, str] = {}
         self.constants: list[np.ndarray] = []
         self.environment: dict[str, Any] = {"contiguous": contiguous_in_numba()}
-        self._carried = carried
+        self._carried, self._recorded = carried, recorded
+        self._in_records: set[str] = set()
         self._before: list[str] = []
         self._lines: list[str] = []
         # The axis of a vector that stands for a matrix, -1 for a number, and its name.
@@ -305,8 +323,19 @@ class _Source:
         return f"{self.name(variable)}.shape[{axis}]"
 
     def allocate(self, variable: Variable, lengths: Sequence[str]) -> str:
-        """Name of an array for a variable, with the memory of the last transition if possible."""
+        """Name of an array for a variable.
+
+        It is the place where the variable is recorded, or else, if possible, the memory of the last
+        transition.
+        """
         name, dtype = self.new(), f"np.{_type(variable)}"
+        if variable in self._recorded and len(lengths) == variable.type.ndim:
+            record = self._recorded[variable]
+            self.line(f"{name} = {record}[k]")
+            for axis, length in enumerate(lengths):
+                self.line(_same_length(length, f"{name}.shape[{axis}]"))
+            self._in_records.add(record)
+            return name
         new = f"{name} = np.empty(({', '.join(lengths)},), {dtype})"
         if variable in self._carried:
             self.line(new)
@@ -598,7 +627,7 @@ class _Source:
             lengths = [self._given(length) for length in variable.type.shape]
             if variable.type.ndim == 0:
                 stores.append(f"{record}[k] = {result}")
-            else:
+            elif record not in self._in_records:
                 places = ["i", "j", "l"][: variable.type.ndim]
                 stores.extend(
                     _same_length(f"{result}.shape[{axis}]", length)

@@ -353,6 +353,26 @@ def test_a_state_may_be_a_part_of_an_array_of_this_transition():
             np.testing.assert_allclose(values[k], expected)
 
 
+def test_arrays_are_written_to_where_they_are_recorded():
+    """An array may be recorded twice, and the state may be a part of what is written over."""
+
+    def transition(noise, state):
+        following = state[::-1] + noise
+        return following, following, following * noise
+
+    vectors = [pt.vector(shape=(3,)) for _ in range(2)]
+    loop = LoopOfTransitions(transition, vectors[:1], vectors[1:], (), with_numpy_products("NUMBA"))
+    state = expected = np.array([1.0, 2.0, 4.0])
+    for number in range(3):
+        noise = np.arange(3.0) + number
+        states, again, products = loop([state], [noise[None]], reuse=True)
+        expected = expected[::-1] + noise
+        np.testing.assert_array_equal(states, expected[None])
+        np.testing.assert_array_equal(again, states)
+        np.testing.assert_array_equal(products, states * noise)
+        state = states[-1]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bool"])
 @pytest.mark.parametrize("columns", [1, 3])
 def test_sums_over_one_axis(columns, dtype, rng):

@@ -1,8 +1,9 @@
-"""Every work that the package cites is on the page of references."""
+"""Every work that package, documentation and notebooks cite is on the page of references."""
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import unicodedata
 from pathlib import Path
@@ -13,6 +14,7 @@ import pymc_sgmcmc
 
 PACKAGE = Path(pymc_sgmcmc.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs/references.md"
+NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="needs the folder docs of a clone")
 
@@ -52,6 +54,12 @@ def texts_of(path: Path) -> list[str]:
     ]
 
 
+def text_of_cells(path: Path) -> str:
+    """Markdown and code of a notebook, without outputs."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells)
+
+
 def entries() -> list[str]:
     """The items of the list of references."""
     return [plain(entry) for entry in PAGE.read_text(encoding="utf-8").split("\n- ")[1:]]
@@ -83,6 +91,7 @@ def test_all_works_are_listed():
     references = entries()
     texts = {path: "\n\n".join(texts_of(path)) for path in PACKAGE.rglob("*.py")}
     texts |= {path: path.read_text(encoding="utf-8") for path in PAGE.parent.rglob("*.md")}
+    texts |= {path: text_of_cells(path) for path in NOTEBOOKS.glob("*.ipynb")}
     cited = {
         (*citation, path.name) for path, text in texts.items() for citation in citations_of(text)
     }
