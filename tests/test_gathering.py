@@ -144,6 +144,7 @@ def test_draws_so_far_are_kept_where_rows_are_lost(arrays, error):
     assert caught.value.__notes__ == ["Its attribute `idata` has the draws so far."]
 
 
+@pytest.mark.slow
 def test_processes_and_pymc_have_the_same_draws(arrays):
     rows = CountedRows(arrays)
     model, step = on_source(rows), partial(SGLDCV, rows=rows)

@@ -129,6 +129,7 @@ def test_default_run_says_what_it_did_without_a_terminal(default):
     assert sorted(path.suffix for path in folder.iterdir()) == [".nc", ".png"]
 
 
+@pytest.mark.slow
 def test_parquet_and_a_normal_outcome_agree_with_least_squares(patients, tmp_path):
     pytest.importorskip("pyarrow")
     patients.to_parquet(tmp_path / "patients.parquet")

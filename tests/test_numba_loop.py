@@ -133,6 +133,7 @@ def test_single_precision_and_preconditioners(preconditioner, rng):
     assert np.isfinite(draws.positions).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["cv", "saga"])
 def test_pickled_step_continues_the_same(gradient):
     step = SGLD(

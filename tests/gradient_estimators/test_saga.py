@@ -176,6 +176,7 @@ def test_recursion_on_stored_positions_is_the_augmented_law(problem):
     np.testing.assert_allclose(actual, exact[:DIMENSION, :DIMENSION], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [10, 20])
 @pytest.mark.usefixtures("uncompiled")
 def test_computed_step_size_keeps_the_stated_inflation(batch_size):
@@ -356,6 +357,7 @@ def test_one_block_is_the_same_as_several(model):
         np.testing.assert_array_equal(whole, cut)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("used", [0, 1, 5, 10, 13])
 def test_a_state_resumes_where_it_was_read(model, used, monkeypatch):
     monkeypatch.setattr(chain, "EPOCHS_BETWEEN_SHUFFLES", 1)
@@ -408,6 +410,7 @@ def test_one_scalar_variable():
     assert 0.9 < positions.std() * np.sqrt(501) < 1.15
 
 
+@pytest.mark.slow
 def test_float32():
     with pytensor.config.change_flags(floatX="float32"):
         model = logistic_model()

@@ -337,6 +337,7 @@ def run(estimator, mode, transitions=30, step_size=1e-3):
     return ran.positions, ran.gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "mode", "batching"),
     [

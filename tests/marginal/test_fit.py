@@ -133,6 +133,7 @@ def test_sleepstudy_by_restricted_maximum_likelihood(sleepstudy, method):
     np.testing.assert_allclose(fit.modes["u"][0], [2.2586, 9.1990], atol=5e-5)
 
 
+@pytest.mark.slow
 def test_cbpp_by_laplace(cbpp):
     fit = fit_marginal(cbpp, ["z"])
     assert fit.method == "laplace"
@@ -265,6 +266,7 @@ def test_restricted_likelihood_integrates_the_fixed_effects(rng):
     np.testing.assert_allclose(restricted(rest)[0], expected, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_observed_variables_without_local_ones_count(rng):
     group, x, y = random_intercepts(rng)
     model = linear_model(group, x, y)
@@ -326,6 +328,7 @@ def test_result_has_dims_labels_and_modes(rng):
     assert "beta[predictor=x]" in text
 
 
+@pytest.mark.slow
 def test_modes_are_on_the_scale_of_the_variable(rng):
     group = np.repeat(np.arange(N_GROUPS), 6)
     hazard = rng.gamma(2.0, 0.5, size=N_GROUPS)
@@ -565,6 +568,7 @@ def test_reml_needs_an_exact_method_and_fixed_effects(rng):
         fit_marginal(model, ["z"], reml=True)
 
 
+@pytest.mark.slow
 def test_potentials_and_infinite_starts_are_refused(rng):
     group, x, y = random_intercepts(rng)
     model = linear_model(group, x, y)

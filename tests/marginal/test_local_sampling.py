@@ -499,6 +499,7 @@ def test_groups_that_are_rows_of_the_outcomes_have_row_gradients():
 # --- Traces ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_trace_names_local_variables_and_recover_replaces_them(caplog):
     problem = LinearMixedModel(60)
     with problem.model() as model:

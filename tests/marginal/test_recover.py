@@ -158,6 +158,7 @@ def test_logistic_intercepts_have_the_law_of_numerical_integration(centred, sd, 
         assert_law(draws[:, group], numerical_distribution(log_density, -9 * sd, 9 * sd))
 
 
+@pytest.mark.slow
 def test_gamma_frailty_has_its_gamma_law(rng):
     exposure = rng.uniform(0.1, 2, size=N_RECORDS)
     y = rng.poisson(exposure)

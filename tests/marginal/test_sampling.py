@@ -34,6 +34,7 @@ def mixed_model():
     return marginalize(model, "z"), center, precision**-0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step_method",
     [

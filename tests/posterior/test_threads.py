@@ -74,6 +74,7 @@ def test_errors_of_numpy_are_those_of_the_caller():
         assert np.isnan(list(in_order(of_rows, None, pieces(20), 3))).all()
 
 
+@pytest.mark.slow
 def test_a_pass_has_the_bits_of_one_thread(monkeypatch, rng):
     monkeypatch.setattr(posterior_module, "CHUNK_ELEMENTS", 3_000)
     X = rng.normal(size=(60_000, 3))

@@ -249,6 +249,7 @@ class WhereRead(CountedRows):
         return super().partition(number, names)
 
 
+@pytest.mark.slow
 def test_rows_are_read_on_the_workers_alone(client, arrays, expected, tmp_path):
     """Each pass and the gathering read each partition once, and no row is read here after that."""
     rows = WhereRead(arrays, tmp_path / "reads")
@@ -278,6 +279,7 @@ def test_passes_on_a_client_of_the_rows(client, arrays, tmp_path):
     assert step.step_size == alone.step_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition_rows", [1, 7, 30, 5000])
 def test_passes_have_the_sums_of_ranges_in_memory(client, rng, partition_rows, monkeypatch):
     """For ranges within partitions, over several of them, and at their bounds."""

@@ -223,6 +223,7 @@ def logistic_run():
     return model, consensus(model, 2, "average", **SMALL)
 
 
+@pytest.mark.slow
 def test_run(logistic_run):
     model, idata = logistic_run
     posterior, group = idata["posterior"], idata["consensus_shards"]

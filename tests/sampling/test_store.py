@@ -159,6 +159,7 @@ def test_every_sampler_goes_on_bitwise(name, path):
     check_same(ours(model, step, store=path, resume=True, draws=25), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "tune", "writes"),
     [
@@ -233,6 +234,7 @@ def test_several_appends_are_one_long_run(small, path):
         check_same(appended, ours(model, step, draws=draws))
 
 
+@pytest.mark.slow
 def test_in_another_process_with_another_seed_of_hashes(path):
     """The set-up is computed again there, and compared."""
     script = (
@@ -280,6 +282,7 @@ def test_a_dead_process_of_a_chain(small, path, monkeypatch):
     monkeypatch.undo()
 
 
+@pytest.mark.slow
 def test_chain_that_diverges(path, caplog):
     """Its last draws are missing, and its warning is logged again."""
     model = logistic_model()

@@ -326,6 +326,7 @@ def test_settings_are_checked(model, settings, error, message):
         AusterityMH(model=model, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [0.0, 0.01])
 def test_invalid_parameters_are_outside_of_the_support(error):
     """log p is finite at p = 1.5, but the density of a success is zero there."""

@@ -465,6 +465,7 @@ def test_draws_do_not_depend_on_the_length_of_runs(model, step, reference, monke
     assert_same_draws(sample(model, step), reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("used", [0, 1, 2, 7, 10, 20])
 def test_state_read_in_the_middle_of_a_run_resumes_there(model, step, used):
     def walk(stepper, point, count):

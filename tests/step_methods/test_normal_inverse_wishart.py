@@ -213,6 +213,7 @@ def test_one_dimension_and_single_precision():
     assert {values.dtype for values in point.values()} == {np.dtype("float32")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["degrees", "scale", "strength", "mean"])
 def test_another_conditional_than_that_of_the_model_is_seen(field):
     vectors = find_normal_vectors(hierarchical_model(), ["mu", "precision"])

@@ -275,6 +275,7 @@ def exact_covariance(problem, batch_size):
     return problem.n_rows**2 / batch_size * np.cov(r.T, bias=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thermostat", THERMOSTATS)
 def test_noise_that_differs_between_directions(thermostat):
     """A scalar thermostat leaves each direction at its own temperature, a diagonal one at 1."""

@@ -162,6 +162,7 @@ def test_bias_is_of_first_order_in_the_step(problem, at_center):
     assert bias(0.002) / bias(0.001) == pytest.approx(2.0, rel=0.02)
 
 
+@pytest.mark.slow
 def test_all_rows_without_replacement_have_no_gradient_noise(problem):
     step_size = step_size_for(problem, 0.5)
     step = SGLD(

@@ -250,6 +250,7 @@ def test_var_names(model, step):
 # --- Variables ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "order",
     [

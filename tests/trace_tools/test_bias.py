@@ -566,6 +566,7 @@ def test_a_run_without_one_finite_draw_is_reported(caplog):
     assert "All draws should be finite, but 25 of chain 0, 25 of chain 1 are not" in caplog.text
 
 
+@pytest.mark.slow
 def test_compound_step_with_metropolis(caplog, tmp_path):
     """Settings, check and report are those of the one step method of this package."""
     model = two_variable_model()

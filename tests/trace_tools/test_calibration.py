@@ -171,6 +171,7 @@ def rare_events():
     return problem, problem.standard_deviations()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cv", "step_size", "wide"), [(True, 1.0, 1.15), (False, 0.3, 2.8)], ids=["SGLDCV", "SGLD"]
 )

@@ -95,6 +95,7 @@ def test_no_error_is_found_where_there_is_none():
     assert (report["verdict"] == "ok").all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["svrg", "saga"])
 def test_estimators_with_a_memory_have_one_for_each_chain(gradient):
     model = log_rate()

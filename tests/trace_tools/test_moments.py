@@ -249,6 +249,7 @@ def thinned():
     return model, idata
 
 
+@pytest.mark.slow
 def test_moments_of_a_run(thinned, tmp_path):
     """From worker processes, over all transitions, in a file and back."""
     _, idata = thinned

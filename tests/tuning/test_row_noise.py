@@ -78,6 +78,7 @@ def test_extreme_rows_are_kept():
     assert not len(found_noise(regression()[0], control_variate=True, cost=cost).kept)
 
 
+@pytest.mark.slow
 def test_rows_that_are_kept_make_draws_cheaper():
     """With these rows in every transition the step size is more than ten times as large."""
     model, *_ = regression(rare=6)
