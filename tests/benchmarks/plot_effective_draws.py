@@ -36,6 +36,7 @@ def read_table(path: Path) -> dict[str, list[tuple[float, float | None]]]:
     lines = [
         [cell.strip() for cell in line.strip("|\n").split("|")]
         for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith("|")
     ]
     columns = lines[0]
     table: dict[str, list[tuple[float, float | None]]] = {}
