@@ -29,8 +29,8 @@ mass: the densities differ by a factor of 5e8."""
 
 STEPS_IN_FIRST_SCALE = 100
 """A search takes at most this many steps in the scales of the first start, which lead it to a mode,
-and the others in the root of the centre's covariance. With effects of many groups a thousand steps
-in the first scales do not end at a mode, and twenty in the others do."""
+and the others in the root of the centre's covariance. With effects of many groups a search in
+the first scales may not come to a mode at all, and one in the others takes few steps."""
 
 LEAST_VALLEY = 1.0
 """Two ends of searches are different modes where the log density half-way is lower than at both by

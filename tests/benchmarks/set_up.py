@@ -135,7 +135,8 @@ def main(arguments: list[str] | None = None) -> int:
     lines = [list(result.values()) for result in results]
     print_table("Processor seconds of a set-up", COLUMNS, lines)
     if settings.markdown:
-        write_tables(settings.markdown, [(COLUMNS, lines)], "python tests/benchmarks/set_up.py")
+        command = f"tests/benchmarks/set_up.py --rounds {settings.rounds}"
+        write_tables(settings.markdown, [(COLUMNS, lines)], command)
     reached = [
         print_verdict(f"{one['model']}, N = {one['rows']}", one["best"], limit, "s")
         for one in results
