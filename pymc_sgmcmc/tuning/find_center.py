@@ -28,15 +28,14 @@ from pymc_sgmcmc.tuning.gaussian import (
     MismatchAlongCoordinates,
     mismatch,
 )
+from pymc_sgmcmc.tuning.judge import ControlVariates, judge_at
 from pymc_sgmcmc.tuning.mean_field import mean_field
 from pymc_sgmcmc.tuning.mode_search import SEARCHES, collapsed_coordinates, find_mode
 from pymc_sgmcmc.tuning.nearest_gaussian import (
     LARGEST_LOSS,
     LARGEST_SHIFT,
     MOST_UNLIKE_GAUSSIAN,
-    ControlVariates,
     is_guide,
-    judge_of,
     mismatch_along_at,
     mismatch_at,
     nearest_gaussian,
@@ -117,18 +116,20 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
     collapsed = collapsed_coordinates(posterior, subsample, center, start)
     if not center.curvature.is_dense:
         return _long_center(posterior, subsample, large, center, start, scale, collapsed, flat)
-    judge = judge_of(posterior, center)
+    judge = judge_at(posterior, center, large)
     if not flat and not len(collapsed) and _may_be_guide(posterior, subsample, judge, center):
-        misfit = mismatch_at(posterior, judge, center)
+        misfit = mismatch_at(judge, center)
         if is_guide(misfit):
             warn_of_other_modes(posterior, subsample, center, start, scale)
             return _with_bend(center, misfit.gradient)
     with np.errstate(all="ignore"):
-        better, misfit, near = nearest_gaussian(posterior, judge, center, start, scale, subsample)
+        better, misfit, near = nearest_gaussian(
+            posterior, judge, center, start, scale, subsample, large
+        )
     if not near:
         if flat and _has_flat_direction(center.curvature):
             # Along a flat direction rounding decides where other searches end.
-            better, misfit = center, mismatch_at(posterior, judge, center)
+            better, misfit = center, mismatch_at(judge, center)
         at_mode = better.position is center.position
         _warn_of_no_guide(posterior, misfit, better, collapsed, flat, at_mode=at_mode)
         return better
@@ -144,10 +145,10 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
 
 
 def _may_be_guide(
-    posterior: Posterior, subsample: Subsample, judge: Subsample, center: Center
+    posterior: Posterior, subsample: Subsample, judge: ControlVariates, center: Center
 ) -> bool:
     """Whether a few rows and points leave it open that the Gaussian of a mode is near the mass."""
-    if judge.count <= subsample.count and posterior.dimension <= FEWEST_PAIRS:
+    if judge.subsample.count <= subsample.count and posterior.dimension <= FEWEST_PAIRS:
         return True  # The comparison itself takes no longer.
     return mismatch_along_at(posterior, subsample, center).shift <= LARGEST_SHIFT
 

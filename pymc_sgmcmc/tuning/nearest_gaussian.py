@@ -30,9 +30,10 @@ from pymc_sgmcmc.tuning.gaussian import (
     mismatch_along_coordinates,
     steepest_curvature,
 )
+from pymc_sgmcmc.tuning.judge import ControlVariates, judge_at
 from pymc_sgmcmc.tuning.mean_field import mean_field
 from pymc_sgmcmc.tuning.mode_search import collapsed_coordinates
-from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_OPERATIONS, Subsample, fewest_rows
+from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_OPERATIONS, Subsample
 
 MOST_UNLIKE_GAUSSIAN = 3.0
 """A Gaussian is near the posterior where the mean curvature over it differs from its own by less
@@ -90,77 +91,10 @@ SMALLEST_CONDITIONAL = 1e-12
 before it, is less than this part of its marginal one. Rounding leaves about 1e-16 d."""
 
 
-LARGEST_JUDGE_ERROR = 0.05
-"""The rows that judge a Gaussian leave an error of at most this many standard deviations in a
-gradient over it, a sixth of `LARGEST_SHIFT`, where they can be afforded."""
-
-
-def judge_of(posterior: Posterior, center: Center) -> Subsample:
-    """Rows with which to compare a posterior and Gaussians near a centre.
-
-    Control variates at the centre leave the noise of the differences of the rows' gradients, which
-    sets the number of rows. It is measured on as many rows as can be afforded, since a few of them
-    may cause most of it.
-    """
-    affordable = Subsample(posterior, evaluations=8 * max(FEWEST_PAIRS, posterior.dimension))
-    if affordable.count <= fewest_rows(posterior):
-        return affordable
-    rng, root = np.random.default_rng(1736), center.curvature.root
-    shift = root @ rng.standard_normal(posterior.dimension)
-    squares = np.zeros((2, posterior.dimension))
-    rows = 0.0
-    for piece in posterior.pieces(affordable.rows, posterior.dimension):
-        at_center = posterior.row_gradients(center.position, piece)
-        for sums, side in zip(squares, (1, -1), strict=True):
-            differences = posterior.row_gradients(center.position + side * shift, piece)
-            sums += (((differences - at_center) @ root) ** 2).sum(0)
-        # The error of a sum over all N rows from n of them is at most N rms / sqrt(n).
-        largest = np.max(squares) / affordable.count
-        rows = posterior.n_rows**2 * largest / LARGEST_JUDGE_ERROR**2
-        if not rows < affordable.count:
-            return affordable  # Other rows only add to the squares.
-    return Subsample(posterior, count=int(rows))
-
-
-class ControlVariates:
-    """The log posterior from a subsample, with control variates at a centre.
-
-    Parameters
-    ----------
-    subsample : Subsample
-    center : Center
-        Where the gradient is that of all rows.
-    excess : numpy.ndarray, shape (d, d), optional
-        By how much the curvature of the subsample exceeds that of more rows at the centre.
-    """
-
-    def __init__(self, subsample: Subsample, center: Center, excess: np.ndarray | None = None):
-        self.subsample, self.position, self.excess = subsample, center.position, excess
-        self.correction = center.gradient - subsample.log_density_and_gradient(center.position)[1]
-
-    def log_densities_and_gradients(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Log densities at positions (positions, d) up to a constant, and their gradients."""
-        values, gradients = self.subsample.log_densities_and_gradients(positions)
-        shifts = positions - self.position
-        changes = np.zeros_like(shifts) if self.excess is None else shifts @ self.excess
-        values += (shifts * (self.correction + 0.5 * changes)).sum(axis=1)
-        return values, gradients + self.correction + changes
-
-    def gradients(self, positions: np.ndarray) -> np.ndarray:
-        """Gradients of the log density at positions, NaN where the density is zero."""
-        values, gradients = self.log_densities_and_gradients(positions)
-        return np.where(np.isfinite(values)[:, None], gradients, np.nan)
-
-    def gradient(self, position: np.ndarray) -> np.ndarray:
-        """Gradient of the log density at one position, NaN where the density is zero."""
-        return self.gradients(position[None])[0]
-
-
-def mismatch_at(posterior: Posterior, subsample: Subsample, center: Center) -> Mismatch:
-    """How the Gaussian of a centre differs from the posterior."""
+def mismatch_at(judge: ControlVariates, center: Center) -> Mismatch:
+    """How the Gaussian of a centre differs from the posterior, whose control variates are there."""
     rng = np.random.default_rng(1735)
-    gradients = ControlVariates(subsample, center).gradients
-    return mismatch(gradients, center.position, center.curvature.root.dense(), rng)
+    return mismatch(judge.gradients, center.position, center.curvature.root.dense(), rng)
 
 
 def mismatch_along_at(
@@ -187,11 +121,12 @@ def is_guide(
 
 def nearest_gaussian(
     posterior: Posterior,
-    judge: Subsample,
+    judge: ControlVariates,
     mode: Center,
     start: np.ndarray,
     scale: np.ndarray,
     subsample: Subsample,
+    large: Subsample,
 ) -> tuple[Center, Mismatch, bool]:
     """Centre at the mean of the Gaussian nearest to the posterior, and whether it is near.
 
@@ -220,7 +155,7 @@ def nearest_gaussian(
             continue
         for rows in (subsample, more):
             try:
-                center, misfit, deviation = _fitted(posterior, judge, rows, position)
+                center, misfit, deviation = _fitted(posterior, rows, large, position)
             except (ValueError, linalg.LinAlgError):  # Gradient or curvature are not finite there.
                 break
             rank = unlikeness(misfit, center)
@@ -233,13 +168,16 @@ def nearest_gaussian(
             agree = misfit.scales[0] > FLAT and misfit.scales[-1] < MOST_UNLIKE_GAUSSIAN
             if rows.count == more.count or fits or not agree:
                 break
-    far.insert(0, (unlikeness(mismatch_at(posterior, judge, mode), mode), mode))
-    center = _narrowed(posterior, judge, min(far, key=lambda candidate: candidate[0])[1])
-    return center, mismatch_at(posterior, judge, center), False
+    far.insert(0, (unlikeness(mismatch_at(judge, mode), mode), mode))
+    _, center = min(far, key=lambda candidate: candidate[0])
+    if center is not mode:
+        judge = judge_at(posterior, center, large)
+    center = _narrowed(posterior, judge, center)
+    return center, mismatch_at(judge, center), False
 
 
 def _fitted(
-    posterior: Posterior, judge: Subsample, subsample: Subsample, position: np.ndarray
+    posterior: Posterior, subsample: Subsample, large: Subsample, position: np.ndarray
 ) -> tuple[Center, Mismatch, float]:
     """Centre of the Gaussian that a search from a position finds, its mismatch and spread.
 
@@ -250,7 +188,6 @@ def _fitted(
     numpy.linalg.LinAlgError
         Where the search ends at a singular Gaussian.
     """
-    large = Subsample(posterior, evaluations=2 * posterior.dimension)
     curvature, excess = _curvature_and_excess(posterior, subsample, large, position)
     center = center_at(posterior, position, curvature)
     if subsample.weight == 1:
@@ -268,7 +205,7 @@ def _fitted(
         )
         center = center_at(posterior, fitted.mean, _curvature_of(fitted.root))
         if fitted.converged or last:
-            misfit = mismatch_at(posterior, judge, center)
+            misfit = mismatch_at(judge_at(posterior, center, large), center)
             if ended or is_guide(misfit, LARGEST_SHIFT / 3) or _unlikeness(misfit) == np.inf:
                 break
             ended = fitted.converged
@@ -316,10 +253,10 @@ def _curvature_of(root: np.ndarray) -> Curvature:
     return Curvature(Dense(inverse.T @ inverse), Dense(lower @ lower.T), Dense(lower))
 
 
-def _narrowed(posterior: Posterior, judge: Subsample, center: Center) -> Center:
+def _narrowed(posterior: Posterior, judge: ControlVariates, center: Center) -> Center:
     """Gaussian so narrow that the curvature at its points is not larger than its own."""
     for _ in range(MOST_NARROWINGS):
-        misfit = mismatch_at(posterior, judge, center)
+        misfit = mismatch_at(judge, center)
         root = center.curvature.root.dense()
         if np.isfinite(misfit.scales).all():
             values, vectors = linalg.eigh(misfit.precision)
@@ -332,7 +269,7 @@ def _narrowed(posterior: Posterior, judge: Subsample, center: Center) -> Center:
         center = replace(center, curvature=_curvature_of(root))
     root = center.curvature.root.dense()
     steepest = steepest_curvature(
-        ControlVariates(judge, center).gradient,
+        judge.gradient,
         center.position,
         root,
         np.random.default_rng(1953),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 
@@ -30,7 +29,6 @@ from tests.support.linear_gaussian import LinearGaussian, formula_covariance
 from tests.support.models import logistic_model
 
 find_center_module = import_module("pymc_sgmcmc.tuning.find_center")
-nearest_gaussian = import_module("pymc_sgmcmc.tuning.nearest_gaussian")
 
 
 @pytest.fixture(scope="module")
@@ -355,33 +353,3 @@ def test_a_flat_direction_is_reported():
         pm.Normal("y", (beta[0] + beta[1]) * x, 1.0, observed=x + rng.normal(size=300))
     with pytest.warns(CenterWarning, match="flat or bends upwards"):
         find_center(Posterior(model), np.zeros(2))
-
-
-@pytest.mark.parametrize(("spread", "affordable"), [(0.02, False), (30.0, True)])
-def test_rows_that_judge_a_gaussian(spread, affordable, monkeypatch):
-    """Where a part of the rows shows that all affordable ones are needed, the search ends."""
-    rng = np.random.default_rng(8)
-    x = rng.normal(size=40_000)
-    with pm.Model() as model:
-        slope = pm.Normal("slope", 0, 10)
-        pm.StudentT("y", 5, slope * x, observed=rng.standard_t(5, size=len(x)))
-    posterior = Posterior(model)
-    center = find_center(posterior, np.zeros(1))
-    root = center.curvature.root.map(lambda part: part * spread)
-    center = replace(center, curvature=replace(center.curvature, root=root))
-    pieces = np.array_split(np.arange(len(x)), 20)
-    seen = []
-
-    def of_rows(position, rows):
-        seen.append(len(rows[0]))
-        return row_gradients(position, rows)
-
-    row_gradients = posterior.row_gradients
-    monkeypatch.setattr(posterior, "row_gradients", of_rows)
-    monkeypatch.setattr(
-        posterior, "pieces", lambda rows, width: (posterior.part(rows, part) for part in pieces)
-    )
-    monkeypatch.setattr(nearest_gaussian, "fewest_rows", lambda posterior: 100)
-    judge = nearest_gaussian.judge_of(posterior, center)
-    assert (judge.count == len(x)) == affordable
-    assert (sum(seen) < 3 * len(x)) == affordable

@@ -21,13 +21,9 @@ from pymc_sgmcmc.tuning.gaussian import (
     mismatch,
     steepest_curvature,
 )
+from pymc_sgmcmc.tuning.judge import ControlVariates
 from pymc_sgmcmc.tuning.mean_field import mean_field
-from pymc_sgmcmc.tuning.nearest_gaussian import (
-    ControlVariates,
-    _curvature_of,
-    response,
-    spread,
-)
+from pymc_sgmcmc.tuning.nearest_gaussian import _curvature_of, response, spread
 from pymc_sgmcmc.tuning.subsample import Subsample, fewest_rows
 from tests.accuracy.gallery import counts_of_subjects
 from tests.accuracy.suite import REFERENCES

@@ -1,0 +1,109 @@
+"""The log posterior around a centre, from as few rows as tell it from a Gaussian."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.tuning.center import Center
+from pymc_sgmcmc.tuning.curvature import difference_width, scaled_precision
+from pymc_sgmcmc.tuning.gaussian import FEWEST_PAIRS
+from pymc_sgmcmc.tuning.subsample import Subsample, fewest_rows
+
+LARGEST_JUDGE_ERROR = 0.05
+"""The rows that judge a Gaussian leave an error of at most this many standard deviations in a
+gradient over it, a sixth of `LARGEST_SHIFT`, where they can be afforded."""
+
+NOISE_BLOCKS = 20
+"""This error is measured on sums of so many blocks of rows, which know it up to a sixth."""
+
+
+class ControlVariates:
+    """The log posterior from a subsample, with control variates at a centre.
+
+    Parameters
+    ----------
+    subsample : Subsample
+    center : Center
+        Where the gradient is that of all rows.
+    excess : numpy.ndarray, shape (d, d), optional
+        By how much the curvature of the subsample exceeds that of more rows at the centre.
+    """
+
+    def __init__(self, subsample: Subsample, center: Center, excess: np.ndarray | None = None):
+        self.subsample, self.position, self.excess = subsample, center.position, excess
+        self.correction = center.gradient - subsample.log_density_and_gradient(center.position)[1]
+
+    def log_densities_and_gradients(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Log densities at positions (positions, d) up to a constant, and their gradients."""
+        values, gradients = self.subsample.log_densities_and_gradients(positions)
+        shifts = positions - self.position
+        changes = np.zeros_like(shifts) if self.excess is None else shifts @ self.excess
+        values += (shifts * (self.correction + 0.5 * changes)).sum(axis=1)
+        return values, gradients + self.correction + changes
+
+    def gradients(self, positions: np.ndarray) -> np.ndarray:
+        """Gradients of the log density at positions, NaN where the density is zero."""
+        values, gradients = self.log_densities_and_gradients(positions)
+        return np.where(np.isfinite(values)[:, None], gradients, np.nan)
+
+    def gradient(self, position: np.ndarray) -> np.ndarray:
+        """Gradient of the log density at one position, NaN where the density is zero."""
+        return self.gradients(position[None])[0]
+
+
+def judge_at(posterior: Posterior, center: Center, large: Subsample) -> ControlVariates:
+    """The log posterior around a centre, with which to compare the Gaussian of this centre.
+
+    Control variates at the centre leave the noise of the differences of the rows' gradients, which
+    sets the number of rows. Where rows depend on few coordinates each, the curvature of many rows
+    takes few gradients. With it only third derivatives are left, and far fewer rows are enough.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    center : Center
+    large : Subsample
+        Rows on which the noise is measured, as many as can be afforded, since a few of them may
+        cause most of it. Their curvature at the centre takes the place of that of few rows.
+    """
+    affordable = Subsample(posterior, evaluations=8 * max(FEWEST_PAIRS, posterior.dimension))
+    if affordable.count <= fewest_rows(posterior):
+        return ControlVariates(affordable, center)
+    first, second = _rows_needed(posterior, center, large)
+    first, second = (min(rows, affordable.count) for rows in (first, second))
+    scale = center.curvature.precision.diagonal() ** -0.5
+    width = scale * difference_width(posterior)
+    few = Subsample(posterior, count=second)
+    if few.count < first and large.colouring(center.position, width) is not None:
+        excess, of_large = (
+            scaled_precision(posterior, rows, center.position, scale) for rows in (few, large)
+        )
+        excess -= of_large
+        if np.isfinite(excess).all():
+            return ControlVariates(few, center, excess / np.outer(scale, scale))
+    return ControlVariates(Subsample(posterior, count=first), center)
+
+
+def _rows_needed(posterior: Posterior, center: Center, large: Subsample) -> tuple[int, int]:
+    """Rows with control variates of first and of second order, all where they are not known."""
+    rng, root = np.random.default_rng(1736), center.curvature.root
+    shift = root @ rng.standard_normal(posterior.dimension)
+    width = difference_width(posterior)
+    positions = center.position + np.outer([0, 1, -1, width, -width], shift)
+    blocks = np.array_split(rng.permutation(large.count), NOISE_BLOCKS)
+    sums = [
+        posterior.likelihood_gradient(positions, posterior.part(large.rows, np.sort(block)))
+        for block in blocks
+    ]
+    at_center, ahead, behind, *near = np.moveaxis(np.array(sums) @ root, 1, 0)
+    change = (near[0] - near[1]) / (2 * width)
+    first = np.array([ahead - at_center, behind - at_center])
+    needed = []
+    for differences in (first, first - [change, -change]):
+        # Variances of rows, from those of sums over blocks of them.
+        variance = differences.var(axis=1, ddof=1).max() * NOISE_BLOCKS / large.count
+        # The error of a sum over all N rows from n of them is N sd / sqrt(n).
+        rows = posterior.n_rows**2 * variance / LARGEST_JUDGE_ERROR**2
+        needed.append(int(rows) if rows < posterior.n_rows else posterior.n_rows)
+    return needed[0], needed[1]
