@@ -28,7 +28,7 @@ ELEMENTS_OF_GROUPS = 240_000
 
 SUBSAMPLE_OPERATIONS = 1_000_000_000
 """More rows are taken as long as rows times elements of a row times evaluations stay below this
-number, about a second of work."""
+number. This is a second of work where a row has twenty elements, and several where it has few."""
 
 
 def fewest_rows(posterior: Posterior) -> int:
