@@ -1,4 +1,4 @@
-"""Virtual environments for the peers, none of which this package needs.
+"""Virtual environments for the peers, none of which this package needs, and for the package alone.
 
 SGMCMCJax 0.2.13 imports names that later versions of JAX removed, and the last JAX which it works
 with needs older NumPy and SciPy and a Python of at most 3.12. It has an environment of its own.
@@ -24,8 +24,11 @@ OTHERS = ("blackjax", "numpyro", "nutpie")
 EXTRAS = ("pymc_extras>=0.15", "pyarrow")
 """It needs an older PyMC than this package."""
 PYTHON_VARIABLE = "PYMC_SGMCMC_PEER_PYTHON"
-OF_THIS_ENVIRONMENT = ("ours", "corrected", "numba", "advi")
-"""Contenders that run in the environment in which the package is installed."""
+OF_THE_PACKAGE = ("ours", "corrected", "advi")
+"""Contenders in an environment with the package and what it needs. Where JAX and Dask are installed
+too, ArviZ and xarray import them."""
+OF_THIS_ENVIRONMENT = ("numba",)
+"""Contenders in the environment that runs the benchmark."""
 
 
 def python_of(contender: str) -> str:
@@ -38,6 +41,8 @@ def python_of(contender: str) -> str:
     """
     if contender in OF_THIS_ENVIRONMENT:
         return sys.executable
+    if contender in OF_THE_PACKAGE:
+        return _environment("package", (str(REPOSITORY),))
     if contender == "sgmcmcjax":
         return _environment("sgmcmcjax", SGMCMCJAX)
     if contender == "pymc_extras":
@@ -47,7 +52,7 @@ def python_of(contender: str) -> str:
 
 def python_path(contender: str) -> str:
     """``PYTHONPATH`` of a contender: a peer's interpreter is kept off what this environment has."""
-    if contender not in OF_THIS_ENVIRONMENT:
+    if contender not in OF_THIS_ENVIRONMENT + OF_THE_PACKAGE:
         return ""
     return os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
 
