@@ -53,6 +53,8 @@ def run_in_fresh_process(
     """
     paths = os.pathsep.join([str(BENCHMARKS), str(REPOSITORY)])
     request = json.dumps({**arguments, "launched": time.time()})
+    # Installed packages have bytecode, so this one should not be compiled in each process.
+    inherited = {key: os.environ[key] for key in os.environ if key != "PYTHONDONTWRITEBYTECODE"}
     finished = subprocess.run(
         [python, "-m", "common.child", function],
         input=request,
@@ -60,7 +62,7 @@ def run_in_fresh_process(
         text=True,
         cwd=BENCHMARKS,
         timeout=limit,
-        env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
+        env={**inherited, "PYTHONPATH": paths, **(environment or {})},
     )
     if finished.returncode:
         raise RuntimeError(f"{function} failed:\n{finished.stderr[-3000:]}")
