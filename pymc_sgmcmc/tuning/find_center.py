@@ -136,7 +136,7 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
     distance = np.abs((better.position - center.position) / better.curvature.standard_deviations)
     _log.info(
         "The posterior mode is up to %.2g standard deviations (%s) from the mean of the nearest "
-        "Gaussian, so centre and curvature are those of this Gaussian. There is nothing to do",
+        "Gaussian, so centre and curvature are those of this Gaussian",
         distance.max(),
         posterior.labels[int(distance.argmax())],
     )

@@ -43,8 +43,9 @@ FLAT_DIRECTION = 0.05
 MOST_SADDLES = 5
 """A search leaves at most this many saddles."""
 
-LEAST_ASCENT = 1.0
-"""A position was no mode where another one near it has a log density higher by this much."""
+LEAST_DIFFERENCE = 1.0
+"""A log density is higher than another where it is so by more than this, which is above the error
+that a search leaves in it."""
 
 NEWTON_STEPS = 3
 """At most this many Newton steps are tried on all rows. With the curvature of a large subsample one
@@ -148,7 +149,7 @@ def _off_saddles(
         for begin in (position + away, position - away):
             with suppress(ValueError):  # The log density is not finite there.
                 end = minimize(density, begin, Diagonal(scale), tolerance=0.1, steps=steps)
-                if density(end)[0] > value + LEAST_ASCENT:
+                if density(end)[0] > value + LEAST_DIFFERENCE:
                     position = end
                     break
         else:

@@ -11,7 +11,7 @@ from pymc_sgmcmc.matrices import Diagonal, Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center
 from pymc_sgmcmc.tuning.curvature import curvature_at
-from pymc_sgmcmc.tuning.mode_search import minimize
+from pymc_sgmcmc.tuning.mode_search import LEAST_DIFFERENCE, minimize
 from pymc_sgmcmc.tuning.subsample import Subsample
 
 DISPERSED_PAIRS = 3
@@ -31,10 +31,6 @@ STEPS_IN_FIRST_SCALE = 100
 """A search takes at most this many steps in the scales of the first start, which lead it to a mode,
 and the others in the root of the centre's covariance. With effects of many groups a search in
 the first scales may not come to a mode at all, and one in the others takes few steps."""
-
-LEAST_VALLEY = 1.0
-"""Two ends of searches are different modes where the log density half-way is lower than at both by
-more than this. It is above the error that a search leaves in the log density."""
 
 
 def warn_of_other_modes(
@@ -76,9 +72,9 @@ def warn_of_other_modes(
             distant = np.max(np.abs(end - first) / sds) > far
             if not (ended and distant and value > top - NEGLIGIBLE_MODE):
                 return False
-            # Else both belong to one mode that a search did not reach.
+            # Without a valley half-way both belong to one mode that a search did not reach.
             between, _ = density((first + end) / 2)
-            return between < min(value, top) - LEAST_VALLEY
+            return between < min(value, top) - LEAST_DIFFERENCE
 
         shifts = rng.uniform(-2, 2, size=(DISPERSED_PAIRS, len(start)))
         for begin in (start + sign * shift for shift in shifts for sign in (1, -1)):
