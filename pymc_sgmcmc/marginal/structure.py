@@ -40,6 +40,7 @@ from pymc_sgmcmc.posterior.graphs import (
     simplify_for_gradients,
 )
 from pymc_sgmcmc.posterior.group_access import GroupsOfSource, column_of
+from pymc_sgmcmc.posterior.large_constants import large_constants_by_sample
 from pymc_sgmcmc.posterior.terms import without_scaling
 from pymc_sgmcmc.sources import RowSource
 
@@ -402,11 +403,12 @@ def _log_densities(
         for variable, value in zip(variables, values, strict=True)
         if (transform := model.rvs_to_transforms[variable]) is not None
     }
-    log_densities = conditional_logp(
-        dict(zip(conditional, values, strict=True)),
-        warn_rvs=False,
-        extra_rewrites=TransformValuesRewrite(transforms) if transforms else None,
-    )
+    with large_constants_by_sample(model):
+        log_densities = conditional_logp(
+            dict(zip(conditional, values, strict=True)),
+            warn_rvs=False,
+            extra_rewrites=TransformValuesRewrite(transforms) if transforms else None,
+        )
     return simplify_for_gradients([pt.as_tensor(log_densities[value]) for value in values])
 
 

@@ -39,6 +39,7 @@ from pytensor.tensor.subtensor import (
 )
 
 from pymc_sgmcmc.posterior.graphs import leaf_value
+from pymc_sgmcmc.posterior.large_constants import large_constants_by_sample
 
 Interval = tuple[float, float]
 """The smallest and the largest number that a result may have."""
@@ -53,7 +54,8 @@ def has_open_checks(model: Model) -> bool:
 
     A value that is at least zero counts as positive, and probabilities as adding up to one.
     """
-    log_densities = model.logp(vars=[*model.basic_RVs, *model.potentials], sum=False)
+    with large_constants_by_sample(model):
+        log_densities = model.logp(vars=[*model.basic_RVs, *model.potentials], sum=False)
     values = set(model.value_vars)
     nodes = list(toposort(log_densities))
     intervals: dict[Variable, Interval] = {}

@@ -19,6 +19,7 @@ from pymc_sgmcmc.posterior.graphs import (
     simplify_for_gradients,
     value_of,
 )
+from pymc_sgmcmc.posterior.large_constants import large_constants_by_sample
 from pymc_sgmcmc.posterior.parameter_checks import checks_as_values
 from pymc_sgmcmc.posterior.rows import RowLeaf, Term
 
@@ -50,9 +51,10 @@ def model_terms(model: Model, *, checked: bool = False) -> dict[str, Term]:
     }
 
     def log_densities_of(variables: list[TensorVariable]) -> list[Variable]:
-        return transformed_conditional_logp(
-            rvs=variables, rvs_to_values=values, rvs_to_transforms=transforms, jacobian=True
-        )
+        with large_constants_by_sample(model):
+            return transformed_conditional_logp(
+                rvs=variables, rvs_to_values=values, rvs_to_transforms=transforms, jacobian=True
+            )
 
     try:
         log_densities = log_densities_of(list(inner.values()))
@@ -105,7 +107,8 @@ def reference_terms(
         As in `model_terms`.
     """
     variables = [*model.free_RVs, *model.observed_RVs, *model.potentials]
-    tensors = model.logp(vars=variables, sum=False)
+    with large_constants_by_sample(model):
+        tensors = model.logp(vars=variables, sum=False)
     if checked:
         tensors = _checked(model, [variable.name for variable in variables], tensors)
     tensors = simplify_for_gradients(tensors)
