@@ -353,3 +353,36 @@ def test_a_flat_direction_is_reported():
         pm.Normal("y", (beta[0] + beta[1]) * x, 1.0, observed=x + rng.normal(size=300))
     with pytest.warns(CenterWarning, match="flat or bends upwards"):
         find_center(Posterior(model), np.zeros(2))
+
+
+def test_groups_without_sampled_rows_have_the_scale_of_their_prior(rng):
+    """The curvatures of an effect and of the mean of its group do not cancel."""
+    groups = 150
+    with pm.Model() as model:
+        mean = pm.Normal("mean", 0, 2)
+        effects = pm.Normal("effects", mean, 0.5, shape=groups)
+        group = np.repeat([0, 1], 400)
+        pm.Normal("y", effects[group], 1.0, observed=rng.normal(size=800))
+    posterior = Posterior(model)
+    scale = coordinate_scale(posterior, Subsample(posterior), rng.normal(size=groups + 1))
+    assert scale[3:].max() < 2 * 0.5
+    assert scale[3:].min() > 0.5 / 2
+
+
+def test_many_small_groups_of_counts():
+    """Most groups have few rows, and none among those that tell the scale of coordinates."""
+    rng, groups, rows = np.random.default_rng(3), 150, 60_000
+    shares = 1 / np.arange(1, groups + 1) ** 1.2
+    group = rng.choice(groups, size=rows, p=shares / shares.sum())
+    group[:groups] = np.arange(groups)
+    x = rng.normal(size=rows)
+    true = rng.normal(-1, 0.8, groups)[group] + 0.4 * x
+    with pm.Model() as model:
+        mean, scale = pm.Normal("mean", 0, 2), pm.HalfNormal("scale", 1)
+        slope = pm.Normal("slope", 0, 1)
+        effects = pm.Normal("effects", mean, scale, shape=groups)
+        expected = pm.math.exp(effects[group] + slope * x)
+        pm.Poisson("y", expected, observed=rng.poisson(np.exp(true)))
+    posterior = Posterior(model)
+    center = find_center(posterior, posterior.initial_position)
+    np.testing.assert_allclose(center.position[:3], [-1, np.log(0.8), 0.4], atol=0.2)
