@@ -6,12 +6,14 @@ import gc
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import pytensor
 import pytensor.scalar.basic as scalar_basic
 import pytensor.scalar.math as scalar_math
+import pytensor.tensor as pt
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.executor import Function
 from pytensor.compile.mode import Mode, get_mode
@@ -20,7 +22,8 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.scan.op import Scan
-from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.math import Sum
 
 from pymc_sgmcmc.posterior.blockwise import all_rows_at_once
 
@@ -81,10 +84,32 @@ def _split_sums(fgraph, node):
     return operands
 
 
+SHORT_AXIS = 8
+"""An axis of so many entries or fewer, such as that of the components of a mixture, is taken apart.
+NumPy's loop over an inner axis takes about 15 ns to begin."""
+
+
+@node_rewriter([CAReduce])
+def _take_short_axis_apart(fgraph, node):
+    """Sums and the like along a short last axis, and sums of each of few columns."""
+    (values,), (result,) = node.inputs, node.outputs
+    ndim, shape = values.type.ndim, values.type.shape
+    if ndim < 2 or shape[-1] is None or not 1 <= shape[-1] <= SHORT_AXIS:
+        return None
+    if result.type.dtype != values.type.dtype:
+        return None
+    columns = [values[..., number] for number in range(shape[-1])]
+    if node.op.axis == (ndim - 1,):
+        return [reduce(Elemwise(node.op.scalar_op), columns)]
+    if node.op.axis == (0,) and ndim == 2 and isinstance(node.op, Sum):
+        return [pt.stack([column.sum(dtype=result.type.dtype) for column in columns])]
+    return None
+
+
 _use_numpy = [
     (inline_inner_graphs, _AFTER_OTHER_REWRITES),
     (all_rows_at_once, _AFTER_OTHER_REWRITES + 0.05),
-    (dfs_rewriter(_on_arrays, _split_sums), _AFTER_OTHER_REWRITES + 0.1),
+    (dfs_rewriter(_on_arrays, _split_sums, _take_short_axis_apart), _AFTER_OTHER_REWRITES + 0.1),
 ]
 
 PYTHON_MODE = Mode(linker="py", optimizer="minimum_compile").register(*_use_numpy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -47,6 +48,9 @@ LEAST_DIFFERENCE = 1.0
 """A log density is higher than another where it is so by more than this, which is above the error
 that a search leaves in it."""
 
+MOST_HALVINGS = 10
+"""The way from the first start to the mode of a subsample is halved at most so often."""
+
 NEWTON_STEPS = 3
 """At most this many Newton steps are tried on all rows. With the curvature of a large subsample one
 leaves a hundredth of the distance, or less."""
@@ -81,7 +85,9 @@ def find_mode(
         warnings.simplefilter("ignore", CenterWarning)
         position, rough = _mode_of_subsample(posterior, subsample, start, scale)
         if method == "lbfgs" and large.weight > 1:
-            position = minimize(large.log_density_and_gradient, position, rough.root, tolerance=0.1)
+            position = _minimize_towards(
+                large.log_density_and_gradient, start, position, rough.root, tolerance=0.1
+            )
             rough = curvature_at(posterior, large, position)
             found = _by_newton(posterior, position, rough)
     if method == "sgd":
@@ -92,8 +98,8 @@ def find_mode(
     if found is not None:
         position, gradient = found
     else:
-        position = minimize(
-            posterior.log_density_and_gradient, position, rough.root, tolerance=CENTER_TOLERANCE
+        position = _minimize_towards(
+            posterior.log_density_and_gradient, start, position, rough.root, CENTER_TOLERANCE
         )
     return center_at(posterior, position, curvature_at(posterior, large, position), gradient)
 
@@ -222,6 +228,24 @@ def minimize(
     if not np.max(np.abs(result.jac)) <= 10 * tolerance:
         _log.debug("Search for the mode ended early: %s", result.message)
     return start + scale @ result.x
+
+
+def _minimize_towards(
+    density: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    start: np.ndarray,
+    position: np.ndarray,
+    scale: Matrix,
+    tolerance: float,
+) -> np.ndarray:
+    """Search from a position or, where the log density is not finite there, from the way to it.
+
+    At the mode of a subsample the probability of another row may be zero in floating point, such as
+    that of a category in the middle.
+    """
+    for halvings in range(MOST_HALVINGS):
+        with suppress(ValueError):
+            return minimize(density, start + 0.5**halvings * (position - start), scale, tolerance)
+    return minimize(density, start, scale, tolerance)
 
 
 def _newton_sgd(posterior: Posterior, position: np.ndarray, curvature: Curvature) -> np.ndarray:

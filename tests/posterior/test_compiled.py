@@ -9,11 +9,14 @@ import pytensor.tensor as pt
 import pytest
 from pymc.distributions.transforms import ordered
 from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce
+from pytensor.tensor.math import Sum
 
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import (
     NUMPY_MODE,
     PYTHON_MODE,
+    SHORT_AXIS,
     compile_quietly,
     runs_on_arrays,
 )
@@ -64,6 +67,53 @@ def test_sums_of_many_operands(operation):
         values = np.linspace(0.5, 1.5, 600).reshape(300, 2)
         expected = values.sum(0) if operation is pt.add else values.prod(0)
         np.testing.assert_allclose(function(*values), expected, rtol=1e-12)
+
+
+REDUCTIONS = {
+    "sums of rows": (lambda x: x.sum(axis=1), True),
+    "sums of columns": (lambda x: x.sum(axis=0), True),
+    "largest": (lambda x: x.max(axis=1), True),
+    "smallest": (lambda x: x.min(axis=-1), True),
+    "products": (lambda x: x.prod(axis=1), True),
+    "all": (lambda x: pt.all(x > 0, axis=1), True),
+    "any": (lambda x: pt.any(x > 0, axis=1), True),
+    "logsumexp": (lambda x: pt.logsumexp(x, axis=1), True),
+    "largest column": (lambda x: x.max(axis=0), False),
+    "sum": (lambda x: x.sum(), False),
+    "number": (lambda x: pt.sum(x > 0, axis=1), False),
+}
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 8])
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_short_axes_are_taken_apart(name, columns):
+    """With the same results, types and missing numbers."""
+    reduction, apart = REDUCTIONS[name]
+    x = pt.tensor("x", shape=(None, columns), dtype="float64")
+    function = compile_quietly([x], reduction(x), NUMPY_MODE)
+    over_rows = [
+        node
+        for node in function.maker.fgraph.apply_nodes
+        if isinstance(node.op, CAReduce) and node.inputs[0].type.ndim == 2
+    ]
+    assert not (apart and over_rows)
+    with pytensor.config.change_flags(cxx=""):
+        by_element = pytensor.function([x], reduction(x), mode="FAST_COMPILE")
+    for values in (
+        np.random.default_rng(4).normal(size=(50, columns)),
+        np.array([[np.inf] * columns, [-np.inf] * columns, [np.nan] * columns, [0.0] * columns]),
+        np.zeros((1, columns)),
+    ):
+        with np.errstate(all="ignore"):
+            found, expected = function(values), by_element(values)
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=1e-13)
+
+
+def test_long_axes_are_left_to_numpy():
+    x = pt.tensor("x", shape=(None, SHORT_AXIS + 1), dtype="float64")
+    nodes = compile_quietly([x], x.sum(axis=1), NUMPY_MODE).maker.fgraph.apply_nodes
+    assert [type(node.op) for node in nodes] == [Sum]
 
 
 def ordinal(X, group, kind):

@@ -386,3 +386,18 @@ def test_many_small_groups_of_counts():
     posterior = Posterior(model)
     center = find_center(posterior, posterior.initial_position)
     np.testing.assert_allclose(center.position[:3], [-1, np.log(0.8), 0.4], atol=0.2)
+
+
+def test_a_search_from_where_the_density_is_zero_begins_on_the_way_there():
+    """As at the mode of a subsample, where another row may be impossible."""
+
+    def density(position):
+        value = -0.5 * np.sum((position - 0.5) ** 2)
+        return (value if position[0] < 1.5 else -np.inf), 0.5 - position
+
+    start, scale = np.zeros(2), as_matrix(np.eye(2))
+    for position in (np.array([1.0, 3.0]), np.array([40.0, 0.0]), np.array([1e6, 0.0])):
+        found = mode_search._minimize_towards(density, start, position, scale, 1e-6)
+        np.testing.assert_allclose(found, 0.5, atol=1e-5)
+    with pytest.raises(ValueError, match="not finite at the start"):
+        mode_search._minimize_towards(density, np.full(2, 2.0), np.full(2, 3.0), scale, 1e-6)
