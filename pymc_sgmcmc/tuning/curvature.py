@@ -38,6 +38,11 @@ TRACE_PROBES = 16
 error of the estimate and two passes over the sampled rows for each direction."""
 
 
+SHORTER = 1e-3
+MOST_SHORTER = 4
+"""Differences that are not finite are taken anew over distances shorter by this factor, until they
+have been taken so many times."""
+
 SIGNS = 16
 """Vectors of random signs. An effect and the mean of its group have the same signs in all of them
 with probability 3e-5, and then their curvatures cancel."""
@@ -121,11 +126,21 @@ def curvature_at(
 def scaled_precision(
     posterior: Posterior, subsample: Subsample, position: np.ndarray, scale: np.ndarray
 ) -> np.ndarray:
-    """Minus the Hessian of the log density of a subsample in scaled coordinates, shape (d, d)."""
+    """Minus the Hessian of the log density of a subsample in scaled coordinates, shape (d, d).
+
+    A coordinate that rows and prior hardly inform has a large scale, over which gradients may
+    overflow. Then the differences in it are taken over shorter distances.
+    """
     width = scale * difference_width(posterior)
-    precision = _precision_by_colours(posterior, subsample, position, width)
-    if precision is None:
-        precision = curvature_by_differences(subsample.gradients_alone, position, width)
+    for _ in range(MOST_SHORTER):
+        precision = _precision_by_colours(posterior, subsample, position, width)
+        if precision is None:
+            precision = curvature_by_differences(subsample.gradients_alone, position, width)
+        finite = np.isfinite(precision)
+        if finite.all():
+            break
+        overflows = ~finite.diagonal() if not finite.diagonal().all() else ~finite.all(axis=1)
+        width = np.where(overflows, width * SHORTER, width)
     return precision * np.outer(scale, scale)
 
 

@@ -23,7 +23,7 @@ from pymc_sgmcmc.tuning import (
     mode_search,
     row_noise,
 )
-from pymc_sgmcmc.tuning.curvature import coordinate_scale, curvature_at
+from pymc_sgmcmc.tuning.curvature import coordinate_scale, curvature_at, scaled_precision
 from pymc_sgmcmc.tuning.subsample import Subsample
 from tests.support.linear_gaussian import LinearGaussian, formula_covariance
 from tests.support.models import logistic_model
@@ -401,3 +401,16 @@ def test_a_search_from_where_the_density_is_zero_begins_on_the_way_there():
         np.testing.assert_allclose(found, 0.5, atol=1e-5)
     with pytest.raises(ValueError, match="not finite at the start"):
         mode_search._minimize_towards(density, np.full(2, 2.0), np.full(2, 3.0), scale, 1e-6)
+
+
+def test_differences_are_shorter_where_gradients_overflow():
+    """The logarithm of a rate that is nearly zero hardly has a curvature, and a large scale."""
+    with pm.Model() as model:
+        log_rate, other = pm.Normal("log_rate", 0, 1e3), pm.Normal("other", 0, 1)
+        pm.Poisson("y", pm.math.exp(log_rate), observed=np.zeros(100, dtype=int))
+        pm.Normal("z", other, 1, observed=np.ones(100))
+    posterior = Posterior(model, rows=["y", "z"])
+    scale = np.array([1e6, 0.1])
+    found = scaled_precision(posterior, Subsample(posterior), np.array([-20.0, 1.0]), scale)
+    exact = np.diag([1e-6 + 100 * np.exp(-20), 101.0])
+    np.testing.assert_allclose(found / np.outer(scale, scale), exact, rtol=0.1, atol=1e-9)
