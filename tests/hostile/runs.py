@@ -41,7 +41,7 @@ from tests.support.models import logistic_model, two_variable_model
 X, Y = line_data()
 CURVATURE = {"preconditioner": "curvature"}
 IDENTITY = {"preconditioner": "identity"}
-COMPILED = {"mode": "CVM"}
+COMPILED = {"mode": "NUMBA"}
 
 
 def badly_set(
