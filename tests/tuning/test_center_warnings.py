@@ -120,7 +120,10 @@ def search(model):
 @pytest.mark.parametrize(
     ("make_model", "message"),
     [
-        (lambda: grouped_logistic(520), f"{NO_GUIDE}.*deviations in (log_scale|z).*far from the mass"),
+        (
+            lambda: grouped_logistic(520),
+            f"{NO_GUIDE}.*deviations in (log_scale|z).*far from the mass",
+        ),
         (exchangeable_components, "more than one mode"),
         (exchangeable_components_in_a_long_position, "more than one mode"),
         (two_modes_beside_effects_of_groups, "more than one mode"),
