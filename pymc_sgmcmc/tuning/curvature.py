@@ -37,7 +37,6 @@ TRACE_PROBES = 16
 """The mean curvature is estimated from this many random directions. It is a compromise between the
 error of the estimate and two passes over the sampled rows for each direction."""
 
-
 SHORTER = 1e-3
 MOST_SHORTER = 4
 """Differences that are not finite are taken anew over distances shorter by this factor, until they

@@ -26,7 +26,6 @@ from pymc_sgmcmc.tuning.gaussian import (
     PAIRS_ALONG_COORDINATES,
     Mismatch,
     MismatchAlongCoordinates,
-    mismatch,
 )
 from pymc_sgmcmc.tuning.judge import ControlVariates, judge_at
 from pymc_sgmcmc.tuning.mean_field import mean_field
@@ -347,8 +346,7 @@ def center_of(posterior: Posterior, position: np.ndarray, curvature: Curvature) 
         return center
     evaluations = 2 * max(FEWEST_PAIRS, posterior.dimension)
     subsample = Subsample(posterior, evaluations)
-    gradients = ControlVariates(subsample, center).gradients
-    misfit = mismatch(gradients, position, curvature.root.dense(), np.random.default_rng(1735))
+    misfit = mismatch_at(ControlVariates(subsample, center), center)
     scales = misfit.scales
     if curvature.is_dense:
         shift, guide = misfit.shift, is_guide(misfit, LARGEST_INIT_SHIFT)
