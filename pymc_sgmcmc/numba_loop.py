@@ -5,7 +5,8 @@ start to compile these, and in the loop each call counts the references to its a
 operations of a transition are written one after the other into one function: loops over elements,
 products by `numpy.dot`, slices. All others are calls of PyTensor's functions. An array which no
 later transition reads is written into the memory of the transition before, and one that is recorded
-to the place where it is recorded.
+to the place where it is recorded. Rows that are gathered from a matrix are read where they are
+needed, and what is only summed up along rows or added to rows is evaluated there.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from pytensor.tensor.type import TensorType
 
 from pymc_sgmcmc.numba_products import FLOATING, contiguous_in_numba
 
-VERSION = 10
+VERSION = 11
 """This number is a part of the key in the compile cache. It changes with the code of this file."""
 
 EXPRESSIONS: dict[type[ScalarOp], str] = {
@@ -158,7 +159,7 @@ class LoopOfTransitions:
             for number, variable in enumerate(self._outputs)
             if not self.states <= number < len(carried)
         }
-        source = _Source(self._inputs, self._entries, _storage(carried), recorded)
+        source = _Source(self._inputs, self._entries, _storage(carried), recorded, self._nodes)
         for node in self._nodes:
             source.write(node.op, node)
         text = source.of_loop(self._outputs, self.states, len(self._memory))
@@ -231,6 +232,8 @@ class _Source:
         Variables whose arrays the next transition may read. They get new memory in each transition.
     recorded : mapping of Variable to str
         Variables that are recorded, and the names of their records.
+    nodes : sequence of Apply
+        Operations that will be written, in their order.
     """
 
     def __init__(
@@ -239,6 +242,7 @@ class _Source:
         entries: int,
         carried: set[Variable],
         recorded: Mapping[Variable, str],
+        nodes: Sequence[Apply],
     ):
         self.names: dict[Variable, str] = {}
         self.constants: list[np.ndarray] = []
@@ -249,6 +253,14 @@ class _Source:
         self._lines: list[str] = []
         # The axis of a vector that stands for a matrix, -1 for a number, and its name.
         self._vectors: dict[Variable, tuple[int, str]] = {}
+        # Functions of the places i and j of matrices that are not in memory, and their lengths.
+        self._late: dict[Variable, tuple[Callable[[str, str], str], tuple[str, str]]] = {}
+        self._of_row: list[str] = []
+        self._readers: dict[Variable, list[Apply]] = {}
+        for node in nodes:
+            for variable in node.inputs:
+                self._readers.setdefault(variable, []).append(node)
+        self._changed = _storage(_changed_in_place(nodes))
         self._keys: list[str | None] = []
         self._lengths: dict[int, int] = {}
         self._count = 0
@@ -273,6 +285,8 @@ class _Source:
             return self.names[variable]
         if isinstance(variable, Constant):
             return self._constant(variable)
+        if variable in self._late:
+            return self._in_memory(variable)
         axis, value = self._vectors[variable]
         self.names[variable] = name = self.new()
         if axis < 0:
@@ -312,6 +326,8 @@ class _Source:
         if variable in self._vectors:
             axis, value = self._vectors[variable]
             return value if axis < 0 else f"{value}[{own[axis]}]"
+        if variable in self._late and variable not in self.names:
+            return self._late[variable][0](*own)
         return f"{self.name(variable)}[{', '.join(own)}]"
 
     def length(self, variable: Variable, axis: int) -> str:
@@ -320,7 +336,55 @@ class _Source:
             return "1"
         if variable in self._vectors:
             return f"{self._vectors[variable][1]}.shape[0]"
+        if variable in self._late:
+            return self._late[variable][1][axis]
         return f"{self.name(variable)}.shape[{axis}]"
+
+    def _in_memory(self, variable: Variable) -> str:
+        """Name of a matrix that was to be evaluated where it is read."""
+        rows, columns = (self.length(variable, axis) for axis in (0, 1))
+        name = self.allocate(variable, [rows, columns])
+        heads = [f"for i in range({rows}):", f"for j in range({columns}):"]
+        self._write_loops(heads, lambda: [f"{name}[i, j] = {self.element(variable, 'ij')}"])
+        self.names[variable] = name
+        return name
+
+    def _write_loops(
+        self,
+        heads: Sequence[str],
+        body: Callable[[], list[str]],
+        first: Sequence[str] = (),
+        last: Sequence[str] = (),
+    ) -> None:
+        """Write loops: lines at the begin and end of the outer one, and lines in the inner one."""
+        before, self._lines, self._of_row = self._lines, [], []
+        stores = body()
+        lines, self._lines = [*self._lines, *stores], before
+        inner = _nested(heads[1:], lines)
+        self.line(_nested(heads[:1], [*first, *self._of_row, inner, *last]))
+
+    def _is_late(self, variable: Variable, node: Apply) -> bool:
+        """Whether a matrix can be evaluated where it is read.
+
+        What it is made of must not change in the transition.
+        """
+        return (
+            variable.type.ndim == 2
+            and not any(variable.type.broadcastable)
+            and not self._changed & _storage(node.inputs)
+        )
+
+    def _is_read_once(self, node: Apply) -> bool:
+        """Whether the result is a matrix that is only summed up along rows, or added to rows."""
+        (out, *others), readers = node.outputs, self._readers.get(node.outputs[0], [])
+        if others or len(readers) != 1 or not self._is_late(out, node):
+            return False
+        if out.type.dtype not in FLOATING:  # The sums of whole numbers depend on their type.
+            return False
+        op, inputs = readers[0].op, readers[0].inputs
+        if isinstance(op, AdvancedIncSubtensor):
+            return inputs[1] is out and _adds_rows(op, inputs)
+        return type(op) is Sum and op.axis == (1,)
 
     def allocate(self, variable: Variable, lengths: Sequence[str]) -> str:
         """Name of an array for a variable.
@@ -451,31 +515,53 @@ class _Source:
 
     @write.register
     def _write_gather(self, op: AdvancedSubtensor, node: Apply) -> None:
-        if not _is_of_vector(op, node, node.inputs[1:]):
+        x, *indices = node.inputs
+        (out,) = node.outputs
+        if not _is_of_rows(op, x, indices):
             self._write_call(op, node)
             return
-        result = self.new()
-        self.line(f"{result} = {self.name(node.inputs[0])}[{self.name(node.inputs[1])}]")
-        self.names[node.outputs[0]] = result
+        places = self.name(indices[0])
+        if x.type.ndim == 1:
+            self.names[out] = self.new()
+            self.line(f"{self.names[out]} = {self.name(x)}[{places}]")
+            return
+        name = self.name(x)
+        lengths = self.length(indices[0], 0), self.length(x, 1)
+        heads = [f"for i in range({lengths[0]}):"]
+        self.line(_nested(heads, _row_number(self.new("row_"), f"{places}[i]", name)))
+
+        def element(i: str, j: str) -> str:
+            row = self.new("row_")
+            self._of_row.append(f"{row} = {name}[{places}[{i}]]")
+            return f"{row}[{j}]"
+
+        self._late[out] = element, lengths
+        if not self._is_late(out, node):
+            self._in_memory(out)
 
     @write.register
     def _write_scatter(self, op: AdvancedIncSubtensor, node: Apply) -> None:
         base, values, *indices = node.inputs
-        adds = not op.set_instead_of_inc and not op.ignore_duplicates
-        if not (_is_of_vector(op, node, indices) and adds and values.type.ndim <= 1):
+        if not _adds_rows(op, node.inputs):
             self._write_call(op, node)
             return
-        result, places = self.new(), self.name(indices[0])
-        (place,), heads = self._loops([indices[0], values], [0])
-        value, number = self.element(values, [place] * values.type.ndim), self.new("place_")
+        result, places, row = self.new(), self.name(indices[0]), self.new("row_")
+        at = ["i", "j"][: base.type.ndim]
+        heads = self._loops([indices[0], values], [0])[1]
         self.line(f"{result} = {self.name(base)}{'' if op.inplace else '.copy()'}")
-        body = [
-            f"{number} = {places}[{place}]",
-            f"if not -{result}.shape[0] <= {number} < {result}.shape[0]:",
-            "    raise IndexError('a number is out of range')",
-            f"{result}[{number}] += {value}",
-        ]
-        self.line(_nested(heads, body))
+        if base.type.ndim == 2:
+            heads.append("for j in range(n_j):")
+            self.line(f"n_j = {result}.shape[1]")
+            if values.type.ndim == 2 and not values.type.broadcastable[1]:
+                self.line(_same_length(self.length(values, 1), "n_j"))
+        if values.type.ndim and not (values in self._vectors or values in self._late):
+            self.name(values)
+        place = ", ".join([row, *at[1:]])
+        self._write_loops(
+            heads,
+            lambda: [f"{result}[{place}] += {self.element(values, at[: values.type.ndim])}"],
+            _row_number(row, f"{places}[i]", result),
+        )
         self.names[node.outputs[0]] = result
 
     @write.register
@@ -505,18 +591,27 @@ class _Source:
         (x,), (out,) = node.inputs, node.outputs
         # Sums of one column are PyTensor's: a sum in another order has other last digits.
         of_columns = x.type.ndim == 2 and op.axis == (0,) and not x.type.broadcastable[1]
+        of_rows = x.type.ndim == 2 and op.axis == (1,) and not x.type.broadcastable[0]
         of_all = x.type.ndim in (1, 2) and out.type.ndim == 0
-        if type(op) is not Sum or not (of_columns or of_all):
+        if type(op) is not Sum or not (of_columns or of_rows or of_all):
             self._write_call(op, node)
             return
         result = self.new()
         places, heads = self._loops([x], range(x.type.ndim))
         if of_all:
             self.line(f"{result} = np.{_type(out)}(0)")
-            self.line(_nested(heads, [f"{result} += {self.element(x, places)}"]))
+            self._write_loops(heads, lambda: [f"{result} += {self.element(x, places)}"])
+        elif of_rows:
+            result, total = self.allocate(out, ["n_i"]), self.new("s")
+            self._write_loops(
+                heads,
+                lambda: [f"{total} += {self.element(x, places)}"],
+                [f"{total} = np.{op.acc_dtype}(0)"],
+                [f"{result}[i] = {total}"],
+            )
         else:
             self.line(f"{result} = np.zeros(n_j, np.{op.acc_dtype})")
-            self.line(_nested(heads, [f"{result}[j] += {self.element(x, places)}"]))
+            self._write_loops(heads, lambda: [f"{result}[j] += {self.element(x, places)}"])
             self.line(f"{result} = {result}.astype(np.{_type(out)})")
         self.names[out] = result
 
@@ -526,7 +621,7 @@ class _Source:
             self._write_call(op, node)
             return
         for variable in node.inputs:  # Names are made before the loop.
-            if variable.type.ndim and variable not in self._vectors:
+            if variable.type.ndim and variable not in self._vectors | self._late:
                 self.name(variable)
         if node.outputs[0].type.ndim == 0:
             results = self._scalar(op.scalar_op, [self.name(x) for x in node.inputs], node)
@@ -542,21 +637,32 @@ class _Source:
         places, heads = self._loops(node.inputs, axes)
         at = [place for axis, place in enumerate(places) if axis in axes]
         lengths = [f"n_{place}" for place in at]
+        if self._is_read_once(node):
+            kept = self.new("n_"), self.new("n_")
+            self.line(f"{', '.join(kept)} = {', '.join(lengths)}")
+
+            def element(i: str, j: str) -> str:
+                elements = [self.element(variable, [i, j]) for variable in node.inputs]
+                return self._scalar(op.scalar_op, elements, node)[0]
+
+            self._late[node.outputs[0]] = element, kept
+            return
         names = [self.allocate(variable, lengths) for variable in node.outputs]
         for variable, name in zip(node.outputs, names, strict=True):
             if len(axes) == len(broadcast):
                 self.names[variable] = name
             else:
                 self._vectors[variable] = (axes[0], name)
-        before, self._lines = self._lines, []
-        elements = [self.element(variable, places) for variable in node.inputs]
-        results = self._scalar(op.scalar_op, elements, node)
-        stores = [
-            f"{name}[{', '.join(at)}] = {result}"
-            for name, result in zip(names, results, strict=True)
-        ]
-        body, self._lines = [*self._lines, *stores], before
-        self.line(_nested(heads, body))
+
+        def stores() -> list[str]:
+            elements = [self.element(variable, places) for variable in node.inputs]
+            results = self._scalar(op.scalar_op, elements, node)
+            return [
+                f"{name}[{', '.join(at)}] = {result}"
+                for name, result in zip(names, results, strict=True)
+            ]
+
+        self._write_loops(heads, stores)
 
     def _loops(
         self, inputs: Sequence[Variable], axes: Sequence[int]
@@ -680,15 +786,41 @@ def _storage(outputs: Sequence[Variable]) -> set[Variable]:
     return found
 
 
-def _is_of_vector(op: Op, node: Apply, indices: Sequence[Variable]) -> bool:
-    """Whether an operation selects elements of a vector by a vector of numbers."""
+def _is_of_rows(op: Op, x: Variable, indices: Sequence[Variable]) -> bool:
+    """Whether an operation selects elements of a vector, or rows of a matrix, by their numbers."""
     return (
-        node.inputs[0].type.ndim == 1
+        x.type.ndim in (1, 2)
         and tuple(op.idx_list) == (0,)
         and len(indices) == 1
         and indices[0].type.ndim == 1
         and indices[0].type.dtype.startswith(("int", "uint"))
     )
+
+
+def _adds_rows(op: AdvancedIncSubtensor, inputs: Sequence[Variable]) -> bool:
+    """Whether an operation adds to selected elements of a vector, or rows of a matrix."""
+    base, values, *indices = inputs
+    adds = not op.set_instead_of_inc and not op.ignore_duplicates
+    return adds and _is_of_rows(op, base, indices) and values.type.ndim in (0, base.type.ndim)
+
+
+def _changed_in_place(nodes: Sequence[Apply]) -> list[Variable]:
+    """Variables whose arrays are changed by an operation."""
+    return [
+        node.inputs[number]
+        for node in nodes
+        for numbers in node.op.destroy_map.values()
+        for number in numbers
+    ]
+
+
+def _row_number(name: str, number: str, array: str) -> list[str]:
+    """Source of a number of a row, which may count from the end as in NumPy."""
+    return [
+        f"{name} = {number}",
+        f"if not -{array}.shape[0] <= {name} < {array}.shape[0]:",
+        "    raise IndexError('a number is out of range')",
+    ]
 
 
 def _type(variable: Variable) -> str:

@@ -7,6 +7,7 @@ from functools import partial
 
 import cloudpickle
 import numpy as np
+import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
@@ -257,6 +258,123 @@ def test_rows_that_are_gathered_and_scattered():
 
     (states,) = run(transition, [1.0, 5.0, 2.0])
     np.testing.assert_array_equal(states[0], [2, 0, 9])
+
+
+def factors(rng):
+    """Ratings of items by users, each of which has a vector of effects."""
+    rows, rank = 60, 3
+    user, item = rng.integers(0, 5, rows), rng.integers(0, 4, rows)
+    with pm.Model() as model:
+        U, V = pm.Normal("U", shape=(5, rank)), pm.Normal("V", shape=(4, rank))
+        pm.Normal("rating", (U[user] * V[item]).sum(-1), 1.0, observed=rng.normal(size=rows))
+    return model
+
+
+def slopes(rng):
+    """Slopes of groups, some of which have no row in a minibatch."""
+    rows, columns = 60, 3
+    design, group = rng.normal(size=(rows, columns)), rng.integers(0, 7, rows)
+    with pm.Model() as model:
+        slope = pm.Normal("slope", shape=(7, columns))
+        predictor = (design * slope[group]).sum(-1)
+        pm.Poisson("y", pm.math.exp(predictor), observed=rng.poisson(1.0, rows))
+    return model
+
+
+@pytest.mark.parametrize("make_model", [factors, slopes])
+def test_effects_that_are_rows_of_matrices(make_model, rng):
+    """The rows are read where they are needed, without an array of them."""
+    model = make_model(rng)
+
+    def make(compile_kwargs):
+        settings = {"batch_size": 11, "step_size": 1e-3, "preconditioner": "identity"}
+        return SGLD(model=model, compile_kwargs=compile_kwargs, **settings)
+
+    check_same(make, rng)
+
+
+GROUPS = np.array([0, 2, 2, -1])
+OTHERS = np.array([1, 0, 2, 0])
+
+
+def same_as_pytensor(results, state, memory=()):
+    """The state and the other results of the first transition are those of PyTensor."""
+
+    def transition(index, noise, step_size, state, *memory):
+        return results(state, *memory)
+
+    symbolic = pt.tensor(shape=(len(state),), dtype="float64")
+    copies = [pytensor.shared(variable.get_value()) for variable in memory]
+    expected = pytensor.function([symbolic], results(symbolic, *copies), mode="FAST_COMPILE")
+    state = np.asarray(state, float)
+    exact = expected(state)
+    for found, value in zip(run(transition, state, memory=memory), exact, strict=True):
+        np.testing.assert_allclose(found[0], value, rtol=1e-14)
+
+
+def test_rows_of_a_matrix_are_gathered_and_scattered(rng):
+    """A group that occurs twice gets both of its rows, and numbers from the end are allowed."""
+    groups, design = pytensor.shared(GROUPS), pytensor.shared(rng.normal(size=(4, 2)))
+
+    def results(state):
+        rows = state.reshape((3, 2))[groups]
+        sums = (design * rows * rows).sum(1)
+        added = pt.inc_subtensor(pt.zeros((3, 2))[groups], pt.exp(rows) * sums[:, None])
+        column = pt.inc_subtensor(pt.ones((3, 2))[groups], sums[:, None])
+        row = pt.inc_subtensor(pt.ones((3, 2))[groups], state[:2])
+        others = [pt.specify_shape(sums, (4,)), column, row, rows.sum(), rows.sum(0)]
+        return [added.ravel(), *others]
+
+    same_as_pytensor(results, rng.normal(size=6))
+
+
+def test_rows_that_are_read_where_they_are_needed_may_be_kept_too(rng):
+    """The record, a function of PyTensor and a transposed matrix need them in memory."""
+    groups = pytensor.shared(GROUPS)
+
+    def results(state):
+        rows = pt.specify_shape(state.reshape((3, 2))[groups], (4, 2))
+        squares = rows**2
+        return state + (rows * squares).sum(), rows, pt.cumsum(rows, axis=0), squares.T
+
+    same_as_pytensor(results, rng.normal(size=6))
+
+
+def test_rows_of_a_memory_are_read_before_it_is_changed(rng):
+    """Both the rows and the numbers, which may stand in a memory, are those from before."""
+    groups, others = pytensor.shared(GROUPS, shape=(4,)), pytensor.shared(OTHERS)
+    table = pytensor.shared(rng.normal(size=(3, 2)), shape=(3, 2))
+
+    def results(state, table, groups):
+        changed = pt.set_subtensor(table[others], table[others] + 1)
+        rows = table[groups]
+        total = (rows * changed.sum()).sum(1)
+        added = pt.inc_subtensor(pt.zeros((3, 2))[groups], rows * changed.sum())
+        numbers = pt.set_subtensor(groups[:2], [1, 1])
+        return state + total.sum() + numbers.sum(), changed, numbers, total, added
+
+    def transition(index, noise, step_size, state, table, groups):
+        return results(state, table, groups)
+
+    before, state = table.get_value(), np.ones(2)
+    exact = [np.asarray(value.eval()) for value in results(pt.constant(state), table, groups)]
+    found = run(transition, state, memory=[table, groups])
+    np.testing.assert_allclose(found[0][0], exact[0], rtol=1e-14)
+    for values, expected in zip(found[1:], exact[3:], strict=True):
+        np.testing.assert_allclose(values[0], expected, rtol=1e-14)
+    assert not np.array_equal(table.get_value(), before)
+
+
+@pytest.mark.parametrize("number", [3, -4])
+def test_numbers_of_rows_out_of_range_are_an_error(number):
+    groups = pytensor.shared(np.array([0, number]))
+
+    def transition(index, noise, step_size, state):
+        sums = (state.reshape((3, 2))[groups] * 2).sum(1)
+        return state, pt.specify_shape(sums, (2,))
+
+    with pytest.raises(IndexError, match="out of range"):
+        run(transition, np.ones(6))
 
 
 def test_a_large_memory_is_not_copied():
