@@ -129,8 +129,8 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
         if flat and _has_flat_direction(center.curvature):
             # Along a flat direction rounding decides where other searches end.
             better, misfit = center, mismatch_at(judge, center)
-        at_mode = better.position is center.position
-        _warn_of_no_guide(posterior, misfit, better, collapsed, flat, at_mode=at_mode)
+        mode = center if better.position is center.position else None
+        _warn_of_no_guide(posterior, misfit, collapsed, flat, mode)
         return better
     distance = np.abs((better.position - center.position) / better.curvature.standard_deviations)
     _log.info(
@@ -200,7 +200,7 @@ def _long_center(
     if is_guide(misfit) and not flat and not len(collapsed):
         warn_of_other_modes(posterior, subsample, center, start, scale, at_mode=at_mode)
     else:
-        _warn_of_no_guide(posterior, misfit, center, collapsed, flat, at_mode=at_mode)
+        _warn_of_no_guide(posterior, misfit, collapsed, flat, center if at_mode else None)
     return center
 
 
@@ -273,11 +273,9 @@ def _shown(distance: float) -> str:
 def _warn_of_no_guide(
     posterior: Posterior,
     misfit: Mismatch | MismatchAlongCoordinates,
-    center: Center,
     collapsed: np.ndarray,
     flat: bool,
-    *,
-    at_mode: bool,
+    mode: Center | None,
 ) -> None:
     """Warn that the posterior is far from the Gaussian around the centre in use.
 
@@ -286,13 +284,12 @@ def _warn_of_no_guide(
     posterior
     misfit
         The mismatch at this centre.
-    center : Center
     collapsed : numpy.ndarray of int
         Coordinates whose prior has collapsed at the mode, or at the end of its search.
     flat : bool
         Whether the log posterior is flat or bends upwards at the mode.
-    at_mode : bool
-        Whether the centre is the mode.
+    mode : Center or None
+        End of the search for the mode, where the centre in use is there.
 
     Warns
     -----
@@ -305,15 +302,15 @@ def _warn_of_no_guide(
             "The search for the mode ended at a scale of zero: write group effects such as "
             f"{posterior.labels[collapsed[0]]} non-centred."
         )
-    elif scales[0] < FLAT or (at_mode and flat):
+    elif mode is not None and not flat and mode.distance > FARTHEST_CENTER:
+        cause = (
+            f"The search for the mode ended {_shown(mode.distance)} standard deviations from it: "
+            "the log density may jump, be badly scaled or have no mode."
+        )
+    elif scales[0] < FLAT or (mode is not None and flat):
         cause = (
             "The log posterior is flat or bends upwards there: priors may be improper, outcomes "
             "separated, or modes exchangeable."
-        )
-    elif at_mode and center.distance > FARTHEST_CENTER:
-        cause = (
-            f"The search for the mode ended {_shown(center.distance)} standard deviations from it: "
-            "the log density may jump, be badly scaled or have no mode."
         )
     else:
         cause = (

@@ -48,6 +48,14 @@ LEAST_DIFFERENCE = 1.0
 """A log density is higher than another where it is so by more than this, which is above the error
 that a search leaves in it."""
 
+SHORTER_STEPS = 0.3
+"""A search that ended at an edge of the support begins again, and first goes this part of its
+way."""
+
+EVALUATIONS_A_STEP = 3
+"""A search makes at most this many times as many evaluations as steps. Most need fewer than 1.2 a
+step, and many where it goes along an edge."""
+
 MOST_HALVINGS = 10
 """The way from the first start to the mode of a subsample is halved at most so often."""
 
@@ -198,36 +206,111 @@ def collapsed_coordinates(
 
 
 def minimize(
-    log_density_and_gradient, start, scale: Matrix, tolerance: float, steps: int = 1000
+    log_density_and_gradient: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    start: np.ndarray,
+    scale: Matrix,
+    tolerance: float,
+    steps: int = 1000,
 ) -> np.ndarray:
-    """Maximize a log density by L-BFGS in scaled coordinates."""
+    """Maximize a log density by L-BFGS in scaled coordinates.
 
-    def objective(coordinates):
-        # A step may leave the numbers that are finite, from which the search turns back.
+    Long steps may lead to an edge of the support, or to where a probability is rounded to one. A
+    search that ends there begins again with shorter ones.
+
+    Raises
+    ------
+    ValueError
+        Where the log density or its gradient is not finite at the start.
+    """
+
+    def objective(coordinates: np.ndarray) -> tuple[float, np.ndarray]:
         with np.errstate(all="ignore"):
             value, gradient = log_density_and_gradient(start + scale @ coordinates)
-        if not (np.isfinite(value) and np.isfinite(gradient).all()):
-            return np.inf, np.zeros_like(coordinates)
-        return -value, -(scale.T @ gradient)
+            return -value, -(scale.T @ gradient)
 
-    first = objective(np.zeros_like(start))
-    if not np.isfinite(first[0]):
+    place, radius = np.zeros_like(start), np.inf
+    if not _are_finite(*objective(place)):
         raise ValueError(
             "The log posterior or its gradient is not finite at the start of the search for "
             "the mode. Check the model with `model.debug()`, or give `center`."
         )
+    while steps > 0:
+        end, taken, at_edge = _minimize_near(objective, place, radius, tolerance, steps)
+        steps -= max(1, taken)
+        distance = float(np.abs(end - place).max())
+        if at_edge and SHORTER_STEPS * distance > 10 * tolerance:
+            radius = SHORTER_STEPS * distance
+            continue
+        # Near an edge that is one, differences of gradients are finite only on one side.
+        if not at_edge or radius == np.inf:
+            place = end
+        if distance < radius:
+            break
+    return start + scale @ place
+
+
+def _are_finite(value: float, gradient: np.ndarray) -> bool:
+    return bool(np.isfinite(value) and np.isfinite(gradient).all())
+
+
+def _minimize_near(
+    objective: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    start: np.ndarray,
+    radius: float,
+    tolerance: float,
+    steps: int,
+) -> tuple[np.ndarray, int, bool]:
+    """Minimize a function by L-BFGS where no coordinate differs more than a radius from the start.
+
+    Returns
+    -------
+    place : numpy.ndarray
+        Where the search ended.
+    steps : int
+        How many it took.
+    at_edge : bool
+        Whether it ended where the function does not decrease only as it is no number beyond.
+    """
+    begin = last = (start, *objective(start))
+    edge = False
+
+    def finite(coordinates: np.ndarray) -> tuple[float, np.ndarray]:
+        nonlocal last, edge
+        last = (coordinates.copy(), *objective(coordinates))
+        if _are_finite(*last[1:]):
+            return last[1:]
+        # SciPy ends a search at an infinite value. Where the function seems to rise as steeply as
+        # it falls where the step begins, the step becomes shorter.
+        edge = True
+        place, value, gradient = begin
+        return value + abs(gradient @ (coordinates - place)) + LEAST_DIFFERENCE, -gradient
+
+    def accept(intermediate_result: optimize.OptimizeResult) -> None:
+        nonlocal begin
+        begin = last
+
     # SciPy stops at a bound on the largest component of the gradient. In scaled coordinates that
     # component is about the distance to the mode in standard deviations.
     result = optimize.minimize(
-        objective,
-        np.zeros_like(start),
+        finite,
+        start,
         jac=True,
         method="L-BFGS-B",
-        options={"gtol": tolerance, "ftol": 0.0, "maxiter": steps, "maxcor": 20},
+        bounds=None if radius == np.inf else np.array([start - radius, start + radius]).T,
+        callback=accept,
+        options={
+            "gtol": tolerance,
+            "ftol": 0.0,
+            "maxiter": steps,
+            "maxfun": EVALUATIONS_A_STEP * steps,
+            "maxcor": 20,
+        },
     )
-    if not np.max(np.abs(result.jac)) <= 10 * tolerance:
+    ended_early = not np.max(np.abs(result.jac)) <= 10 * tolerance
+    if ended_early:
         _log.debug("Search for the mode ended early: %s", result.message)
-    return start + scale @ result.x
+    inside = bool(np.abs(result.x - start).max() < radius)
+    return result.x, result.nit, edge and ended_early and inside and result.nit < steps
 
 
 def _minimize_towards(
