@@ -42,6 +42,11 @@ MOST_SHORTER = 4
 """Differences that are not finite are taken anew over distances shorter by this factor, until they
 have been taken so many times."""
 
+NOT_FINITE = (
+    "The curvature of the log posterior is not finite at the centre. Give another `center`, or a "
+    "`preconditioner` and a `step_size`."
+)
+
 SIGNS = 16
 """Vectors of random signs. An effect and the mean of its group have the same signs in all of them
 with probability 3e-5, and then their curvatures cancel."""
@@ -193,14 +198,24 @@ def low_rank_curvature(
         D, rough standard deviations.
     width : float
         Width of the differences of gradients, in standard deviations.
+
+    Raises
+    ------
+    ValueError
+        Where the curvature is not finite.
     """
     dimension = len(position)
 
     def product(vector: np.ndarray) -> np.ndarray:
         length = np.linalg.norm(vector)
-        shift = width / length * scale * vector.ravel()
-        behind, ahead = gradients(np.array([position - shift, position + shift]))
-        return scale * (behind - ahead) * (length / (2 * width))
+        direction = scale * vector.ravel() / length
+        for shorter in SHORTER ** np.arange(MOST_SHORTER):  # Near an edge it need be short.
+            shift = width * shorter * direction
+            behind, ahead = gradients(np.array([position - shift, position + shift]))
+            change = scale * (behind - ahead) * (length / (2 * width * shorter))
+            if np.isfinite(change).all():
+                return change
+        raise ValueError(NOT_FINITE)
 
     rng = np.random.default_rng(1950)
     keeps = dimension <= LOW_RANK_DIMENSION
@@ -249,10 +264,7 @@ def dense_curvature(scaled: np.ndarray, scale: np.ndarray) -> Curvature:
     a valid preconditioner, though a less efficient one.
     """
     if not np.isfinite(scaled).all():
-        raise ValueError(
-            "The curvature of the log posterior is not finite at the centre. Give another "
-            "`center`, or a `preconditioner` and a `step_size`."
-        )
+        raise ValueError(NOT_FINITE)
     values, vectors = linalg.eigh(scaled)
     floor = 1e-8 * np.abs(values).max()
     if values[0] <= floor:
