@@ -153,9 +153,10 @@ def nearest_gaussian(
             position, _ = mean_field(posterior, position, deviations)
         except ValueError:  # The log density is not finite around the start.
             continue
+        begin = None
         for rows in (subsample, more):
             try:
-                center, misfit, deviation = _fitted(posterior, rows, large, position)
+                center, misfit, deviation = _fitted(posterior, rows, large, position, begin)
             except (ValueError, linalg.LinAlgError):  # Gradient or curvature are not finite there.
                 break
             rank = unlikeness(misfit, center)
@@ -168,6 +169,7 @@ def nearest_gaussian(
             agree = misfit.scales[0] > FLAT and misfit.scales[-1] < MOST_UNLIKE_GAUSSIAN
             if rows.count == more.count or fits or not agree:
                 break
+            position, begin = center.position, center
     far.insert(0, (unlikeness(mismatch_at(judge, mode), mode), mode))
     _, center = min(far, key=lambda candidate: candidate[0])
     if center is not mode:
@@ -177,9 +179,15 @@ def nearest_gaussian(
 
 
 def _fitted(
-    posterior: Posterior, subsample: Subsample, large: Subsample, position: np.ndarray
+    posterior: Posterior,
+    subsample: Subsample,
+    large: Subsample,
+    position: np.ndarray,
+    begin: Center | None,
 ) -> tuple[Center, Mismatch, float]:
     """Centre of the Gaussian that a search from a position finds, its mismatch and spread.
+
+    The search begins with the curvature at the position, or with that of a centre there.
 
     Raises
     ------
@@ -189,7 +197,7 @@ def _fitted(
         Where the search ends at a singular Gaussian.
     """
     curvature, excess = _curvature_and_excess(posterior, subsample, large, position)
-    center = center_at(posterior, position, curvature)
+    center = begin or center_at(posterior, position, curvature)
     if subsample.weight == 1:
         centers, steps = 1, MOST_ITERATIONS
     else:
@@ -200,8 +208,9 @@ def _fitted(
             _, excess = _curvature_and_excess(posterior, subsample, large, center.position)
         density = ControlVariates(subsample, center, excess)
         root, last = center.curvature.root.dense(), number == centers - 1
+        settles = ended or not last or centers == 1
         fitted = fit_gaussian(
-            density.gradients, center.position, root, settles=not last or centers == 1, steps=steps
+            density.gradients, center.position, root, settles=settles, steps=steps
         )
         center = center_at(posterior, fitted.mean, _curvature_of(fitted.root))
         if fitted.converged or last:
