@@ -29,7 +29,12 @@ from pymc_sgmcmc.tuning.gaussian import (
 )
 from pymc_sgmcmc.tuning.judge import ControlVariates, judge_at
 from pymc_sgmcmc.tuning.mean_field import mean_field
-from pymc_sgmcmc.tuning.mode_search import SEARCHES, collapsed_coordinates, find_mode
+from pymc_sgmcmc.tuning.mode_search import (
+    SEARCHES,
+    collapsed_coordinates,
+    find_mode,
+    informed_effects,
+)
 from pymc_sgmcmc.tuning.nearest_gaussian import (
     LARGEST_LOSS,
     LARGEST_SHIFT,
@@ -130,7 +135,8 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
             # Along a flat direction rounding decides where other searches end.
             better, misfit = center, mismatch_at(judge, center)
         mode = center if better.position is center.position else None
-        _warn_of_no_guide(posterior, misfit, collapsed, flat, mode)
+        informed = informed_effects(posterior, subsample, better.position, start)
+        _warn_of_no_guide(posterior, misfit, collapsed, informed, flat, mode)
         return better
     distance = np.abs((better.position - center.position) / better.curvature.standard_deviations)
     _log.info(
@@ -200,7 +206,9 @@ def _long_center(
     if is_guide(misfit) and not flat and not len(collapsed):
         warn_of_other_modes(posterior, subsample, center, start, scale, at_mode=at_mode)
     else:
-        _warn_of_no_guide(posterior, misfit, collapsed, flat, center if at_mode else None)
+        informed = informed_effects(posterior, subsample, center.position, start)
+        end = center if at_mode else None
+        _warn_of_no_guide(posterior, misfit, collapsed, informed, flat, end)
     return center
 
 
@@ -274,6 +282,7 @@ def _warn_of_no_guide(
     posterior: Posterior,
     misfit: Mismatch | MismatchAlongCoordinates,
     collapsed: np.ndarray,
+    informed: np.ndarray,
     flat: bool,
     mode: Center | None,
 ) -> None:
@@ -286,6 +295,8 @@ def _warn_of_no_guide(
         The mismatch at this centre.
     collapsed : numpy.ndarray of int
         Coordinates whose prior has collapsed at the mode, or at the end of its search.
+    informed : numpy.ndarray of int
+        Effects of groups of which rows say far more than their prior, whose parameters are fixed.
     flat : bool
         Whether the log posterior is flat or bends upwards at the mode.
     mode : Center or None
@@ -311,6 +322,11 @@ def _warn_of_no_guide(
         cause = (
             "The log posterior is flat or bends upwards there: priors may be improper, outcomes "
             "separated, or modes exchangeable."
+        )
+    elif len(informed):
+        cause = (
+            f"Rows say far more of {posterior.labels[informed[0]]} than its prior: write effects "
+            "of groups with many records as centred ones, `pm.Normal(name, mean, scale)`."
         )
     else:
         cause = (

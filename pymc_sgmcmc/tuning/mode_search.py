@@ -70,6 +70,10 @@ COLLAPSED_PRIOR = 1e8
 """The prior of a coordinate has collapsed where the curvature of its log density is more than this
 many times that at the start: its standard deviation is then ten thousand times smaller."""
 
+INFORMED_SHARE = 30.0
+"""Rows inform an effect of a group, scaled by its standard deviation, so strongly that both lie on
+a curve, where their information is more than this many times that of its prior."""
+
 COLLAPSED_SHARE = 1e4
 """The prior of a coordinate has collapsed only where the curvature of its log density is also more
 than this many times that of the likelihood. Otherwise the data may be what makes it narrow."""
@@ -203,6 +207,21 @@ def collapsed_coordinates(
         narrower = (prior > COLLAPSED_PRIOR * before) & (prior > COLLAPSED_SHARE * information)
     collapsed = np.flatnonzero(narrower & (before > 0))
     return collapsed[np.argsort(-prior[collapsed], kind="stable")]
+
+
+def informed_effects(
+    posterior: Posterior, subsample: Subsample, position: np.ndarray, start: np.ndarray
+) -> np.ndarray:
+    """Coordinates of groups whose fixed prior says far less than the rows.
+
+    Effects of groups with a fixed prior are non-centred ones, which a scale multiplies.
+    """
+    prior = prior_precision_diagonal(posterior, position)
+    fixed = np.isclose(prior, prior_precision_diagonal(posterior, start), rtol=1e-3)
+    gradients = subsample.gradients_of_some_rows(position)
+    information = posterior.n_rows * np.mean(gradients**2, axis=0)
+    of_group = np.mean(gradients != 0, axis=0) < 0.5
+    return np.flatnonzero(fixed & (prior > 0) & of_group & (information > INFORMED_SHARE * prior))
 
 
 def minimize(

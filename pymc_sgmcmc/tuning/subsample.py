@@ -38,6 +38,10 @@ def fewest_rows(posterior: Posterior) -> int:
     return int(np.clip(ELEMENTS_OF_GROUPS // max(1, posterior.row_elements), *SUBSAMPLE_GROUPS))
 
 
+SINGLE_ROWS = 200
+"""The information of rows is estimated from the gradients of so many, up to a tenth."""
+
+
 class Subsample:
     """The posterior with its likelihood estimated from a fixed random set of rows.
 
@@ -129,6 +133,11 @@ class Subsample:
             self._colouring = colouring if is_of_use else None
         self._is_coloured = True
         return self._colouring
+
+    def gradients_of_some_rows(self, position: np.ndarray) -> np.ndarray:
+        """Gradients of at most `SINGLE_ROWS` rows, shape (rows, d)."""
+        numbers = np.unique(np.linspace(0, self.count - 1, SINGLE_ROWS).astype(int))
+        return self.single_row_gradients(position, numbers)
 
     def single_row_gradients(self, position: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Gradients of single rows, shape (rows, d)."""

@@ -191,6 +191,31 @@ def test_a_long_position_leaves_a_scale_of_zero():
     assert center.curvature.standard_deviations[1] > 0.02
 
 
+@pytest.mark.parametrize("centred", [True, False])
+def test_effects_of_groups_with_many_records(centred):
+    """With its scale an effect of which rows say much lies on a curve, unless it is centred."""
+    rng, groups = np.random.default_rng(5), 5
+    group = rng.integers(groups, size=2000)
+    with pm.Model() as model:
+        mean, scale = pm.Normal("mean", 0, 5), pm.Exponential("scale", 1)
+        if centred:
+            effect = pm.Normal("effect", mean, scale, shape=groups)
+        else:
+            effect = mean + scale * pm.Normal("z", shape=groups)
+        outcome = rng.normal(0, 0.6, groups)[group] + rng.normal(size=2000)
+        pm.Normal("y", effect[group], 1.0, observed=outcome)
+    with warnings.catch_warnings(record=True) as record:
+        warnings.simplefilter("always")
+        search(model)
+    messages = [str(warning.message) for warning in record]
+    if centred:
+        assert not messages
+    else:
+        assert len(messages) == 1
+        assert "say far more of z[" in messages[0]
+        assert "centred ones" in messages[0]
+
+
 @pytest.mark.slow
 def test_crossed_effects_of_a_long_position():
     """The joint mode has scales some ten standard deviations too large."""
