@@ -364,6 +364,19 @@ def test_effects_of_few_counts_have_a_near_gaussian(data_folder):
     assert ((ratio > 0.8) & (ratio < 1.1)).all()
 
 
+def test_mean_field_begins_narrower_where_the_density_is_zero(rng):
+    """At 1000 or so standard deviations rates overflow, or are rounded to zero."""
+    with pm.Model() as model:
+        level = pm.Normal("level", 0, 10)
+        pm.Poisson("y", pm.math.exp(level), observed=rng.poisson(3.0, size=100))
+    posterior = Posterior(model)
+    exact = mean_field(posterior, np.ones(1), np.array([0.1]))
+    found = mean_field(posterior, np.ones(1), np.array([500.0]))
+    np.testing.assert_allclose(found, exact, rtol=0.02)
+    with pytest.raises(ValueError, match="not finite at points around the start"):
+        mean_field(posterior, np.array([1000.0]), np.array([0.1]))
+
+
 @pytest.mark.parametrize(("n_groups", "parts"), [(90, 1), (300, 2), (1100, 10)])
 def test_mean_field_divides_groups_among_its_points(n_groups, parts, monkeypatch):
     """Twenty points of ten pairs, and all groups together for an evaluation of few of them."""
