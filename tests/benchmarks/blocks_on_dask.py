@@ -133,7 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
                 if workers:
                     from distributed import Client
 
-                    client = Client(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+                    client = Client(n_workers=workers, threads_per_worker=1, dashboard_address=":0")
                 figures = measure(problem, grid, step, client, settings.iterations)
                 if client is not None:
                     client.close()

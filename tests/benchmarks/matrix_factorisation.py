@@ -251,7 +251,7 @@ def main(arguments: list[str] | None = None) -> int:
     if settings.workers:
         from distributed import Client
 
-        client = Client(n_workers=settings.workers, threads_per_worker=1, dashboard_address=None)
+        client = Client(n_workers=settings.workers, threads_per_worker=1, dashboard_address=":0")
     problem = Problem(settings)
     problem.designs = {}
     for name in settings.contenders:
