@@ -201,8 +201,9 @@ def _long_center(
             better, misfit_there = _recentered(posterior, judge, around)
             escaped = not len(collapsed_coordinates(posterior, subsample, better, start))
             if escaped and (len(collapsed) or misfit_there.shift < misfit.shift):
-                center, misfit = better, misfit_there
-                collapsed, at_mode = collapsed[:0], False
+                center, misfit, at_mode = better, misfit_there, False
+                if is_guide(misfit):
+                    collapsed = collapsed[:0]
     if is_guide(misfit) and not flat and not len(collapsed):
         warn_of_other_modes(posterior, subsample, center, start, scale, at_mode=at_mode)
     else:

@@ -193,8 +193,9 @@ class MismatchAlongCoordinates:
     @property
     def scales(self) -> np.ndarray:
         """Smallest and largest relative precision, each nearer to one by its uncertainty."""
-        error = BEYOND_DOUBT * self.precision_error
-        return np.array([(self.precision + error).min(), (self.precision - error).max()])
+        with np.errstate(invalid="ignore"):
+            error = BEYOND_DOUBT * self.precision_error
+            return np.array([(self.precision + error).min(), (self.precision - error).max()])
 
 
 def mismatch_along_coordinates(
