@@ -52,7 +52,11 @@ class CompleteData:
         Name of its observed variable whose rows are the groups.
     has_laplace : bool
         Whether it is Laplace's approximation.
+    groups_evaluated : int
+        How many densities of single groups were evaluated by functions of `compile`.
     """
+
+    groups_evaluated = 0
 
     def __init__(
         self,
@@ -203,6 +207,7 @@ class CompleteData:
         self,
         make: Callable[..., list[TensorVariable]],
         extra: Sequence[TensorVariable] = (),
+        evaluations: int = 1,
     ) -> Callable[..., list[np.ndarray]]:
         """Function of a position, numbers of groups, a block and further arrays.
 
@@ -212,6 +217,8 @@ class CompleteData:
             Outputs of symbolic arguments, in the same order.
         extra : sequence of TensorVariable
             Placeholders of the further arrays.
+        evaluations : int
+            How often a call evaluates the density of each group, for `groups_evaluated`.
         """
         dimension = self._layout.dimension
         position = pt.tensor("position", shape=(dimension,), dtype=self._layout.dtype)
@@ -221,6 +228,7 @@ class CompleteData:
         function = compile_on_arrays(inputs, make(*inputs), NUMPY_MODE)
 
         def evaluate(*arrays: np.ndarray) -> list[np.ndarray]:
+            self.groups_evaluated += evaluations * len(arrays[1])
             with np.errstate(all="ignore"):
                 return function(
                     *(

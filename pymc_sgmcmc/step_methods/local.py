@@ -86,7 +86,12 @@ class GroupPosterior(Posterior):
 
     def __init__(self, complete: CompleteData, settings: Settings):
         super().__init__(settings.model, rows=settings.rows, initial_point=settings.initial_point)
-        self._mode_gradients = ModeGradients(complete)
+        self._complete, self._mode_gradients = complete, ModeGradients(complete)
+
+    @property
+    def rows_evaluated(self) -> int:
+        """How many log densities or gradients of groups were computed, also by visits to them."""
+        return super().rows_evaluated + self._complete.groups_evaluated
 
     def row_gradients(self, position: np.ndarray, rows: Sequence[np.ndarray]) -> np.ndarray:
         """Gradients of the log likelihood of single groups, shape (groups, d)."""

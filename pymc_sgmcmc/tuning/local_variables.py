@@ -339,7 +339,7 @@ class _Visits:
         self._rng, self._local = rng, local
         shape = (local.transitions, None, local.noise_size)
         noise = pt.tensor("noise", shape=shape, dtype=complete.dtype)
-        self._visit = complete.compile(lambda *at: [local.run(*at)], [noise])
+        self._visit = complete.compile(lambda *at: [local.run(*at)], [noise], local.transitions)
         self._transitions = local.transitions
 
     def visit(

@@ -315,6 +315,15 @@ def test_control_variates_at_their_center(mixed, away):
     assert (np.abs(root.T @ (estimate - exact)) < 4.5 * 0.03).all()
 
 
+def test_visits_to_groups_count_as_passes():
+    """The gradient at a centre is an average over so many draws, each with its transitions."""
+    local = LocalSampling("u", transitions=2)
+    settings = {"step_size": 1e-3, "batch_size": 5, "preconditioner": "identity"}
+    with LinearMixedModel().model():
+        step = SGLD(local=local, gradient="cv", center={"beta": np.zeros(2)}, **settings)
+    assert step.posterior.rows_evaluated > 2 * local_variables.GIVEN_ROUNDS * step.posterior.n_rows
+
+
 @pytest.mark.slow
 def test_transitions_of_a_user():
     """Proposals from the prior have the same law as transitions by default."""
