@@ -158,7 +158,7 @@ class AusterityMH(StepMethod):
     _state_class = AusterityState
     _refused: ClassVar = NO_GRADIENTS
     stats_dtypes_shapes: dict[str, tuple[Any, Any]] = {  # noqa: RUF012  # as PyMC declares it
-        "accepted": (bool, []),
+        "accepted": (np.float64, []),
         "rows_read": (np.int64, []),
         "decision_error": (np.float64, []),
     }
@@ -256,7 +256,7 @@ class AusterityMH(StepMethod):
         there = here + np.sqrt(self.step_size) * noise
         decision = self._decide(here, there)
         stats = {
-            "accepted": decision.accepted,
+            "accepted": float(decision.accepted),
             "rows_read": decision.rows_read,
             "decision_error": decision.error,
         }
