@@ -70,13 +70,13 @@ COLLAPSED_PRIOR = 1e8
 """The prior of a coordinate has collapsed where the curvature of its log density is more than this
 many times that at the start: its standard deviation is then ten thousand times smaller."""
 
-INFORMED_SHARE = 30.0
-"""Rows inform an effect of a group, scaled by its standard deviation, so strongly that both lie on
-a curve, where their information is more than this many times that of its prior."""
-
 COLLAPSED_SHARE = 1e4
 """The prior of a coordinate has collapsed only where the curvature of its log density is also more
 than this many times that of the likelihood. Otherwise the data may be what makes it narrow."""
+
+INFORMED_SHARE = 30.0
+"""Rows inform an effect of a group, scaled by its standard deviation, so strongly that both lie on
+a curve, where their information is more than this many times that of its prior."""
 
 
 def find_mode(
@@ -290,17 +290,19 @@ def _minimize_near(
     at_edge : bool
         Whether it ended where the function does not decrease only as it is no number beyond.
     """
-    begin = last = (start, *objective(start))
-    edge = False
+    begin: tuple[np.ndarray, float, np.ndarray] | None = None
+    last, edge = begin, False
 
     def finite(coordinates: np.ndarray) -> tuple[float, np.ndarray]:
-        nonlocal last, edge
+        nonlocal begin, last, edge
         last = (coordinates.copy(), *objective(coordinates))
         if _are_finite(*last[1:]):
+            begin = begin or last  # The first evaluation is at the start.
             return last[1:]
         # SciPy ends a search at an infinite value. Where the function seems to rise as steeply as
         # it falls where the step begins, the step becomes shorter.
         edge = True
+        assert begin is not None
         place, value, gradient = begin
         return value + abs(gradient @ (coordinates - place)) + LEAST_DIFFERENCE, -gradient
 

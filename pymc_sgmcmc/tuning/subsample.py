@@ -30,16 +30,15 @@ SUBSAMPLE_OPERATIONS = 1_000_000_000
 """More rows are taken as long as rows times elements of a row times evaluations stay below this
 number. This is a second of work where a row has twenty elements, and several where it has few."""
 
+SINGLE_ROWS = 200
+"""The information of rows is estimated from the gradients of so many, up to a tenth."""
+
 
 def fewest_rows(posterior: Posterior) -> int:
     """Rows of a subsample, or more."""
     if not posterior.rows_are_groups:
         return SUBSAMPLE_ROWS
     return int(np.clip(ELEMENTS_OF_GROUPS // max(1, posterior.row_elements), *SUBSAMPLE_GROUPS))
-
-
-SINGLE_ROWS = 200
-"""The information of rows is estimated from the gradients of so many, up to a tenth."""
 
 
 class Subsample:
