@@ -26,6 +26,7 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import Sum
 
 from pymc_sgmcmc.posterior.blockwise import all_rows_at_once
+from pymc_sgmcmc.posterior.numpy_linker import NumpyLinker
 
 
 @node_rewriter([OpFromGraph])
@@ -112,7 +113,7 @@ _use_numpy = [
     (dfs_rewriter(_on_arrays, _split_sums, _take_short_axis_apart), _AFTER_OTHER_REWRITES + 0.1),
 ]
 
-PYTHON_MODE = Mode(linker="py", optimizer="minimum_compile").register(*_use_numpy)
+PYTHON_MODE = Mode(linker=NumpyLinker(), optimizer="minimum_compile").register(*_use_numpy)
 """In this mode NumPy evaluates a graph as it stands. It serves for functions that are called only a
 few times."""
 
@@ -123,7 +124,7 @@ variables have such arrays. The second one fails, and prints so, where a sum ove
 square of a product whose first factor is an input: normal vectors at several positions."""
 
 NUMPY_MODE = (
-    Mode(linker="py", optimizer="fast_run")
+    Mode(linker=NumpyLinker(), optimizer="fast_run")
     .excluding("fusion", "inplace", "local_pow_to_nested_squaring", *WRONG_REWRITES)
     .register((inline_inner_graphs, _BEFORE_OTHER_REWRITES), *_use_numpy)
 )

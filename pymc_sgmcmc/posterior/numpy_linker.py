@@ -1,0 +1,85 @@
+"""Evaluate graphs by NumPy with little time beside its functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import numpy as np
+from pytensor.graph.basic import Apply
+from pytensor.link.basic import PerformLinker
+from pytensor.tensor.elemwise import Elemwise
+
+Cell = list[Any]
+"""One place of the memory of a compiled function, a list of one element."""
+
+
+class NumpyLinker(PerformLinker):
+    """PyTensor's Python code, with shorter code for the operations on elements.
+
+    A function of 10⁴ elements takes NumPy about 3 µs, and `Elemwise.perform` 6 µs beside it.
+    """
+
+    def make_all(self, *arguments: Any, **options: Any) -> Any:
+        """Function, containers of its inputs and outputs, and the operations in order."""
+        function, *containers, thunks, order = super().make_all(*arguments, **options)
+        # The function calls what is in this list.
+        for number, (thunk, node) in enumerate(zip(thunks, order, strict=True)):
+            quick = quick_thunk(node, thunk.inputs, thunk.outputs)
+            if quick is not None:
+                thunks[number] = quick
+
+        @wraps(function)
+        def without_warnings() -> Any:
+            with np.errstate(all="ignore"):
+                return function()
+
+        return without_warnings, *containers, thunks, order
+
+
+def quick_thunk(
+    node: Apply, inputs: Sequence[Cell], outputs: Sequence[Cell]
+) -> Callable[[], None] | None:
+    """Function that applies an operation on elements, None where PyTensor's is needed."""
+    operation = node.op
+    # NumPy takes 32 operands at most.
+    if type(operation) is not Elemwise or len(outputs) != 1 or not 0 < len(inputs) < 32:
+        return None
+    function = _function_of(node)
+    if operation.inplace_pattern or function is None:
+        return None
+    (output,), dtype = outputs, np.dtype(node.outputs[0].type.dtype)
+    # Other inputs have one element on every axis.
+    with_axes = [
+        cell
+        for cell, variable in zip(inputs, node.inputs, strict=True)
+        if not all(variable.type.broadcastable)
+    ]
+    check = operation._check_runtime_broadcast if len(with_axes) > 1 else None
+
+    def thunk() -> None:
+        values = [cell[0] for cell in inputs]
+        if check is not None:
+            for (value,) in with_axes:
+                if 1 in value.shape:
+                    check(node, values)
+                    break
+        result = function(*values)
+        if type(result) is not np.ndarray or result.dtype != dtype:
+            result = np.asarray(result, dtype=dtype)
+        output[0] = result if result.flags.owndata else result.copy()
+
+    thunk.inputs, thunk.outputs = inputs, outputs  # type: ignore[attr-defined]
+    return thunk
+
+
+def _function_of(node: Apply) -> Callable[..., Any] | None:
+    """The function that `Elemwise.perform` calls, once PyTensor has prepared the node."""
+    operation = node.op
+    if operation.nfunc and len(node.inputs) == operation.nfunc_spec[1]:
+        signature = getattr(node.tag, "sig", None)
+        if signature is None:
+            return operation.nfunc
+        return lambda *values: operation.nfunc(*values, sig=signature)
+    return operation.ufunc or getattr(node.tag, "ufunc", None)
