@@ -1,17 +1,19 @@
 """Runs on models of groups with default arguments, compared with NUTS on the joint models.
 
     python -m tests.accuracy.hierarchical_suite FOLDER_OF_DATA [NAME ...] [--draws D] [--seed S]
+        [--markdown FILE]
 
 prints for each model the numbers of groups and of global variables, the parts of the global and of
 the local coordinates whose mean is within 0.1 sd and whose sd is within 5 % of the reference, the
 largest error of a mean, the largest R-hat of the global variables, the seconds of `marginalize`,
 set-up, run and `recover` (of the compared groups) beside those of NUTS, and the verdict of
-`bias_report`.
+`bias_report`. It writes the table of the documentation.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +28,7 @@ from pymc_sgmcmc import SGLDCV, marginalize, recover
 from tests.accuracy.hierarchical import MODELS
 from tests.accuracy.make_hierarchical_references import FOLDER, chosen_entries, summarise_locals
 from tests.accuracy.suite import compare_positions, good, run
+from tests.benchmarks.common.markdown import write_tables
 from tests.support.references import read_arrays
 
 
@@ -100,6 +103,17 @@ def _compare_locals(
     )
 
 
+COLUMNS = ("model", "groups", "global", "within: global", "local", "largest R-hat")
+
+
+def cells(name: str, table: pd.DataFrame, locals_: pd.DataFrame) -> list[str]:
+    """A row of the table of the documentation."""
+    title = re.match(r"(.*): N = ", MODELS[name].__doc__ or "").group(1)
+    counts = [title, str(table.attrs["n_groups"]), str(len(table))]
+    within = [f"{good(each).mean():.2f}" for each in (table, locals_)]
+    return [*counts, *within, f"{table['r_hat'].max():.3f}"]
+
+
 def main() -> None:
     """Run the program."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -107,7 +121,9 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=available())
     parser.add_argument("--draws", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--markdown", type=Path, help="file for the table of the documentation")
     arguments = parser.parse_args()
+    rows = []
     for name in arguments.names:
         table, locals_ = compare(
             name, arguments.data_folder, draws=arguments.draws, seed=arguments.seed
@@ -124,6 +140,10 @@ def main() -> None:
             f"(NUTS {facts['nuts_seconds']:.0f} s); {facts['verdict']}",
             flush=True,
         )
+        rows.append(cells(name, table, locals_))
+        if arguments.markdown is not None:  # After each model: a long run may be stopped.
+            command = "python -m tests.accuracy.hierarchical_suite FOLDER_OF_DATA"
+            write_tables(arguments.markdown, [(COLUMNS, rows)], command)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """All samplers with their defaults on some of the posteriors, compared with stored references.
 
     python -m tests.accuracy.samplers FOLDER_OF_DATA [--models NAME ...] [--samplers NAME ...]
+        [--markdown FILE]
 
 prints for each sampler and model the part of the coordinates whose mean is within 0.1 sd and whose
 sd is within 5 % of the reference, the median ratio of standard deviations, the smallest number of
 effective draws, R-hat, the seconds of set-up and run, and effective draws a second of the run; and
-at the end a line for each sampler over all models.
+at the end a line for each sampler over all models. It writes the table of the documentation.
 """
 
 from __future__ import annotations
@@ -16,29 +17,30 @@ from pathlib import Path
 import pandas as pd
 
 from pymc_sgmcmc import HAMCMC, OSGFS, PSGLD, SGHMC, SGLD, SGLDCV, SGNHT
-from tests.accuracy.suite import compare, good
+from tests.accuracy.suite import compare, described, good
+from tests.benchmarks.common.markdown import write_tables
 
 SAMPLERS = {
     "SGLDCV": (SGLDCV, {}),
-    "SGLD": (SGLD, {}),
     "SGHMC": (SGHMC, {}),
-    "SGHMC, plain": (SGHMC, {"gradient": "plain"}),
     "SGNHT": (SGNHT, {}),
-    "SGNHT, plain": (SGNHT, {"gradient": "plain"}),
-    "PSGLD": (PSGLD, {}),
     "OSGFS": (OSGFS, {}),
     "HAMCMC": (HAMCMC, {}),
+    "PSGLD": (PSGLD, {}),
+    "SGLD": (SGLD, {}),
+    "SGHMC, plain": (SGHMC, {"gradient": "plain"}),
+    "SGNHT, plain": (SGNHT, {"gradient": "plain"}),
 }
-MODELS = (
-    "skin_logistic",
-    "epil_poisson",
-    "gamma_glm",
-    "rare_events",
-    "correlated_design",
-    "scales_apart",
-    "ordered_logistic",
-    "contraception",
-)
+MODELS = {
+    "correlated_design": "correlation .99",
+    "scales_apart": "scales 10⁴ apart",
+    "rare_events": "0.5 % positives",
+    "epil_poisson": "epil",
+    "ordered_logistic": "ordered",
+    "radon_houses": "radon",
+    "contraception": "Contraception",
+}
+"""Posteriors, and their names in the table of the documentation."""
 
 
 def line(name: str, model: str, data_folder: Path, draws: int) -> dict[str, object]:
@@ -62,13 +64,32 @@ def line(name: str, model: str, data_folder: Path, draws: int) -> dict[str, obje
     }
 
 
+def cells(lines: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of the table of the documentation."""
+    models = list(lines["model"].unique())
+    rows = [["rows, coordinates"]]
+    for model in models:
+        coordinates = lines.loc[lines["model"] == model, "coordinates"].iloc[0]
+        rows[0].append(f"{described(model)[1]}, {coordinates}")
+    for name, of_sampler in lines.groupby("sampler", sort=False):
+        found = of_sampler.set_index("model")
+        rows.append([str(name)])
+        for model in models:
+            cell = "–"
+            if model in found.index:
+                cell = f"{found.loc[model, 'good']:.2f}, {found.loc[model, 'ESS/s']:.0f}"
+            rows[-1].append(cell)
+    return ["step method", *(MODELS.get(model, model) for model in models)], rows
+
+
 def main() -> None:
     """Run the program."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data_folder", type=Path)
-    parser.add_argument("--models", nargs="*", default=MODELS)
+    parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--samplers", nargs="*", default=list(SAMPLERS), choices=list(SAMPLERS))
     parser.add_argument("--draws", type=int, default=1000)
+    parser.add_argument("--markdown", type=Path, help="file for the table of the documentation")
     arguments = parser.parse_args()
     lines = []
     for model in arguments.models:
@@ -79,6 +100,9 @@ def main() -> None:
                 print(f"{name} on {model}: {type(error).__name__}: {str(error)[:150]}", flush=True)
                 continue
             print(pd.DataFrame(lines[-1:]).round(3).to_string(header=False), flush=True)
+        if arguments.markdown is not None:  # After each model: a long run may be stopped.
+            command = "python -m tests.accuracy.samplers FOLDER_OF_DATA"
+            write_tables(arguments.markdown, [cells(pd.DataFrame(lines))], command)
     table = pd.DataFrame(lines)
     table["weighted"] = table["good"] * table["coordinates"]
     whole = table.groupby("sampler", sort=False).agg(

@@ -6,6 +6,7 @@ Examples
 
     python tests/benchmarks/marginal_tools.py
     python tests/benchmarks/marginal_tools.py --methods laplace --groups 1000 --peers
+    python tests/benchmarks/marginal_tools.py --peers --markdown docs/tables/marginal_fits.txt
 
 ``README.md`` beside this file says how to read the figures.
 """
@@ -16,10 +17,13 @@ import argparse
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from common.child import run_in_fresh_process
 from common.machine import restrict_to_one_core
+from common.markdown import write_tables
 from common.program import make_parser, print_table, say, write_results
 
 LINEAR = ("quasi-newton", "em", "MixedLM")
@@ -27,6 +31,14 @@ METHODS = ("laplace", "aghq", "mcem", "quasi-newton", "em")
 PEERS = ("BinomialBayesMixedGLM", "MixedLM")
 MOST_GROUPS = {"mcem": 10_000, "BinomialBayesMixedGLM": 1000, "MixedLM": 10_000}
 """More groups take many minutes, or more memory than there is."""
+TITLES = {
+    "laplace": 'logistic, "laplace"',
+    "aghq": 'logistic, "aghq" with 25 nodes',
+    "mcem": 'logistic, "mcem"',
+    "quasi-newton": 'linear, "quasi-newton"',
+    "em": 'linear, "em"',
+}
+"""Names of the fits in the table of the documentation."""
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -38,6 +50,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--draws", type=int, default=4000, help="for `recover`, 0 to leave it out")
     parser.add_argument("--recovered", type=int, default=2000, help="groups for `recover`")
     parser.add_argument("--limit", type=float, default=1200, help="seconds for a fit")
+    parser.add_argument("--markdown", type=Path, help="file for the table of the documentation")
     return parser.parse_args(arguments)
 
 
@@ -142,6 +155,18 @@ def run_peer(peer: str, groups: int) -> dict[str, Any]:
     return {"what": peer, "groups": groups, "seconds": seconds.cpu, "sd": sd}
 
 
+def write_table(path: Path, results: Sequence[Mapping[str, Any]], groups: Sequence[int]) -> None:
+    """Write the table of the documentation: seconds of the fits, by number of groups."""
+    seconds = {(result["what"], result["groups"]): result["seconds"] for result in results}
+    rows = [
+        [title, *(seconds.get((method, count), "not run") for count in groups)]
+        for method, title in TITLES.items()
+        if any(what == method for what, _ in seconds)
+    ]
+    columns = ["groups", *map(str, groups)]
+    write_tables(path, [(columns, rows)], "tests/benchmarks/marginal_tools.py")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark."""
     settings = parse_arguments(arguments)
@@ -175,6 +200,8 @@ def main(arguments: list[str] | None = None) -> int:
         ["what", "groups", "seconds", "sd of the intercepts"],
         [[r["what"], r["groups"], r["seconds"], r["sd"]] for r in results],
     )
+    if settings.markdown is not None:
+        write_table(settings.markdown, results, settings.groups)
     return 0
 
 
