@@ -247,6 +247,42 @@ def test_accuracy_in_the_readme_is_that_of_the_tables():
     assert horseshoe == part_within(is_horseshoe, "gallery.txt")
 
 
+def test_seconds_in_the_texts_are_those_of_the_table():
+    table = {}
+    for line in (DOCS / "effective_draws.txt").read_text(encoding="utf-8").splitlines()[2:]:
+        if line.startswith("|"):
+            cells = [cell.strip() for cell in line.split("|")[1:-1]]
+            rows, contender, warm, ratio = cells[0], cells[1], cells[3], cells[-2]
+            table[int(rows), contender] = warm, ratio
+
+    def seconds(rows, contender):
+        if (warm := table[rows, contender][0]) == "":
+            return "over 60"
+        return f"{float(warm):.1f}" if float(warm) < 9.95 else f"{float(warm):.0f}"
+
+    def factor(rows, contender):
+        return f"{float(table[rows, contender][1]):.2f}"
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = readme.partition("## Beside other packages")[2].split("\n\n")[1].splitlines()[2:]
+    order = ("ours", "corrected", "nutpie", "hmcecs", "blackjax", "blackjax_fine", "sgmcmcjax")
+    for line, contender in zip(lines, order, strict=True):
+        cells = [seconds(10**4, contender), seconds(10**6, contender)]
+        assert line.split(" | ")[-3:] == [*cells, f"× {factor(10**4, contender)} |"]
+
+    page = (DOCS / "choosing.md").read_text(encoding="utf-8")
+    shown = ("ours", "corrected", "nutpie")
+    for power, exponent in zip((4, 5, 6, 7), "⁴⁵⁶⁷", strict=True):
+        cells = " | ".join(seconds(10**power, contender) for contender in shown)
+        assert f"\n| 10{exponent} | {cells} |\n" in page
+    of_draws = " | ".join(factor(10**4, contender) for contender in shown)
+    assert f"worst coordinate | {of_draws}, at 10⁴ |" in page
+    for contender in shown[:2]:
+        assert (
+            f"| {seconds(10**4, contender)} s at 10⁴ rows and {seconds(10**7, contender)} s" in page
+        )
+
+
 @pytest.mark.parametrize("module", [pymc_sgmcmc, datasets], ids=lambda module: module.__name__)
 def test_api_page_has_all_public_names(module):
     page = (DOCS / "api.md").read_text(encoding="utf-8")
