@@ -216,13 +216,20 @@ def test_table_of_what_goes_together(monkeypatch, uncompiled):
     assert made == lines
 
 
+EFFECTIVE = DOCS / "effective_draws.txt"
+
+
+def cells_of(path: Path) -> list[list[str]]:
+    """Cells of the rows of the first table in a file."""
+    lines = path.read_text(encoding="utf-8").split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
 def part_within(wanted: Callable[[str], bool], *tables: str) -> str:
     """Part of the coordinates that are within the bounds, in the wanted rows of tables."""
     counts = []
     for name in tables:
-        text = (DOCS / "tables" / name).read_text(encoding="utf-8")
-        for line in text.split("\n\n")[0].splitlines()[2:]:
-            posterior, _, coordinates, within, *_ = line.strip("| ").split(" | ")
+        for posterior, _, coordinates, within, *_ in cells_of(DOCS / "tables" / name):
             if wanted(posterior):
                 counts.append((int(coordinates), float(within)))
     total = sum(coordinates for coordinates, _ in counts)
@@ -248,12 +255,9 @@ def test_accuracy_in_the_readme_is_that_of_the_tables():
 
 
 def test_seconds_in_the_texts_are_those_of_the_table():
-    table = {}
-    for line in (DOCS / "effective_draws.txt").read_text(encoding="utf-8").splitlines()[2:]:
-        if line.startswith("|"):
-            cells = [cell.strip() for cell in line.split("|")[1:-1]]
-            rows, contender, warm, ratio = cells[0], cells[1], cells[3], cells[-2]
-            table[int(rows), contender] = warm, ratio
+    table = {
+        (int(n), name): (warm, ratio) for n, name, _, warm, *_, ratio, _ in cells_of(EFFECTIVE)
+    }
 
     def seconds(rows, contender):
         if (warm := table[rows, contender][0]) == "":
@@ -281,6 +285,23 @@ def test_seconds_in_the_texts_are_those_of_the_table():
         assert (
             f"| {seconds(10**4, contender)} s at 10⁴ rows and {seconds(10**7, contender)} s" in page
         )
+
+
+def test_costs_in_the_table_of_choices_are_those_of_the_tables():
+    page = (DOCS / "choosing.md").read_text(encoding="utf-8")
+    groups = {tuple(cells[:3]): cells for cells in cells_of(DOCS / "tables" / "groups.txt")}
+    few, many = (groups[count, "10", "`marginalize`, `SGLDCV()`"] for count in ("1000", "1000000"))
+    local = groups["1000", "10", '`SGLDCV(local="z")`']
+    setup = f"{float(few[3]):.0f} s of set-up at 10³ groups and {many[3]} s at 10⁶"
+    assert f"| {setup}; {few[-1]} and {many[-1]} effective draws a second" in page
+    assert f"| {float(local[-1]):.0f} effective draws a second at 10³ groups" in page
+    (files,) = (
+        cells
+        for cells in cells_of(DOCS / "tables" / "many_rows.txt")
+        if cells[:2] == ["100000000", "files"]
+    )
+    assert f"| {float(files[9]):.0f} s and {float(files[10]):.1f} GiB to 1000 effective" in page
+    assert f"standard deviations {float(files[11]):.2f} times those" in page
 
 
 @pytest.mark.parametrize("module", [pymc_sgmcmc, datasets], ids=lambda module: module.__name__)
