@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,13 +14,17 @@ from types import SimpleNamespace
 # its own; one thread each, since there is a worker a core. What PyMC compiles for itself, and the
 # transitions where a test names no backend, are evaluated by NumPy: for functions that are called
 # a few times, compiling them takes longer than calling them. `with_compiler` compiles them in C.
+# Slow tests call them often, some for an hour without Numba.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 flags = [flag for flag in os.environ.get("PYTENSOR_FLAGS", "").split(",") if "=" in flag]
 given = dict(flag.split("=", 1) for flag in flags)
 # Fused operations, which only a compiler makes faster, are loops over elements in Python. To find
 # operations that may overwrite their inputs takes a tenth of the time of a compilation.
 WITHOUT_COMPILER = ["mode=Mode", "linker=cvm", "cxx=", "optimizer_excluding=fusion:inplace"]
-if "mode" not in given and shutil.which("g++"):
+chosen = [value for option, value in pairwise(sys.argv) if option == "-m"]
+if "mode" not in given and chosen == ["slow"]:
+    flags.append("mode=NUMBA")
+elif "mode" not in given and shutil.which("g++"):
     flags += WITHOUT_COMPILER
 # Notes of the lines that made each node take an eighth of the time of a compilation, and symbols
 # for a debugger take a tenth of that of g++.
@@ -38,6 +44,8 @@ gc.set_threshold(2_000_000, 20, 20)
 import numpy as np  # noqa: E402
 import pytensor  # noqa: E402
 import pytest  # noqa: E402
+from pytensor.compile.mode import predefined_linkers  # noqa: E402
+from pytensor.link.vm import VMLinker  # noqa: E402
 
 from tests.support.default_cases import leave_out_the_others  # noqa: E402
 
@@ -74,17 +82,14 @@ def without_compiler():
 
 
 @pytest.fixture
-def with_compiler():
+def with_compiler(monkeypatch):
     """What is not compiled by Numba or JAX is compiled in C."""
+    cvm = predefined_linkers["cvm"]
     with pytensor.config.change_flags(cxx=pytensor.config.cxx or shutil.which("g++") or ""):
+        # PyTensor's linker looks for a compiler when PyTensor is imported.
+        for name, value in vars(VMLinker(use_cloop=True)).items():
+            monkeypatch.setattr(cvm, name, value)
         yield
-
-
-@pytest.fixture(autouse=True)
-def compiler_of_slow_tests(request):
-    """Slow tests call what they compile often enough for C code."""
-    if request.node.get_closest_marker("slow") and "without_compiler" not in request.fixturenames:
-        request.getfixturevalue("with_compiler")
 
 
 UNCHECKED = {
