@@ -21,6 +21,10 @@ from pymc_sgmcmc.posterior.rows import keep_whole
 from pymc_sgmcmc.sources import RowSource
 
 
+class EmptyGroupsError(ModelError):
+    """Some groups have no records."""
+
+
 @dataclass(frozen=True, eq=False)
 class Records:
     """Records that lie in groups by an array of codes: record i belongs to group ``codes[i]``.
@@ -249,7 +253,7 @@ def _check_all_present(codes: np.ndarray, n_groups: int, name: str) -> None:
     empty = np.flatnonzero(np.bincount(codes, minlength=n_groups) == 0)
     if len(empty):
         shown = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
-        raise ModelError(
+        raise EmptyGroupsError(
             f"Each of the {n_groups} groups should have records of `{name}`, but {len(empty)} have "
             f"none (codes {shown}). Drop these groups, for example by `pandas.factorize`."
         )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from math import prod
 
 from pymc.model import Model
 
 from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.marginal.codes import EmptyGroupsError
 from pymc_sgmcmc.marginal.structure import LocalStructure, find_structure
 from pymc_sgmcmc.posterior.graphs import shape_of
+
+_log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
 FEWEST_GROUPS = 20
 """Variables of fewer entries are left in the model, since a minibatch touches most of so few
@@ -35,7 +39,7 @@ def local_structures(model: Model) -> tuple[list[LocalStructure], list[LocalStru
         structure
         for names in _candidates(model)
         if (structure := _structure(model, names)) is not None
-        and FEWEST_GROUPS <= structure.n_groups < structure.n_records
+        and FEWEST_GROUPS <= structure.n_groups <= structure.n_records
     ]
     if not structures:
         return [], []
@@ -60,8 +64,12 @@ def _candidates(model: Model) -> Iterator[list[str]]:
 def _structure(model: Model, names: list[str]) -> LocalStructure | None:
     try:
         return find_structure(model, names, on_source=True)
+    except EmptyGroupsError as error:
+        if len(names) == 1:
+            _log.info("`%s` stays in the model: %s", names[0], error)
     except ModelError:
-        return None
+        pass  # They are no local variables.
+    return None
 
 
 def _is_worthwhile(structure: LocalStructure, coordinates: int) -> bool:

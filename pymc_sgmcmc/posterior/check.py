@@ -48,6 +48,13 @@ FULL_CHECK_ELEMENTS = 5_000_000
 """The rows are compared with the log density of the model itself where they have at most this many
 array elements, 40 MB, so that the check stays short and needs little memory."""
 
+ROUNDING = 1e4
+"""Each derivative may differ by so many times the rounding error of the largest one."""
+
+DISTANCES = (0.3, 3e-3, 3e-5, 3e-7)
+"""Positions of the check are at about these distances from the initial point in each coordinate. A
+predictor of large numbers makes some densities infinite or zero where its slope is not small."""
+
 SEED = 20_170_616
 """The random rows and positions of the check come from this fixed seed, so that the same model
 gives the same result."""
@@ -110,13 +117,16 @@ class _Setting:
 
     def agree(self, actual: np.ndarray, expected: np.ndarray) -> bool:
         """Whether two log densities with their gradients are the same up to rounding."""
-        relative = 10 * np.sqrt(np.finfo(self.layout.dtype).eps)
+        epsilon = np.finfo(self.layout.dtype).eps
+        relative = 10 * np.sqrt(epsilon)
         for part in (slice(0, 1), slice(1, None)):
             left, right = actual[part], expected[part]
             finite = np.isfinite(left) & np.isfinite(right)
             # The position can lie outside the support, where both sides are infinite alike.
             same = (left == right) | (np.isnan(left) & np.isnan(right))
-            tolerance = relative * (1 + np.abs(right[finite]).max(initial=0))
+            # A predictor of large numbers makes one derivative large, and rounding of all others.
+            largest = np.abs(right[finite]).max(initial=0)
+            tolerance = relative * (1 + np.abs(right)) + ROUNDING * epsilon * largest
             difference = np.subtract(left, right, out=np.zeros_like(left), where=finite)
             if not np.all(same | (finite & (np.abs(difference) <= tolerance))):
                 return False
@@ -151,8 +161,8 @@ def check_separation(
 
     def check(candidate: SeparatedModel) -> None:
         # Outside the support both sides of each identity are infinite or NaN, and the check has no
-        # result. A second position, nearer to the initial point, is tried then.
-        for distance in (0.3, 0.003):
+        # result. Positions nearer to the initial point are tried then.
+        for distance in DISTANCES:
             position = (initial_position + distance * noise).astype(layout.dtype)
             if _check(reference, _Setting(candidate, layout, others, position)):
                 break
@@ -296,12 +306,12 @@ def _not_separable(term: Term, setting: _Setting, reason: str) -> ModelError:
     separated, layout = setting.separated, setting.layout
     names = ", ".join(f"`{leaf.name}`" for leaf in separated.leaves)
     local = [
-        name
+        _untransformed(name)
         for name, shape in zip(layout.names, layout.shapes, strict=True)
         if {separated.n_rows, separated.batch_size} & set(shape)
     ]
     by_row = [
-        get_untransformed_name(value.name) if is_transformed_name(value.name) else value.name
+        _untransformed(value.name)
         for value in setting.others
         if separated.n_rows in value.type.shape[:1]
     ]
@@ -330,6 +340,10 @@ def _not_separable(term: Term, setting: _Setting, reason: str) -> ModelError:
         f"The log likelihood of `{term.name}` is not a sum over the {separated.n_rows} rows of "
         f"{names}: {reason}. {advice}"
     )
+
+
+def _untransformed(name: str) -> str:
+    return get_untransformed_name(name) if is_transformed_name(name) else name
 
 
 def _bad_code(

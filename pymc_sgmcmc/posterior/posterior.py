@@ -736,10 +736,10 @@ class Posterior:
         posterior = self._with_checks or self
         with np.errstate(all="ignore"):
             value, _ = posterior.log_prior_and_gradient(position)
-            if np.isfinite(value) and rows and self.has_rows and self._rows_of_possible:
+            if np.isfinite(value) and rows and self.has_rows and self.some_rows:
                 # They are few, and no part of the cost of a set-up.
                 function = posterior._log_likelihood_function
-                value, _ = function(self._as_position(position), *self._rows_of_possible)
+                value, _ = function(self._as_position(position), *self.some_rows)
         return bool(np.isfinite(value))
 
     @cached_property
@@ -764,8 +764,11 @@ class Posterior:
         return posterior if same else None
 
     @cached_property
-    def _rows_of_possible(self) -> list[np.ndarray]:
-        """Rows in memory: of a source those that the model is written on, none if it has groups."""
+    def some_rows(self) -> list[np.ndarray]:
+        """At most 1000 rows in memory: of a source those that the model is written on.
+
+        Of a source of groups there are none.
+        """
         if self.source is None:
             count = min(self.n_rows, POSSIBLE_GROUPS if self.rows_are_groups else POSSIBLE_ROWS)
             return self.take(np.linspace(0, self.n_rows - 1, count).astype(int))

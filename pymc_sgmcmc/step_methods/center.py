@@ -25,6 +25,7 @@ from pymc_sgmcmc.tuning import (
     find_center,
     initial_gaussian,
     laplace_draws,
+    warn_of_jumps,
 )
 
 FARTHEST_GIVEN_CENTER = 1e6
@@ -71,6 +72,7 @@ def center_asked_for(settings: Settings, posterior: Posterior) -> JointCenter:
     else:
         joint_center = _given(settings, posterior)
     check_determined(joint_center.center.curvature, posterior)
+    warn_of_jumps(posterior, joint_center.center)
     return joint_center
 
 

@@ -14,6 +14,7 @@ from pymc_sgmcmc.tuning.curvature import (
 )
 from pymc_sgmcmc.tuning.find_center import center_of, check_given_center, find_center
 from pymc_sgmcmc.tuning.initialization import initial_gaussian
+from pymc_sgmcmc.tuning.jumps import warn_of_jumps
 from pymc_sgmcmc.tuning.mode_search import SEARCHES
 from pymc_sgmcmc.tuning.row_noise import NOISE_POINTS, RowNoise, row_noise
 from pymc_sgmcmc.tuning.step_size import (
@@ -45,4 +46,5 @@ __all__ = [
     "least_cost",
     "prior_precision",
     "row_noise",
+    "warn_of_jumps",
 ]

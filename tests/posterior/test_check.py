@@ -185,3 +185,42 @@ def test_first_row_that_is_not_finite(row):
         check_finite(replace(separated, leaves=(replace(leaf, values=values),)))
     integers = replace(leaf, values=np.zeros((N_ROWS, 2), dtype=int))
     check_finite(replace(separated, leaves=(integers,)))
+
+
+def beside_a_raw_column(statistic, outcomes):
+    """A statistic of a whole column in the model, beside a predictor of large numbers."""
+    rng = np.random.default_rng(71)
+    n = 5000
+    inhabitants = rng.lognormal(15, 1, size=n)
+    with pm.Model() as model:
+        x = pm.Data("x", rng.lognormal(0, 1.5, size=n))
+        a, b, c = (pm.Normal(name) for name in "abc")
+        predictor = a + b * inhabitants + c * statistic(x)
+        if outcomes == "normal":
+            pm.Normal("y", predictor, 1, observed=rng.normal(size=n))
+        elif outcomes == "counts":
+            pm.Poisson("y", pm.math.exp(predictor), observed=rng.poisson(1, size=n))
+        else:
+            pm.Bernoulli("y", logit_p=predictor, observed=rng.integers(2, size=n))
+    return model
+
+
+@pytest.mark.parametrize("outcomes", ["normal", "binary"])
+@pytest.mark.parametrize(
+    "statistic",
+    [lambda x: 10 * x / x.max(), lambda x: (x - x.mean()) / x.std(), lambda x: x.cumsum()],
+    ids=["maximum", "mean and sd", "sums"],
+)
+def test_statistics_of_a_column_are_found_beside_a_raw_one(statistic, outcomes):
+    with pytest.raises(ModelError, match="not a sum over the 5000 rows"):
+        Posterior(beside_a_raw_column(statistic, outcomes))
+
+
+def test_a_density_that_is_infinite_at_first_is_looked_at_nearer_to_the_initial_point():
+    with pytest.raises(ModelError, match="not a sum over the 5000 rows"):
+        Posterior(beside_a_raw_column(lambda x: (x - x.mean()) / x.std(), "counts"))
+
+
+@pytest.mark.parametrize("outcomes", ["normal", "counts", "binary"])
+def test_a_raw_column_alone_passes(outcomes):
+    assert Posterior(beside_a_raw_column(lambda x: x, outcomes)).n_rows == 5000

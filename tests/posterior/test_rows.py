@@ -545,6 +545,11 @@ def test_local_latent_variables():
 
     refused(ordinary, r"`y` is not a sum.*Integrate out `z`")
 
+    def positive():
+        pm.Normal("y", pm.Gamma("z", 2, 1, shape=N_ROWS), 1.0, observed=Y)
+
+    refused(positive, r"`y` is not a sum.*Integrate out `z`.*marginalize\(model, \[\"z\"\]\)")
+
     def drawn():
         mu = pm.Normal("z", shape=5)
         pm.Normal("y", mu, 1.0, observed=minibatch(Y), total_size=N_ROWS)

@@ -334,6 +334,14 @@ def nested_pair_model(n_groups: int = N_GROUPS, records: int = RECORDS) -> pm.Mo
     return model
 
 
+def counts_with_own_rates():
+    with pm.Model() as model:
+        shape, scale = pm.Exponential("shape", 1), pm.Exponential("scale", 1)
+        rate = pm.Gamma("rate", shape, scale, shape=N_GROUPS)
+        pm.Poisson("y", rate * np.arange(1, N_GROUPS + 1), observed=np.arange(N_GROUPS) % 7)
+    return model
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
@@ -344,7 +352,8 @@ def nested_pair_model(n_groups: int = N_GROUPS, records: int = RECORDS) -> pm.Mo
         (partial(mixed_model, 30, search.MOST_RECORDS + 1), None),
         (partial(mixed_model, search.MOST_COORDINATES, search.MOST_RECORDS + 1), ("z",)),
         (partial(nested_pair_model, 240, search.MOST_RECORDS + 1), ("intercept", "slope")),
-        (partial(mixed_model, 30, 1), None),
+        (partial(mixed_model, 30, 1), ("z",)),
+        (counts_with_own_rates, ("rate",)),
     ],
     ids=[
         "mixed",
@@ -355,11 +364,21 @@ def nested_pair_model(n_groups: int = N_GROUPS, records: int = RECORDS) -> pm.Mo
         "many large",
         "pairs of large",
         "one record",
+        "no codes",
     ],
 )
 def test_what_is_integrated_out(make, expected):
     structures, _ = search.local_structures(make())
     assert (structures[0].names if structures else None) == expected
+
+
+def test_effects_of_levels_without_records_that_stay_are_told(caplog):
+    with pm.Model() as model:
+        z = pm.Normal("z", 0, pm.HalfNormal("sd"), shape=N_GROUPS + 2)
+        pm.Normal("y", z[CODES], 1, observed=np.zeros(len(CODES)))
+    with caplog.at_level(logging.INFO):
+        assert groups.groups_of(model, "auto", SGLD) is None
+    assert "`z` stays in the model: Each of the 42 groups should have records" in caplog.text
 
 
 def test_bound_on_coordinates_is_that_of_dense_curvatures():
