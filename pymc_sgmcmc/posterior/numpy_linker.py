@@ -24,11 +24,13 @@ class NumpyLinker(PerformLinker):
     def make_all(self, *arguments: Any, **options: Any) -> Any:
         """Function, containers of its inputs and outputs, and the operations in order."""
         function, *containers, thunks, order = super().make_all(*arguments, **options)
-        # The function calls what is in this list.
-        for number, (thunk, node) in enumerate(zip(thunks, order, strict=True)):
-            quick = quick_thunk(node, thunk.inputs, thunk.outputs)
-            if quick is not None:
-                thunks[number] = quick
+        # `ifelse` asks which of its inputs PyTensor's code has computed.
+        if not any(getattr(thunk, "lazy", False) for thunk in thunks):
+            # The function calls what is in this list.
+            for number, (thunk, node) in enumerate(zip(thunks, order, strict=True)):
+                quick = quick_thunk(node, thunk.inputs, thunk.outputs)
+                if quick is not None:
+                    thunks[number] = quick
 
         @wraps(function)
         def without_warnings() -> Any:

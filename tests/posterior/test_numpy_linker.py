@@ -3,6 +3,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.compile.mode import Mode
+from pytensor.conditional.op import ifelse
 from pytensor.tensor.elemwise import Elemwise
 
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, PYTHON_MODE, compile_quietly
@@ -32,6 +33,7 @@ GRAPHS = {
     "function of SciPy": pt.gammaln(y + 1) + pt.digamma(y + s),
     "function of Python": pt.round(x) + pt.sign(y),
     "clip": pt.clip(x, 0, 1),
+    "one of two": ifelse(s > 1, 2 * x, y * y),
 }
 
 
