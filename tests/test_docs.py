@@ -247,11 +247,15 @@ def test_accuracy_in_the_readme_is_that_of_the_tables():
         return not has_groups(posterior) and not is_horseshoe(posterior)
 
     text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## How accurate")[2]
-    regressions, skewed, joint, _, horseshoe = re.findall(r"\| (\S+) \|\n", text)[2:7]
+    regressions, skewed, joint, integrated, horseshoe = re.findall(r"\| (\S+) \|\n", text)[2:7]
     assert regressions == part_within(is_flat, "regressions.txt")
     assert skewed == part_within(is_flat, "gallery.txt")
     assert joint == part_within(has_groups, "regressions.txt", "gallery.txt")
     assert horseshoe == part_within(is_horseshoe, "gallery.txt")
+    # All models, with groups in the place of rows.
+    assert integrated == part_within(lambda _: True, "hierarchical.txt")
+    page = (DOCS / "choosing.md").read_text(encoding="utf-8")
+    assert f"| {integrated} of the global coordinates of 14 models within" in page
 
 
 def test_seconds_in_the_texts_are_those_of_the_table():

@@ -133,14 +133,15 @@ def cell(method: str, name: str, data_folder: Path) -> tuple[str, int]:
         mean, sd = METHODS[method](model)
     except Exception as error:
         print(f"{name}, {method}: {type(error).__name__} {str(error)[:100]}", flush=True)
-        memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+        memory = isinstance(error, MemoryError) or "memory" in str(error)
         return "out of memory" if memory else "failed", dimension
     seconds = time.process_time() - begin
     off = float(np.max(np.abs(mean - reference["position_mean"]) / reference["position_sd"]))
     ratio = sd / reference["position_sd"]
     if not (np.isfinite(off) and np.isfinite(ratio).all()):
         return "NaN", dimension
-    return f"{seconds:.0f} s, {off:.2g}, {ratio.min():.2f}–{ratio.max():.2f}", dimension
+    error = f"{off:.2g}" if off < 10 else f"{off:.0f}"
+    return f"{seconds:.0f} s, {error}, {ratio.min():.2f}–{ratio.max():.2f}", dimension
 
 
 def limit_memory() -> None:

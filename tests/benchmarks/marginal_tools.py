@@ -60,7 +60,7 @@ def simulate(groups: int, linear: bool) -> tuple[Any, Any, Any]:
     from groups import RECORDS, TRUTH
 
     rng = np.random.default_rng(groups)
-    group = np.repeat(np.arange(groups), RECORDS)
+    group = np.repeat(np.arange(groups), RECORDS[0])
     X = rng.normal(size=(len(group), len(TRUTH["slopes"])))
     effects = TRUTH["sd"] * rng.normal(size=groups)
     predictor = TRUTH["intercept"] + X @ np.array(TRUTH["slopes"]) + effects[group]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -55,8 +56,8 @@ def cpu_name() -> str:
 
 
 def version(package: str) -> str:
-    """That of an installed package."""
+    """That of an installed package, or of one that is on the path alone."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "unknown"
+        return str(getattr(sys.modules.get(package), "__version__", "unknown"))
