@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -152,11 +153,12 @@ def _movers(density: Density, size: float, low: np.ndarray, high: np.ndarray) ->
     """Coordinates which alone make a jump from one side of it to the other."""
     movers: list[int] = []
     if len(low) <= FEW_COORDINATES:
+        sides = [(side, density(side)[0]) for side in (low, high)]
         for number, step in enumerate(high - low):
-            for start, sign in ((low, 1), (low, -1), (high, 1), (high, -1)):
-                moved = start.copy()
+            for (side, value), sign in product(sides, (1, -1)):
+                moved = side.copy()
                 moved[number] += sign * BEYOND * step
-                if abs(density(moved)[0] - density(start)[0]) > 0.5 * size:
+                if abs(density(moved)[0] - value) > 0.5 * size:
                     movers.append(number)
                     break
     return np.array(movers, dtype=int)

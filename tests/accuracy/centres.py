@@ -140,8 +140,8 @@ def cell(method: str, name: str, data_folder: Path) -> tuple[str, int]:
     ratio = sd / reference["position_sd"]
     if not (np.isfinite(off) and np.isfinite(ratio).all()):
         return "NaN", dimension
-    error = f"{off:.2g}" if off < 10 else f"{off:.0f}"
-    return f"{seconds:.0f} s, {error}, {ratio.min():.2f}–{ratio.max():.2f}", dimension
+    worst = f"{off:.2g}" if off < 10 else f"{off:.0f}"
+    return f"{seconds:.0f} s, {worst}, {ratio.min():.2f}–{ratio.max():.2f}", dimension
 
 
 def limit_memory() -> None:

@@ -23,8 +23,8 @@ def slope():
     return pm.Normal("slope", 0, 5)
 
 
-def likelihood(mean, sd=1.0):
-    pm.Normal("y", mean, sd, observed=0.4 * X + NOISE)
+def likelihood(mean):
+    pm.Normal("y", mean, 1, observed=0.4 * X + NOISE)
 
 
 def constraint():
