@@ -29,17 +29,19 @@ variables that make a position so long are better integrated out, however many r
 has."""
 
 
-def local_structures(model: Model) -> tuple[list[LocalStructure], list[LocalStructure]]:
+def local_structures(
+    model: Model, fewest: int = FEWEST_GROUPS
+) -> tuple[list[LocalStructure], list[LocalStructure]]:
     """Structures of local variables to integrate out, and of those to leave in the model.
 
     The latter have large groups. Both begin with the structures of most groups, and of variables
-    for the same groups all together come before each by itself.
+    for the same groups all together come before each by itself. None has fewer groups than given.
     """
     structures = [
         structure
-        for names in _candidates(model)
+        for names in _candidates(model, fewest)
         if (structure := _structure(model, names)) is not None
-        and FEWEST_GROUPS <= structure.n_groups <= structure.n_records
+        and fewest <= structure.n_groups <= structure.n_records
     ]
     if not structures:
         return [], []
@@ -49,11 +51,11 @@ def local_structures(model: Model) -> tuple[list[LocalStructure], list[LocalStru
     return worthwhile, [each for each in structures if each not in worthwhile]
 
 
-def _candidates(model: Model) -> Iterator[list[str]]:
+def _candidates(model: Model, fewest: int) -> Iterator[list[str]]:
     """Names of free variables that have many entries, by the length of their first axis."""
     by_length: dict[int, list[str]] = {}
     for variable in model.free_RVs:
-        if variable.type.ndim and (length := shape_of(variable)[0]) >= FEWEST_GROUPS:
+        if variable.type.ndim and (length := shape_of(variable)[0]) >= fewest:
             by_length.setdefault(length, []).append(str(variable.name))
     for names in by_length.values():
         yield names

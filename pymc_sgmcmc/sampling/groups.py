@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from pytensor.graph.traversal import ancestors
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import quoted
-from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.errors import CenterWarning, ModelError
 from pymc_sgmcmc.marginal import recover
 from pymc_sgmcmc.marginal.accuracy import more_points, quadrature_of, warn_of_quadrature
 from pymc_sgmcmc.marginal.marginalize import without_warning
@@ -34,6 +35,9 @@ MOST_REFINEMENTS = 2
 
 NOT_FOR_GROUPS = (ModelError, TypeError, ValueError, KeyError, NotImplementedError)
 """Such errors say that a model has no groups, or that a step method has settings for rows."""
+
+FEWEST_IN_NEED = 2
+"""Where the joint posterior is far from Gaussian, variables of so few groups are integrated out."""
 
 MakeStep = Callable[..., StochasticGradientStep]
 """A class of step methods, or another function of ``model``."""
@@ -179,6 +183,58 @@ def groups_of(
             )
             break
     return None
+
+
+def groups_in_need(
+    model: Model, make: MakeStep, made: Callable[[], StochasticGradientStep]
+) -> tuple[Groups | None, StochasticGradientStep]:
+    """Groups where the joint posterior is far from Gaussian, and the step method.
+
+    Effects of few or large groups stay in the model, since rows tell them well. But where they
+    leave the scale of the effects open, the joint posterior is a funnel.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    make : callable
+        Makes a step method of a model.
+    made : callable
+        Makes and checks that of the joint model.
+    """
+    with warnings.catch_warnings(record=True) as of_joint:
+        warnings.simplefilter("always")
+        step = made()
+    if _has_center_warning(of_joint):
+        worthwhile, left = local_structures(model, FEWEST_IN_NEED)
+        if worthwhile or left:
+            log.info(
+                "The joint posterior is far from Gaussian, so that of groups is tried in its place."
+            )
+        for structure in worthwhile + left:
+            if len(structure.names) == len(model.free_RVs):
+                continue
+            with warnings.catch_warnings(record=True) as of_groups:
+                warnings.simplefilter("always")
+                try:
+                    groups = _integrated(model, structure.names, make)
+                except NOT_FOR_GROUPS as error:
+                    log.debug("%s stay in the model: %s", quoted(structure.names), error)
+                    continue
+            if not _has_center_warning(of_groups):
+                _give(of_groups)
+                return groups, groups.step
+    _give(of_joint)
+    return None, step
+
+
+def _has_center_warning(record: list[warnings.WarningMessage]) -> bool:
+    return any(issubclass(each.category, CenterWarning) for each in record)
+
+
+def _give(record: list[warnings.WarningMessage]) -> None:
+    """Give recorded warnings as if they were given now."""
+    for each in record:
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
 def _are_names(choice: Any) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from pymc_sgmcmc.checks import quoted, whole_number
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.sampling.accuracy import check_accuracy, sample_accurately
 from pymc_sgmcmc.sampling.client import run_on_client
-from pymc_sgmcmc.sampling.groups import AUTO, groups_of
+from pymc_sgmcmc.sampling.groups import AUTO, Groups, groups_in_need, groups_of
 from pymc_sgmcmc.sampling.progress import RunProgress
 from pymc_sgmcmc.sampling.resume import generator_of_run, stored
 from pymc_sgmcmc.sampling.store import check_path
@@ -140,7 +141,9 @@ def sample(
 
     **Local variables.** Where `step` is a class or a function, variables with one entry for each of
     20 groups or more are integrated out, as by `marginalize`, and drawn at the end, as by
-    `recover`, if groups have at most 100 records on average or are more than 500. Of crossed
+    `recover`, if groups have at most 100 records on average or are more than 500. So are
+    those of fewer or larger groups where the set-up of the joint model gives a `CenterWarning`, as
+    with centred effects whose scale the rows leave open, and that of groups gives none. Of crossed
     factors it is the one with the most levels. The log says so. ``sample_stats`` and the warm-up
     draws are those of the other variables. With ``marginalize=None``, or a step method that was
     made before, the draws are those of the joint model. Records may be rows of a source, with a
@@ -210,13 +213,9 @@ def sample(
                 "elsewhere. Leave one of them out."
             )
     shown = bool(progressbar) and not quiet
-    with passes(client, shown):
-        with mcmc._quiet_logging(quiet):
-            groups = groups_of(model, marginalize, step)
-        if groups is None:
-            sampled, step = model, _made(model, step)
-        else:
-            sampled, step = groups.model, _made(groups.model, groups.step)
+    with passes(client, shown), mcmc._quiet_logging(quiet):
+        groups, step = _groups_and_step(model, marginalize, step)
+    sampled = model if groups is None else groups.model
     if accuracy is not None:
         check_accuracy(accuracy, step)
     context = _initialize_multiprocessing_context(
@@ -394,6 +393,22 @@ class _Run:
             tune=self.tune,
             draws=self.draws,
         )
+
+
+def _groups_and_step(
+    model: Model,
+    choice: str | Sequence[str] | None,
+    step: StochasticGradientStep | Callable[..., StochasticGradientStep],
+) -> tuple[Groups | None, StochasticGradientStep]:
+    """The groups to sample, None for the joint model, and the step method."""
+    groups = groups_of(model, choice, step)
+    if groups is None:
+        if choice != AUTO or isinstance(step, StochasticGradientStep):
+            return None, _made(model, step)
+        groups, made = groups_in_need(model, step, partial(_made, model, step))
+        if groups is None:
+            return None, made
+    return groups, _made(groups.model, groups.step)
 
 
 def _made(

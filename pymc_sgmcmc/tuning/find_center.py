@@ -20,6 +20,7 @@ from pymc_sgmcmc.tuning.curvature import (
     coordinate_scale,
     curvature_at,
 )
+from pymc_sgmcmc.tuning.funnel import warn_of_funnel
 from pymc_sgmcmc.tuning.gaussian import (
     FEWEST_PAIRS,
     FLAT,
@@ -100,7 +101,8 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
     Warns
     -----
     CenterWarning
-        Where neither Gaussian is near the posterior.
+        Where neither Gaussian is near the posterior, or where much of the posterior is far narrower
+        than the Gaussian.
     """
     one_of("center", method, SEARCHES, ", or a point")
     subsample = Subsample(posterior)
@@ -125,6 +127,7 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
         misfit = mismatch_at(judge, center)
         if is_guide(misfit):
             warn_of_other_modes(posterior, subsample, center, start, scale)
+            warn_of_funnel(posterior, large, center)
             return _with_bend(center, misfit.gradient)
     with np.errstate(all="ignore"):
         better, misfit, near = nearest_gaussian(
@@ -146,6 +149,7 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
         posterior.labels[int(distance.argmax())],
     )
     warn_of_other_modes(posterior, subsample, better, start, scale, at_mode=False)
+    warn_of_funnel(posterior, large, better)
     return _with_bend(better, misfit.gradient)
 
 
@@ -384,6 +388,8 @@ def center_of(posterior: Posterior, position: np.ndarray, curvature: Curvature) 
             CenterWarning,
             stacklevel=3,
         )
+    elif curvature.is_dense:
+        warn_of_funnel(posterior, subsample, center)
     return center
 
 

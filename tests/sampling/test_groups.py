@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from functools import partial
 from types import SimpleNamespace
 
@@ -11,13 +12,14 @@ import pymc as pm
 import pytest
 
 from pymc_sgmcmc import SGLD, SGLDCV, ModelError, marginalize, read_store, recover, sample, summary
-from pymc_sgmcmc.errors import ChainProcessError, StoreError
+from pymc_sgmcmc.errors import CenterWarning, ChainProcessError, StoreError
 from pymc_sgmcmc.marginal import search
 from pymc_sgmcmc.marginal.accuracy import quadrature_of, warn_of_shift
 from pymc_sgmcmc.sampling import groups, run
 from pymc_sgmcmc.step_methods import base
 from pymc_sgmcmc.tuning.curvature import DENSE_DIMENSION
 from tests.sampling.test_sample import NUMBA, SMALL, check_same, ours
+from tests.support.effects import Effects, moments
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
 
@@ -27,6 +29,9 @@ CODES = np.random.default_rng(1).permutation(np.repeat(np.arange(N_GROUPS), RECO
 CV = partial(SGLDCV, batch_size=20, **NUMBA)
 QUICK = partial(CV, step_size=1e-3, preconditioner="identity", center={"mean": 1.0})
 """For runs whose draws need not have the law of the posterior, without a search for a centre."""
+
+SEARCHING = partial(CV, step_size=1e-3, preconditioner="identity")
+"""For such runs with a search for a centre."""
 
 
 def mixed_model(n_groups: int = N_GROUPS, records: int = RECORDS) -> pm.Model:
@@ -398,6 +403,53 @@ def test_large_groups_that_stay_in_the_model_are_told(caplog):
     with caplog.at_level(logging.INFO):
         assert groups.groups_of(all_local, "auto", SGLD) is None
     assert "stay in the model" not in caplog.text
+
+
+FUNNEL = Effects(8, 100, 0.03)
+
+
+def test_effects_of_few_groups_are_integrated_out_where_their_scale_is_a_funnel(caplog, recwarn):
+    caplog.set_level(logging.INFO, "pymc.sgmcmc")
+    idata = ours(FUNNEL.model(), partial(SGLDCV, **NUMBA), draws=2000, tune=300)
+    assert "The joint posterior is far from Gaussian" in caplog.text
+    assert "`effects` is integrated out, so that 8 groups are the rows" in caplog.text
+    assert not [each for each in recwarn if issubclass(each.category, CenterWarning)]
+    table = summary(idata)
+    log_tau, mass = FUNNEL.law_of_log_scale()
+    mean, sd = moments(np.exp(log_tau), mass)
+    drawn = idata["posterior"]["tau"].to_numpy()
+    assert abs(drawn.mean() - mean) < 4 * sd / np.sqrt(table.loc["tau", "ess_bulk"])
+    assert idata["posterior"]["effects"].shape[2:] == (8,)
+
+
+@pytest.mark.parametrize("marginalize", ["auto", None])
+def test_warnings_of_the_joint_model_are_given_where_it_is_sampled(marginalize, monkeypatch):
+    if marginalize == "auto":  # Effects that cannot be integrated out.
+        monkeypatch.setattr(groups, "local_structures", lambda *_: ([], []))
+    with pytest.warns(CenterWarning, match="is a funnel"):
+        ours(FUNNEL.model(), SEARCHING, marginalize=marginalize)
+
+
+def test_warnings_of_the_joint_model_can_be_errors(monkeypatch):
+    monkeypatch.setattr(groups, "local_structures", lambda *_: ([], []))
+    model = FUNNEL.model()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CenterWarning)
+        with pytest.raises(CenterWarning, match="is a funnel"):
+            ours(model, SEARCHING)
+
+
+def test_the_joint_model_is_sampled_where_that_of_groups_is_no_better():
+    """Both give a warning."""
+
+    def warned(*, model):
+        warnings.warn("far", CenterWarning, stacklevel=2)
+        return SGLD(model=model, **SMALL)
+
+    with pytest.warns(CenterWarning, match="far") as record:
+        idata = ours(FUNNEL.model(), warned)
+    assert len([each for each in record if each.category is CenterWarning]) == 1
+    assert idata["sample_stats"]["position"].shape[-1] == 10
 
 
 def test_step_methods_and_models_without_groups(caplog):

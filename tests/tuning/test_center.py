@@ -316,7 +316,8 @@ def test_a_mode_on_the_boundary_is_reported(caplog):
         scale = pm.HalfNormal("scale", 1.0)
         effect = pm.Normal("effect", 0.0, scale, shape=6)
         pm.Normal("y", effect[group], 1.0, observed=rng.normal(size=60))
-    with caplog.at_level(logging.INFO, logger="pymc.sgmcmc"):
+    caplog.set_level(logging.INFO, logger="pymc.sgmcmc")
+    with pytest.warns(CenterWarning, match="is a funnel"):
         find_center(Posterior(model), Posterior(model).initial_position)
     assert "standard deviations (scale_log__) from the mean of the nearest Gaussian" in caplog.text
 
