@@ -308,6 +308,23 @@ def test_costs_in_the_table_of_choices_are_those_of_the_tables():
     assert f"standard deviations {float(files[11]):.2f} times those" in page
 
 
+def test_ranges_of_the_samplers_are_those_of_their_table():
+    page = (DOCS / "choosing.md").read_text(encoding="utf-8")
+    lacking = {}
+    for name, *cells in cells_of(DOCS / "tables" / "samplers.txt"):
+        step_method = re.match(r"`\w+`", name)
+        if step_method is None:  # Rows and coordinates, or settings that are not the default ones.
+            continue
+        pairs = [cell.split(", ") for cell in cells if cell != "–"]
+        lacking[step_method[0]] = len(cells) - len(pairs)
+        parts, rates = ([float(pair[number]) for pair in pairs] for number in (0, 1))
+        within = f"{min(parts):.2f}–{max(parts):.2f}" if min(parts) < max(parts) else "1.00"
+        assert f"| {step_method[0]} | {within} | {min(rates):.0f}–{max(rates):.0f} |" in page
+    told = re.findall(r"(`\w+`) has no figures for (\w+) of the seven models", page)
+    words = ["", "one", "two", "three", "four", "five", "six"]
+    assert dict(told) == {name: words[count] for name, count in lacking.items() if count}
+
+
 @pytest.mark.parametrize("module", [pymc_sgmcmc, datasets], ids=lambda module: module.__name__)
 def test_api_page_has_all_public_names(module):
     page = (DOCS / "api.md").read_text(encoding="utf-8")

@@ -1,17 +1,21 @@
 """All samplers with their defaults on some of the posteriors, compared with stored references.
 
     python -m tests.accuracy.samplers FOLDER_OF_DATA [--models NAME ...] [--samplers NAME ...]
-        [--markdown FILE]
+        [--limit SECONDS] [--markdown FILE]
 
 prints for each sampler and model the part of the coordinates whose mean is within 0.1 sd and whose
 sd is within 5 % of the reference, the median ratio of standard deviations, the smallest number of
 effective draws, R-hat, the seconds of set-up and run, and effective draws a second of the run; and
-at the end a line for each sampler over all models. It writes the table of the documentation.
+at the end a line for each sampler over all models. Runs end at the limit. It writes the table of
+the documentation.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
@@ -31,6 +35,13 @@ SAMPLERS = {
     "SGHMC, plain": (SGHMC, {"gradient": "plain"}),
     "SGNHT, plain": (SGNHT, {"gradient": "plain"}),
 }
+SHOWN = {
+    "OSGFS": "`OSGFS` (plain gradients)",
+    "SGHMC, plain": '`SGHMC(gradient="plain")`',
+    "SGNHT, plain": '`SGNHT(gradient="plain")`',
+}
+"""Names of the samplers in the table of the documentation."""
+
 MODELS = {
     "correlated_design": "correlation .99",
     "scales_apart": "scales 10⁴ apart",
@@ -41,6 +52,22 @@ MODELS = {
     "contraception": "Contraception",
 }
 """Posteriors, and their names in the table of the documentation."""
+
+
+@contextmanager
+def limit(seconds: int) -> Iterator[None]:
+    """Raise an error in the main thread after so many seconds."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"more than {seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def line(name: str, model: str, data_folder: Path, draws: int) -> dict[str, object]:
@@ -73,7 +100,7 @@ def cells(lines: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
         rows[0].append(f"{described(model)[1]}, {coordinates}")
     for name, of_sampler in lines.groupby("sampler", sort=False):
         found = of_sampler.set_index("model")
-        rows.append([str(name)])
+        rows.append([SHOWN.get(str(name), f"`{name}`")])
         for model in models:
             cell = "–"
             if model in found.index:
@@ -89,13 +116,15 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--samplers", nargs="*", default=list(SAMPLERS), choices=list(SAMPLERS))
     parser.add_argument("--draws", type=int, default=1000)
+    parser.add_argument("--limit", type=int, default=300)
     parser.add_argument("--markdown", type=Path, help="file for the table of the documentation")
     arguments = parser.parse_args()
     lines = []
     for model in arguments.models:
         for name in arguments.samplers:
             try:
-                lines.append(line(name, model, arguments.data_folder, arguments.draws))
+                with limit(arguments.limit):
+                    lines.append(line(name, model, arguments.data_folder, arguments.draws))
             except Exception as error:
                 print(f"{name} on {model}: {type(error).__name__}: {str(error)[:150]}", flush=True)
                 continue

@@ -27,10 +27,10 @@ N_GROUPS, RECORDS, SCALE = 40, 3, 0.7
 CODES = np.random.default_rng(1).permutation(np.repeat(np.arange(N_GROUPS), RECORDS))
 
 CV = partial(SGLDCV, batch_size=20, **NUMBA)
-QUICK = partial(CV, step_size=1e-3, preconditioner="identity", center={"mean": 1.0})
+QUICK = partial(CV, step_size=1e-3, preconditioner="curvature", center={"mean": 1.0})
 """For runs whose draws need not have the law of the posterior, without a search for a centre."""
 
-SEARCHING = partial(CV, step_size=1e-3, preconditioner="identity")
+SEARCHING = partial(CV, step_size=1e-3, preconditioner="curvature")
 """For such runs with a search for a centre."""
 
 
@@ -410,7 +410,7 @@ FUNNEL = Effects(8, 100, 0.03)
 
 def test_effects_of_few_groups_are_integrated_out_where_their_scale_is_a_funnel(caplog, recwarn):
     caplog.set_level(logging.INFO, "pymc.sgmcmc")
-    idata = ours(FUNNEL.model(), partial(SGLDCV, **NUMBA), draws=2000, tune=300)
+    idata = ours(FUNNEL.model(), partial(SGLDCV, **NUMBA), draws=1000, tune=200)
     assert "The joint posterior is far from Gaussian" in caplog.text
     assert "`effects` is integrated out, so that 8 groups are the rows" in caplog.text
     assert not [each for each in recwarn if issubclass(each.category, CenterWarning)]
