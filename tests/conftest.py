@@ -31,6 +31,9 @@ elif "mode" not in given and shutil.which("g++"):
 for name, value in {"traceback__limit": "0", "gcc__cxxflags": "-g0"}.items():
     if name not in given:
         flags.append(f"{name}={value}")
+# With all optimisations Numba compiles a transition a tenth longer. Slow tests have them.
+if chosen != ["slow"]:
+    os.environ.setdefault("NUMBA_OPT", "1")
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     base = Path(given.get("base_compiledir", Path.home() / ".pytensor"))
     if base.name != worker:  # the flags of the workers' parent
