@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +40,9 @@ NOT_FOR_GROUPS = (ModelError, TypeError, ValueError, KeyError, NotImplementedErr
 
 FEWEST_IN_NEED = 2
 """Where the joint posterior is far from Gaussian, variables of so few groups are integrated out."""
+
+MOST_TRIALS = 2
+"""So many structures are tried, which bounds the time."""
 
 MakeStep = Callable[..., StochasticGradientStep]
 """A class of step methods, or another function of ``model``."""
@@ -201,40 +206,61 @@ def groups_in_need(
     made : callable
         Makes and checks that of the joint model.
     """
-    with warnings.catch_warnings(record=True) as of_joint:
-        warnings.simplefilter("always")
+    with _held_back() as of_joint:
         step = made()
-    if _has_center_warning(of_joint):
+        if not of_joint:
+            return None, step
         worthwhile, left = local_structures(model, FEWEST_IN_NEED)
-        if worthwhile or left:
-            log.info(
-                "The joint posterior is far from Gaussian, so that of groups is tried in its place."
-            )
-        for structure in worthwhile + left:
+        for structure in (worthwhile + left)[:MOST_TRIALS]:
             if len(structure.names) == len(model.free_RVs):
                 continue
-            with warnings.catch_warnings(record=True) as of_groups:
-                warnings.simplefilter("always")
-                try:
+            log.info(
+                "The joint posterior is far from Gaussian, so that without %s is tried in its "
+                "place.",
+                quoted(structure.names),
+            )
+            try:
+                with _held_back(give=False) as of_groups:
                     groups = _integrated(model, structure.names, make)
-                except NOT_FOR_GROUPS as error:
-                    log.debug("%s stay in the model: %s", quoted(structure.names), error)
-                    continue
-            if not _has_center_warning(of_groups):
-                _give(of_groups)
-                return groups, groups.step
-    _give(of_joint)
+            except Exception as error:
+                reason = str(error).split("\n")[0]
+            else:
+                if not of_groups:
+                    of_joint.clear()
+                    return groups, groups.step
+                reason = str(of_groups[0].message)
+            log.info("%s stay in the model: %s", quoted(structure.names), reason)
     return None, step
 
 
-def _has_center_warning(record: list[warnings.WarningMessage]) -> bool:
-    return any(issubclass(each.category, CenterWarning) for each in record)
+@contextmanager
+def _held_back(*, give: bool = True) -> Iterator[list[warnings.WarningMessage]]:
+    """A list of the `CenterWarning` of the block, to give those that are left at its end."""
+    held: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings():
+            shown = warnings.showwarning
 
+            def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
+                if issubclass(category, CenterWarning):
+                    held.append(warnings.WarningMessage(message, category, *place[:2]))
+                else:
+                    shown(message, category, *place, **more)
 
-def _give(record: list[warnings.WarningMessage]) -> None:
-    """Give recorded warnings as if they were given now."""
-    for each in record:
-        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+            warnings.showwarning = show
+            warnings.filterwarnings("always", category=CenterWarning)
+            yield held
+    finally:
+        for each in held if give else []:
+            module = next(
+                (
+                    name
+                    for name, module in list(sys.modules.items())
+                    if getattr(module, "__file__", None) == each.filename
+                ),
+                None,
+            )
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno, module)
 
 
 def _are_names(choice: Any) -> bool:

@@ -3,10 +3,20 @@ r"""A search for funnels: parts of a posterior far narrower than the part around
 In a model of centred effects, :math:`\theta_g \sim N(\mu, \tau^2)`, effects become as narrow as τ
 where τ is small. Where rows leave it open how small it is, much of the posterior may lie where a
 step that suits the centre is too long. Gradients at points of the Gaussian around the centre hardly
-show it, since few of these points lie there. Rows have the effects, and only the prior has their
-scale, so that the way into the funnel can be followed without rows: their log likelihood is taken
-as quadratic in the effects, and the other coordinates are integrated out by Laplace's
-approximation, as in Rue, Martino and Chopin (2009).
+show it, since few of these points lie there. Rows say nothing of τ given the effects, so that the
+way into the funnel can be followed without them: their log likelihood is taken as quadratic, and
+the other coordinates x are integrated out by Laplace's approximation, as in Rue, Martino and
+Chopin (2009),
+
+.. math:: \log \pi(u) = \log p(\hat x, u) - \tfrac12 \log \det H(u).
+
+Steps for a relative variance error δ at the centre, with its covariance Λ as the preconditioner,
+leave the covariance :math:`(H - \delta H \Lambda H)^{-1}` of x given u. Over it, the mean gradient
+in u is that of
+
+.. math:: \log \pi(u) + \tfrac12 \log \det(1 - \delta \Lambda H(u)),
+
+which is what a chain has for the law of u. It has none of the part where a step is not stable.
 """
 
 from __future__ import annotations
@@ -17,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 from pymc.util import get_untransformed_name, is_transformed_name
 from scipy import linalg
-from scipy.interpolate import PchipInterpolator
+from scipy.interpolate import CubicSpline
 
 from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.posterior import Posterior
@@ -25,37 +35,43 @@ from pymc_sgmcmc.tuning.center import Center
 from pymc_sgmcmc.tuning.curvature import (
     coordinate_scale,
     difference_width,
-    prior_precision_diagonal,
     scaled_precision,
 )
+from pymc_sgmcmc.tuning.step_size import VARIANCE_INFLATION
 from pymc_sgmcmc.tuning.subsample import Subsample
 
-NARROWER = 4.0
-"""The posterior is too narrow for a step that suits the centre where its curvature in some
-direction, given the coordinates that no row has, is more than this many times that of the Gaussian
-around the centre. Variances of a chain are there too large by four times what the step is for."""
+SMALLEST_RATIO = 0.85
+"""A chain may have so small a part of the standard deviation of the posterior along a way. Down to
+0.75 the prediction is right to 0.05, and beyond it is too small by up to 0.2, since chains go some
+way into the part where a step is not stable."""
 
-LARGEST_SHARE = 0.02
-"""At most this part of the posterior may be so narrow. With 0.5 % the standard deviation of the log
-scale of effects is right, with 5 % it is too small by a fifth, and with 20 % by a third."""
-
-LONGEST_WAY = 20
+LONGEST_WAY = 40
 """The way into a funnel is followed to both sides as far as this, in standard deviations of the
 Gaussian around the centre. The posterior is up to three times as wide."""
 
-NEGLIGIBLE = 2e-3
-"""A way ends where the density is less than this part of the largest."""
+NEGLIGIBLE = 1e-5
+"""A way ends where the density is less than this part of the largest. The standard deviation of an
+exponential tail is then right to a hundredth."""
 
 PARTS = 20
-"""Masses and curvatures are interpolated at so many places in a standard deviation."""
+"""Densities are interpolated at so many places in a standard deviation."""
 
-MOST_WAYS = 10
-"""So many ways are followed, along those coordinates that bend the prior most. A model has few
-scales of effects, or a scale for each coefficient, which are alike."""
+WAYS = (3, 10)
+"""So many ways are followed, the fewer the longer the position is."""
 
-LEAST_BEND = 0.02
-"""A coordinate makes no funnel where one standard deviation of it changes the curvature of no other
-one by this part."""
+COORDINATES = 1000
+"""So many coordinates have all ways together, which bounds the time."""
+
+LEAST_BEND = 0.01
+"""A coordinate makes no funnel where one standard deviation of it, given the others, changes the
+curvature of no other one by this part."""
+
+BEND_WIDTH = 0.3
+"""Second differences are taken over so many standard deviations of a coordinate given the others,
+which is small enough for the bend and large enough for single precision."""
+
+LARGEST_INFORMATION = 0.1
+"""Rows are the cause of at most this part of the curvature in a coordinate that makes a funnel."""
 
 MOST_NEWTON_STEPS = 8
 """Newton steps to the mode of the other coordinates. One is enough where their prior is normal."""
@@ -66,25 +82,25 @@ NEWTON_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Funnel:
-    """A coordinate along which a posterior becomes narrow.
+    """A way along which a posterior becomes narrow, and what a chain makes of it.
 
     Attributes
     ----------
     coordinate : int
-        It has a long tail into the narrow part.
-    share : float
-        Part of the posterior that is too narrow for a step that suits the centre.
+        The scale that changes most along the way.
     narrow : int
-        The coordinate that becomes narrowest.
+        The narrowest coordinate of the variable that becomes narrow most of all.
+    sd_ratio : float
+        Predicted standard deviation along the way, relative to that of the posterior.
     """
 
     coordinate: int
-    share: float
     narrow: int
+    sd_ratio: float
 
 
 def warn_of_funnel(posterior: Posterior, subsample: Subsample, center: Center) -> None:
-    """Warn where much of a posterior is far narrower than the part around the centre.
+    """Warn where a chain with steps for the centre misses a narrow part of the posterior.
 
     Warns
     -----
@@ -102,70 +118,111 @@ def warn_of_funnel(posterior: Posterior, subsample: Subsample, center: Center) -
     )
     name = get_untransformed_name(name) if is_transformed_name(name) else name
     warnings.warn(
-        f"The posterior is a funnel: about {max(funnel.share, 0.01):.0%} of it lies where "
-        f"{labels[narrow]} is less than half as wide as around the centre, in a tail of "
-        f"{labels[funnel.coordinate]}. Steps are too long there, so draws may miss this tail. "
-        f"Write `{name}` non-centred, sample with NUTS or, where it has effects of groups, "
-        f'integrate it out by `sample(marginalize=["{name}"])`.',
+        f"The posterior is a funnel: {labels[narrow]} is much narrower in a tail of "
+        f"{labels[funnel.coordinate]} than around the centre, and steps are too long there. The "
+        f"standard deviation of {labels[funnel.coordinate]} may be only {funnel.sd_ratio:.2g} "
+        f"times that of the posterior. Write `{name}` non-centred, sample with NUTS or, where it "
+        f'has effects of groups, integrate it out by `sample(marginalize=["{name}"])`.',
         CenterWarning,
         stacklevel=3,
     )
 
 
-def find_funnel(posterior: Posterior, subsample: Subsample, center: Center) -> Funnel | None:
-    """The coordinate along which most of the posterior is too narrow, None where there is none.
+def find_funnel(
+    posterior: Posterior,
+    subsample: Subsample,
+    center: Center,
+    inflation: float = VARIANCE_INFLATION,
+) -> Funnel | None:
+    """The way on which a chain would miss most, None where it misses little.
 
-    The subsample has the rows from which the curvature is computed.
+    Parameters
+    ----------
+    subsample : Subsample
+        The rows from which the curvature is computed.
+    inflation : float
+        Relative error of variances that steps are for.
     """
     if not posterior.has_rows:
         return None
-    has_rows = _has_rows(posterior, subsample, center)
-    bending = _bending(posterior, center, has_rows)
+    bends = _bends(posterior, center)
+    bending = _bending(bends)
+    if not bending:
+        return None
+    information = _information(posterior, subsample, center)
+    share = information.diagonal() / center.curvature.precision.diagonal()
+    bending = [number for number in bending if share[number] < LARGEST_INFORMATION]
     if not bending:
         return None
     others = np.setdiff1d(np.arange(posterior.dimension), bending)
-    effects = has_rows[others]
-    information = _row_information(posterior, subsample, center, others)
-    information[~effects] = information[:, ~effects] = 0.0
     found = [
-        _along(posterior, center, number, others, effects, information)
-        for number in bending[:MOST_WAYS]
+        _along(posterior, center, direction, others, information, inflation)
+        for direction in _directions(center, bends, bending)
     ]
-    funnels = [funnel for funnel in found if funnel is not None and funnel.share > LARGEST_SHARE]
-    return max(funnels, key=lambda funnel: funnel.share, default=None)
+    funnels = [each for each in found if each is not None and each.sd_ratio < SMALLEST_RATIO]
+    return min(funnels, key=lambda funnel: funnel.sd_ratio, default=None)
 
 
-def _has_rows(posterior: Posterior, subsample: Subsample, center: Center) -> np.ndarray:
-    """Whether the log likelihood has a derivative in each coordinate, shape (d,)."""
-    rng = np.random.default_rng(2009)
-    points = [center.position, *(center.position + _draws(center, rng) for _ in range(2))]
-    gradients = posterior.likelihood_gradient(np.array(points), subsample.rows)
-    return (gradients != 0).any(axis=0)
+def _bends(posterior: Posterior, center: Center) -> np.ndarray:
+    """Relative change of the prior's curvature in each coordinate along each other, shape (d, d).
 
-
-def _draws(center: Center, rng: np.random.Generator) -> np.ndarray:
-    return center.curvature.root @ rng.standard_normal(len(center.position))
-
-
-def _bending(posterior: Posterior, center: Center, has_rows: np.ndarray) -> list[int]:
-    """Coordinates of the prior alone along which that of effects becomes narrower or wider.
-
-    The first one changes it most.
+    Rows are the coordinates that move, by a standard deviation given the others. The change of the
+    curvature in j along i is the second difference along j of the gradient in i.
     """
-    precision = center.curvature.precision.diagonal()[has_rows]
+    scale = _narrow_scale(center)
+    width = BEND_WIDTH * scale
+    at, shifts = center.position, np.diag(width)
+    gradients = posterior.prior_gradients(np.concatenate([at[None], at + shifts, at - shifts]))
+    (here,), ahead, behind = np.split(gradients, [1, 1 + len(at)])
+    curvature = -(ahead + behind - 2 * here).T / width**2
+    return scale[:, None] * curvature * scale**2
 
-    def curvature(position: np.ndarray) -> np.ndarray:
-        return prior_precision_diagonal(posterior, position)[has_rows] / precision
 
-    here = curvature(center.position)
-    changes = {
-        number: np.abs(curvature(center.position + _direction(center, number)) - here).max(
-            initial=0.0
-        )
-        for number in np.flatnonzero(~has_rows).tolist()
-    }
-    bending = [number for number, change in changes.items() if change > LEAST_BEND]
-    return sorted(bending, key=lambda number: -changes[number])
+def _bending(bends: np.ndarray) -> list[int]:
+    """Coordinates along which the prior of others becomes narrower or wider.
+
+    The first one changes it most. Effects change the curvature in their scale too. But each of them
+    changes little else, while the scale changes the curvature in all of them; and the curvature in
+    a normal variable does not change along itself.
+    """
+    changes = np.abs(bends)
+    own = changes.diagonal().copy()
+    np.fill_diagonal(changes, 0.0)
+    whole = changes.sum(1)
+    largest = np.where(whole[:, None] > whole, changes, 0.0).max(axis=1)
+    bending = np.flatnonzero((largest > LEAST_BEND) & (own > LEAST_BEND))
+    return bending[np.argsort(-largest[bending], kind="stable")].tolist()
+
+
+def _directions(center: Center, bends: np.ndarray, bending: list[int]) -> list[np.ndarray]:
+    """Ways on which the prior becomes narrower, each a standard deviation of the posterior long.
+
+    The first one is that on which it does so most: a scale may be a product of several. The others
+    follow one coordinate each.
+    """
+    dimension = len(bends)
+    count = int(np.clip(COORDINATES // dimension, *WAYS))
+    slopes = np.zeros((len(bending), dimension))
+    slopes[np.arange(len(bending)), bending] = 1.0
+    if len(bending) > 1:
+        others = np.setdiff1d(np.arange(dimension), bending)
+        combined = np.zeros(dimension)
+        combined[bending] = bends[np.ix_(bending, others)].sum(1) / _narrow_scale(center)[bending]
+        slopes = np.concatenate([combined[None], slopes])
+    directions = []
+    for slope in slopes[:count]:
+        direction = center.curvature.covariance @ slope
+        directions.append(direction / np.sqrt(slope @ direction))
+    return directions
+
+
+def _information(posterior: Posterior, subsample: Subsample, center: Center) -> np.ndarray:
+    """Curvature of the log likelihood, shape (d, d)."""
+    scale = coordinate_scale(posterior, subsample, center.position)
+    precision = scaled_precision(posterior, subsample, center.position, scale)
+    everything = np.arange(posterior.dimension)
+    prior = _prior_curvature(posterior, center.position, everything, _narrow_scale(center))
+    return precision / np.outer(scale, scale) - prior
 
 
 def _narrow_scale(center: Center) -> np.ndarray:
@@ -173,34 +230,15 @@ def _narrow_scale(center: Center) -> np.ndarray:
     return center.curvature.precision.diagonal() ** -0.5
 
 
-def _direction(center: Center, number: int) -> np.ndarray:
-    """Mean change of all coordinates for a change of one by a standard deviation."""
-    deviations = center.curvature.standard_deviations
-    unit = np.zeros(len(deviations))
-    unit[number] = 1.0
-    return center.curvature.covariance @ unit / deviations[number]
-
-
-def _row_information(
-    posterior: Posterior, subsample: Subsample, center: Center, effects: np.ndarray
-) -> np.ndarray:
-    """Curvature of the log likelihood in some coordinates."""
-    scale = coordinate_scale(posterior, subsample, center.position)
-    precision = scaled_precision(posterior, subsample, center.position, scale)
-    block = np.ix_(effects, effects)
-    prior = _prior_curvature(posterior, center.position, effects, _narrow_scale(center)[effects])
-    return precision[block] / np.outer(scale[effects], scale[effects]) - prior
-
-
 def _prior_curvature(
-    posterior: Posterior, position: np.ndarray, effects: np.ndarray, scale: np.ndarray
+    posterior: Posterior, position: np.ndarray, some: np.ndarray, scale: np.ndarray
 ) -> np.ndarray:
     """Minus the Hessian of the log prior in some coordinates of known scales."""
-    shifts = np.zeros((len(effects), len(position)))
+    shifts = np.zeros((len(some), len(position)))
     width = difference_width(posterior) * scale
-    shifts[np.arange(len(effects)), effects] = width
+    shifts[np.arange(len(some)), some] = width
     gradients = posterior.prior_gradients(np.concatenate([position - shifts, position + shifts]))
-    below, above = np.split(gradients[:, effects], 2)
+    below, above = np.split(gradients[:, some], 2)
     curvature = (below - above) / (2 * width[:, None])
     return 0.5 * (curvature + curvature.T)
 
@@ -208,30 +246,26 @@ def _prior_curvature(
 def _along(
     posterior: Posterior,
     center: Center,
-    number: int,
+    direction: np.ndarray,
     others: np.ndarray,
-    effects: np.ndarray,
     information: np.ndarray,
+    inflation: float,
 ) -> Funnel | None:
-    """What part of the posterior is too narrow along a coordinate.
+    """What a chain makes of the law of the place on a way.
 
     Parameters
     ----------
     others : numpy.ndarray of int
         Coordinates that do not bend the prior, over which the density is integrated.
-    effects : numpy.ndarray of bool
-        Which of these have rows. The others, such as the mean of the effects, follow them.
-    information : numpy.ndarray, shape (others, others)
+    information : numpy.ndarray, shape (d, d)
         Curvature of the log likelihood.
     """
-    direction = _direction(center, number)
-    likelihood = center.likelihood_gradient[others]
     found: dict[int, tuple[float, np.ndarray]] = {}
     for side in (1, -1):
         for place in range(0, side * (LONGEST_WAY + 1), side):
             position = center.position + place * direction
             try:
-                here = _laplace(posterior, center, position, others, information, likelihood)
+                here = _laplace(posterior, center, position, others, information)
             except (linalg.LinAlgError, ValueError):  # It bends upwards, or is not finite.
                 break
             if here is None:
@@ -242,20 +276,42 @@ def _along(
     if len(found) < 2:
         return None
     places = sorted(found)
-    log_masses = np.array([found[place][0] for place in places])
-    curvatures = [found[place][1][np.ix_(effects, effects)] for place in places]
-    block = np.ix_(others[effects], others[effects])
+    block = np.ix_(others, others)
     root = linalg.cholesky(center.curvature.covariance.dense()[block], lower=True)
-    steepest = [linalg.eigvalsh(root.T @ each @ root)[-1] for each in curvatures]
-    if max(steepest) <= NARROWER:
-        return None
+    steepness = np.array([linalg.eigvalsh(root.T @ found[place][1] @ root) for place in places])
     between = np.linspace(places[0], places[-1], PARTS * (places[-1] - places[0]) + 1)
-    masses = np.exp(PchipInterpolator(places, log_masses - log_masses.max())(between))
-    narrow = PchipInterpolator(places, np.log(steepest))(between) > np.log(NARROWER)
-    usual = center.curvature.precision.diagonal()[others[effects]]
-    narrowest = curvatures[int(np.argmax(steepest))].diagonal() / usual
-    share = float(masses[narrow].sum() / masses.sum())
-    return Funnel(number, share, int(others[effects][narrowest.argmax()]))
+    log_masses = CubicSpline(places, [found[place][0] for place in places])(between)
+    # Each direction becomes steeper by about the same factor from place to place.
+    steepness = np.exp(CubicSpline(places, np.log(np.maximum(steepness, 1e-9)))(between))
+    stable = np.maximum(1 - inflation * steepness, 0.0)
+    sd = _deviation(between, log_masses)
+    with np.errstate(divide="ignore"):
+        chain_sd = _deviation(between, log_masses + 0.5 * np.log(stable).sum(1))
+    curvature = np.zeros((2, posterior.dimension))
+    curvature[:, others] = [found[place][1].diagonal() for place in (places[0], places[-1])]
+    curvature /= center.curvature.precision.diagonal()
+    narrow = _narrowest(posterior, max(curvature, key=np.max))
+    moved = np.abs(direction / center.curvature.standard_deviations)
+    moved[others] = 0.0
+    coordinate = int(moved.argmax())
+    return Funnel(coordinate, narrow, chain_sd / sd)
+
+
+def _narrowest(posterior: Posterior, curvature: np.ndarray) -> int:
+    """The narrowest coordinate of the variable that becomes narrow most of all.
+
+    A mean of effects becomes narrow with them.
+    """
+    growth = np.log(np.maximum(curvature, 1.0))
+    part = max(posterior.layout.slices, key=lambda part: growth[part].sum())
+    return part.start + int(growth[part].argmax())
+
+
+def _deviation(places: np.ndarray, log_masses: np.ndarray) -> float:
+    """Standard deviation of a law."""
+    masses = np.exp(log_masses - log_masses.max())
+    masses /= masses.sum()
+    return float(np.sqrt(masses @ (places - masses @ places) ** 2))
 
 
 def _laplace(
@@ -264,7 +320,6 @@ def _laplace(
     position: np.ndarray,
     others: np.ndarray,
     information: np.ndarray,
-    likelihood: np.ndarray,
 ) -> tuple[float, np.ndarray] | None:
     """Logarithm of the mass over the others, and the curvature at their mode.
 
@@ -276,17 +331,19 @@ def _laplace(
         Where the log density bends upwards or is not finite.
     """
     position, scale = position.copy(), _narrow_scale(center)[others]
+    of_others = information[np.ix_(others, others)]
     curvature = factor = None
     for _ in range(MOST_NEWTON_STEPS):
         value, prior = posterior.log_prior_and_gradient(position)
-        shift = position[others] - center.position[others]
-        gradient = prior[others] + likelihood - information @ shift
+        shift = position - center.position
+        likelihood = center.likelihood_gradient - information @ shift
+        gradient = (prior + likelihood)[others]
         if curvature is not None and factor is not None:
             left = linalg.solve_triangular(factor, gradient, lower=True, check_finite=False)
             if np.abs(left).max() < NEWTON_TOLERANCE:
-                value += float(likelihood @ shift - 0.5 * shift @ information @ shift)
+                value += float(0.5 * shift @ (center.likelihood_gradient + likelihood))
                 return value - float(np.log(factor.diagonal()).sum()), curvature
-        curvature = _prior_curvature(posterior, position, others, scale) + information
+        curvature = _prior_curvature(posterior, position, others, scale) + of_others
         factor = linalg.cholesky(curvature, lower=True)
         position[others] += linalg.cho_solve((factor, True), gradient)
         scale = np.minimum(scale, curvature.diagonal() ** -0.5)

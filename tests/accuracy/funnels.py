@@ -2,8 +2,8 @@
 
     python -m tests.accuracy.funnels [--markdown FILE]
 
-prints what part of the posterior is a funnel, by the exact law and as the set-up finds it, and the
-errors of the log scale, of the joint model and by groups, against the exact law. It writes the
+prints the ratio of standard deviations of the log scale that the set-up predicts for the joint
+model, and the errors of the joint model and of groups, against the exact law. It writes the
 table of the documentation.
 """
 
@@ -36,7 +36,7 @@ COLUMNS = (
     "groups",
     "records of each",
     "sd of effects",
-    "funnel",
+    "predicted",
     "joint: mean off",
     "sd ratio",
     "by groups: mean off",
@@ -44,12 +44,12 @@ COLUMNS = (
 )
 
 
-def share(model: pm.Model) -> str:
-    """Part of the posterior in a funnel."""
+def predicted(model: pm.Model) -> str:
+    """Ratio of standard deviations in a funnel."""
     posterior = Posterior(model)
     center = find_center(posterior, posterior.initial_position)
     funnel = find_funnel(posterior, Subsample(posterior, 2 * posterior.dimension), center)
-    return "–" if funnel is None else f"{funnel.share:.0%}"
+    return "–" if funnel is None else f"{funnel.sd_ratio:.2f}"
 
 
 def errors(case: Effects, marginalize: list[str] | None) -> list[str]:
@@ -77,7 +77,7 @@ def main() -> None:
     logging.getLogger("pymc").setLevel(logging.ERROR)
     rows = []
     for case in CASES:
-        row = [str(case.groups), str(case.records), str(case.scale), share(case.model())]
+        row = [str(case.groups), str(case.records), str(case.scale), predicted(case.model())]
         rows.append([*row, *errors(case, None), *errors(case, ["effects"])])
         print(rows[-1], flush=True)
     print(markdown_table(COLUMNS, rows))

@@ -439,6 +439,41 @@ def test_warnings_of_the_joint_model_can_be_errors(monkeypatch):
             ours(model, SEARCHING)
 
 
+def test_the_joint_model_is_sampled_where_groups_cannot_be(caplog):
+    """Whatever the error is: the joint model has been set up."""
+    caplog.set_level(logging.INFO, "pymc.sgmcmc")
+
+    def only_once(*, model):
+        if "effects" not in model.named_vars:
+            raise RuntimeError("no groups")
+        warnings.warn("far", CenterWarning, stacklevel=2)
+        return SGLD(model=model, **SMALL)
+
+    with pytest.warns(CenterWarning, match="far"):
+        idata = ours(FUNNEL.model(), only_once)
+    assert idata["sample_stats"]["position"].shape[-1] == 10
+    assert "`effects` stay in the model: no groups" in caplog.text
+
+
+def test_warnings_before_an_error_are_given():
+    def failing(*, model):
+        warnings.warn("far", CenterWarning, stacklevel=2)
+        raise ValueError("a bad setting")
+
+    with (
+        pytest.warns(CenterWarning, match="far"),
+        pytest.raises(ValueError, match="a bad setting"),
+    ):
+        ours(FUNNEL.model(), failing)
+
+
+def test_filters_of_modules_hold(monkeypatch, recwarn):
+    monkeypatch.setattr(groups, "local_structures", lambda *_: ([], []))
+    warnings.filterwarnings("ignore", module="pymc_sgmcmc")
+    ours(FUNNEL.model(), SEARCHING)
+    assert not [each for each in recwarn if issubclass(each.category, CenterWarning)]
+
+
 def test_the_joint_model_is_sampled_where_that_of_groups_is_no_better():
     """Both give a warning."""
 

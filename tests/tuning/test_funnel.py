@@ -1,4 +1,4 @@
-"""Funnels of centred effects are found, by the part of the posterior that is too narrow."""
+"""Funnels of centred effects are found, by what a chain would make of them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytensor
 import pytest
 
 from pymc_sgmcmc import CenterWarning, Posterior
-from pymc_sgmcmc.tuning import center_of, find_center
-from pymc_sgmcmc.tuning.funnel import LARGEST_SHARE, NARROWER, find_funnel
+from pymc_sgmcmc.tuning import VARIANCE_INFLATION, center_of, find_center
+from pymc_sgmcmc.tuning.funnel import find_funnel
 from pymc_sgmcmc.tuning.subsample import Subsample
-from tests.support.effects import Effects
+from tests.support.effects import PRIOR_SD, Effects, moments
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
 
@@ -45,14 +45,37 @@ def two_scales() -> pm.Model:
     return model
 
 
-def exact_share(case: Effects, variance: float) -> float:
-    """Part of the posterior where an effect has less than a quarter of a variance, given the scale.
+def nested() -> pm.Model:
+    """Effects of schools around those of their districts, which no row has."""
+    rng = np.random.default_rng(3)
+    district, school = np.repeat(np.arange(8), 10), np.repeat(np.arange(80), 100)
+    y = (0.02 * rng.normal(size=8)[district] + 0.5 * rng.normal(size=80))[school]
+    with pm.Model() as model:
+        mean = pm.Normal("mean", 0, 5)
+        wide, narrow = pm.HalfNormal("wide", 1), pm.HalfNormal("narrow", 1)
+        districts = pm.Normal("districts", mean, wide, shape=8)
+        schools = pm.Normal("schools", districts[district], narrow, shape=80)
+        pm.Normal("y", schools[school], 1, observed=y + rng.normal(size=8000))
+    return model
 
-    The effects are independent given their mean and scale.
+
+def exact_ratio(case: Effects, covariance: np.ndarray) -> float:
+    """Standard deviation of the log scale as a chain has it, relative to that of the posterior.
+
+    The covariance is that of the Gaussian around the centre, of mean and effects, which are normal
+    given the scale.
     """
-    log_tau, mass = case.law_of_log_scale()
-    precision = np.exp(-2 * log_tau) + case.records
-    return float(mass[variance * precision > NARROWER].sum())
+    log_tau, mass = (values[::20] for values in case.law_of_log_scale())
+    of_prior = np.eye(1 + case.groups)
+    of_prior[0, 1:] = of_prior[1:, 0] = -1
+    of_prior[0, 0] = case.groups
+    of_rows = np.diag([1 / PRIOR_SD**2, *np.full(case.groups, case.records)])
+    root = np.linalg.cholesky(covariance)
+    of_prior, of_rows = (root.T @ each @ root for each in (of_prior, of_rows))
+    steepness = np.linalg.eigvalsh(np.exp(-2 * log_tau)[:, None, None] * of_prior + of_rows)
+    of_chain = mass * np.sqrt(np.maximum(1 - VARIANCE_INFLATION * steepness, 0.0)).prod(1)
+    sds = [moments(log_tau, law / law.sum())[1] for law in (mass, of_chain)]
+    return sds[1] / sds[0]
 
 
 def centre(model: pm.Model):
@@ -68,15 +91,15 @@ def centre(model: pm.Model):
     [Effects(8, 300, 0.02), Effects(8, 300, 0.1), Effects(30, 300, 0.05), Effects(30, 20, 0.3)],
     ids=str,
 )
-def test_share_is_that_of_the_exact_law(case):
+def test_ratio_is_that_of_the_exact_law(case):
     posterior, subsample, center = centre(case.model())
     funnel = find_funnel(posterior, subsample, center)
     assert posterior.labels[funnel.coordinate] == "tau_log__"
     assert posterior.labels[funnel.narrow].startswith("effects[")
-    effects = [label.startswith("effects") for label in posterior.labels]
-    covariance = center.curvature.covariance.dense()[np.ix_(effects, effects)]
-    exact = exact_share(case, np.linalg.eigvalsh(covariance)[-1])
-    assert funnel.share == pytest.approx(exact, abs=0.005)
+    others = [label != "tau_log__" for label in posterior.labels]
+    assert posterior.labels[0] == "mean"
+    exact = exact_ratio(case, center.curvature.covariance.dense()[np.ix_(others, others)])
+    assert funnel.sd_ratio == pytest.approx(exact, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -86,14 +109,15 @@ def test_share_is_that_of_the_exact_law(case):
         (lambda: Effects(20, 200, 0.05).model(nu=30), "effects", "tau_log__"),
         (random_walk, "walk", "scale_log__"),
         (two_scales, "b", "narrow_log__"),
+        (nested, "districts", "wide_log__"),
     ],
-    ids=["groups", "student", "walk", "two scales"],
+    ids=["groups", "student", "walk", "two scales", "nested"],
 )
 def test_funnels_are_warned_of(model, name, scale):
     posterior = Posterior(model())
     message = (
-        rf"is a funnel: about \d+% of it lies where {name}\[\d+\] .* tail of {scale}.*"
-        rf'Write `{name}` non-centred.*marginalize=\["{name}"\]'
+        rf"is a funnel: {name}\[\d+\] is much narrower in a tail of {scale} .* may be only 0\.\d+ "
+        rf'times.*Write `{name}` non-centred.*marginalize=\["{name}"\]'
     )
     with pytest.warns(CenterWarning, match=message):
         find_center(posterior, posterior.initial_position)
@@ -119,11 +143,17 @@ def test_a_given_centre_is_examined_too():
         center_of(posterior, center.position, center.curvature)
 
 
-def test_share_in_single_precision():
+def test_ratio_in_single_precision():
     posterior, subsample, center = centre(Effects(8, 300, 0.1).model())
-    share = find_funnel(posterior, subsample, center).share
+    ratio = find_funnel(posterior, subsample, center).sd_ratio
     with pytensor.config.change_flags(floatX="float32"):
         posterior, subsample, center = centre(Effects(8, 300, 0.1).model())
         assert posterior.dtype == "float32"
-        assert find_funnel(posterior, subsample, center).share == pytest.approx(share, abs=0.1)
-    assert share > 5 * LARGEST_SHARE
+        assert find_funnel(posterior, subsample, center).sd_ratio == pytest.approx(ratio, abs=0.1)
+
+
+def test_small_steps_come_farther():
+    examined = centre(Effects(30, 20, 0.3).model())
+    ratios = [find_funnel(*examined, inflation=each).sd_ratio for each in (0.1, 0.05, 0.02)]
+    assert ratios[0] < ratios[1] - 0.05 < ratios[2] - 0.1
+    assert find_funnel(*examined, inflation=1e-4) is None
