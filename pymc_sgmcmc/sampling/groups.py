@@ -221,12 +221,13 @@ def groups_in_need(
             )
             try:
                 with _held_back(give=False) as of_groups:
-                    groups = _integrated(model, structure.names, make)
+                    groups = _integrated(model, structure.names, make, tell=False)
             except Exception as error:
                 reason = str(error).split("\n")[0]
             else:
                 if not of_groups:
                     of_joint.clear()
+                    _tell(structure.names, groups.model)
                     return groups, groups.step
                 reason = str(of_groups[0].message)
             log.info("%s stay in the model: %s", quoted(structure.names), reason)
@@ -267,8 +268,8 @@ def _are_names(choice: Any) -> bool:
     return isinstance(choice, Sequence) and all(isinstance(name, str) for name in choice)
 
 
-def _integrated(model: Model, names: tuple[str, ...], step: MakeStep) -> Groups:
-    groups = without_warning(model, names)
+def _tell(names: tuple[str, ...], groups: Model) -> None:
+    """Log that variables are integrated out."""
     log.info(
         "%s %s integrated out, so that %d groups are the rows, and drawn at the end. With "
         "`marginalize=None` the joint model is sampled.",
@@ -276,6 +277,14 @@ def _integrated(model: Model, names: tuple[str, ...], step: MakeStep) -> Groups:
         "is" if len(names) == 1 else "are",
         shape_of(groups.observed_RVs[-1])[0],
     )
+
+
+def _integrated(
+    model: Model, names: tuple[str, ...], step: MakeStep, *, tell: bool = True
+) -> Groups:
+    groups = without_warning(model, names)
+    if tell:
+        _tell(names, groups)
     made = step(model=groups)
     for _ in range(MOST_REFINEMENTS):
         error = quadrature_of(groups)

@@ -410,16 +410,22 @@ FUNNEL = Effects(8, 100, 0.03)
 
 def test_effects_of_few_groups_are_integrated_out_where_their_scale_is_a_funnel(caplog, recwarn):
     caplog.set_level(logging.INFO, "pymc.sgmcmc")
-    idata = ours(FUNNEL.model(), partial(SGLDCV, **NUMBA), draws=1000, tune=200)
-    assert "The joint posterior is far from Gaussian" in caplog.text
+    idata = ours(FUNNEL.model(), partial(SEARCHING, batch_size=4))
+    assert "The joint posterior is far from Gaussian, so that without `effects`" in caplog.text
     assert "`effects` is integrated out, so that 8 groups are the rows" in caplog.text
     assert not [each for each in recwarn if issubclass(each.category, CenterWarning)]
+    assert idata["sample_stats"]["position"].shape[-1] == 2
+    assert idata["posterior"]["effects"].shape[2:] == (8,)
+
+
+@pytest.mark.slow
+def test_draws_of_a_scale_whose_joint_posterior_is_a_funnel():
+    idata = ours(FUNNEL.model(), partial(SGLDCV, **NUMBA), draws=2000, tune=300)
     table = summary(idata)
     log_tau, mass = FUNNEL.law_of_log_scale()
     mean, sd = moments(np.exp(log_tau), mass)
     drawn = idata["posterior"]["tau"].to_numpy()
     assert abs(drawn.mean() - mean) < 4 * sd / np.sqrt(table.loc["tau", "ess_bulk"])
-    assert idata["posterior"]["effects"].shape[2:] == (8,)
 
 
 @pytest.mark.parametrize("marginalize", ["auto", None])
@@ -453,6 +459,7 @@ def test_the_joint_model_is_sampled_where_groups_cannot_be(caplog):
         idata = ours(FUNNEL.model(), only_once)
     assert idata["sample_stats"]["position"].shape[-1] == 10
     assert "`effects` stay in the model: no groups" in caplog.text
+    assert "is integrated out" not in caplog.text
 
 
 def test_warnings_before_an_error_are_given():

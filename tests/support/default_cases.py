@@ -283,6 +283,11 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     "step_methods/test_stationary_law.py::test_mean_and_covariance_equal_the_exact_biased_law": (
         "shuffle-cv",
     ),
+    "tuning/test_funnel.py::test_ratio_is_that_of_the_exact_law": (
+        "Effects(groups=8, records=300, scale=0.1)",
+        "Effects(groups=30, records=20, scale=0.3)",
+    ),
+    "tuning/test_funnel.py::test_funnels_are_warned_of": ("student", "two scales", "nested"),
 }
 
 
