@@ -21,7 +21,6 @@ import pytensor
 import pytensor.tensor as pt
 from pymc.model import Model
 from pymc.pytensorf import rewrite_pregrad
-from pymc.util import get_untransformed_name, is_transformed_name
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
@@ -32,7 +31,7 @@ from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.bad_rows import code_error, first_row_out_of_range
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_on_arrays, compile_quietly
 from pymc_sgmcmc.posterior.graphs import leaf_value
-from pymc_sgmcmc.posterior.position import PositionLayout
+from pymc_sgmcmc.posterior.position import PositionLayout, untransformed
 from pymc_sgmcmc.posterior.rows import SeparatedModel, Term
 from pymc_sgmcmc.posterior.terms import reference_terms
 
@@ -306,12 +305,12 @@ def _not_separable(term: Term, setting: _Setting, reason: str) -> ModelError:
     separated, layout = setting.separated, setting.layout
     names = ", ".join(f"`{leaf.name}`" for leaf in separated.leaves)
     local = [
-        _untransformed(name)
+        untransformed(name)
         for name, shape in zip(layout.names, layout.shapes, strict=True)
         if {separated.n_rows, separated.batch_size} & set(shape)
     ]
     by_row = [
-        _untransformed(value.name)
+        untransformed(value.name)
         for value in setting.others
         if separated.n_rows in value.type.shape[:1]
     ]
@@ -340,10 +339,6 @@ def _not_separable(term: Term, setting: _Setting, reason: str) -> ModelError:
         f"The log likelihood of `{term.name}` is not a sum over the {separated.n_rows} rows of "
         f"{names}: {reason}. {advice}"
     )
-
-
-def _untransformed(name: str) -> str:
-    return get_untransformed_name(name) if is_transformed_name(name) else name
 
 
 def _bad_code(

@@ -15,6 +15,7 @@ from itertools import product
 import numpy as np
 import pytensor.tensor as pt
 from pymc.model import Model
+from pymc.util import get_untransformed_name, is_transformed_name
 from pytensor.graph.basic import Variable
 from pytensor.tensor.variable import TensorVariable
 
@@ -112,6 +113,11 @@ class PositionLayout:
         """Concatenate tensors that are shaped as the value variables; the inverse of `split`."""
         ravelled = [piece.ravel().astype(self.dtype) for piece in pieces]
         return ravelled[0] if len(ravelled) == 1 else pt.concatenate(ravelled)
+
+
+def untransformed(name: str) -> str:
+    """Name of the free variable of a value variable."""
+    return get_untransformed_name(name) if is_transformed_name(name) else name
 
 
 def complete_point(

@@ -84,6 +84,11 @@ class Curvature:
         """Standard deviation of each coordinate, shape (d,)."""
         return np.sqrt(self.covariance.diagonal())
 
+    @property
+    def conditional_deviations(self) -> np.ndarray:
+        """Standard deviation of each coordinate given the others, shape (d,)."""
+        return self.precision.diagonal() ** -0.5
+
     def without_directions(self) -> Curvature:
         """The diagonal of a curvature of low rank plus diagonal; any other curvature unchanged."""
         if not isinstance(self.precision, LowRank):

@@ -199,7 +199,11 @@ def _long_center(
     at_mode = True
     if len(collapsed) or not (is_guide(misfit) or flat):
         # A search that begins at a scale of zero hardly leaves it.
-        begin = (start, scale) if len(collapsed) else (mode.position, _scale_of(mode))
+        begin = (
+            (start, scale)
+            if len(collapsed)
+            else (mode.position, mode.curvature.conditional_deviations)
+        )
         with suppress(ValueError), np.errstate(all="ignore"):  # Not finite around the start.
             around = _around_mean_field(posterior, large, *begin)
             better, misfit_there = _recentered(posterior, judge, around)
@@ -215,11 +219,6 @@ def _long_center(
         end = center if at_mode else None
         _warn_of_no_guide(posterior, misfit, collapsed, informed, flat, end)
     return center
-
-
-def _scale_of(center: Center) -> np.ndarray:
-    """Standard deviation of each coordinate given the others, shape (d,)."""
-    return center.curvature.precision.diagonal() ** -0.5
 
 
 def _around_mean_field(

@@ -25,15 +25,16 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-from pymc.util import get_untransformed_name, is_transformed_name
 from scipy import linalg
 from scipy.interpolate import CubicSpline
 
 from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.position import PositionLayout, untransformed
 from pymc_sgmcmc.tuning.center import Center
 from pymc_sgmcmc.tuning.curvature import (
     coordinate_scale,
+    curvature_by_differences,
     difference_width,
     scaled_precision,
 )
@@ -73,7 +74,7 @@ which is small enough for the bend and large enough for single precision."""
 LARGEST_INFORMATION = 0.1
 """Rows are the cause of at most this part of the curvature in a coordinate that makes a funnel."""
 
-MOST_NEWTON_STEPS = 8
+MOST_NEWTON_STEPS = 7
 """Newton steps to the mode of the other coordinates. One is enough where their prior is normal."""
 
 NEWTON_TOLERANCE = 1e-3
@@ -90,12 +91,15 @@ class Funnel:
         The scale that changes most along the way.
     narrow : int
         The narrowest coordinate of the variable that becomes narrow most of all.
+    variable : str
+        This variable.
     sd_ratio : float
         Predicted standard deviation along the way, relative to that of the posterior.
     """
 
     coordinate: int
     narrow: int
+    variable: str
     sd_ratio: float
 
 
@@ -110,15 +114,9 @@ def warn_of_funnel(posterior: Posterior, subsample: Subsample, center: Center) -
         funnel = find_funnel(posterior, subsample, center)
     if funnel is None:
         return
-    labels, layout, narrow = posterior.labels, posterior.layout, funnel.narrow
-    name = next(
-        name
-        for name, part in zip(layout.names, layout.slices, strict=True)
-        if part.start <= narrow < part.stop
-    )
-    name = get_untransformed_name(name) if is_transformed_name(name) else name
+    labels, name = posterior.labels, funnel.variable
     warnings.warn(
-        f"The posterior is a funnel: {labels[narrow]} is much narrower in a tail of "
+        f"The posterior is a funnel: {labels[funnel.narrow]} is much narrower in a tail of "
         f"{labels[funnel.coordinate]} than around the centre, and steps are too long there. The "
         f"standard deviation of {labels[funnel.coordinate]} may be only {funnel.sd_ratio:.2g} "
         f"times that of the posterior. Write `{name}` non-centred, sample with NUTS or, where it "
@@ -169,7 +167,7 @@ def _bends(posterior: Posterior, center: Center) -> np.ndarray:
     Rows are the coordinates that move, by a standard deviation given the others. The change of the
     curvature in j along i is the second difference along j of the gradient in i.
     """
-    scale = _narrow_scale(center)
+    scale = center.curvature.conditional_deviations
     width = BEND_WIDTH * scale
     at, shifts = center.position, np.diag(width)
     gradients = posterior.prior_gradients(np.concatenate([at[None], at + shifts, at - shifts]))
@@ -207,7 +205,9 @@ def _directions(center: Center, bends: np.ndarray, bending: list[int]) -> list[n
     if len(bending) > 1:
         others = np.setdiff1d(np.arange(dimension), bending)
         combined = np.zeros(dimension)
-        combined[bending] = bends[np.ix_(bending, others)].sum(1) / _narrow_scale(center)[bending]
+        combined[bending] = (
+            bends[np.ix_(bending, others)].sum(1) / center.curvature.conditional_deviations[bending]
+        )
         slopes = np.concatenate([combined[None], slopes])
     directions = []
     for slope in slopes[:count]:
@@ -221,26 +221,24 @@ def _information(posterior: Posterior, subsample: Subsample, center: Center) -> 
     scale = coordinate_scale(posterior, subsample, center.position)
     precision = scaled_precision(posterior, subsample, center.position, scale)
     everything = np.arange(posterior.dimension)
-    prior = _prior_curvature(posterior, center.position, everything, _narrow_scale(center))
+    prior = _prior_curvature(
+        posterior, center.position, everything, center.curvature.conditional_deviations
+    )
     return precision / np.outer(scale, scale) - prior
-
-
-def _narrow_scale(center: Center) -> np.ndarray:
-    """Standard deviation of each coordinate given the others, shape (d,)."""
-    return center.curvature.precision.diagonal() ** -0.5
 
 
 def _prior_curvature(
     posterior: Posterior, position: np.ndarray, some: np.ndarray, scale: np.ndarray
 ) -> np.ndarray:
     """Minus the Hessian of the log prior in some coordinates of known scales."""
-    shifts = np.zeros((len(some), len(position)))
+
+    def gradients(values: np.ndarray) -> np.ndarray:
+        positions = np.tile(position, (len(values), 1))
+        positions[:, some] = values
+        return posterior.prior_gradients(positions)[:, some]
+
     width = difference_width(posterior) * scale
-    shifts[np.arange(len(some)), some] = width
-    gradients = posterior.prior_gradients(np.concatenate([position - shifts, position + shifts]))
-    below, above = np.split(gradients[:, some], 2)
-    curvature = (below - above) / (2 * width[:, None])
-    return 0.5 * (curvature + curvature.T)
+    return curvature_by_differences(gradients, position[some], width)
 
 
 def _along(
@@ -266,9 +264,7 @@ def _along(
             position = center.position + place * direction
             try:
                 here = _laplace(posterior, center, position, others, information)
-            except (linalg.LinAlgError, ValueError):  # It bends upwards, or is not finite.
-                break
-            if here is None:
+            except (linalg.LinAlgError, ValueError):
                 break
             found[place] = here
             if here[0] < max(log_mass for log_mass, _ in found.values()) + np.log(NEGLIGIBLE):
@@ -290,21 +286,23 @@ def _along(
     curvature = np.zeros((2, posterior.dimension))
     curvature[:, others] = [found[place][1].diagonal() for place in (places[0], places[-1])]
     curvature /= center.curvature.precision.diagonal()
-    narrow = _narrowest(posterior, max(curvature, key=np.max))
+    narrow, variable = _narrowest(posterior.layout, max(curvature, key=np.max))
     moved = np.abs(direction / center.curvature.standard_deviations)
     moved[others] = 0.0
     coordinate = int(moved.argmax())
-    return Funnel(coordinate, narrow, chain_sd / sd)
+    return Funnel(coordinate, narrow, variable, chain_sd / sd)
 
 
-def _narrowest(posterior: Posterior, curvature: np.ndarray) -> int:
-    """The narrowest coordinate of the variable that becomes narrow most of all.
+def _narrowest(layout: PositionLayout, curvature: np.ndarray) -> tuple[int, str]:
+    """The narrowest coordinate of the variable that becomes narrow most of all, and its name.
 
     A mean of effects becomes narrow with them.
     """
     growth = np.log(np.maximum(curvature, 1.0))
-    part = max(posterior.layout.slices, key=lambda part: growth[part].sum())
-    return part.start + int(growth[part].argmax())
+    growths = [growth[part] for part in layout.slices]
+    number = max(range(len(growths)), key=lambda number: growths[number].sum())
+    narrow = layout.slices[number].start + int(growths[number].argmax())
+    return narrow, untransformed(layout.names[number])
 
 
 def _deviation(places: np.ndarray, log_masses: np.ndarray) -> float:
@@ -320,31 +318,34 @@ def _laplace(
     position: np.ndarray,
     others: np.ndarray,
     information: np.ndarray,
-) -> tuple[float, np.ndarray] | None:
+) -> tuple[float, np.ndarray]:
     """Logarithm of the mass over the others, and the curvature at their mode.
 
-    The rest is that of the position. The result is None where Newton's method finds no mode.
+    The rest is that of the position.
 
     Raises
     ------
     numpy.linalg.LinAlgError, ValueError
-        Where the log density bends upwards or is not finite.
+        Where the log density bends upwards or is not finite, or Newton's method finds no mode.
     """
-    position, scale = position.copy(), _narrow_scale(center)[others]
+    position, scale = position.copy(), center.curvature.conditional_deviations[others]
     of_others = information[np.ix_(others, others)]
-    curvature = factor = None
-    for _ in range(MOST_NEWTON_STEPS):
+
+    def density_and_gradient() -> tuple[float, np.ndarray]:
         value, prior = posterior.log_prior_and_gradient(position)
         shift = position - center.position
         likelihood = center.likelihood_gradient - information @ shift
-        gradient = (prior + likelihood)[others]
-        if curvature is not None and factor is not None:
-            left = linalg.solve_triangular(factor, gradient, lower=True, check_finite=False)
-            if np.abs(left).max() < NEWTON_TOLERANCE:
-                value += float(0.5 * shift @ (center.likelihood_gradient + likelihood))
-                return value - float(np.log(factor.diagonal()).sum()), curvature
+        value += float(0.5 * shift @ (center.likelihood_gradient + likelihood))
+        return value, (prior + likelihood)[others]
+
+    _, gradient = density_and_gradient()
+    for _ in range(MOST_NEWTON_STEPS):
         curvature = _prior_curvature(posterior, position, others, scale) + of_others
         factor = linalg.cholesky(curvature, lower=True)
         position[others] += linalg.cho_solve((factor, True), gradient)
+        value, gradient = density_and_gradient()
+        left = linalg.solve_triangular(factor, gradient, lower=True, check_finite=False)
+        if np.abs(left).max() < NEWTON_TOLERANCE:
+            return value - float(np.log(factor.diagonal()).sum()), curvature
         scale = np.minimum(scale, curvature.diagonal() ** -0.5)
-    return None
+    raise linalg.LinAlgError(f"{MOST_NEWTON_STEPS} Newton steps do not end at a mode.")

@@ -72,7 +72,7 @@ def judge_at(posterior: Posterior, center: Center, large: Subsample) -> ControlV
         return ControlVariates(affordable, center)
     first, second = _rows_needed(posterior, center, large)
     first, second = (min(rows, affordable.count) for rows in (first, second))
-    scale = center.curvature.precision.diagonal() ** -0.5
+    scale = center.curvature.conditional_deviations
     width = scale * difference_width(posterior)
     few = Subsample(posterior, count=second)
     if few.count < first and large.colouring(center.position, width) is not None:

@@ -145,7 +145,7 @@ def nearest_gaussian(
     evaluations = EXPECTED_ITERATIONS * 2 * max(FEWEST_PAIRS, posterior.dimension)
     more = Subsample(posterior, evaluations, 4 * SUBSAMPLE_OPERATIONS)
     far: list[tuple[tuple[bool, float], Center]] = []
-    begins = [(mode.position, mode.curvature.precision.diagonal() ** -0.5), (start, scale)]
+    begins = [(mode.position, mode.curvature.conditional_deviations), (start, scale)]
     collapsed = collapsed_coordinates(posterior, subsample, mode, start)
     # A search that begins at a scale of zero hardly leaves it.
     for position, deviations in begins[1:] if len(collapsed) else begins:
@@ -326,7 +326,7 @@ def response(posterior: Posterior, center: Center, misfit: Mismatch) -> float:
     direction = misfit.gradient - root.T @ center.gradient
     direction = direction / max(float(np.linalg.norm(direction)), np.finfo(float).tiny)
     tilt = SMALL_FORCE * (precision @ (root @ direction))
-    scale = precision.diagonal() ** -0.5
+    scale = center.curvature.conditional_deviations
     try:
         ahead, behind = (
             mean_field(posterior, center.position, scale, side * tilt)[0] for side in (1.0, -1.0)

@@ -17,12 +17,10 @@ from pathlib import Path
 import numpy as np
 import pymc as pm
 
-from pymc_sgmcmc import Posterior, sample
-from pymc_sgmcmc.tuning import find_center
+from pymc_sgmcmc import sample
 from pymc_sgmcmc.tuning.funnel import find_funnel
-from pymc_sgmcmc.tuning.subsample import Subsample
 from tests.benchmarks.common.markdown import markdown_table, write_tables
-from tests.support.effects import Effects, moments
+from tests.support.effects import Effects, examined, moments
 
 CASES = [
     Effects(8, 300, 0.3),
@@ -46,9 +44,7 @@ COLUMNS = (
 
 def predicted(model: pm.Model) -> str:
     """Ratio of standard deviations in a funnel."""
-    posterior = Posterior(model)
-    center = find_center(posterior, posterior.initial_position)
-    funnel = find_funnel(posterior, Subsample(posterior, 2 * posterior.dimension), center)
+    funnel = find_funnel(*examined(model))
     return "–" if funnel is None else f"{funnel.sd_ratio:.2f}"
 
 

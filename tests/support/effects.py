@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
 import pymc as pm
 from scipy import special
+
+from pymc_sgmcmc import Posterior
+from pymc_sgmcmc.tuning import Center, find_center
+from pymc_sgmcmc.tuning.subsample import Subsample
 
 PRIOR_SD = 5.0
 """Standard deviation of the mean of the effects; that of their scale is one."""
@@ -57,6 +62,15 @@ class Effects:
         logs = spread / own + (self.groups - 1) * np.log(own)
         logs += self.groups * means.mean() ** 2 / common + np.log(common)
         return log_tau, special.softmax(-0.5 * logs + log_tau - 0.5 * tau**2)
+
+
+def examined(model: pm.Model) -> tuple[Posterior, Subsample, Center]:
+    """What a search for funnels takes."""
+    posterior = Posterior(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        center = find_center(posterior, posterior.initial_position)
+    return posterior, Subsample(posterior, 2 * posterior.dimension), center
 
 
 def moments(values: np.ndarray, probabilities: np.ndarray) -> tuple[float, float]:

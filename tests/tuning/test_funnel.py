@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pymc as pm
 import pytensor
@@ -12,8 +10,7 @@ import pytest
 from pymc_sgmcmc import CenterWarning, Posterior
 from pymc_sgmcmc.tuning import VARIANCE_INFLATION, center_of, find_center
 from pymc_sgmcmc.tuning.funnel import find_funnel
-from pymc_sgmcmc.tuning.subsample import Subsample
-from tests.support.effects import PRIOR_SD, Effects, moments
+from tests.support.effects import PRIOR_SD, Effects, examined, moments
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
 
@@ -78,21 +75,13 @@ def exact_ratio(case: Effects, covariance: np.ndarray) -> float:
     return sds[1] / sds[0]
 
 
-def centre(model: pm.Model):
-    posterior = Posterior(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        center = find_center(posterior, posterior.initial_position)
-    return posterior, Subsample(posterior, 2 * posterior.dimension), center
-
-
 @pytest.mark.parametrize(
     "case",
     [Effects(8, 300, 0.02), Effects(8, 300, 0.1), Effects(30, 300, 0.05), Effects(30, 20, 0.3)],
     ids=str,
 )
 def test_ratio_is_that_of_the_exact_law(case):
-    posterior, subsample, center = centre(case.model())
+    posterior, subsample, center = examined(case.model())
     funnel = find_funnel(posterior, subsample, center)
     assert posterior.labels[funnel.coordinate] == "tau_log__"
     assert posterior.labels[funnel.narrow].startswith("effects[")
@@ -133,27 +122,27 @@ def test_funnels_are_warned_of(model, name, scale):
     ids=["scale is known", "non-centred", "scale is known just so"],
 )
 def test_no_funnel(model):
-    posterior, subsample, center = centre(model())
+    posterior, subsample, center = examined(model())
     assert find_funnel(posterior, subsample, center) is None
 
 
 def test_a_given_centre_is_examined_too():
-    posterior, _, center = centre(Effects(8, 300, 0.1).model())
+    posterior, _, center = examined(Effects(8, 300, 0.1).model())
     with pytest.warns(CenterWarning, match="is a funnel"):
         center_of(posterior, center.position, center.curvature)
 
 
 def test_ratio_in_single_precision():
-    posterior, subsample, center = centre(Effects(8, 300, 0.1).model())
+    posterior, subsample, center = examined(Effects(8, 300, 0.1).model())
     ratio = find_funnel(posterior, subsample, center).sd_ratio
     with pytensor.config.change_flags(floatX="float32"):
-        posterior, subsample, center = centre(Effects(8, 300, 0.1).model())
+        posterior, subsample, center = examined(Effects(8, 300, 0.1).model())
         assert posterior.dtype == "float32"
         assert find_funnel(posterior, subsample, center).sd_ratio == pytest.approx(ratio, abs=0.1)
 
 
 def test_small_steps_come_farther():
-    examined = centre(Effects(30, 20, 0.3).model())
-    ratios = [find_funnel(*examined, inflation=each).sd_ratio for each in (0.1, 0.05, 0.02)]
+    arguments = examined(Effects(30, 20, 0.3).model())
+    ratios = [find_funnel(*arguments, inflation=each).sd_ratio for each in (0.1, 0.05, 0.02)]
     assert ratios[0] < ratios[1] - 0.05 < ratios[2] - 0.1
-    assert find_funnel(*examined, inflation=1e-4) is None
+    assert find_funnel(*arguments, inflation=1e-4) is None
