@@ -27,11 +27,11 @@ N_GROUPS, RECORDS, SCALE = 40, 3, 0.7
 CODES = np.random.default_rng(1).permutation(np.repeat(np.arange(N_GROUPS), RECORDS))
 
 CV = partial(SGLDCV, batch_size=20, **NUMBA)
-QUICK = partial(CV, step_size=1e-3, preconditioner="curvature", center={"mean": 1.0})
-"""For runs whose draws need not have the law of the posterior, without a search for a centre."""
+FEW = partial(SGLDCV, batch_size=20, step_size=1e-3, thin=3, preconditioner="curvature")
+"""For few transitions, which are not worth compiling."""
 
-SEARCHING = partial(CV, step_size=1e-3, preconditioner="curvature")
-"""For such runs with a search for a centre."""
+QUICK = partial(FEW, center={"mean": 1.0})
+"""For runs whose draws need not have the law of the posterior, without a search for a centre."""
 
 
 def mixed_model(n_groups: int = N_GROUPS, records: int = RECORDS) -> pm.Model:
@@ -410,7 +410,7 @@ FUNNEL = Effects(8, 100, 0.03)
 
 def test_effects_of_few_groups_are_integrated_out_where_their_scale_is_a_funnel(caplog, recwarn):
     caplog.set_level(logging.INFO, "pymc.sgmcmc")
-    idata = ours(FUNNEL.model(), partial(SEARCHING, batch_size=4))
+    idata = ours(FUNNEL.model(), partial(FEW, batch_size=4))
     assert "The joint posterior is far from Gaussian, so that without `effects`" in caplog.text
     assert "`effects` is integrated out, so that 8 groups are the rows" in caplog.text
     assert not [each for each in recwarn if issubclass(each.category, CenterWarning)]
@@ -433,7 +433,7 @@ def test_warnings_of_the_joint_model_are_given_where_it_is_sampled(marginalize, 
     if marginalize == "auto":  # Effects that cannot be integrated out.
         monkeypatch.setattr(groups, "local_structures", lambda *_: ([], []))
     with pytest.warns(CenterWarning, match="is a funnel"):
-        ours(FUNNEL.model(), SEARCHING, marginalize=marginalize)
+        ours(FUNNEL.model(), FEW, marginalize=marginalize)
 
 
 def test_warnings_of_the_joint_model_can_be_errors(monkeypatch):
@@ -442,7 +442,7 @@ def test_warnings_of_the_joint_model_can_be_errors(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error", CenterWarning)
         with pytest.raises(CenterWarning, match="is a funnel"):
-            ours(model, SEARCHING)
+            ours(model, FEW)
 
 
 def test_the_joint_model_is_sampled_where_groups_cannot_be(caplog):
@@ -477,7 +477,7 @@ def test_warnings_before_an_error_are_given():
 def test_filters_of_modules_hold(monkeypatch, recwarn):
     monkeypatch.setattr(groups, "local_structures", lambda *_: ([], []))
     warnings.filterwarnings("ignore", module="pymc_sgmcmc")
-    ours(FUNNEL.model(), SEARCHING)
+    ours(FUNNEL.model(), FEW)
     assert not [each for each in recwarn if issubclass(each.category, CenterWarning)]
 
 

@@ -124,7 +124,7 @@ def test_acceptance_probability_and_decision(kind):
     }[kind]
     M = matrix if matrix.ndim == 2 else np.diag(np.broadcast_to(matrix, 3))
     h = 1.5
-    step = MALA(model=logistic_model(), step_size=h, preconditioner=matrix, compile_kwargs=NUMBA)
+    step = MALA(model=logistic_model(), step_size=h, preconditioner=matrix)
     posterior = step.posterior
     rng = np.random.default_rng(3)
     mode = np.array([0.4, 0.7, -1.0])
@@ -386,9 +386,7 @@ def test_single_precision(step_class):
 
 def test_one_transition_of_mala_moves_the_whole_state():
     """`run_one`, which the exact laws rest on, sees density and gradient too."""
-    step = MALA(
-        model=logistic_model(), step_size=1e-3, preconditioner="identity", compile_kwargs=NUMBA
-    )
+    step = MALA(model=logistic_model(), step_size=1e-3, preconditioner="identity")
     density, gradient = step.posterior.log_density_and_gradient(np.zeros(3))
     state = np.concatenate([np.zeros(3), [density], gradient])
     after = run_one(step.block, state, 0, np.array([0.1, 0, 0, -3.0]), 1e-3)

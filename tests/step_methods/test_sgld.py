@@ -39,7 +39,7 @@ def model():
 
 def test_defaults_of_sgldcv(model, caplog):
     with caplog.at_level(logging.INFO, logger="pymc"):
-        step = SGLDCV(model=model, batch_size=50, compile_kwargs=NUMBA)
+        step = SGLDCV(model=model, batch_size=50)
     assert 0.05 < step.step_size < 0.2
     assert step.thin == np.ceil(2 / step.step_size)
     assert "step size" in caplog.text
@@ -48,11 +48,11 @@ def test_defaults_of_sgldcv(model, caplog):
 
 def test_plain_gradients_warn_with_the_batch_size_they_need(model):
     with pytest.warns(BatchSizeWarning, match="about `batch_size=") as record:
-        step = SGLD(model=model, batch_size=5, compile_kwargs=NUMBA)
+        step = SGLD(model=model, batch_size=5)
     needed = int(str(record[0].message).split("batch_size=")[1].split("`")[0])
     assert 5 < needed <= 400
     assert step.step_size < 0.05
-    enough = SGLD(model=model, batch_size=needed, compile_kwargs=NUMBA)
+    enough = SGLD(model=model, batch_size=needed)
     assert enough.step_size >= 0.1 * 0.99
 
 

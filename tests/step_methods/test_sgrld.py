@@ -156,7 +156,7 @@ def test_invalid_metrics(metric, settings, message):
 def test_metric_is_a_function_of_the_position_alone():
     """Whatever the minibatch: the noise of a transition has the same covariance."""
     model, *_ = poisson_problem(2)
-    step = SGRLD(model=model, batch_size=3, step_size=0.3, metric_rows=6, compile_kwargs=NUMBA)
+    step = SGRLD(model=model, batch_size=3, step_size=0.3, metric_rows=6)
     theta, unit = np.array([0.3, -0.2]), np.array([1.0, 0.0])
     moves = [
         run_one(step.block, theta, i, unit, 0.3) - run_one(step.block, theta, i, 0 * unit, 0.3)

@@ -56,8 +56,8 @@ def test_step_sizes_of_a_compound_step():
         offset = pm.Normal("offset")
         pm.Normal("z", offset, 1, observed=rng.normal(size=20))
         steps = [
-            pm.NUTS([offset], compile_kwargs=NUMBA),
-            SGLDCV([slope], batch_size=20, rows=["y"], compile_kwargs=NUMBA),
+            pm.NUTS([offset]),
+            SGLDCV([slope], batch_size=20, rows=["y"]),
         ]
         idata = pm.sample(step=steps, draws=100, tune=50, chains=2, random_seed=1, **QUIET)
     sizes = idata["sample_stats"]["step_size"].values

@@ -113,9 +113,9 @@ def test_law_with_kept_rows(step_class, mode):
 
 def test_samplers_with_a_noise_of_their_own_keep_none():
     model, *_ = regression(n_rows=3000, rare=6)
-    step = OSGFS(model=model, gradient="cv", batch_size=100, compile_kwargs=NUMBA)
+    step = OSGFS(model=model, gradient="cv", batch_size=100)
     assert step.run_settings.attributes["kept_rows"] == 0
-    plain = SGLD(model=model, batch_size=3000, compile_kwargs=NUMBA)
+    plain = SGLD(model=model, batch_size=3000)
     assert plain.run_settings.attributes["kept_rows"] == 0
 
 
