@@ -27,6 +27,7 @@ from pytensor.tensor.math import Sum
 
 from pymc_sgmcmc.posterior.blockwise import all_rows_at_once
 from pymc_sgmcmc.posterior.numpy_linker import NumpyLinker
+from pymc_sgmcmc.posterior.whole_numbers import of_whole_numbers
 
 
 @node_rewriter([OpFromGraph])
@@ -111,6 +112,7 @@ _use_numpy = [
     (inline_inner_graphs, _AFTER_OTHER_REWRITES),
     (all_rows_at_once, _AFTER_OTHER_REWRITES + 0.05),
     (dfs_rewriter(_on_arrays, _split_sums, _take_short_axis_apart), _AFTER_OTHER_REWRITES + 0.1),
+    (dfs_rewriter(of_whole_numbers), _AFTER_OTHER_REWRITES + 0.15),
 ]
 
 PYTHON_MODE = Mode(linker=NumpyLinker(), optimizer="minimum_compile").register(*_use_numpy)

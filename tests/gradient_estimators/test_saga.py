@@ -445,6 +445,7 @@ def test_compound_step(other):
     check_two_variables(idata)
 
 
+@pytest.mark.slow
 def test_computed_settings_need_no_constants(model):
     with model:
         step = SGLD(batch_size=50, gradient="saga", compile_kwargs=NUMBA)

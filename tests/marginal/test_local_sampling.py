@@ -315,6 +315,7 @@ def test_control_variates_at_their_center(mixed, away):
     assert (np.abs(root.T @ (estimate - exact)) < 4.5 * 0.03).all()
 
 
+@pytest.mark.slow
 def test_visits_to_groups_count_as_passes():
     """The gradient at a centre is an average over so many draws, each with its transitions."""
     local = LocalSampling("u", transitions=2)

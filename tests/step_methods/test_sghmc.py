@@ -344,6 +344,7 @@ def test_default_step_over_orders_of_the_rows():
     assert np.all(np.abs(ratios - 1) < 0.03)
 
 
+@pytest.mark.slow
 def test_default_of_control_variates(caplog):
     problem = LinearGaussian.simulate(300, 2, seed=5)
     with caplog.at_level(logging.INFO, logger="pymc"):
