@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from pymc.progress_bar import MCMCProgressBarManager
@@ -46,7 +47,8 @@ class RunProgress(MCMCProgressBarManager):
     ):
         super().__init__(_WithRhat(step), chains, draws, tune, progressbar)
         self._tune, self._of_chain, self._last = tune, tune + draws, -np.inf
-        self._r_hat = np.nan
+        self._r_hat = ""
+        self._updates: dict[int, tuple[bool, dict[str, Any], bool]] = {}
 
     def advance(
         self,
@@ -70,22 +72,28 @@ class RunProgress(MCMCProgressBarManager):
             return
         count = len(stats["position"])
         self.completed_draws += count
-        ended = done == self._of_chain
-        self._update_r_hat(positions, now=ended)
+        self._update_r_hat(positions, now=done == self._of_chain)
         last = {name: values[-1] for name, values in stats.items()}
         failing, shown = self._extract_stats([{**last, R_HAT: self._r_hat}])
         done = self.completed_draws if self.combined_progress else done
         shown["draw"] = done if done <= self._tune_total else done - self._tune_total
         bar = 0 if self.combined_progress else chain
-        for is_last in (False, True) if done == self.total_draws else (False,):
+        ended = done == self.total_draws
+        for is_last in (False, True) if ended else (False,):
             self._backend.update(bar, count, failing, shown, is_last, self.total_draws)
+        self._updates[bar] = failing, shown, ended
 
     def _update_r_hat(self, positions: Sequence[Sequence[np.ndarray]], now: bool) -> None:
         start = time.monotonic()
         if not now and start - self._last < SECONDS_BETWEEN:
             return
         self._last = start
-        self._r_hat = running_r_hat(positions, self._tune)
+        found = running_r_hat(positions, self._tune)
+        self._r_hat = "" if np.isnan(found) else f"{found:.3g}"
+        # It is of all chains, so the bars of the others show it too.
+        for bar, (failing, shown, ended) in self._updates.items():
+            shown[R_HAT] = self._r_hat
+            self._backend.update(bar, 0, failing, shown, ended, self.total_draws)
 
 
 class _WithRhat:
@@ -96,8 +104,8 @@ class _WithRhat:
 
     def _progressbar_config(self, n_chains: int = 1) -> tuple[list, dict[str, list]]:
         columns, values = self._step._progressbar_config(n_chains)
-        column = TextColumn("{task.fields[r_hat]:.3g}", table_column=Column("R-hat", ratio=1))
-        return [*columns, column], {**values, R_HAT: [np.nan] * n_chains}
+        column = TextColumn("{task.fields[r_hat]}", table_column=Column("R-hat", ratio=1))
+        return [*columns, column], {**values, R_HAT: [""] * n_chains}
 
     def _make_progressbar_update_functions(self) -> tuple:
         (of_step,) = self._step._make_progressbar_update_functions()

@@ -16,6 +16,7 @@ import psutil
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from pymc.progress_bar.rich_progress import RichProgressBackend
 from pytensor.conditional.op import ifelse
 
 from pymc_sgmcmc import MALA, SGLD, SGLDCV, ULA, PolynomialDecay, sample, zero_variance
@@ -412,3 +413,16 @@ def test_running_r_hat():
     expected = array_stats.rhat(draws[:, 30:], chain_axis=0, draw_axis=1).max()
     assert running_r_hat([*runs, [draws[0, :45]], []], tune=30) == pytest.approx(expected)
     assert np.isnan(running_r_hat([runs[0], []], tune=30))
+
+
+def test_bars_of_all_chains_show_the_r_hat_so_far(monkeypatch):
+    updates = []
+    monkeypatch.setattr(
+        RichProgressBackend,
+        "update",
+        lambda _, bar, advance, failing, shown, *__: updates.append((bar, shown["r_hat"])),
+    )
+    ours(logistic_model(), partial(SGLD, **SMALL), draws=30, progressbar=True, quiet=False)
+    first, second = ([text for of, text in updates if of == bar] for bar in (0, 1))
+    assert first[0] == ""
+    assert float(first[-1]) == float(second[-1]) > 0
