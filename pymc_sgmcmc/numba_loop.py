@@ -47,9 +47,10 @@ from pytensor.tensor.subtensor import (
 )
 from pytensor.tensor.type import TensorType
 
+from pymc_sgmcmc.numba_prefetch import prefetch_in_numba
 from pymc_sgmcmc.numba_products import FLOATING, contiguous_in_numba
 
-VERSION = 11
+VERSION = 12
 """This number is a part of the key in the compile cache. It changes with the code of this file."""
 
 EXPRESSIONS: dict[type[ScalarOp], str] = {
@@ -80,6 +81,9 @@ EXPRESSIONS: dict[type[ScalarOp], str] = {
 
 OF_ANY_TYPE = (scalar_basic.Identity, scalar_basic.Second, scalar_basic.Switch)
 """These operations only choose one of their inputs."""
+
+AHEAD = 2
+"""Rows are asked for this number of transitions before they are read."""
 
 NO_NUMBERS = {"nan": "np.nan", "inf": "np.inf", "-inf": "(-np.inf)"}
 """Source of the numbers whose text Python does not read."""
@@ -510,8 +514,20 @@ class _Source:
 
         entries = indices_from_subtensor(node.inputs[1:], op.idx_list)
         result = self.new()
+        if isinstance(entries[0], slice):
+            self._ask_for_rows(node.inputs[0], entries[0])
         self.line(f"{result} = {self.name(node.inputs[0])}[{', '.join(map(source, entries))}]")
         self.names[node.outputs[0]] = result
+
+    def _ask_for_rows(self, x: Variable, window: slice) -> None:
+        """Ask for the window of a later transition, where its first row is an entry."""
+        if not isinstance(window.start, Variable) or not isinstance(window.stop, Variable):
+            return
+        name, start = self.name(x), self.name(window.start)
+        if name in self._arguments and start in self._entries and window.step is None:
+            self.environment["prefetch"] = prefetch_in_numba()
+            later = f"sequence_{self._entries.index(start)}[min(k + {AHEAD}, transitions - 1)]"
+            self.line(f"prefetch({name}, {later}, {self.name(window.stop)} - {start})")
 
     @write.register
     def _write_gather(self, op: AdvancedSubtensor, node: Apply) -> None:

@@ -12,7 +12,7 @@ import pymc_sgmcmc
 PACKAGE = Path(pymc_sgmcmc.__file__).parent
 
 FLOORS = (
-    ("errors", "checks", "matrices", "noise", "numba_products"),
+    ("errors", "checks", "matrices", "noise", "numba_prefetch", "numba_products"),
     ("schedules", "stein", "numba_loop", "record"),
     ("sources",),
     ("posterior",),
@@ -38,6 +38,7 @@ FLOORS = (
 
 WITHOUT_PYMC = (
     "noise",
+    "numba_prefetch",
     "numba_products",
     "numba_loop",
     "batching",

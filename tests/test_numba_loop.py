@@ -13,8 +13,9 @@ import pytensor.tensor as pt
 import pytest
 from scipy import special
 
-from pymc_sgmcmc import HAMCMC, MALA, SGHMC, SGLD, SGLDCV, ULA
+from pymc_sgmcmc import HAMCMC, MALA, SGHMC, SGLD, SGLDCV, ULA, numba_loop
 from pymc_sgmcmc.numba_loop import LoopOfTransitions
+from pymc_sgmcmc.numba_prefetch import SMALLEST
 from pymc_sgmcmc.numba_products import with_numpy_products
 from tests.support.models import logistic_model
 from tests.support.row_models import CASES
@@ -24,6 +25,7 @@ from tests.support.sampling import sample
 pytestmark = pytest.mark.usefixtures("without_compiler")
 
 TRANSITIONS = 12
+NUMBA = {"compile_kwargs": {"mode": "NUMBA"}}
 
 
 def check_same(make, rng, steps=TRANSITIONS):
@@ -503,3 +505,27 @@ def test_sums_over_one_axis(columns, dtype, rng):
     for values, axis in ((down, 0), (across, 1)):
         expected = matrix.sum(axis, dtype=int if dtype == "bool" else float)
         np.testing.assert_allclose(values[0], expected, rtol=1e-6 if dtype == "float32" else 1e-13)
+
+
+def test_rows_of_later_transitions_are_asked_for_and_change_no_draw(monkeypatch):
+    """Data of more than a megabyte, at both ends of which windows lie."""
+    rng = np.random.default_rng(1)
+    X, y = rng.normal(size=(50_000, 3)), rng.normal(size=50_000)
+    assert X.nbytes > SMALLEST > y.nbytes
+    draws, sources = [], []
+    write = numba_loop._Source.of_loop
+
+    def noted(*arguments):
+        sources.append(write(*arguments))
+        return sources[-1]
+
+    monkeypatch.setattr(numba_loop._Source, "of_loop", noted)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", shape=3)
+        pm.Normal("y", X @ beta, observed=y)
+    for _ in range(2):
+        step = SGLD(model=model, step_size=1e-3, preconditioner="identity", batch_size=20, **NUMBA)
+        draws.append(sample(model, step).posterior["beta"])
+        monkeypatch.setattr(numba_loop._Source, "_ask_for_rows", lambda *_: None)
+    assert ["prefetch(" in source for source in sources] == [True, False]
+    np.testing.assert_array_equal(*draws)
