@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+FEW_NAMES = 5
+"""A message names at most this many coordinates, so that it stays readable."""
+
 
 def positive_number(
     name: str,

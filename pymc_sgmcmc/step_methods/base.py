@@ -30,7 +30,7 @@ from pymc_sgmcmc.adaptation.reference import RefreshedReference
 from pymc_sgmcmc.adaptation.step_size import LangevinStepSize
 from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.chain import Chain, ChainState, Draws, missing_value
-from pymc_sgmcmc.checks import quoted
+from pymc_sgmcmc.checks import FEW_NAMES, quoted
 from pymc_sgmcmc.engine import TransitionBlock
 from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
 from pymc_sgmcmc.marginal.accuracy import quadrature_of, warn_of_shift
@@ -65,9 +65,6 @@ is a standard deviation over them, which is then known to a sixth."""
 
 TOLD_SECONDS = 1.5
 """The log has the time of a set-up that took longer, since PyMC's message leaves it out."""
-
-FEW_LABELS = 5
-"""A message names at most this many coordinates, so that it stays readable."""
 
 JAX_BLOCK_TRANSITIONS = 256
 """Each call on JAX computes this fixed number of transitions, since JAX compiles a function anew
@@ -596,7 +593,7 @@ class StochasticGradientStep(StepMethod):
         ]
         if moved:
             raise ModelError(
-                f"Another step method moves {quoted(moved[:FEW_LABELS])}, but `local` draws the "
+                f"Another step method moves {quoted(moved[:FEW_NAMES])}, but `local` draws the "
                 "local variables of a group only when it is in a minibatch, so those of the other "
                 "groups belong to earlier values. Leave the other step method out, or `local`."
             )

@@ -9,7 +9,7 @@ import numpy as np
 from pymc.initial_point import make_initial_point_fn
 from scipy import linalg
 
-from pymc_sgmcmc.checks import as_array
+from pymc_sgmcmc.checks import FEW_NAMES, as_array
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.matrices import covariance_root, dependent_coordinates
 from pymc_sgmcmc.posterior import Posterior
@@ -31,9 +31,6 @@ from pymc_sgmcmc.tuning import (
 FARTHEST_GIVEN_CENTER = 1e6
 """A given centre may be at most this many posterior standard deviations from the mode. The relative
 rounding error of its curvature is about 1e-16 times the square of that distance, here 1e-4."""
-
-FEW_LABELS = 5
-"""A message names at most this many coordinates, so that it stays readable."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +193,7 @@ def check_determined(curvature: Curvature, posterior: Posterior) -> None:
     try:
         covariance_root(covariance)
     except linalg.LinAlgError:
-        numbers = dependent_coordinates(covariance)[:FEW_LABELS]
+        numbers = dependent_coordinates(covariance)[:FEW_NAMES]
         names = ", ".join(f"`{posterior.labels[number]}`" for number in numbers)
         raise ModelError(
             f"The posterior is flat, or nearly so, in a combination of {names}. Give these "

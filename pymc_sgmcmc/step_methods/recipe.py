@@ -10,14 +10,13 @@ import pytensor.tensor as pt
 from pymc.model import Model
 from scipy import linalg
 
-from pymc_sgmcmc.checks import accepts
+from pymc_sgmcmc.checks import FEW_NAMES, accepts
 from pymc_sgmcmc.dynamics.recipe import GaussianAuxiliary, RecipeDynamics
 from pymc_sgmcmc.matrices import SINGULAR, Dense, Diagonal, Matrix, as_matrix, dependent_coordinates
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.center import FEW_LABELS
 from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.momentum import check_noise
 from pymc_sgmcmc.step_methods.settings import (
@@ -417,7 +416,7 @@ def _check_moved(
         ):
             return
         still = dependent_coordinates(moves @ moves.T)
-    names = ", ".join(f"`{labels[number]}`" for number in still[:FEW_LABELS])
+    names = ", ".join(f"`{labels[number]}`" for number in still[:FEW_NAMES])
     combination = "a combination of " if sizes.all() else ""
     raise ValueError(
         f"`D` and `Q` do not move {combination}{names}, so draws would not be of the posterior. "

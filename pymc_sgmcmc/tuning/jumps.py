@@ -9,6 +9,7 @@ from itertools import product
 
 import numpy as np
 
+from pymc_sgmcmc.checks import FEW_NAMES
 from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center
@@ -43,9 +44,6 @@ the two points at the jump."""
 
 FEW_COORDINATES = 500
 """Coordinates are tried one by one where they are at most this many, which bounds the time."""
-
-FEW_NAMES = 5
-"""A message names at most this many coordinates, so that it stays readable."""
 
 Density = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
