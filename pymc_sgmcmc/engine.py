@@ -22,6 +22,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.dynamics import Dynamics
 from pymc_sgmcmc.gradient_estimators import GradientEstimator
+from pymc_sgmcmc.graph_notes import FIRST, ForgetNotes
 from pymc_sgmcmc.noise import fill_standard_normal
 from pymc_sgmcmc.numba_loop import LoopOfTransitions
 from pymc_sgmcmc.numba_products import with_numpy_products
@@ -181,7 +182,8 @@ class TransitionBlock:
             for variable, values in zip(memory, outputs[memory_outputs], strict=True)
         }
         del outputs[memory_outputs]
-        compile_kwargs["mode"] = in_place_mode(mode) if memory else mode
+        mode = in_place_mode(mode) if memory else mode
+        compile_kwargs["mode"] = mode.register((ForgetNotes(), FIRST))
         with without_blas_warning():
             function = pytensor.function(
                 [*state, indices, noise, step_sizes, *remember],

@@ -47,6 +47,7 @@ from pytensor.tensor.subtensor import (
 )
 from pytensor.tensor.type import TensorType
 
+from pymc_sgmcmc.graph_notes import forget_notes
 from pymc_sgmcmc.numba_prefetch import prefetch_in_numba
 from pymc_sgmcmc.numba_products import FLOATING, contiguous_in_numba
 
@@ -136,6 +137,7 @@ class LoopOfTransitions:
         replacements = dict(zip(self._shared, places, strict=True))
         outputs = clone_replace(outputs, replacements, rebuild_strict=False)
         graph = FunctionGraph([*inputs, *places], outputs, clone=True)
+        forget_notes(graph)
         mode.excluding("inplace", "fuse_indexed_into_elemwise").optimizer.rewrite(graph)
         start = len(entries) + len(state)
         changed = set(graph.inputs[start : start + len(memory)])

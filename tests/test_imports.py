@@ -12,7 +12,7 @@ import pymc_sgmcmc
 PACKAGE = Path(pymc_sgmcmc.__file__).parent
 
 FLOORS = (
-    ("errors", "checks", "matrices", "noise", "numba_prefetch", "numba_products"),
+    ("errors", "checks", "graph_notes", "matrices", "noise", "numba_prefetch", "numba_products"),
     ("schedules", "stein", "numba_loop", "record"),
     ("sources",),
     ("posterior",),
@@ -37,6 +37,7 @@ FLOORS = (
 """The folders are listed from the lowest up. A folder may import from those below it."""
 
 WITHOUT_PYMC = (
+    "graph_notes",
     "noise",
     "numba_prefetch",
     "numba_products",

@@ -30,6 +30,7 @@ from pytensor.tensor.reshape import SplitDims
 from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.type import TensorType
 
+from pymc_sgmcmc.graph_notes import forget_notes
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_quietly, evaluate
 
 
@@ -170,6 +171,7 @@ def simplify_for_gradients(tensors: Sequence[TensorVariable]) -> list[TensorVari
     """
     # A copy of the nodes, which may be changed; inputs and constants stay the same.
     graph = FunctionGraph(outputs=list(tensors), clone=True, copy_inputs=False, copy_orphans=False)
+    forget_notes(graph)
     in2out(local_remove_check_parameter).rewrite(graph)
     for node in graph.toposort():
         if isinstance(node.op, MinibatchRandomVariable):

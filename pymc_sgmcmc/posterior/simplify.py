@@ -18,6 +18,7 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import neg, softplus
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sgmcmc.graph_notes import forget_notes
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior.threads import OfRows, SharedFunction
 
@@ -148,6 +149,7 @@ def prepared(log_density: TensorVariable) -> TensorVariable:
     changes its graph, which may be a part of other graphs, so it gets a copy.
     """
     graph = FunctionGraph(outputs=[log_density], clone=True, copy_inputs=False)
+    forget_notes(graph)
     rewrite_pregrad(graph)
     in2out(local_log_logistic).rewrite(graph)
     return graph.outputs[0]

@@ -324,7 +324,7 @@ class _Run:
             names = ", ".join(variable.name for variable in self.model.free_RVs)
             log.info("%s: [%s]", type(step).__name__, names)
         start = time.time()
-        shown = self.progressbar and not self.quiet
+        shown = False if self.quiet else self.progressbar
         bar = RunProgress(step, self.chains, self.draws, self.tune, shown)
 
         def progress(number: int) -> None:

@@ -426,3 +426,20 @@ def test_bars_of_all_chains_show_the_r_hat_so_far(monkeypatch):
     first, second = ([text for of, text in updates if of == bar] for bar in (0, 1))
     assert first[0] == ""
     assert float(first[-1]) == float(second[-1]) > 0
+
+
+@pytest.mark.parametrize(("kind", "bars"), [("combined", {0}), ("split", {0, 1})])
+def test_kinds_of_progress_bars(kind, bars, monkeypatch):
+    ends = {}
+
+    def update(backend, bar, advance, failing, shown, is_last, total):
+        ends[bar] = is_last, total
+
+    monkeypatch.setattr(RichProgressBackend, "update", update)
+    ours(logistic_model(), partial(SGLD, **SMALL), draws=30, progressbar=kind, quiet=False)
+    assert ends == {bar: (True, 80 // len(bars)) for bar in bars}
+
+
+def test_a_kind_of_progress_bar_that_is_not_there():
+    with pytest.raises(ValueError, match="Invalid value for `progressbar`"):
+        ours(logistic_model(), partial(SGLD, **SMALL), progressbar="both", quiet=False)
