@@ -375,7 +375,17 @@ class _Run:
                 raise KeyboardInterrupt(
                     "The run was interrupted before the first draw after tuning."
                 )
-            return result(), bool(interrupted)
+            idata = result()
+            sizes = idata["posterior"].sizes
+            if interrupted and (sizes["chain"], sizes["draw"]) < (self.chains, self.draws):
+                log.warning(
+                    "Ctrl-C: the trace has %d of %d chains, with %d of %d draws each.",
+                    sizes["chain"],
+                    self.chains,
+                    sizes["draw"],
+                    self.draws,
+                )
+            return idata, bool(interrupted)
 
     def _store(
         self, step: StochasticGradientStep, jobs: Sequence[Job]

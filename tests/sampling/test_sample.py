@@ -200,13 +200,14 @@ def check_kept(idata, whole, least, killed=()):
     assert np.isfinite(zero_variance(idata, moments="only").mean["position"]).all()
 
 
-def test_interrupt_keeps_draws_and_moments(monkeypatch):
+def test_interrupt_keeps_draws_and_moments(monkeypatch, caplog):
     model = logistic_model()
     step = SGLD(model=model, thin=4, **SMALL)
     monkeypatch.setattr(type(step.chain), "run_length", lambda chain: 100)
     whole = ours(model, step, draws=2000)
     interrupted_in(step, 6, monkeypatch)
-    idata = ours(model, step, draws=2000)
+    idata = ours(model, step, draws=2000, quiet=False)
+    assert "Ctrl-C: the trace has 1 of 2 chains, with 590 of 2000 draws each." in caplog.text
     check_kept(idata, whole, least=500)
     assert idata["posterior"].sizes == {"chain": 1, "draw": 590, "feature": 3}
 
