@@ -22,7 +22,6 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.dynamics import Dynamics
 from pymc_sgmcmc.gradient_estimators import GradientEstimator
-from pymc_sgmcmc.graph_notes import FIRST, ForgetNotes
 from pymc_sgmcmc.noise import fill_standard_normal
 from pymc_sgmcmc.numba_loop import LoopOfTransitions
 from pymc_sgmcmc.numba_products import with_numpy_products
@@ -30,7 +29,7 @@ from pymc_sgmcmc.posterior.compiled import (
     NUMPY_MODE,
     WRONG_REWRITES,
     compile_on_arrays,
-    without_blas_warning,
+    compile_quietly,
 )
 
 
@@ -182,16 +181,9 @@ class TransitionBlock:
             for variable, values in zip(memory, outputs[memory_outputs], strict=True)
         }
         del outputs[memory_outputs]
-        mode = in_place_mode(mode) if memory else mode
-        compile_kwargs["mode"] = mode.register((ForgetNotes(), FIRST))
-        with without_blas_warning():
-            function = pytensor.function(
-                [*state, indices, noise, step_sizes, *remember],
-                outputs,
-                updates=updates,
-                on_unused_input="ignore",
-                **compile_kwargs,
-            )
+        compile_kwargs["mode"] = in_place_mode(mode) if memory else mode
+        inputs = [*state, indices, noise, step_sizes, *remember]
+        function = compile_quietly(inputs, outputs, updates=updates, **compile_kwargs)
         function.trust_input = True
         return function
 

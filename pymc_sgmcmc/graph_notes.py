@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from pytensor.graph.basic import Constant
+from collections.abc import Sequence
+
+from pytensor.compile.mode import Mode
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import GraphRewriter
 
-FIRST = -1.0
+_FIRST = -1.0
 """This position in the order of the rewrites comes before all others."""
 
 
@@ -21,9 +24,18 @@ def forget_notes(graph: FunctionGraph) -> None:
             variable.tag.trace = []
 
 
-class ForgetNotes(GraphRewriter):
-    """The first rewrite of a mode: `forget_notes`."""
+def copy_without_notes(outputs: Sequence[Variable]) -> FunctionGraph:
+    """A copy of a graph, of which only the inputs stay the same."""
+    graph = FunctionGraph(outputs=list(outputs), clone=True, copy_inputs=False)
+    forget_notes(graph)
+    return graph
 
+
+class _ForgetNotes(GraphRewriter):
     def apply(self, fgraph: FunctionGraph) -> None:
-        """Forget the notes of the copy that PyTensor makes of the graph of a function."""
         forget_notes(fgraph)
+
+
+def forgetting_notes(mode: Mode) -> Mode:
+    """The mode, whose first rewrite forgets the notes of PyTensor's copy of a graph."""
+    return mode.register((_ForgetNotes(), _FIRST))

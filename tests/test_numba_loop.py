@@ -20,12 +20,11 @@ from pymc_sgmcmc.numba_products import with_numpy_products
 from tests.support.models import logistic_model
 from tests.support.row_models import CASES
 from tests.support.samplers import SAMPLERS
-from tests.support.sampling import sample
+from tests.support.sampling import NUMBA, sample
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
 
 TRANSITIONS = 12
-NUMBA = {"compile_kwargs": {"mode": "NUMBA"}}
 
 
 def check_same(make, rng, steps=TRANSITIONS):
@@ -524,7 +523,8 @@ def test_rows_of_later_transitions_are_asked_for_and_change_no_draw(monkeypatch)
         beta = pm.Normal("beta", shape=3)
         pm.Normal("y", X @ beta, observed=y)
     for _ in range(2):
-        step = SGLD(model=model, step_size=1e-3, preconditioner="identity", batch_size=20, **NUMBA)
+        settings = {"step_size": 1e-3, "preconditioner": "identity", "batch_size": 20}
+        step = SGLD(model=model, compile_kwargs=NUMBA, **settings)
         draws.append(sample(model, step).posterior["beta"])
         monkeypatch.setattr(numba_loop._Source, "_ask_for_rows", lambda *_: None)
     assert ["prefetch(" in source for source in sources] == [True, False]

@@ -23,13 +23,12 @@ from pymc.model import Model
 from pymc.pytensorf import rewrite_pregrad
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
-from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.graph_notes import forget_notes
+from pymc_sgmcmc.graph_notes import copy_without_notes
 from pymc_sgmcmc.posterior.bad_rows import code_error, first_row_out_of_range
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_on_arrays, compile_quietly
 from pymc_sgmcmc.posterior.graphs import leaf_value
@@ -97,8 +96,7 @@ class _Setting:
             dict(self.others),
             rebuild_strict=False,
         )
-        graph = FunctionGraph(outputs=totals, clone=True, copy_inputs=False)
-        forget_notes(graph)
+        graph = copy_without_notes(totals)
         rewrite_pregrad(graph)
         vectors = []
         for total in graph.outputs:

@@ -25,7 +25,7 @@ from pytensor.scan.op import Scan
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import Sum
 
-from pymc_sgmcmc.graph_notes import FIRST, ForgetNotes
+from pymc_sgmcmc.graph_notes import forgetting_notes
 from pymc_sgmcmc.posterior.blockwise import all_rows_at_once
 from pymc_sgmcmc.posterior.numpy_linker import NumpyLinker
 from pymc_sgmcmc.posterior.whole_numbers import of_whole_numbers
@@ -191,7 +191,7 @@ def compile_quietly(
     **options: Any,
 ) -> Function:
     """Compile a function whose inputs need not all be used."""
-    mode = get_mode(mode).register((ForgetNotes(), FIRST))
+    mode = forgetting_notes(get_mode(mode))
     with without_blas_warning(), pytensor.config.change_flags(traceback__limit=0):
         return pytensor.function(inputs, outputs, on_unused_input="ignore", mode=mode, **options)
 

@@ -11,14 +11,13 @@ import pytensor.scalar as ps
 import pytensor.tensor as pt
 from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.basic import Apply, Constant, Variable
-from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import neg, softplus
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.graph_notes import forget_notes
+from pymc_sgmcmc.graph_notes import copy_without_notes
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior.threads import OfRows, SharedFunction
 
@@ -148,8 +147,7 @@ def prepared(log_density: TensorVariable) -> TensorVariable:
     They keep it accurate, and its value shares expressions with its gradient. PyMC's function
     changes its graph, which may be a part of other graphs, so it gets a copy.
     """
-    graph = FunctionGraph(outputs=[log_density], clone=True, copy_inputs=False)
-    forget_notes(graph)
+    graph = copy_without_notes([log_density])
     rewrite_pregrad(graph)
     in2out(local_log_logistic).rewrite(graph)
     return graph.outputs[0]

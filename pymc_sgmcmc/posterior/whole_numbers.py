@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.type import integer_dtypes
+from pytensor.tensor.utils import import_func_from_string
 
 SLOW_FUNCTIONS = (scalar_math.GammaLn, scalar_math.Psi, scalar_math.TriGamma)
 """Computing these functions takes ten times as long as to read an entry of a table, or longer."""
@@ -36,8 +36,7 @@ class OfWholeNumbers(Op):
 
     def __init__(self, function: str, argument_dtype: str, dtype: str):
         self.function, self.argument_dtype, self.dtype = function, argument_dtype, dtype
-        module, _, name = function.rpartition(".")
-        self._call = getattr(import_module(module), name)
+        self._call = import_func_from_string(function)
 
     def make_node(self, counts: Variable, number: Variable) -> Apply:
         """Apply the function to a vector of counts, and a number in an array of length one."""

@@ -21,7 +21,6 @@ from pymc_sgmcmc import (
 from pymc_sgmcmc.trace_tools.reader import read_run
 from tests.support.langevin_chains import Gaussian, as_trace
 
-NUMBA = {"mode": "NUMBA"}
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 TWO = np.diag([1.0, 4.0])
 M = np.diag([1.0, 0.25])
