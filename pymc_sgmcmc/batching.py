@@ -75,8 +75,8 @@ class Batching(ABC):
         excluded: np.ndarray | None = None,
     ):
         self._length_of_data = len((*data, *derived)[0])
-        self._excluded = np.empty(0, dtype=np.int64) if excluded is None else excluded
-        self.n_rows = self._length_of_data - len(self._excluded)
+        self.excluded = np.empty(0, dtype=np.int64) if excluded is None else excluded
+        self.n_rows = self._length_of_data - len(self.excluded)
         self.batch_size = check_batch_size(batch_size, self.n_rows)
         self.static = static
         self._data = tuple(data)
@@ -318,7 +318,7 @@ class ShuffledWindows(Batching):
         numbers = np.arange(self.n_rows)
         if self.batch_size < self.n_rows:
             numbers = RowOrder(self.n_rows, [self.n_rows, seed])(numbers)
-        return numbers_without(self._excluded, numbers)
+        return numbers_without(self.excluded, numbers)
 
     def _buffers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         # The first rows are repeated at the end, so that a wrapped window is a plain slice.
@@ -444,7 +444,7 @@ class WithReplacement(Batching):
     def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
         """Row numbers, uniform and independent, shape (minibatches, n)."""
         numbers = rng.integers(self.n_rows, size=(minibatches, self.batch_size))
-        return numbers_without(self._excluded, numbers)
+        return numbers_without(self.excluded, numbers)
 
     def selected(self, index: np.ndarray) -> np.ndarray:
         """The index itself."""

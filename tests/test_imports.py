@@ -22,6 +22,7 @@ FLOORS = (
     ("gradient_estimators",),
     ("dynamics",),
     ("engine",),
+    ("vectorized",),
     ("tuning",),
     ("adaptation",),
     ("chain",),
@@ -47,6 +48,7 @@ WITHOUT_PYMC = (
     "gradient_estimators",
     "dynamics",
     "engine",
+    "vectorized",
     "adaptation",
     "chain",
 )

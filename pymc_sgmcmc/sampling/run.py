@@ -31,6 +31,7 @@ from pymc_sgmcmc.sampling.progress import RunProgress
 from pymc_sgmcmc.sampling.resume import generator_of_run, stored
 from pymc_sgmcmc.sampling.store import check_path
 from pymc_sgmcmc.sampling.trace import Recorder, recorded_names, recorded_variables, whole_trace
+from pymc_sgmcmc.sampling.vectorized import check_vectorized, run_vectorized
 from pymc_sgmcmc.sampling.workers import Job, interrupts_noted, run_in_processes, run_in_turn
 from pymc_sgmcmc.sources.cluster import check_client
 from pymc_sgmcmc.sources.passes import passes
@@ -43,6 +44,8 @@ AT_THE_END = {
     "log_prior": stats.compute_log_prior,
 }
 """These functions add groups of functions of the draws, by the names of `idata_kwargs`."""
+
+CHAIN_METHODS = ("parallel", "vectorized")
 
 MOST_CHAINS = 4
 """By default there are at most so many chains, as in `pymc.sample`."""
@@ -70,6 +73,7 @@ def sample(
     store: str | os.PathLike[str] | None = None,
     resume: bool = False,
     client: Any = None,
+    chain_method: str = "parallel",
 ) -> DataTree:
     """Sample a model: the draws of ``pymc.sample(step=...)``, in less time.
 
@@ -103,6 +107,8 @@ def sample(
     client : dask.distributed.Client, optional
         Of a Dask cluster, whose workers run the chains, in place of `cores` processes, and passes
         over rows of a source. It needs ``pip install "pymc_sgmcmc[dask]"``. See below.
+    chain_method : {"parallel", "vectorized"}
+        Chains in `cores` processes, or all at once on the device of JAX. See below.
 
     Returns
     -------
@@ -173,6 +179,15 @@ def sample(
     number of workers, and a task of a worker that died is run again with the same draws. Rows in
     memory go to each worker once, and those of a source from worker to worker. `store` is refused.
 
+    **Vectorized.** With ``chain_method="vectorized"`` the transitions of all chains are computed at
+    once on the device of JAX, which pays for a thousand chains on a GPU. Noise and minibatches are
+    drawn there, so the draws are others than those of chains in processes, with the same law. One
+    chain first tunes the step method. All chains then begin anew with its step size and thinning,
+    and ``tune`` draws bring them to their law. The step method needs
+    ``compile_kwargs={"mode": "JAX"}``, and may not go on to adapt after tuning, as OSGFS and
+    ``gradient="svrg"`` do. The trace has no moments over all transitions, so that tools for traces
+    use its draws. `accuracy`, `store` and `client` are refused.
+
     Examples
     --------
     >>> import numpy as np, pymc as pm
@@ -212,12 +227,24 @@ def sample(
                 "`store` is written by processes of this machine, but `client` runs the chains "
                 "elsewhere. Leave one of them out."
             )
+    if chain_method not in CHAIN_METHODS:
+        raise ValueError(
+            f"`chain_method` should be one of {list(CHAIN_METHODS)}, but got {chain_method!r}."
+        )
+    vectorized = chain_method == "vectorized"
+    if vectorized and any(each is not None for each in (accuracy, path, client)):
+        raise ValueError(
+            '`chain_method="vectorized"` runs all chains in this process, once. Leave out '
+            "`accuracy`, `store` and `client`."
+        )
     shown = bool(progressbar) and not quiet
     with passes(client, shown), mcmc._quiet_logging(quiet):
         groups, step = _groups_and_step(model, marginalize, step)
     sampled = model if groups is None else groups.model
     if accuracy is not None:
         check_accuracy(accuracy, step)
+    if vectorized:
+        check_vectorized(step)
     context = _initialize_multiprocessing_context(
         mp_ctx, mode="JAX" if step.runs_on_jax else None, quiet=quiet
     )
@@ -240,6 +267,7 @@ def sample(
         store=path,
         resume=resume,
         client=client,
+        vectorized=vectorized,
     )
 
     def completed(idata: DataTree) -> DataTree:
@@ -294,6 +322,7 @@ class _Run:
     store: Path | None
     resume: bool
     client: Any
+    vectorized: bool
 
     def draws_of(
         self, step: StochasticGradientStep, *, checks: bool, warnings: bool = True
@@ -315,6 +344,8 @@ class _Run:
         if not self.quiet:
             if self.client is not None:
                 log.info("Sampling on a cluster (%d chains)", self.chains)
+            elif self.vectorized:
+                log.info("Vectorized sampling (%d chains)", self.chains)
             else:
                 several = "Multiprocess" if self.cores > 1 else "Sequential"
                 plural = "s" * (self.cores > 1)
@@ -325,7 +356,8 @@ class _Run:
             log.info("%s: [%s]", type(step).__name__, names)
         start = time.time()
         shown = False if self.quiet else self.progressbar
-        bar = RunProgress(step, self.chains, self.draws, self.tune, shown)
+        bars = 1 if self.vectorized else self.chains
+        bar = RunProgress(step, bars, self.draws, self.tune, shown)
 
         def progress(number: int) -> None:
             job = jobs[number]
@@ -362,6 +394,8 @@ class _Run:
                             progress(number)
                     if self.client is not None:
                         run_on_client(*run, self.client)
+                    elif self.vectorized:
+                        run_vectorized(step, jobs, self.tune, self.draws, partial(bar.advance, 0))
                     elif self.cores > 1:
                         run_in_processes(*run, self.cores, self.context)
                     else:

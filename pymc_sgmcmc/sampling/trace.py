@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -177,9 +178,12 @@ def whole_trace(
     traces = [
         recorder.trace(number, job, stats_dtypes) for number, job in enumerate(jobs) if job.done
     ]
-    idata = mcmc._sample_return(
-        run=None, traces=traces, return_inferencedata=True, keep_warning_stat=False, **options
-    )
+    with warnings.catch_warnings():
+        # Many chains at once may each have fewer draws than there are chains.
+        warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
+        idata = mcmc._sample_return(
+            run=None, traces=traces, return_inferencedata=True, keep_warning_stat=False, **options
+        )
     tune = options["tune"] if options["discard_tuned_samples"] else 0
     numbers = sorted(trace.chain for trace in mcmc._choose_chains(traces, tune)[0])
     for name, group in idata.children.items():

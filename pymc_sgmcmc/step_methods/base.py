@@ -487,7 +487,7 @@ class StochasticGradientStep(StepMethod):
                 if number in (self.tune_draws, self.total_draws):
                     present = {name: values[place] for name, values in stats.items()}
                     stats["warning"][place] = self._warning_after(number, present)
-        return self._values_at(run.positions), stats
+        return self.values_at(run.positions), stats
 
     def _missing(
         self, first: Mapping[str, Any], count: int
@@ -499,9 +499,9 @@ class StochasticGradientStep(StepMethod):
             stats[name] = np.zeros(count, dtype=self.stats_dtypes[0][name])
             stats[name][:] = other[name]
             stats[name][0] = value
-        return self._values_at(stats["position"]), stats
+        return self.values_at(stats["position"]), stats
 
-    def _values_at(self, positions: np.ndarray) -> dict[str, np.ndarray]:
+    def values_at(self, positions: np.ndarray) -> dict[str, np.ndarray]:
         """Values of the value variables at positions, with those of the present memory."""
         memory = {
             name: np.repeat(np.array(value)[None], len(positions), axis=0)
@@ -671,27 +671,33 @@ class StochasticGradientStep(StepMethod):
         """Stop the chain, keep the draws so far, and say what happened and what to do."""
         transition = run.draws.bad_transition
         assert transition is not None
-        size = self.chain.present_step_size(transition)
         draw = run.before.draws + self.handed_out
-        message = (
-            f"The chain became NaN or infinite at transition {transition} (draw {draw}): its step "
-            f"size of {size:.3g}{with_preconditioner(self.run_settings.attributes)} is too large. "
-            f"{self._remedy or self._remedy_of(size)}. A larger "
-            "`batch_size`, informative priors or other initial values may also help."
-        )
+        error = self.not_finite(transition, draw, self.chain.present_step_size(transition))
         if draw < self.tune_draws or not self._owns_all:
-            raise NonFinitePositionError(message)
+            raise error
         self.failed = True
         kept_draws = draw - self.tune_draws
         warning = SamplerWarning(
             WarningType.BAD_PARAMS,
-            f"{message} The first {kept_draws} draws of this chain are kept, the others are NaN.",
+            f"{error} The first {kept_draws} draws of this chain are kept, the others are NaN.",
             "error",
             step=draw,
         )
         # The first draw has the settings of the run, for the report at its end.
         record = RunRecord(self.run_settings) if kept_draws == 0 else None
         return self._not_a_number(point, warning, record)
+
+    def not_finite(
+        self, transition: int, draw: int, step_size: float, chains: int | None = None
+    ) -> NonFinitePositionError:
+        """The error of a chain, or of some of many, that became NaN or infinite."""
+        which = "The chain" if chains is None else f"{chains} chain{'s' * (chains > 1)}"
+        return NonFinitePositionError(
+            f"{which} became NaN or infinite at transition {transition} (draw {draw}): the step "
+            f"size of {step_size:.3g}{with_preconditioner(self.run_settings.attributes)} is too "
+            f"large. {self._remedy or self._remedy_of(step_size)}. A larger "
+            "`batch_size`, informative priors or other initial values may also help."
+        )
 
     def _remedy_of(self, step_size: float) -> str:
         """Advice after a chain became NaN or infinite with a step size."""

@@ -1,0 +1,208 @@
+"""Many chains at once on the device of JAX.
+
+The transitions that a block has for one chain are mapped over chains. Noise and minibatches are
+drawn on the device, so that only the recorded draws leave it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from pytensor.compile.sharedvalue import SharedVariable
+
+from pymc_sgmcmc.batching import AllRows, Batching, ShuffledWindows, WithReplacement
+from pymc_sgmcmc.engine import TransitionBlock
+
+DEVICE_ELEMENTS = 2**28
+"""Chains whose arrays have together at most this many elements, 2 GB, are computed at once, and
+further ones after them."""
+
+KEY = "threefry2x32"
+"""Generator of JAX, whose keys are two integers. It is JAX's default, which a user may change."""
+
+
+@dataclass(frozen=True)
+class StateOnDevice:
+    """State of C chains between two calls.
+
+    Attributes
+    ----------
+    seeds : array of uint32, shape (C, 2)
+        A key for each chain. Its random numbers follow from it and the number of the call.
+    parts : tuple of arrays, each (C, ...)
+        Positions and auxiliaries.
+    pending : array or None, shape (C, lag, ...)
+        Minibatches of the gradients at the present positions.
+    calls : int
+    """
+
+    seeds: Any
+    parts: tuple[Any, ...]
+    pending: Any
+    calls: int = 0
+
+
+@dataclass(frozen=True)
+class DrawsOfChains:
+    """Recorded draws of C chains.
+
+    Attributes
+    ----------
+    positions, gradients : numpy.ndarray, shape (C, draws, d)
+    stats : tuple of numpy.ndarray, each (C, draws)
+        Statistics of the dynamics.
+    first_bad : numpy.ndarray of int, shape (C,)
+        First transition of the call after which position or gradient were not finite, -1 where
+        there is none.
+    """
+
+    positions: np.ndarray
+    gradients: np.ndarray
+    stats: tuple[np.ndarray, ...]
+    first_bad: np.ndarray
+
+
+class ChainsOnDevice:
+    """The transitions of many chains, which differ in noise, minibatches and state.
+
+    Parameters
+    ----------
+    block : TransitionBlock
+        A block that was compiled for JAX.
+
+    Raises
+    ------
+    ValueError
+        Where the block has a memory, or minibatches that are not drawn on a device.
+    """
+
+    def __init__(self, block: TransitionBlock):
+        if block.static_length is None or block.memory is not None:
+            raise ValueError("The block should be compiled for JAX and have no memory.")
+        self._block, self._length = block, block.static_length
+        self._minibatches = minibatches_on_device(block.batching)
+        function: Any = block._function
+        # What PyTensor compiled is a function of the arguments and then of the shared variables.
+        self._transitions = function.vm.jit_fn
+        self._shared = [
+            given.variable
+            for given in function.maker.inputs
+            if isinstance(given.variable, SharedVariable)
+        ]
+        a_pass = block.state_elements + block.dimension + block.noise_size
+        self._elements = (self._length + block.lag) * (a_pass + block.batching.index_size)
+        self._elements += block.batching.batch_size * max(1, block.row_elements)
+        self._compiled: dict[int, Callable] = {}
+
+    def begin(self, seeds: np.ndarray, parts: tuple[np.ndarray, ...]) -> StateOnDevice:
+        """State of chains that begin with these keys, and positions and auxiliaries."""
+        # The first call draws the minibatches, since compiling another function would take longer.
+        pending = np.zeros_like(self._block.batching.first_indices(self._block.lag))
+        return StateOnDevice(seeds, parts, np.repeat(pending[None], len(seeds), axis=0))
+
+    def draws_of_call(self, thin: int) -> int:
+        """Draws of each chain in one call, with so many transitions a draw."""
+        return self._length // thin
+
+    def advance(
+        self, state: StateOnDevice, step_sizes: np.ndarray, thin: int
+    ) -> tuple[StateOnDevice, DrawsOfChains]:
+        """Advance all chains by `draws_of_call` draws.
+
+        Parameters
+        ----------
+        state : StateOnDevice
+        step_sizes : numpy.ndarray, shape (draws_of_call * thin,)
+        thin : int
+        """
+        block = self._block
+        if thin not in self._compiled:
+            self._compiled[thin] = self._compile(thin)
+        sizes = np.zeros(self._length + block.lag, dtype=block.dtype)
+        sizes[: len(step_sizes)] = step_sizes
+        shared = [variable.get_value(borrow=True) for variable in self._shared]
+        parts, pending, *found = self._compiled[thin](
+            state.seeds, state.parts, state.pending, np.uint32(state.calls), sizes, shared
+        )
+        positions, gradients, stats, first_bad = found
+        return StateOnDevice(state.seeds, parts, pending, state.calls + 1), DrawsOfChains(
+            np.asarray(positions),
+            np.asarray(gradients),
+            tuple(np.asarray(values) for values in stats),
+            np.asarray(first_bad),
+        )
+
+    def _compile(self, thin: int) -> Callable:
+        import jax
+
+        def advance(seeds, parts, pending, call, sizes, shared):
+            at_once = max(1, min(len(seeds), DEVICE_ELEMENTS // self._elements))
+            one = partial(self._one_chain, call=call, sizes=sizes, shared=shared, thin=thin)
+            if at_once == len(seeds):
+                return jax.vmap(one)(seeds, parts, pending)
+            return jax.lax.map(lambda each: one(*each), (seeds, parts, pending), batch_size=at_once)
+
+        return jax.jit(advance)
+
+    def _one_chain(self, seed, parts, pending, *, call, sizes, shared, thin):
+        """State of a chain after the transitions of a call, its draws, and where it failed."""
+        import jax
+        import jax.numpy as jnp
+
+        block, length = self._block, self._length
+        lag, count = block.lag, length // thin * thin
+        key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl=KEY), call)
+        of_rows, of_noise, of_first = jax.random.split(key, 3)
+        pending = jnp.where(call == 0, self._minibatches(of_first, lag), pending)
+        indices = jnp.concatenate([pending, self._minibatches(of_rows, length)])
+        noise = jax.random.normal(of_noise, (length, block.noise_size), block.dtype)
+        noise = jnp.concatenate([noise, jnp.zeros((lag, block.noise_size), block.dtype)])
+        results = self._transitions(*parts, indices, noise, sizes, *shared)
+        states, (gradients, *stats) = results[: len(parts)], results[len(parts) :]
+        positions, gradients = states[0][:count], gradients[lag : lag + count]
+        recorded = slice(thin - 1, None, thin)
+        finite = jnp.isfinite((gradients**2).sum(1) + (positions**2).sum(1))
+        first_bad = jnp.where(finite.all(), -1, jnp.argmin(finite))
+        return (
+            tuple(part[count - 1] for part in states),
+            indices[count : count + lag],
+            positions[recorded],
+            gradients[recorded],
+            tuple(values[:count][recorded] for values in stats),
+            first_bad,
+        )
+
+
+def minibatches_on_device(batching: Batching) -> Callable[[Any, int], Any]:
+    """Function of a key and a number that draws so many minibatches with JAX.
+
+    Raises
+    ------
+    ValueError
+        Where the scheme has its own law, such as `row_weights`.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    rows, size = batching.n_rows, batching.batch_size
+    if isinstance(batching, AllRows) or (isinstance(batching, ShuffledWindows) and size == rows):
+        return lambda key, count: jnp.zeros(count, int)
+    if isinstance(batching, ShuffledWindows):
+        return lambda key, count: jax.random.randint(key, (count,), 0, rows, int)
+    if type(batching) is WithReplacement:
+        before = np.sort(batching.excluded) - np.arange(len(batching.excluded))
+
+        def gathered(key: Any, count: int) -> Any:
+            places = jax.random.randint(key, (count, size), 0, rows, int)
+            return (
+                places + jnp.searchsorted(before, places, side="right") if len(before) else places
+            )
+
+        return gathered
+    raise ValueError(
+        f'Minibatches of the scheme "{batching.name}" are not drawn on the device of JAX.'
+    )

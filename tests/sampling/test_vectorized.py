@@ -1,0 +1,274 @@
+"""All chains at once on the device of JAX."""
+
+from __future__ import annotations
+
+import signal
+from functools import partial
+
+import jax
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_sgmcmc as sg
+from pymc_sgmcmc import SGLD, SGLDCV, NonFinitePositionError
+from pymc_sgmcmc.batching import FIRST_ORDER
+from pymc_sgmcmc.sampling import vectorized
+from pymc_sgmcmc.vectorized import KEY, ChainsOnDevice, minibatches_on_device
+from tests.support.linear_gaussian import (
+    LinearGaussian,
+    covariance_z_scores,
+    formula_covariance,
+    sgld_covariance,
+)
+from tests.support.models import logistic_model
+from tests.support.sampling import QUIET
+
+JAX = {"mode": "JAX"}
+Z_BOUND = 4.5
+N_ROWS, BATCH_SIZE, DIMENSION = 40, 5, 3
+
+pytestmark = pytest.mark.filterwarnings("ignore:`center` is:pymc_sgmcmc.CenterWarning")
+
+
+@pytest.fixture(scope="module")
+def problem() -> LinearGaussian:
+    return LinearGaussian.simulate(N_ROWS, DIMENSION, seed=3)
+
+
+def sampler(problem, batching="shuffle", **settings):
+    settings = {
+        "batch_size": BATCH_SIZE,
+        "step_size": 0.6 / np.linalg.eigvalsh(problem.precision)[-1],
+        "preconditioner": "identity",
+        "gradient": "cv",
+        "center": {"beta": problem.mean + 1.0},
+        "thin": 30,
+        "batching": batching,
+        "compile_kwargs": JAX,
+        **settings,
+    }
+    model = problem.model()
+    return model, SGLD(model=model, **settings)
+
+
+def sample(model, step, chains=3, draws=20, tune=10, **kwargs):
+    kwargs = {"chain_method": "vectorized", "marginalize": None, **QUIET, **kwargs}
+    return sg.sample(draws, tune=tune, chains=chains, step=step, model=model, **kwargs)
+
+
+@pytest.mark.parametrize("batching", ["shuffle", pytest.param("replace", marks=pytest.mark.slow)])
+def test_law_is_that_of_the_sampler(problem, batching):
+    """Last of a few draws of many chains, against the exact law with its bias."""
+    model, step = sampler(problem, batching)
+    draws = sample(model, step, chains=3000, draws=9, tune=1, random_seed=1)
+    last = draws["posterior"]["beta"].values[:, -1]
+    at = problem.mean + 1.0
+    if batching == "replace":
+        exact = formula_covariance(problem, BATCH_SIZE, 1.0, step.step_size, at)
+    else:
+        step.batching.set_order(FIRST_ORDER)
+        windows = [step.batching.selected(np.int64(start)) for start in range(N_ROWS)]
+        exact = sgld_covariance(problem, windows, step.step_size, at)
+    mean_z, covariance_z = covariance_z_scores(last, problem.mean, exact)
+    assert np.abs(mean_z).max() < Z_BOUND
+    assert np.abs(covariance_z).max() < Z_BOUND
+    _, posterior_z = covariance_z_scores(last, problem.mean, np.linalg.inv(problem.precision))
+    assert np.abs(posterior_z).max() > 2 * Z_BOUND
+
+
+@pytest.mark.parametrize(
+    "step_class",
+    [
+        SGLDCV,
+        sg.SGHMC,
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (SGLD, sg.SGNHT, sg.PSGLD, sg.HAMCMC)
+        ),
+    ],
+)
+def test_transitions_are_those_of_single_chains(step_class):
+    """The same noise and minibatches give the draws that the block gives one chain."""
+    model = logistic_model()
+    step = step_class(model=model, batch_size=300, compile_kwargs=JAX)
+    block, thin = step.block, 7  # 256 is no multiple of it
+    device = ChainsOnDevice(block)
+    rng = np.random.default_rng(2)
+    seeds = rng.integers(2**32, size=(2, 2), dtype=np.uint32)
+    starts = step.center.position + 0.01 * rng.normal(size=(2, block.dimension))
+    auxiliaries = [block.dynamics.initial_auxiliaries(start, rng) for start in starts]
+    parts = (starts, *(np.stack(parts) for parts in zip(*auxiliaries, strict=True)))
+    count = device.draws_of_call(thin) * thin
+    sizes = np.linspace(0.05, 0.04, count)
+    state, found = device.advance(device.begin(seeds, parts), sizes, thin)
+    _, following = device.advance(state, sizes, thin)
+    drawn = minibatches_on_device(step.batching)
+    for number, seed in enumerate(seeds):
+        key = jax.random.wrap_key_data(seed, impl=KEY)
+        *_, of_first = jax.random.split(jax.random.fold_in(key, 0), 3)
+        pending = np.asarray(drawn(of_first, block.lag))
+        here = tuple(part[number] for part in parts)
+        # The curvature pairs of HAMCMC amplify how products of matrices are rounded.
+        calls, most = ((found,), 3) if step_class is sg.HAMCMC else ((found, following), None)
+        for call, of_call in enumerate(calls):
+            of_rows, of_noise, _ = jax.random.split(jax.random.fold_in(key, call), 3)
+            indices = np.asarray(drawn(of_rows, block.static_length))[:count]
+            indices = np.concatenate([pending, indices])
+            shape = block.static_length, block.noise_size
+            noise = np.asarray(jax.random.normal(of_noise, shape, block.dtype))[:count]
+            ran = block(here, indices, noise, sizes)
+            recorded = slice(thin - 1, None, thin)
+            for name in ("positions", "gradients"):
+                np.testing.assert_allclose(
+                    getattr(of_call, name)[number][:most],
+                    getattr(ran, name)[recorded][:most],
+                    rtol=1e-7,
+                )
+            here = ran.positions[-1], *(part[-1] for part in ran.auxiliaries)
+            pending = indices[-block.lag :]
+    assert (found.first_bad == -1).all()
+
+
+def test_draws_of_a_chain_do_not_depend_on_the_others(problem, monkeypatch):
+    model, step = sampler(problem)
+    few = sample(model, step, chains=2, random_seed=4)
+    many = sample(model, step, chains=5, random_seed=4)
+    # So do chains of which the device takes a part at once.
+    monkeypatch.setattr("pymc_sgmcmc.vectorized.DEVICE_ELEMENTS", 5000)
+    parts = sample(model, step, chains=5, random_seed=4)
+    for group in ("posterior", "sample_stats"):
+        for name in few[group].data_vars:
+            expected = many[group][name].values
+            np.testing.assert_allclose(few[group][name], expected[:2], rtol=1e-10)
+            np.testing.assert_allclose(parts[group][name], expected, rtol=1e-10)
+    assert len(np.unique(many["posterior"]["beta"].values[:, 0, 0])) == 5
+
+
+def test_trace_is_that_of_chains_in_turn(problem):
+    """Groups, names, shapes and settings, warm-up draws included."""
+    model, step = sampler(problem)
+    kwargs = {"random_seed": 1, "discard_tuned_samples": False}
+    found = sample(model, step, **kwargs)
+    expected = sample(model, step, chain_method="parallel", cores=1, **kwargs)
+    assert set(expected.children) - set(found.children) == {"sgmcmc_moments"}
+    for name, group in found.children.items():
+        assert dict(group.sizes) == dict(expected[name].sizes)
+        assert {key: value.dtype for key, value in group.data_vars.items()} == {
+            key: value.dtype for key, value in expected[name].data_vars.items()
+        }
+    ours, theirs = found["sample_stats"].attrs, expected["sample_stats"].attrs
+    assert {key for key in theirs if not key.startswith("sampling")} <= set(ours)
+    assert ours["sgmcmc_thin"] == theirs["sgmcmc_thin"] == 30
+    stats = found["sample_stats"]
+    np.testing.assert_allclose(
+        stats["gradient_norm"], np.linalg.norm(stats["gradient"], axis=-1), rtol=1e-10
+    )
+    np.testing.assert_allclose(stats["position"], found["posterior"]["beta"])
+
+
+def test_tuning_is_taken_over():
+    """A step size that tuning changes is that of all chains."""
+    model = logistic_model()
+    step = SGLDCV(model=model, compile_kwargs=JAX)
+    factors = []
+    tuned = vectorized._tuned
+
+    def seen(*arguments):
+        pilot, warnings = tuned(*arguments)
+        factors.append(step.chain.present_step_size() / step.step_size)
+        return pilot, warnings
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vectorized, "_tuned", seen)
+        draws = sample(model, step, tune=200, random_seed=1)
+    assert factors[0] != 1
+    np.testing.assert_allclose(
+        draws["sample_stats"]["step_size"], factors[0] * step.step_size, rtol=1e-12
+    )
+
+
+def test_tools_take_the_draws(problem):
+    model = problem.model()
+    step = SGLDCV(model=model, compile_kwargs=JAX)
+    draws = sample(model, step, chains=100, draws=200, tune=100, random_seed=1)
+    table = sg.summary(draws)
+    sds = np.sqrt(np.diag(np.linalg.inv(problem.precision)))
+    assert (np.abs(table["mean"] - problem.mean) < 4.5 * table["mean_error"] + 0.01 * sds).all()
+    np.testing.assert_allclose(table["sd"], sds, rtol=0.06)
+    assert (sg.bias_report(draws)["verdict"] == "ok").all()
+    reduced = sg.zero_variance(draws)
+    assert reduced is not None
+
+
+def test_rows_are_put_into_a_new_order(problem, monkeypatch):
+    model, step = sampler(problem)
+    orders = []
+    set_order = step.batching.set_order
+    monkeypatch.setattr(
+        step.batching, "set_order", lambda seed: (orders.append(seed), set_order(seed))
+    )
+    sample(model, step, draws=200, random_seed=1)
+    # 100 passes over 40 rows by 5 are 800 transitions, and a call has 240.
+    assert len(set(orders)) >= 210 * 30 // 800 - 1
+    assert np.isfinite(sample(model, step)["posterior"]["beta"].values).all()
+
+
+def test_chain_that_diverges_says_so_and_keeps_draws(problem):
+    size = 3.9 / np.linalg.eigvalsh(problem.precision)[-1]
+    settings = {"gradient": "plain", "center": None}
+    model, step = sampler(
+        problem, thin=1, step_size=lambda t: size * (1 + 3 * (t >= 300)), **settings
+    )
+    with pytest.raises(NonFinitePositionError, match=r"1 chain became NaN .* smaller") as caught:
+        sample(model, step, draws=2000, tune=5, random_seed=1)
+    kept = caught.value.idata["posterior"]
+    assert kept.sizes["draw"] >= 251
+    assert np.isfinite(kept["beta"].values).all()
+
+
+def test_interrupt_keeps_draws(problem, monkeypatch):
+    model, step = sampler(problem)
+    advance, calls = ChainsOnDevice.advance, []
+
+    def interrupted(self, *arguments):
+        calls.append(1)
+        if len(calls) == 4:
+            signal.raise_signal(signal.SIGINT)
+        return advance(self, *arguments)
+
+    monkeypatch.setattr(ChainsOnDevice, "advance", interrupted)
+    draws = sample(model, step, draws=500, random_seed=1)
+    assert draws["posterior"].sizes == {"chain": 3, "draw": 4 * 8 - 10, "beta_dim_0": 3}
+
+
+def test_transforms_and_deterministics():
+    rng = np.random.default_rng(3)
+    y = rng.normal(1, 2, size=500)
+    with pm.Model() as model:
+        mean = pm.Normal("mean", 0, 10)
+        sd = pm.HalfNormal("sd", 5)
+        pm.Deterministic("ratio", mean / sd)
+        pm.Normal("y", mean, sd, observed=y)
+    draws = sample(model, partial(SGLDCV, compile_kwargs=JAX), chains=50, draws=40, tune=100)
+    posterior = draws["posterior"]
+    np.testing.assert_allclose(posterior["ratio"], posterior["mean"] / posterior["sd"])
+    assert abs(float(posterior["sd"].mean()) - y.std()) < 0.02
+
+
+def test_what_is_refused(problem):
+    model = problem.model()
+    numba = SGLDCV(model=model)
+    with pytest.raises(ValueError, match=r"SGLDCV has another mode"):
+        sample(model, numba)
+    with pytest.raises(ValueError, match=r"should be one of \['parallel', 'vectorized'\]"):
+        sample(model, numba, chain_method="pmap")
+    with pytest.raises(ValueError, match="Leave out `accuracy`, `store`"):
+        sample(model, numba, accuracy=0.05)
+    changing = SGLD(model=model, gradient="svrg", compile_kwargs=JAX, batch_size=20)
+    with pytest.raises(ValueError, match=r"goes on to adapt \(RefreshedReference\)"):
+        sample(model, changing)
+    weighted = {"row_weights": np.arange(1.0, 41), "gradient": "plain", "center": None}
+    model, step = sampler(problem, "replace", **weighted)
+    with pytest.raises(ValueError, match='scheme "weighted" are not drawn'):
+        sample(model, step)
