@@ -384,9 +384,11 @@ def test_single_precision(step_class):
     assert 0.7 < slope.std() / 0.0255 < 1.4
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_one_transition_of_mala_moves_the_whole_state():
     """`run_one`, which the exact laws rest on, sees density and gradient too."""
-    step = MALA(model=logistic_model(), step_size=1e-3, preconditioner="identity")
+    settings = {"step_size": 1e-3, "compile_kwargs": {"mode": "FAST_COMPILE"}}
+    step = MALA(model=logistic_model(), preconditioner="identity", **settings)
     density, gradient = step.posterior.log_density_and_gradient(np.zeros(3))
     state = np.concatenate([np.zeros(3), [density], gradient])
     after = run_one(step.block, state, 0, np.array([0.1, 0, 0, -3.0]), 1e-3)

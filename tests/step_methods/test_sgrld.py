@@ -153,10 +153,12 @@ def test_invalid_metrics(metric, settings, message):
         SGRLD(model=model, metric=metric, **settings)
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_metric_is_a_function_of_the_position_alone():
     """Whatever the minibatch: the noise of a transition has the same covariance."""
     model, *_ = poisson_problem(2)
-    step = SGRLD(model=model, batch_size=3, step_size=0.3, metric_rows=6)
+    settings = {"step_size": 0.3, "metric_rows": 6, "compile_kwargs": {"mode": "FAST_COMPILE"}}
+    step = SGRLD(model=model, batch_size=3, **settings)
     theta, unit = np.array([0.3, -0.2]), np.array([1.0, 0.0])
     moves = [
         run_one(step.block, theta, i, unit, 0.3) - run_one(step.block, theta, i, 0 * unit, 0.3)
