@@ -14,6 +14,7 @@ from pymc.stats.convergence import SamplerWarning, WarningType
 from pymc_sgmcmc.adaptation import Seen
 from pymc_sgmcmc.adaptation.moments import RunningMoments
 from pymc_sgmcmc.adaptation.monitor import STATISTIC
+from pymc_sgmcmc.batching import FIRST_ORDER
 from pymc_sgmcmc.chain import ChainState
 from pymc_sgmcmc.record import RECORD, RunRecord
 from pymc_sgmcmc.sampling.workers import Job, interrupts_noted
@@ -144,8 +145,7 @@ class _Chains:
         count = self._device.draws_of_call(thin)
         transitions = self._state.calls * count * thin
         shuffles = transitions // chain.transitions_per_order
-        if shuffles:
-            chain.block.batching.set_order(self._entropy + shuffles)
+        chain.block.batching.set_order(self._entropy + shuffles if shuffles else FIRST_ORDER)
         sizes = self._factor * step_sizes(self._step.step_size, transitions, count * thin)
         self._state, found = self._device.advance(self._state, sizes, thin)
         count = min(count, self._tune + self._draws - self.done)
