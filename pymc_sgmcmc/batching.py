@@ -216,6 +216,10 @@ class ShuffledWindows(Batching):
     Each row is in a window with probability n / N and no row is in it twice, so the gradient
     estimate is unbiased for each order. Memory is read in sequence, which on large data is several
     times faster than gathering random rows.
+
+    On JAX a window has a start and a stride, since many chains at once cannot have an order each.
+    It takes every s-th row, with s coprime to N, so that no row is in it twice either. Indices from
+    `draw` have the stride 1.
     """
 
     name = "shuffle"
@@ -235,15 +239,16 @@ class ShuffledWindows(Batching):
         return 1
 
     def index_variable(self, name: str) -> TensorVariable:
-        """Window starts, shape (minibatches,)."""
-        return pt.lvector(name)
+        """Window starts, shape (minibatches,), or starts and strides, (minibatches, 2)."""
+        return pt.tensor(name, dtype="int64", shape=(None, 2)) if self.static else pt.lvector(name)
 
     def rows(self, index: TensorVariable) -> list[TensorVariable]:
         """Rows from ``start`` to ``start + n``."""
         if self.static:
             # JAX takes slices of constant length only as a gather of constant offsets.
             offsets = pt.constant(np.arange(self.batch_size, dtype="int64"))
-            return [shared[index + offsets] for shared in self._shared]
+            places = (index[0] + index[1] * offsets) % self.n_rows_variable
+            return [shared[places] for shared in self._shared]
         return [shared[index : index + self._length] for shared in self._shared]
 
     def stored_rows(self, table: TensorVariable, index: TensorVariable) -> TensorVariable:
@@ -277,6 +282,15 @@ class ShuffledWindows(Batching):
         if self.batch_size == self.n_rows:
             return np.zeros(minibatches, dtype=np.int64)
         return rng.integers(self.n_rows, size=minibatches)
+
+    def first_indices(self, minibatches: int) -> np.ndarray:
+        """Starts, or starts and strides."""
+        rng = np.random.default_rng(0)
+        return self.in_memory(self.draw(rng, minibatches), rng, 0)
+
+    def in_memory(self, index: np.ndarray, rng: np.random.Generator, following: int) -> np.ndarray:
+        """Starts, or on JAX starts with the stride 1."""
+        return np.stack([index, np.ones_like(index)], axis=-1) if self.static else index
 
     def selected(self, index: np.ndarray) -> np.ndarray:
         """Row numbers of a window in the present order."""

@@ -6,6 +6,7 @@ drawn on the device, so that only the recorded draws leave it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,10 @@ from pymc_sgmcmc.engine import TransitionBlock
 DEVICE_ELEMENTS = 2**28
 """Chains whose arrays have together at most this many elements, 2 GB, are computed at once, and
 further ones after them."""
+
+STRIDES = 4096
+"""Windows of shuffled rows have one of about so many strides. With strides each transition has a
+window of its own, while those of a single stride would be the same few for all chains."""
 
 KEY = "threefry2x32"
 """Generator of JAX, whose keys are two integers. It is JAX's default, which a user may change."""
@@ -183,26 +188,48 @@ def minibatches_on_device(batching: Batching) -> Callable[[Any, int], Any]:
     Raises
     ------
     ValueError
-        Where the scheme has its own law, such as `row_weights`.
+        Where the scheme has its own law.
     """
     import jax
     import jax.numpy as jnp
 
     rows, size = batching.n_rows, batching.batch_size
-    if isinstance(batching, AllRows) or (isinstance(batching, ShuffledWindows) and size == rows):
-        return lambda key, count: jnp.zeros(count, int)
     if isinstance(batching, ShuffledWindows):
-        return lambda key, count: jax.random.randint(key, (count,), 0, rows, int)
+        strides = strides_of_windows(rows, size)
+
+        def windows(key: Any, count: int) -> Any:
+            of_starts, of_strides = jax.random.split(key)
+            starts = jax.random.randint(of_starts, (count,), 0, rows, int)
+            return jnp.stack([starts, jax.random.choice(of_strides, strides, (count,))], axis=1)
+
+        return windows
+    if isinstance(batching, AllRows):
+        return lambda key, count: jnp.zeros(count, int)
     if type(batching) is WithReplacement:
-        before = np.sort(batching.excluded) - np.arange(len(batching.excluded))
+        before = jnp.asarray(np.sort(batching.excluded) - np.arange(len(batching.excluded)))
 
-        def gathered(key: Any, count: int) -> Any:
+        def with_replacement(key: Any, count: int) -> Any:
             places = jax.random.randint(key, (count, size), 0, rows, int)
-            return (
-                places + jnp.searchsorted(before, places, side="right") if len(before) else places
-            )
+            return places + jnp.searchsorted(before, places, side="right")
 
-        return gathered
+        return with_replacement
+    weighted = ", which `row_weights` make," if batching.name == "weighted" else ""
     raise ValueError(
-        f'Minibatches of the scheme "{batching.name}" are not drawn on the device of JAX.'
+        f'Minibatches of the scheme "{batching.name}"{weighted} are not drawn on the device of '
+        'JAX. Use `chain_method="parallel"`, or `batching="shuffle"` or "replace".'
     )
+
+
+def strides_of_windows(rows: int, size: int) -> np.ndarray:
+    """Strides that are coprime to the number of rows, such that places fit into 32 bits.
+
+    Examples
+    --------
+    >>> strides_of_windows(10, 3)
+    array([1, 3, 7, 9])
+    """
+    most = min(rows, max(1, (2**31 - rows) // size))
+    # An even part of all strides, since many windows with small ones would overlap.
+    candidates = np.unique(np.linspace(1, most, 8 * STRIDES).astype(np.int64))
+    coprime = [int(each) for each in candidates if math.gcd(int(each), rows) == 1]
+    return np.array(coprime[:: max(1, len(coprime) // STRIDES)])

@@ -119,6 +119,8 @@ def sample(
     ------
     TypeError, ValueError, ModelError
         Where an argument or the model cannot be used.
+    NonFinitePositionError
+        Where a chain became NaN or infinite before its first draw after tuning.
     ChainProcessError
         Where the process of a chain died, or a Dask cluster cannot go on.
     ClusterError
@@ -181,9 +183,10 @@ def sample(
 
     **Vectorized.** With ``chain_method="vectorized"`` the transitions of all chains are computed at
     once on the device of JAX, which pays for a thousand chains on a GPU. Noise and minibatches are
-    drawn there, so the draws are others than those of chains in processes, with the same law. One
-    chain first tunes the step method. All chains then begin anew with its step size and thinning,
-    and ``tune`` draws bring them to their law. The step method needs
+    drawn there, so the draws are others than those of chains in processes, with the same law.
+    Windows of shuffled rows have strides there, since the chains cannot have an order each. One
+    chain first tunes the step method. All chains then begin anew with its
+    step size and thinning, and ``tune`` draws bring them to their law. The step method needs
     ``compile_kwargs={"mode": "JAX"}``, and may not go on to adapt after tuning, as OSGFS and
     ``gradient="svrg"`` do. The trace has no moments over all transitions, so that tools for traces
     use its draws. `accuracy`, `store` and `client` are refused.
@@ -345,7 +348,7 @@ class _Run:
             if self.client is not None:
                 log.info("Sampling on a cluster (%d chains)", self.chains)
             elif self.vectorized:
-                log.info("Vectorized sampling (%d chains)", self.chains)
+                log.info("Vectorized sampling (%d chains, after one has tuned)", self.chains)
             else:
                 several = "Multiprocess" if self.cores > 1 else "Sequential"
                 plural = "s" * (self.cores > 1)
@@ -359,11 +362,14 @@ class _Run:
         bars = 1 if self.vectorized else self.chains
         bar = RunProgress(step, bars, self.draws, self.tune, shown)
 
-        def progress(number: int) -> None:
-            job = jobs[number]
+        def tell_warnings(job: Job) -> None:
             if warnings:
                 told = [one for one in job.stats[-1]["warning"] if one is not None]
                 log_warning_stats([{"warning": one} for one in told])
+
+        def progress(number: int) -> None:
+            job = jobs[number]
+            tell_warnings(job)
             positions = [[stats["position"] for stats in other.stats] for other in jobs]
             bar.advance(number, job.done, job.stats[-1], positions)
 
@@ -396,6 +402,8 @@ class _Run:
                         run_on_client(*run, self.client)
                     elif self.vectorized:
                         run_vectorized(step, jobs, self.tune, self.draws, partial(bar.advance, 0))
+                        if jobs[0].done:
+                            tell_warnings(jobs[0])
                     elif self.cores > 1:
                         run_in_processes(*run, self.cores, self.context)
                     else:

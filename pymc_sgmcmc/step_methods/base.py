@@ -630,8 +630,8 @@ class StochasticGradientStep(StepMethod):
         message = None
         if self._possible is not None and done == self.total_draws:
             message = self._possible.warning()
-        if message is None and self._watch is not None:
-            message = self._watch(stats)
+        if message is None:
+            message = self.end_warning(stats)
         if message is None and self._tunes and done == self.tune_draws:
             message = self._short_draws(float(stats["step_size"]))
         if message is None and self._local is not None and self.block.memory is not None:
@@ -639,6 +639,10 @@ class StochasticGradientStep(StepMethod):
         if message is None:
             return None
         return SamplerWarning(WarningType.BAD_PARAMS, message, "warn", step=done - 1)
+
+    def end_warning(self, stats: Mapping[str, Any]) -> str | None:
+        """Warning of the dynamics, from the statistics of a last draw of tuning or of the chain."""
+        return None if self._watch is None else self._watch(stats)
 
     def _record_after(self, done: int) -> RunRecord | None:
         """Record of the run in this draw: settings in the first draw, moments in the last one."""

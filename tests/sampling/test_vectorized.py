@@ -14,7 +14,7 @@ import pymc_sgmcmc as sg
 from pymc_sgmcmc import SGLD, SGLDCV, NonFinitePositionError
 from pymc_sgmcmc.batching import FIRST_ORDER
 from pymc_sgmcmc.sampling import vectorized
-from pymc_sgmcmc.vectorized import KEY, ChainsOnDevice, minibatches_on_device
+from pymc_sgmcmc.vectorized import KEY, ChainsOnDevice, minibatches_on_device, strides_of_windows
 from tests.support.linear_gaussian import (
     LinearGaussian,
     covariance_z_scores,
@@ -67,8 +67,14 @@ def test_law_is_that_of_the_sampler(problem, batching):
     if batching == "replace":
         exact = formula_covariance(problem, BATCH_SIZE, 1.0, step.step_size, at)
     else:
+        windows = [
+            (start + stride * np.arange(BATCH_SIZE)) % N_ROWS
+            for start in range(N_ROWS)
+            for stride in strides_of_windows(N_ROWS, BATCH_SIZE)
+        ]
         step.batching.set_order(FIRST_ORDER)
-        windows = [step.batching.selected(np.int64(start)) for start in range(N_ROWS)]
+        order = np.array([step.batching.selected(np.int64(start))[0] for start in range(N_ROWS)])
+        windows = [order[window] for window in windows]
         exact = sgld_covariance(problem, windows, step.step_size, at)
     mean_z, covariance_z = covariance_z_scores(last, problem.mean, exact)
     assert np.abs(mean_z).max() < Z_BOUND
@@ -201,34 +207,67 @@ def test_tools_take_the_draws(problem):
     assert reduced is not None
 
 
-def test_rows_are_put_into_a_new_order(problem, monkeypatch):
-    model, step = sampler(problem)
-    orders = []
-    set_order = step.batching.set_order
-    monkeypatch.setattr(
-        step.batching, "set_order", lambda seed: (orders.append(seed), set_order(seed))
-    )
-    first = sample(model, step, draws=200, random_seed=1)
-    # 100 passes over 40 rows by 5 are 800 transitions, and a call has 240.
-    assert len(set(orders)) >= 210 * 30 // 800 - 1
-    again = sample(model, step, draws=200, random_seed=1, tune=0)
-    step.batching.set_order(77)
-    other = sample(model, step, draws=200, random_seed=1, tune=0)
-    np.testing.assert_array_equal(again["posterior"]["beta"], other["posterior"]["beta"])
-    assert np.isfinite(first["posterior"]["beta"].values).all()
+def test_windows_are_nearly_all_pairs():
+    """Rows have equal probabilities, and pairs about those of draws without replacement."""
+    rows, size = 60, 12
+    counts = np.zeros((rows, rows))
+    strides = strides_of_windows(rows, size)
+    for start in range(rows):
+        for stride in strides:
+            window = (start + stride * np.arange(size)) % rows
+            counts[np.ix_(window, window)] += 1
+    probabilities = counts / (rows * len(strides))
+    np.testing.assert_allclose(np.diag(probabilities), size / rows)
+    pairs = probabilities[~np.eye(rows, dtype=bool)]
+    expected = size * (size - 1) / (rows * (rows - 1))
+    assert np.std(pairs) < 0.5 * expected
+    # Consecutive rows are 0.37 of the pairs.
+    assert (pairs > 0).mean() > 0.8
 
 
-def test_chain_that_diverges_says_so_and_keeps_draws(problem):
-    size = 3.9 / np.linalg.eigvalsh(problem.precision)[-1]
-    settings = {"gradient": "plain", "center": None}
-    model, step = sampler(
-        problem, thin=1, step_size=lambda t: size * (1 + 3 * (t >= 300)), **settings
+def test_a_chain_that_diverges_is_told_and_the_others_go_on(caplog):
+    with pm.Model() as model:
+        x = pm.Normal("x", 0, 1)
+        pm.Potential("wall", -(x**4) / 4)
+        pm.Normal("y", x, 1, observed=np.zeros(50))
+    step = SGLD(
+        model=model,
+        batch_size=50,
+        step_size=0.03,
+        preconditioner="identity",
+        thin=5,
+        compile_kwargs=JAX,
     )
-    with pytest.raises(NonFinitePositionError, match=r"1 chain became NaN .* smaller") as caught:
-        sample(model, step, draws=2000, tune=5, random_seed=1)
-    kept = caught.value.idata["posterior"]
-    assert kept.sizes["draw"] >= 251
-    assert np.isfinite(kept["beta"].values).all()
+    starts = [{"x": 0.1}] * 4 + [{"x": 15.0}]
+    draws = sample(model, step, chains=5, tune=0, draws=80, initvals=starts, quiet=False)
+    assert "1 chain became NaN or infinite at transition" in caplog.text
+    assert "Their draws after that are NaN, and all others are kept" in caplog.text
+    values = draws["posterior"]["x"].values
+    assert np.isfinite(values[:4]).all()
+    assert np.isnan(values[4, 10:]).all()
+    stats = draws["sample_stats"].isel(chain=4, draw=-1)
+    assert np.isnan(stats["gradient_norm"])
+    assert stats["n_steps"] == 0
+    with pytest.raises(NonFinitePositionError, match=r"1 chain became NaN .* smaller"):
+        sample(model, step, chains=5, tune=20, draws=80, initvals=starts)
+
+
+@pytest.mark.filterwarnings("ignore::pymc_sgmcmc.CenterWarning")
+def test_warnings_are_told(caplog):
+    """Those of draws without density, as of chains in turn."""
+    with pm.Model() as model:
+        a, b = pm.Normal("a", initval=-1), pm.Normal("b", initval=1)
+        pm.Potential("order", pm.math.switch(a < b, 0.0, -np.inf))
+        pm.Normal("y", a + b, 1, observed=np.random.default_rng(1).normal(size=200))
+    step = partial(SGLDCV, compile_kwargs=JAX)
+    sample(model, step, chains=6, draws=20, tune=20, quiet=False, random_seed=1)
+    assert "The log density is minus infinity or NaN at" in caplog.text
+
+
+def test_a_schedule_is_asked_for_the_transitions_of_the_run_only(problem):
+    sizes = np.full(300, 0.01)
+    model, step = sampler(problem, thin=10, step_size=lambda t: sizes[t])
+    assert sample(model, step, draws=20, tune=10)["posterior"].sizes["draw"] == 20
 
 
 def test_interrupt_keeps_draws(problem, monkeypatch):
@@ -274,5 +313,5 @@ def test_what_is_refused(problem):
         sample(model, changing)
     weighted = {"row_weights": np.arange(1.0, 41), "gradient": "plain", "center": None}
     model, step = sampler(problem, "replace", **weighted)
-    with pytest.raises(ValueError, match='scheme "weighted" are not drawn'):
+    with pytest.raises(ValueError, match="which `row_weights` make, are not drawn"):
         sample(model, step)
