@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from pytensor.compile.sharedvalue import SharedVariable
@@ -88,7 +89,9 @@ class ChainsOnDevice:
     def __init__(self, block: TransitionBlock):
         if block.static_length is None or block.memory is not None:
             raise ValueError("The block should be compiled for JAX and have no memory.")
-        self._block, self._length = block, block.static_length
+        # Not the block itself, so that it can be forgotten with what was compiled for it.
+        self._length, self._lag, self._dtype = block.static_length, block.lag, block.dtype
+        self._noise_size, self._batching = block.noise_size, block.batching
         self._minibatches = minibatches_on_device(block.batching)
         function: Any = block._function
         # What PyTensor compiled is a function of the arguments and then of the shared variables.
@@ -106,7 +109,7 @@ class ChainsOnDevice:
     def begin(self, seeds: np.ndarray, parts: tuple[np.ndarray, ...]) -> StateOnDevice:
         """State of chains that begin with these keys, and positions and auxiliaries."""
         # The first call draws the minibatches, since compiling another function would take longer.
-        pending = np.zeros_like(self._block.batching.first_indices(self._block.lag))
+        pending = np.zeros_like(self._batching.first_indices(self._lag))
         return StateOnDevice(seeds, parts, np.repeat(pending[None], len(seeds), axis=0))
 
     def draws_of_call(self, thin: int) -> int:
@@ -124,10 +127,9 @@ class ChainsOnDevice:
         step_sizes : numpy.ndarray, shape (draws_of_call * thin,)
         thin : int
         """
-        block = self._block
         if thin not in self._compiled:
             self._compiled[thin] = self._compile(thin)
-        sizes = np.zeros(self._length + block.lag, dtype=block.dtype)
+        sizes = np.zeros(self._length + self._lag, dtype=self._dtype)
         sizes[: len(step_sizes)] = step_sizes
         shared = [variable.get_value(borrow=True) for variable in self._shared]
         parts, pending, *found = self._compiled[thin](
@@ -158,14 +160,14 @@ class ChainsOnDevice:
         import jax
         import jax.numpy as jnp
 
-        block, length = self._block, self._length
-        lag, count = block.lag, length // thin * thin
+        lag, length, dtype = self._lag, self._length, self._dtype
+        count = length // thin * thin
         key = jax.random.fold_in(jax.random.wrap_key_data(seed, impl=KEY), call)
         of_rows, of_noise, of_first = jax.random.split(key, 3)
         pending = jnp.where(call == 0, self._minibatches(of_first, lag), pending)
         indices = jnp.concatenate([pending, self._minibatches(of_rows, length)])
-        noise = jax.random.normal(of_noise, (length, block.noise_size), block.dtype)
-        noise = jnp.concatenate([noise, jnp.zeros((lag, block.noise_size), block.dtype)])
+        noise = jax.random.normal(of_noise, (length, self._noise_size), dtype)
+        noise = jnp.concatenate([noise, jnp.zeros((lag, self._noise_size), dtype)])
         results = self._transitions(*parts, indices, noise, sizes, *shared)
         states, (gradients, *stats) = results[: len(parts)], results[len(parts) :]
         positions, gradients = states[0][:count], gradients[lag : lag + count]
@@ -180,6 +182,22 @@ class ChainsOnDevice:
             tuple(values[:count][recorded] for values in stats),
             first_bad,
         )
+
+
+_made: WeakKeyDictionary[TransitionBlock, ChainsOnDevice] = WeakKeyDictionary()
+
+
+def chains_on_device(block: TransitionBlock) -> ChainsOnDevice:
+    """The transitions of many chains of a block, which are compiled once.
+
+    Raises
+    ------
+    ValueError
+        As `ChainsOnDevice`.
+    """
+    if block not in _made:
+        _made[block] = ChainsOnDevice(block)
+    return _made[block]
 
 
 def minibatches_on_device(batching: Batching) -> Callable[[Any, int], Any]:

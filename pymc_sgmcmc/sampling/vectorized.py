@@ -20,7 +20,7 @@ from pymc_sgmcmc.sampling.workers import Job, interrupts_noted
 from pymc_sgmcmc.schedules import step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.possible_draws import MOST_COMPARED, PossibleDraws
-from pymc_sgmcmc.vectorized import ChainsOnDevice, minibatches_on_device
+from pymc_sgmcmc.vectorized import chains_on_device, minibatches_on_device
 
 CHAINS_SHOWN = 20
 """The R-hat of the progress bar is of so many chains."""
@@ -119,7 +119,7 @@ class _Chains:
     ):
         self._step, self._jobs, self._tune, self._total = step, jobs, tune, tune + draws
         self._pilot = pilot
-        self._device = ChainsOnDevice(step.block)
+        self._device = chains_on_device(step.block)
         rngs, states = [deepcopy(job.rng) for job in jobs], []
         for job, rng in zip(jobs, rngs, strict=True):
             step.rng = rng
