@@ -90,13 +90,14 @@ def test_settings_and_moments_come_from_any_process(cores, tuned):
     np.testing.assert_allclose(moments["mean"], mean, atol=1e-9)
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_coordinates_of_one_of_two_step_methods():
     with two_variable_model() as model:
         step = SGLD(
             [model["intercept"], model["slope"]],
             step_size=1e-4,
             preconditioner="identity",
-            compile_kwargs=NUMBA,
+            compile_kwargs={"mode": "FAST_COMPILE"},
         )
         idata = pm.sample(step=[step, pm.Metropolis([model["sigma"]])], **SAMPLING)
     position = idata["sample_stats"]["position"]

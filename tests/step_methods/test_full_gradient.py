@@ -114,6 +114,7 @@ def log_proposal(posterior, there, here, h, M):
     return stats.multivariate_normal(mean, h * M).logpdf(there)
 
 
+@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("kind", ["scalar", "diagonal", "dense"])
 def test_acceptance_probability_and_decision(kind):
     """Against the ratio of densities, written out, for a posterior that is not Gaussian."""
@@ -124,7 +125,8 @@ def test_acceptance_probability_and_decision(kind):
     }[kind]
     M = matrix if matrix.ndim == 2 else np.diag(np.broadcast_to(matrix, 3))
     h = 1.5
-    step = MALA(model=logistic_model(), step_size=h, preconditioner=matrix)
+    settings = {"preconditioner": matrix, "compile_kwargs": {"mode": "FAST_COMPILE"}}
+    step = MALA(model=logistic_model(), step_size=h, **settings)
     posterior = step.posterior
     rng = np.random.default_rng(3)
     mode = np.array([0.4, 0.7, -1.0])

@@ -20,6 +20,7 @@ SETTINGS = {
     "thin": 5,
     "center": {"b": 0.05},
 }
+UNCOMPILED = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 RUN = {"tune": 20, "draws": 300, "chains": 1, "random_seed": 1, "progressbar": False}
 TOLD = "The log density is minus infinity or NaN at"
 
@@ -57,10 +58,13 @@ def test_draws_inside_of_a_constraint_are_not_reported(caplog):
     assert TOLD not in caplog.text
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_metropolis_decisions_obey_a_constraint(caplog):
     caplog.set_level(logging.WARNING)
     with constrained(0.0):
-        idata = pm.sample(step=MALA(**SETTINGS), compute_convergence_checks=False, **RUN)
+        idata = pm.sample(
+            step=MALA(**SETTINGS, **UNCOMPILED), compute_convergence_checks=False, **RUN
+        )
     assert idata["posterior"]["b"].values.min() > 0
     assert TOLD not in caplog.text
 

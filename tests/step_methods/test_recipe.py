@@ -321,6 +321,9 @@ def test_sgrhmc_chain_against_quadrature():
         assert abs(z) < 4.5
 
 
+UNCOMPILED = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
+
+
 # --- Step size -------------------------------------------------------------------------------
 
 
@@ -329,10 +332,11 @@ def test_sgrhmc_chain_against_quadrature():
     [{"D": lambda theta: 0.1}, RECIPE_SETTINGS, thermostat_settings(2)],
     ids=["sgld", "sghmc", "thermostat"],
 )
+@pytest.mark.usefixtures("without_compiler")
 def test_default_step_size(settings):
     """Five percent of variance, in the direction where the linearised law has most."""
     problem = LinearGaussian.simulate(40, 2, seed=8)
-    step = Recipe(model=problem.model(), batch_size=40, compile_kwargs=NUMBA, **settings)
+    step = Recipe(model=problem.model(), batch_size=40, **settings, **UNCOMPILED)
     h = float(step.step_size)
     d = step.block.state_elements
     if len(step.block.auxiliaries) > 1:

@@ -116,6 +116,7 @@ def test_transition_where_scores_are_not_those_of_a_linear_predictor():
         np.testing.assert_allclose(drift(step.block, theta), expected, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_transition_with_a_diagonal_metric():
     """It is the transition of the general recipe with the same D."""
     model, *_ = poisson_problem(3)
@@ -123,7 +124,8 @@ def test_transition_with_a_diagonal_metric():
     def diagonal(position):
         return 1 / (1 + pt.exp(position))
 
-    settings = {"model": model, "batch_size": 12, "step_size": 0.3, "compile_kwargs": NUMBA}
+    settings = {"model": model, "batch_size": 12, "step_size": 0.3}
+    settings["compile_kwargs"] = {"mode": "FAST_COMPILE"}
     step = SGRLD(metric=diagonal, **settings)
     recipe = Recipe(D=diagonal, **settings)
     rng = np.random.default_rng(1)
