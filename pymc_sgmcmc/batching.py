@@ -167,7 +167,8 @@ class Batching(ABC):
 
     def first_indices(self, minibatches: int) -> np.ndarray:
         """Indices of minibatches that are in memory at first."""
-        return self.draw(np.random.default_rng(0), minibatches)
+        rng = np.random.default_rng(0)
+        return self.in_memory(self.draw(rng, minibatches), rng, 0)
 
     def in_memory(self, index: np.ndarray, rng: np.random.Generator, following: int) -> np.ndarray:
         """Indices in the form that compiled functions take, with their rows in memory.
@@ -282,11 +283,6 @@ class ShuffledWindows(Batching):
         if self.batch_size == self.n_rows:
             return np.zeros(minibatches, dtype=np.int64)
         return rng.integers(self.n_rows, size=minibatches)
-
-    def first_indices(self, minibatches: int) -> np.ndarray:
-        """Starts, or starts and strides."""
-        rng = np.random.default_rng(0)
-        return self.in_memory(self.draw(rng, minibatches), rng, 0)
 
     def in_memory(self, index: np.ndarray, rng: np.random.Generator, following: int) -> np.ndarray:
         """Starts, or on JAX starts with the stride 1."""

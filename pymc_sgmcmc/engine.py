@@ -16,6 +16,7 @@ import pytensor
 import pytensor.tensor as pt
 from pytensor.compile.executor import Function
 from pytensor.compile.mode import Mode, get_mode
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.link.jax.linker import JAXLinker
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.variable import TensorVariable
@@ -232,6 +233,21 @@ class TransitionBlock:
             )
 
         return transition
+
+    def jax_function(self) -> tuple[Callable[..., Any], list[SharedVariable]]:
+        """What PyTensor compiled for JAX: a function of the arguments and then of shared variables.
+
+        Raises
+        ------
+        ValueError
+            Where the block was not compiled for JAX, or has a memory.
+        """
+        if self.static_length is None or self.memory is not None:
+            raise ValueError("The block should be compiled for JAX and have no memory.")
+        function: Any = self._function
+        variables = [given.variable for given in function.maker.inputs]
+        shared = [variable for variable in variables if isinstance(variable, SharedVariable)]
+        return function.vm.jit_fn, shared
 
     @property
     def state_elements(self) -> int:

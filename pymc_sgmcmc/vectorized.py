@@ -14,9 +14,14 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from pytensor.compile.sharedvalue import SharedVariable
 
-from pymc_sgmcmc.batching import AllRows, Batching, ShuffledWindows, WithReplacement
+from pymc_sgmcmc.batching import (
+    AllRows,
+    Batching,
+    ShuffledWindows,
+    WithReplacement,
+    numbers_without,
+)
 from pymc_sgmcmc.engine import TransitionBlock
 
 DEVICE_ELEMENTS = 2**28
@@ -41,7 +46,7 @@ class StateOnDevice:
         A key for each chain. Its random numbers follow from it and the number of the call.
     parts : tuple of arrays, each (C, ...)
         Positions and auxiliaries.
-    pending : array or None, shape (C, lag, ...)
+    pending : array, shape (C, lag, ...)
         Minibatches of the gradients at the present positions.
     calls : int
     """
@@ -87,20 +92,12 @@ class ChainsOnDevice:
     """
 
     def __init__(self, block: TransitionBlock):
-        if block.static_length is None or block.memory is not None:
-            raise ValueError("The block should be compiled for JAX and have no memory.")
+        self._transitions, self._shared = block.jax_function()
+        assert block.static_length is not None
         # Not the block itself, so that it can be forgotten with what was compiled for it.
         self._length, self._lag, self._dtype = block.static_length, block.lag, block.dtype
         self._noise_size, self._batching = block.noise_size, block.batching
         self._minibatches = minibatches_on_device(block.batching)
-        function: Any = block._function
-        # What PyTensor compiled is a function of the arguments and then of the shared variables.
-        self._transitions = function.vm.jit_fn
-        self._shared = [
-            given.variable
-            for given in function.maker.inputs
-            if isinstance(given.variable, SharedVariable)
-        ]
         a_pass = block.state_elements + block.dimension + block.noise_size
         self._elements = (self._length + block.lag) * (a_pass + block.batching.index_size)
         self._elements += block.batching.batch_size * max(1, block.row_elements)
@@ -224,11 +221,10 @@ def minibatches_on_device(batching: Batching) -> Callable[[Any, int], Any]:
     if isinstance(batching, AllRows):
         return lambda key, count: jnp.zeros(count, int)
     if type(batching) is WithReplacement:
-        before = jnp.asarray(np.sort(batching.excluded) - np.arange(len(batching.excluded)))
+        numbers = jnp.asarray(numbers_without(batching.excluded, np.arange(rows)))
 
         def with_replacement(key: Any, count: int) -> Any:
-            places = jax.random.randint(key, (count, size), 0, rows, int)
-            return places + jnp.searchsorted(before, places, side="right")
+            return numbers[jax.random.randint(key, (count, size), 0, rows, int)]
 
         return with_replacement
     weighted = ", which `row_weights` make," if batching.name == "weighted" else ""

@@ -13,6 +13,7 @@ import xarray as xr
 from pymc_sgmcmc import SGLD, SGLDCV, SVRG, label_positions
 from pymc_sgmcmc.record import MOMENTS, RECORD, SETTINGS, settings_of
 from tests.support.models import logistic_model, two_variable_model
+from tests.support.sampling import QUICK
 
 NUMBA = {"mode": "NUMBA"}
 SAMPLING = {
@@ -97,7 +98,7 @@ def test_coordinates_of_one_of_two_step_methods():
             [model["intercept"], model["slope"]],
             step_size=1e-4,
             preconditioner="identity",
-            compile_kwargs={"mode": "FAST_COMPILE"},
+            compile_kwargs=QUICK,
         )
         idata = pm.sample(step=[step, pm.Metropolis([model["sigma"]])], **SAMPLING)
     position = idata["sample_stats"]["position"]

@@ -185,8 +185,8 @@ def sample(
     once on the device of JAX, which pays for a thousand chains on a GPU. Noise and minibatches are
     drawn there, so the draws are others than those of chains in processes, with the same law.
     Windows of shuffled rows have strides there, since the chains cannot have an order each. One
-    chain first tunes the step method. All chains then begin anew with its
-    step size and thinning, and ``tune`` draws bring them to their law. The step method needs
+    chain first tunes the step method. All chains then begin anew with its step size and thinning,
+    and ``tune`` draws bring them to their law. The step method needs
     ``compile_kwargs={"mode": "JAX"}``, and may not go on to adapt after tuning, as OSGFS and
     ``gradient="svrg"`` do. The trace has no moments over all transitions, so that tools for traces
     use its draws. `accuracy`, `store` and `client` are refused.

@@ -92,7 +92,7 @@ def _tuned(
     if tune == 0:
         step.setup_chain(deepcopy(job.rng), tune, draws)
         return step.begun(job.point), warnings
-    with closing(step.runs(deepcopy(job.rng), job.point, tune, draws)) as runs:  # type: ignore[type-var]
+    with closing(step.runs(deepcopy(job.rng), job.point, tune, draws)) as runs:
         for _, stats in runs:
             warnings += [one for one in stats["warning"] if one is not None]
             if interrupted or step.chain.snapshot.draws >= tune:
@@ -165,7 +165,7 @@ class _Chains:
         self._state, found = self._device.advance(self._state, padded, thin)
         bad = (found.first_bad >= 0) & (found.first_bad < count * thin) & (self._good > self.done)
         if bad.any():
-            self._end(np.flatnonzero(bad), found.first_bad // thin)
+            self._good[bad] = self.done + found.first_bad[bad] // thin
             first = int(found.first_bad[bad].min())
             self._tell(transitions + first, self.done + first // thin, float(sizes[first]))
         part = slice(self.done, self.done + count)
@@ -175,10 +175,6 @@ class _Chains:
             values[:, part] = of_call[:, :count]
         self._sizes[part] = sizes[thin - 1 :: thin]
         self._before, self.done = self.done, self.done + count
-
-    def _end(self, chains: np.ndarray, draws: np.ndarray) -> None:
-        """Note how many draws chains have that became NaN or infinite."""
-        self._good[chains] = self.done + draws[chains]
 
     def _tell(self, transition: int, draw: int, step_size: float) -> None:
         """Raise or keep the error of the chains that became NaN or infinite."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from inspect import signature
@@ -414,7 +414,7 @@ class StochasticGradientStep(StepMethod):
         tune: int,
         draws: int,
         state: ChainState | None = None,
-    ) -> Iterator[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
+    ) -> Generator[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]:
         """A whole chain in runs of draws, the same draws as those of `step`.
 
         Parameters

@@ -12,6 +12,7 @@ from pymc_sgmcmc.step_methods.full_gradient import MALA, ULA, optimal_mala_step
 from tests.support.exact_law import affine_transition, run_one, stationary_law
 from tests.support.linear_gaussian import LinearGaussian, covariance_z_scores
 from tests.support.models import logistic_model, two_variable_model
+from tests.support.sampling import QUICK
 
 NUMBA = {"mode": "NUMBA"}
 NUTS_SETTINGS = {pm.NUTS: {"compile_kwargs": {"mode": "CVM"}}}
@@ -125,7 +126,7 @@ def test_acceptance_probability_and_decision(kind):
     }[kind]
     M = matrix if matrix.ndim == 2 else np.diag(np.broadcast_to(matrix, 3))
     h = 1.5
-    settings = {"preconditioner": matrix, "compile_kwargs": {"mode": "FAST_COMPILE"}}
+    settings = {"preconditioner": matrix, "compile_kwargs": QUICK}
     step = MALA(model=logistic_model(), step_size=h, **settings)
     posterior = step.posterior
     rng = np.random.default_rng(3)
@@ -389,7 +390,7 @@ def test_single_precision(step_class):
 @pytest.mark.usefixtures("without_compiler")
 def test_one_transition_of_mala_moves_the_whole_state():
     """`run_one`, which the exact laws rest on, sees density and gradient too."""
-    settings = {"step_size": 1e-3, "compile_kwargs": {"mode": "FAST_COMPILE"}}
+    settings = {"step_size": 1e-3, "compile_kwargs": QUICK}
     step = MALA(model=logistic_model(), preconditioner="identity", **settings)
     density, gradient = step.posterior.log_density_and_gradient(np.zeros(3))
     state = np.concatenate([np.zeros(3), [density], gradient])

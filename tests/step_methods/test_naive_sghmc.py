@@ -10,9 +10,8 @@ from pymc_sgmcmc import SGHMC, UncorrectedNoiseWarning
 from tests.support.exact_law import affine_transition, all_indices, exact_noise_operator
 from tests.support.linear_gaussian import LinearGaussian
 from tests.support.models import logistic_model
-from tests.support.sampling import sample
+from tests.support.sampling import QUICK, sample
 
-QUICK = {"mode": "FAST_COMPILE"}
 STEP_SIZE = 0.1
 N_ROWS, BATCH_SIZE, DIMENSION = 12, 3, 2
 

@@ -10,9 +10,8 @@ from pymc_sgmcmc import MALA, SGLD, SGLDCV, ULA, AusterityMH, ModelError, Poster
 from tests.step_methods.test_full_gradient import final_positions, ula_law
 from tests.support.exact_law import affine_transition, stationary_law
 from tests.support.linear_gaussian import covariance_z_scores
-from tests.support.sampling import sample
+from tests.support.sampling import QUICK, sample
 
-QUICK = {"mode": "FAST_COMPILE"}
 Z_BOUND = 4.5
 COVARIANCE = np.array([[1.0, 0.6], [0.6, 0.5]])
 MEAN = np.array([1.0, -2.0])

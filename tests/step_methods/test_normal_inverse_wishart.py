@@ -22,10 +22,9 @@ from pymc_sgmcmc.dynamics.normal_inverse_wishart import (
 from pymc_sgmcmc.posterior.conjugate import find_normal_vectors
 from pymc_sgmcmc.step_methods.normal_inverse_wishart import check_conditional, prior_of
 from tests.support.exact_law import all_indices
-from tests.support.sampling import NUMBA, QUIET
+from tests.support.sampling import NUMBA, QUICK, QUIET
 
 Z_BOUND = 4.5
-QUICK = {"mode": "FAST_COMPILE"}
 PHI = np.array([[2.0, 0.6], [0.6, 1.0]])
 PRIOR = NormalInverseWishartLaw(np.array([0.5, -1.0]), 2.0, PHI, 5.0)
 VECTORS = np.random.default_rng(3).normal([1.0, -2.0], [1.0, 0.5], size=(6, 2))

@@ -13,6 +13,7 @@ import pymc_sgmcmc
 from pymc_sgmcmc import MALA, SGLD, SGLDCV
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.step_methods.possible_draws import MOST_COMPARED, PossibleDraws
+from tests.support.sampling import QUICK
 
 SETTINGS = {
     "step_size": 2e-4,
@@ -20,7 +21,6 @@ SETTINGS = {
     "thin": 5,
     "center": {"b": 0.05},
 }
-UNCOMPILED = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 RUN = {"tune": 20, "draws": 300, "chains": 1, "random_seed": 1, "progressbar": False}
 TOLD = "The log density is minus infinity or NaN at"
 
@@ -63,7 +63,7 @@ def test_metropolis_decisions_obey_a_constraint(caplog):
     caplog.set_level(logging.WARNING)
     with constrained(0.0):
         idata = pm.sample(
-            step=MALA(**SETTINGS, **UNCOMPILED), compute_convergence_checks=False, **RUN
+            step=MALA(**SETTINGS, compile_kwargs=QUICK), compute_convergence_checks=False, **RUN
         )
     assert idata["posterior"]["b"].values.min() > 0
     assert TOLD not in caplog.text

@@ -26,6 +26,7 @@ from tests.support.generator import diffusion, drift, gauss_hermite, grid, large
 from tests.support.laws import RECIPE_FRICTION, RECIPE_SETTINGS, recipe_law
 from tests.support.linear_gaussian import LinearGaussian
 from tests.support.models import logistic_model, two_variable_model
+from tests.support.sampling import QUICK
 
 NUMBA = {"mode": "NUMBA"}
 NUTS_SETTINGS = {pm.NUTS: {"compile_kwargs": {"mode": "CVM"}}}
@@ -321,9 +322,6 @@ def test_sgrhmc_chain_against_quadrature():
         assert abs(z) < 4.5
 
 
-UNCOMPILED = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
-
-
 # --- Step size -------------------------------------------------------------------------------
 
 
@@ -336,7 +334,7 @@ UNCOMPILED = {"compile_kwargs": {"mode": "FAST_COMPILE"}}
 def test_default_step_size(settings):
     """Five percent of variance, in the direction where the linearised law has most."""
     problem = LinearGaussian.simulate(40, 2, seed=8)
-    step = Recipe(model=problem.model(), batch_size=40, **settings, **UNCOMPILED)
+    step = Recipe(model=problem.model(), batch_size=40, compile_kwargs=QUICK, **settings)
     h = float(step.step_size)
     d = step.block.state_elements
     if len(step.block.auxiliaries) > 1:

@@ -14,9 +14,9 @@ from pymc_sgmcmc.record import SETTINGS
 from pymc_sgmcmc.step_methods.repeat import repeated_step
 from pymc_sgmcmc.trace_tools.reader import settings_of
 from tests.support.models import logistic_model
+from tests.support.sampling import QUICK
 
 NUMBA = {"mode": "NUMBA"}
-QUICK = {"mode": "FAST_COMPILE"}
 """For settings, which do not depend on how the transitions are compiled."""
 
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}

@@ -13,6 +13,7 @@ from pymc_sgmcmc.step_methods.sgrld import SGRLD
 from tests.support.exact_law import run_one
 from tests.support.generator import diffusion, drift, grid, largest_residual
 from tests.support.models import logistic_data, logistic_model, two_variable_model
+from tests.support.sampling import QUICK
 
 NUMBA = {"mode": "NUMBA"}
 NUTS_SETTINGS = {pm.NUTS: {"compile_kwargs": {"mode": "CVM"}}}
@@ -125,7 +126,7 @@ def test_transition_with_a_diagonal_metric():
         return 1 / (1 + pt.exp(position))
 
     settings = {"model": model, "batch_size": 12, "step_size": 0.3}
-    settings["compile_kwargs"] = {"mode": "FAST_COMPILE"}
+    settings["compile_kwargs"] = QUICK
     step = SGRLD(metric=diagonal, **settings)
     recipe = Recipe(D=diagonal, **settings)
     rng = np.random.default_rng(1)
@@ -159,7 +160,7 @@ def test_invalid_metrics(metric, settings, message):
 def test_metric_is_a_function_of_the_position_alone():
     """Whatever the minibatch: the noise of a transition has the same covariance."""
     model, *_ = poisson_problem(2)
-    settings = {"step_size": 0.3, "metric_rows": 6, "compile_kwargs": {"mode": "FAST_COMPILE"}}
+    settings = {"step_size": 0.3, "metric_rows": 6, "compile_kwargs": QUICK}
     step = SGRLD(model=model, batch_size=3, **settings)
     theta, unit = np.array([0.3, -0.2]), np.array([1.0, 0.0])
     moves = [

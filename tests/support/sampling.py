@@ -12,6 +12,9 @@ from tests.support.models import logistic_model, two_variable_model, two_variabl
 NUMBA = {"mode": "NUMBA"}
 """Transitions are compiled as those of users are by default."""
 
+QUICK = {"mode": "FAST_COMPILE"}
+"""NumPy evaluates transitions, where a test makes too few of them to be worth compiling."""
+
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
 """These arguments of `pm.sample` suppress its output."""
 
