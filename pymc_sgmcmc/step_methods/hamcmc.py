@@ -27,9 +27,14 @@ from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
 from pymc_sgmcmc.tuning import Center, difference_width
 
 REGULARIZATION = 1e-2
-"""By default λ and the threshold κ are this part of the largest curvature of the scaled position.
-It is a compromise: a larger part slows the directions of small curvature, and a smaller one lets
-noisy pairs make large moves there."""
+"""By default λ is this part of the largest curvature of the scaled position, and the threshold κ at
+least this part. It is a compromise: a larger part slows the directions of small curvature, and a
+smaller one lets noisy pairs make large moves there."""
+
+LEAST_CURVATURE_OF_PAIRS = 0.25
+"""The threshold κ is at least this part of the smallest curvature at the centre. A pair with less
+comes from the noise of its minibatch, and makes moves that are too long in any direction. The
+chains of a negative binomial regression with three predictors became infinite without it."""
 
 PAIRS = ("own", "between")
 """The curvature is learnt from the moves of each chain ("own"), or from differences between the
@@ -102,7 +107,8 @@ class HAMCMC(StochasticGradientStep):
         :math:`1/\lambda` in flat directions. Default: 0.01 :math:`\lambda_{\max}(DHD)`.
     curvature_threshold : float, optional
         :math:`\kappa > 0`, in the same units. A pair is used only if
-        :math:`s^\top y > \kappa \|D^{-1} s\|^2`. Default: 0.01 :math:`\lambda_{\max}(DHD)`.
+        :math:`s^\top y > \kappa \|D^{-1} s\|^2`. Default: 0.01 :math:`\lambda_{\max}(DHD)` or,
+        where it is larger, a quarter of :math:`\lambda_{\min}(DHD)`, up to 500 dimensions.
     step_size : float or callable, optional
         The step size h, in units in which the posterior's curvature is about 1 or less. Default:
         that of `SGLD` with the preconditioner :math:`(H + \lambda D^{-2})^{-1}`, which bounds
@@ -215,7 +221,11 @@ class HAMCMC(StochasticGradientStep):
         if None in given or setup.settings.step_size is None:
             largest = steepest_curvature(setup.posterior, setup.center, np.sqrt(squares))
         regularization = _given_or(self._regularization, REGULARIZATION * largest)
-        threshold = _given_or(self._curvature_threshold, REGULARIZATION * largest)
+        smallest = _least_curvature(setup.center, np.sqrt(squares))
+        threshold = _given_or(
+            self._curvature_threshold,
+            max(REGULARIZATION * largest, LEAST_CURVATURE_OF_PAIRS * smallest),
+        )
         scale = _given_or(self._initial_scale, 1.0 / (largest + regularization))
 
         def computed() -> Pace:
@@ -238,6 +248,12 @@ class HAMCMC(StochasticGradientStep):
             mirrored=setup.mirrored(),
         )
         return Design(dynamics, pace)
+
+    def _remedy_of(self, step_size: float) -> str:
+        remedy = super()._remedy_of(step_size)
+        if self._pairs == "own":
+            remedy += '. `pairs="between"` may help where the posterior is far from Gaussian'
+        return remedy
 
 
 def steepest_curvature(posterior: Posterior, center: Center, scales: np.ndarray) -> float:
@@ -279,6 +295,13 @@ def steepest_curvature(posterior: Posterior, center: Center, scales: np.ndarray)
         return_eigenvectors=False,
     )
     return float(values[0])
+
+
+def _least_curvature(center: Center, scales: np.ndarray) -> float:
+    """Smallest eigenvalue of the curvature for coordinates in units of `scales`, 0 if unknown."""
+    if not center.curvature.is_dense:
+        return 0.0
+    return float(center.curvature.relative_to(Diagonal(scales)).min())
 
 
 def _regularized_root(center: Center, regularization: np.ndarray) -> Matrix:

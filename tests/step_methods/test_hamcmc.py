@@ -11,7 +11,7 @@ import pymc as pm
 import pytensor
 import pytest
 
-from pymc_sgmcmc import BatchSizeWarning, NonFinitePositionError, Posterior, chain
+from pymc_sgmcmc import SGLDCV, BatchSizeWarning, NonFinitePositionError, Posterior, chain
 from pymc_sgmcmc.dynamics.hamcmc import preconditioned_move
 from pymc_sgmcmc.step_methods.hamcmc import HAMCMC, steepest_curvature
 from pymc_sgmcmc.tuning import Center
@@ -549,6 +549,9 @@ def test_defaults(model):
     rates = np.linalg.eigvals(first[:, None] * H).real
     assert rates.max() == pytest.approx(1 / 1.01)
     assert full.thin == 2 * np.ceil(2 / (full.step_size * rates.min()))
+    least, *_, largest = np.linalg.eigvalsh(H / np.sqrt(np.outer(np.diag(H), np.diag(H))))
+    threshold = full.block.dynamics.curvature_threshold.get_value()
+    np.testing.assert_allclose(threshold / np.diag(H), max(0.01 * largest, 0.25 * least))
     scale = 10 / (1.01 * np.linalg.eigvalsh(H).max())
     large = HAMCMC(model=model, batch_size=400, compile_kwargs=NUMPY, initial_scale=scale)
     assert large.step_size == pytest.approx(full.step_size / 10, rel=0.01)
@@ -601,6 +604,24 @@ def test_defaults_sample_the_posterior(gradient):
     assert (squares.mean(0) - 1.05 < bound * error).all()
     assert (squares.mean(0) - 1.0 > -bound * error).all()
     assert error.max() < 0.06
+
+
+@pytest.mark.slow
+def test_pairs_with_less_curvature_than_the_posterior_are_not_used():
+    """Minibatches of counts tell little of their dispersion, and some say that it is flat."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(20_000, 3))
+    counts = rng.poisson(np.exp(0.5 + X @ [0.3, -0.2, 0.1]))
+    with pm.Model() as model:
+        intercept, slopes = pm.Normal("intercept", 0, 2), pm.Normal("slopes", 0, 1, shape=3)
+        mean = pm.math.exp(intercept + X @ slopes)
+        pm.NegativeBinomial("y", mu=mean, alpha=pm.HalfNormal("alpha", 5), observed=counts)
+    sds = []
+    numba = {"model": model, "compile_kwargs": {"mode": "NUMBA"}}
+    for sampler in (HAMCMC(**numba), SGLDCV(**numba)):
+        posterior = sample(model, sampler, draws=1000, tune=0, chains=2).posterior
+        sds.append([posterior[name].values.std() for name in ("intercept", "alpha")])
+    np.testing.assert_allclose(*sds, rtol=0.15)
 
 
 @pytest.mark.slow
