@@ -31,9 +31,12 @@ elif "mode" not in given and shutil.which("g++"):
 for name, value in {"traceback__limit": "0", "gcc__cxxflags": "-g0"}.items():
     if name not in given:
         flags.append(f"{name}={value}")
-# With all optimisations Numba compiles a transition a tenth longer. Slow tests have them.
+# With all optimisations Numba compiles a transition a tenth longer, and XLA chains at once for
+# three times as long. Slow tests have them.
 if chosen != ["slow"]:
     os.environ.setdefault("NUMBA_OPT", "1")
+    os.environ.setdefault("NUMBA_LOOP_VECTORIZE", "0")
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     base = Path(given.get("base_compiledir", Path.home() / ".pytensor"))
     if base.name != worker:  # the flags of the workers' parent
@@ -57,6 +60,11 @@ from tests.support.default_cases import leave_out_the_others  # noqa: E402
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Before pytest deselects the slow ones."""
     leave_out_the_others(items)
+
+
+def pytest_collection_finish() -> None:
+    """Collections of garbage pass over what was imported."""
+    gc.freeze()
 
 
 @pytest.fixture
@@ -100,6 +108,7 @@ UNCHECKED = {
     "gradient_estimators",
     "marginal",
     "polishing",
+    "sampling",
     "step_methods",
     "trace_tools",
     "tuning",
