@@ -715,6 +715,7 @@ def test_draws_are_the_same_where_a_worker_dies():
     np.testing.assert_array_equal(draws_of(idata), expected)
 
 
+@pytest.mark.usefixtures("on_numpy")
 def test_runs_of_other_seeds_and_chains_differ():
     # With one part and one start nothing but the noise tells them apart.
     options = {"parts": 1, "chains": 2, **SMALL}
@@ -725,6 +726,7 @@ def test_runs_of_other_seeds_and_chains_differ():
     assert len(np.unique([*first.ravel(), *second.ravel()])) == 2 * first.size
 
 
+@pytest.mark.usefixtures("on_numpy")
 @pytest.mark.parametrize(
     ("looks", "chains", "kept"),
     [(7, 1, 3), (10, 1, 6), (19, 1, 6)],
@@ -752,6 +754,7 @@ def test_ctrl_c_returns_the_draws_so_far(monkeypatch, caplog, looks, chains, kep
             np.testing.assert_array_equal(values.values, expected)
 
 
+@pytest.mark.usefixtures("on_numpy")
 def test_ctrl_c_before_the_first_draw(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -857,6 +860,7 @@ def test_schedules_count_iterations():
     np.testing.assert_allclose(idata["sample_stats"]["step_size"].values[0], expected)
 
 
+@pytest.mark.usefixtures("on_numpy")
 @pytest.mark.parametrize("step", ["sgld", "psgld", "hamcmc"])
 def test_divergence_is_reported(step):
     options = {"parts": 2, "step": step, **SMALL, "tune": 200}
