@@ -72,6 +72,7 @@ def test_processes_give_the_same_draws(model, step, reference, start_method):
 @pytest.mark.parametrize(
     ("mode", "batching"),
     [
+        ("FAST_COMPILE", "shuffle"),
         ("CVM", "shuffle"),
         ("CVM", "replace"),
         ("JAX", "shuffle"),
