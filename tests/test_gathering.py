@@ -16,6 +16,7 @@ from pymc_sgmcmc import gathering as module
 from pymc_sgmcmc.batching import RowOrder, ShuffledWindows, numbers_without
 from pymc_sgmcmc.errors import RowsError
 from pymc_sgmcmc.gathering import GatheredRows
+from tests.support.sampling import QUICK
 from tests.support.sources import CountedRows
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
@@ -172,7 +173,7 @@ def test_the_setup_takes_few_passes(arrays):
     """Also where the noise of rows is measured at many points."""
     rows = CountedRows(arrays)
     with on_source(rows):
-        SGLDCV(rows=rows, **NUMBA)
+        SGLDCV(rows=rows, compile_kwargs=QUICK)
     assert rows.reads <= 20 * rows.n_partitions
 
 
@@ -335,7 +336,8 @@ def test_what_needs_all_rows_is_refused(arrays):
             SGLD(rows=rows, gradient="saga")
         with pytest.raises(ValueError, match="not gathered for JAX"):
             SGLDCV(rows=rows, compile_kwargs={"mode": "JAX"})
-    idata = draws_of(model, partial(SGLDCV, rows=rows))
+    step = partial(PLAIN, rows=rows, compile_kwargs=QUICK)
+    idata = draws_of(model, lambda **_: step(model=model), draws=4, tune=0)
     with pytest.raises(ValueError, match="The run read its rows from a source"):
         polish(idata, model)
 
