@@ -272,8 +272,10 @@ def test_errors_near_the_initial_point_are_told_where_there_is_no_centre(needs_m
         )
     assert ("near the initial point" in caplog.text) == (needs_more_points is None)
     assert ("`marginalize(..., points=37)`" in caplog.text) == (needs_more_points is None)
-    caplog.clear()
-    error = quadrature_of(marginalize(model, "z"))
+
+
+def test_errors_near_the_initial_point_do_not_matter_elsewhere(caplog):
+    error = quadrature_of(marginalize(kinked_model(), "z"))
     assert "near the initial point. More nodes, `marginalize(..., points=37)`" in caplog.text
     with caplog.at_level(logging.INFO):
         assert not warn_of_shift(error, [])

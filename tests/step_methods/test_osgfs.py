@@ -454,6 +454,7 @@ def test_curvature_of_the_centre(problem):
     assert not np.allclose(before["noise"], state["noise"])
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_misspecified_rows_need_the_curvature_of_the_centre():
     """With noise twice as large as the model says NC is four times the curvature."""
     rng = np.random.default_rng(3)

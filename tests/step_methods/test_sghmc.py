@@ -214,6 +214,7 @@ def larger():
 
 
 @pytest.mark.parametrize("batching", ["shuffle", "replace"])
+@pytest.mark.usefixtures("uncompiled")
 def test_the_estimate_is_the_covariance_of_the_gradient_at_the_centre(larger, batching):
     step = make(
         larger,
@@ -541,6 +542,7 @@ def test_compound_step(other):
     check_compound(SGHMC, other)
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_bounds_of_the_noise_are_no_estimate():
     step = SGHMC(model=logistic_model(), batch_size=50, gradient="svrg", compile_kwargs=NUMBA)
     assert step.block.dynamics.noise == 0.0

@@ -46,6 +46,7 @@ def test_defaults_of_sgldcv(model, caplog):
     assert step.center.distance < 0.05
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_plain_gradients_warn_with_the_batch_size_they_need(model):
     with pytest.warns(BatchSizeWarning, match="about `batch_size=") as record:
         step = SGLD(model=model, batch_size=5)
@@ -56,6 +57,7 @@ def test_plain_gradients_warn_with_the_batch_size_they_need(model):
     assert enough.step_size >= 0.1 * 0.99
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_given_step_sizes_need_no_centre(model):
     step = SGLD(
         model=model, batch_size=50, step_size=1e-3, preconditioner="identity", compile_kwargs=NUMBA
@@ -103,6 +105,7 @@ def test_a_centre_of_the_user(form):
     np.testing.assert_allclose(step.center.position, [1.0, 2.0, np.log(0.5)])
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_named_rows():
     X, y = logistic_data()
     with pm.Model(coords={"row": np.arange(len(y))}) as model:
@@ -283,6 +286,7 @@ def test_no_free_variables():
     refuse(ModelError, "no free random variables", model)
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_a_posterior_that_nothing_determines():
     """Two equal columns under a flat prior."""
     x = np.linspace(-1, 1, 400)
@@ -319,6 +323,7 @@ def test_unknown_argument(model):
     refuse(TypeError, "`SGLDCV` takes no argument `stepsize`", model, stepsize=0.1)
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_far_center_warns(model):
     """A centre far from the mode gives a warning with its distance in posterior sds."""
     X, _ = logistic_data()

@@ -110,7 +110,9 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     ),
     "step_methods/test_sgrld.py::test_small_steps_leave_the_posterior_invariant": ("1",),
     "step_methods/test_sgrld.py::test_without_gamma_they_do_not": ("1",),
-    "step_methods/test_step_contract.py::test_backends_give_the_same_draws": ("FAST_COMPILE-shuffle",),
+    "step_methods/test_step_contract.py::test_backends_give_the_same_draws": (
+        "FAST_COMPILE-shuffle",
+    ),
     "test_main.py::test_failed_write_is_one_line_and_the_rest_is_kept": ("disk",),
     "test_numba_loop.py::test_a_table_of_gradients": ("sampler0-shuffle",),
     "test_numba_loop.py::test_every_model": (

@@ -46,6 +46,7 @@ from pymc_sgmcmc.tuning import choose_batch_size
 from tests.support.exact_law import exact_noise_operator, fixed_point
 from tests.support.linear_gaussian import LinearGaussian
 from tests.support.models import logistic_model, two_variable_model
+from tests.support.sampling import QUICK
 
 NUMBA = {"mode": "NUMBA"}
 QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
@@ -67,6 +68,7 @@ def sample(model, step, **settings):
 
 @pytest.mark.parametrize("preconditioner", ["identity", "diagonal", "inverse"])
 @pytest.mark.parametrize("batch_size", [8, 40])
+@pytest.mark.usefixtures("uncompiled")
 def test_langevin_error_is_that_of_the_exact_law(problem, rng, preconditioner, batch_size):
     """From the exact second moment of the gradients: the error of each variance to 1e-8."""
     H, d = problem.precision, 3
@@ -137,6 +139,7 @@ def test_batch_size_is_near_the_cheapest(noise_rows):
     assert chosen <= np.argmin(cost) + 1
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_batch_size_of_control_variates_does_not_grow_with_the_data():
     sizes = []
     for n_rows in (2_000, 20_000):
@@ -318,7 +321,7 @@ def test_report_of_other_samplers(step_class):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_settings_from_several_processes():
     model = logistic_model()
-    idata = sample(model, SGLDCV(model=model, compile_kwargs=NUMBA), draws=20, tune=20, cores=2)
+    idata = sample(model, SGLDCV(model=model, compile_kwargs=QUICK), draws=20, tune=20, cores=2)
     assert idata["sample_stats"].attrs["sgmcmc_sampler"] == "SGLDCV"
 
 
@@ -550,7 +553,7 @@ def test_bad_settings_of_a_report(run):
 
 def test_a_run_too_short_for_a_report(caplog):
     model = logistic_model()
-    step = SGLDCV(model=model, compile_kwargs=NUMBA)
+    step = SGLDCV(model=model, compile_kwargs=QUICK)
     with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
         sample(model, step, draws=3, quiet=False, compute_convergence_checks=True)
     assert "The bias of the run is not known. A chain should have at least 4" in caplog.text
@@ -560,7 +563,7 @@ def test_a_run_too_short_for_a_report(caplog):
 def test_a_run_without_one_finite_draw_is_reported(caplog):
     """PyMC's own table of a trace of NaN says nothing."""
     model = logistic_model()
-    step = SGLDCV(model=model, step_size=1e300, preconditioner="identity", compile_kwargs=NUMBA)
+    step = SGLDCV(model=model, step_size=1e300, preconditioner="identity", compile_kwargs=QUICK)
     with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
         sample(model, step, draws=25, tune=0, quiet=False, compute_convergence_checks=True)
     assert "All draws should be finite, but 25 of chain 0, 25 of chain 1 are not" in caplog.text
@@ -622,7 +625,7 @@ def test_compound_step_with_two_of_ours():
         "batch_size": 20,
         "step_size": 1e-4,
         "preconditioner": "identity",
-        "compile_kwargs": NUMBA,
+        "compile_kwargs": QUICK,
     }
     steps = [SGLD([model[name]], **settings) for name in ("intercept", "slope")]
     with model:
@@ -659,7 +662,7 @@ def test_advice_where_a_chain_fails(monkeypatch, settings, advice):
     with pm.Model() as model:
         slope = pm.Normal("slope", 0, 10)
         pm.Poisson("y", pm.math.exp(slope * x), observed=rng.poisson(np.exp(0.5 * x)))
-        step = SGLDCV(batch_size=100, compile_kwargs=NUMBA, **settings)
+        step = SGLDCV(batch_size=100, compile_kwargs=QUICK, **settings)
     size = 0.5 * step.step_size
     remedy = advice.format(quarter=re.escape(f"{size / 4:.3g}"))
     message = f"step size of {size:.3g} with .* is too large.*{remedy}"

@@ -12,8 +12,8 @@ from pymc_sgmcmc.record import SETTINGS as SETTINGS_GROUP
 from pymc_sgmcmc.record import RunSettings, attach, make_rectangular, stored_matrix
 from tests.support.langevin_chains import Gaussian, as_trace
 from tests.support.models import logistic_model, two_variable_model
+from tests.support.sampling import QUICK
 
-NUMBA = {"mode": "NUMBA"}
 SETTINGS = {
     "draws": 10,
     "tune": 5,
@@ -45,9 +45,9 @@ def compound():
                 [model["intercept"], model["slope"]],
                 step_size=1e-4,
                 preconditioner="identity",
-                compile_kwargs=NUMBA,
+                compile_kwargs=QUICK,
             ),
-            SGLD([model["sigma"]], step_size=1e-4, preconditioner="identity", compile_kwargs=NUMBA),
+            SGLD([model["sigma"]], step_size=1e-4, preconditioner="identity", compile_kwargs=QUICK),
         ]
         return pm.sample(step=steps, **SETTINGS)
 
@@ -55,7 +55,7 @@ def compound():
 def test_run_with_one_step_method(tmp_path):
     """Flags, settings and their arrays."""
     with logistic_model():
-        idata = pm.sample(step=OSGFS(compile_kwargs=NUMBA), **SETTINGS)
+        idata = pm.sample(step=OSGFS(compile_kwargs=QUICK), **SETTINGS)
     assert SETTINGS_GROUP in idata.children
     check_round_trip(idata, tmp_path)
 
