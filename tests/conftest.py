@@ -31,8 +31,8 @@ elif "mode" not in given and shutil.which("g++"):
 for name, value in {"traceback__limit": "0", "gcc__cxxflags": "-g0"}.items():
     if name not in given:
         flags.append(f"{name}={value}")
-# With all optimisations Numba compiles a transition a tenth longer, and XLA chains at once for
-# three times as long. Slow tests have them.
+# With all optimisations Numba compiles a transition a tenth longer, and those of XLA take a quarter
+# of the time of the tests of chains at once. Slow tests have them.
 if chosen != ["slow"]:
     os.environ.setdefault("NUMBA_OPT", "1")
     os.environ.setdefault("NUMBA_LOOP_VECTORIZE", "0")
