@@ -35,7 +35,6 @@ for name, value in {"traceback__limit": "0", "gcc__cxxflags": "-g0"}.items():
 # of the time of the tests of chains at once. Slow tests have them.
 if chosen != ["slow"]:
     os.environ.setdefault("NUMBA_OPT", "1")
-    os.environ.setdefault("NUMBA_LOOP_VECTORIZE", "0")
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     base = Path(given.get("base_compiledir", Path.home() / ".pytensor"))
