@@ -227,7 +227,7 @@ refuse(
 )
 refuse(SGLDCV, "rng", text="seed", negative=-1, fraction=1.5)
 refuse(SGLDCV, "model", number=3, text="line")
-refuse(SGLDCV, "blocked", text="yes", no=False)
+refuse(SGLDCV, "blocked", slow=True, text="yes", no=False)
 refuse(SGLDCV, "stepsize", misspelt=1e-3)
 refuse(SGLDCV, "target_accept", of_nuts=0.9)
 refuse(
@@ -250,12 +250,12 @@ def vars_by_name():
     return step_on_line(SGLDCV, {"vars": ["beta"]})
 
 
-@case(must_agree=True)
+@case(must_agree=True, slow=True)
 def vars_by_a_single_name():
     return step_on_line(SGLDCV, {"vars": "beta"})
 
 
-@case(must_agree=True)
+@case(must_agree=True, slow=True)
 def vars_twice():
     return step_on_line(SGLDCV, {"vars": [shared_line()["beta"]] * 2})
 

@@ -319,7 +319,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def mala(model):
-    return MALA(model=model, compile_kwargs=NUMBA)
+    return MALA(model=model, compile_kwargs=QUICK)
 
 
 @pytest.mark.slow

@@ -133,6 +133,13 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "1-factors_model",
         "3-factors_model",
     ),
+    "sampling/test_groups.py::test_warnings_of_the_joint_model_are_given_where_it_is_sampled": (
+        "auto",
+    ),
+    "marginal/test_marginalize.py::test_quantities_of_groups_that_are_not_local": (
+        "another_effect_of_groups",
+        "as_many_predictors_as_groups",
+    ),
     "sampling/test_client.py::test_rows_in_memory": ("SGLDCV",),
     "sampling/test_client.py::test_rows_of_a_source": ("SGLD",),
     "sampling/test_client.py::test_a_worker_that_is_killed": ("True",),
@@ -277,7 +284,7 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "Effects(groups=8, records=300, scale=0.1)",
         "Effects(groups=30, records=20, scale=0.3)",
     ),
-    "tuning/test_funnel.py::test_funnels_are_warned_of": ("student", "two scales", "nested"),
+    "tuning/test_funnel.py::test_funnels_are_warned_of": ("student", "nested"),
     "gradient_estimators/test_svrg.py::test_computed_step_size_keeps_the_stated_inflation": (
         "25-shuffle",
         "50-replace",
