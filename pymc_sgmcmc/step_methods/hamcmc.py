@@ -221,11 +221,10 @@ class HAMCMC(StochasticGradientStep):
         if None in given or setup.settings.step_size is None:
             largest = steepest_curvature(setup.posterior, setup.center, np.sqrt(squares))
         regularization = _given_or(self._regularization, REGULARIZATION * largest)
-        smallest = _least_curvature(setup.center, np.sqrt(squares))
-        threshold = _given_or(
-            self._curvature_threshold,
-            max(REGULARIZATION * largest, LEAST_CURVATURE_OF_PAIRS * smallest),
-        )
+        threshold = self._curvature_threshold
+        if threshold is None:
+            smallest = _least_curvature(setup.center, np.sqrt(squares))
+            threshold = max(REGULARIZATION * largest, LEAST_CURVATURE_OF_PAIRS * smallest)
         scale = _given_or(self._initial_scale, 1.0 / (largest + regularization))
 
         def computed() -> Pace:

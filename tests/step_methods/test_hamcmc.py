@@ -557,6 +557,12 @@ def test_defaults(model):
     assert large.step_size == pytest.approx(full.step_size / 10, rel=0.01)
 
 
+def test_given_settings_need_no_centre(model):
+    given = {"initial_scale": 0.1, "regularization": 0.1, "curvature_threshold": 0.1}
+    plain = {"gradient": "plain", "step_size": 0.1, "batch_size": 10, "compile_kwargs": NUMPY}
+    assert HAMCMC(model=model, **given, **plain).center is None
+
+
 @pytest.mark.slow
 def test_units_of_coordinates_do_not_matter(rng):
     """The default D is the inverse root of the diagonal of H, for chains and their pairs."""
