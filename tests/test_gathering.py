@@ -336,8 +336,8 @@ def test_what_needs_all_rows_is_refused(arrays):
             SGLD(rows=rows, gradient="saga")
         with pytest.raises(ValueError, match="not gathered for JAX"):
             SGLDCV(rows=rows, compile_kwargs={"mode": "JAX"})
-    step = partial(PLAIN, rows=rows, compile_kwargs=QUICK)
-    idata = draws_of(model, lambda **_: step(model=model), draws=4, tune=0)
+    plain = PLAIN(rows=rows, model=model, compile_kwargs=QUICK)
+    idata = draws_of(model, lambda **_: plain, draws=4, tune=0)
     with pytest.raises(ValueError, match="The run read its rows from a source"):
         polish(idata, model)
 

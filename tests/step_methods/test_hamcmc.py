@@ -678,8 +678,11 @@ def test_a_chain_that_leaves_the_finite_numbers_keeps_its_draws(model, caplog):
     assert np.isnan(beta[:, 11:]).all()
     assert "became NaN or infinite at transition 4" in caplog.text
     early = make_step(model, thin=2, step_size=lambda t: 0.05 if t < 11 else 1e300)
-    with pytest.raises(NonFinitePositionError, match=r"at transition 11 .* Try a smaller"):
+    with pytest.raises(
+        NonFinitePositionError, match=r"at transition 11 .* Try a smaller"
+    ) as raised:
         sample(model, early, draws=30)
+    assert '. `pairs="between"` may help where' in str(raised.value)
 
 
 # --- Settings -------------------------------------------------------------------------------

@@ -125,8 +125,7 @@ def test_transition_with_a_diagonal_metric():
     def diagonal(position):
         return 1 / (1 + pt.exp(position))
 
-    settings = {"model": model, "batch_size": 12, "step_size": 0.3}
-    settings["compile_kwargs"] = QUICK
+    settings = {"model": model, "batch_size": 12, "step_size": 0.3, "compile_kwargs": QUICK}
     step = SGRLD(metric=diagonal, **settings)
     recipe = Recipe(D=diagonal, **settings)
     rng = np.random.default_rng(1)
