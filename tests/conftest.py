@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import shutil
@@ -40,6 +41,9 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     base = Path(given.get("base_compiledir", Path.home() / ".pytensor"))
     if base.name != worker:  # the flags of the workers' parent
         flags.append(f"base_compiledir={base / worker}")
+    # Before other functions are registered, so after them: to free all that a worker has made takes
+    # eight seconds, for which its parent waits. Output is flushed by then.
+    atexit.register(os._exit, 0)
 os.environ["PYTENSOR_FLAGS"] = ",".join(flags)
 
 # Graphs and compilers make many objects that live long. Python's default of some thousand new ones
@@ -63,6 +67,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Collections of garbage pass over what was imported."""
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Pytest's last collections of garbage, for errors in it, take seconds."""
     gc.freeze()
 
 

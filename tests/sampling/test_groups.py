@@ -18,7 +18,7 @@ from pymc_sgmcmc.marginal.accuracy import quadrature_of, warn_of_shift
 from pymc_sgmcmc.sampling import groups, run
 from pymc_sgmcmc.step_methods import base
 from pymc_sgmcmc.tuning.curvature import DENSE_DIMENSION
-from tests.sampling.test_sample import NUMBA, SMALL, check_same, ours
+from tests.sampling.test_sample import NUMBA, check_same, ours
 from tests.support.effects import Effects, moments
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
@@ -29,6 +29,8 @@ CODES = np.random.default_rng(1).permutation(np.repeat(np.arange(N_GROUPS), RECO
 CV = partial(SGLDCV, batch_size=20, **NUMBA)
 FEW = partial(SGLDCV, batch_size=20, step_size=1e-3, thin=3, preconditioner="curvature")
 """For few transitions, which are not worth compiling."""
+
+SMALL = {"batch_size": 20, "step_size": 1e-3, "preconditioner": "identity"}
 
 QUICK = partial(FEW, center={"mean": 1.0})
 """For runs whose draws need not have the law of the posterior, without a search for a centre."""

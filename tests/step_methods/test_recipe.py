@@ -45,6 +45,7 @@ def sample(model, step, draws=30, tune=0, chains=1, cores=1, **kwargs):
 # --- Known samplers from D and Q -------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("kind", ["scalar", "diagonal", "dense"])
 def test_sgld(kind):
     """D = M, Q = 0 is the transition of SGLD, to rounding."""
@@ -54,8 +55,8 @@ def test_sgld(kind):
         "dense": np.array([[3.0, 1.0, 0.0], [1.0, 2.0, -0.5], [0.0, -0.5, 1.0]]) / 100,
     }[kind]
     settings = {"model": logistic_model(), "batch_size": 7, "step_size": 0.3}
-    direct = SGLD(preconditioner=matrix, compile_kwargs=NUMBA, **settings)
-    rebuilt = Recipe(D=lambda theta: matrix, compile_kwargs=NUMBA, **settings)
+    direct = SGLD(preconditioner=matrix, compile_kwargs=QUICK, **settings)
+    rebuilt = Recipe(D=lambda theta: matrix, compile_kwargs=QUICK, **settings)
     rng = np.random.default_rng(1)
     for start in (0, 3, 399):
         position, noise = rng.normal(size=3), rng.normal(size=3)
@@ -66,8 +67,9 @@ def test_sgld(kind):
         )
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_sghmc_transition():
-    step = Recipe(model=logistic_model(), batch_size=400, step_size=0.1, compile_kwargs=NUMBA,
+    step = Recipe(model=logistic_model(), batch_size=400, step_size=0.1, compile_kwargs=QUICK,
                   **RECIPE_SETTINGS)  # fmt: skip
     rng = np.random.default_rng(1)
     theta, r, noise, h = *rng.normal(size=(2, 3)), rng.normal(size=6), 0.1
@@ -83,6 +85,7 @@ def test_sghmc_transition():
     np.testing.assert_allclose(actual, expected, rtol=1e-12)
 
 
+@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("gradient", ["plain", "cv"])
 def test_sghmc_law(gradient):
     problem = LinearGaussian.simulate(12, 2, seed=8)
@@ -90,7 +93,7 @@ def test_sghmc_law(gradient):
     h = 0.08
     step = Recipe(
         model=problem.model(), batch_size=4, step_size=h, gradient=gradient,
-        center={"beta": center}, compile_kwargs=NUMBA, **RECIPE_SETTINGS,
+        center={"beta": center}, compile_kwargs=QUICK, **RECIPE_SETTINGS,
     )  # fmt: skip
     noise = exact_noise_operator(problem, step.batching, None if gradient == "plain" else center)
     mean, covariance = compiled_law(step)
@@ -100,11 +103,12 @@ def test_sghmc_law(gradient):
     assert np.trace(exact) > 1.02 * np.trace(np.linalg.inv(problem.precision))
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_mass_of_a_momentum():
     """The law of the momentum has the variance asked for, as the step goes to zero."""
     problem = LinearGaussian.simulate(12, 2, seed=8)
     step = Recipe(
-        model=problem.model(), batch_size=12, step_size=1e-5, compile_kwargs=NUMBA,
+        model=problem.model(), batch_size=12, step_size=1e-5, compile_kwargs=QUICK,
         **{**RECIPE_SETTINGS, "auxiliaries": [GaussianAuxiliary("momentum", None, 0.3, 2.5)]},
     )  # fmt: skip
     mean, covariance = compiled_law(step)
@@ -113,6 +117,7 @@ def test_mass_of_a_momentum():
     np.testing.assert_allclose(covariance[2:, 2:], 2.5 * np.eye(2), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("diagonal", [False, True])
 @pytest.mark.parametrize("sampler", ["sgld", "sghmc"])
 def test_noise_that_is_subtracted(sampler, diagonal):
@@ -131,7 +136,7 @@ def test_noise_that_is_subtracted(sampler, diagonal):
     problem = LinearGaussian.simulate(12, d, seed=8)
     step = Recipe(
         model=problem.model(), batch_size=12, step_size=h, gradient_noise=V,
-        compile_kwargs=NUMBA, **settings,
+        compile_kwargs=QUICK, **settings,
     )  # fmt: skip
     root = affine_transition(step.block, 0, h).root
     expected = h * D - h**2 / 4 * A[:, column] @ dense @ A[:, column].T
@@ -587,10 +592,11 @@ def test_single_precision(settings):
     np.testing.assert_allclose(single, double, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.usefixtures("without_compiler")
 def test_indices_of_minibatches_reach_the_gradient():
     problem = LinearGaussian.simulate(8, 2, seed=8)
     step = Recipe(
-        model=problem.model(), batch_size=2, step_size=0.1, compile_kwargs=NUMBA, **RECIPE_SETTINGS
+        model=problem.model(), batch_size=2, step_size=0.1, compile_kwargs=QUICK, **RECIPE_SETTINGS
     )
     slopes = [affine_transition(step.block, i, 0.1).slope for i in all_indices(step.batching)]
     assert len(np.unique(np.round(slopes, 8), axis=0)) == 8
