@@ -42,7 +42,7 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     if base.name != worker:  # the flags of the workers' parent
         flags.append(f"base_compiledir={base / worker}")
     # Before other functions are registered, so after them: to free all that a worker has made takes
-    # eight seconds, for which its parent waits. Output is flushed by then.
+    # eight seconds, for which its parent waits. What a worker reports has been sent by then.
     atexit.register(os._exit, 0)
 os.environ["PYTENSOR_FLAGS"] = ",".join(flags)
 
