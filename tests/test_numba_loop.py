@@ -326,6 +326,7 @@ def test_rows_of_a_matrix_are_gathered_and_scattered(rng):
     same_as_pytensor(results, rng.normal(size=6))
 
 
+@pytest.mark.slow
 def test_rows_that_are_read_where_they_are_needed_may_be_kept_too(rng):
     """The record, a function of PyTensor and a transposed matrix need them in memory."""
     groups = pytensor.shared(GROUPS)

@@ -540,6 +540,7 @@ def test_trace_names_local_variables_and_recover_replaces_them(caplog):
         bias_report(idata, model, rerun=True)
 
 
+@pytest.mark.slow
 def test_step_method_is_pickled(away):
     """Chains in processes of their own need it."""
     model, step, _ = away

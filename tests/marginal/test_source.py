@@ -158,6 +158,7 @@ def test_draws_are_those_in_memory(case, gathered):
         np.testing.assert_array_equal(found["posterior"]["z"], expected["posterior"]["z"])
 
 
+@pytest.mark.slow
 def test_sample_integrates_local_variables_out(tmp_path, gathered):
     pd = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow", reason="needs pyarrow")

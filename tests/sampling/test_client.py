@@ -528,6 +528,7 @@ def test_ctrl_c_returns_the_draws_so_far(client, arrays, short_tasks, monkeypatc
     np.testing.assert_array_equal(found["posterior"]["beta"], expected["posterior"]["beta"])
 
 
+@pytest.mark.slow
 def test_a_client_that_is_closed_during_the_run(client, arrays, short_tasks, monkeypatch):
     with distributed.Client(client.cluster, set_as_default=False) as own:
         act_after(monkeypatch, 3, own.close)

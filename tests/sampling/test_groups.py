@@ -153,10 +153,8 @@ def test_local_variables_that_nobody_asked_for_are_not_drawn(mixed, short, monke
     np.testing.assert_array_equal(mean["posterior"]["mean"], expected["posterior"]["mean"])
 
 
-@pytest.mark.parametrize(
-    "error",
-    [KeyboardInterrupt(), pytest.param(MemoryError("No memory."), marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError("No memory.")])
 def test_draws_are_kept_where_local_ones_cannot_be_made(mixed, short, monkeypatch, caplog, error):
     model, expected = mixed[0], short
 
@@ -172,6 +170,7 @@ def test_draws_are_kept_where_local_ones_cannot_be_made(mixed, short, monkeypatc
     assert recover(idata, model, progressbar=False)["posterior"]["z"].shape == (2, 25, N_GROUPS)
 
 
+@pytest.mark.slow
 def test_draws_of_a_process_that_died_have_local_variables(mixed, monkeypatch):
     model, _ = mixed
     draws_of = run._Run.draws_of
