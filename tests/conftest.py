@@ -70,11 +70,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_sessionfinish() -> None:
-    """Pytest's last collections of garbage, for errors in it, take seconds."""
-    gc.freeze()
-
-
 @pytest.fixture
 def rng() -> np.random.Generator:
     """A generator with a fixed seed."""

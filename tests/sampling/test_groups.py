@@ -18,7 +18,8 @@ from pymc_sgmcmc.marginal.accuracy import quadrature_of, warn_of_shift
 from pymc_sgmcmc.sampling import groups, run
 from pymc_sgmcmc.step_methods import base
 from pymc_sgmcmc.tuning.curvature import DENSE_DIMENSION
-from tests.sampling.test_sample import NUMBA, check_same, ours
+from tests.sampling.test_sample import NUMBA, SMALL, check_same, ours
+from tests.support import sampling
 from tests.support.effects import Effects, moments
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
@@ -30,10 +31,11 @@ CV = partial(SGLDCV, batch_size=20, **NUMBA)
 FEW = partial(SGLDCV, batch_size=20, step_size=1e-3, thin=3, preconditioner="curvature")
 """For few transitions, which are not worth compiling."""
 
-SMALL = {"batch_size": 20, "step_size": 1e-3, "preconditioner": "identity"}
-
 QUICK = partial(FEW, center={"mean": 1.0})
 """For runs whose draws need not have the law of the posterior, without a search for a centre."""
+
+PLAIN = SMALL | {"compile_kwargs": sampling.QUICK}
+"""Settings of SGLD for few transitions."""
 
 
 def mixed_model(n_groups: int = N_GROUPS, records: int = RECORDS) -> pm.Model:
@@ -113,9 +115,9 @@ def test_same_as_by_hand_and_with_processes(mixed, short):
 def test_joint_model_where_asked_for(caplog):
     model = mixed_model()
     with caplog.at_level(logging.INFO):
-        step = SGLD(model=model, **SMALL)
+        step = SGLD(model=model, **PLAIN)
         joint = ours(model, step)
-        check_same(ours(model, partial(SGLD, **SMALL), marginalize=None), joint)
+        check_same(ours(model, partial(SGLD, **PLAIN), marginalize=None), joint)
     assert joint["sample_stats"]["position"].shape[-1] == N_GROUPS + 1
     assert "integrated out" not in caplog.text
 
@@ -299,7 +301,7 @@ def test_the_log_tells_of_groups_before_the_set_up(caplog):
 def test_the_log_tells_how_long_the_set_up_took(limit, caplog, monkeypatch, uncompiled):
     monkeypatch.setattr(base, "TOLD_SECONDS", limit)
     with caplog.at_level(logging.INFO):
-        step = SGLD(model=mixed_model(), **SMALL)
+        step = SGLD(model=mixed_model(), **PLAIN)
     spent = step.run_settings.attributes["setup_seconds"]
     assert (f"SGLD: the set-up took {spent:.0f} seconds" in caplog.text) == (limit < 0)
 
@@ -456,7 +458,7 @@ def test_the_joint_model_is_sampled_where_groups_cannot_be(caplog):
         if "effects" not in model.named_vars:
             raise RuntimeError("no groups")
         warnings.warn("far", CenterWarning, stacklevel=2)
-        return SGLD(model=model, **SMALL)
+        return SGLD(model=model, **PLAIN)
 
     with pytest.warns(CenterWarning, match="far"):
         idata = ours(FUNNEL.model(), only_once)
@@ -489,7 +491,7 @@ def test_the_joint_model_is_sampled_where_that_of_groups_is_no_better():
 
     def warned(*, model):
         warnings.warn("far", CenterWarning, stacklevel=2)
-        return SGLD(model=model, **SMALL)
+        return SGLD(model=model, **PLAIN)
 
     with pytest.warns(CenterWarning, match="far") as record:
         idata = ours(FUNNEL.model(), warned)
@@ -501,14 +503,14 @@ def test_step_methods_and_models_without_groups(caplog):
     """The joint model is sampled, and the log says why."""
     model = mixed_model()
     with caplog.at_level(logging.INFO):
-        idata = ours(model, partial(SGLD, **SMALL | {"batch_size": 60}), quiet=False)
+        idata = ours(model, partial(SGLD, **PLAIN | {"batch_size": 60}), quiet=False)
     assert idata["sample_stats"]["position"].shape[-1] == N_GROUPS + 1
     assert "`z` of 40 groups stay in the model: " in caplog.text
     assert "batch_size" in caplog.text
     with pm.Model() as all_local:
         z = pm.Normal("z", shape=N_GROUPS)
         pm.Normal("y", z[CODES], 1, observed=np.zeros(len(CODES)))
-    idata = ours(all_local, partial(SGLD, **SMALL))
+    idata = ours(all_local, partial(SGLD, **PLAIN))
     assert idata["sample_stats"]["position"].shape[-1] == N_GROUPS
 
 
@@ -531,7 +533,7 @@ def test_bad_choices(choice, error, message):
 def test_names_for_a_step_method_that_was_made_before():
     model = mixed_model()
     with pytest.raises(ValueError, match="`step=SGLD`"):
-        ours(model, SGLD(model=model, **SMALL), marginalize="z")
+        ours(model, SGLD(model=model, **PLAIN), marginalize="z")
 
 
 def test_the_default_step_method_is_made_for_groups(monkeypatch):
