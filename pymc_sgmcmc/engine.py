@@ -24,8 +24,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_sgmcmc.dynamics import Dynamics
 from pymc_sgmcmc.gradient_estimators import GradientEstimator
 from pymc_sgmcmc.noise import fill_standard_normal
-from pymc_sgmcmc.numba_loop import LoopOfTransitions
-from pymc_sgmcmc.numba_products import with_numpy_products
+from pymc_sgmcmc.numba_loop import LoopOfTransitions, with_numpy_products
 from pymc_sgmcmc.posterior.compiled import (
     NUMPY_MODE,
     WRONG_REWRITES,

@@ -12,7 +12,7 @@ import pymc_sgmcmc
 PACKAGE = Path(pymc_sgmcmc.__file__).parent
 
 FLOORS = (
-    ("errors", "checks", "graph_notes", "matrices", "noise", "numba_prefetch", "numba_products"),
+    ("errors", "checks", "graph_notes", "matrices", "noise"),
     ("schedules", "stein", "numba_loop", "record"),
     ("sources",),
     ("posterior",),
@@ -40,8 +40,6 @@ FLOORS = (
 WITHOUT_PYMC = (
     "graph_notes",
     "noise",
-    "numba_prefetch",
-    "numba_products",
     "numba_loop",
     "batching",
     "gathering",

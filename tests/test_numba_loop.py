@@ -13,10 +13,10 @@ import pytensor.tensor as pt
 import pytest
 from scipy import special
 
-from pymc_sgmcmc import HAMCMC, MALA, SGHMC, SGLD, SGLDCV, ULA, numba_loop
-from pymc_sgmcmc.numba_loop import LoopOfTransitions
-from pymc_sgmcmc.numba_prefetch import SMALLEST
-from pymc_sgmcmc.numba_products import with_numpy_products
+from pymc_sgmcmc import HAMCMC, MALA, SGHMC, SGLD, SGLDCV, ULA
+from pymc_sgmcmc.numba_loop import LoopOfTransitions, with_numpy_products
+from pymc_sgmcmc.numba_loop.prefetch import SMALLEST
+from pymc_sgmcmc.numba_loop.source import Source
 from tests.support.models import logistic_model
 from tests.support.row_models import CASES
 from tests.support.samplers import SAMPLERS
@@ -513,13 +513,13 @@ def test_rows_of_later_transitions_are_asked_for_and_change_no_draw(monkeypatch)
     X, y = rng.normal(size=(50_000, 3)), rng.normal(size=50_000)
     assert X.nbytes > SMALLEST > y.nbytes
     draws, sources = [], []
-    write = numba_loop._Source.of_loop
+    write = Source.of_loop
 
     def noted(*arguments):
         sources.append(write(*arguments))
         return sources[-1]
 
-    monkeypatch.setattr(numba_loop._Source, "of_loop", noted)
+    monkeypatch.setattr(Source, "of_loop", noted)
     with pm.Model() as model:
         beta = pm.Normal("beta", shape=3)
         pm.Normal("y", X @ beta, observed=y)
@@ -527,6 +527,6 @@ def test_rows_of_later_transitions_are_asked_for_and_change_no_draw(monkeypatch)
         settings = {"step_size": 1e-3, "preconditioner": "identity", "batch_size": 20}
         step = SGLD(model=model, compile_kwargs=NUMBA, **settings)
         draws.append(sample(model, step).posterior["beta"])
-        monkeypatch.setattr(numba_loop._Source, "_ask_for_rows", lambda *_: None)
+        monkeypatch.setattr(Source, "_ask_for_rows", lambda *_: None)
     assert ["prefetch(" in source for source in sources] == [True, False]
     np.testing.assert_array_equal(*draws)
