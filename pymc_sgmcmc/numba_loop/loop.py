@@ -108,9 +108,9 @@ class LoopOfTransitions:
         for node in self._nodes:
             source.write(node.op, node)
         text = source.of_loop(self._outputs, self.states, len(self._memory))
-        function = compile_numba_function_src(
-            text, "transitions", source.environment, cache_key=source.key
-        )
+        # Numba imports the module of this name where it reads the function from its cache.
+        names = {"__name__": __name__, **source.environment}
+        function = compile_numba_function_src(text, "transitions", names, cache_key=source.key)
         self.key = source.key
         self._constants = source.constants
         # As in NumPy, a division by zero gives infinity or NaN.

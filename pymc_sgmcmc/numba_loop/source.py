@@ -36,8 +36,9 @@ from pytensor.tensor.type import TensorType
 from pymc_sgmcmc.numba_loop.prefetch import prefetch_in_numba
 from pymc_sgmcmc.numba_loop.products import FLOATING, contiguous_in_numba
 
-VERSION = 12
-"""This number is a part of the key in the compile cache. It changes with the code of this file."""
+VERSION = 14
+"""This number is a part of the key in the compile cache. It changes with the code of this folder,
+and with the names of its modules, by which cached functions find what they call."""
 
 EXPRESSIONS: dict[type[ScalarOp], str] = {
     scalar_basic.Sub: "({0} - {1})",

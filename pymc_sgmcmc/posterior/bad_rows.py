@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
-from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import toposort
-from pytensor.scalar.basic import Cast
-from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.subtensor import AdvancedSubtensor
 
 from pymc_sgmcmc.errors import ModelError
 
@@ -43,28 +38,6 @@ def first_row_out_of_range(evaluate: Callable[[slice], object], start: int, stop
         return False
 
     return first_bad_row(fails, start, stop)
-
-
-def indexed_sizes(log_likelihood: Variable, rows: Sequence[Variable]) -> dict[int, int | None]:
-    """Columns of rows that select entries of variables, with the number of these entries.
-
-    Returns
-    -------
-    dict of int to int or None
-        By the number of the column. None is a number that the graph does not know.
-    """
-    numbers = {variable: number for number, variable in enumerate(rows)}
-    sizes: dict[int, int | None] = {}
-    for node in toposort([log_likelihood]):
-        if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Cast):
-            if node.inputs[0] in numbers:
-                numbers[node.outputs[0]] = numbers[node.inputs[0]]
-        elif isinstance(node.op, AdvancedSubtensor):
-            for axis, place in enumerate(node.op.idx_list):
-                index = node.inputs[1 + place] if isinstance(place, int) else None
-                if index is not None and index in numbers and index.dtype.startswith("int"):
-                    sizes[numbers[index]] = node.inputs[0].type.shape[axis]
-    return sizes
 
 
 def code_error(values: Mapping[str, np.ndarray], row: int, error: IndexError) -> ModelError:

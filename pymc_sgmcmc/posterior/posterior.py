@@ -16,30 +16,15 @@ import pytensor
 import pytensor.tensor as pt
 from pymc.model import Model, modelcontext
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.replace import clone_replace, vectorize_graph
-from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.graph.traversal import ancestors
-from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.posterior.bad_rows import (
-    code_error,
-    first_bad_row,
-    first_row_out_of_range,
-    group_error,
-    indexed_sizes,
-    shown_row,
-    support_error,
-)
 from pymc_sgmcmc.posterior.check import check_separation
 from pymc_sgmcmc.posterior.compiled import (
     NUMPY_MODE,
     PYTHON_MODE,
     compile_on_arrays,
     compile_quietly,
-    inline_inner_graphs,
     without_blas_warning,
 )
-from pymc_sgmcmc.posterior.graphs import rebuild
 from pymc_sgmcmc.posterior.group_access import (
     GroupsOfSource,
     check_source,
@@ -65,7 +50,7 @@ from pymc_sgmcmc.posterior.row_access import (
 )
 from pymc_sgmcmc.posterior.separation import separate_rows
 from pymc_sgmcmc.posterior.several_priors import SeveralPriors, several_priors
-from pymc_sgmcmc.posterior.simplify import drop_settled_switches, prepared
+from pymc_sgmcmc.posterior.symbolic import SymbolicPosterior
 from pymc_sgmcmc.posterior.threads import (
     OfRows,
     SharedFunction,
@@ -81,13 +66,9 @@ CHUNK_ELEMENTS = 500_000
 not grow with the number of rows then, and results of one operation are in the cache for the next.
 Smaller pieces would take longer, since each call has a fixed cost of about 0.1 milliseconds."""
 
-
 OPERATIONS_OF_GROUPS = 20
 """An integral over local variables takes this many times as long for an element as a sum over rows:
 6.6 microseconds for a group of 120 elements, against 2 to 3 nanoseconds for one of a regression."""
-
-OTHER_ROWS = 50
-"""A bad row is told as such where one of so many other rows is good."""
 
 FEWEST_COORDINATES_TOGETHER = 50
 """The prior part of positions of this length and more is compiled for several of them. That takes
@@ -106,7 +87,7 @@ COMPARED_ROWS = 100
 copies would find changes of fewer rows, but take more memory and time at the start of each run."""
 
 
-class Posterior:
+class Posterior(SymbolicPosterior):
     r"""The log posterior of a PyMC model as a prior part plus a sum over N rows of data.
 
     .. math:: \log \pi(\theta) = \log p(\theta) + \sum_{i=1}^N \log p(x_i \mid \theta)
@@ -250,21 +231,6 @@ class Posterior:
         return self._separated.batch_size
 
     @property
-    def dimension(self) -> int:
-        """d, the length of the position."""
-        return self.layout.dimension
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """A label for each coordinate of the position."""
-        return self.layout.labels
-
-    @property
-    def dtype(self) -> str:
-        """Floating type of positions and gradients."""
-        return self.layout.dtype
-
-    @property
     def data(self) -> tuple[np.ndarray, ...]:
         """The data arrays, each with leading length N. Read only.
 
@@ -325,86 +291,16 @@ class Posterior:
         """Names of the data arrays."""
         return tuple(leaf.name for leaf in self._separated.leaves)
 
-    def check_rows(self) -> None:
-        """Evaluate all rows once at the initial point, with indices checked.
-
-        The transitions check nothing: Numba reads arbitrary memory beyond the end of an array, and
-        a row outside of the support of its distribution has no gradient.
-
-        Raises
-        ------
-        ModelError
-            Where an index is out of range, or the density of some rows, but not of all, is not
-            finite.
-        """
-        start, length = 0, self._chunk_length(1)
-        for good in self.each_chunk(_is_good):
-            stop = min(start + length, self.n_rows)
-            if isinstance(good, IndexError):
-                row = first_row_out_of_range(
-                    lambda rows: self._is_finite(self.take(rows)), start, stop
-                )
-                raise code_error(self._row(row), row, good) from None
-            if not good:
-                self._check_support(start, stop)
-            start = stop
-
-    def _is_finite(self, rows: Sequence[np.ndarray], position: np.ndarray | None = None) -> bool:
-        position = self.initial_position if position is None else position
-        for number, size in self._indexed_sizes.items():
-            if (lowest := rows[number].min(initial=0)) < 0:
-                raise IndexError(f"index {lowest} is out of bounds for axis 0 with size {size}")
-        with np.errstate(all="ignore"):
-            value, gradient = self.log_likelihood_and_gradient(position, rows)
-        return bool(np.isfinite(value) and np.isfinite(gradient).all())
-
-    @cached_property
-    def _indexed_sizes(self) -> dict[int, int | None]:
-        return indexed_sizes(self._log_likelihood_template, self._row_terms_template[1])
-
-    def _check_support(self, start: int, stop: int) -> None:
-        """Refuse a row whose density is not finite, unless that holds for the other rows too.
-
-        Raises
-        ------
-        ModelError
-        """
-        row = first_bad_row(lambda rows: not self._is_finite(self.take(rows)), start, stop)
-        others = {*np.linspace(0, self.n_rows - 1, min(self.n_rows, OTHER_ROWS)).astype(int)}
-        # Bad rows may come at the distance of these.
-        others |= {row - 1, row + 1} - {-1, self.n_rows}
-        if any(self._is_finite(self.take(slice(neighbour, neighbour + 1))) for neighbour in others):
-            value, _ = self.log_likelihood_and_gradient(
-                self.initial_position, self.take(slice(row, row + 1))
-            )
-            if self.rows_are_groups:
-                groups = self._rows if isinstance(self._rows, GroupsOfSource) else None
-                raise group_error(row, value, groups.not_finite_in(row) if groups else None)
-            raise support_error(self._row(row), row, value)
-
-    def defect_at(self, position: np.ndarray) -> str:
-        """Which log density or gradient is not finite at a position, and what to do, in words."""
-        with np.errstate(all="ignore"):
-            value, gradient = self.log_prior_and_gradient(position)
-        if not (np.isfinite(value) and np.isfinite(gradient).all()) or not self.has_rows:
-            return "that of the prior is not. Give `initval` or `center` where it is"
-        row = first_bad_row(
-            lambda rows: not self._is_finite(self.take(rows), position), 0, self.n_rows
-        )
-        if self._is_finite(self.take(slice(row, row + 1)), position):
-            return "that of all rows together is not. Standardise the data, or give `initval`"
-        found = f"group {row}" if self.rows_are_groups else f"row {row}"
-        shown = "" if self.rows_are_groups else f", which has {shown_row(self._row(row))}"
-        return (
-            f"that of {found} is not{shown}. Correct the data, or choose another distribution or "
-            "`initval`"
-        )
-
-    def _row(self, number: int) -> dict[str, np.ndarray]:
+    def row(self, number: int) -> dict[str, np.ndarray]:
         """Values of a row by the names of the data."""
         values = self.take(slice(number, number + 1))
         names = [leaf.name for leaf in self._separated.leaves_of_rows]
         return {name: array[0] for name, array in zip(names, values, strict=False)}
+
+    def not_finite_in(self, group: int) -> str | None:
+        """A number in the records of a group of a source that is not finite, in words."""
+        groups = self._rows
+        return groups.not_finite_in(group) if isinstance(groups, GroupsOfSource) else None
 
     def changed_data(self) -> str | None:
         """Name of a shared variable of the model that has changed since construction, or None.
@@ -432,11 +328,6 @@ class Posterior:
         return added_or_removed(self._model, self._names)
 
     @property
-    def rows_are_groups(self) -> bool:
-        """Whether the rows are numbers of groups of records."""
-        return self._separated.has_whole_arrays
-
-    @property
     def row_elements(self) -> int:
         """Array elements of one row of all data together, with those of its records."""
         of_row = sum(leaf.values[0].size for leaf in self._separated.leaves_of_rows)
@@ -447,212 +338,7 @@ class Posterior:
         """Operations that the gradient of a row takes, in units of those for an element of data."""
         return self.row_elements * (OPERATIONS_OF_GROUPS if self.rows_are_groups else 1)
 
-    # --- Symbolic pieces, for the engine ---------------------------------------------------
-
-    def prior_gradient(self, position: TensorVariable) -> TensorVariable:
-        """Symbolic gradient, shape (d,), of the part of the log density without rows."""
-        return self._gradient_at(self._log_prior_graph, position)
-
-    def rows_gradient(
-        self,
-        position: TensorVariable,
-        rows: Sequence[TensorVariable],
-        length: TensorVariable,
-    ) -> TensorVariable:
-        """Symbolic gradient, shape (d,), of the log likelihood of symbolic rows, unscaled.
-
-        Parameters
-        ----------
-        position : TensorVariable, shape (d,)
-        rows : sequence of TensorVariable
-            One tensor for each array of `data`.
-        length : TensorVariable
-            Number of rows, an integer scalar.
-        """
-        return self._gradient_at(self._log_likelihood_graph(rows, length), position)
-
-    def prior_log_density(self, position: TensorVariable) -> TensorVariable:
-        """Symbolic value, a scalar, of the part of the log density without rows."""
-        return self._at(self._log_prior_graph, position)
-
-    def rows_log_density(
-        self,
-        position: TensorVariable,
-        rows: Sequence[TensorVariable],
-        length: TensorVariable,
-    ) -> TensorVariable:
-        """Symbolic log likelihood, a scalar, of symbolic rows; the parameters of `rows_gradient`.
-
-        Where the parameters are outside their support it is NaN or minus infinity.
-        """
-        return self._at(self._log_likelihood_graph(rows, length), position)
-
-    def single_row_log_densities(
-        self, position: TensorVariable, rows: Sequence[TensorVariable]
-    ) -> TensorVariable:
-        """Symbolic log likelihood of each symbolic row apart, shape (rows,)."""
-        length = rows[0].shape[0]
-        if (densities := self._densities_of_rows(rows)) is not None:
-            return self._at(prepared(densities), position)
-        # Terms that the model has already summed are those of data of length one.
-        log_likelihood, single = self._single_row_template
-        value = self._at(log_likelihood, position)
-        value = rewrite_graph(value, include=(), custom_rewrite=inline_inner_graphs)
-        values = vectorize_graph(
-            value, {of_one: row[:, None] for of_one, row in zip(single, rows, strict=True)}
-        )
-        return values if values.type.ndim else pt.broadcast_to(values, (length,))
-
-    def _densities_of_rows(self, rows: Sequence[TensorVariable]) -> TensorVariable | None:
-        """Log likelihood of each row in value variables, None where terms are already summed."""
-        terms, _, placeholder_length = self._row_terms_template
-        if not all(term.type.ndim for term in terms):
-            return None
-        sums = [term.reshape((placeholder_length, -1)).sum(axis=1) for term in terms]
-        return self._of_rows(sum(sums[1:], sums[0]), rows, rows[0].shape[0])
-
-    def weighted_rows_gradient(
-        self, position: TensorVariable, rows: Sequence[TensorVariable], weights: TensorVariable
-    ) -> TensorVariable:
-        """Symbolic gradient, shape (d,), of the log likelihoods of rows times weights, (rows,)."""
-        if (densities := self._densities_of_rows(rows)) is not None:
-            return self._gradient_at(prepared((weights * densities).sum()), position)
-        return weights @ self.single_row_gradients(position, rows)
-
-    def graphs_of_variables(
-        self, rows: Sequence[TensorVariable], length: TensorVariable
-    ) -> tuple[TensorVariable, dict[str, TensorVariable]]:
-        """Log likelihood of symbolic rows, and each term without rows, in value variables.
-
-        The terms are elementwise or summed, by the names of the model. Variables are those of
-        `layout`, in place of slices of a position.
-        """
-        terms = {term.name: term.log_density for term in self._separated.full_terms}
-        return self._summed_rows(rows, length), terms
-
-    def single_row_gradients(
-        self, position: TensorVariable, rows: Sequence[TensorVariable]
-    ) -> TensorVariable:
-        """Symbolic gradient of the log likelihood of each symbolic row apart, shape (rows, d)."""
-        if self.rows_are_groups:
-            return self._gradients_by_weights(position, rows)
-        # The gradient of data of length one is vectorized over the rows. This is right also for
-        # terms that the model has already summed.
-        log_likelihood, single = self._single_row_template
-        gradient = self._gradient_at(log_likelihood, position)
-        # Softmax and similar operations would otherwise be evaluated row by row in Python.
-        gradient = rewrite_graph(gradient, include=(), custom_rewrite=inline_inner_graphs)
-        replacements = {
-            placeholder: row[:, None] for placeholder, row in zip(single, rows, strict=True)
-        }
-        gradients = vectorize_graph(gradient, replacements)
-        if gradients.type.ndim == 1:  # the same for all rows
-            gradients = pt.broadcast_to(gradients, (rows[0].shape[0], self.dimension))
-        return gradients
-
-    def _gradients_by_weights(
-        self, position: TensorVariable, rows: Sequence[TensorVariable]
-    ) -> TensorVariable:
-        """Gradient of each row as the derivative of a weighted sum by the weights.
-
-        Rows with different numbers of records cannot be vectorized.
-        """
-        length = rows[0].shape[0]
-        weights = pt.vector("weights", dtype=self.dtype)
-        terms = self._separated.row_log_densities(rows, length)
-        total = sum((weights * term.reshape((length, -1)).sum(axis=1)).sum() for term in terms)
-        total = clone_replace(total, self._other_values, rebuild_strict=False)
-        weighted = self._gradient_at(prepared(total), position)
-        gradients = [
-            pt.grad(weighted[index], weights, disconnected_inputs="ignore")
-            for index in range(self.dimension)
-        ]
-        ones = {weights: pt.ones(length, dtype=self.dtype)}
-        return rebuild([pt.stack(gradients, axis=1)], ones)[0]
-
-    @cached_property
-    def _log_prior_graph(self) -> TensorVariable:
-        terms = [term.log_density.sum() for term in self._separated.full_terms]
-        total = sum(terms[1:], terms[0]) if terms else pt.zeros((), dtype=self.dtype)
-        return prepared(clone_replace(total, self._other_values, rebuild_strict=False))
-
-    def _log_likelihood_graph(
-        self, rows: Sequence[TensorVariable], length: TensorVariable
-    ) -> TensorVariable:
-        return self._of_rows(self._log_likelihood_template, rows, length)
-
-    def _summed_rows(
-        self, rows: Sequence[TensorVariable], length: TensorVariable
-    ) -> TensorVariable:
-        """Log likelihood of symbolic rows in value variables, as the model has it."""
-        return self._of_rows(self._sum_of_terms, rows, length)
-
-    def _of_rows(
-        self, graph: TensorVariable, rows: Sequence[TensorVariable], length: TensorVariable
-    ) -> TensorVariable:
-        """A graph of the placeholders for rows and for their number, with symbolic rows."""
-        _, placeholders, placeholder_length = self._row_terms_template
-        replacements = dict(zip(placeholders, rows, strict=True))
-        replacements[placeholder_length] = length
-        return clone_replace(graph, replacements, rebuild_strict=False)
-
-    @property
-    def _sum_of_terms(self) -> TensorVariable:
-        """Log likelihood of placeholders for rows, as the model has it."""
-        sums = [term.sum() for term in self._row_terms_template[0]]
-        return sum(sums[1:], sums[0])
-
-    @cached_property
-    def _log_likelihood_template(self) -> TensorVariable:
-        """Log likelihood of placeholders for rows, ready for its gradient."""
-        return prepared(self._sum_of_terms)
-
-    @cached_property
-    def _single_row_template(self) -> tuple[TensorVariable, list[TensorVariable]]:
-        """Log likelihood of a placeholder of length one for each array of rows, and these."""
-        single = [leaf.placeholder(1) for leaf in self._separated.leaves]
-        return prepared(self._summed_rows(single, pt.constant(1, dtype="int64"))), single
-
-    @cached_property
-    def _row_terms_template(
-        self,
-    ) -> tuple[list[TensorVariable], list[TensorVariable], TensorVariable]:
-        """Terms of the log likelihood of placeholders, these placeholders, and their number."""
-        placeholders = [leaf.placeholder() for leaf in self._separated.leaves]
-        length = pt.lscalar("length")
-        terms = self._separated.row_log_densities(placeholders, length)
-        terms = drop_settled_switches(
-            terms,
-            placeholders,
-            lambda of_rows, value: self._rows.each(
-                of_rows, value, self._chunk_length(1), threads_of_blas()
-            ),
-        )
-        terms = clone_replace(list(terms), self._other_values, rebuild_strict=False)
-        return terms, placeholders, length
-
-    def _gradient_at(self, prepared: TensorVariable, position: TensorVariable) -> TensorVariable:
-        # A gradient with respect to the position itself would have one costly update for each
-        # variable, so the position comes in place of the variables afterwards.
-        gradients = pt.grad(prepared, list(self.layout.variables), disconnected_inputs="ignore")
-        return self._at(self.layout.join(gradients), position)
-
-    def _at(self, graph: TensorVariable, position: TensorVariable) -> TensorVariable:
-        return clone_replace(graph, self.layout.split(position), rebuild_strict=False)
-
     # --- Compiled functions, for set-up and reference -------------------------------------
-
-    @cached_property
-    def prior_depends_on_others(self) -> bool:
-        """Whether the part without rows depends on variables outside the position and within it."""
-        position = set(self.layout.variables)
-        others = set(self._other_values.values())
-        for term in self._separated.full_terms:
-            graph = clone_replace(term.log_density, self._other_values, rebuild_strict=False)
-            inputs = set(ancestors([graph]))
-            if inputs & position and inputs & others:
-                return True
-        return False
 
     def set_others(self, point: Mapping[str, np.ndarray]) -> None:
         """Set the free variables outside the position to their values in a point."""
@@ -848,6 +534,9 @@ class Posterior:
         """Rows that were taken, those of the first ones from a place on, and the second ones."""
         return self._rows.joined(first, start, second)
 
+    def _each_range(self, function: OfRows, value: Any) -> Iterator[Any]:
+        return self._rows.each(function, value, self._chunk_length(1), threads_of_blas())
+
     def _of_pieces(self, function: OfRows, rows: Sequence[np.ndarray]) -> Iterator[Any]:
         """Results of a function of this posterior and of each piece of given rows, in order."""
         if 0 < len(rows[0]) <= self._chunk_length(1):
@@ -887,11 +576,6 @@ class Posterior:
             self.compile_for_setup,
             self.initial_position.astype(self.dtype),
         )
-
-    def position_and_rows(self) -> tuple[TensorVariable, list[TensorVariable]]:
-        """New symbolic inputs: a position, and a tensor of rows for each array of `data`."""
-        position = pt.tensor("position", shape=(None,), dtype=self.dtype)
-        return position, [leaf.placeholder() for leaf in self._separated.leaves]
 
     @cached_property
     def _log_likelihood_function(self):
@@ -958,14 +642,6 @@ def _with_others(
 ) -> Any:
     posterior.set_others(others)
     return function(posterior, rows)
-
-
-def _is_good(posterior: Posterior, rows: list[np.ndarray]) -> bool | IndexError:
-    """Whether density and gradient of rows are finite, or the error of an index out of range."""
-    try:
-        return posterior._is_finite(rows)
-    except IndexError as error:
-        return error
 
 
 def _log_likelihood_and_gradient(

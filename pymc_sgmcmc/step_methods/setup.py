@@ -24,6 +24,7 @@ from pymc_sgmcmc.errors import BatchSizeWarning
 from pymc_sgmcmc.gradient_estimators import FullGradient, GradientEstimator
 from pymc_sgmcmc.matrices import LowRank, Matrix, as_matrix, largest_mean_square
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.check_rows import check_rows
 from pymc_sgmcmc.record import LARGEST_MEAN_ERROR
 from pymc_sgmcmc.schedules import MOST_THINNING, StepSize
 from pymc_sgmcmc.step_methods.center import JointCenter, center_asked_for, given_point
@@ -211,7 +212,7 @@ class Setup:
             check_at_zero(self.posterior, self.mirrored_names)
         if self.posterior.source is not None:
             self._check_source()
-        self.posterior.check_rows()
+        check_rows(self.posterior)
         self._batch_size, self.batch_size_from = self._batch_size_given()
         if self.posterior.others and self.posterior.model_batch_size is not None:
             warnings.warn(

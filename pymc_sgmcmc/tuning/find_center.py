@@ -13,6 +13,7 @@ from scipy import linalg
 from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.check_rows import defect_at
 from pymc_sgmcmc.tuning.center import FARTHEST_CENTER, Center, center_at
 from pymc_sgmcmc.tuning.curvature import (
     DENSE_DIMENSION,
@@ -112,7 +113,7 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
     if not (np.isfinite(value) and np.isfinite(gradient).all()):
         raise ValueError(
             "The log posterior or its gradient is not finite at the start of the search for the "
-            f"mode: {posterior.defect_at(start)}."
+            f"mode: {defect_at(posterior, start)}."
         )
     scale = coordinate_scale(posterior, subsample, start)
     with warnings.catch_warnings(record=True) as record:

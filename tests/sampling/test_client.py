@@ -23,6 +23,7 @@ import pandas as pd  # noqa: E402
 from pymc_sgmcmc import OSGFS, SGHMC, SGLD, SGLDCV, sample  # noqa: E402
 from pymc_sgmcmc.errors import ChainProcessError, NonFinitePositionError, RowsError  # noqa: E402
 from pymc_sgmcmc.posterior import Posterior  # noqa: E402
+from pymc_sgmcmc.posterior.check_rows import check_rows  # noqa: E402
 from pymc_sgmcmc.record import MOMENTS  # noqa: E402
 from pymc_sgmcmc.sampling import client as module  # noqa: E402
 from pymc_sgmcmc.sources import cluster, open_rows  # noqa: E402
@@ -291,7 +292,7 @@ def test_passes_have_the_sums_of_ranges_in_memory(client, rng, partition_rows, m
         logistic(*rows.head("X", "y", rows=17))
     remote = Posterior(model, rows=rows)
     remote.source.client = client
-    remote.check_rows()
+    check_rows(remote)
     for found, exact in zip(
         remote.log_density_and_gradient(at), local.log_density_and_gradient(at), strict=True
     ):

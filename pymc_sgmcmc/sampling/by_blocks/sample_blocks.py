@@ -17,6 +17,7 @@ from xarray import DataTree
 
 from pymc_sgmcmc.checks import one_of, or_none, positive_number, whole_number
 from pymc_sgmcmc.errors import NonFinitePositionError
+from pymc_sgmcmc.posterior.check_rows import check_rows
 from pymc_sgmcmc.posterior.two_sided import TwoSided, two_sided
 from pymc_sgmcmc.sampling.by_blocks.block import Turn, user_groups
 from pymc_sgmcmc.sampling.by_blocks.design import (
@@ -225,7 +226,7 @@ def sample_blocks(
     whole = posterior_to_deal_out(
         model, rows, by="sample_blocks", to="blocks", initial_point=initial_point
     )
-    whole.check_rows()
+    check_rows(whole)
     problem = two_sided(whole)
     _check_parts(problem, settings.parts)
     dealing, searching, running = get_random_generator(random_seed).spawn(3)

@@ -1,0 +1,297 @@
+"""Log densities and gradients of a prior part and of rows as graphs of a position."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace, vectorize_graph
+from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.scalar.basic import Cast
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.subtensor import AdvancedSubtensor
+from pytensor.tensor.variable import TensorVariable
+
+from pymc_sgmcmc.posterior.compiled import inline_inner_graphs
+from pymc_sgmcmc.posterior.graphs import rebuild
+from pymc_sgmcmc.posterior.position import PositionLayout
+from pymc_sgmcmc.posterior.rows import SeparatedModel
+from pymc_sgmcmc.posterior.simplify import drop_settled_switches, prepared
+from pymc_sgmcmc.posterior.threads import OfRows
+
+
+class SymbolicPosterior(ABC):
+    """A log density that was split into a part without rows and a sum over rows.
+
+    Attributes
+    ----------
+    layout : PositionLayout
+        The free variables that make up the position.
+    """
+
+    layout: PositionLayout
+    _separated: SeparatedModel
+    _other_values: Mapping[Variable, SharedVariable]
+
+    @abstractmethod
+    def _each_range(self, function: OfRows, value: Any) -> Iterator[Any]:
+        """Results of a function of a value and of each range of the rows, in order."""
+
+    @property
+    def dimension(self) -> int:
+        """d, the length of the position."""
+        return self.layout.dimension
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """A label for each coordinate of the position."""
+        return self.layout.labels
+
+    @property
+    def dtype(self) -> str:
+        """Floating type of positions and gradients."""
+        return self.layout.dtype
+
+    @property
+    def rows_are_groups(self) -> bool:
+        """Whether the rows are numbers of groups of records."""
+        return self._separated.has_whole_arrays
+
+    def position_and_rows(self) -> tuple[TensorVariable, list[TensorVariable]]:
+        """New symbolic inputs: a position, and a tensor of rows for each array of `data`."""
+        position = pt.tensor("position", shape=(None,), dtype=self.dtype)
+        return position, [leaf.placeholder() for leaf in self._separated.leaves]
+
+    def prior_gradient(self, position: TensorVariable) -> TensorVariable:
+        """Symbolic gradient, shape (d,), of the part of the log density without rows."""
+        return self._gradient_at(self._log_prior_graph, position)
+
+    def rows_gradient(
+        self,
+        position: TensorVariable,
+        rows: Sequence[TensorVariable],
+        length: TensorVariable,
+    ) -> TensorVariable:
+        """Symbolic gradient, shape (d,), of the log likelihood of symbolic rows, unscaled.
+
+        Parameters
+        ----------
+        position : TensorVariable, shape (d,)
+        rows : sequence of TensorVariable
+            One tensor for each array of `data`.
+        length : TensorVariable
+            Number of rows, an integer scalar.
+        """
+        return self._gradient_at(self._log_likelihood_graph(rows, length), position)
+
+    def prior_log_density(self, position: TensorVariable) -> TensorVariable:
+        """Symbolic value, a scalar, of the part of the log density without rows."""
+        return self._at(self._log_prior_graph, position)
+
+    def rows_log_density(
+        self,
+        position: TensorVariable,
+        rows: Sequence[TensorVariable],
+        length: TensorVariable,
+    ) -> TensorVariable:
+        """Symbolic log likelihood, a scalar, of symbolic rows; the parameters of `rows_gradient`.
+
+        Where the parameters are outside their support it is NaN or minus infinity.
+        """
+        return self._at(self._log_likelihood_graph(rows, length), position)
+
+    def single_row_log_densities(
+        self, position: TensorVariable, rows: Sequence[TensorVariable]
+    ) -> TensorVariable:
+        """Symbolic log likelihood of each symbolic row apart, shape (rows,)."""
+        length = rows[0].shape[0]
+        if (densities := self._densities_of_rows(rows)) is not None:
+            return self._at(prepared(densities), position)
+        # Terms that the model has already summed are those of data of length one.
+        log_likelihood, single = self._single_row_template
+        value = self._at(log_likelihood, position)
+        value = rewrite_graph(value, include=(), custom_rewrite=inline_inner_graphs)
+        values = vectorize_graph(
+            value, {of_one: row[:, None] for of_one, row in zip(single, rows, strict=True)}
+        )
+        return values if values.type.ndim else pt.broadcast_to(values, (length,))
+
+    def _densities_of_rows(self, rows: Sequence[TensorVariable]) -> TensorVariable | None:
+        """Log likelihood of each row in value variables, None where terms are already summed."""
+        terms, _, placeholder_length = self._row_terms_template
+        if not all(term.type.ndim for term in terms):
+            return None
+        sums = [term.reshape((placeholder_length, -1)).sum(axis=1) for term in terms]
+        return self._of_rows(sum(sums[1:], sums[0]), rows, rows[0].shape[0])
+
+    def weighted_rows_gradient(
+        self, position: TensorVariable, rows: Sequence[TensorVariable], weights: TensorVariable
+    ) -> TensorVariable:
+        """Symbolic gradient, shape (d,), of the log likelihoods of rows times weights, (rows,)."""
+        if (densities := self._densities_of_rows(rows)) is not None:
+            return self._gradient_at(prepared((weights * densities).sum()), position)
+        return weights @ self.single_row_gradients(position, rows)
+
+    def graphs_of_variables(
+        self, rows: Sequence[TensorVariable], length: TensorVariable
+    ) -> tuple[TensorVariable, dict[str, TensorVariable]]:
+        """Log likelihood of symbolic rows, and each term without rows, in value variables.
+
+        The terms are elementwise or summed, by the names of the model. Variables are those of
+        `layout`, in place of slices of a position.
+        """
+        terms = {term.name: term.log_density for term in self._separated.full_terms}
+        return self._summed_rows(rows, length), terms
+
+    def single_row_gradients(
+        self, position: TensorVariable, rows: Sequence[TensorVariable]
+    ) -> TensorVariable:
+        """Symbolic gradient of the log likelihood of each symbolic row apart, shape (rows, d)."""
+        if self.rows_are_groups:
+            return self._gradients_by_weights(position, rows)
+        # The gradient of data of length one is vectorized over the rows. This is right also for
+        # terms that the model has already summed.
+        log_likelihood, single = self._single_row_template
+        gradient = self._gradient_at(log_likelihood, position)
+        # Softmax and similar operations would otherwise be evaluated row by row in Python.
+        gradient = rewrite_graph(gradient, include=(), custom_rewrite=inline_inner_graphs)
+        replacements = {
+            placeholder: row[:, None] for placeholder, row in zip(single, rows, strict=True)
+        }
+        gradients = vectorize_graph(gradient, replacements)
+        if gradients.type.ndim == 1:  # the same for all rows
+            gradients = pt.broadcast_to(gradients, (rows[0].shape[0], self.dimension))
+        return gradients
+
+    def _gradients_by_weights(
+        self, position: TensorVariable, rows: Sequence[TensorVariable]
+    ) -> TensorVariable:
+        """Gradient of each row as the derivative of a weighted sum by the weights.
+
+        Rows with different numbers of records cannot be vectorized.
+        """
+        length = rows[0].shape[0]
+        weights = pt.vector("weights", dtype=self.dtype)
+        terms = self._separated.row_log_densities(rows, length)
+        total = sum((weights * term.reshape((length, -1)).sum(axis=1)).sum() for term in terms)
+        total = clone_replace(total, self._other_values, rebuild_strict=False)
+        weighted = self._gradient_at(prepared(total), position)
+        gradients = [
+            pt.grad(weighted[index], weights, disconnected_inputs="ignore")
+            for index in range(self.dimension)
+        ]
+        ones = {weights: pt.ones(length, dtype=self.dtype)}
+        return rebuild([pt.stack(gradients, axis=1)], ones)[0]
+
+    @cached_property
+    def prior_depends_on_others(self) -> bool:
+        """Whether the part without rows depends on variables outside the position and within it."""
+        position = set(self.layout.variables)
+        others = set(self._other_values.values())
+        for term in self._separated.full_terms:
+            graph = clone_replace(term.log_density, self._other_values, rebuild_strict=False)
+            inputs = set(ancestors([graph]))
+            if inputs & position and inputs & others:
+                return True
+        return False
+
+    @cached_property
+    def indexed_sizes(self) -> dict[int, int | None]:
+        """Columns of rows that select entries of variables, and how many entries these have."""
+        return _indexed_sizes(self._log_likelihood_template, self._row_terms_template[1])
+
+    @cached_property
+    def _log_prior_graph(self) -> TensorVariable:
+        terms = [term.log_density.sum() for term in self._separated.full_terms]
+        total = sum(terms[1:], terms[0]) if terms else pt.zeros((), dtype=self.dtype)
+        return prepared(clone_replace(total, self._other_values, rebuild_strict=False))
+
+    def _log_likelihood_graph(
+        self, rows: Sequence[TensorVariable], length: TensorVariable
+    ) -> TensorVariable:
+        return self._of_rows(self._log_likelihood_template, rows, length)
+
+    def _summed_rows(
+        self, rows: Sequence[TensorVariable], length: TensorVariable
+    ) -> TensorVariable:
+        """Log likelihood of symbolic rows in value variables, as the model has it."""
+        return self._of_rows(self._sum_of_terms, rows, length)
+
+    def _of_rows(
+        self, graph: TensorVariable, rows: Sequence[TensorVariable], length: TensorVariable
+    ) -> TensorVariable:
+        """A graph of the placeholders for rows and for their number, with symbolic rows."""
+        _, placeholders, placeholder_length = self._row_terms_template
+        replacements = dict(zip(placeholders, rows, strict=True))
+        replacements[placeholder_length] = length
+        return clone_replace(graph, replacements, rebuild_strict=False)
+
+    @property
+    def _sum_of_terms(self) -> TensorVariable:
+        """Log likelihood of placeholders for rows, as the model has it."""
+        sums = [term.sum() for term in self._row_terms_template[0]]
+        return sum(sums[1:], sums[0])
+
+    @cached_property
+    def _log_likelihood_template(self) -> TensorVariable:
+        """Log likelihood of placeholders for rows, ready for its gradient."""
+        return prepared(self._sum_of_terms)
+
+    @cached_property
+    def _single_row_template(self) -> tuple[TensorVariable, list[TensorVariable]]:
+        """Log likelihood of a placeholder of length one for each array of rows, and these."""
+        single = [leaf.placeholder(1) for leaf in self._separated.leaves]
+        return prepared(self._summed_rows(single, pt.constant(1, dtype="int64"))), single
+
+    @cached_property
+    def _row_terms_template(
+        self,
+    ) -> tuple[list[TensorVariable], list[TensorVariable], TensorVariable]:
+        """Terms of the log likelihood of placeholders, these placeholders, and their number."""
+        placeholders = [leaf.placeholder() for leaf in self._separated.leaves]
+        length = pt.lscalar("length")
+        terms = self._separated.row_log_densities(placeholders, length)
+        terms = drop_settled_switches(
+            terms,
+            placeholders,
+            self._each_range,
+        )
+        terms = clone_replace(list(terms), self._other_values, rebuild_strict=False)
+        return terms, placeholders, length
+
+    def _gradient_at(self, prepared: TensorVariable, position: TensorVariable) -> TensorVariable:
+        # A gradient with respect to the position itself would have one costly update for each
+        # variable, so the position comes in place of the variables afterwards.
+        gradients = pt.grad(prepared, list(self.layout.variables), disconnected_inputs="ignore")
+        return self._at(self.layout.join(gradients), position)
+
+    def _at(self, graph: TensorVariable, position: TensorVariable) -> TensorVariable:
+        return clone_replace(graph, self.layout.split(position), rebuild_strict=False)
+
+
+def _indexed_sizes(log_likelihood: Variable, rows: Sequence[Variable]) -> dict[int, int | None]:
+    """Columns of rows that select entries of variables, with the number of these entries.
+
+    Returns
+    -------
+    dict of int to int or None
+        By the number of the column. None is a number that the graph does not know.
+    """
+    numbers = {variable: number for number, variable in enumerate(rows)}
+    sizes: dict[int, int | None] = {}
+    for node in toposort([log_likelihood]):
+        if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Cast):
+            if node.inputs[0] in numbers:
+                numbers[node.outputs[0]] = numbers[node.inputs[0]]
+        elif isinstance(node.op, AdvancedSubtensor):
+            for axis, place in enumerate(node.op.idx_list):
+                index = node.inputs[1 + place] if isinstance(place, int) else None
+                if index is not None and index in numbers and index.dtype.startswith("int"):
+                    sizes[numbers[index]] = node.inputs[0].type.shape[axis]
+    return sizes
