@@ -4,7 +4,9 @@ Replacing data in a graph can go wrong without an error: a data array is missed,
 group has the length N by chance, or there is a cumulative sum along the rows. Each of these breaks
 one of two identities, which are evaluated at a random position:
 
-* the log likelihood of a few random rows, and its gradient, are the sums over two parts of them;
+* the log likelihood of a few rows, and its gradient, are the sums over parts of them: of random
+  rows over two parts, of rows that differ in each column over single rows, and of these and the
+  extreme rows over both;
 * prior and rows together are the log density, and the gradient, of the model as PyMC makes it. For
   `pm.Minibatch` this is checked on a minibatch, for an ordinary model on all rows (where the data
   are not too large).
@@ -12,7 +14,7 @@ one of two identities, which are evaluated at a random position:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -40,6 +42,14 @@ CHECK_ROWS = 24
 """The sum over parts is checked on this many random rows. It is a compromise between the time of
 the check and the chance to meet a row that the split treats wrongly."""
 
+MOST_APART = 100
+"""So many rows at most are added up one by one. Continuous columns differ in any two rows, and of
+an indicator one that is not zero is looked for. The largest value of a column, its mean and the
+like are those of the row itself where it is alone, so that no model with these passes."""
+
+MOST_EXTREMES = 50
+"""The rows with the least and largest values are looked for in so many columns of each array."""
+
 MANY_ROWS = 2000
 """Functions that NumPy does not have are compiled for more rows than this. For fewer rows Python
 takes less time than a compiler."""
@@ -47,6 +57,9 @@ takes less time than a compiler."""
 FULL_CHECK_ELEMENTS = 5_000_000
 """The rows are compared with the log density of the model itself where they have at most this many
 array elements, 40 MB, so that the check stays short and needs little memory."""
+
+BLOCK_ELEMENTS = 1_000_000
+"""Passes over the data look at so many array elements at a time."""
 
 ROUNDING = 1e4
 """Each derivative may differ by so many times the rounding error of the largest one."""
@@ -186,7 +199,7 @@ def check_finite(separated: SeparatedModel) -> None:
     for leaf in separated.leaves:
         if leaf.values.dtype.kind != "f":
             continue
-        step = max(1, 1_000_000 // max(1, leaf.values[0].size))
+        step = max(1, BLOCK_ELEMENTS // max(1, leaf.values[0].size))
         for start in range(0, leaf.values.shape[0], step):
             block = leaf.values[start : start + step]
             if not np.isfinite(block).all():
@@ -211,10 +224,9 @@ def _check(reference: Callable[..., dict[str, Term]], setting: _Setting) -> bool
     separated, n_rows, batch_size = setting.separated, setting.n_rows, setting.batch_size
     rng = np.random.default_rng(SEED)
     sampled = rng.choice(n_rows, size=min(CHECK_ROWS, n_rows), replace=False)
-    # The two parts have different lengths, since equal lengths would hide an array that still has
-    # the old length and broadcasts.
-    first = max(1, len(sampled) // 3)
-    parts = [part for part in (sampled[:first], sampled[first:]) if len(part)]
+    arrays = [leaf.values for leaf in separated.leaves]
+    apart = rows_that_differ(arrays, sampled[:2])
+    few = (sampled, apart, np.setdiff1d(extreme_rows(arrays), apart))
     # The comparison with the model uses a minibatch of its size, or all rows.
     of_model = slice(None) if batch_size is None else rng.choice(n_rows, size=batch_size)
     scale = 1.0 if batch_size is None else n_rows / batch_size
@@ -227,19 +239,21 @@ def _check(reference: Callable[..., dict[str, Term]], setting: _Setting) -> bool
             only_this = replace(separated, row_terms=(term,))
             density = only_this.row_log_densities(rows, rows[0].shape[0])
             evaluate = setting.values_and_gradients(density, rows)
-            (together,) = evaluate(*setting.take(sampled))
-            sum_of_parts = np.sum([evaluate(*setting.take(part))[0] for part in parts], axis=0)
+            of_few, sums = _of_few_rows(evaluate, setting.take, few)
         except IndexError as error:
-            raise _bad_code(separated, evaluate, setting.take, sampled, error) from None
+            if _is_of_all_rows(setting, evaluate):
+                reason = f"a code of one row selects another row ({_first_line(error)})"
+                raise _not_separable(term, setting, reason) from error
+            numbers = np.concatenate(few)
+            raise _bad_code(separated, evaluate, setting.take, numbers, error) from None
         except Exception as error:
             reason = f"its evaluation on some of the rows failed ({_first_line(error)})"
             fails = _of_shapes(reference, term, setting)
             raise fails or _not_separable(term, setting, reason) from error
-        if not setting.agree(sum_of_parts, together):
-            raise _not_separable(
-                term, setting, "two parts of a few rows do not add up to these rows"
-            )
-        conclusive &= bool(np.isfinite(together).all())
+        for reason, (sum_of_parts, together) in sums.items():
+            if not setting.agree(sum_of_parts, together):
+                raise _not_separable(term, setting, reason)
+        conclusive &= bool(np.isfinite(of_few).all())
         if setting.compare_rows:
             try:
                 (all_rows,) = evaluate(*setting.take(of_model))
@@ -278,6 +292,121 @@ def _check(reference: Callable[..., dict[str, Term]], setting: _Setting) -> bool
                 term, setting, "the rows do not add up to the log density of the model"
             )
     return conclusive
+
+
+def _of_few_rows(
+    evaluate: Callable[..., list[np.ndarray]],
+    take: Callable[[np.ndarray], list[np.ndarray]],
+    few: tuple[np.ndarray, np.ndarray, np.ndarray],
+) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """Log density and gradient of random rows, and of parts and all of some rows.
+
+    Parameters
+    ----------
+    evaluate : callable
+        Function of rows, see `_Setting.values_and_gradients`.
+    take : callable
+        Rows by their numbers.
+    few : tuple of numpy.ndarray
+        Numbers of random rows, of rows that differ, and of others with extreme values.
+
+    Returns
+    -------
+    numpy.ndarray
+        Of the random rows.
+    dict
+        Sum over parts, and the same of the rows together, by what it means where they differ.
+    """
+
+    def at(numbers: np.ndarray) -> np.ndarray:
+        return evaluate(*take(numbers))[0]
+
+    sampled, apart, extremes = few
+    # The two parts have different lengths, since equal lengths would hide an array that still has
+    # the old length and broadcasts.
+    first = max(1, len(sampled) // 3)
+    parts = [part for part in (sampled[:first], sampled[first:]) if len(part)]
+    of_sampled, of_apart = at(sampled), at(apart)
+    sums = {
+        "two parts of a few rows do not add up to these rows": (
+            np.sum([at(part) for part in parts], axis=0),
+            of_sampled,
+        ),
+        "single rows do not add up to these rows": (
+            np.sum([at(apart[[place]]) for place in range(len(apart))], axis=0),
+            of_apart,
+        ),
+    }
+    if len(extremes):
+        sums["rows with extreme values of a column change others"] = (
+            of_apart + at(extremes),
+            at(np.concatenate([apart, extremes])),
+        )
+    return of_sampled, sums
+
+
+def _is_of_all_rows(setting: _Setting, evaluate: Callable[..., list[np.ndarray]]) -> bool:
+    """Whether all codes are in range where all rows are there, as those of a table of them."""
+    if setting.batch_size is not None or not setting.compare_rows:
+        return False
+    try:
+        evaluate(*setting.take(slice(None)))
+    except IndexError:
+        return False
+    return True
+
+
+def rows_that_differ(arrays: Sequence[np.ndarray], rows: Iterable[int]) -> np.ndarray:
+    """Numbers of the given rows, and of others that differ from the first of them.
+
+    Each column in which not all rows are equal has another value in one of the rows, as long as
+    these are at most `MOST_APART`.
+
+    Examples
+    --------
+    >>> rows_that_differ([np.eye(5)], [0]).tolist()
+    [0, 1, 2, 3, 4]
+    """
+    chosen = list(rows)
+    for array in arrays:
+        width = array[0].size
+        first = array[chosen[0]].reshape(-1)
+        same = np.flatnonzero((array[chosen].reshape(-1, width) == first).all(0))
+        step = max(1, BLOCK_ELEMENTS // max(1, width))
+        for start in range(0, len(array), step):
+            if not len(same) or len(chosen) >= MOST_APART:
+                break
+            differ = array[start : start + step].reshape(-1, width)[:, same] != first[same]
+            found = differ.any(0)
+            places = start + np.unique(differ.argmax(0)[found])
+            chosen.extend(places[: MOST_APART - len(chosen)])
+            same = same[~found]
+    return np.unique(chosen)
+
+
+def extreme_rows(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Numbers of the rows with the least and the largest value of a column.
+
+    Examples
+    --------
+    >>> extreme_rows([np.array([2, 5, 3, 1, 4])]).tolist()
+    [1, 3]
+    """
+    chosen = set()
+    for array in arrays:
+        width = array[0].size
+        columns = np.unique(np.linspace(0, width - 1, min(width, MOST_EXTREMES)).astype(int))
+        blocks = np.array_split(array, max(1, array.size // BLOCK_ELEMENTS))
+        starts = np.cumsum([0, *map(len, blocks)])
+        for least in (True, False):
+            ends = [block.min(0) if least else block.max(0) for block in blocks]
+            of_blocks = np.reshape(ends, (len(blocks), width))
+            numbers = of_blocks.argmin(0) if least else of_blocks.argmax(0)
+            for column in columns:
+                number = numbers[column]
+                values = blocks[number].reshape(-1, width)[:, column]
+                chosen.add(int(starts[number] + (values.argmin() if least else values.argmax())))
+    return np.array(sorted(chosen), dtype=int)
 
 
 def _of_shapes(

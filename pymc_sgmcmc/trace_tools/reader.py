@@ -476,14 +476,16 @@ def _check_sign(positions: np.ndarray, gradients: np.ndarray, labels: tuple[str,
     By Stein's identity :math:`-\mathrm{Cov}(\theta_i, \hat\nabla_i)` is 1 for draws of the
     posterior, larger for chains that are too wide, and near 0 for chains that have moved little.
     """
-    error = stein_variance_error(positions, gradients)
+    with np.errstate(over="ignore", invalid="ignore"):  # Diverged chains are told of elsewhere.
+        error = stein_variance_error(positions, gradients)
     covariances = 1 + error.value + CERTAIN * np.nan_to_num(error.standard_error, nan=np.inf)
     bad = covariances < -0.25
     if bad.any():
         named = _first_of([f"`{labels[number]}`" for number in np.flatnonzero(bad)])
         raise ValueError(
             "`gradient` should be that of plus the log posterior and point to where the draws are, "
-            f"but points away from there in {named}. Check its sign, or {COMPUTE_THEM}."
+            f"but points away from there in {named}. Check its sign, or {COMPUTE_THEM}. Where the "
+            "run warned of its centre or of a jump of the log density, change the model first."
         )
 
 

@@ -116,6 +116,41 @@ def test_finds_a_term_that_was_left_out(way):
         checked(model, replace(separated, full_terms=separated.full_terms[1:], row_terms=both))
 
 
+DOSES = np.repeat([0.0, 1.0, 2.0, 4.0], [4000, 3000, 2997, 3])
+"""A column whose largest value is that of three rows."""
+OF_ALL_ROWS = {
+    "max": lambda x: x / x.max(),
+    "min": lambda x: -x - (-x).min(),
+    "mean": lambda x: x - (x > 2).mean(),
+    "sd": lambda x: x / (1 + (x > 2).std()),
+    "any": lambda x: pt.any(x > 3) + 0 * x,
+    "none": lambda x: x,
+}
+"""Predictors whose values in one row depend on others, the last one excepted."""
+
+
+@pytest.mark.parametrize("name", OF_ALL_ROWS)
+def test_statistics_of_columns_that_few_rows_decide(name, rng):
+    """In nearly all minibatches these rows are missing."""
+    order = rng.permutation(len(DOSES))
+    with pm.Model() as model:
+        predictor = OF_ALL_ROWS[name](pm.Data("x", DOSES[order]))
+        pm.Normal("y", pm.Normal("b") * predictor, 1.0, observed=rng.normal(size=len(DOSES)))
+    if name == "none":
+        Posterior(model)
+        return
+    with pytest.raises(ModelError, match="`y` is not a sum over the 10000 rows of `x`"):
+        Posterior(model)
+
+
+def test_rows_that_decide_are_looked_for():
+    """With random rows alone the model above would pass."""
+    flags = np.zeros((5000, 3))
+    flags[4321, 1] = flags[17, 2] = 1
+    assert check.rows_that_differ([flags], [3, 5]).tolist() == [3, 5, 17, 4321]
+    assert {17, 4321} <= {*check.extreme_rows([flags])}
+
+
 def test_looks_inside_the_support():
     """Far from the initial point the density is zero for any split."""
     with pm.Model() as model:
