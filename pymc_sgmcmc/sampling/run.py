@@ -479,7 +479,10 @@ def _made(
         )
     made = step if isinstance(step, StochasticGradientStep) else step(model=model)
     if not isinstance(made, StochasticGradientStep):
-        raise TypeError(f"`step` should make a step method of pymc_sgmcmc, but made {made!r}.")
+        raise TypeError(
+            f"`step` should make a step method with gradients of pymc_sgmcmc, but made {made!r}. "
+            "Use `pymc.sample` for other step methods."
+        )
     _check_step(model, made)
     return made
 
