@@ -170,7 +170,7 @@ def check_separation(
         Where data are not finite, where a log density cannot be evaluated on some of the
         rows, or where its parts do not add up.
     """
-    check_finite(separated)
+    infinite = infinite_entries(separated)
     reference = partial(reference_terms, model, checked=checked)
     noise = np.random.default_rng(SEED).normal(size=layout.dimension)
 
@@ -179,8 +179,14 @@ def check_separation(
         # result. Positions nearer to the initial point are tried then.
         for distance in DISTANCES:
             position = (initial_position + distance * noise).astype(layout.dtype)
-            if _check(reference, _Setting(candidate, layout, others, position)):
-                break
+            setting = _Setting(candidate, layout, others, position)
+            if _check(reference, setting, list(infinite.values())):
+                return
+        # Infinite bounds of `pm.Censored` have a gradient, and those of `pm.Truncated` have none.
+        for name, row in infinite.items():
+            raise _not_finite(
+                name, row, "Give bounds as large finite numbers, and drop or impute other such rows"
+            )
 
     first_error = None
     for reading in separated.readings():
@@ -194,36 +200,51 @@ def check_separation(
     raise first_error
 
 
-def check_finite(separated: SeparatedModel) -> None:
-    """Refuse data with NaN or infinite entries."""
+def infinite_entries(separated: SeparatedModel) -> dict[str, int]:
+    """First row with an infinite entry, by the names of the data that have one.
+
+    Raises
+    ------
+    ModelError
+        Where data have NaN entries.
+    """
+    found: dict[str, int] = {}
     for leaf in separated.leaves:
         if leaf.values.dtype.kind != "f":
             continue
         step = max(1, BLOCK_ELEMENTS // max(1, leaf.values[0].size))
         for start in range(0, leaf.values.shape[0], step):
             block = leaf.values[start : start + step]
-            if not np.isfinite(block).all():
-                bad = start + int(np.argmin(np.isfinite(block).reshape(len(block), -1).all(1)))
-                # An infinite bound of `pm.Censored` or `pm.Truncated` has no gradient.
-                remedy = (
-                    "Drop or impute such rows first."
-                    if np.isnan(leaf.values[bad]).any()
-                    else "Give bounds as large finite numbers, and drop or impute other such rows."
+            if np.isfinite(block).all():
+                continue
+            bad = np.flatnonzero(~np.isfinite(block).reshape(len(block), -1).all(1))
+            found.setdefault(leaf.name, start + int(bad[0]))
+            unknown = np.flatnonzero(np.isnan(block[bad]).reshape(len(bad), -1).any(1))
+            if len(unknown):
+                raise _not_finite(
+                    leaf.name, start + int(bad[unknown[0]]), "Drop or impute such rows first"
                 )
-                raise ModelError(
-                    f"The data `{leaf.name}` have a NaN or infinite entry, the first in row "
-                    f"{bad}. {remedy}"
-                )
+    return found
 
 
-def _check(reference: Callable[..., dict[str, Term]], setting: _Setting) -> bool:
+def _not_finite(name: str, row: int, remedy: str) -> ModelError:
+    return ModelError(
+        f"The data `{name}` have a NaN or infinite entry, the first in row {row}. {remedy}."
+    )
+
+
+def _check(
+    reference: Callable[..., dict[str, Term]], setting: _Setting, besides: list[int]
+) -> bool:
     """Evaluate the identities, and return whether all values were finite.
 
-    `reference` makes the terms of the model as PyMC has them, from symbolic rows.
+    `reference` makes the terms of the model as PyMC has them, from symbolic rows. The rows
+    `besides` are evaluated with the random ones.
     """
     separated, n_rows, batch_size = setting.separated, setting.n_rows, setting.batch_size
     rng = np.random.default_rng(SEED)
     sampled = rng.choice(n_rows, size=min(CHECK_ROWS, n_rows), replace=False)
+    sampled = np.concatenate([sampled, np.setdiff1d(besides, sampled)]).astype(int)
     arrays = [leaf.values for leaf in separated.leaves]
     apart = rows_that_differ(arrays, sampled[:2])
     few = (sampled, apart, np.setdiff1d(extreme_rows(arrays), apart))

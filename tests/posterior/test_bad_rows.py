@@ -85,14 +85,32 @@ def test_an_initial_point_outside_of_the_support_is_not_blamed_on_a_row():
     check_rows(Posterior(model))  # all rows alike: PyMC says what is wrong with the start
 
 
-def test_infinite_bounds_are_to_be_finite(rng):
-    """Rows without censoring are good rows, and the advice is not to drop them."""
+def bounded(write, distribution, infinity, rng):
     values = rng.exponential(size=N)
-    upper = np.where(values > 1, 1.0, np.inf)
+    upper = np.where(values > 1, 1.0, infinity)
     with pm.Model() as model:
-        rate = pm.HalfNormal("rate")
-        censored = pm.Exponential.dist(rate)
-        pm.Censored("y", censored, lower=None, upper=upper, observed=np.minimum(values, upper))
+        unbounded = distribution(pm.HalfNormal("a"))
+        write("y", unbounded, lower=None, upper=upper, observed=np.minimum(values, upper))
+    return model
+
+
+@pytest.mark.parametrize(
+    "distribution", [lambda a: pm.Normal.dist(0, a), pm.Exponential.dist], ids=["normal", "exp"]
+)
+def test_infinite_bounds_of_censored_rows(distribution):
+    """Bambi writes such bounds for rows without censoring."""
+    infinite, finite = (
+        Posterior(bounded(pm.Censored, distribution, infinity, np.random.default_rng(1)))
+        for infinity in (np.inf, 50.0)
+    )
+    check_rows(infinite)
+    at = np.array([0.3])
+    np.testing.assert_allclose(infinite.gradient(at), finite.gradient(at), rtol=1e-12)
+
+
+def test_infinite_bounds_without_a_gradient(rng):
+    """Such rows are good rows, and the advice is not to drop them."""
+    model = bounded(pm.Truncated, lambda a: pm.Normal.dist(0, a), np.inf, rng)
     with pytest.raises(ModelError, match="Give bounds as large finite numbers"):
         Posterior(model)
 

@@ -12,7 +12,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior, check
-from pymc_sgmcmc.posterior.check import check_finite, check_separation
+from pymc_sgmcmc.posterior.check import check_separation, infinite_entries
 from pymc_sgmcmc.posterior.position import layout_from_model
 from pymc_sgmcmc.posterior.rows import SeparatedModel, Term
 from pymc_sgmcmc.posterior.separation import separate_rows
@@ -217,9 +217,12 @@ def test_first_row_that_is_not_finite(row):
     values = leaf.values.copy()
     values[row:, -1] = np.nan
     with pytest.raises(ModelError, match=f"row {row}"):
-        check_finite(replace(separated, leaves=(replace(leaf, values=values),)))
+        infinite_entries(replace(separated, leaves=(replace(leaf, values=values),)))
+    values = np.where(np.isnan(values), np.inf, values)
+    infinite = replace(leaf, values=values)
+    assert infinite_entries(replace(separated, leaves=(infinite,))) == {leaf.name: row}
     integers = replace(leaf, values=np.zeros((N_ROWS, 2), dtype=int))
-    check_finite(replace(separated, leaves=(integers,)))
+    assert not infinite_entries(replace(separated, leaves=(integers,)))
 
 
 def beside_a_raw_column(statistic, outcomes):
