@@ -4,9 +4,8 @@ Replacing data in a graph can go wrong without an error: a data array is missed,
 group has the length N by chance, or there is a cumulative sum along the rows. Each of these breaks
 one of two identities, which are evaluated at a random position:
 
-* the log likelihood of a few rows, and its gradient, are the sums over parts of them: of random
-  rows over two parts, of rows that differ in each column over single rows, and of these and the
-  extreme rows over both;
+* the log likelihood of rows, and its gradient, is the sum over parts of them, for random rows and
+  for rows that are chosen by their values, see `pymc_sgmcmc.posterior.parts`;
 * prior and rows together are the log density, and the gradient, of the model as PyMC makes it. For
   `pm.Minibatch` this is checked on a minibatch, for an ordinary model on all rows (where the data
   are not too large).
@@ -14,7 +13,7 @@ one of two identities, which are evaluated at a random position:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -34,21 +33,10 @@ from pymc_sgmcmc.graph_notes import copy_without_notes
 from pymc_sgmcmc.posterior.bad_rows import code_error, first_row_out_of_range
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_on_arrays, compile_quietly
 from pymc_sgmcmc.posterior.graphs import leaf_value
+from pymc_sgmcmc.posterior.parts import BLOCK_ELEMENTS, FEW_ROWS, Comparison, comparisons
 from pymc_sgmcmc.posterior.position import PositionLayout, untransformed
 from pymc_sgmcmc.posterior.rows import SeparatedModel, Term
 from pymc_sgmcmc.posterior.terms import reference_terms
-
-CHECK_ROWS = 24
-"""The sum over parts is checked on this many random rows. It is a compromise between the time of
-the check and the chance to meet a row that the split treats wrongly."""
-
-MOST_APART = 100
-"""So many rows at most are added up one by one. Continuous columns differ in any two rows, and of
-an indicator one that is not zero is looked for. The largest value of a column, its mean and the
-like are those of the row itself where it is alone, so that no model with these passes."""
-
-MOST_EXTREMES = 50
-"""The rows with the least and largest values are looked for in so many columns of each array."""
 
 MANY_ROWS = 2000
 """Functions that NumPy does not have are compiled for more rows than this. For fewer rows Python
@@ -58,11 +46,12 @@ FULL_CHECK_ELEMENTS = 5_000_000
 """The rows are compared with the log density of the model itself where they have at most this many
 array elements, 40 MB, so that the check stays short and needs little memory."""
 
-BLOCK_ELEMENTS = 1_000_000
-"""Passes over the data look at so many array elements at a time."""
-
 ROUNDING = 1e4
 """Each derivative may differ by so many times the rounding error of the largest one."""
+
+NEAR = 3e-5
+"""Rows that were chosen by their values are compared at this distance besides, where the rounding
+error of a large derivative does not hide the others."""
 
 DISTANCES = (0.3, 3e-3, 3e-5, 3e-7)
 """Positions of the check are at about these distances from the initial point in each coordinate. A
@@ -81,6 +70,7 @@ class _Setting:
     layout: PositionLayout
     others: Mapping[TensorVariable, Variable]
     position: np.ndarray
+    near: np.ndarray
 
     @property
     def n_rows(self) -> int:
@@ -124,14 +114,19 @@ class _Setting:
             with pytensor.config.change_flags(cxx=""):
                 function = compile_quietly([position, *rows], outputs, PYTHON_MODE)
 
-        def evaluate(*arrays: np.ndarray) -> list[np.ndarray]:
+        def evaluate(*arrays: np.ndarray, near: bool = False) -> list[np.ndarray]:
             with np.errstate(all="ignore"):  # outside the support
-                return function(self.position, *arrays)
+                return function(self.near if near else self.position, *arrays)
 
         return evaluate
 
-    def agree(self, actual: np.ndarray, expected: np.ndarray) -> bool:
-        """Whether two log densities with their gradients are the same up to rounding."""
+    def agree(
+        self, actual: np.ndarray, expected: np.ndarray, summands: Sequence[np.ndarray] = ()
+    ) -> bool:
+        """Whether two log densities with their gradients are the same up to rounding.
+
+        The first may be a sum, whose rounding errors are those of its summands.
+        """
         epsilon = np.finfo(self.layout.dtype).eps
         relative = 10 * np.sqrt(epsilon)
         for part in (slice(0, 1), slice(1, None)):
@@ -140,7 +135,9 @@ class _Setting:
             # The position can lie outside the support, where both sides are infinite alike.
             same = (left == right) | (np.isnan(left) & np.isnan(right))
             # A predictor of large numbers makes one derivative large, and rounding of all others.
-            largest = np.abs(right[finite]).max(initial=0)
+            largest = max(
+                np.abs(vector[part][finite]).max(initial=0) for vector in (expected, *summands)
+            )
             tolerance = relative * (1 + np.abs(right)) + ROUNDING * epsilon * largest
             difference = np.subtract(left, right, out=np.zeros_like(left), where=finite)
             if not np.all(same | (finite & (np.abs(difference) <= tolerance))):
@@ -178,8 +175,10 @@ def check_separation(
         # Outside the support both sides of each identity are infinite or NaN, and the check has no
         # result. Positions nearer to the initial point are tried then.
         for distance in DISTANCES:
-            position = (initial_position + distance * noise).astype(layout.dtype)
-            setting = _Setting(candidate, layout, others, position)
+            position, near = (
+                (initial_position + far * noise).astype(layout.dtype) for far in (distance, NEAR)
+            )
+            setting = _Setting(candidate, layout, others, position, near)
             if _check(reference, setting, list(infinite.values())):
                 return
         # Infinite bounds of `pm.Censored` have a gradient, and those of `pm.Truncated` have none.
@@ -243,14 +242,13 @@ def _check(
     """
     separated, n_rows, batch_size = setting.separated, setting.n_rows, setting.batch_size
     rng = np.random.default_rng(SEED)
-    sampled = rng.choice(n_rows, size=min(CHECK_ROWS, n_rows), replace=False)
+    sampled = rng.choice(n_rows, size=min(FEW_ROWS, n_rows), replace=False)
     sampled = np.concatenate([sampled, np.setdiff1d(besides, sampled)]).astype(int)
-    arrays = [leaf.values for leaf in separated.leaves]
-    apart = rows_that_differ(arrays, sampled[:2])
-    few = (sampled, apart, np.setdiff1d(extreme_rows(arrays), apart))
     # The comparison with the model uses a minibatch of its size, or all rows.
-    of_model = slice(None) if batch_size is None else rng.choice(n_rows, size=batch_size)
+    of_model = np.arange(n_rows) if batch_size is None else rng.choice(n_rows, size=batch_size)
     scale = 1.0 if batch_size is None else n_rows / batch_size
+    arrays = [leaf.values for leaf in separated.leaves]
+    to_compare = comparisons(arrays, sampled, of_model if setting.compare_rows else None, rng)
 
     conclusive = True
     of_rows = []
@@ -259,29 +257,22 @@ def _check(
         try:
             only_this = replace(separated, row_terms=(term,))
             density = only_this.row_log_densities(rows, rows[0].shape[0])
-            evaluate = setting.values_and_gradients(density, rows)
-            of_few, sums = _of_few_rows(evaluate, setting.take, few)
+            at = _OfRows(setting, setting.values_and_gradients(density, rows))
+            conclusive &= bool(np.isfinite(at(sampled)).all())
+            reason = _first_difference(setting, at, to_compare)
+            if setting.compare_rows:
+                of_rows.append((term, scale * at(of_model)))
         except IndexError as error:
-            if _is_of_all_rows(setting, evaluate):
+            if at.all_codes_are_good():
                 reason = f"a code of one row selects another row ({_first_line(error)})"
                 raise _not_separable(term, setting, reason) from error
-            numbers = np.concatenate(few)
-            raise _bad_code(separated, evaluate, setting.take, numbers, error) from None
+            raise _bad_code(at, error) from None
         except Exception as error:
             reason = f"its evaluation on some of the rows failed ({_first_line(error)})"
             fails = _of_shapes(reference, term, setting)
             raise fails or _not_separable(term, setting, reason) from error
-        for reason, (sum_of_parts, together) in sums.items():
-            if not setting.agree(sum_of_parts, together):
-                raise _not_separable(term, setting, reason)
-        conclusive &= bool(np.isfinite(of_few).all())
-        if setting.compare_rows:
-            try:
-                (all_rows,) = evaluate(*setting.take(of_model))
-            except IndexError as error:
-                numbers = np.arange(n_rows)[of_model]
-                raise _bad_code(separated, evaluate, setting.take, numbers, error) from None
-            of_rows.append((term, scale * all_rows))
+        if reason is not None:
+            raise _not_separable(term, setting, reason)
 
     drawn = [leaf.placeholder(batch_size) for leaf in separated.leaves]
     inputs = [] if batch_size is None else drawn
@@ -300,7 +291,9 @@ def _check(
         ],
         inputs,
     )
-    actual, expected, *expected_of_rows = evaluate(*(setting.take(of_model) if inputs else ()))
+    actual, expected, *expected_of_rows = evaluate(
+        *(setting.take(np.sort(of_model)) if inputs else ())
+    )
     if not setting.agree(actual, expected):
         names = ", ".join(f"`{term.name}`" for term in separated.full_terms)
         raise ModelError(
@@ -315,119 +308,61 @@ def _check(
     return conclusive
 
 
-def _of_few_rows(
-    evaluate: Callable[..., list[np.ndarray]],
-    take: Callable[[np.ndarray], list[np.ndarray]],
-    few: tuple[np.ndarray, np.ndarray, np.ndarray],
-) -> tuple[np.ndarray, dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """Log density and gradient of random rows, and of parts and all of some rows.
+class _OfRows:
+    """Log density and gradient of rows by their numbers, each array of which is evaluated once.
 
     Parameters
     ----------
+    setting : _Setting
     evaluate : callable
-        Function of rows, see `_Setting.values_and_gradients`.
-    take : callable
-        Rows by their numbers.
-    few : tuple of numpy.ndarray
-        Numbers of random rows, of rows that differ, and of others with extreme values.
-
-    Returns
-    -------
-    numpy.ndarray
-        Of the random rows.
-    dict
-        Sum over parts, and the same of the rows together, by what it means where they differ.
+        See `_Setting.values_and_gradients`.
     """
 
-    def at(numbers: np.ndarray) -> np.ndarray:
-        return evaluate(*take(numbers))[0]
+    def __init__(self, setting: _Setting, evaluate: Callable[..., list[np.ndarray]]):
+        self.setting, self.evaluate = setting, evaluate
+        self.last = np.empty(0, dtype=int)
+        # The arrays are kept, so that no other has the same id.
+        self._known: dict[tuple[int, bool], tuple[np.ndarray, np.ndarray]] = {}
 
-    sampled, apart, extremes = few
-    # The two parts have different lengths, since equal lengths would hide an array that still has
-    # the old length and broadcasts.
-    first = max(1, len(sampled) // 3)
-    parts = [part for part in (sampled[:first], sampled[first:]) if len(part)]
-    of_sampled, of_apart = at(sampled), at(apart)
-    sums = {
-        "two parts of a few rows do not add up to these rows": (
-            np.sum([at(part) for part in parts], axis=0),
-            of_sampled,
-        ),
-        "single rows do not add up to these rows": (
-            np.sum([at(apart[[place]]) for place in range(len(apart))], axis=0),
-            of_apart,
-        ),
-    }
-    if len(extremes):
-        sums["rows with extreme values of a column change others"] = (
-            of_apart + at(extremes),
-            at(np.concatenate([apart, extremes])),
-        )
-    return of_sampled, sums
+    def __call__(self, numbers: np.ndarray, near: bool = False) -> np.ndarray:
+        key = id(numbers), near
+        if key not in self._known:
+            self.last = numbers
+            # NumPy has another arithmetic for single elements, such as other powers.
+            twice = np.repeat(numbers, 2) if len(numbers) == 1 else numbers
+            (total,) = self.evaluate(*self.setting.take(twice), near=near)
+            self._known[key] = numbers, total * (len(numbers) / len(twice))
+        return self._known[key][1]
 
-
-def _is_of_all_rows(setting: _Setting, evaluate: Callable[..., list[np.ndarray]]) -> bool:
-    """Whether all codes are in range where all rows are there, as those of a table of them."""
-    if setting.batch_size is not None or not setting.compare_rows:
-        return False
-    try:
-        evaluate(*setting.take(slice(None)))
-    except IndexError:
-        return False
-    return True
+    def all_codes_are_good(self) -> bool:
+        """Whether indices are in range where all rows are there, as those of a table of them."""
+        if self.setting.batch_size is not None or not self.setting.compare_rows:
+            return False
+        try:
+            self.evaluate(*self.setting.take(slice(None)))
+        except IndexError:
+            return False
+        return True
 
 
-def rows_that_differ(arrays: Sequence[np.ndarray], rows: Iterable[int]) -> np.ndarray:
-    """Numbers of the given rows, and of others that differ from the first of them.
-
-    Each column in which not all rows are equal has another value in one of the rows, as long as
-    these are at most `MOST_APART`.
-
-    Examples
-    --------
-    >>> rows_that_differ([np.eye(5)], [0]).tolist()
-    [0, 1, 2, 3, 4]
-    """
-    chosen = list(rows)
-    for array in arrays:
-        width = array[0].size
-        first = array[chosen[0]].reshape(-1)
-        same = np.flatnonzero((array[chosen].reshape(-1, width) == first).all(0))
-        step = max(1, BLOCK_ELEMENTS // max(1, width))
-        for start in range(0, len(array), step):
-            if not len(same) or len(chosen) >= MOST_APART:
-                break
-            differ = array[start : start + step].reshape(-1, width)[:, same] != first[same]
-            found = differ.any(0)
-            places = start + np.unique(differ.argmax(0)[found])
-            chosen.extend(places[: MOST_APART - len(chosen)])
-            same = same[~found]
-    return np.unique(chosen)
-
-
-def extreme_rows(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Numbers of the rows with the least and the largest value of a column.
-
-    Examples
-    --------
-    >>> extreme_rows([np.array([2, 5, 3, 1, 4])]).tolist()
-    [1, 3]
-    """
-    chosen = set()
-    for array in arrays:
-        width = array[0].size
-        columns = np.unique(np.linspace(0, width - 1, min(width, MOST_EXTREMES)).astype(int))
-        blocks = np.array_split(array, max(1, array.size // BLOCK_ELEMENTS))
-        starts = np.cumsum([0, *map(len, blocks)])
-        for least in (True, False):
-            ends = [block.min(0) if least else block.max(0) for block in blocks]
-            of_blocks = np.reshape(ends, (len(blocks), width))
-            numbers = of_blocks.argmin(0) if least else of_blocks.argmax(0)
-            for column in columns:
-                number = numbers[column]
-                values = blocks[number].reshape(-1, width)[:, column]
-                chosen.add(int(starts[number] + (values.argmin() if least else values.argmax())))
-    return np.array(sorted(chosen), dtype=int)
+def _first_difference(
+    setting: _Setting, at: _OfRows, to_compare: Sequence[Comparison]
+) -> str | None:
+    """What it means where rows differ from the sum over their parts, None where none do."""
+    for near in (False, True):
+        for one in to_compare:
+            if near and not one.by_value:
+                continue
+            summands = [at(part, near) for part in one.parts]
+            total, together = np.sum(summands, axis=0), at(one.rows, near)
+            if setting.agree(total, together, summands):
+                continue
+            # Extreme values of both signs cancel in a part, and not their rounding errors.
+            rows = np.unique(np.concatenate([each.rows for each in to_compare if each.by_value]))
+            single = [at(row, near) for row in rows[:, None]]
+            if not setting.agree(total, together, [*summands, *single]):
+                return one.reason
+    return None
 
 
 def _of_shapes(
@@ -494,17 +429,14 @@ def _not_separable(term: Term, setting: _Setting, reason: str) -> ModelError:
     )
 
 
-def _bad_code(
-    separated: SeparatedModel,
-    evaluate: Callable[..., list[np.ndarray]],
-    take: Callable[[np.ndarray], list[np.ndarray]],
-    numbers: np.ndarray,
-    error: IndexError,
-) -> ModelError:
-    """Error for the first of the given rows whose index is out of range."""
-    number = first_row_out_of_range(lambda rows: evaluate(*take(numbers[rows])), 0, len(numbers))
+def _bad_code(at: _OfRows, error: IndexError) -> ModelError:
+    """Error for the first row whose index is out of range of those evaluated last."""
+    numbers, setting = at.last, at.setting
+    number = first_row_out_of_range(
+        lambda rows: at.evaluate(*setting.take(numbers[rows])), 0, len(numbers)
+    )
     row = int(numbers[number])
-    values = {leaf.name: leaf.values[row] for leaf in separated.leaves}
+    values = {leaf.name: leaf.values[row] for leaf in setting.separated.leaves}
     return code_error(values, row, error)
 
 

@@ -11,7 +11,7 @@ import pytest
 from pytensor.graph.traversal import ancestors
 
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.posterior import Posterior, check
+from pymc_sgmcmc.posterior import Posterior, check, parts
 from pymc_sgmcmc.posterior.check import check_separation, infinite_entries
 from pymc_sgmcmc.posterior.position import layout_from_model
 from pymc_sgmcmc.posterior.rows import SeparatedModel, Term
@@ -143,12 +143,66 @@ def test_statistics_of_columns_that_few_rows_decide(name, rng):
         Posterior(model)
 
 
-def test_rows_that_decide_are_looked_for():
-    """With random rows alone the model above would pass."""
+def test_means_of_many_groups(rng):
+    """Few random rows hardly have two of a group."""
+    codes = rng.integers(1000, size=10_000)
+    with pm.Model() as model:
+        x, groups = pm.Data("x", rng.normal(size=10_000)), pm.Data("groups", codes)
+        sums, counts = (pt.zeros(1000)[groups].inc(value) for value in (x, pt.ones_like(x)))
+        mean = (sums / pt.maximum(counts, 1))[groups]
+        pm.Normal("y", pm.Normal("b") * (x - mean), 1.0, observed=rng.normal(size=10_000))
+    with pytest.raises(ModelError, match="two parts of the rows do not add up to all of them"):
+        Posterior(model)
+
+
+def test_a_rare_column_that_dominates(rng):
+    """Its derivative hides the others by its rounding error, but near the initial point."""
+    flags, x = np.zeros(10_000), rng.normal(size=10_000)
+    flags[[100, 5000, 9000]] = -100
+    with pm.Model() as model:
+        a, b, c, e = (pm.Normal(name) for name in "abce")
+        column, predictor = pm.Data("flags", flags), pm.Data("x", x)
+        of_all = predictor * (-column).max() / 100
+        rate = pt.exp(a + b * predictor + c * column + e * of_all)
+        pm.Poisson("y", rate, observed=rng.poisson(2, 10_000))
+    with pytest.raises(ModelError, match="`y` is not a sum"):
+        Posterior(model)
+
+
+def logit_normal():
+    rng = np.random.default_rng(1)
+    values = rng.uniform(0.1, 0.9, 200)
+    values[rng.random(200) < 0.3] = 1 - 1e-15
+    pm.LogitNormal("y", pm.Normal("a"), pm.HalfNormal("b"), observed=values)
+
+
+def opposite_outliers():
+    y = np.random.default_rng(0).normal(size=3000)
+    y[[7, 9]] = 1e10, -1e10
+    pm.Normal("y", pm.Normal("a"), 1.0, observed=y)
+
+
+def no_columns():
+    X = pm.Data("X", np.zeros((300, 0)))
+    y = np.zeros(300)
+    pm.Normal("y", pm.Normal("a") + X @ pm.Normal("b", shape=0), 1.0, observed=y)
+
+
+@pytest.mark.parametrize("write", [logit_normal, opposite_outliers, no_columns])
+def test_rounding_and_shapes_are_no_reason(write):
+    with pm.Model() as model:
+        write()
+    Posterior(model)
+
+
+def test_rows_that_decide_are_looked_for(monkeypatch):
+    """With random rows alone the models above would pass."""
     flags = np.zeros((5000, 3))
     flags[4321, 1] = flags[17, 2] = 1
-    assert check.rows_that_differ([flags], [3, 5]).tolist() == [3, 5, 17, 4321]
-    assert {17, 4321} <= {*check.extreme_rows([flags])}
+    for elements in (parts.BLOCK_ELEMENTS, 1000, 2):
+        monkeypatch.setattr(parts, "BLOCK_ELEMENTS", elements)
+        assert parts.rows_that_differ([flags], [3, 5]).tolist() == [3, 5, 17, 4321]
+        assert {17, 4321} <= {*parts.extreme_rows([flags])}
 
 
 def test_looks_inside_the_support():
@@ -185,7 +239,7 @@ def test_large_data_are_compared_in_part(monkeypatch):
         ),
     )
     Posterior(model)
-    assert max(lengths) == check.CHECK_ROWS
+    assert max(lengths) == parts.FEW_ROWS
     with pm.Model() as dependent:
         pm.Normal("y", pt.cumsum(pm.Normal("b") * pm.Data("x", X[:, 0])), 1.0, observed=Y)
     with pytest.raises(ModelError, match="`y` is not a sum"):
@@ -201,7 +255,7 @@ def test_width_counts_for_the_limit(monkeypatch):
         monkeypatch.setattr(check, "FULL_CHECK_ELEMENTS", limit)
         separated = separate_rows(model)
         layout = layout_from_model(model, None, model.initial_point())
-        assert check._Setting(separated, layout, {}, None).compare_rows is compared
+        assert check._Setting(separated, layout, {}, None, None).compare_rows is compared
 
 
 def test_can_be_left_out():
