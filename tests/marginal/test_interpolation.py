@@ -23,7 +23,7 @@ ACCURACY = 1e-4
 
 COUNTS = np.array([67, 67, 3, 200, 67, 1])
 CODES = np.repeat(np.arange(len(COUNTS)), COUNTS)
-DRAWS = 2000
+DRAWS = 1000
 
 
 def binary_records(rng):

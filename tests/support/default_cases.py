@@ -152,10 +152,7 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     ),
     "sampling/test_sample.py::test_draws_of_estimators_and_schedules": ("computed",),
     "sampling/test_sample.py::test_tuning_is_kept_where_asked_for": ("25",),
-    "sampling/test_store.py::test_every_sampler_goes_on_bitwise": (
-        "SGHMC",
-        "saga",
-    ),
+    "sampling/test_store.py::test_every_sampler_goes_on_bitwise": ("SGHMC",),
     "sampling/test_store.py::test_other_runs_are_refused": (
         "changed_prior-settings0-variable `beta` has another definition[^;]*$",
         "changed_data-settings1-data `y(, array \\\\d)?` is another one",
