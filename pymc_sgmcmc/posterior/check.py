@@ -33,7 +33,7 @@ from pymc_sgmcmc.graph_notes import copy_without_notes
 from pymc_sgmcmc.posterior.bad_rows import code_error, first_row_out_of_range
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_on_arrays, compile_quietly
 from pymc_sgmcmc.posterior.graphs import leaf_value
-from pymc_sgmcmc.posterior.parts import BLOCK_ELEMENTS, FEW_ROWS, Comparison, comparisons
+from pymc_sgmcmc.posterior.parts import FEW_ROWS, Comparison, blocks_of, comparisons
 from pymc_sgmcmc.posterior.position import PositionLayout, untransformed
 from pymc_sgmcmc.posterior.rows import SeparatedModel, Term
 from pymc_sgmcmc.posterior.terms import reference_terms
@@ -182,10 +182,9 @@ def check_separation(
             if _check(reference, setting, list(infinite.values())):
                 return
         # Infinite bounds of `pm.Censored` have a gradient, and those of `pm.Truncated` have none.
-        for name, row in infinite.items():
-            raise _not_finite(
-                name, row, "Give bounds as large finite numbers, and drop or impute other such rows"
-            )
+        if infinite:
+            remedy = "Give bounds as large finite numbers, and drop or impute other such rows"
+            raise _not_finite(*next(iter(infinite.items())), remedy)
 
     first_error = None
     for reading in separated.readings():
@@ -211,14 +210,12 @@ def infinite_entries(separated: SeparatedModel) -> dict[str, int]:
     for leaf in separated.leaves:
         if leaf.values.dtype.kind != "f":
             continue
-        step = max(1, BLOCK_ELEMENTS // max(1, leaf.values[0].size))
-        for start in range(0, leaf.values.shape[0], step):
-            block = leaf.values[start : start + step]
+        for start, block in blocks_of(leaf.values):
             if np.isfinite(block).all():
                 continue
-            bad = np.flatnonzero(~np.isfinite(block).reshape(len(block), -1).all(1))
+            bad = np.flatnonzero(~np.isfinite(block).all(1))
             found.setdefault(leaf.name, start + int(bad[0]))
-            unknown = np.flatnonzero(np.isnan(block[bad]).reshape(len(bad), -1).any(1))
+            unknown = np.flatnonzero(np.isnan(block[bad]).any(1))
             if len(unknown):
                 raise _not_finite(
                     leaf.name, start + int(bad[unknown[0]]), "Drop or impute such rows first"
@@ -291,9 +288,7 @@ def _check(
         ],
         inputs,
     )
-    actual, expected, *expected_of_rows = evaluate(
-        *(setting.take(np.sort(of_model)) if inputs else ())
-    )
+    actual, expected, *expected_of_rows = evaluate(*(setting.take(of_model) if inputs else ()))
     if not setting.agree(actual, expected):
         names = ", ".join(f"`{term.name}`" for term in separated.full_terms)
         raise ModelError(

@@ -6,7 +6,7 @@ random rows, and differ in others. So the parts are chosen by the data.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,9 +78,9 @@ def comparisons(
     found.append(Comparison(alone, list(alone[:, None]), reason))
     if len(apart) > MOST_ALONE:
         places = np.arange(len(apart))
+        reason = "two parts of rows that differ do not add up to these rows"
         for bit in range(int(places[-1]).bit_length()):
             is_set = (places >> bit) % 2 == 1
-            reason = "two parts of rows that differ do not add up to these rows"
             found.append(Comparison(apart, (apart[is_set], apart[~is_set]), reason))
     extremes = np.setdiff1d(extreme_rows(arrays), apart)
     if len(extremes):
@@ -99,6 +99,15 @@ def _thirds(rows: np.ndarray) -> list[np.ndarray]:
     return [part for part in (rows[:first], rows[first:]) if len(part)]
 
 
+def blocks_of(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """First row of each block of rows, and the block as a matrix."""
+    width = array[0].size
+    step = max(1, BLOCK_ELEMENTS // max(1, width))
+    for start in range(0, len(array), step):
+        block = array[start : start + step]
+        yield start, block.reshape(len(block), width)
+
+
 def rows_that_differ(arrays: Sequence[np.ndarray], rows: Iterable[int]) -> np.ndarray:
     """Numbers of the given rows, and of others that differ from the first of them.
 
@@ -115,12 +124,10 @@ def rows_that_differ(arrays: Sequence[np.ndarray], rows: Iterable[int]) -> np.nd
         width = array[0].size
         first = array[chosen[0]].reshape(width)
         same = np.flatnonzero((array[chosen].reshape(len(chosen), width) == first).all(0))
-        step = max(1, BLOCK_ELEMENTS // max(1, width))
-        for start in range(0, len(array), step):
+        for start, block in blocks_of(array):
             if not len(same) or len(chosen) >= MOST_APART:
                 break
-            block = array[start : start + step]
-            differ = block.reshape(len(block), width)[:, same] != first[same]
+            differ = block[:, same] != first[same]
             found = differ.any(0)
             places = start + np.unique(differ.argmax(0)[found])
             chosen.extend(int(place) for place in places[: MOST_APART - len(chosen)])
@@ -136,20 +143,20 @@ def extreme_rows(arrays: Sequence[np.ndarray]) -> np.ndarray:
     >>> extreme_rows([np.array([2, 5, 3, 1, 4])]).tolist()
     [1, 3]
     """
-    chosen = set()
+    chosen: set[int] = set()
     for array in arrays:
         width = array[0].size
         columns = np.unique(np.linspace(0, width - 1, min(width, MOST_EXTREMES)).astype(int))
-        step = max(1, BLOCK_ELEMENTS // max(1, width))
-        starts = range(0, len(array), step)
-        for least in (True, False) if width else ():
-            blocks = [array[start : start + step] for start in starts]
-            ends = [block.min(0) if least else block.max(0) for block in blocks]
-            of_blocks = np.reshape(ends, (len(blocks), width))
-            numbers = of_blocks.argmin(0) if least else of_blocks.argmax(0)
-            for column in columns:
-                block = blocks[numbers[column]]
-                values = block.reshape(len(block), width)[:, column]
-                place = values.argmin() if least else values.argmax()
-                chosen.add(int(starts[numbers[column]] + place))
+        if not width:
+            continue
+        ends = [(block.min(0), block.max(0)) for _, block in blocks_of(array)]
+        least, largest = (np.array(of_blocks) for of_blocks in zip(*ends, strict=True))
+        of_least, of_largest = least.argmin(0), largest.argmax(0)
+        for number, (start, block) in enumerate(blocks_of(array)):
+            lowest, highest = (
+                columns[of_least[columns] == number],
+                columns[of_largest[columns] == number],
+            )
+            chosen.update(start + block[:, lowest].argmin(0))
+            chosen.update(start + block[:, highest].argmax(0))
     return np.array(sorted(chosen), dtype=int)

@@ -109,7 +109,7 @@ def test_the_distribution_function_is_right_to_a_ten_thousandth(spread, left, rn
     parameters = draws_of_parameters(rng, spread)
     z = recovered(binary_model(x, y), parameters)
     farthest = np.argsort(-np.abs(np.log(parameters["sd"])))[:20]
-    draws = np.concatenate([farthest, np.arange(0, DRAWS, 100)])
+    draws = np.concatenate([farthest, np.arange(0, DRAWS, 50)])
     assert errors_of(z, parameters, x, y, draws).max() < ACCURACY
     assert left == [0] or spread > 0.1
 
@@ -127,7 +127,7 @@ def test_what_polynomials_do_not_follow_is_drawn_as_before(left, monkeypatch, rn
     apart = recovered(model, parameters)
     assert (z == apart).all(axis=0).sum() == number
     # Those that are interpolated differ from draws of the law itself by the errors of both.
-    assert errors_of(z, parameters, x, y, range(0, DRAWS, 100)).max() < ACCURACY
+    assert errors_of(z, parameters, x, y, range(0, DRAWS, 50)).max() < ACCURACY
 
 
 @pytest.mark.slow
