@@ -255,14 +255,16 @@ def mean_warnings(idata: DataTree, model: pm.Model) -> list[str]:
     except ValueError:
         return []
     positions, gradients, step_sizes, reasons = _stored(idata)
-    ess, r_hat = ess_and_r_hat(positions)
-    if reasons or ess.min() < SMALLEST_ESS or r_hat.max() > LARGEST_R_HAT:
+    if reasons:
         return []
     variance_error, _, _ = _variance_errors(idata, positions, gradients, step_sizes)
     predicted = np.abs(_predicted(idata, variance_error.value))
     computed = settings["step_size"] if settings["step_size_from"] == COMPUTED else 0.0
     shrunk = np.mean(step_sizes[:, -1]) < SHRUNK * computed
     if not (shrunk or (predicted > LARGEST_MEAN_ERROR / 2).any()):
+        return []
+    ess, r_hat = ess_and_r_hat(positions)
+    if ess.min() < SMALLEST_ESS or r_hat.max() > LARGEST_R_HAT:
         return []
     log.info(
         "The posterior is skewed: pairs of chains at the whole and at half the step size measure "
