@@ -7,6 +7,7 @@ from functools import wraps
 from typing import Any
 
 import numpy as np
+import pytensor.scalar.basic as scalar_basic
 from pytensor.graph.basic import Apply
 from pytensor.link.basic import PerformLinker
 from pytensor.tensor.elemwise import Elemwise
@@ -26,9 +27,12 @@ class NumpyLinker(PerformLinker):
         function, *containers, thunks, order = super().make_all(*arguments, **options)
         # `ifelse` asks which of its inputs PyTensor's code has computed.
         if not any(getattr(thunk, "lazy", False) for thunk in thunks):
+            writes = any(node.op.destroy_map for node in order)
+            kept = {*self.fgraph.outputs}
             # The function calls what is in this list.
             for number, (thunk, node) in enumerate(zip(thunks, order, strict=True)):
-                quick = quick_thunk(node, thunk.inputs, thunk.outputs)
+                temporary = not writes and kept.isdisjoint(node.outputs)
+                quick = quick_thunk(node, thunk.inputs, thunk.outputs, temporary)
                 if quick is not None:
                     thunks[number] = quick
 
@@ -41,14 +45,17 @@ class NumpyLinker(PerformLinker):
 
 
 def quick_thunk(
-    node: Apply, inputs: Sequence[Cell], outputs: Sequence[Cell]
+    node: Apply, inputs: Sequence[Cell], outputs: Sequence[Cell], temporary: bool = False
 ) -> Callable[[], None] | None:
-    """Function that applies an operation on elements, None where PyTensor's is needed."""
+    """Function that applies an operation on elements, None where PyTensor's is needed.
+
+    A temporary result is no output of the compiled function, and nothing is written into it.
+    """
     operation = node.op
     # NumPy takes 32 operands at most.
     if type(operation) is not Elemwise or len(outputs) != 1 or not 0 < len(inputs) < 32:
         return None
-    function = _function_of(node)
+    function = _function_of(node, temporary)
     if operation.inplace_pattern or function is None:
         return None
     (output,), dtype = outputs, np.dtype(node.outputs[0].type.dtype)
@@ -76,12 +83,40 @@ def quick_thunk(
     return thunk
 
 
-def _function_of(node: Apply) -> Callable[..., Any] | None:
-    """The function that `Elemwise.perform` calls, once PyTensor has prepared the node."""
+def _function_of(node: Apply, temporary: bool) -> Callable[..., Any] | None:
+    """A function of arrays, that of `Elemwise.perform` where there is no quicker one.
+
+    PyTensor has prepared the node before.
+    """
     operation = node.op
+    if isinstance(operation.scalar_op, scalar_basic.Switch):
+        return _choice(node, temporary)
     if operation.nfunc and len(node.inputs) == operation.nfunc_spec[1]:
         signature = getattr(node.tag, "sig", None)
         if signature is None:
             return operation.nfunc
         return lambda *values: operation.nfunc(*values, sig=signature)
     return operation.ufunc or getattr(node.tag, "ufunc", None)
+
+
+def _choice(node: Apply, temporary: bool) -> Callable[..., np.ndarray]:
+    """As `numpy.where`, without a choice for each element where all are those of one array.
+
+    A density of PyMC has up to twenty of them, for limits of its parameters.
+    """
+    dtype = np.dtype(node.outputs[0].type.dtype)
+    owners = [variable.owner for variable in node.inputs[1:]]
+    # No other operation holds these arrays, and no view of an argument is among them.
+    own = [temporary and owner is not None and isinstance(owner.op, Elemwise) for owner in owners]
+
+    def choose(condition: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        some = condition.any()
+        if some and not condition.all():
+            return np.where(condition, one, other)
+        chosen, may_be_shared = (one, own[0]) if some else (other, own[1])
+        shape = np.broadcast(condition, one, other).shape
+        if chosen.shape != shape:
+            return np.full(shape, chosen, dtype)
+        return chosen if may_be_shared else chosen.copy()
+
+    return choose

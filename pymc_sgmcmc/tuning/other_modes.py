@@ -13,6 +13,7 @@ from pymc_sgmcmc.tuning.center import Center
 from pymc_sgmcmc.tuning.curvature import curvature_at
 from pymc_sgmcmc.tuning.mode_search import LEAST_DIFFERENCE, minimize
 from pymc_sgmcmc.tuning.subsample import Subsample
+from pymc_sgmcmc.tuning.symmetries import images
 
 DISPERSED_PAIRS = 3
 """Other modes are searched from this many pairs of starts, within 2 of the first start in each
@@ -42,10 +43,11 @@ def warn_of_other_modes(
     *,
     at_mode: bool = True,
 ) -> None:
-    """Warn where searches from dispersed starts end at another mode that may hold mass.
+    """Warn where there is another mode that may hold mass.
 
-    With `at_mode` false the centre is that of a Gaussian that is near the posterior. Where no mode
-    is near this centre, modes tell nothing about the mass, and there is no warning.
+    It is one by symmetry, or searches from dispersed starts end at it. With `at_mode` false the
+    centre is that of a Gaussian that is near the posterior. Where no mode is near this centre, ends
+    of searches tell nothing about the mass.
 
     Warns
     -----
@@ -55,6 +57,10 @@ def warn_of_other_modes(
     rng = np.random.default_rng(1963)
     sds = center.curvature.standard_deviations
     with np.errstate(all="ignore"):
+        by_symmetry = _mode_by_symmetry(posterior, subsample, center)
+        if by_symmetry is not None:
+            _warn(by_symmetry)
+            return
         # All searches use the same rows, since a subsample moves the mode by several standard
         # deviations.
         first = minimize(density, center.position, center.curvature.root, 0.1)
@@ -93,13 +99,32 @@ def warn_of_other_modes(
             if not is_another_mode(end, root):
                 continue
             value, _ = density(end)
-            warnings.warn(
-                "The posterior has more than one mode: a search from another start ended "
+            higher = "higher" if value > top else "lower"
+            _warn(
+                "a search from another start ended "
                 f"{np.max(np.abs(end - first) / sds):.3g} standard deviations from the centre, "
-                f"where the log density is {abs(value - top):.3g} "
-                f"{'higher' if value > top else 'lower'}. Chains hardly ever change modes: order "
-                "or fix exchangeable parameters, give `center`, or sample with NUTS.",
-                CenterWarning,
-                stacklevel=3,
+                f"where the log density is {abs(value - top):.3g} {higher}"
             )
             return
+
+
+def _mode_by_symmetry(posterior: Posterior, subsample: Subsample, center: Center) -> str | None:
+    """What leads from the centre to another mode of the same density."""
+    density, sds = subsample.log_density_and_gradient, center.curvature.standard_deviations
+    top, _ = density(center.position)
+    for change, image in images(posterior.layout, center.position):
+        distance = float(np.max(np.abs(image - center.position) / sds))
+        if not (distance > FARTHEST_MODE and abs(density(image)[0] - top) < LEAST_DIFFERENCE):
+            continue
+        if density((center.position + image) / 2)[0] < top - LEAST_DIFFERENCE:
+            return f"with {change}, {distance:.3g} standard deviations away, it is the same"
+    return None
+
+
+def _warn(found: str) -> None:
+    warnings.warn(
+        f"The posterior has more than one mode: {found}. Chains hardly ever change modes: order "
+        "or fix exchangeable parameters, give `center`, or sample with NUTS.",
+        CenterWarning,
+        stacklevel=4,
+    )

@@ -1,9 +1,12 @@
+from itertools import combinations
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
 from pytensor.compile.mode import Mode
 from pytensor.conditional.op import ifelse
+from pytensor.scalar.basic import add
 from pytensor.tensor.elemwise import Elemwise
 
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, PYTHON_MODE, compile_quietly
@@ -27,6 +30,11 @@ GRAPHS = {
     "no float64": pt.cast(x, "float32") * pt.cast(y, "float32"),
     "truth values": pt.and_(x < y, i > 0),
     "choice": pt.switch(x > s, y, pt.exp(-y)),
+    "choice of all": pt.switch(x < 9, pt.exp(y), x * y) + pt.switch(x > 9, y + s, pt.exp(y)),
+    "choice of a number": pt.switch(x > 9, y, 0.0) * pt.switch(x < 9, np.float32(2), y),
+    "choice by a number": 1 + pt.switch(s > 1, pt.exp(x), s * y) * pt.switch(s > 2, y, np.int8(1)),
+    "choice with more axes": pt.switch(row > 9, x[:, None] * s, pt.exp(row)) + row,
+    "choice without axes": pt.exp(pt.switch(s > 1, 2 * s, 1.0)),
     "division by zero": x / y,
     "no axes": pt.exp(s) + 1,
     "row": row.T * x,
@@ -84,3 +92,17 @@ def test_the_error_state_of_numpy_is_left_as_it_was():
         compiled(x / y, NumpyLinker())(*VALUES.values())
         with pytest.raises(FloatingPointError):
             np.log(np.zeros(1))
+
+
+def test_a_choice_is_no_array_of_something_else():
+    exponential = pt.exp(x)
+    outputs = [pt.switch(y > -9, x, y), pt.switch(y > -9, exponential, y), exponential]
+    arrays = [VALUES[x], *compile_quietly([x, y], outputs, NUMPY_MODE)(VALUES[x], VALUES[y])]
+    for one, other in combinations(arrays, 2):
+        assert not np.shares_memory(one, other)
+    # Of two choices that are the same array, one is written into.
+    choices = [pt.switch(y > bound, exponential, y) for bound in (-9, -8)]
+    total = Elemwise(add, inplace_pattern={0: 0})(*choices) + pt.switch(y > -7, exponential, y)
+    mode = Mode(linker=NumpyLinker(), optimizer=None)
+    function = pytensor.function([x, y], total, mode=mode, accept_inplace=True)
+    np.testing.assert_allclose(function(VALUES[x], VALUES[y]), 3 * np.exp(VALUES[x]))
