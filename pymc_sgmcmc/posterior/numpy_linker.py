@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytensor.scalar.basic as scalar_basic
+from pytensor.compile.aliasing import infer_reuse_pattern
 from pytensor.graph.basic import Apply
 from pytensor.link.basic import PerformLinker
 from pytensor.tensor.elemwise import Elemwise
@@ -28,7 +29,7 @@ class NumpyLinker(PerformLinker):
         # `ifelse` asks which of its inputs PyTensor's code has computed.
         if not any(getattr(thunk, "lazy", False) for thunk in thunks):
             writes = any(node.op.destroy_map for node in order)
-            kept = {*self.fgraph.outputs}
+            kept = infer_reuse_pattern(self.fgraph, self.fgraph.outputs)
             # The function calls what is in this list.
             for number, (thunk, node) in enumerate(zip(thunks, order, strict=True)):
                 temporary = not writes and kept.isdisjoint(node.outputs)
@@ -49,7 +50,7 @@ def quick_thunk(
 ) -> Callable[[], None] | None:
     """Function that applies an operation on elements, None where PyTensor's is needed.
 
-    A temporary result is no output of the compiled function, and nothing is written into it.
+    A temporary result is in no output of the compiled function, and nothing is written into it.
     """
     operation = node.op
     # NumPy takes 32 operands at most.
@@ -106,7 +107,7 @@ def _choice(node: Apply, temporary: bool) -> Callable[..., np.ndarray]:
     """
     dtype = np.dtype(node.outputs[0].type.dtype)
     owners = [variable.owner for variable in node.inputs[1:]]
-    # No other operation holds these arrays, and no view of an argument is among them.
+    # Arrays that were computed, so that neither arguments nor constants are returned.
     own = [temporary and owner is not None and isinstance(owner.op, Elemwise) for owner in owners]
 
     def choose(condition: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from pymc_sgmcmc.tuning.center import Center
 from pymc_sgmcmc.tuning.curvature import curvature_at
 from pymc_sgmcmc.tuning.mode_search import LEAST_DIFFERENCE, minimize
 from pymc_sgmcmc.tuning.subsample import Subsample
-from pymc_sgmcmc.tuning.symmetries import images
+from pymc_sgmcmc.tuning.symmetries import Image, symmetries
 
 DISPERSED_PAIRS = 3
 """Other modes are searched from this many pairs of starts, within 2 of the first start in each
@@ -110,13 +111,33 @@ def warn_of_other_modes(
 
 def _mode_by_symmetry(posterior: Posterior, subsample: Subsample, center: Center) -> str | None:
     """What leads from the centre to another mode of the same density."""
-    density, sds = subsample.log_density_and_gradient, center.curvature.standard_deviations
-    top, _ = density(center.position)
-    for change, image in images(posterior.layout, center.position):
-        distance = float(np.max(np.abs(image - center.position) / sds))
-        if not (distance > FARTHEST_MODE and abs(density(image)[0] - top) < LEAST_DIFFERENCE):
+    density, root = subsample.log_density_and_gradient, center.curvature.root
+    sds = center.curvature.standard_deviations
+
+    def value(position: np.ndarray) -> float:
+        try:
+            return density(position)[0]
+        except Exception:  # A model may not take such a position, such as an inverse of zero.
+            return -np.inf
+
+    top = value(center.position)
+    for change, image in symmetries(posterior.layout, center.position):
+        other = image(center.position)
+        distance = float(np.max(np.abs(other - center.position) / sds))
+        if not (distance > FARTHEST_MODE and abs(value(other) - top) < LEAST_DIFFERENCE):
             continue
-        if density((center.position + image) / 2)[0] < top - LEAST_DIFFERENCE:
+
+        def own_image(position: np.ndarray, image: Image = image) -> np.ndarray:
+            return (position + image(position)) / 2
+
+        # The ends of a bent ridge belong to one mode: the density is as high at a position between
+        # them that is its own image.
+        between = own_image(center.position)
+        with suppress(Exception):
+            between = own_image(
+                minimize(lambda x: density(own_image(x)), between, root, 0.1, STEPS_IN_FIRST_SCALE)
+            )
+        if value(between) < top - LEAST_DIFFERENCE:
             return f"with {change}, {distance:.3g} standard deviations away, it is the same"
     return None
 

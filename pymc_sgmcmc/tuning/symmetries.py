@@ -5,19 +5,19 @@ A search from another start may miss such a mode, while these positions are foun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain, combinations, islice
+from typing import NamedTuple
 
 import numpy as np
 from pymc.util import is_transformed_name
 
 from pymc_sgmcmc.posterior.position import PositionLayout, untransformed
 
-MOST_IMAGES = 60
-"""At most so many positions are made, which bounds the time."""
-
-FEW_VARIABLES = 4
-"""Of so many variables any set is exchanged together, of more single ones, pairs and all."""
+MOST_SYMMETRIES = 200
+"""There are at most so many of each kind, which bounds the time. The first ones change few
+variables."""
 
 SIMPLEX = "_simplex__"
 """The value variable of a simplex lacks its last element, which is minus the sum of the others."""
@@ -26,8 +26,24 @@ OF_PROBABILITIES = ("_logodds__", "_interval__")
 """A value variable with another sign is that of the opposite probability."""
 
 
-def images(layout: PositionLayout, position: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Positions with other signs or exchanged elements, and what makes them, for messages.
+Image = Callable[[np.ndarray], np.ndarray]
+"""Function of a position that gives another one. It is linear, and its own inverse."""
+
+
+class Part(NamedTuple):
+    """What is exchanged together with others: elements of a variable along an axis.
+
+    Without an axis it is a probability and its opposite, or two variables.
+    """
+
+    numbers: tuple[int, ...]
+    axis: int | None = None
+
+
+def symmetries(layout: PositionLayout, position: np.ndarray) -> Iterator[tuple[str, Image]]:
+    """Changes of signs and exchanges of elements, each with what it changes, for messages.
+
+    The exchanged elements are those that differ most at the position.
 
     Examples
     --------
@@ -36,73 +52,119 @@ def images(layout: PositionLayout, position: np.ndarray) -> Iterator[tuple[str, 
     >>> with pm.Model() as model:
     ...     b, c = pm.Normal("b"), pm.Normal("c", shape=2)
     >>> layout = layout_from_model(model, None, model.initial_point())
-    >>> for change, image in images(layout, np.array([1.0, 2.0, 3.0])):
-    ...     print(change, image)
+    >>> position = np.array([1.0, 2.0, 3.0])
+    >>> for change, image in symmetries(layout, position):
+    ...     print(change, image(position))
     another sign of b [-1.  2.  3.]
     another sign of c [ 1. -2. -3.]
     another sign of b and c [-1. -2. -3.]
     elements 0 and 1 of c exchanged [1. 3. 2.]
     """
-    return islice(chain(_signs(layout, position), _exchanges(layout, position)), MOST_IMAGES)
+    kinds = _signs, _exchanged_elements, _exchanged_variables
+    return chain.from_iterable(islice(kind(layout, position), MOST_SYMMETRIES) for kind in kinds)
 
 
-def _signs(layout: PositionLayout, position: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """One or two variables without a transform have other signs."""
-    numbers = [number for number, name in enumerate(layout.names) if not is_transformed_name(name)]
-    for some in chain(combinations(numbers, 1), combinations(numbers, 2)):
-        image = position.copy()
+def _signs(layout: PositionLayout, position: np.ndarray) -> Iterator[tuple[str, Image]]:
+    """Some variables without a transform have other signs."""
+    names = layout.names
+    for some in _sets([i for i in range(len(names)) if not is_transformed_name(names[i])]):
+        signs = np.ones_like(position)
         for number in some:
-            image[layout.slices[number]] *= -1
-        yield f"another sign of {_named(layout, some)}", image
+            signs[layout.slices[number]] = -1
+        yield f"another sign of {_named(layout, some)}", partial(np.multiply, signs)
 
 
-def _exchanges(layout: PositionLayout, position: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Two elements along axes of the same length are exchanged, in some variables or in all."""
-    arrays = [_elements(layout, number, position) for number in range(len(layout.names))]
-    for length in sorted({size for array in arrays for size in array.shape if size > 1}):
-        numbers = [number for number, array in enumerate(arrays) if length in array.shape]
-        first = _along(arrays[numbers[0]], length).reshape(length, -1)[:, 0]
-        pair = [int(first.argmin()), int(first.argmax())]
-        if length == 2:  # Two weights may be those of a single probability.
-            numbers += [
-                number
-                for number, name in enumerate(layout.names)
-                if name.endswith(OF_PROBABILITIES) and layout.sizes[number] == 1
-            ]
-        for some in _sets(numbers):
-            image = position.copy()
-            for number in some:
-                array = arrays[number].copy()
-                if length in array.shape:
-                    along = _along(array, length)
-                    along[pair] = along[pair[::-1]]
-                else:
-                    array *= -1
-                kept = array[..., :-1] if layout.names[number].endswith(SIMPLEX) else array
-                image[layout.slices[number]] = kept.ravel()
-            exchanged = "elements {} and {} of".format(*sorted(pair))
-            yield f"{exchanged} {_named(layout, some)} exchanged", image
+def _exchanged_elements(
+    layout: PositionLayout, position: np.ndarray
+) -> Iterator[tuple[str, Image]]:
+    """Two elements along some axes of the same length are exchanged."""
+    by_length: dict[int, list[Part]] = {}
+    for number in range(len(layout.names)):
+        array = _elements(layout, number, position)
+        for axis, length in enumerate(array.shape):
+            if length > 1 and array.size:
+                by_length.setdefault(length, []).append(Part((number,), axis))
+    for length, parts in sorted(by_length.items()):
+        # Two weights may be those of a single probability.
+        for some in _sets([*parts, *(_probabilities(layout) if length == 2 else ())]):
+            pair = _unlike(layout, position, some)
+            if pair is not None:
+                numbers = tuple(number for part in some for number in part.numbers)
+                change = "elements {} and {} of {} exchanged".format(*pair, _named(layout, numbers))
+                yield change, partial(_exchanged, layout, some, pair)
+
+
+def _exchanged_variables(
+    layout: PositionLayout, position: np.ndarray
+) -> Iterator[tuple[str, Image]]:
+    """Two variables of a kind are exchanged, perhaps with others or with two weights."""
+    kinds = [
+        (shape, name.removeprefix(untransformed(name)))
+        for shape, name in zip(layout.shapes, layout.names, strict=True)
+    ]
+    numbers = range(len(kinds))
+    twos = [Part(two) for two in combinations(numbers, 2) if kinds[two[0]] == kinds[two[1]]]
+    weights = [Part((number,), 0) for number in numbers if layout.names[number].endswith(SIMPLEX)]
+    weights = [part for part in weights if layout.shapes[part.numbers[0]] == (1,)]
+    for some in _sets([*weights, *_probabilities(layout), *twos]):
+        if any(len(part.numbers) == 2 for part in some):
+            called = (_named(layout, part.numbers) for part in some)
+            yield f"{', '.join(called)} exchanged", partial(_exchanged, layout, some, (0, 1))
+
+
+def _probabilities(layout: PositionLayout) -> list[Part]:
+    return [
+        Part((number,))
+        for number, name in enumerate(layout.names)
+        if name.endswith(OF_PROBABILITIES) and layout.sizes[number] == 1
+    ]
+
+
+def _exchanged(
+    layout: PositionLayout, parts: Sequence[Part], pair: tuple[int, int], position: np.ndarray
+) -> np.ndarray:
+    image = position.copy()
+    for numbers, axis in parts:
+        slices = [layout.slices[number] for number in numbers]
+        if len(slices) == 2:
+            image[slices[0]], image[slices[1]] = image[slices[1]].copy(), image[slices[0]].copy()
+        elif axis is None:
+            image[slices[0]] *= -1
+        else:
+            array = _elements(layout, numbers[0], image)
+            along = np.moveaxis(array, axis, 0)
+            along[[*pair]] = along[[*pair[::-1]]]
+            whole = array.shape == layout.shapes[numbers[0]]
+            image[slices[0]] = (array if whole else array[..., :-1]).ravel()
+    return image
+
+
+def _unlike(
+    layout: PositionLayout, position: np.ndarray, parts: Sequence[Part]
+) -> tuple[int, int] | None:
+    """Two elements that differ most in the first part where any do."""
+    for numbers, axis in parts:
+        if axis is not None:
+            along = np.moveaxis(_elements(layout, numbers[0], position), axis, 0)
+            along = along.reshape(len(along), -1)
+            column = along[:, np.ptp(along, axis=0).argmax()]
+            if np.ptp(column) > 0:
+                first, last = sorted((int(column.argmin()), int(column.argmax())))
+                return first, last
+    return None
 
 
 def _elements(layout: PositionLayout, number: int, position: np.ndarray) -> np.ndarray:
-    """Value of a variable, whole where it is a simplex."""
+    """Copy of the value of a variable, whole where it is a simplex."""
     array = position[layout.slices[number]].reshape(layout.shapes[number])
     if layout.names[number].endswith(SIMPLEX):
-        array = np.concatenate([array, -array.sum(-1, keepdims=True)], axis=-1)
-    return array
+        return np.concatenate([array, -array.sum(-1, keepdims=True)], axis=-1)
+    return array.copy()
 
 
-def _along(array: np.ndarray, length: int) -> np.ndarray:
-    """View with the first axis of a length in front."""
-    return np.moveaxis(array, array.shape.index(length), 0)
-
-
-def _sets(numbers: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    sizes = range(len(numbers), 0, -1)
-    few = len(numbers) <= FEW_VARIABLES
-    return chain.from_iterable(
-        combinations(numbers, size) for size in sizes if few or size in (len(numbers), 2, 1)
-    )
+def _sets[T](items: Sequence[T]) -> Iterator[tuple[T, ...]]:
+    """Sets of items, the smallest first."""
+    return chain.from_iterable(combinations(items, size + 1) for size in range(len(items)))
 
 
 def _named(layout: PositionLayout, some: Sequence[int]) -> str:

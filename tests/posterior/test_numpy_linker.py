@@ -96,10 +96,13 @@ def test_the_error_state_of_numpy_is_left_as_it_was():
 
 def test_a_choice_is_no_array_of_something_else():
     exponential = pt.exp(x)
-    outputs = [pt.switch(y > -9, x, y), pt.switch(y > -9, exponential, y), exponential]
-    arrays = [VALUES[x], *compile_quietly([x, y], outputs, NUMPY_MODE)(VALUES[x], VALUES[y])]
-    for one, other in combinations(arrays, 2):
-        assert not np.shares_memory(one, other)
+    chosen = pt.switch(y > -9, exponential, y)
+    outputs = [pt.switch(y > -9, x, y), chosen, exponential, chosen[::-1] + 1]
+    for graphs in (outputs, [exponential, chosen[None], chosen[::-1], chosen.sum()]):
+        for mode in (NUMPY_MODE, PYTHON_MODE):
+            arrays = [VALUES[x], *compile_quietly([x, y], graphs, mode)(VALUES[x], VALUES[y])]
+            for one, other in combinations(arrays, 2):
+                assert not np.shares_memory(one, other)
     # Of two choices that are the same array, one is written into.
     choices = [pt.switch(y > bound, exponential, y) for bound in (-9, -8)]
     total = Elemwise(add, inplace_pattern={0: 0})(*choices) + pt.switch(y > -7, exponential, y)

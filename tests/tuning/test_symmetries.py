@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 from pymc.distributions.transforms import ordered
+from pytensor.raise_op import Assert
 
 from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import layout_from_model
 from pymc_sgmcmc.tuning import find_center
-from pymc_sgmcmc.tuning.symmetries import images
+from pymc_sgmcmc.tuning.other_modes import _mode_by_symmetry
+from pymc_sgmcmc.tuning.subsample import Subsample
+from pymc_sgmcmc.tuning.symmetries import symmetries
 
 
 def slopes_of_unknown_sign(prior=pm.Normal):
@@ -30,7 +35,7 @@ def slopes_of_unknown_sign(prior=pm.Normal):
 
 def mixture(single=False, **transform):
     rng = np.random.default_rng(2)
-    y = rng.normal(4 * rng.integers(2, size=2000))
+    y = rng.normal(np.where(rng.random(2000) < 0.3, 4, 0))
     with pm.Model() as model:
         means = pm.Normal("means", 0, 10, shape=2, initval=[0.0, 1.0], **transform)
         if single:
@@ -52,8 +57,45 @@ def network():
     return model
 
 
+def two_means_beside_coefficients():
+    """Each coefficient is a variable of its own, so that sets of them are many."""
+    rng = np.random.default_rng(4)
+    X = rng.normal(size=(2000, 12))
+    y = X.sum(1) + rng.normal(np.where(rng.random(2000) < 0.3, 4, 0))
+    with pm.Model() as model:
+        predictor = sum(pm.Normal(f"b{k}") * X[:, k] for k in range(12))
+        low, high = pm.Normal("low", 0, 5, initval=-1), pm.Normal("high", 0, 5, initval=1)
+        weight = pm.Beta("weight", 2, 2)
+        components = [pm.Normal.dist(mean + predictor, 1) for mean in (low, high)]
+        pm.Mixture("y", pm.math.stack([weight, 1 - weight]), components, observed=y)
+    return model
+
+
+def unmixing():
+    """Half-way to the matrix with another sign the matrix has no inverse."""
+    rng = np.random.default_rng(5)
+    sources = rng.laplace(size=(2000, 2))
+    with pm.Model() as model:
+        matrix = pm.Normal("matrix", 0, 2, shape=(2, 2), initval=np.eye(2))
+        inverse = pt.linalg.inv(matrix)
+        rows = pm.Data("rows", sources @ [[1.0, 0.4], [-0.3, 1.0]])
+        density = pm.logp(pm.Laplace.dist(0, 1), rows @ inverse).sum(1)
+        pm.Potential("y", density + pt.log(pt.abs(pt.linalg.det(inverse))))
+    return model
+
+
+def bent_ridge():
+    """Variances add up, and a curve leads from each way to share them to the other."""
+    rng = np.random.default_rng(6)
+    with pm.Model() as model:
+        log_sds = pm.Normal("log_sds", 0, 1, shape=2)
+        sd = pm.math.sqrt(pm.math.exp(2 * log_sds).sum())
+        pm.Normal("y", 0, sd, observed=rng.normal(0, 1.4, size=2000))
+    return model
+
+
 def search(model):
-    posterior = Posterior(model)
+    posterior = Posterior(model, rows="rows" if "rows" in model.named_vars else None)
     return find_center(posterior, posterior.initial_position)
 
 
@@ -64,6 +106,8 @@ def search(model):
         (mixture, "elements 0 and 1 of means and weights exchanged"),
         (lambda: mixture(single=True), "elements 0 and 1 of means and one exchanged"),
         (network, "another sign of inner and outer"),
+        (two_means_beside_coefficients, "weight, low and high exchanged"),
+        (unmixing, "another sign of matrix"),
     ],
 )
 def test_a_mode_by_symmetry_is_told(model, change):
@@ -80,12 +124,38 @@ def test_without_symmetry_nothing_is_told(model):
         search(model())
 
 
+def test_the_ends_of_a_bent_ridge_are_one_mode():
+    posterior = Posterior(bent_ridge())
+    with pytest.warns(CenterWarning, match="a search from another start"):
+        center = find_center(posterior, posterior.initial_position)
+    center = replace(center, position=np.log([1.36, 0.33]))  # The sum of the variances is 1.96.
+    subsample = Subsample(posterior)
+    ((change, image),) = [
+        each for each in symmetries(posterior.layout, center.position) if "exchanged" in each[0]
+    ]
+    assert change == "elements 0 and 1 of log_sds exchanged"
+    ends = center.position, image(center.position)
+    high, low = (subsample.log_density_and_gradient(end)[0] for end in (ends[0], np.mean(ends, 0)))
+    assert low < high - 1
+    assert _mode_by_symmetry(posterior, subsample, center) is None
+
+
+def test_a_position_that_a_model_refuses_is_no_mode():
+    with pm.Model() as model:
+        large = pm.Normal("large", 20, 5)
+        empty = pm.Normal("empty", shape=(2, 0))
+        positive = Assert("not positive")(large, large > 0)
+        pm.Normal("y", positive + empty.sum(), 1, observed=np.full(500, 20.0))
+    search(model)  # and no error
+
+
 def test_exchanged_elements_of_a_simplex():
     with pm.Model() as model:
         weights = pm.Dirichlet("weights", np.ones(4))
     transform = model.rvs_to_transforms[weights]
     values = np.array([0.1, 0.3, 0.4, 0.2])
     layout = layout_from_model(model, None, model.initial_point())
-    ((change, image),) = images(layout, transform.forward(values).eval())
+    position = transform.forward(values).eval()
+    ((change, image),) = symmetries(layout, position)
     assert change == "elements 0 and 2 of weights exchanged"
-    np.testing.assert_allclose(transform.backward(image).eval(), values[[2, 1, 0, 3]])
+    np.testing.assert_allclose(transform.backward(image(position)).eval(), values[[2, 1, 0, 3]])
