@@ -78,16 +78,19 @@ def _exchanged_elements(
     layout: PositionLayout, position: np.ndarray
 ) -> Iterator[tuple[str, Image]]:
     """Two elements along some axes of the same length are exchanged."""
-    by_length: dict[int, list[Part]] = {}
+    by_length: dict[int, dict[Part, tuple[int, int] | None]] = {}
     for number in range(len(layout.names)):
         array = _elements(layout, number, position)
-        for axis, length in enumerate(array.shape):
-            if length > 1 and array.size:
-                by_length.setdefault(length, []).append(Part((number,), axis))
-    for length, parts in sorted(by_length.items()):
-        # Two weights may be those of a single probability.
-        for some in _sets([*parts, *(_probabilities(layout) if length == 2 else ())]):
-            pair = _unlike(layout, position, some)
+        for axis, length in enumerate(array.shape if array.size else ()):
+            along = np.moveaxis(array, axis, 0).reshape(length, -1)
+            # To exchange elements that are all alike would change nothing.
+            if np.ptp(along, axis=0).any():
+                by_length.setdefault(length, {})[Part((number,), axis)] = _unlike(along)
+    for length, pairs in sorted(by_length.items()):
+        if length == 2:  # Two weights may be those of a single probability.
+            pairs.update(dict.fromkeys(_probabilities(layout)))
+        for some in _sets([*pairs]):
+            pair = pairs[some[0]]
             if pair is not None:
                 numbers = tuple(number for part in some for number in part.numbers)
                 change = "elements {} and {} of {} exchanged".format(*pair, _named(layout, numbers))
@@ -139,19 +142,11 @@ def _exchanged(
     return image
 
 
-def _unlike(
-    layout: PositionLayout, position: np.ndarray, parts: Sequence[Part]
-) -> tuple[int, int] | None:
-    """Two elements that differ most in the first part where any do."""
-    for numbers, axis in parts:
-        if axis is not None:
-            along = np.moveaxis(_elements(layout, numbers[0], position), axis, 0)
-            along = along.reshape(len(along), -1)
-            column = along[:, np.ptp(along, axis=0).argmax()]
-            if np.ptp(column) > 0:
-                first, last = sorted((int(column.argmin()), int(column.argmax())))
-                return first, last
-    return None
+def _unlike(along: np.ndarray) -> tuple[int, int]:
+    """Numbers of the two rows that differ most in a column."""
+    column = along[:, np.ptp(along, axis=0).argmax()]
+    first, last = sorted((int(column.argmin()), int(column.argmax())))
+    return first, last
 
 
 def _elements(layout: PositionLayout, number: int, position: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from pymc_sgmcmc.posterior.position import layout_from_model
 from pymc_sgmcmc.tuning import find_center
 from pymc_sgmcmc.tuning.other_modes import _mode_by_symmetry
 from pymc_sgmcmc.tuning.subsample import Subsample
-from pymc_sgmcmc.tuning.symmetries import symmetries
+from pymc_sgmcmc.tuning.symmetries import MOST_SYMMETRIES, symmetries
 
 
 def slopes_of_unknown_sign(prior=pm.Normal):
@@ -147,6 +147,16 @@ def test_a_position_that_a_model_refuses_is_no_mode():
         positive = Assert("not positive")(large, large > 0)
         pm.Normal("y", positive + empty.sum(), 1, observed=np.full(500, 20.0))
     search(model)  # and no error
+
+
+@pytest.mark.parametrize("position", [np.zeros(80), np.arange(80.0)])
+def test_there_are_not_too_many(position):
+    """Without a bound the sets of forty variables would be 1e12."""
+    with pm.Model() as model:
+        for number in range(40):
+            pm.Normal(f"x{number}", shape=2)
+    layout = layout_from_model(model, None, model.initial_point())
+    assert sum(1 for _ in symmetries(layout, position)) <= 3 * MOST_SYMMETRIES
 
 
 def test_exchanged_elements_of_a_simplex():
