@@ -32,6 +32,7 @@ from pytensor.tensor.type import TensorType
 
 from pymc_sgmcmc.graph_notes import forget_notes
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_quietly, evaluate
+from pymc_sgmcmc.posterior.negative_binomial import local_negative_binomial
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def _fresh_shape(old: Variable, new: Variable, length: Length, beside_rows: bool
 
 
 def simplify_for_gradients(tensors: Sequence[TensorVariable]) -> list[TensorVariable]:
-    """Drop parameter checks and left-over minibatch scaling nodes.
+    """Drop parameter checks, left-over minibatch scaling nodes, and limits of densities.
 
     The checks cost time in each transition. They also turn the log density at an invalid parameter
     into -inf, whose gradient is zero, so a chain outside the support would go on unnoticed. Without
@@ -172,7 +173,7 @@ def simplify_for_gradients(tensors: Sequence[TensorVariable]) -> list[TensorVari
     # A copy of the nodes, which may be changed; inputs and constants stay the same.
     graph = FunctionGraph(outputs=list(tensors), clone=True, copy_inputs=False, copy_orphans=False)
     forget_notes(graph)
-    in2out(local_remove_check_parameter).rewrite(graph)
+    in2out(local_remove_check_parameter, local_negative_binomial).rewrite(graph)
     for node in graph.toposort():
         if isinstance(node.op, MinibatchRandomVariable):
             graph.replace(node.outputs[0], node.inputs[0])

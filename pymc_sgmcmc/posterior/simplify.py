@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 import pytensor.scalar as ps
 import pytensor.tensor as pt
-from pymc import NegativeBinomial
-from pymc.distributions.dist_math import binomln
-from pymc.logprob.utils import CheckParameterValue
 from pymc.pytensorf import rewrite_pregrad
-from pytensor.graph.basic import Apply, Constant, Variable, equal_computations
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.graph.traversal import toposort
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import neg, softplus
 from pytensor.tensor.variable import TensorVariable
 
@@ -151,7 +148,6 @@ def prepared(log_density: TensorVariable) -> TensorVariable:
     changes its graph, which may be a part of other graphs, so it gets a copy.
     """
     graph = copy_without_notes([log_density])
-    in2out(local_negative_binomial).rewrite(graph)
     rewrite_pregrad(graph)
     in2out(local_log_logistic).rewrite(graph)
     return graph.outputs[0]
@@ -173,82 +169,6 @@ def local_log_logistic(fgraph, node):
         return None
     linear = pt.switch(condition, argument, np.zeros((), dtype=node.outputs[0].dtype))
     return [(linear - softplus(argument)).astype(node.outputs[0].dtype)]
-
-
-@node_rewriter([Elemwise])
-def local_negative_binomial(fgraph, node):
-    """PyMC's negative binomial density of a mean -> with one softplus, and one branch for all n.
-
-    With w = log(mean / n) it is log binom(y + n - 1, y) + y w - (y + n) softplus(w). PyMC takes the
-    Poisson density above n = 10^10, and compiled code evaluates both for each row. Here a random n
-    counts as 10^10 there, which changes a log density by less than (y - mean)^2 / 10^10.
-    """
-    if (found := _negative_binomial_of_mean(node)) is None:
-        return None
-    value, n, log_mean = found
-    n = pt.minimum(n, LIMIT_OF_NEGATIVE_BINOMIAL)
-    ratio = log_mean - pt.log(n)
-    # A mean of zero is allowed where nothing is counted.
-    power = pt.switch(pt.eq(value, 0), 0, value * ratio)
-    density = binomln(value + n - 1, value) + power - (value + n) * softplus(ratio)
-    return [density.astype(node.outputs[0].dtype)]
-
-
-LIMIT_OF_NEGATIVE_BINOMIAL = 1e10
-"""PyMC's density is that of Poisson above this number of successes."""
-
-
-def _negative_binomial_of_mean(
-    node: Apply,
-) -> tuple[TensorVariable, TensorVariable, TensorVariable] | None:
-    """Value, n and log mean where a node is the choice in PyMC's density of a mean and random n."""
-    choice = node.outputs[0]
-    n = _input_of(choice, (ps.Switch, 0), (ps.GT, 0))
-    value = _input_of(choice, (ps.Switch, 2), (ps.Add, 0), (ps.Add, 1), (ps.Switch, 2), (ps.Mul, 0))
-    p = _input_of(choice, (ps.Switch, 2), (ps.Add, 1), (ps.Switch, 2), (ps.Mul, 1), (ps.Log, 0))
-    log_n = _input_of(p, (ps.Sigmoid, 0), (ps.Sub, 0))
-    log_mean = _input_of(p, (ps.Sigmoid, 0), (ps.Sub, 1))
-    if n is None or value is None or p is None or log_n is None or log_mean is None:
-        return None
-    if not _is_logarithm(log_n, n) or isinstance(_without_added_axes(n), Constant):
-        return None
-    # The rest is left to PyMC: this is its density, or another one whose parts look like these.
-    density = NegativeBinomial.logp(value, n, p)
-    whole = _input_of(density, (CheckParameterValue, 0), (ps.Switch, 2))
-    if whole is None or not equal_computations([choice], [whole]):
-        return None
-    return value, n, log_mean
-
-
-def _is_logarithm(variable: Variable, of: Variable) -> bool:
-    """Whether a variable is log(of), which is x where `of` is exp(x)."""
-    if (argument := _input_of(variable, (ps.Log, 0))) is not None:
-        return _without_added_axes(argument) is _without_added_axes(of)
-    exponent = _input_of(of, (ps.Exp, 0))
-    return exponent is not None and _without_added_axes(exponent) is _without_added_axes(variable)
-
-
-def _input_of(variable: Variable | None, *path: tuple[type, int]) -> Variable | None:
-    """Follow inputs by number through operations, None where one is not as expected."""
-    for operation, number in path:
-        variable = _without_added_axes(variable)
-        if variable is None or variable.owner is None:
-            return None
-        op = variable.owner.op
-        if not isinstance(op.scalar_op if isinstance(op, Elemwise) else op, operation):
-            return None
-        variable = variable.owner.inputs[number]
-    return variable
-
-
-def _without_added_axes(variable: Variable | None) -> Variable | None:
-    """A variable before axes are added in front of it, as broadcasting would."""
-    while variable is not None and variable.owner is not None:
-        op = variable.owner.op
-        if not isinstance(op, DimShuffle) or not op.is_left_expand_dims:
-            break
-        variable = variable.owner.inputs[0]
-    return variable
 
 
 def _negated_softplus_argument(variable: Variable) -> Variable | None:
