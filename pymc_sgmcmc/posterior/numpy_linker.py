@@ -103,7 +103,8 @@ def _function_of(node: Apply, temporary: bool) -> Callable[..., Any] | None:
 def _choice(node: Apply, temporary: bool) -> Callable[..., np.ndarray]:
     """As `numpy.where`, without a choice for each element where all are those of one array.
 
-    A density of PyMC has up to twenty of them, for limits of its parameters.
+    A density of PyMC has up to twenty of them, for limits of its parameters. The result is in C
+    order, since sums of it would otherwise be rounded in one way or another, by the rows beside.
     """
     dtype = np.dtype(node.outputs[0].type.dtype)
     owners = [variable.owner for variable in node.inputs[1:]]
@@ -113,11 +114,11 @@ def _choice(node: Apply, temporary: bool) -> Callable[..., np.ndarray]:
     def choose(condition: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
         some = condition.any()
         if some and not condition.all():
-            return np.where(condition, one, other)
+            return np.asarray(np.where(condition, one, other), order="C")
         chosen, may_be_shared = (one, own[0]) if some else (other, own[1])
         shape = np.broadcast(condition, one, other).shape
         if chosen.shape != shape:
             return np.full(shape, chosen, dtype)
-        return chosen if may_be_shared else chosen.copy()
+        return np.asarray(chosen, order="C") if may_be_shared else chosen.copy()
 
     return choose

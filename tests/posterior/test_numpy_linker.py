@@ -109,3 +109,12 @@ def test_a_choice_is_no_array_of_something_else():
     mode = Mode(linker=NumpyLinker(), optimizer=None)
     function = pytensor.function([x, y], total, mode=mode, accept_inplace=True)
     np.testing.assert_allclose(function(VALUES[x], VALUES[y]), 3 * np.exp(VALUES[x]))
+
+
+def test_sums_of_a_choice_do_not_depend_on_what_is_beside():
+    matrix = pt.dmatrix("matrix")
+    sums = pt.switch(matrix > 0, matrix, 0).sum(axis=0)
+    function = compile_quietly([matrix], sums, NUMPY_MODE)
+    values = np.asfortranarray(np.random.default_rng(1).uniform(size=(1000, 7)))
+    beside = np.asfortranarray(np.column_stack([values, -values[:, 0]]))
+    np.testing.assert_array_equal(function(beside)[:-1], function(values))
