@@ -1,4 +1,4 @@
-"""PyMC's negative binomial density in one branch, which takes three fifths of the time."""
+"""PyMC's negative binomial density in one branch, which takes less time."""
 
 from __future__ import annotations
 
