@@ -121,11 +121,10 @@ def write_gallery(app):
 
 
 def step_method_signature(app, what, name, obj, options, signature, return_annotation):
-    """Signature of `__init__` for a step method: PyMC's `__new__` would hide it."""
+    """Signature of a step method without types: PyMC's `__new__` would hide it."""
     if what != "class" or not issubclass(obj, BlockedStep):
         return None
-    parameters = list(inspect.signature(obj.__init__).parameters.values())[1:]
-    shown = stringify_signature(inspect.Signature(parameters), show_annotation=False)
+    shown = stringify_signature(inspect.signature(obj), show_annotation=False)
     return shown, return_annotation
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pymc_sgmcmc.adaptation import Adaptation, AdaptationState, Seen
-from pymc_sgmcmc.batching import EPOCHS_BETWEEN_SHUFFLES, FIRST_ORDER
+from pymc_sgmcmc.batching import EPOCHS_BETWEEN_SHUFFLES
 from pymc_sgmcmc.checks import whole_number
 from pymc_sgmcmc.engine import TransitionBlock, Transitions
 from pymc_sgmcmc.matrices import Matrix
@@ -215,17 +215,16 @@ class Chain:
     def read_ahead(self, rngs: Sequence[np.random.Generator]) -> None:
         """Bring the rows of chains that will begin from these generators into memory together.
 
-        They are the rows of `expected_draws` draws, as far as these are in the first order.
+        They are the rows of `expected_draws` draws, as far as these are in the chain's first order.
         """
         batching = self.block.batching
         transitions = min(self.expected_draws * self.thin, self.transitions_per_order)
-        indices = []
+        orders, indices = [], []
         for rng in rngs:
             of_chain = deepcopy(rng)
-            _generators(of_chain)
+            orders.append(_generators(of_chain)[-1])
             indices.append(batching.draw(of_chain, self.block.lag + transitions))
-        batching.set_order(FIRST_ORDER)
-        batching.read_ahead(indices)
+        batching.read_ahead(orders, indices)
 
     def ahead(self, most: int) -> tuple[int, np.ndarray]:
         """Minibatches of the next transitions, as far as the order of the rows stays.
@@ -434,9 +433,8 @@ class Chain:
         return max(1, round(transitions / self._begun().thin))
 
     def _order(self, state: ChainState) -> int:
-        """Seed of the order of the rows at the present draw."""
-        shuffles = state.transitions // self.transitions_per_order
-        return FIRST_ORDER if shuffles == 0 else state.order_entropy + shuffles
+        """Seed of the order of the rows at the present draw, the chain's own."""
+        return state.order_entropy + state.transitions // self.transitions_per_order
 
     def _run(self, count: int, noise: np.ndarray | None = None) -> Draws:
         """Compute draws in one call, and set the state after them."""

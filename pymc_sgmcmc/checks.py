@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -75,30 +76,72 @@ def as_array(
     return array.astype(float)
 
 
-def whole_number(name: str, value: Any, least: int, of: str = "") -> int:
+def whole_number(
+    name: str, value: Any, least: int, of: str = "", *, most: int | None = None
+) -> int:
     """Return a whole number that a user gave as a setting.
 
     Raises
     ------
     ValueError
-        Where the value is no whole number, or below the least.
+        Where the value is no whole number, below the least, or above the most.
     """
     is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not is_whole or value < least:
-        raise ValueError(
-            f"`{name}` should be a whole number{of}, at least {least}, but got {value!r}."
-        )
+    if not is_whole or value < least or (most is not None and value > most):
+        bounds = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"`{name}` should be a whole number{of}, {bounds}, but got {value!r}.")
     return int(value)
 
 
-def accepts(function: Callable[..., Any], count: int) -> bool:
-    """Whether a function takes this number of arguments, where its signature is known."""
+def truth_value(name: str, value: Any) -> bool:
+    """Return a truth value that a user gave as a setting.
+
+    Raises
+    ------
+    TypeError
+        Where the value is another one.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"`{name}` should be True or False, but got {value!r}.")
+    return bool(value)
+
+
+def generator(name: str, seed: Any) -> np.random.Generator:
+    """Return the random generator of a seed that a user gave as a setting.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where it is no seed.
+    """
+    from pymc.util import get_random_generator  # chains import this module, and nothing of PyMC
+
+    try:
+        if isinstance(seed, bool | np.random.RandomState):
+            raise TypeError
+        return get_random_generator(seed)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"`{name}` should be a seed (a whole number that is not negative, or several) or a "
+            f"`numpy.random.Generator`, but got {seed!r}."
+        ) from None
+
+
+def unknown_argument(of: str, name: str, known: Iterable[str], instead: str = "") -> TypeError:
+    """The error of an argument that a function has not, with one of a similar name."""
+    similar = difflib.get_close_matches(name, known, 1)
+    meant = f"Did you mean `{similar[0]}`?" if similar else "See its docstring for its arguments."
+    return TypeError(f"`{of}` takes no argument `{name}`. {instead or meant}")
+
+
+def accepts(function: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
+    """Whether a function takes these arguments, where its signature is known."""
     try:
         signature = inspect.signature(function)
     except ValueError:  # Functions of C code may have no signature.
         return True
     try:
-        signature.bind(*[None] * count)
+        signature.bind(*arguments, **named)
     except TypeError:
         return False
     return True
@@ -123,6 +166,26 @@ def one_of(name: str, value: Any, names: Sequence[str], or_else: str = "") -> st
         listed = ", ".join(map(repr, names))
         raise ValueError(f"`{name}` should be one of {listed}{or_else}, but got {value!r}.")
     return value
+
+
+def names_among(name: str, value: Any, known: Sequence[str]) -> list[str]:
+    """Return names that a user gave as a setting, one or several, of those that there are.
+
+    Raises
+    ------
+    TypeError
+        Where the value is no name or sequence of names.
+    ValueError
+        Where it is empty, or has others.
+    """
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, Sequence) or not all(isinstance(each, str) for each in names):
+        raise TypeError(f"`{name}` should name some of {quoted(known)}, but got {value!r}.")
+    unknown = [each for each in names if each not in known]
+    if unknown or not names:
+        shown = quoted(unknown) or "an empty list"
+        raise ValueError(f"`{name}` should name some of {quoted(known)}, but got {shown}.")
+    return list(names)
 
 
 def quoted(names: Iterable[object]) -> str:

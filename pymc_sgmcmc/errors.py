@@ -7,7 +7,23 @@ from xarray import DataTree
 
 
 class ModelError(ValueError):
-    """The model cannot be sampled by minibatches as it stands; the message says what to do."""
+    """The model cannot be sampled by minibatches as it stands; the message says what to do.
+
+    Attributes
+    ----------
+    local : str or None
+        A variable with one element a row, where that is why rows are not separable.
+    """
+
+    local: str | None = None
+
+
+class NotTogetherError(ModelError):
+    """Local variables cannot be integrated out as named; the message says why, but no remedy."""
+
+
+class UndeterminedError(ModelError):
+    """The likelihood does not determine variables; the message names them, but no remedy."""
 
 
 class NonFinitePositionError(SamplingError):

@@ -17,14 +17,15 @@ import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.batching import (
+    ANY_NOISE,
     FIRST_ORDER,
-    SCHEMES,
     Batching,
     RowOrder,
+    ShuffledWindows,
     check_batch_size,
     numbers_without,
+    scheme_class,
 )
-from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.sources.arrays import joined
 
 MOST_BYTES = 2 * 2**30
@@ -49,8 +50,8 @@ JoinRows = Callable[[Sequence[np.ndarray], int, Sequence[np.ndarray]], Sequence[
 class GatheredRows(Batching):
     """Minibatches of a scheme, gathered in the order in which transitions take them.
 
-    Indices and probabilities are those of `ShuffledWindows` or `WithReplacement` on the same number
-    of rows, and so are the draws of a chain.
+    Indices and probabilities are those of the scheme in memory on the same number of rows, and so
+    are the draws of a chain.
 
     Parameters
     ----------
@@ -75,6 +76,8 @@ class GatheredRows(Batching):
         For each array whether rows have no parts of it of their own. Missing ones are False.
     bytes_beside : float
         Bytes of such arrays that a row needs, on average.
+    row_bytes, noise_share : float
+        As of `make_batching`, for the same draws as in memory.
 
     Raises
     ------
@@ -96,16 +99,19 @@ class GatheredRows(Batching):
         join: JoinRows = joined,
         shared_by_rows: Sequence[bool] = (),
         bytes_beside: float = 0.0,
+        row_bytes: float = 0.0,
+        noise_share: float = ANY_NOISE,
     ):
         if static:
             raise ValueError(
                 "Rows of a source are not gathered for JAX. Use "
                 '`compile_kwargs={"mode": "NUMBA"}`, the default.'
             )
-        self.name = one_of("batching", scheme, tuple(SCHEMES))
-        self.without_replacement = SCHEMES[scheme].without_replacement
-        self._excluded = np.empty(0, dtype=np.int64) if excluded is None else excluded
-        self.n_rows = n_rows - len(self._excluded)
+        self.excluded = np.empty(0, dtype=np.int64) if excluded is None else excluded
+        self.n_rows = n_rows - len(self.excluded)
+        self._scheme = scheme_class(scheme, self.n_rows, batch_size, row_bytes, noise_share)
+        self.name = self._scheme.name
+        self.without_replacement = self._scheme.without_replacement
         self.batch_size = check_batch_size(batch_size, self.n_rows)
         self.static = False
         self._read, self._most_bytes = read, most_bytes
@@ -123,22 +129,21 @@ class GatheredRows(Batching):
             pytensor.shared(values, f"data_{index}", borrow=True, shape=(None, *values.shape[1:]))
             for index, values in enumerate(first)
         )
-        self._gathered: tuple[int, np.ndarray] = (FIRST_ORDER, np.empty(0, dtype=np.int64))
+        none = np.empty(0, dtype=np.int64)
+        self._gathered: tuple[np.ndarray, np.ndarray] = none, none
         self._following: _Stretch | None = None
         self._length = pytensor.shared(np.int64(self.batch_size), "batch_size")
         self._n_rows = pytensor.shared(np.int64(self.n_rows), "n_rows")
 
     @property
-    def variance_factor(self) -> float:
-        """That of the scheme."""
-        if not self.without_replacement:
-            return 1.0
-        return (self.n_rows - self.batch_size) / max(1, self.n_rows - 1)
-
-    @property
     def index_size(self) -> int:
         """That of the scheme."""
-        return 1 if self.without_replacement else self.batch_size
+        return 1 if self._takes_windows else self.batch_size
+
+    @property
+    def _takes_windows(self) -> bool:
+        """Whether a minibatch is the window of an order, rather than numbers of rows."""
+        return self._scheme is ShuffledWindows
 
     @property
     def most_minibatches(self) -> float:
@@ -182,12 +187,7 @@ class GatheredRows(Batching):
 
     def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
         """Indices of the scheme: starts of windows, or numbers of rows."""
-        if self.without_replacement:
-            if self.batch_size == self.n_rows:
-                return np.zeros(minibatches, dtype=np.int64)
-            return rng.integers(self.n_rows, size=minibatches)
-        numbers = rng.integers(self.n_rows, size=(minibatches, self.batch_size))
-        return numbers_without(self._excluded, numbers)
+        return self._scheme.indices(rng, minibatches, self.n_rows, self.batch_size, self.excluded)
 
     def selected(self, index: np.ndarray) -> np.ndarray:
         """Row numbers in the original data, shape (n,)."""
@@ -195,7 +195,7 @@ class GatheredRows(Batching):
 
     def set_order(self, seed: int) -> None:
         """Take the windows of the order of a seed from now on."""
-        if seed != self._order:
+        if self._takes_windows and seed != self._order:
             self._order, self._present = seed, None
 
     def first_indices(self, minibatches: int) -> np.ndarray:
@@ -256,16 +256,27 @@ class GatheredRows(Batching):
                 before = [shared.get_value(borrow=True) for shared in self._shared]
                 rows = self._derived(stretch.rows.result())
                 self._hold(self._join(before, end * self.batch_size, rows))
-                self._gathered = self._order, np.concatenate([gathered[end:], stretch.minibatches])
+                self._remember(np.concatenate([gathered[end:], stretch.minibatches]))
                 return stretch.minibatches[taken:]
         return None
 
-    def read_ahead(self, indices: Sequence[np.ndarray]) -> int:
+    def read_ahead(self, orders: Sequence[int], indices: Sequence[np.ndarray]) -> int:
         """Bring the rows of several chains into memory together; how many of the chains fit."""
         ends = np.cumsum([len(index) for index in indices])
         fitting = int(np.searchsorted(ends, self.most_minibatches, side="right"))
-        if fitting:
-            self._gather(np.concatenate(indices[:fitting]))
+        pairs = list(zip(orders, indices, strict=True))[:fitting]
+        if pairs:
+            numbers = np.concatenate([self.numbers(*pair) for pair in pairs])
+            self._hold(self._derived(self._read(numbers)))
+            self._gathered = (
+                np.concatenate(
+                    [
+                        np.full(len(index), order if self._takes_windows else self._order)
+                        for order, index in pairs
+                    ]
+                ),
+                np.concatenate([index for _, index in pairs]),
+            )
         return fitting
 
     def numbers(self, order: int, minibatches: np.ndarray) -> np.ndarray:
@@ -285,18 +296,23 @@ class GatheredRows(Batching):
 
     def _place(self, index: np.ndarray) -> int | None:
         """Number of the first of some minibatches among those in memory, None if one is not."""
-        order, gathered = self._gathered
-        if order != self._order or len(gathered) < len(index):
+        orders, gathered = self._gathered
+        if len(gathered) < len(index):
             return None
         firsts = gathered.reshape(len(gathered), -1)[:, 0]
-        for place in np.flatnonzero(firsts == index.reshape(len(index), -1)[0, 0]):
+        first = index.reshape(len(index), -1)[0, 0]
+        for place in np.flatnonzero((firsts == first) & (orders == self._order)):
             if np.array_equal(gathered[place : place + len(index)], index):
                 return int(place)
         return None
 
     def _gather(self, index: np.ndarray) -> None:
         self._hold(self._derived(self._read(self._numbers(index).ravel())))
-        self._gathered = self._order, index
+        self._remember(index)
+
+    def _remember(self, index: np.ndarray) -> None:
+        """Note which minibatches are in memory, all of the present order."""
+        self._gathered = np.full(len(index), self._order), index
 
     def _derived(self, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Arrays of minibatches from rows that were read."""
@@ -309,11 +325,11 @@ class GatheredRows(Batching):
 
     def _numbers(self, index: np.ndarray) -> np.ndarray:
         """Row numbers of minibatches, shape (minibatches, n)."""
-        if not self.without_replacement:
+        if not self._takes_windows:
             return index
         places = (index[:, None] + np.arange(self.batch_size)) % self.n_rows
         if self.batch_size < self.n_rows:
             if self._present is None:
                 self._present = RowOrder(self.n_rows, [self.n_rows, self._order])
             places = self._present(places)
-        return numbers_without(self._excluded, places)
+        return numbers_without(self.excluded, places)

@@ -9,7 +9,6 @@ the statistic.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +28,9 @@ RECORD = "sgmcmc_record"
 
 DIMENSION = "unconstrained_position"
 """This is the dimension of position and gradient in a trace."""
+
+SAMPLE_DIMS = ("chain", "draw")
+"""These are the dimensions of the draws of a trace."""
 
 MOMENTS = "sgmcmc_moments"
 """This group of a trace has the moments over all transitions."""
@@ -50,9 +52,9 @@ STEP_SIZE_COLUMN = "step_size_column"
 """This setting is the column of ``step_size`` that belongs to this package, in compound runs in
 which other step methods record a ``step_size`` too."""
 
-GIVEN, COMPUTED, SEARCHED = "given", "computed", "searched"
-"""A step size is given by the user, computed in closed form or by what a sampler has in its place,
-or searched by successive halving."""
+GIVEN, COMPUTED = "given", "computed"
+"""A step size is given by the user, or computed, in closed form or by what a sampler has in its
+place."""
 
 MEAN_SHIFT = "mean_shift"
 """This array of the settings has the error of each mean, in posterior standard deviations, for
@@ -71,7 +73,8 @@ UNCALIBRATED = "uncalibrated_"
 
 LARGEST_MEAN_ERROR = 0.1
 """An error of a mean, in posterior standard deviations, is reported where it is larger. A 95 %
-interval that is off by this much has a probability of 94.9 %."""
+interval that is off by this much has a probability of 94.9 %. A standard deviation should be known
+to this part of itself: an interval too short by so much has a probability of 92 %."""
 
 INTEGRATED = "integrated_out"
 """This setting is the names of the variables that were integrated out of the model, as JSON."""
@@ -446,13 +449,3 @@ def is_of_draws(path: str, group: xr.Dataset, chains: int, draws: int) -> bool:
     """Whether a group has values for each chain and draw of the posterior."""
     sizes = (group.sizes.get("chain"), group.sizes.get("draw"))
     return sizes == (chains, draws) and not path.startswith(OTHER_DRAWS)
-
-
-def label_positions(idata: DataTree, labels: Sequence[str]) -> DataTree:
-    """Return a copy of a trace, whose coordinates have their labels already."""
-    warnings.warn(
-        "`label_positions` is no longer needed: `pm.sample` returns a trace with the labels.",
-        FutureWarning,
-        stacklevel=2,
-    )
-    return idata.copy()

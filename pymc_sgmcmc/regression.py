@@ -1,36 +1,44 @@
-"""Bayesian regression on a table: read a file, code it by formulae, and make a PyMC model."""
+"""Bayesian regression on a table: read a file, have Bambi make the model, sample and report."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import importlib
+import io
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import arviz as az
+import arviz_plots as azp
+import matplotlib
 import numpy as np
 import pandas as pd
-import pymc as pm
-import pytensor
+from arviz_base import dataset_to_dataarray
+from pandas.api.types import is_numeric_dtype
+from rich.console import Console
+from rich.table import Table
+from xarray import DataTree
 
-FAMILIES = ("bernoulli", "normal", "poisson")
-"""A regression may have these families of outcomes."""
-
-PRIOR_SD = 2.5
-"""The prior of a coefficient has this standard deviation, in logits, logarithms or standard
-deviations of the outcome. It is weak for standardised columns, since a logit of 2.5 takes a
-probability from 0.5 to 0.92."""
+from pymc_sgmcmc import datasets
+from pymc_sgmcmc.checks import import_optional
+from pymc_sgmcmc.errors import NonFinitePositionError
+from pymc_sgmcmc.record import SAMPLE_DIMS
+from pymc_sgmcmc.sampling import sample
+from pymc_sgmcmc.sampling.trace import groups_of_points
+from pymc_sgmcmc.step_methods import SGLDCV
+from pymc_sgmcmc.trace_tools.bias import bias_report
+from pymc_sgmcmc.tuning import laplace_draws
 
 MOST_LEVELS = 20
-"""Without a formula, a column of text with at most this many different values is taken for groups.
-A column with more values usually holds names, or numbers with a typing error among them."""
+"""A column of text with at most this many different values is taken for groups. A column with more
+values usually holds names, or numbers with a typing error among them. A message lists as many."""
 
-DEPENDENT = 1e-6
-"""Other columns determine a column where its distance to their span is at most this part of its
-length. Rounding leaves a distance of about 1e-12 for a standardised column."""
-
-LISTED = 20
-"""A message lists at most this many names or values, so that it stays readable."""
+MOST_PLOTTED = 60
+"""The plot shows at most this many coefficients, since each makes it 0.4 inches higher."""
 
 NUMBER_WITH_COMMAS = r"[+-]?\d[\d.]*(?:,\d+)*(?:[eE][+-]?\d+)?"
 DECIMAL_COMMA = r"[+-]?\d+(?:,\d+)?(?:[eE][+-]?\d+)?"
@@ -43,7 +51,64 @@ class InputError(ValueError):
     """The input cannot be used; the message says what to change."""
 
 
-# --- Reading --------------------------------------------------------------------------------------
+def run(options: argparse.Namespace, example: str, paths: Sequence[Path]) -> list[str]:
+    """Sample, report, write the trace and the plot, and return why files could not be written."""
+    # Names of columns may look like markup.
+    console = Console(markup=False, highlight=False, emoji=False)
+    failed = []
+
+    def write(path: Path, make: Callable[[], bytes]) -> None:
+        part = path.with_name(f".{path.name}.part")
+        try:
+            part.write_bytes(make())
+            part.replace(path)  # so that an incomplete file never replaces a complete one
+            console.print(f"Written: {path}", soft_wrap=True)  # unbroken, to be copied
+        except (OSError, ImportError) as error:
+            failed.append(
+                f"{str(path)!r} could not be written: {getattr(error, 'strerror', None) or error}. "
+                "Make room for it or give another folder by --output, then run again."
+            )
+        finally:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: console.print(f"Warning: {message}")
+        frame, outcome, columns = load(options, example)
+        model, notes = make_model(frame, outcome, columns, options.formula, options.family)
+        for note in notes:
+            console.print(f"Note: {note}.", style="yellow")
+        console.print(model)
+        trace, laplace = draws_of(model, options, console.is_terminal)
+        # Made in memory, since HDF5 ends the process if it cannot write to a file.
+        write(paths[0], lambda: bytes(trace.to_netcdf(engine="h5netcdf")))
+        report = bias_report(trace)
+        console.print(comparison(model, trace, laplace, report))
+        console.print(report.attrs["verdict"])
+        if model.family.name == "bernoulli":
+            fitted = model.predict(trace.isel(draw=[0]), inplace=False)["posterior"]["p"]
+            if ((fitted.mean(SAMPLE_DIMS) > 0.5) == model.response_term.data).all():
+                console.print("Note: predictors separate the outcomes, so the prior matters.")
+        write(paths[1], lambda: forest_plot(model, trace, laplace))
+    return failed
+
+
+# --- Tables ---------------------------------------------------------------------------------------
+
+
+def load(options: argparse.Namespace, example: str) -> tuple[pd.DataFrame, str, list[str]]:
+    """The table, and outcome and predictors of a model without a formula."""
+    if options.file is not None:
+        frame = read_table(options.file, options.separator)
+        columns = [column for column in frame if column != options.outcome]
+    else:
+        try:
+            dataset = getattr(datasets, f"load_{options.data.replace('-', '_')}")()
+        except (OSError, ImportError, ValueError) as error:  # their messages say what to do
+            raise InputError(str(error)) from error
+        columns = list(dataset.feature_names)
+        frame = dataset.frame.assign(**{example: dataset.frame.eval(example)})
+    return frame, options.outcome or example, options.columns or columns
 
 
 def read_table(path: Path, separator: str | None = None) -> pd.DataFrame:
@@ -52,9 +117,7 @@ def read_table(path: Path, separator: str | None = None) -> pd.DataFrame:
     Where no separator of a CSV file is given, it is the most frequent of ``,;|`` and the tab in the
     line of names. A file that cannot be read, or that can be read in two ways, is an `InputError`.
     """
-    kind = {".parquet": "parquet", ".csv": "CSV in UTF-8", ".txt": "CSV in UTF-8"}.get(path.suffix)
-    if kind is None:
-        raise InputError(f"--file should end in .csv, .txt or .parquet, but got {path}.")
+    kind = "parquet" if path.suffix == ".parquet" else "CSV in UTF-8"
     try:
         if kind == "parquet":
             return pd.read_parquet(path).rename(columns=str)
@@ -97,193 +160,248 @@ def _with_decimal_points(column: pd.Series) -> pd.Series:
     return column.str.strip().str.replace(",", ".").astype(float)
 
 
-# --- Coding ---------------------------------------------------------------------------------------
+# --- Model ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Regression:
-    """A generalised linear model of the rows of a table.
-
-    `X` has the columns `names`. The linear predictor is a logit for "bernoulli" and a logarithm for
-    "poisson". `outcome` describes `y`, and `notes` lists the changes made to the table.
-    """
-
-    X: np.ndarray
-    y: np.ndarray
-    names: tuple[str, ...]
-    family: str
-    outcome: str
-    notes: tuple[str, ...]
-
-    def model(self) -> pm.Model:
-        """An ordinary model of all rows: ``beta``, for normal outcomes ``log_sigma``, and ``y``."""
-        # Priors follow the outcome, since counts and measurements can have any order of magnitude.
-        mean = float(self.y.mean()) if "Intercept" in self.names else 0.0
-        spread = float(np.sqrt(np.mean((self.y - mean) ** 2))) if self.family == "normal" else 1.0
-        center = {"bernoulli": 0.0, "normal": mean, "poisson": np.log(mean or 1.0)}[self.family]
-        location = np.where(np.array(self.names) == "Intercept", center, 0.0)
-        with pm.Model(coords={"coefficient": self.names}) as model:
-            beta = pm.Normal("beta", location, PRIOR_SD * spread, dims="coefficient")
-            predictor = self.X.astype(pytensor.config.floatX) @ beta
-            if self.family == "bernoulli":
-                pm.Bernoulli("y", logit_p=predictor, observed=self.y)
-            elif self.family == "poisson":
-                pm.Poisson("y", pm.math.exp(predictor), observed=self.y)
-            else:
-                log_sigma = pm.Normal("log_sigma", np.log(spread), 1.0)
-                pm.Normal("y", predictor, pm.math.exp(log_sigma), observed=self.y)
-        return model
-
-
-def make_regression(
+def make_model(
     frame: pd.DataFrame,
-    outcome: str | None = None,
+    outcome: str = "",
     columns: Sequence[str] = (),
     formula: str | None = None,
     family: str | None = None,
-) -> Regression:
-    """Code a table by a formula, or by the names of an outcome and columns.
+) -> tuple[Any, list[str]]:
+    """Model of Bambi by a formula, or by the names of an outcome and columns, and notes about it.
 
-    Where no family is given, an outcome with two values is "bernoulli" and any other is "normal".
-    Columns of the design are standardised, except those of zeros and ones. Rows with missing values
-    and columns that earlier columns determine are left out, with a note. A formula that does not
-    fit the table is an `InputError`.
+    Where no family is given, an outcome with two values is "bernoulli", ``p(k, n)`` is "binomial"
+    and any other is "gaussian". What does not fit together is an `InputError`.
 
     Examples
     --------
     >>> frame = pd.DataFrame({"dose": [1.0, 2, 3], "ward": list("abb"), "ill": [0, 1, 0]})
-    >>> regression = make_regression(frame, formula="ill ~ dose + ward")
-    >>> regression.names, regression.family
-    (('Intercept', 'dose', 'ward[b]'), 'bernoulli')
+    >>> model, _ = make_model(frame, formula="ill ~ dose + ward")
+    >>> model.backend.model.free_RVs, model.family.name
+    ([Intercept, dose, ward], 'bernoulli')
     """
+    bambi = import_optional("bambi", "demo", "The command")
+    formulae = import_optional("formulae", "demo", "The command")
+    families = importlib.import_module("bambi.defaults.families").BUILTIN_FAMILIES
+    if family is not None and family not in families:
+        raise InputError(f"--family should be one of {', '.join(families)}, but got {family!r}.")
+    notes = []
+    if formula is None:
+        same = [
+            name for name in columns if name in frame and frame[name].nunique(dropna=False) == 1
+        ]
+        if same:
+            notes.append(f"left out {_listed(same)}, with one value in all rows")
+        columns = [name for name in columns if name not in same]
+        if not columns:
+            raise InputError(f"No column except {outcome!r} differs between rows. Add a predictor.")
+        if quoting := [name for name in (outcome, *columns) if "`" in name]:
+            raise InputError(f"The name {quoting[0]!r} has a backtick. Rename the column.")
+        formula = f"`{outcome}` ~ {' + '.join(f'`{name}`' for name in columns)}"
     try:
-        from formulae import design_matrices, model_description
-    except ModuleNotFoundError as error:
-        raise InputError('Install formulae: pip install "pymc_sgmcmc[demo]"') from error
-    text = formula or f"`{outcome}` ~ {' + '.join(f'`{name}`' for name in columns) or 1}"
-    try:
-        used = sorted(filter(None, model_description(text).var_names))  # numbers have no name
+        terms = formulae.model_description(formula)
+        response = terms.response.term.components[0]
     except Exception as error:  # the parser of formulae raises errors of many types
         raise InputError(
-            f"The formula should be like 'y ~ x + C(group)', but got {text!r}: {error}"
+            f"The formula should be like 'y ~ x + C(group)', but got {formula!r}: {error}"
         ) from error
-    unknown = [name for name in used if name not in frame]
-    if unknown:
+    table = _rows_of(frame, sorted(filter(None, terms.var_names)), notes)  # numbers have no name
+    parts = [part.name for term in terms.common_terms for part in getattr(term, "components", ())]
+    for name in table.columns.intersection(parts):
+        if not is_numeric_dtype(table[name]) and (levels := table[name].nunique()) > MOST_LEVELS:
+            raise InputError(
+                f"Column {name!r}, which is not of numbers, should have at most {MOST_LEVELS} "
+                f"different values, but has {levels}. Leave it out, or write (1|{name}) for "
+                "effects of groups in a --formula."
+            )
+    if response.name in table and response.reference is None:
+        family = _coded(table, response.name, family, notes)
+    elif family is None:
+        callee = getattr(getattr(response, "call", None), "callee", None)
+        other = "gaussian" if callee else "bernoulli"  # as in y["yes"]
+        family = "binomial" if callee in ("p", "prop", "proportion") else other
+    try:
+        # Formulae prints errors before it raises them. What a formula calls may raise any error.
+        with contextlib.redirect_stdout(io.StringIO()), np.errstate(all="ignore"):
+            model = bambi.Model(formula, table, family=family)
+            reserved = {*model.family.likelihood.params, *SAMPLE_DIMS}
+            for term in [*_parameter(model).terms.values(), model.response_term]:
+                name = term.name.replace("/", "÷")  # PyMC takes no slashes
+                term.alias = f"{name}_" if name in reserved else name
+            for term in [*_parameter(model).common_terms.values(), model.response_term]:
+                if not np.size(term.data) or not np.isfinite(np.asarray(term.data, float)).all():
+                    raise InputError(f"`{term.name}` has infinite values, or one value in all rows")
+            model.build()
+        counts = model.backend.model.observed_RVs[0].dtype.startswith("int")
+        if counts and (np.asarray(model.response_term.data) % 1).any():
+            raise InputError(f"`{response.name}` should be counts, but has fractions")
+    except Exception as error:
+        kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+        raise InputError(
+            f"The formula {formula!r} does not fit the table as {family}: {kind}{error}."
+        ) from error
+    return model, notes
+
+
+def _rows_of(frame: pd.DataFrame, names: list[str], notes: list[str]) -> pd.DataFrame:
+    """Columns of a table without rows that have missing values, numbers in double precision."""
+    if unknown := [name for name in names if name not in frame]:
         raise InputError(
             f"The table has no column {_listed(map(repr, unknown))}. Its columns are "
             f"{_listed(frame)}. If they are wrong, give the --separator of the CSV file."
         )
-    notes = []
-    holes = frame[used].isna()
-    complete = ~holes.any(axis=1)
+    if "Intercept" in names:
+        raise InputError("The column 'Intercept' has the name of a coefficient. Rename it.")
+    holes = frame[names].isna()
+    table = frame.loc[~holes.any(axis=1), names]
     where = f"missing values (in {_listed(holes.columns[holes.any()])})"
-    if not complete.any():
+    if table.empty:
         raise InputError(
             f"The table should have rows without missing values, but each of its {len(frame)} rows "
             f"has {where}. Fill them in, or leave out columns by --columns."
         )
-    if not complete.all():
-        notes.append(f"dropped {(~complete).sum():,} of {len(frame):,} rows with {where}")
-    table = frame.loc[complete, used].apply(_in_known_type)
-    for name in columns if formula is None else ():
-        levels = table[name].nunique()
-        if not pd.api.types.is_numeric_dtype(table[name]) and levels > MOST_LEVELS:
-            raise InputError(
-                f"Column {name!r} of text should have at most {MOST_LEVELS} different values, but "
-                f"has {levels}. Correct it, leave it out by --columns, or name it in a --formula."
-            )
-    functions = {"np": np, "log": np.log, "exp": np.exp, "sqrt": np.sqrt}
-    try:
-        design = design_matrices(text, table, na_action="error", extra_namespace=functions)
-    except Exception as error:  # functions in a formula may raise any error
-        raise InputError(f"The formula {text!r} does not fit the table: {error!r}.") from error
-    if design.response is None or design.common is None or design.group is not None:
-        raise InputError(
-            f"The formula should be like 'y ~ x + C(group)', without (1 | group), but got {text!r}."
-        )
-    label = text.partition("~")[0].strip().replace("`", "")
-    coded = np.asarray(design.response.design_matrix)
-    # Text comes as an indicator for each of its values.
-    values = pd.Series(coded) if coded.ndim == 1 else table[design.response.name]
-    y, chosen, meaning = _coded_outcome(values, label, family)
-    if family is None and chosen == "normal" and not (y % 1).any():
-        notes.append(
-            f"the regression is linear, since the outcome {label!r} has {values.nunique()} "
-            "different values; use --family poisson for counts"
-        )
-    matrix = design.common.as_dataframe()
-    X, names = _standardised(matrix), np.array(matrix.columns)
-    # The diagonal of R has the distance of each column to the span of those before it.
-    distance = np.zeros(len(names))
-    distance[: len(X)] = np.abs(np.diag(np.linalg.qr(X, mode="r")))
-    dependent = distance <= DEPENDENT * np.linalg.norm(X, axis=0)
-    if dependent.any():
-        notes.append(f"dropped {_listed(names[dependent])}, which earlier columns determine")
-    if formula is None and dependent[1:].all():
-        raise InputError(
-            f"No column except {label!r} differs between rows. Add a predictor with at least two "
-            "values."
-        )
-    kept = tuple(names[~dependent].tolist())
-    return Regression(X[:, ~dependent], y, kept, chosen, meaning, tuple(notes))
+    if len(table) < len(frame):
+        notes.append(f"dropped {len(frame) - len(table):,} of {len(frame):,} rows with {where}")
+    # Products of small integers would overflow.
+    numeric = {name: is_numeric_dtype(table[name]) for name in names}
+    table = table.astype({name: float if numeric[name] else "category" for name in names})
+    return table.apply(lambda of: of if numeric[of.name] else of.cat.remove_unused_categories())
 
 
-def _coded_outcome(
-    outcome: pd.Series, name: str, family: str | None
-) -> tuple[np.ndarray, str, str]:
-    """Outcomes as numbers, their family, and what they are."""
-    levels = sorted(outcome.unique())
-    numeric = pd.api.types.is_numeric_dtype(outcome)
-    family = family or ("normal" if numeric and len(levels) > 2 else "bernoulli")
-    suits = len(levels) == 2 if family == "bernoulli" else numeric and np.isfinite(outcome).all()
-    if family == "poisson" and suits:
-        suits = not (outcome % 1).any() and outcome.min() >= 0
-    if len(levels) < 2 or not suits:
+def _coded(table: pd.DataFrame, name: str, family: str | None, notes: list[str]) -> str:
+    """Make zeros and ones of an outcome with two values in the table, and return the family."""
+    numeric = is_numeric_dtype(table[name])
+    levels = sorted(table[name].unique()) if numeric else [*table[name].cat.categories]
+    family = family or ("gaussian" if numeric and len(levels) > 2 else "bernoulli")
+    if len(levels) < 2 or (family == "bernoulli" and len(levels) > 2):
         raise InputError(
-            f"The outcome {name!r} should have two different values, or finite numbers (counts for "
-            f"poisson), but has {len(levels)}: {_listed(levels)}. Give another --outcome."
+            f"The outcome {name!r} should have two different values, or more for a --family other "
+            f"than bernoulli, but has {len(levels)}: {_listed(levels)}."
         )
     if family == "bernoulli":
-        y = (outcome == levels[1]).to_numpy()
+        table[name] = (table[name] == levels[1]).astype(float)
         zero, one = (f"{level:g}" if numeric else level for level in levels)
-        which = "" if levels == [0, 1] else f" is {one}, not {zero},"
-        return y, family, f"{name}{which} in {y.mean():.1%}"
-    y = outcome.to_numpy(dtype=float)
-    return y, family, f"{name} has mean {y.mean():.4g} and sd {y.std():.4g}"
+        notes.append(f"{name} is {one}, not {zero}, in {table[name].mean():.1%} of rows")
+    return family
 
 
-def _standardised(matrix: pd.DataFrame) -> np.ndarray:
-    infinite = ~np.isfinite(matrix).all()
-    if infinite.any():
-        raise InputError(
-            f"{_listed(matrix.columns[infinite])} should be finite, but has infinite values. "
-            "Correct or leave out their rows."
-        )
-    # Indicators are not scaled. The indicator of a rare event, divided by its sd, would be so large
-    # that the prior would hardly bound the effect of the event.
-    numbers = ~matrix.isin((0.0, 1.0)).all()
-    # The largest first, since squares of large numbers overflow.
-    X = matrix.to_numpy(dtype=float) / np.where(numbers, matrix.abs().max(), 1.0)
-    # Centring changes the model where no intercept makes up for it.
-    X -= np.where(numbers & ("Intercept" in matrix), X.mean(axis=0), 0.0)
-    sd = X.std(axis=0)
-    return X / np.where(numbers & (sd > 0), sd, 1.0)
-
-
-def _in_known_type(column: pd.Series) -> pd.Series:
-    """The column in one of the types that formulae knows."""
-    kind = pd.api.types.infer_dtype(column)
-    if kind in ("boolean", "integer", "floating", "mixed-integer-float"):
-        return column.astype(float)
-    if kind in ("string", "mixed-integer", "categorical"):
-        return column if kind == "categorical" else column.astype(str)
-    raise InputError(
-        f"Column {column.name!r} should be numbers or text, but has the type {kind}. Convert it "
-        "(dates into days), or leave it out by --columns."
-    )
+def _parameter(model: Any) -> Any:
+    """The parameter of the family that the formula is for."""
+    return model.parameters[model.family.likelihood.parent]
 
 
 def _listed(values: Iterable[Any]) -> str:
     shown = [str(value) for value in values]
-    more = f" and {len(shown) - LISTED} more" if len(shown) > LISTED else ""
-    return ", ".join(shown[:LISTED]) + more
+    more = f" and {len(shown) - MOST_LEVELS} more" if len(shown) > MOST_LEVELS else ""
+    return ", ".join(shown[:MOST_LEVELS]) + more
+
+
+# --- Run and report -------------------------------------------------------------------------------
+
+
+def draws_of(
+    model: Any, options: argparse.Namespace, progressbar: bool
+) -> tuple[DataTree, DataTree]:
+    """Draws, of which there are fewer after an interrupt, and as many of Laplace's approximation.
+
+    Bambi centres predictors. In ``posterior`` the intercept is that of predictors as they are, and
+    in ``sample_stats`` it is that of centred ones.
+    """
+    made: list[tuple[Any, SGLDCV]] = []
+
+    def make_step(model: Any) -> SGLDCV:
+        step = SGLDCV(model=model, bias=options.bias, compile_kwargs={"mode": options.mode})
+        made.append((model, step))
+        return step
+
+    joint = model.backend.model
+    # Parameters of each row in each draw would fill the memory.
+    of_rows = {*model.family.likelihood.params} & {each.name for each in joint.deterministics}
+    names = [each.name for each in joint.unobserved_RVs if each.name not in of_rows]
+    settings = {name: getattr(options, name) for name in ("draws", "tune", "chains", "cores")}
+    try:
+        trace = sample(
+            **settings,
+            step=make_step,
+            random_seed=options.seed,
+            var_names=names,
+            model=joint,
+            progressbar=progressbar,
+        )
+    except (ValueError, NonFinitePositionError) as error:
+        raise InputError(str(error)) from error
+    chains, draws = (trace["posterior"].sizes[name] for name in SAMPLE_DIMS)
+    if draws < 4:  # of which no tool makes anything
+        raise KeyboardInterrupt
+    sampled, step = made[-1]
+    assert step.center is not None  # computed whenever the step size is
+    points = laplace_draws(step.posterior, step.center, chains * draws)
+    values = {name: np.stack([point[name] for point in points]) for name in points[0]}
+    names = [name for name in names if name in sampled.named_vars]
+    laplace = DataTree.from_dict(groups_of_points(sampled, values, chains, names))
+    trace, laplace = (model.backend._clean_results(tree, True, False) for tree in (trace, laplace))
+    return trace, laplace
+
+
+def comparison(model: Any, trace: DataTree, laplace: DataTree, report: pd.DataFrame) -> Table:
+    """ArviZ's summary beside Laplace's approximation and the variance errors of `bias_report`."""
+    terms = [term.alias for term in _parameter(model).terms.values()]
+    variables = [str(name) for name in trace["posterior"].data_vars]
+    # The effects of groups may be thousands.
+    shown = [name for name in terms if name in variables and "|" not in name]
+    shown += [name for name in variables if name not in terms]
+    how: dict[str, Any] = {"var_names": shown, "round_to": "none"}
+    summary, other = (az.summary(tree, **how).astype(float) for tree in (trace, laplace))
+    columns = summary[["mean", "sd", "eti89_lb", "eti89_ub", "ess_bulk", "r_hat"]].copy()
+    columns[["Laplace_mean", "Laplace_sd"]] = other[["mean", "sd"]]
+    # "ward[ward_dim=b]" and "sigma_log__" are coordinates of "ward[b]" and "sigma".
+    errors = report["variance_error"].rename(lambda label: re.sub(r"[^\[ ]+=|_[a-z]+__", "", label))
+    columns["variance_error"] = errors.reindex(summary.index)
+    formats = {"ess_bulk": ".0f", "r_hat": ".2f", "variance_error": ".3f"}
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("coefficient", overflow="fold", vertical="bottom")
+    for name in columns:
+        style = "cyan" if name.startswith("Laplace") else None
+        table.add_column(name.replace("_", "\n"), justify="right", overflow="fold", style=style)
+    for label, row in columns.iterrows():
+        # Two digits of the standard deviation.
+        decimals = max(0, 1 - int(np.floor(np.log10(row["sd"])))) if 0 < row["sd"] < np.inf else 3
+        form = f".{decimals}f" if decimals < 6 else ".3e"
+        table.add_row(label, *(f"{value:{formats.get(name, form)}}" for name, value in row.items()))
+    return table
+
+
+def forest_plot(model: Any, trace: DataTree, laplace: DataTree) -> bytes:
+    """PNG of the intervals of the coefficients beside those of Laplace's approximation.
+
+    Coefficients of numbers are multiplied by the standard deviations of these, which makes them
+    comparable. The intercept, which may be far away, is left out where there are others.
+    """
+    scales = {}
+    for term in _parameter(model).common_terms.values():
+        data = np.asarray(term.data, dtype=float)
+        scales[term.alias] = 1.0 if np.isin(data, (0, 1)).all() else data.std(0)
+    effects = {}
+    for label, tree in {"SGLD-CV": trace, "Laplace": laplace}.items():
+        posterior = tree["posterior"].to_dataset()
+        values = posterior[[*scales] or [name for name in posterior if "|" not in str(name)]]
+        values = values.assign({name: values[name] * scale for name, scale in scales.items()})
+        array = dataset_to_dataarray(values, sample_dims=SAMPLE_DIMS)[..., :MOST_PLOTTED]
+        array = array.drop_vars("variable").rename("effect", label="coefficient")
+        effects[label] = DataTree.from_dict({"posterior": array.to_dataset()})
+    matplotlib.use("agg")
+    plot = azp.plot_forest(
+        effects,
+        combined=True,
+        labels=["coefficient"],
+        backend="matplotlib",
+        figure_kwargs={"figsize": (9, 1.5 + 0.4 * array.sizes["coefficient"])},
+    )
+    plot.add_legend("model")
+    figure = plot.viz["figure"].item()
+    figure.supxlabel("effect of one standard deviation, or of 1 in place of 0")
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=150, bbox_inches="tight")
+    return content.getvalue()

@@ -62,7 +62,7 @@ def check_step_size(step_size: StepSize) -> StepSize:
         Where it is neither a positive finite number nor a function that gives one.
     """
     if callable(step_size):
-        if isinstance(step_size, type) or not accepts(step_size, 1):
+        if isinstance(step_size, type) or not accepts(step_size, 0):
             raise TypeError(
                 "`step_size` should be a function of the number of the transition, such as "
                 f"`lambda t: 0.1 / (1 + t)`, but got {step_size!r}."

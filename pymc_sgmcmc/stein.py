@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy import linalg, special
 
-from pymc_sgmcmc.matrices import SINGULAR, Dense, LowRank, as_matrix
+from pymc_sgmcmc.matrices import Dense, LowRank, as_matrix
 
 BATCHES = 20
 """Monte-Carlo errors are computed from the means of at most this many batches of each chain. The
@@ -145,37 +145,34 @@ def stein_variance_error(positions: np.ndarray, gradients: np.ndarray) -> Estima
     return Estimate(ratio.value - 1, ratio.standard_error)
 
 
-def mean_gradient_test(gradients: np.ndarray) -> float:
-    """Probability that chains at stationarity have a mean gradient as large as this one.
+def mean_gradient_test(*gradients: np.ndarray) -> float:
+    r"""Probability that chains at stationarity have a mean gradient as large as this one.
 
-    The expectation of the gradient is zero at stationarity. The probability is that of Hotelling's
-    test on the batch means. With too few batches for the number of coordinates it is the smallest
-    probability of the tests of single coordinates, with Bonferroni's correction. It is NaN with
-    fewer than four batches.
+    The expectation of the gradient is zero at stationarity. The probability is the smallest of the
+    t tests of single coordinates, with Bonferroni's correction. Their standard errors are those
+    that about `BATCHES` batches of all chains show within the chains. So few batches are long
+    beside the autocorrelation time, and their means are close to normal where gradients have heavy
+    tails. It is NaN with fewer than four batches.
 
     Parameters
     ----------
-    gradients : numpy.ndarray, shape (chains, draws, d)
+    *gradients : numpy.ndarray, shape (chains, draws, d)
+        The gradients, and linear functions of them, whose coordinates are tested too. In
+        :math:`M \hat\nabla`, M being the covariance of the posterior, a chain that is off along a
+        direction in which the posterior is wide shows, which single gradients hardly do.
     """
-    means = batch_means(gradients)
-    count, dimension = means.shape
-    if count < 4:
+    chains, draws, _ = gradients[0].shape
+    number = min(max(2, BATCHES // chains), draws // 2)
+    if chains * number < 4 or number < 2:
         return np.nan
-    scale = means.std(0)  # The units of the user may differ by any factor.
-    means = means / np.where(scale > 0, scale, 1)
-    mean = means.mean(0)
-    if count > 2 * dimension + 2:
-        values, vectors = linalg.eigh(np.atleast_2d(np.cov(means.T)))
-        # Coordinates that are functions of others add no information.
-        used = values > SINGULAR * max(values[-1], np.finfo(float).tiny)
-        rank = int(used.sum())
-        squared = count * ((vectors.T @ mean)[used] ** 2 / values[used]).sum()
-        if not rank:
-            return np.nan
-        ratio = (count - rank) / (rank * (count - 1)) * squared
-        return float(special.fdtrc(rank, count - rank, ratio))
-    t = mean / _standard_error(means)
-    return float(min(1.0, dimension * 2 * special.stdtr(count - 1, -np.abs(t)).min()))
+    batches = [split_into_batches(each, number).mean(2, dtype=float) for each in gradients]
+    means = np.concatenate(batches, axis=-1)
+    free = chains * (number - 1)
+    error = np.sqrt((means.var(1) * number).sum(0) / free / (chains * number))
+    if not error.any():
+        return np.nan
+    t = np.abs(means.mean((0, 1)))[error > 0] / error[error > 0]
+    return float(min(1.0, len(error) * 2 * special.stdtr(free, -t.max())))
 
 
 def kernel_stein_discrepancy(positions: np.ndarray, gradients: np.ndarray) -> Estimate:

@@ -19,7 +19,9 @@ from pymc_sgmcmc.batching import (
     AllRows,
     Batching,
     ShuffledWindows,
+    StridedRows,
     WithReplacement,
+    first_order,
     numbers_without,
 )
 from pymc_sgmcmc.engine import TransitionBlock
@@ -209,7 +211,7 @@ def minibatches_on_device(batching: Batching) -> Callable[[Any, int], Any]:
     import jax.numpy as jnp
 
     rows, size = batching.n_rows, batching.batch_size
-    if isinstance(batching, ShuffledWindows):
+    if isinstance(batching, ShuffledWindows | StridedRows):
         strides = strides_of_windows(rows, size)
 
         def windows(key: Any, count: int) -> Any:
@@ -217,7 +219,16 @@ def minibatches_on_device(batching: Batching) -> Callable[[Any, int], Any]:
             starts = jax.random.randint(of_starts, (count,), 0, rows, int)
             return jnp.stack([starts, jax.random.choice(of_strides, strides, (count,))], axis=1)
 
-        return windows
+        if isinstance(batching, ShuffledWindows):
+            return windows
+        order = first_order(rows)(np.arange(rows))
+        numbers = jnp.asarray(numbers_without(batching.excluded, order))
+
+        def strided(key: Any, count: int) -> Any:
+            starts, steps = windows(key, count).T[..., None]
+            return numbers[(starts + steps * jnp.arange(size)) % rows]
+
+        return strided
     if isinstance(batching, AllRows):
         return lambda key, count: jnp.zeros(count, int)
     if type(batching) is WithReplacement:
@@ -227,9 +238,8 @@ def minibatches_on_device(batching: Batching) -> Callable[[Any, int], Any]:
             return numbers[jax.random.randint(key, (count, size), 0, rows, int)]
 
         return with_replacement
-    weighted = ", which `row_weights` make," if batching.name == "weighted" else ""
     raise ValueError(
-        f'Minibatches of the scheme "{batching.name}"{weighted} are not drawn on the device of '
+        f'Minibatches of the scheme "{batching.name}" are not drawn on the device of '
         'JAX. Use `chain_method="parallel"`, or `batching="shuffle"` or "replace".'
     )
 

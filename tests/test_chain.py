@@ -9,6 +9,7 @@ import pytest
 
 from pymc_sgmcmc import SGHMC, SGLD, SGLDCV
 from pymc_sgmcmc.adaptation import Adaptation
+from pymc_sgmcmc.batching import ShuffledWindows
 from pymc_sgmcmc.chain import BLOCK_TRANSITIONS, Chain
 from pymc_sgmcmc.matrices import Diagonal
 from tests.support.models import logistic_model
@@ -69,11 +70,23 @@ def test_runs_after_tuning_are_long_and_ask_for_no_row_numbers(monkeypatch):
     chain = step.chain
     chain.begin(np.random.default_rng(1), np.zeros(3), tune=100)
     assert chain.run_length() == 100
-    batching = chain.block.batching
-    monkeypatch.setattr(type(batching), "_permutation", None)
     chain.advance(100)
+    batching = chain.block.batching
+    assert isinstance(batching, ShuffledWindows)
+    monkeypatch.setattr(type(batching), "_permutation", None)
     assert chain.run_length() == min(chain.transitions_per_order - 100, BLOCK_TRANSITIONS)
     chain.advance(chain.run_length())
+
+
+def test_each_chain_has_an_order_of_its_own():
+    """One order for all chains would have the same effect on each, which R-hat cannot show."""
+    step = SGLDCV(batch_size=20, thin=1, model=logistic_model(), compile_kwargs=NUMBA)
+    windows = []
+    for seed in (1, 2):
+        step.chain.begin(np.random.default_rng(seed), np.zeros(3))
+        step.chain.advance(1)
+        windows.append(step.batching.selected(np.int64(0)))
+    assert not np.array_equal(np.sort(windows[0]), np.sort(windows[1]))
 
 
 class QuarterStep(Adaptation):

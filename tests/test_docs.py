@@ -24,7 +24,7 @@ import pytest
 import pymc_sgmcmc
 from pymc_sgmcmc import Posterior, datasets, step_methods
 from pymc_sgmcmc.batching import SCHEMES
-from pymc_sgmcmc.step_methods import base, center, setup
+from pymc_sgmcmc.step_methods import center, setup
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.settings import GRADIENTS
 from pymc_sgmcmc.tuning.find_center import find_center
@@ -184,7 +184,6 @@ def test_table_of_what_goes_together(monkeypatch, uncompiled):
     center_of_model = find_center(posterior, posterior.initial_position)
     monkeypatch.setattr(setup, "Posterior", lambda *arguments, **settings: posterior)
     monkeypatch.setattr(center, "find_center", lambda *arguments: center_of_model)
-    monkeypatch.setattr(base, "search_step_size", lambda block, setup, design: design)
 
     def takes(step_class, settings, column):
         chosen = {"gradient" if column in GRADIENTS else "batching": column}
@@ -330,6 +329,27 @@ def test_api_page_has_all_public_names(module):
     page = (DOCS / "api.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"^\.\. auto\w+:: (\w+)$", page, re.MULTILINE))
     assert set(module.__all__) - {"__version__"} <= documented
+
+
+def test_dashboards_of_clusters_are_for_this_machine_alone():
+    """Dask's default address is open to the network."""
+    starts = re.compile(r"LocalCluster\(|\bClient\(\s*n_workers|cluster = \{")
+    suffixes = (".md", ".ipynb", ".py")
+    files = [
+        path
+        for folder in ("docs", "notebooks", "tests")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in suffixes and path != Path(__file__)
+    ]
+    of_files = {path: path.read_text(encoding="utf-8") for path in [*files, ROOT / "README.md"]}
+    clusters = {
+        f"{path.name}: {text[start.start() : start.start() + 250]}"
+        for path, text in of_files.items()
+        for start in starts.finditer(text)
+        if "LocalCluster(**" not in text[start.start() :][:20]
+    }
+    assert len(clusters) >= 5
+    assert not [each for each in clusters if "127.0.0.1:0" not in each]
 
 
 def test_gallery_has_a_card_for_each_notebook(built_pages):

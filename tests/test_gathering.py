@@ -193,11 +193,18 @@ def test_rows_that_every_transition_takes(arrays):
     assert step.step_size == expected.step_size
 
 
-@pytest.mark.parametrize("scheme", ["shuffle", "replace"])
-def test_stretches_have_the_rows_of_the_minibatches(scheme):
+@pytest.mark.parametrize(
+    ("scheme", "share"), [("shuffle", 1.0), ("shuffle", 1e3), ("replace", 1.0)]
+)
+def test_stretches_have_the_rows_of_the_minibatches(scheme, share):
     """Transitions in runs of random lengths, with one pending minibatch, as a chain takes them."""
     gathered = GatheredRows(
-        lambda numbers: [numbers], 50_000, 4, scheme=scheme, most_bytes=60 * 4 * 8
+        lambda numbers: [numbers],
+        50_000,
+        4,
+        scheme=scheme,
+        most_bytes=60 * 4 * 8,
+        noise_share=share,
     )
     rng, lengths = np.random.default_rng(3), np.random.default_rng(4)
     pending, left, read = gathered.draw(rng, 1), 600, []
@@ -234,7 +241,7 @@ def test_each_window_of_an_order_is_equally_likely_to_have_a_row():
     """By enumeration of all starts: each row is in n of N windows, and in none twice."""
     read = lambda numbers: [numbers]  # noqa: E731
     for excluded in (None, np.array([2, 5])):
-        gathered = GatheredRows(read, 11, 4, scheme="shuffle", excluded=excluded)
+        gathered = GatheredRows(read, 11, 4, scheme="shuffle", excluded=excluded, noise_share=1.0)
         shuffled = ShuffledWindows([np.arange(11.0)], 4, excluded=excluded)
         for seed in (batching_module.FIRST_ORDER, 8):
             gathered.set_order(seed)

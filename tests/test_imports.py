@@ -12,7 +12,7 @@ import pymc_sgmcmc
 PACKAGE = Path(pymc_sgmcmc.__file__).parent
 
 FLOORS = (
-    ("errors", "checks", "graph_notes", "matrices", "noise"),
+    ("errors", "checks", "graph_notes", "limits", "matrices", "noise", "stages"),
     ("schedules", "stein", "numba_loop", "record"),
     ("sources",),
     ("posterior",),
@@ -33,6 +33,7 @@ FLOORS = (
     ("datasets",),
     ("regression",),
     ("main",),
+    ("api",),
     ("__init__", "__main__"),
 )
 """The folders are listed from the lowest up. A folder may import from those below it."""

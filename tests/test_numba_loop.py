@@ -15,7 +15,7 @@ from scipy import special
 
 from pymc_sgmcmc import HAMCMC, MALA, SGHMC, SGLD, SGLDCV, ULA
 from pymc_sgmcmc.numba_loop import LoopOfTransitions, with_numpy_products
-from pymc_sgmcmc.numba_loop.prefetch import SMALLEST
+from pymc_sgmcmc.numba_loop.prefetch import SMALLEST, prefetch_in_numba
 from pymc_sgmcmc.numba_loop.source import Source
 from tests.support.models import logistic_model
 from tests.support.row_models import CASES
@@ -505,6 +505,14 @@ def test_sums_over_one_axis(columns, dtype, rng):
     for values, axis in ((down, 0), (across, 1)):
         expected = matrix.sum(axis, dtype=int if dtype == "bool" else float)
         np.testing.assert_allclose(values[0], expected, rtol=1e-6 if dtype == "float32" else 1e-13)
+
+
+def test_without_numba_no_rows_are_asked_for(monkeypatch):
+    """Users who debug set `NUMBA_DISABLE_JIT`, and the transitions are run as Python."""
+    monkeypatch.setattr("numba.core.config.DISABLE_JIT", 1)
+    prefetch_in_numba.cache_clear()
+    assert prefetch_in_numba()(np.zeros(3), 0, 1) is None
+    prefetch_in_numba.cache_clear()
 
 
 def test_rows_of_later_transitions_are_asked_for_and_change_no_draw(monkeypatch):

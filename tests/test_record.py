@@ -8,9 +8,8 @@ import sys
 import numpy as np
 import pymc as pm
 import pytest
-import xarray as xr
 
-from pymc_sgmcmc import SGLD, SGLDCV, SVRG, label_positions
+from pymc_sgmcmc import SGLD, SGLDCV, SVRG
 from pymc_sgmcmc.record import MOMENTS, RECORD, SETTINGS, settings_of
 from tests.support.models import logistic_model, two_variable_model
 from tests.support.sampling import QUICK
@@ -108,13 +107,6 @@ def test_coordinates_of_one_of_two_step_methods():
     )
     assert MOMENTS not in idata.children
     assert settings_of(idata)["step_methods"] == 2
-
-
-def test_labelling_again_is_not_needed(step_and_trace):
-    step, idata = step_and_trace
-    with pytest.warns(FutureWarning, match="no longer needed"):
-        labelled = label_positions(idata, step.posterior.labels)
-    xr.testing.assert_identical(labelled, idata)
 
 
 def test_importing_changes_nothing_in_pymc():

@@ -77,9 +77,9 @@ def chi_square_statistic(
 
 
 @cache
-def chi_square_bound(dimension: int, level: float = 0.95) -> float:
-    """Bound that the statistic does not exceed with probability `level` at stationarity."""
-    return float(2 * special.gammaincinv(dimension / 2, level))
+def chi_square_bound(dimension: int) -> float:
+    """Bound that the statistic does not exceed with probability 0.95 at stationarity."""
+    return float(2 * special.gammaincinv(dimension / 2, 0.95))
 
 
 def elementwise_statistic(

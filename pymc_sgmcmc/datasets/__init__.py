@@ -12,30 +12,28 @@ and y), under the names that the docstring of the loader lists. Nothing is ever 
 `Dataset.origin` says where the rows came from. `load_randhie` and `load_fair` read tables that are
 part of statsmodels and need neither folder nor network.
 
-Downloads are checked by their hash, except those of three data sets. No hash of these is published
-and none could be computed: `load_skin` checks a hash of the values, and `load_covertype` and
-`load_cod_rna` say what they check instead.
+Downloads are checked by their hash, or `load_skin` by that of the values. No hash of the files of
+`load_covertype` and `load_cod_rna` is known: a download of them gives a warning.
 
 Downloads need pooch, `load_cod_rna` needs scikit-learn, and the two tables need statsmodels:
 ``pip install "pymc_sgmcmc[datasets]"``.
 """
 
 from pymc_sgmcmc.datasets.dataset import Corpus, Dataset, DatasetUnavailableError
-from pymc_sgmcmc.datasets.mixed_models import (
+from pymc_sgmcmc.datasets.loaders import (
+    load_ap,
     load_cbpp,
-    load_contraception,
-    load_epil,
-    load_salamander,
-    load_sleepstudy,
-)
-from pymc_sgmcmc.datasets.ratings_and_words import load_ap, load_movielens
-from pymc_sgmcmc.datasets.regression import (
     load_cod_rna,
+    load_contraception,
     load_covertype,
+    load_epil,
     load_fair,
+    load_movielens,
     load_randhie,
     load_run_or_walk,
+    load_salamander,
     load_skin,
+    load_sleepstudy,
 )
 
 __all__ = [

@@ -7,6 +7,7 @@ import os
 import shutil
 import tarfile
 import tempfile
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -129,7 +130,16 @@ def _download(entry: Entry, searched: Sequence[str]) -> tuple[Path, str]:
             f"{absent}, and its download from {entry.url} failed: {type(error).__name__}: {error}. "
             f"Restore the connection, or {advice}"
         ) from error
-    return Path(path), "cache" if action == "fetch" else "download"
+    if action == "fetch":
+        return Path(path), "cache"
+    if entry.known_hash is None and entry.values_sha256 is None:
+        warnings.warn(
+            f"No hash of the data set {entry.name} is known, so its download from {entry.url} is "
+            "not verified. Its shape and the ranges of its values are checked.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return Path(path), "download"
 
 
 @contextmanager

@@ -25,8 +25,10 @@ class Entry:
     url : str or None
         Address of the download; None where the download needs an account.
     known_hash : str or None
-        Hash of the download, as pooch writes it. None where it is not known: then the loader checks
-        the values that it has read.
+        Hash of the download, as pooch writes it, None where it is not known.
+    values_sha256 : str or None
+        SHA-256 of the values that are read, whatever the format of the file, where it is known and
+        `known_hash` is not. A download with neither is not verified, and a warning says so.
     columns : sequence of str
         The columns of a table that the frame has, in order.
     categories : mapping of str to sequence
@@ -49,6 +51,7 @@ class Entry:
     member: str = ""
     url: str | None = None
     known_hash: str | None = None
+    values_sha256: str | None = None
     columns: Sequence[str] = ()
     categories: Mapping[str, Sequence[str | int]] = field(default_factory=dict)
     ordered: Sequence[str] = ()

@@ -11,6 +11,7 @@ from pymc_sgmcmc.gradient_estimators.full import FullGradient
 from pymc_sgmcmc.gradient_estimators.plain import PlainGradient
 from pymc_sgmcmc.gradient_estimators.saga import SAGAGradient
 from pymc_sgmcmc.gradient_estimators.svrg import SVRG, SVRGGradient
+from pymc_sgmcmc.gradient_estimators.weighted import WeightedGradient
 
 __all__ = [
     "SVRG",
@@ -23,4 +24,5 @@ __all__ = [
     "Reference",
     "SAGAGradient",
     "SVRGGradient",
+    "WeightedGradient",
 ]

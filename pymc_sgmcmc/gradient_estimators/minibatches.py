@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pymc_sgmcmc.batching import Batching, make_batching
+from pymc_sgmcmc.batching import ANY_NOISE, Batching, make_batching
 from pymc_sgmcmc.gathering import GatheredRows
 from pymc_sgmcmc.gradient_estimators.center_difference import CenterDifference
 from pymc_sgmcmc.posterior import Posterior
@@ -18,12 +18,13 @@ def batching_of(
     *,
     static: bool = False,
     excluded: np.ndarray | None = None,
+    noise_share: float = ANY_NOISE,
 ) -> Batching:
     """Make a minibatch scheme by name.
 
     Parameters
     ----------
-    posterior, scheme, batch_size, static, excluded
+    posterior, scheme, batch_size, static, excluded, noise_share
         As of `make_batching`.
     difference : CenterDifference, optional
         Its data, and the quantities that it stores, are the arrays. The default is the data of the
@@ -34,6 +35,8 @@ def batching_of(
     ValueError
         As of `make_batching`, and where the rows are in a source and the transitions run on JAX.
     """
+    # The same number for rows in memory and in a source, whose draws are the same.
+    row_bytes = posterior.row_elements * np.dtype(posterior.dtype).itemsize
     if posterior.source is not None:
         reader = posterior if difference is None else difference
         bytes_beside, all_beside = posterior.bytes_beside_rows
@@ -53,6 +56,8 @@ def batching_of(
             join=reader.joined,
             shared_by_rows=reader.shared_by_rows,
             bytes_beside=bytes_beside,
+            row_bytes=row_bytes,
+            noise_share=noise_share,
         )
     return make_batching(
         scheme,
@@ -61,4 +66,6 @@ def batching_of(
         derived=() if difference is None else difference.columns,
         static=static,
         excluded=excluded,
+        row_bytes=row_bytes,
+        noise_share=noise_share,
     )

@@ -3,16 +3,15 @@ r"""Control variates from a stored gradient of each row: SAGA (Dubey et al. 2016
 from __future__ import annotations
 
 import logging
-import os
-from pathlib import Path
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.batching import Batching, make_batching
+from pymc_sgmcmc.batching import ANY_NOISE, Batching, make_batching
 from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Memory
+from pymc_sgmcmc.limits import available_memory
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.selected import RowGradients, stored_gradients
 
@@ -129,7 +128,12 @@ class SAGAGradient(GradientEstimator):
 
     @classmethod
     def make(
-        cls, posterior: Posterior, batch_size: int, *, batching: str | None = None
+        cls,
+        posterior: Posterior,
+        batch_size: int,
+        *,
+        batching: str | None = None,
+        noise_share: float = ANY_NOISE,
     ) -> SAGAGradient:
         """Estimator with a minibatch scheme by name and a table of zeros.
 
@@ -142,7 +146,9 @@ class SAGAGradient(GradientEstimator):
         table_bytes = shape[0] * shape[1] * np.dtype(posterior.dtype).itemsize
         check_table_memory(table_bytes, *shape)
         table = np.zeros(shape, dtype=posterior.dtype)
-        scheme = make_batching(batching, posterior.data, batch_size, derived=[table])
+        scheme = make_batching(
+            batching, posterior.data, batch_size, derived=[table], noise_share=noise_share
+        )
         log.info("SAGA: %.3g MB for the gradients of all rows", table_bytes / 1e6)
         return cls(posterior, scheme, gradients)
 
@@ -246,23 +252,9 @@ def check_table_memory(table_bytes: int, n_rows: int, width: int) -> None:
     MemoryError
     """
     available = available_memory()
-    if available is not None and 2 * table_bytes > available:
+    if 2 * table_bytes > available:
         raise MemoryError(
             f'`gradient="saga"` stores {width} numbers for each of {n_rows} rows, at times '
             f"twice {table_bytes / 1e9:.3g} GB, but {available / 1e9:.3g} GB are available. Use "
             '`gradient="svrg"` or `gradient="cv"`.'
         )
-
-
-def available_memory() -> int | None:
-    """Bytes of memory that are available without swapping, None where this is not known."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        pass
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return None

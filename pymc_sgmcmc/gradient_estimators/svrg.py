@@ -10,7 +10,7 @@ import pytensor
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.batching import Batching
+from pymc_sgmcmc.batching import ANY_NOISE, Batching
 from pymc_sgmcmc.checks import whole_number
 from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Reference
 from pymc_sgmcmc.gradient_estimators.center_difference import (
@@ -151,12 +151,15 @@ class SVRGGradient(GradientEstimator):
         batching: str = "shuffle",
         refresh: int | None = None,
         static: bool = False,
+        noise_share: float = ANY_NOISE,
     ) -> SVRGGradient:
         """Estimator with a minibatch scheme by name. The parameters are those of its parts."""
         difference = find_center_difference(
             posterior, posterior.initial_position, store_columns=False
         )
-        scheme = batching_of(posterior, batching, batch_size, difference, static=static)
+        scheme = batching_of(
+            posterior, batching, batch_size, difference, static=static, noise_share=noise_share
+        )
         return cls(posterior, scheme, difference, refresh)
 
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:

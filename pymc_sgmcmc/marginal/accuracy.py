@@ -21,6 +21,7 @@ from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.marginal.check import SEED, Evaluated
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.newton import find_mode, solve_upper
+from pymc_sgmcmc.marginal.quadrature import Nodes
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
@@ -46,6 +47,9 @@ a log likelihood by a tenth, which is small beside the half that a standard erro
 LARGEST_SHIFT = 0.1
 """Means may be off by this many posterior standard deviations, as elsewhere."""
 
+MOST_REFINEMENTS = 2
+"""So many times a quadrature gets more nodes. Each time takes another search for the centre."""
+
 RESOLUTION = 1e-6
 """Errors of a group that are smaller are not distinguished from those of the grid."""
 
@@ -60,19 +64,36 @@ class QuadratureError:
     density : GroupDensity
     values : TensorVariable, shape (groups,)
         The quadrature.
-    points : int
-        Its nodes in each direction.
+    rule : Nodes
+        Its nodes.
+    is_given : bool
+        Whether the number of nodes was given, and stays.
 
     Attributes
     ----------
     is_inaccurate_at_start : bool
         Whether there was a warning of errors near the initial point.
+    shift_of_means : float or None
+        See `shift`, with the nodes that `refine` took.
+    refinements : int
+        How often `refine` took more nodes.
     """
 
     is_inaccurate_at_start = False
+    shift_of_means: float | None = None
+    refinements = 0
 
-    def __init__(self, model: Model, density: GroupDensity, values: TensorVariable, points: int):
-        self.points, self._n_groups = points, density.structure.n_groups
+    def __init__(
+        self,
+        model: Model,
+        density: GroupDensity,
+        values: TensorVariable,
+        rule: Nodes,
+        *,
+        is_given: bool = False,
+    ):
+        self._rule, self._is_given = rule, is_given
+        self._n_groups = density.structure.n_groups
         self._density = density
         self.names = density.structure.names
         self._initial_point = model.initial_point()
@@ -86,6 +107,7 @@ class QuadratureError:
         density.hold(self._numbers)
         evaluated = Evaluated(model, density)
         self._blocks, self.size = evaluated.block[self._numbers], size
+        self._near_start = evaluated.point
         mode = find_mode(density)
         entries = [entry for row in mode.root for entry in row]
         with pytensor.config.change_flags(cxx=""):  # The inner function of a scan is NumPy's too.
@@ -109,15 +131,14 @@ class QuadratureError:
             Unconstrained values of the global variables, by the names of their value variables.
         """
         self._density.hold(self._numbers)
-        if point is not None:
-            point = {**self._initial_point, **point}
-        quadrature, centre, *rest = self._quadrature(self._blocks, self._numbers, point)
+        at = self._near_start if point is None else {**self._initial_point, **point}
+        quadrature, centre, *rest = self._quadrature(self._blocks, self._numbers, at)
         factor = iter(rest)
         root = [[next(factor) for _ in range(row + 1)] for row in range(self.size)]
         with np.errstate(all="ignore"):
             standard = np.broadcast_arrays(*solve_upper(root, self._standard))
-            at = centre + np.stack(standard, axis=-1)
-            heights, prior = self._log_densities(at, self._numbers, point)
+            points = centre + np.stack(standard, axis=-1)
+            heights, prior = self._log_densities(points, self._numbers, at)
             possible = (prior > np.nanmax(prior, axis=0) - MOST_DROP) & (heights < np.inf)
             heights = np.where(possible, heights + self._log_weights[:, None], -np.inf)
             expected = np.logaddexp.reduce(heights, axis=0)
@@ -125,6 +146,34 @@ class QuadratureError:
             errors = quadrature - expected
         # Where neither is finite, the position is one that the model excludes.
         return errors[np.isfinite(quadrature) | np.isfinite(expected)]
+
+    @property
+    def points(self) -> int:
+        """Number of nodes in each direction."""
+        return self._rule.points
+
+    def refine(self, points: Sequence[Mapping[str, np.ndarray]]) -> bool:
+        """Take more nodes where the quadrature may move means at points of the posterior.
+
+        Returns
+        -------
+        bool
+            Whether there are more than before, so that the posterior has changed.
+        """
+        before = self.points
+        self.shift_of_means = self.shift(points)
+        may_refine = not self._is_given
+        while may_refine and self.moves_means and self.refinements < MOST_REFINEMENTS:
+            self.refinements += 1
+            self._rule.points = more_points(self)
+            self.shift_of_means = self.shift(points)
+        self.release()
+        return self.points > before
+
+    @property
+    def moves_means(self) -> bool:
+        """Whether means may be off, where `refine` looked."""
+        return self.shift_of_means is not None and not self.shift_of_means <= LARGEST_SHIFT
 
     def release(self) -> None:
         """Leave no records of a source in memory."""
@@ -168,28 +217,23 @@ def warn_of_quadrature(error: QuadratureError) -> None:
     if error.is_inaccurate_at_start:
         _log.warning(
             f"The quadrature of {quoted(error.names)} with {error.points} nodes has errors "
-            f"up to {largest:.2g} in the log density of a group near the initial point. More "
-            f"nodes, `marginalize(..., points={more_points(error)})`, help where its law is "
-            "skewed; with two modes, kinks or edges, sample the original model with NUTS."
+            f"up to {largest:.2g} in the log density of a group near the initial point. A "
+            "step method of this package with a centre takes as many as are needed there. For "
+            f"others use `marginalize(..., points={more_points(error)})` or the original model."
         )
 
 
-def warn_of_shift(error: QuadratureError, points: Sequence[Mapping[str, np.ndarray]]) -> bool:
-    """Warn where the quadrature may move means, at points of the posterior. Whether it does."""
-    shift = error.shift(points)
-    moves = not shift <= LARGEST_SHIFT
-    if moves:
+def tell_of_quadrature(error: QuadratureError) -> None:
+    """Log how accurate the quadrature is where `refine` looked."""
+    start = f"The quadrature of {quoted(error.names)} with {error.points} nodes is"
+    if error.moves_means:
         _log.warning(
-            f"The quadrature of {quoted(error.names)} with {error.points} nodes is not accurate "
-            f"where the posterior is: means may be off by up to {shift:.2g} standard deviations. "
-            f"Use more nodes, `marginalize(..., points={more_points(error)})`."
+            f"{start} not accurate where the posterior is: means may be off by up to "
+            f"{error.shift_of_means:.2g} standard deviations. Give more nodes, "
+            f"`marginalize(..., points={more_points(error)})`, or sample the original model."
         )
-    elif error.is_inaccurate_at_start:
-        _log.info(
-            f"The quadrature of {quoted(error.names)} with {error.points} nodes is accurate around "
-            "the centre of the posterior, so that its errors near the initial point do not matter."
-        )
-    return moves
+    elif error.refinements or error.is_inaccurate_at_start:
+        _log.info(f"{start} accurate around the centre of the posterior.")
 
 
 def more_points(error: QuadratureError) -> int:

@@ -19,9 +19,16 @@ def join_blocks(structure: LocalStructure, point: Mapping[str, np.ndarray]) -> n
 
 
 def split_blocks(structure: LocalStructure, blocks: np.ndarray) -> dict[str, np.ndarray]:
-    """Values of the local value variables by name, of the blocks of all groups."""
+    """Values of the local value variables by name, of blocks of shape (..., groups, q).
+
+    The groups are some of all, and all where they are cells of several axes.
+    """
+    *leading, n_groups, _ = blocks.shape
+    first = len(leading)
     stops = np.cumsum([local.size_in_group for local in structure.locals])[:-1]
-    return {
-        local.value.name: np.moveaxis(part.reshape(-1, *local.shape_in_group), 0, local.axis)
-        for local, part in zip(structure.locals, np.split(blocks, stops, axis=1), strict=True)
-    }
+    values = {}
+    for local, part in zip(structure.locals, np.split(blocks, stops, axis=-1), strict=True):
+        lengths = (n_groups,) if local.n_axes == 1 else local.lengths
+        shaped = part.reshape(*leading, *lengths, *local.shape_in_group)
+        values[local.value.name] = np.moveaxis(shaped, first, first + local.axis)
+    return values

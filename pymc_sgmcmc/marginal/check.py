@@ -19,6 +19,7 @@ from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.marginal.blocks import join_blocks
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.structure import LocalStructure
+from pymc_sgmcmc.posterior.bad_rows import first_line
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly, without_blas_warning
 from pymc_sgmcmc.posterior.terms import reference_terms, without_scaling
 
@@ -42,26 +43,18 @@ class Evaluated:
     ----------
     model : pymc.Model
     density : GroupDensity
+    point : dict of str to numpy.ndarray, optional
+        Values of the value variables, by default `random_point`.
     """
 
-    def __init__(self, model: Model, density: GroupDensity):
+    def __init__(
+        self, model: Model, density: GroupDensity, point: dict[str, np.ndarray] | None = None
+    ):
         self.density = density
         self._model = model
-        self._globals = [model[name] for name in density.parameters]
-        self._of_globals = model.replace_rvs_by_values(self._globals)
-        point = model.initial_point()
-        rng = np.random.default_rng(SEED)
-        self.point = {
-            name: value + 0.3 * rng.normal(size=np.shape(value)) for name, value in point.items()
-        }
+        self._of_globals = model.replace_rvs_by_values([model[name] for name in density.parameters])
+        self.point = random_point(model) if point is None else point
         self.block = join_blocks(density.structure, self.point)
-
-    def parameters(self) -> list[np.ndarray]:
-        """Values of the global variables on their own scale."""
-        inputs = self._model.value_vars
-        function = compile_quietly(inputs, self._of_globals, PYTHON_MODE)
-        point = [np.asarray(self.point[value.name], dtype=value.dtype) for value in inputs]
-        return list(function(*point))
 
     def function(
         self, graphs: list, block: TensorVariable | None = None
@@ -78,20 +71,26 @@ class Evaluated:
         block = density.block if block is None else block
         parameters = dict(zip(density.parameters.values(), self._of_globals, strict=True))
         at_values = clone_replace(graphs, parameters, rebuild_strict=False)
-        values = [v for v in model.value_vars if v not in density.local_values]
-        function = compile_quietly([block, density.numbers, *values], at_values, PYTHON_MODE)
-        point = [np.asarray(self.point[value.name], dtype=value.dtype) for value in values]
+        values = [v for v in model.value_vars if v not in density.structure.values]
+        inputs = [block, density.numbers, *values]
+        function = compile_quietly(inputs, at_values, PYTHON_MODE, allow_input_downcast=True)
 
         def evaluate(
-            blocks: np.ndarray, numbers: np.ndarray, at: Mapping[str, np.ndarray] | None = None
+            blocks: np.ndarray, numbers: np.ndarray, at: Mapping[str, np.ndarray] = self.point
         ) -> list[np.ndarray]:
-            here = point
-            if at is not None:
-                here = [np.asarray(at[value.name], dtype=value.dtype) for value in values]
             with np.errstate(all="ignore"):
-                return function(blocks.astype(density.block.dtype), numbers, *here)
+                return function(blocks, numbers, *(at[value.name] for value in values))
 
         return evaluate
+
+
+def random_point(model: Model) -> dict[str, np.ndarray]:
+    """Values of the value variables near the initial point of a model."""
+    rng = np.random.default_rng(SEED)
+    return {
+        name: value + 0.3 * rng.normal(size=np.shape(value))
+        for name, value in model.initial_point().items()
+    }
 
 
 def checked_density(model: Model, structure: LocalStructure) -> GroupDensity:
@@ -103,6 +102,7 @@ def checked_density(model: Model, structure: LocalStructure) -> GroupDensity:
         Where the groups are not independent given the global variables.
     """
     first_error: ModelError | None = None
+    point = random_point(model)
     readings = itertools.product(
         (True, False) if structure.axes_of_groups else (True,), (False, True)
     )
@@ -112,14 +112,14 @@ def checked_density(model: Model, structure: LocalStructure) -> GroupDensity:
                 density = GroupDensity(
                     structure, only_beside_rows=only_beside_rows, by_group=by_group
                 )
-                _check(model, density)
+                _check(model, density, point)
         except ModelError as error:
             first_error = first_error or error
         except Exception as error:
             refused = _not_independent(
                 structure,
                 "something else in the model may be as long as there are groups "
-                f"({type(error).__name__}: {_first_line(error)})",
+                f"({first_line(error)})",
             )
             refused.__cause__ = error
             first_error = first_error or refused
@@ -129,9 +129,9 @@ def checked_density(model: Model, structure: LocalStructure) -> GroupDensity:
     raise first_error
 
 
-def _check(model: Model, density: GroupDensity) -> None:
+def _check(model: Model, density: GroupDensity, point: dict[str, np.ndarray]) -> None:
     structure = density.structure
-    evaluated = Evaluated(model, density)
+    evaluated = Evaluated(model, density, point)
     evaluate = evaluated.function([density.value])
     block, n_groups = evaluated.block, structure.n_groups
     rng = np.random.default_rng(SEED)
@@ -141,16 +141,16 @@ def _check(model: Model, density: GroupDensity) -> None:
     apart = [evaluate(block[part], part)[0] for part in (chosen[:first], chosen[first:])]
     if not _agree(np.concatenate(apart), together):
         raise _not_independent(structure, "some groups have another log density alone")
-    if structure.n_records_of_model > FULL_CHECK_RECORDS:
+    if structure.column is None and structure.n_records > FULL_CHECK_RECORDS:
         return
     (values,) = evaluate(block, np.arange(n_groups))
     names = {term.name for term in structure.terms}
     terms = [term for name, term in reference_terms(model, {}).items() if name in names]
     total = sum(term.log_density.sum() for term in terms)
     inputs = model.value_vars
-    expected = compile_quietly(inputs, total, PYTHON_MODE)
+    expected = compile_quietly(inputs, total, PYTHON_MODE, allow_input_downcast=True)
     with np.errstate(all="ignore"):
-        reference = expected(*(np.asarray(evaluated.point[v.name], dtype=v.dtype) for v in inputs))
+        reference = expected(*(point[value.name] for value in inputs))
     if not _agree(np.atleast_1d(values.sum()), np.atleast_1d(reference)):
         scaled = [
             name for name in structure.observed if without_scaling(model[name]) is not model[name]
@@ -179,8 +179,3 @@ def _not_independent(structure: LocalStructure, reason: str) -> ModelError:
         f"variables: {reason}. Integrate out only variables with one entry a group and no "
         "relation between groups, unlike time series, spatial effects or zero-sum effects."
     )
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else "no message"

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import numpy as np
+import pytensor
+import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.traversal import ancestors, graph_inputs, toposort
+from pytensor.tensor.basic import Alloc
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.posterior.graphs import value_of
+from pymc_sgmcmc.errors import ModelError, NotTogetherError
+from pymc_sgmcmc.posterior.graphs import leaf_value, value_of
 from pymc_sgmcmc.posterior.group_access import GroupsOfSource, column_of
+from pymc_sgmcmc.posterior.row_access import no_column
 from pymc_sgmcmc.posterior.rows import keep_whole
 from pymc_sgmcmc.sources import RowSource
-
-
-class EmptyGroupsError(ModelError):
-    """Some groups have no records."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +41,15 @@ class Records:
     n_groups : int
     column : tuple of (RowSource, str), optional
         The source, and its column of codes, where the records are rows of one.
+    groups : GroupsOfSource, optional
+        Where all of these are read.
     """
 
     variables: tuple[Variable, ...]
     codes: np.ndarray
     n_groups: int
     column: tuple[RowSource, str] | None = None
+    groups: GroupsOfSource | None = None
 
     @property
     def n_records(self) -> int:
@@ -58,14 +64,18 @@ class Records:
     @cached_property
     def counts(self) -> np.ndarray:
         """Number of records of each group."""
+        if self.groups is not None:
+            return self.groups.index.counts
         return np.bincount(self.codes, minlength=self.n_groups)
 
     def starts(self) -> SharedVariable:
-        """Place of the first record of each group where these lie group after group."""
+        """Place of the first record of each group where those in memory lie group after group."""
+        if self.groups is not None:
+            return self.groups.starts
         return keep_whole(np.cumsum(self.counts) - self.counts, "starts")
 
     def data(self, variable: Variable, values: np.ndarray, name: str) -> SharedVariable:
-        """Data of the records, group after group.
+        """Data of the records in memory, group after group.
 
         Parameters
         ----------
@@ -74,64 +84,43 @@ class Records:
         values : numpy.ndarray
             Data of the records in the order of the codes.
         name : str
-        """
-        size = float(self.counts.mean()) * values[0].size
-        return keep_whole(values[self.order], name, elements_a_row=size)
-
-
-@dataclass(frozen=True, eq=False)
-class RecordsOfSource(Records):
-    """Records that are rows of a source, of which the codes are those of the first ones.
-
-    Attributes
-    ----------
-    groups : GroupsOfSource
-    """
-
-    groups: GroupsOfSource = field(kw_only=True)
-
-    @cached_property
-    def counts(self) -> np.ndarray:
-        """Number of records of each group."""
-        return self.groups.index.counts
-
-    def starts(self) -> SharedVariable:
-        """Place of the first record of each group among those that are in memory."""
-        return self.groups.starts
-
-    def data(self, variable: Variable, values: np.ndarray, name: str) -> SharedVariable:
-        """Data of the records that are in memory, group after group.
 
         Raises
         ------
         ModelError
-            Where the variable is no column of the source.
+            Where the variable is no column of the source of the records.
         """
-        column = column_of(variable)
-        if column is None or column[0] is not self.groups.source:
-            raise ModelError(
-                f"The data `{name}` have as many rows as those that `rows.head` returned, "
-                f"{len(values)}, but are no column of `rows`. Add a column to `rows`, or choose "
-                "another number of rows in `rows.head`."
-            )
-        return self.groups.whole(column[1], values)
+        if self.groups is not None:
+            column = column_of(variable)
+            if column is None or column[0] is not self.groups.source:
+                raise no_column(name, len(values))
+            return self.groups.whole(column[1], values)
+        size = float(self.counts.mean()) * values[0].size
+        return keep_whole(values[self.order], name, elements_a_row=size)
 
 
 @dataclass(frozen=True)
 class Index:
-    """A place where a quantity that depends on local variables is indexed by codes."""
+    """A place where a quantity that depends on local variables is indexed by codes.
+
+    Attributes
+    ----------
+    together : tuple of Variable
+        All arrays of codes, where several index the leading axes.
+    result : Variable
+    """
 
     indexed: Variable
     codes: Variable
     axis: int
     length: int
     of: tuple[Variable, ...]
+    together: tuple[Variable, ...]
+    result: Variable
 
 
 def find_indices(
-    log_density: Variable,
-    values: Sequence[Variable],
-    length_of: Callable[[Variable, int], int],
+    log_density: Variable, values: Sequence[Variable], length_of: Callable[[Variable, int], int]
 ) -> list[Index]:
     """Places where something that depends on local values is indexed by an array of integers.
 
@@ -157,8 +146,17 @@ def find_indices(
         ):
             axis, codes = place
             length = length_of(node.inputs[0], axis)
+            of_values = tuple(v for v in values if v in of)
             indices.append(
-                Index(node.inputs[0], codes, axis, length, tuple(v for v in values if v in of))
+                Index(
+                    node.inputs[0],
+                    codes,
+                    axis,
+                    length,
+                    of_values,
+                    _leading_arrays(node),
+                    node.outputs[0],
+                )
             )
             continue  # The result has one entry a record, and its further indices no groups.
         for output in node.outputs:
@@ -190,12 +188,148 @@ def _array_index(node) -> tuple[int, Variable] | None:
     return None
 
 
-def _values_of_codes(index: Index, name: str) -> np.ndarray:
+def _leading_arrays(node) -> tuple[Variable, ...]:
+    """The arrays that index the leading axes, where they are several and the only indices."""
+    entries = node.op.idx_list
+    count = sum(isinstance(entry, int) for entry in entries)
+    arrays = tuple(node.inputs[1:])
+    of_records = all(index.type.ndim == 1 and index.dtype != "bool" for index in arrays)
+    is_leading = entries[:count] == tuple(range(count)) and len(arrays) == count
+    is_alone = all(entry == slice(None) for entry in entries[count:])
+    return arrays if count > 1 and of_records and is_leading and is_alone else ()
+
+
+class NotCellsError(Exception):
+    """The entries of a graph are not those of the cells, each by itself."""
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Groups that are pairs of codes, such as county and year, or more than pairs.
+
+    Attributes
+    ----------
+    lengths : tuple of int
+        Of the leading axes, along which the groups lie in C order.
+    """
+
+    lengths: tuple[int, ...]
+
+    @property
+    def n_groups(self) -> int:
+        """Number of all cells."""
+        return prod(self.lengths)
+
+    @cached_property
+    def _numbers(self) -> list[SharedVariable]:
+        """The number along each axis, of each group."""
+        along = np.unravel_index(np.arange(self.n_groups), self.lengths)
+        return [pytensor.shared(each, "cell", shape=each.shape) for each in along]
+
+    def entries_of(self, value: TensorVariable, shape: Sequence[int]) -> TensorVariable:
+        """A variable with one axis for the groups in place of the leading axes of a value."""
+        of_groups = (self.n_groups, *shape[len(self.lengths) :])
+        return value.type.clone(shape=of_groups)(name=value.name)
+
+    def at_codes(self, index: Index, name: str, of: Mapping[Variable, Variable]) -> Variable:
+        """The result of an index, whose codes are numbers of cells.
+
+        Raises
+        ------
+        NotCellsError, ModelError
+        """
+        codes = [_values_of_codes(each, name) for each in index.together]
+        for of_axis, length in zip(codes, self.lengths, strict=True):
+            _check_codes(of_axis, length, name)
+        numbers = np.ravel_multi_index(codes, self.lengths).astype(np.int64)
+        return self.of(index.indexed, of)[pytensor.shared(numbers, "cells", shape=numbers.shape)]
+
+    def of(self, variable: Variable, of: Mapping[Variable, Variable]) -> TensorVariable:
+        """A variable with one axis for the groups in place of its leading axes.
+
+        Parameters
+        ----------
+        variable : Variable
+        of : mapping
+            What stands for values, see `entries_of`.
+
+        Raises
+        ------
+        NotCellsError
+        """
+        n_axes = len(self.lengths)
+        rest = variable.type.ndim - n_axes
+        if rest < 0:
+            raise NotCellsError
+        return self._of(variable, [*range(n_axes), *[None] * rest], of)
+
+    def _of(
+        self, variable: Variable, places: list[int | None], of: Mapping[Variable, Variable]
+    ) -> TensorVariable:
+        """A variable of which some axes have places among those of the cells.
+
+        The indices move through elementwise operations, so that only entries of some groups are
+        computed where these are chosen. The result has the axis of the groups, of length one where
+        all have the same entries, and then the other axes.
+        """
+        if variable in of and places[: len(self.lengths)] == list(range(len(self.lengths))):
+            return of[variable]
+        node = variable.owner
+        op, inputs = (None, []) if node is None else (node.op, node.inputs)
+        if isinstance(op, Elemwise):
+            return op(*(self._of(each, places, of) for each in inputs))
+        if isinstance(op, Alloc | SpecifyShape) and None not in places:
+            repeated = pt.shape_padleft(inputs[0], variable.type.ndim - inputs[0].type.ndim)
+            return self._of(repeated, places, of)
+        if isinstance(op, DimShuffle):
+            before: list[int | None] = [None] * inputs[0].type.ndim
+            for axis, place in zip(op.new_order, places, strict=True):
+                if axis != "x":
+                    before[axis] = place
+            others = [axis for axis, place in enumerate(before) if place is None]
+            order = [
+                axis if axis == "x" else 1 + others.index(axis)
+                for axis, place in zip(op.new_order, places, strict=True)
+                if place is None
+            ]
+            return self._of(inputs[0], before, of).dimshuffle(0, *order)
+        if not set(of).isdisjoint(ancestors([variable])):
+            raise NotCellsError
+        index = {
+            axis: 0 if variable.type.shape[axis] == 1 else self._numbers[place]
+            for axis, place in enumerate(places)
+            if place is not None
+        }
+        others = [axis for axis, place in enumerate(places) if place is None]
+        chosen = variable.dimshuffle(*index, *others)[tuple(index.values())] if index else variable
+        return chosen if chosen.type.ndim > len(others) else pt.shape_padleft(chosen)
+
+
+def cells_of(
+    indices: Mapping[str, Sequence[Index]], length_of: Callable[[Variable, int], int]
+) -> Cells | None:
+    """The cells that the codes of all records tell, None where these tell single axes."""
+    places = [index for of_term in indices.values() for index in of_term]
+    lengths = {
+        tuple(length_of(index.indexed, axis) for axis in range(len(index.together)))
+        for index in places
+    }
+    on_source = any(
+        column_of(variable) is not None
+        for index in places
+        for variable in ancestors(index.together)
+    )
+    if len(lengths) != 1 or on_source:
+        return None
+    (common,) = lengths
+    return Cells(common) if common else None
+
+
+def _values_of_codes(variable: Variable, name: str) -> np.ndarray:
     """Codes of the records, which may be computed from data but not from parameters."""
-    try:
-        codes = np.asarray(value_of(index.codes))
-    except Exception:
-        codes = None
+    roots = [root for root in graph_inputs([variable]) if not isinstance(root, Constant)]
+    of_data = all(leaf_value(root) is not None for root in roots)
+    codes = np.asarray(value_of(variable)) if of_data else None
     if codes is None or codes.dtype.kind not in "iu":
         raise ModelError(
             f"The groups of the records of `{name}` should be given by an array of integers, but "
@@ -213,13 +347,12 @@ def find_records(variable: TensorVariable, places: list[Index], n_groups: int) -
     """Records of an observed variable, None where its entries are the groups."""
     if not places:
         return None
-    codes = [_values_of_codes(index, variable.name) for index in places]
+    codes = [_values_of_codes(index.codes, variable.name) for index in places]
     columns = {column_of(index.codes) for index in places}  # alike in the first rows, perhaps
     if len(columns) > 1 or not all(np.array_equal(codes[0], other) for other in codes[1:]):
-        raise ModelError(
+        raise NotTogetherError(
             f"The records of `{variable.name}` belong to groups by two different index arrays: the "
-            "effects are crossed, or a record depends on two groups. Integrate out one factor, "
-            "and leave the other in the model."
+            "effects are crossed, or a record depends on two groups."
         )
     column = column_of(places[0].codes)
     _check_codes(codes[0], n_groups, variable.name)
@@ -231,7 +364,6 @@ def find_records(variable: TensorVariable, places: list[Index], n_groups: int) -
                     f"column of `rows`, but are computed from `{root.name}`. Add such a column by "
                     "`rows.transform`."
                 )
-        _check_all_present(codes[0], n_groups, variable.name)
     return Records(
         tuple(index.codes for index in places), codes[0].astype(np.int64), n_groups, column
     )
@@ -245,15 +377,4 @@ def _check_codes(codes: np.ndarray, n_groups: int, name: str) -> None:
         raise ModelError(
             f"The group codes of `{name}` should be between 0 and {n_groups - 1}, but record "
             f"{record} has {codes[record]}. Number the groups from 0, as `pandas.factorize` does."
-        )
-
-
-def _check_all_present(codes: np.ndarray, n_groups: int, name: str) -> None:
-    """Refuse groups without records."""
-    empty = np.flatnonzero(np.bincount(codes, minlength=n_groups) == 0)
-    if len(empty):
-        shown = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
-        raise EmptyGroupsError(
-            f"Each of the {n_groups} groups should have records of `{name}`, but {len(empty)} have "
-            f"none (codes {shown}). Drop these groups, for example by `pandas.factorize`."
         )

@@ -20,14 +20,10 @@ from pymc_sgmcmc.marginal.blocks import split_blocks
 from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.likelihood import Groups
 from pymc_sgmcmc.marginal.marginalize import names_of, without_locals
-from pymc_sgmcmc.marginal.quadrature import laplace
-from pymc_sgmcmc.marginal.structure import find_structure
+from pymc_sgmcmc.marginal.quadrature import LARGEST_LAPLACE, laplace
+from pymc_sgmcmc.marginal.search import structure_of
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays
-from pymc_sgmcmc.posterior.graphs import rebuild
-
-LARGEST_LAPLACE = 6
-"""Laplace's method, by which centre and curvature are computed, is for at most this many local
-quantities of a group. The graph of its Hessian grows with their square."""
+from pymc_sgmcmc.posterior.graphs import by_weights, rebuild
 
 
 class CompleteData:
@@ -66,7 +62,7 @@ class CompleteData:
         laplace_wanted: bool = True,
     ):
         self.model = model
-        self.density = density = checked_density(model, find_structure(model, names_of(names)))
+        self.density = density = checked_density(model, structure_of(model, names_of(names)))
         self.has_laplace = laplace_wanted and density.block_size <= LARGEST_LAPLACE
         if self.has_laplace:
             marginal = laplace(density)
@@ -114,7 +110,7 @@ class CompleteData:
         self, position: TensorVariable, numbers: TensorVariable, block: TensorVariable
     ) -> TensorVariable:
         """Joint log density of each of the groups with these numbers, shape (groups,)."""
-        return self._at(self._functions.at_position(self.density.value), position, numbers, block)
+        return self._at(self._value, position, numbers, block)
 
     def gradient(
         self, position: TensorVariable, numbers: TensorVariable, block: TensorVariable
@@ -126,15 +122,10 @@ class CompleteData:
         self, position: TensorVariable, numbers: TensorVariable, block: TensorVariable
     ) -> TensorVariable:
         """Gradient by the position of each group apart, shape (groups, d)."""
-        layout = self._layout
         weights = pt.vector("weights", dtype=self.dtype)
-        weighted = self._gradient_of((weights * self._value).sum())
-        rows = [
-            pt.grad(weighted[entry], weights, disconnected_inputs="ignore")
-            for entry in range(layout.dimension)
-        ]
-        ones = {weights: pt.ones(self.density.numbers.shape, dtype=self.dtype)}
-        (gradients,) = rebuild([pt.stack(rows, axis=1)], ones)
+        weighted = self._layout.gradient((weights * self._value).sum())
+        n_groups = self.density.numbers.shape[0]
+        gradients = by_weights(weighted, self._layout.dimension, weights, n_groups)
         return self._at(gradients, position, numbers, block)
 
     def gradient_by_block(
@@ -166,12 +157,7 @@ class CompleteData:
 
     @cached_property
     def _gradient(self) -> TensorVariable:
-        return self._gradient_of(self._value.sum())
-
-    def _gradient_of(self, total: TensorVariable) -> TensorVariable:
-        layout = self._layout
-        gradients = pt.grad(total, list(layout.variables), disconnected_inputs="ignore")
-        return layout.join(gradients)
+        return self._layout.gradient(self._value.sum())
 
     def _at(
         self,
@@ -225,17 +211,12 @@ class CompleteData:
         numbers = pt.tensor("numbers", shape=(None,), dtype="int64")
         block = pt.tensor("block", shape=(None, self.block_size), dtype=self.dtype)
         inputs = [position, numbers, block, *extra]
-        function = compile_on_arrays(inputs, make(*inputs), NUMPY_MODE)
+        function = compile_on_arrays(inputs, make(*inputs), NUMPY_MODE, allow_input_downcast=True)
 
         def evaluate(*arrays: np.ndarray) -> list[np.ndarray]:
             self.groups_evaluated += evaluations * len(arrays[1])
             with np.errstate(all="ignore"):
-                return function(
-                    *(
-                        np.asarray(array, variable.dtype)
-                        for array, variable in zip(arrays, inputs, strict=True)
-                    )
-                )
+                return function(*arrays)
 
         return evaluate
 

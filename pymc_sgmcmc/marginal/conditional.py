@@ -5,20 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from copy import copy
-from typing import Protocol
 
 import numpy as np
 import pytensor.tensor as pt
 
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.independence import Recovered, metropolis
-from pymc_sgmcmc.marginal.interpolation import (
-    AT_ONCE,
-    Polynomials,
-    interpolate,
-    scales_of,
-    wider,
-)
+from pymc_sgmcmc.marginal.interpolation import AT_ONCE, Polynomials, interpolate, scales_of, wider
 from pymc_sgmcmc.marginal.inversion import LogDensity, Scale, first_ends, invert, second_modes
 from pymc_sgmcmc.marginal.newton import find_mode, quadratic_mode, solve_upper
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays
@@ -27,12 +20,6 @@ from pymc_sgmcmc.posterior.graphs import rebuild
 CHUNK_ELEMENTS = 65_536
 """A call handles at most this many records, counted once for each point, so that its arrays, half a
 megabyte each, fit into the cache of a core. Ten times as many take twice the time a record."""
-
-
-class SetsOfParameters(Protocol):
-    """Sets of parameters by their numbers."""
-
-    def __getitem__(self, draw: int, /) -> dict[str, np.ndarray]: ...
 
 
 class Conditional:
@@ -103,10 +90,7 @@ class Conditional:
         return values
 
     def centre(
-        self,
-        numbers: np.ndarray,
-        arguments: Sequence[np.ndarray],
-        start: np.ndarray | None = None,
+        self, numbers: np.ndarray, arguments: Sequence[np.ndarray], start: np.ndarray | None = None
     ) -> tuple[np.ndarray, list[list[np.ndarray]]]:
         """Modes, shape (n, q), and Cholesky factors of the negative Hessian there.
 
@@ -159,7 +143,7 @@ class GroupDraws:
 
     def draw_all(
         self,
-        parameters: SetsOfParameters,
+        parameters: Sequence[dict[str, np.ndarray]],
         polynomials: Polynomials,
         uniforms: np.ndarray,
     ) -> np.ndarray:
@@ -179,7 +163,7 @@ class GroupDraws:
 
     def _draw_all(
         self,
-        parameters: SetsOfParameters,
+        parameters: Sequence[dict[str, np.ndarray]],
         polynomials: Polynomials,
         uniforms: np.ndarray,
         columns: np.ndarray,

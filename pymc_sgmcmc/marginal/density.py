@@ -23,7 +23,7 @@ from pymc_sgmcmc.marginal.structure import LocalStructure, LocalTerm
 from pymc_sgmcmc.posterior.graphs import Length, leaf_value, rebuild
 from pymc_sgmcmc.posterior.group_access import GroupsOfSource
 from pymc_sgmcmc.posterior.rows import keep_whole
-from pymc_sgmcmc.posterior.simplify import drop_switches_on_data, prepared
+from pymc_sgmcmc.posterior.simplify import drop_settled_switches, prepared
 
 
 class _ChosenRecords:
@@ -102,11 +102,7 @@ class GroupDensity:
     """
 
     def __init__(
-        self,
-        structure: LocalStructure,
-        *,
-        only_beside_rows: bool = False,
-        by_group: bool = True,
+        self, structure: LocalStructure, *, only_beside_rows: bool = False, by_group: bool = True
     ):
         self.structure = structure
         self.parameters = structure.parameters
@@ -182,7 +178,8 @@ class GroupDensity:
             for variable in ancestors(log_densities)
             if leaf_value(variable) is not None and variable not in self.structure.lengths_of_groups
         ]
-        settled = drop_switches_on_data(log_densities, data)
+        # The data have their values, and there are no rows beside.
+        settled = drop_settled_switches(log_densities, data, lambda of, value: [of(value, [])])
         return [
             replace(term, log_density=log_density)
             for term, log_density in zip(terms, settled, strict=True)
@@ -236,7 +233,7 @@ class GroupDensity:
 
     @cached_property
     def local_values(self) -> dict[TensorVariable, TensorVariable]:
-        """The value variables as pieces of the block."""
+        """What stands for the value variables, as pieces of the block."""
         pieces: dict[TensorVariable, TensorVariable] = {}
         start = 0
         for local in self.structure.locals:
@@ -244,9 +241,23 @@ class GroupDensity:
             piece = self.block[:, start] if not local.shape_in_group else self.block[:, start:stop]
             if local.shape_in_group:
                 piece = piece.reshape((self.block.shape[0], *local.shape_in_group))
-            pieces[local.value] = pt.moveaxis(piece, 0, local.axis) if local.axis else piece
+            pieces[local.entries] = pt.moveaxis(piece, 0, local.axis) if local.axis else piece
             start = stop
         return pieces
+
+    def of_records(self, integral: TensorVariable) -> TensorVariable:
+        """The integral of each chosen group over its local variables, 0 where it has no records.
+
+        There it is that of the prior, which a quadrature would not give exactly.
+        """
+        counts = np.zeros(self.structure.n_groups)
+        for term in self.structure.terms:
+            if term.observed:  # Its entries may be those of the groups.
+                counts += 1 if term.records is None else term.records.counts
+        if counts.all():
+            return integral
+        present = keep_whole((counts > 0).astype(integral.dtype), "present")
+        return present[self.numbers] * integral
 
     @cached_property
     def value(self) -> TensorVariable:
@@ -266,8 +277,12 @@ class GroupDensity:
     def prior_at_points(self, points: TensorVariable) -> TensorVariable:
         """Log densities of the local variables alone, shape (points, groups)."""
         points = pt.specify_shape(points, (None, None, self.block_size))
-        of_locals = [piece.values for piece in self._pieces[: len(self.structure.locals)]]
-        return sum(vectorize_graph(of_locals, {self.block: points}))
+        return sum(vectorize_graph(self._of_locals, {self.block: points}))
+
+    @property
+    def _of_locals(self) -> list[TensorVariable]:
+        """Log densities of the local variables alone."""
+        return [piece.values for piece in self._pieces[: len(self.structure.locals)]]
 
     def _sum(self, values: Sequence[TensorVariable]) -> TensorVariable:
         n_chosen = self.numbers.shape[0]
@@ -291,12 +306,8 @@ class GroupDensity:
     @cached_property
     def prior_hessian(self) -> list[TensorVariable]:
         """Second derivatives of the log density of the local variables alone."""
-        of_locals = [piece.values for piece in self._pieces[: len(self.structure.locals)]]
-        return self._hessian(
-            pt.grad(
-                sum(values.sum() for values in of_locals), self.block, disconnected_inputs="ignore"
-            )
-        )
+        total = sum(values.sum() for values in self._of_locals)
+        return self._hessian(pt.grad(total, self.block, disconnected_inputs="ignore"))
 
     def _hessian(self, gradient: TensorVariable) -> list[TensorVariable]:
         size = self.block_size

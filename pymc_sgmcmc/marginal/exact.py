@@ -36,7 +36,8 @@ def exact(density: GroupDensity) -> TensorVariable:
     (value,) = rebuild([density.value], {density.block: density.start})
     newton = newton_step(density, density.start)
     constant = 0.5 * density.block_size * np.log(2 * np.pi)
-    return value + 0.5 * newton.decrement - log_determinant(newton.root) + constant
+    integral = value + 0.5 * newton.decrement - log_determinant(newton.root) + constant
+    return density.of_records(integral)
 
 
 def is_quadratic(model: Model, density: GroupDensity) -> bool:

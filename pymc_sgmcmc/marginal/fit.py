@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,22 @@ from pymc.model import Model
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.checks import one_of, or_none, positive_number, quoted, whole_number
-from pymc_sgmcmc.errors import BoundaryWarning, ConvergenceError, ModelError
+from pymc_sgmcmc.checks import (
+    generator,
+    one_of,
+    or_none,
+    positive_number,
+    quoted,
+    truth_value,
+    whole_number,
+)
+from pymc_sgmcmc.errors import (
+    BoundaryWarning,
+    ConvergenceError,
+    ModelError,
+    NotTogetherError,
+    UndeterminedError,
+)
 from pymc_sgmcmc.marginal.blocks import split_blocks
 from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.em import ExpectationMaximization, iterate
@@ -25,7 +40,7 @@ from pymc_sgmcmc.marginal.likelihood import (
     RestrictedLikelihood,
     fixed_effects,
 )
-from pymc_sgmcmc.marginal.marginalize import MOST_QUADRATURE_SIZE, names_of
+from pymc_sgmcmc.marginal.marginalize import names_of
 from pymc_sgmcmc.marginal.maximum import (
     SMALLEST_EIGENVALUE,
     Maximum,
@@ -39,11 +54,13 @@ from pymc_sgmcmc.marginal.maximum import (
 )
 from pymc_sgmcmc.marginal.mcem import MonteCarloEM, MonteCarloMaximum
 from pymc_sgmcmc.marginal.newton import find_mode, quadratic_mode
-from pymc_sgmcmc.marginal.quadrature import laplace, quadrature
+from pymc_sgmcmc.marginal.quadrature import MOST_POINTS, MOST_QUADRATURE_SIZE, laplace, quadrature
 from pymc_sgmcmc.marginal.result import MarginalFit, dataset, labels_of
+from pymc_sgmcmc.marginal.search import remedy
 from pymc_sgmcmc.marginal.standard_errors import Uncertainty, jacobian, uncertainty
 from pymc_sgmcmc.marginal.structure import find_structure
 from pymc_sgmcmc.posterior.compiled import quick_graphs
+from pymc_sgmcmc.posterior.position import given_model
 
 LINEAR_METHODS = ("quasi-newton", "em")
 """Methods for linear mixed models, whose local variables are integrated out exactly."""
@@ -186,7 +203,8 @@ def fit_marginal(
     (30,)
     """
     or_none(one_of, "method", method, METHODS)
-    or_none(whole_number, "points", points, 1)
+    or_none(whole_number, "points", points, 1, most=MOST_POINTS)
+    truth_value("reml", reml)
     or_none(positive_number, "monte_carlo_error", monte_carlo_error)
     whole_number("max_iterations", max_iterations, 1)
     for name, value, owner in (
@@ -198,35 +216,55 @@ def fit_marginal(
                 f'`{name}` should be given with method="{owner}" only, but the method is '
                 f"{method!r}."
             )
+    model, rng = given_model(model), generator("random_seed", random_seed)
     if model.potentials:
         listed = ", ".join(f"`{potential.name}`" for potential in model.potentials)
         raise ModelError(
             f"The model should have no potentials, but has {listed}, which may be priors or "
             "likelihoods. Leave priors out, and write a likelihood as an observed `pm.CustomDist`."
         )
-    with quick_graphs():
-        density = checked_density(model, find_structure(model, names_of(names)))
-        linear = is_quadratic(model, density)
-        method = method or ("quasi-newton" if linear else "laplace")
-        _check_method(method, linear, reml)
-        groups = Groups(model, density)
-    start = groups.layout.ravel(groups.initial_point)
-    if method == "mcem":
-        error = monte_carlo_error or MONTE_CARLO_ERROR
-        search = MonteCarloEM(groups, np.random.default_rng(random_seed), error, max_iterations)
-        _check_influence(groups, search.expected(start), None)
-        drawn = search.maximize(start, groups.layout.labels)
-        return _result(groups, drawn.likelihood, None, drawn.maximum, method, drawn)
-    with quick_graphs():
-        likelihood = _likelihood(groups, method, points)
-    sample = _sample(groups, likelihood)
-    _check_influence(groups, likelihood, sample)
-    restricted = None
-    if reml:
-        fixed = fixed_effects(groups, sample or likelihood)
-        restricted = RestrictedLikelihood(likelihood, fixed, start)
-    maximum = _search(groups, likelihood, sample, restricted, method, max_iterations)
-    return _result(groups, likelihood, restricted, maximum, method)
+    names = names_of(names)
+    with _advised(model, names):
+        with quick_graphs():
+            density = checked_density(model, find_structure(model, names))
+            linear = is_quadratic(model, density)
+            method = method or ("quasi-newton" if linear else "laplace")
+            _check_method(method, linear, reml)
+            groups = Groups(model, density)
+        start = groups.layout.ravel(groups.initial_point)
+        if method == "mcem":
+            error = monte_carlo_error or MONTE_CARLO_ERROR
+            search = MonteCarloEM(groups, rng, error, max_iterations)
+            _check_influence(groups, search.expected(start), None)
+            drawn = search.maximize(start, groups.layout.labels)
+            return _result(groups, drawn.likelihood, None, drawn.maximum, method, drawn)
+        with quick_graphs():
+            likelihood = _likelihood(groups, method, points)
+        sample = _sample(groups, likelihood)
+        _check_influence(groups, likelihood, sample)
+        restricted = None
+        if reml:
+            fixed = fixed_effects(groups, sample or likelihood)
+            restricted = RestrictedLikelihood(likelihood, fixed, start)
+        maximum = _search(groups, likelihood, sample, restricted, method, max_iterations)
+        return _result(groups, likelihood, restricted, maximum, method)
+
+
+@contextmanager
+def _advised(model: Model, names: Sequence[str]) -> Iterator[None]:
+    """Refusals of names and of models say what to do."""
+    try:
+        yield
+    except (NotTogetherError, UndeterminedError) as error:
+        stay = [v.name for v in model.free_RVs if v.type.ndim and v.name not in names]
+        if isinstance(error, NotTogetherError) or any(remedy(model, [name]) for name in stay):
+            advice = (
+                "Effects of several factors need priors, which `fit_marginal` leaves out for "
+                "variables that stay: use `sample`."
+            )
+        else:
+            advice = "Leave out or fix some; the priors of global variables do not count."
+        raise ModelError(f"{error} {advice}") from None
 
 
 def _check_method(method: str, linear: bool, reml: bool) -> None:
@@ -286,9 +324,8 @@ def _check_influence(groups: Groups, likelihood: Objective, sample: Objective | 
         labels = np.array(layout.labels[part], dtype=object)[flat]
         without += [variable.name] if flat.all() else list(labels)
     if without:
-        raise ModelError(
-            f"The likelihood should depend on each global variable, but not on {quoted(without)}. "
-            "Leave these out; the priors of global variables, and what is in them, do not count."
+        raise UndeterminedError(
+            f"The likelihood should depend on each global variable, but not on {quoted(without)}."
         )
 
 
@@ -469,7 +506,6 @@ def _at_blocks(
     """Values of variables at blocks of all groups."""
     structure = groups.density.structure
     constrain = groups.compile(
-        [local.value for local in structure.locals],
-        groups.model.replace_rvs_by_values(list(variables)),
+        list(structure.values), groups.model.replace_rvs_by_values(list(variables))
     )
     return constrain(*split_blocks(structure, blocks).values(), position)

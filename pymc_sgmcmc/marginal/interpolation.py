@@ -153,33 +153,12 @@ def _standardised(values: np.ndarray) -> np.ndarray:
     return coordinates / np.abs(coordinates).max(axis=0, initial=np.finfo(float).tiny)
 
 
-@dataclass(frozen=True, eq=False)
-class Scales:
-    """Coordinates x of groups at all draws, with u = centre + width * sinh(x).
-
-    Attributes
-    ----------
-    centre, width : numpy.ndarray, shape (draws, groups)
-    """
-
-    centre: np.ndarray
-    width: np.ndarray
-
-    def at(self, draw: int) -> Scale:
-        """That of a draw."""
-        return Scale(self.centre[draw], self.width[draw])
-
-    def of(self, places: np.ndarray) -> Scales:
-        """Those of the groups at some places."""
-        return Scales(self.centre[:, places], self.width[:, places])
-
-
 def wider(ends: np.ndarray) -> np.ndarray:
     """Ends of grids for all draws, from those for the central one."""
     return np.arcsinh(WIDER * np.sinh(ends))
 
 
-def scales_of(polynomials: Polynomials, scale_at: Callable[[int], Scale]) -> Scales:
+def scales_of(polynomials: Polynomials, scale_at: Callable[[int], Scale]) -> Scale:
     """Scales at all draws, from those at some of them."""
     which = min(SCALE_DEGREE, len(polynomials.counts)) - 1
     inverse, count = polynomials.inverses[which], polynomials.counts[which]
@@ -187,13 +166,13 @@ def scales_of(polynomials: Polynomials, scale_at: Callable[[int], Scale]) -> Sca
     monomials = polynomials.monomials[:, :count]
     centre = monomials @ (inverse @ np.array([scale.centre for scale in scales]))
     width = monomials @ (inverse @ np.log([scale.width for scale in scales]))
-    return Scales(centre, np.exp(width))
+    return Scale(centre, np.exp(width))
 
 
 def interpolate(
     polynomials: Polynomials,
     log_density_at: Callable[[int], LogDensity],
-    scales: Scales,
+    scales: Scale,
     ends: np.ndarray,
     uniforms: np.ndarray,
 ) -> np.ndarray:
@@ -204,7 +183,7 @@ def interpolate(
     polynomials : Polynomials
     log_density_at : callable
         The log density at the parameters of a draw with this number, of n groups.
-    scales : Scales
+    scales : Scale
         Those of the n groups.
     ends : numpy.ndarray, shape (2, n)
         Ends of grids for the central draw.
@@ -240,7 +219,7 @@ def interpolate(
 def _fit_and_draw(
     polynomials: Polynomials,
     log_density_at: Callable[[int], LogDensity],
-    scales: Scales,
+    scales: Scale,
     ends: np.ndarray,
     places: np.ndarray,
     uniforms: np.ndarray,
@@ -277,7 +256,7 @@ def _fit_and_draw(
 def _values(
     log_density_at: Callable[[int], LogDensity],
     draws: np.ndarray,
-    scales: Scales,
+    scales: Scale,
     grid: np.ndarray,
     places: np.ndarray,
 ) -> np.ndarray:

@@ -88,10 +88,19 @@ class Scale:
     Attributes
     ----------
     centre, width : numpy.ndarray, shape (groups,)
+        Or of shape (draws, groups), for all draws of parameters.
     """
 
     centre: np.ndarray
     width: np.ndarray
+
+    def at(self, draw: int) -> Scale:
+        """That of one of several draws."""
+        return Scale(self.centre[draw], self.width[draw])
+
+    def of(self, places: np.ndarray) -> Scale:
+        """That of the groups at some places."""
+        return Scale(self.centre[..., places], self.width[..., places])
 
     def points(self, x: np.ndarray, places: np.ndarray) -> np.ndarray:
         """The quantities at x, shape (..., n), of the groups at n places."""

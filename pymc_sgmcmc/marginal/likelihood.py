@@ -12,7 +12,7 @@ from pymc.model import Model
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.errors import ModelError, UndeterminedError
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays
 from pymc_sgmcmc.posterior.position import layout_from_model
@@ -46,7 +46,7 @@ class Groups:
         self.model = model
         self.density = density
         self.n_groups = density.structure.n_groups
-        local = set(density.local_values)
+        local = density.structure.values
         self.initial_point = model.initial_point()
         self.variables = [rv for rv in model.free_RVs if model.rvs_to_values[rv] not in local]
         self.layout = layout_from_model(model, self.variables, self.initial_point)
@@ -235,9 +235,8 @@ class RestrictedLikelihood:
         # The information of collinear effects is singular up to rounding.
         scaled = np.linalg.inv(factor).T * np.linalg.norm(factor, axis=1)
         if not np.isfinite(factor).all() or np.linalg.norm(scaled) > MOST_COLLINEAR:
-            raise ModelError(
-                "The likelihood does not determine the fixed effects, some of which are collinear. "
-                "Leave out or fix some of them; priors of global variables do not count."
+            raise UndeterminedError(
+                "The likelihood does not determine the fixed effects, some of which are collinear."
             )
         self._steps = np.maximum(1.0, np.linalg.norm(factor, axis=1))
 

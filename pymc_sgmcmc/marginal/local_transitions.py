@@ -53,6 +53,14 @@ class LocalTransitions(ABC):
     """Standard normal numbers for a group and transition."""
 
     @abstractmethod
+    def _begin(
+        self, position: TensorVariable, numbers: TensorVariable, block: TensorVariable
+    ) -> tuple[Callable[..., list[TensorVariable]], list[TensorVariable]]:
+        """A transition, as a function of noise and a state, and the first state.
+
+        The first part of a state is the block.
+        """
+
     def run(
         self,
         position: TensorVariable,
@@ -61,6 +69,18 @@ class LocalTransitions(ABC):
         noise: TensorVariable,
     ) -> TensorVariable:
         """Blocks after all transitions of a visit, with noise of shape (transitions, n, k)."""
+        transition, state = self._begin(position, numbers, block)
+        if self.transitions == 1:
+            return transition(noise[0], *state)[0]
+        parts = pytensor.scan(
+            transition,
+            sequences=[noise],
+            outputs_info=state,
+            n_steps=self.transitions,
+            name=FEW_STEPS,
+            return_updates=False,
+        )
+        return (parts[0] if len(state) > 1 else parts)[-1]
 
 
 class GivenTransitions(LocalTransitions):
@@ -85,18 +105,13 @@ class GivenTransitions(LocalTransitions):
         self.complete, self.noise_size, self.transitions = complete, noise_size, transitions
         self._transition = transition
 
-    def run(
-        self,
-        position: TensorVariable,
-        numbers: TensorVariable,
-        block: TensorVariable,
-        noise: TensorVariable,
-    ) -> TensorVariable:
-        """Blocks after all transitions of a visit."""
+    def _begin(
+        self, position: TensorVariable, numbers: TensorVariable, block: TensorVariable
+    ) -> tuple[Callable[..., list[TensorVariable]], list[TensorVariable]]:
         complete = self.complete
         variables = complete.global_variables(position)
 
-        def transition(noise: TensorVariable, block: TensorVariable) -> TensorVariable:
+        def transition(noise: TensorVariable, block: TensorVariable) -> list[TensorVariable]:
             state = LocalState(
                 block,
                 numbers,
@@ -105,19 +120,9 @@ class GivenTransitions(LocalTransitions):
                 lambda at: complete.log_density(position, numbers, at),
             )
             following = pt.as_tensor(self._transition(state)).astype(complete.dtype)
-            return pt.specify_shape(following, (None, complete.block_size))
+            return [pt.specify_shape(following, (None, complete.block_size))]
 
-        if self.transitions == 1:
-            return transition(noise[0], block)
-        blocks = pytensor.scan(
-            transition,
-            sequences=[noise],
-            outputs_info=[block],
-            n_steps=self.transitions,
-            name=FEW_STEPS,
-            return_updates=False,
-        )
-        return blocks[-1]
+        return transition, [block]
 
 
 class LangevinTransitions(LocalTransitions):
@@ -169,14 +174,9 @@ class LangevinTransitions(LocalTransitions):
         for shared, value in ((self._drift, 1 - correlation), (self._spread, 1 - correlation**2)):
             shared.set_value(np.asarray(value, shared.dtype))
 
-    def run(
-        self,
-        position: TensorVariable,
-        numbers: TensorVariable,
-        block: TensorVariable,
-        noise: TensorVariable,
-    ) -> TensorVariable:
-        """Blocks after all transitions of a visit."""
+    def _begin(
+        self, position: TensorVariable, numbers: TensorVariable, block: TensorVariable
+    ) -> tuple[Callable[..., list[TensorVariable]], list[TensorVariable]]:
         complete, size = self.complete, self.complete.block_size
         roots = self._roots[numbers]
         drift, spread = self._drift, self._spread
@@ -204,15 +204,4 @@ class LangevinTransitions(LocalTransitions):
             ]
 
         value, slope = evaluate(block)
-        state = [block, value.astype(complete.dtype), slope.astype(complete.dtype)]
-        if self.transitions == 1:
-            return transition(noise[0], *state)[0]
-        blocks, *_ = pytensor.scan(
-            transition,
-            sequences=[noise],
-            outputs_info=state,
-            n_steps=self.transitions,
-            name=FEW_STEPS,
-            return_updates=False,
-        )
-        return blocks[-1]
+        return transition, [block, value.astype(complete.dtype), slope.astype(complete.dtype)]

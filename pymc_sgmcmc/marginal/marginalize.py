@@ -26,26 +26,29 @@ from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.exact import exact, is_quadratic
 from pymc_sgmcmc.marginal.operation import GroupLogDensity, Template
-from pymc_sgmcmc.marginal.quadrature import laplace, quadrature
-from pymc_sgmcmc.marginal.structure import LocalStructure, find_structure
+from pymc_sgmcmc.marginal.quadrature import (
+    MOST_POINTS,
+    MOST_QUADRATURE_SIZE,
+    POINTS,
+    Nodes,
+    call_of,
+    laplace,
+    quadrature,
+)
+from pymc_sgmcmc.marginal.search import structure_of
+from pymc_sgmcmc.marginal.structure import LocalStructure
 from pymc_sgmcmc.posterior.compiled import quick_graphs
 from pymc_sgmcmc.posterior.group_access import mark_groups
-from pymc_sgmcmc.sources.passes import shown_by_default
+from pymc_sgmcmc.posterior.position import given_model
+from pymc_sgmcmc.stages import set_up
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
 METHODS = ("exact", "quadrature")
 """The ways to integrate that give a density."""
 
-POINTS = {1: 9, 2: 7, 3: 5}
-"""Nodes in each direction by the number of local quantities of a group. They are a compromise of
-time and accuracy: with four binary records a group, nine nodes leave an error of 1e-6."""
 
-MOST_QUADRATURE_SIZE = max(POINTS)
-"""Product rules of more directions have too many nodes."""
-
-
-@shown_by_default()
+@set_up()
 @quick_graphs()
 def marginalize(
     model: Model,
@@ -80,7 +83,8 @@ def marginalize(
         Default: "exact" where that is possible.
     points : int, optional
         Nodes in each direction of the quadrature; one is Laplace's method. Default: 9, 7 and 5 for
-        one, two and three quantities a group.
+        one, two and three quantities a group, and more where a step method of this package needs
+        them around its centre.
 
     Returns
     -------
@@ -103,8 +107,12 @@ def marginalize(
     nodes. With one node (Laplace) it is the gradient of the approximation.
 
     The quadrature is compared with a fine grid, for at most 20 groups: near the initial point here,
-    and around the centre where a step method of this package is made. A warning follows where it is
-    not accurate. `sample` compares it near the initial point only where there is no centre.
+    with a warning where it is not accurate, and around the centre where a step method of this
+    package is made. That takes more nodes where they are needed there, and the model keeps them.
+    `sample` compares it near the initial point only where there is no centre.
+
+    A group without records integrates to one, and `recover` draws it from its prior. Where two
+    arrays or more index an effect together, ``z[county, year]``, each pair is a group.
 
     Where the records are in a source, a pass over the column of codes makes an index of them, and a
     step method of this package takes the source as its ``rows``. No other tool can evaluate such a
@@ -135,7 +143,7 @@ def marginalize(
     return groups
 
 
-@shown_by_default()
+@set_up()
 @quick_graphs()
 def without_warning(
     model: Model,
@@ -146,10 +154,11 @@ def without_warning(
 ) -> Model:
     """`marginalize` for a caller who compares the quadrature elsewhere."""
     or_none(one_of, "method", method, METHODS)
-    or_none(whole_number, "points", points, 1)
+    or_none(whole_number, "points", points, 1, most=MOST_POINTS)
     if method == "exact" and points is not None:
         raise ValueError('`points` is for quadrature, but `method` is "exact". Leave one out.')
-    structure = find_structure(model, names_of(names), on_source=True)
+    model = given_model(model)
+    structure = structure_of(model, names_of(names), on_source=True)
     density = checked_density(model, structure).on_source()
     marginal, error = integrate(model, density, method, points)
     left_out = dependent_deterministics(model, structure)
@@ -170,13 +179,9 @@ def without_warning(
 
 
 def dependent_deterministics(model: Model, structure: LocalStructure) -> list[TensorVariable]:
-    """Deterministic variables that depend on local or on observed ones."""
-    removed = {model[name] for name in (*structure.names, *structure.observed)}
-    return [
-        variable
-        for variable in model.deterministics
-        if not removed.isdisjoint(ancestors([variable]))
-    ]
+    """Deterministic variables that depend on local ones, or on records of these."""
+    local = {model[name] for name in structure.names}
+    return [v for v in model.deterministics if not local.isdisjoint(ancestors([v]))]
 
 
 def integrate(
@@ -196,16 +201,16 @@ def integrate(
     if quadratic:
         return exact(density), None
     if size > MOST_QUADRATURE_SIZE and points != 1:
+        call = call_of(density.structure, quadratic=False)
         raise ModelError(
             f"A group has {size} local quantities, but quadrature takes at most "
-            f"{MOST_QUADRATURE_SIZE}. Use Laplace's method, `points=1`, and see its error in "
-            "`recover`, or sample the model with NUTS."
+            f"{MOST_QUADRATURE_SIZE}. Use {call or 'NUTS'}."
         )
-    points = points or POINTS[size]
     if points == 1:
         return laplace(density), None
-    values = quadrature(density, points)
-    return values, QuadratureError(model, density, values, points)
+    rule = Nodes(density, points or POINTS[size])
+    values = quadrature(density, rule)
+    return values, QuadratureError(model, density, values, rule, is_given=points is not None)
 
 
 def names_of(names: str | TensorVariable | Sequence[str | TensorVariable]) -> list[str]:
@@ -224,13 +229,12 @@ def without_locals(model: Model, density: GroupDensity, marginal: TensorVariable
     structure = density.structure
     removed = {model[name] for name in (*structure.names, *structure.observed)}
     left_out = dependent_deterministics(model, structure)
-    try:
-        graph, copies = fgraph_from_model(model)
-    except NotImplementedError:
+    if model.parent is not None:
         raise ModelError(
-            "The model has variables with `initval`, which PyMC cannot copy. Leave it out, and "
-            "pass `initvals` to `pm.sample`."
-        ) from None
+            "Local variables are integrated out of a whole model, but this one is nested in "
+            "another. Name those of the outermost model."
+        )
+    graph, copies = fgraph_from_model(_without_initial_values(model))
     for variable in (*removed, *left_out):
         graph.remove_output(graph.outputs.index(copies[variable]))
     needed = {v for v in graph.outputs if not isinstance(v.owner.op, ModelNamed)}
@@ -238,6 +242,8 @@ def without_locals(model: Model, density: GroupDensity, marginal: TensorVariable
         if variable not in set(ancestors(needed)):
             graph.remove_output(graph.outputs.index(variable))
     groups = model_from_fgraph(graph, mutate_fgraph=True)
+    for variable in groups.free_RVs:
+        groups.set_initval(variable, model.rvs_to_initial_values[model[variable.name]])
 
     name = "_".join(structure.observed)
     while name in groups.named_vars:
@@ -269,6 +275,13 @@ def without_locals(model: Model, density: GroupDensity, marginal: TensorVariable
             dims=structure.dim,
         )
     return groups
+
+
+def _without_initial_values(model: Model) -> Model:
+    """The same model without the initial values, with which PyMC does not copy it."""
+    same = object.__new__(type(model))
+    vars(same).update(vars(model), rvs_to_initial_values={})
+    return same
 
 
 def _no_draws(*args, **kwargs):

@@ -26,12 +26,7 @@ import pytensor.tensor as pt
 from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ConvergenceError
 from pymc_sgmcmc.marginal.conditional import Conditional
-from pymc_sgmcmc.marginal.independence import (
-    log_constant,
-    log_weights_of,
-    normal_rule,
-    proposals,
-)
+from pymc_sgmcmc.marginal.independence import log_constant, log_weights_of, normal_rule, proposals
 from pymc_sgmcmc.marginal.likelihood import Groups, Objective
 from pymc_sgmcmc.marginal.maximum import (
     SMALLEST_EIGENVALUE,

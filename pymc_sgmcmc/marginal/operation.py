@@ -50,10 +50,7 @@ class Template:
     """
 
     def __init__(
-        self,
-        value: TensorVariable,
-        numbers: TensorVariable,
-        parameters: Sequence[TensorVariable],
+        self, value: TensorVariable, numbers: TensorVariable, parameters: Sequence[TensorVariable]
     ):
         (self.value,) = _without_notes([value])
         self.numbers = numbers

@@ -17,11 +17,11 @@ import itertools
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.gradient import disconnected_grad
 from pytensor.tensor.variable import TensorVariable
 from scipy.special import roots_hermitenorm
 
 from pymc_sgmcmc.marginal.density import GroupDensity
-from pymc_sgmcmc.marginal.held import held
 from pymc_sgmcmc.marginal.newton import (
     Matrix,
     Mode,
@@ -31,10 +31,25 @@ from pymc_sgmcmc.marginal.newton import (
     newton_step,
     solve_upper,
 )
+from pymc_sgmcmc.marginal.structure import LocalStructure
 from pymc_sgmcmc.posterior.graphs import rebuild
 from pymc_sgmcmc.posterior.rows import keep_whole
 
 HALF_LOG_2_PI = 0.5 * np.log(2 * np.pi)
+
+MOST_POINTS = int(-0.5 * np.log(np.finfo(float).tiny))
+"""The weight of the outermost of n nodes is about exp(-2 n), which is zero beyond this n."""
+
+POINTS = {1: 9, 2: 7, 3: 5}
+"""Nodes in each direction by the number of local quantities of a group. They are a compromise of
+time and accuracy: with four binary records a group, nine nodes leave an error of 1e-6."""
+
+MOST_QUADRATURE_SIZE = max(POINTS)
+"""Product rules of more directions have too many nodes."""
+
+LARGEST_LAPLACE = 6
+"""Laplace's method, by which centre and curvature of `local` are computed, is for at most this many
+local quantities of a group. The graph of its Hessian grows with their square."""
 
 
 def nodes_and_weights(points: int, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -53,18 +68,65 @@ def laplace(density: GroupDensity) -> TensorVariable:
     """
     block, root = _moving_mode(density)
     (value,) = rebuild([density.value], {density.block: block})
-    return value - log_determinant(root) + density.block_size * HALF_LOG_2_PI
+    constant = density.block_size * HALF_LOG_2_PI
+    return density.of_records(value - log_determinant(root) + constant)
 
 
 def _moving_mode(density: GroupDensity) -> Mode:
     """Modes and curvatures with their derivatives by the parameters."""
-    mode = held(find_mode(density).block)
+    mode = disconnected_grad(find_mode(density).block)
     # One more step from the mode, held constant, has the derivatives of the mode itself.
     block = mode + pt.stack(newton_step(density, mode).step, axis=1)
     return Mode(block, newton_step(density, block).root)
 
 
-def quadrature(density: GroupDensity, points: int, *, moving: bool = False) -> TensorVariable:
+def call_of(structure: LocalStructure, *, quadratic: bool) -> str | None:
+    """The call that takes local variables of these sizes, None where none does."""
+    size = structure.block_size
+    listed = ", ".join(f'"{name}"' for name in structure.names)
+    if quadratic or size <= MOST_QUADRATURE_SIZE:
+        return f"`marginalize(model, [{listed}])`"
+    if size <= LARGEST_LAPLACE:
+        return f"`SGLDCV(local=[{listed}])` or, roughly, `marginalize(model, [{listed}], points=1)`"
+    return None
+
+
+class Nodes:
+    """The nodes and weights of a quadrature, in shared arrays, so that their number may change.
+
+    Parameters
+    ----------
+    density : GroupDensity
+    points : int
+        Number of nodes in each direction.
+    """
+
+    def __init__(self, density: GroupDensity, points: int):
+        self._density = density
+        dtype = density.block.dtype
+        # Arrays that are as long as there are groups would be taken for data.
+        self.at = keep_whole(np.empty((0, density.block_size), dtype), "nodes")
+        self.offsets = keep_whole(np.empty(0, dtype), "log_weights")
+        self.points = points
+
+    @property
+    def points(self) -> int:
+        """Number of nodes in each direction."""
+        return self._points
+
+    @points.setter
+    def points(self, points: int) -> None:
+        self._points = points
+        grid, log_weights = nodes_and_weights(points, self._density.block_size)
+        offsets = log_weights + 0.5 * (grid**2).sum(axis=1)
+        for shared, values in ((self.at, grid), (self.offsets, offsets)):
+            shared.set_value(values.astype(shared.dtype))
+        self.at.tag.elements_a_row = len(grid) * self._density.records_a_group
+
+
+def quadrature(
+    density: GroupDensity, points: Nodes | int, *, moving: bool = False
+) -> TensorVariable:
     r"""Quadrature of the log density of each group's records, shape (groups,).
 
     The nodes are constants for the gradient. It is then the quadrature of Fisher's identity,
@@ -75,18 +137,14 @@ def quadrature(density: GroupDensity, points: int, *, moving: bool = False) -> T
         mode = _moving_mode(density)
     else:
         fixed = find_mode(density)
-        mode = Mode(held(fixed.block), [[held(entry) for entry in row] for row in fixed.root])
-    size = density.block_size
-    grid, log_weights = nodes_and_weights(points, size)
-    # Arrays that are as long as there are groups would be taken for data.
-    dtype = density.block.dtype
-    computed = len(grid) * density.records_a_group
-    nodes = keep_whole(grid.astype(dtype), "nodes", elements_a_row=computed)
-    offsets = keep_whole((log_weights + 0.5 * (grid**2).sum(axis=1)).astype(dtype), "log_weights")
-    at_nodes = _nodes(mode.block, mode.root, nodes)
-    values = density.at_points(at_nodes) + offsets[:, None]
+        root = [[disconnected_grad(entry) for entry in row] for row in fixed.root]
+        mode = Mode(disconnected_grad(fixed.block), root)
+    rule = points if isinstance(points, Nodes) else Nodes(density, points)
+    at_nodes = _nodes(mode.block, mode.root, rule.at)
+    values = density.at_points(at_nodes) + rule.offsets[:, None]
     total = pt.logsumexp(values, axis=0)
-    return total - log_determinant(mode.root) + size * HALF_LOG_2_PI
+    constant = density.block_size * HALF_LOG_2_PI
+    return density.of_records(total - log_determinant(mode.root) + constant)
 
 
 def _nodes(block: TensorVariable, root: Matrix, nodes: TensorVariable) -> TensorVariable:

@@ -11,17 +11,18 @@ import pymc as pm
 import xarray as xr
 from pymc.model import Model
 from pytensor.graph.replace import clone_replace
-from pytensor.graph.traversal import ancestors
 from pytensor.tensor.variable import TensorVariable
 from rich.progress import Progress
 from xarray import DataTree
 
-from pymc_sgmcmc.checks import quoted
+from pymc_sgmcmc.checks import generator, quoted
+from pymc_sgmcmc.marginal.blocks import split_blocks
 from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.conditional import Conditional, GroupDraws
 from pymc_sgmcmc.marginal.exact import is_quadratic
 from pymc_sgmcmc.marginal.interpolation import polynomials_of
 from pymc_sgmcmc.marginal.marginalize import dependent_deterministics, names_of
+from pymc_sgmcmc.marginal.result import dims_of
 from pymc_sgmcmc.marginal.structure import LocalStructure, find_structure
 from pymc_sgmcmc.posterior.compiled import (
     NUMPY_MODE,
@@ -30,6 +31,7 @@ from pymc_sgmcmc.posterior.compiled import (
     without_blas_warning,
 )
 from pymc_sgmcmc.posterior.graphs import shape_of
+from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.record import settings_of, stored_local
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
@@ -145,8 +147,7 @@ def recover(
     """
     if not isinstance(idata, DataTree):
         raise TypeError(f"`idata` should be a DataTree, but got {type(idata).__name__}.")
-    if not isinstance(model, Model):
-        raise TypeError(f"`model` should be a PyMC model, but got {type(model).__name__}.")
+    model = given_model(model)
     posterior = _posterior(idata)
     sampled = [name for name in stored_local(settings_of(idata)) if name in posterior]
     posterior = _without(posterior, sampled)
@@ -157,7 +158,7 @@ def recover(
         posterior = _without(posterior, [name for name in dependent if name in posterior])
     _check_globals(posterior, model, structure)
     numbers = _numbers(groups, model, structure)
-    rng = np.random.default_rng(random_seed)
+    rng = generator("random_seed", random_seed)
 
     with quick_graphs():
         density = checked_density(model, structure).on_source()
@@ -274,6 +275,11 @@ def _numbers(groups: Any, model: Model, structure: LocalStructure) -> np.ndarray
     n_groups = structure.n_groups
     if groups is None:
         return np.arange(n_groups)
+    if any(local.n_axes > 1 for local in structure.locals):
+        raise ValueError(
+            f"`groups` should be left out, since those of {quoted(structure.names)} are cells of "
+            "several dimensions. Select from the draws of all."
+        )
     name, labels = _dimension(model, structure, structure.names[0])
     chosen = (
         list(np.atleast_1d(np.asarray(groups)).ravel()) if not isinstance(groups, str) else [groups]
@@ -303,7 +309,7 @@ def _numbers(groups: Any, model: Model, structure: LocalStructure) -> np.ndarray
 # --- Draws ------------------------------------------------------------------------------------
 
 
-class _Draws:
+class _Draws(Sequence[dict[str, np.ndarray]]):
     """Draws of some global variables, chain after chain."""
 
     def __init__(self, posterior: xr.Dataset, names: Sequence[str]):
@@ -324,10 +330,11 @@ class _Draws:
         """Values of each variable, shape (draws, ...)."""
         return list(self._values.values())
 
-    def __getitem__(self, draw: int) -> dict[str, np.ndarray]:
+    def __getitem__(self, draw: Any) -> Any:
         return {name: values[draw] for name, values in self._values.items()}
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        # There may be no variables, and no end of draws by an index out of range then.
         return (self[draw] for draw in range(len(self)))
 
     def where(self, draw: int) -> str:
@@ -388,12 +395,7 @@ def _constrained(
     numbers: np.ndarray,
 ) -> dict[str, np.ndarray]:
     """Local variables on their original scale, shape (draws, ...), for the groups."""
-    splits = np.cumsum([local.size_in_group for local in structure.locals])[:-1]
-    leading = len(blocks), len(numbers)
-    values = {
-        local.name: np.moveaxis(part.reshape(*leading, *local.shape_in_group), 1, local.axis + 1)
-        for local, part in zip(structure.locals, np.split(blocks, splits, axis=2), strict=True)
-    }
+    values = dict(zip(structure.names, split_blocks(structure, blocks).values(), strict=True))
     if all(model.rvs_to_transforms[model[name]] is None for name in structure.names):
         return values
     back = _inverse_transforms(model, structure)
@@ -402,11 +404,15 @@ def _constrained(
     whole = [np.zeros(local.shape, dtype=blocks.dtype) for local in structure.locals]
     for draw, parameters in enumerate(_Draws(posterior, _global_names(model, structure))):
         for local, array in zip(structure.locals, whole, strict=True):
-            np.moveaxis(array, local.axis, 0)[numbers] = np.moveaxis(
-                values[local.name][draw], local.axis, 0
-            )
+            of_draw = values[local.name][draw]
+            if local.n_axes > 1:  # These are all groups.
+                array[:] = of_draw
+            else:
+                np.moveaxis(array, local.axis, 0)[numbers] = np.moveaxis(of_draw, local.axis, 0)
         for local, array in zip(structure.locals, back(*whole, *parameters.values()), strict=True):
-            constrained[local.name].append(np.take(array, numbers, axis=local.axis))
+            constrained[local.name].append(
+                array if local.n_axes > 1 else np.take(array, numbers, axis=local.axis)
+            )
     return {name: np.stack(arrays) for name, arrays in constrained.items()}
 
 
@@ -427,13 +433,8 @@ def _inverse_transforms(model: Model, structure: LocalStructure) -> Callable[...
         replacements[variable] = constrained
         outputs.append(constrained)
     values = [local.value for local in structure.locals]
-    function = compile_on_arrays([*values, *parameters.values()], outputs, NUMPY_MODE)
-
-    def evaluate(*arrays: np.ndarray) -> list[np.ndarray]:
-        inputs = zip(arrays, [*values, *parameters], strict=True)
-        return function(*(np.asarray(array, variable.dtype) for array, variable in inputs))
-
-    return evaluate
+    inputs = [*values, *parameters.values()]
+    return compile_on_arrays(inputs, outputs, NUMPY_MODE, allow_input_downcast=True)
 
 
 def _global_names(model: Model, structure: LocalStructure) -> list[str]:
@@ -443,16 +444,14 @@ def _global_names(model: Model, structure: LocalStructure) -> list[str]:
 # --- Arrays with names ------------------------------------------------------------------------
 
 
-def _dims(model: Model, name: str, ndim: int) -> tuple[str, ...]:
-    """Names of the dimensions of a variable, as in a trace of PyMC."""
-    dims = model.named_vars_to_dims.get(name) or (None,) * ndim
-    return tuple(dim or f"{name}_dim_{axis}" for axis, dim in enumerate(dims))
-
-
 def _dimension(model: Model, structure: LocalStructure, name: str) -> tuple[str, Any]:
-    """Name and labels of the dimension of a local variable that runs over the groups."""
+    """Name and labels of the dimension of a local variable that runs over the groups.
+
+    Where groups are cells of several dimensions it has the names of these, and numbers.
+    """
     (local,) = (local for local in structure.locals if local.name == name)
-    dim = _dims(model, name, model[name].type.ndim)[local.axis]
+    dims = dims_of(model, name, model[name].type.ndim)
+    dim = "_".join(dims[local.axis : local.axis + local.n_axes])
     labels = model.coords.get(dim)
     return dim, np.arange(structure.n_groups) if labels is None else labels
 
@@ -469,13 +468,14 @@ def _arrays(
     sizes = posterior.sizes["chain"], posterior.sizes["draw"]
     for local in structure.locals:
         values = constrained[local.name]
-        dims = _dims(model, local.name, values.ndim - 1)
+        dims = dims_of(model, local.name, values.ndim - 1)
         coords: dict[str, Any] = {dim: posterior[dim] for dim in ("chain", "draw")}
         for axis, dim in enumerate(dims):
             labels = model.coords.get(dim)
-            length = structure.n_groups if axis == local.axis else values.shape[axis + 1]
+            of_groups = axis == local.axis and local.n_axes == 1
+            length = structure.n_groups if of_groups else values.shape[axis + 1]
             labels = np.arange(length) if labels is None else np.asarray(labels)
-            coords[dim] = labels[numbers] if axis == local.axis else labels
+            coords[dim] = labels[numbers] if of_groups else labels
         arrays[local.name] = xr.DataArray(
             values.reshape(*sizes, *values.shape[1:]), coords, ("chain", "draw", *dims)
         )
@@ -486,12 +486,7 @@ def _deterministics(
     model: Model, structure: LocalStructure, posterior: xr.Dataset, progressbar: bool
 ) -> dict[str, xr.DataArray]:
     """Deterministics that depend on local variables."""
-    locals_ = {model[name] for name in structure.names}
-    names = [
-        variable.name
-        for variable in model.deterministics
-        if not locals_.isdisjoint(ancestors([variable]))
-    ]
+    names = [variable.name for variable in dependent_deterministics(model, structure)]
     if not names:
         return {}
     with without_blas_warning():

@@ -93,14 +93,19 @@ class MarginalFit:
         )
 
 
+def dims_of(model: Model, name: str, ndim: int) -> tuple[str, ...]:
+    """Names of the dimensions of a variable, as in a trace of PyMC."""
+    dims = model.named_vars_to_dims.get(name) or (None,) * ndim
+    return tuple(dim or f"{name}_dim_{axis}" for axis, dim in enumerate(dims))
+
+
 def dataset(
     model: Model, variables: Sequence[TensorVariable], values: Sequence[np.ndarray]
 ) -> xr.Dataset:
     """Values with the dimensions and coordinates of the model."""
     arrays = {}
     for variable, value in zip(variables, map(np.asarray, values), strict=True):
-        dims = model.named_vars_to_dims.get(variable.name) or [None] * value.ndim
-        named = [dim or f"{variable.name}_dim_{axis}" for axis, dim in enumerate(dims)]
+        named = dims_of(model, variable.name, value.ndim)
         coords = {
             dim: list(model.coords[dim]) for dim in named if model.coords.get(dim) is not None
         }

@@ -1,19 +1,21 @@
-"""Local variables of a model that are better integrated out than sampled."""
+"""Local variables of a model that can be integrated out, and those that are better so."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 
 from pymc.model import Model
 
-from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.marginal.codes import EmptyGroupsError
+from pymc_sgmcmc.errors import ModelError, NotTogetherError
+from pymc_sgmcmc.marginal.check import checked_density
+from pymc_sgmcmc.marginal.exact import is_quadratic
+from pymc_sgmcmc.marginal.quadrature import MOST_QUADRATURE_SIZE, call_of
 from pymc_sgmcmc.marginal.structure import LocalStructure, find_structure
 from pymc_sgmcmc.posterior.graphs import shape_of
 
-_log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
+FEWEST_IN_NEED = 2
+"""Where the joint posterior is far from Gaussian, variables of so few groups are integrated out."""
 
 FEWEST_GROUPS = 20
 """Variables of fewer entries are left in the model, since a minibatch touches most of so few
@@ -37,12 +39,7 @@ def local_structures(
     The latter have large groups. Both begin with the structures of most groups, and of variables
     for the same groups all together come before each by itself. None has fewer groups than given.
     """
-    structures = [
-        structure
-        for names in _candidates(model, fewest)
-        if (structure := _structure(model, names)) is not None
-        and fewest <= structure.n_groups <= structure.n_records
-    ]
+    structures = list(_structures(model, fewest))
     if not structures:
         return [], []
     structures.sort(key=lambda structure: -structure.n_groups)
@@ -51,27 +48,59 @@ def local_structures(
     return worthwhile, [each for each in structures if each not in worthwhile]
 
 
-def _candidates(model: Model, fewest: int) -> Iterator[list[str]]:
-    """Names of free variables that have many entries, by the length of their first axis."""
+def structure_of(model: Model, names: Sequence[str], *, on_source: bool = False) -> LocalStructure:
+    """`find_structure`, whose refusal names what can be integrated out in place of the names."""
+    try:
+        return find_structure(model, names, on_source=on_source)
+    except NotTogetherError as error:
+        call = remedy(model, names)
+        advice = "Sample the model as it is" if call is None else f"{call} is possible"
+        raise ModelError(f"{error} {advice}.") from None
+
+
+def remedy(model: Model, names: Sequence[str] = ()) -> str | None:
+    """What integrates local variables out of a model, as a call that it accepts, or None.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    names : sequence of str
+        The call is for some of these variables, for any where there are none.
+    """
+    for structure in sorted(_structures(model, FEWEST_IN_NEED), key=lambda each: -each.n_groups):
+        if names and set(names).isdisjoint(structure.names):
+            continue
+        if (call := call_for(model, structure)) is not None:
+            return call
+    return None
+
+
+def call_for(model: Model, structure: LocalStructure) -> str | None:
+    """The call that integrates the variables of a structure out, None where none does."""
+    if len(structure.names) == len(model.free_RVs):
+        return None  # There would be nothing to sample.
+    try:
+        density = checked_density(model, structure)
+    except ModelError:
+        return None
+    quadratic = structure.block_size > MOST_QUADRATURE_SIZE and is_quadratic(model, density)
+    return call_of(structure, quadratic=quadratic)
+
+
+def _structures(model: Model, fewest: int) -> Iterator[LocalStructure]:
+    """Structures of variables for the same groups, all together and each by itself."""
     by_length: dict[int, list[str]] = {}
     for variable in model.free_RVs:
-        if variable.type.ndim and (length := shape_of(variable)[0]) >= fewest:
-            by_length.setdefault(length, []).append(str(variable.name))
+        if variable.type.ndim and prod(shape := shape_of(variable)) >= fewest:
+            by_length.setdefault(shape[0], []).append(str(variable.name))
     for names in by_length.values():
-        yield names
-        if len(names) > 1:
-            yield from ([name] for name in names)
-
-
-def _structure(model: Model, names: list[str]) -> LocalStructure | None:
-    try:
-        return find_structure(model, names, on_source=True)
-    except EmptyGroupsError as error:
-        if len(names) == 1:
-            _log.info("`%s` stays in the model: %s", names[0], error)
-    except ModelError:
-        pass  # They are no local variables.
-    return None
+        for some in [names, *([name] for name in names if len(names) > 1)]:
+            try:
+                structure = find_structure(model, some, on_source=True)
+            except ModelError:
+                continue  # They are no local variables.
+            if structure.n_groups >= fewest:
+                yield structure
 
 
 def _is_worthwhile(structure: LocalStructure, coordinates: int) -> bool:

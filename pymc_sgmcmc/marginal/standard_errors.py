@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.errors import UndeterminedError
 from pymc_sgmcmc.marginal.likelihood import Objective, RestrictedLikelihood
 from pymc_sgmcmc.marginal.maximum import (
     SMALLEST_EIGENVALUE,
@@ -85,10 +85,9 @@ def uncertainty(
             for label, weight in zip(labels, weights, strict=True)
             if weight > 1e-3 * weights.max()
         ]
-        raise ModelError(
+        raise UndeterminedError(
             f"The likelihood does not determine {', '.join(f'`{name}`' for name in involved)}: it "
-            "is flat along a direction of these. Leave out or fix some of them; priors of global "
-            "variables do not count."
+            "is flat along a direction of these."
         )
     root = vectors[:, ~flat] / np.sqrt(values[~flat])
     undetermined = np.concatenate([np.eye(dimension)[:, boundary], vectors[:, flat]], axis=1)

@@ -23,11 +23,13 @@ from pytensor.graph.traversal import ancestors, graph_inputs
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.checks import quoted
-from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.errors import ModelError, NotTogetherError
 from pymc_sgmcmc.marginal.codes import (
+    Cells,
     Index,
+    NotCellsError,
     Records,
-    RecordsOfSource,
+    cells_of,
     find_indices,
     find_records,
     indexed_beside,
@@ -36,12 +38,16 @@ from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly, without
 from pymc_sgmcmc.posterior.graphs import (
     leaf_value,
     minibatch_nodes,
+    rebuild,
     shape_of,
     simplify_for_gradients,
 )
 from pymc_sgmcmc.posterior.group_access import GroupsOfSource, column_of
 from pymc_sgmcmc.posterior.large_constants import large_constants_by_sample
+from pymc_sgmcmc.posterior.position import refuse_dimensions
+from pymc_sgmcmc.posterior.rows import Term
 from pymc_sgmcmc.posterior.terms import without_scaling
+from pymc_sgmcmc.posterior.unsupported import refuse_unsupported
 from pymc_sgmcmc.sources import RowSource
 
 
@@ -60,7 +66,11 @@ class Local:
     shape : tuple of int
         Shape of the value.
     axis : int
-        The axis of the value that runs over the groups.
+        The axis of the value that runs over the groups, the first of several.
+    entries : TensorVariable
+        What stands for the value in the terms, with a single axis for the groups.
+    n_axes : int
+        Number of axes that run over the groups, where these are cells of several codes.
     """
 
     name: str
@@ -68,11 +78,18 @@ class Local:
     start: TensorVariable
     shape: tuple[int, ...]
     axis: int
+    entries: TensorVariable
+    n_axes: int = 1
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Lengths of the axes that run over the groups."""
+        return self.shape[self.axis : self.axis + self.n_axes]
 
     @property
     def shape_in_group(self) -> tuple[int, ...]:
         """Shape of the entries of one group."""
-        return self.shape[: self.axis] + self.shape[self.axis + 1 :]
+        return self.shape[: self.axis] + self.shape[self.axis + self.n_axes :]
 
     @property
     def size_in_group(self) -> int:
@@ -154,15 +171,6 @@ class LocalStructure:
         )
 
     @property
-    def n_records_of_model(self) -> int:
-        """Number of records in the model, which are the first ones of a source."""
-        return sum(
-            self.n_groups if term.records is None else len(term.records.codes)
-            for term in self.terms
-            if term.observed
-        )
-
-    @property
     def column(self) -> tuple[RowSource, str] | None:
         """Source of the records, and its column of codes, where they are rows of one."""
         columns = (None if term.records is None else term.records.column for term in self.terms)
@@ -171,23 +179,21 @@ class LocalStructure:
     @property
     def groups_of_source(self) -> GroupsOfSource | None:
         """Where the records of the groups are read, None where they are in memory."""
-        of_terms = (getattr(term.records, "groups", None) for term in self.terms)
+        of_terms = (term.records.groups for term in self.terms if term.records is not None)
         return next((groups for groups in of_terms if groups is not None), None)
 
     def on_groups(self, groups: GroupsOfSource) -> LocalStructure:
         """The same structure with all records of a source."""
         terms = [
-            replace(
-                term,
-                records=None
-                if (records := term.records) is None
-                else RecordsOfSource(
-                    records.variables, records.codes, self.n_groups, records.column, groups=groups
-                ),
-            )
+            replace(term, records=term.records and replace(term.records, groups=groups))
             for term in self.terms
         ]
         return replace(self, terms=tuple(terms))
+
+    @property
+    def values(self) -> tuple[TensorVariable, ...]:
+        """Value variables of the local ones."""
+        return tuple(local.value for local in self.locals)
 
     @cached_property
     def block_size(self) -> int:
@@ -196,7 +202,7 @@ class LocalStructure:
 
 
 def find_structure(
-    model: Model, names: Sequence[str], *, on_source: bool = False
+    model: Model, names: Sequence[str], *, on_source: bool = False, by_cells: bool = True
 ) -> LocalStructure:
     """Find the groups of local variables and the terms that depend on them.
 
@@ -207,17 +213,23 @@ def find_structure(
         Names of the free variables that are local.
     on_source : bool
         Whether the records of the model may be the first rows of a source.
+    by_cells : bool
+        Whether pairs of codes may be the groups. Where a record depends on several of such cells,
+        the groups are those of one code.
 
     Raises
     ------
     ModelError
         Where a variable is not local, and what to do instead.
-    TypeError
-        Where the model is no PyMC model.
     """
-    if not isinstance(model, Model):
-        raise TypeError(f"`model` should be a PyMC model, but got {type(model).__name__}.")
+    refuse_dimensions(model)
     chosen = _chosen(model, names)
+    for variable in chosen:
+        if not variable.type.ndim:
+            raise ModelError(
+                f"`{variable.name}` is a single number, so it is a global variable. Name variables "
+                "with one entry a group."
+            )
     dependents = _dependents(model, chosen)
     others = [variable for variable in model.free_RVs if variable not in chosen]
     parameters = {variable: _placeholder(variable) for variable in others}
@@ -226,6 +238,8 @@ def find_structure(
     variables = [without_scaling(variable) for variable in [*chosen, *dependents]]
     conditional = clone_replace(variables, parameters, rebuild_strict=False)
     log_densities = _log_densities(model, [*chosen, *dependents], conditional)
+    for variable, log_density in zip([*chosen, *dependents], log_densities, strict=True):
+        refuse_unsupported(Term(variable.name, log_density))
     starts = _starts(model, chosen, conditional[: len(chosen)])
     if minibatch_nodes(log_densities):
         raise ModelError(
@@ -234,30 +248,49 @@ def find_structure(
         )
     values = [model.rvs_to_values[variable] for variable in chosen]
     length_of = _lengths_at(model, parameters)
-    indices = {
-        variable.name: find_indices(log_density, values, length_of)
-        for variable, log_density in zip(dependents, log_densities[len(chosen) :], strict=True)
-    }
+
+    def indices_of(entries: Sequence[Variable]) -> dict[str, list[Index]]:
+        return {
+            variable.name: find_indices(log_density, entries, length_of)
+            for variable, log_density in zip(dependents, log_densities[len(chosen) :], strict=True)
+        }
+
+    indices = indices_of(values)
+    cells = cells_of(indices, length_of) if by_cells else None
+    if cells is not None:
+        of = {
+            value: cells.entries_of(value, _shape(model, variable))
+            for variable, value in zip(chosen, values, strict=True)
+        }
+        try:
+            log_densities, starts = _on_cells(cells, log_densities, starts, indices, of)
+        except NotCellsError:
+            cells = None
+        else:
+            indices = indices_of(list(of.values()))
     n_groups = _number_of_groups(model, chosen, indices)
     locals_ = tuple(
         _local(model, variable, start, n_groups, indices)
-        for variable, start in zip(chosen, starts, strict=True)
+        if cells is None
+        else Local(
+            variable.name, value, start, _shape(model, variable), 0, of[value], len(cells.lengths)
+        )
+        for variable, value, start in zip(chosen, values, starts, strict=True)
     )
     terms = []
-    locals_and_none = [*locals_, *([None] * len(dependents))]
-    for variable, log_density, local in zip(
-        [*chosen, *dependents], log_densities, locals_and_none, strict=True
-    ):
-        observed = variable in dependents
-        places = indices[variable.name] if observed else []
-        records = find_records(variable, places, n_groups)
+    by_name = {local.name: local for local in locals_}
+    for variable, log_density in zip([*chosen, *dependents], log_densities, strict=True):
+        local, places = by_name.get(variable.name), indices.get(variable.name, [])
+        try:
+            records = find_records(variable, places, n_groups)
+        except NotTogetherError:
+            if cells is None:
+                raise
+            return find_structure(model, names, on_source=on_source, by_cells=False)
         length = n_groups if records is None else len(records.codes)
         axis = _axis_of(variable, log_density, length, length_of, local)
-        indexed = (
-            *(index.indexed for index in places),
-            *indexed_beside(log_density, places),
-        )
-        terms.append(LocalTerm(variable.name, log_density, axis, records, indexed, observed))
+        indexed = (*(index.indexed for index in places), *indexed_beside(log_density, places))
+        terms.append(LocalTerm(variable.name, log_density, axis, records, indexed, local is None))
     _check_columns(model, [*chosen, *dependents], terms, n_groups, on_source)
     used = set(graph_inputs(log_densities))
     shapes = {new: shape_of(old) for old, new in parameters.items() if new in used}
@@ -276,6 +309,31 @@ def find_structure(
     )
 
 
+def _on_cells(
+    cells: Cells,
+    log_densities: Sequence[TensorVariable],
+    starts: Sequence[TensorVariable],
+    indices: Mapping[str, Sequence[Index]],
+    of: Mapping[Variable, Variable],
+) -> tuple[list[TensorVariable], list[TensorVariable]]:
+    """Log densities and support points with one axis for the groups where these are cells.
+
+    Raises
+    ------
+    NotCellsError
+    """
+    of_locals, of_records = log_densities[: len(of)], log_densities[len(of) :]
+    flat = [cells.of(log_density, of) for log_density in of_locals]
+    for (name, places), log_density in zip(indices.items(), of_records, strict=True):
+        results = {index.result: cells.at_codes(index, name, of) for index in places}
+        flat += rebuild([log_density], results)
+    at = [
+        cells.of(pt.shape_padleft(start, value.type.ndim - start.type.ndim), of)
+        for value, start in zip(of, starts, strict=True)
+    ]
+    return flat, at
+
+
 def _check_columns(
     model: Model,
     removed: Sequence[TensorVariable],
@@ -284,11 +342,7 @@ def _check_columns(
     on_source: bool,
 ) -> None:
     """Refuse models on the first rows of a source which cannot be taken for all of them."""
-    of_terms = {
-        term.name: None if term.records is None else term.records.column
-        for term in terms
-        if term.observed and term.records is not None
-    }
+    of_terms = {term.name: term.records.column for term in terms if term.records is not None}
     columns = {column for column in of_terms.values() if column is not None}
     if not columns:
         return
@@ -363,9 +417,8 @@ def _dependents(model: Model, chosen: Sequence[TensorVariable]) -> list[TensorVa
                     f"`{variable.name}` are missing outcomes that depend on local variables. Drop "
                     "these records, which say nothing of the parameters."
                 )
-            raise ModelError(
-                f"`{variable.name}` depends on local variables, so it is local too. Add it to the "
-                "names of the local variables."
+            raise NotTogetherError(
+                f"`{variable.name}` depends on local variables, so it is local too."
             )
     for potential in model.potentials:
         if depends(potential):
@@ -459,12 +512,6 @@ def _number_of_groups(
 ) -> int:
     """Number of groups: the length of what is indexed, or of the leading axis of the locals."""
     shapes = {variable.name: _shape(model, variable) for variable in chosen}
-    for name, shape in shapes.items():
-        if not shape:
-            raise ModelError(
-                f"`{name}` is a single number, so it is a global variable. Name variables with one "
-                "entry a group."
-            )
     lengths = {index.length for places in indices.values() for index in places} or {
         shape[0] for shape in shapes.values()
     }
@@ -483,19 +530,10 @@ def _refuse_crossed(
                 levels.setdefault(model.values_to_rvs[value].name, index.length)
     for name, shape in shapes.items():
         levels.setdefault(name, shape[0])
-    most = max(levels, key=lambda name: levels[name])
-    same = [name for name in levels if levels[name] == levels[most]]
-    stay = [name for name in levels if name not in same]
     described = ", ".join(f"`{name}` {number}" for name, number in levels.items())
-    advice = (
-        f"Integrate out {quoted(same)}, which has the most levels, and leave {quoted(stay)} in "
-        "the model."
-        if stay
-        else "Integrate out one of them, and leave the others in the model."
-    )
-    raise ModelError(
+    raise NotTogetherError(
         f"The local variables should have the same groups, but they are crossed or nested "
-        f"(levels: {described}). {advice}"
+        f"(levels: {described})."
     )
 
 
@@ -536,7 +574,7 @@ def _local(
             index.axis for places in indices.values() for index in places if value in index.of
         ]
         axes = [axis for axis in axes if axis in indexed] or axes
-    return Local(variable.name, value, start, shape, axes[0])
+    return Local(variable.name, value, start, shape, axes[0], value)
 
 
 def _axis_of(
@@ -561,6 +599,6 @@ def _dimension(model: Model, locals_: Iterable[Local]) -> str | None:
     """Name of the dimension that runs over the groups."""
     for local in locals_:
         dims = model.named_vars_to_dims.get(local.name) or ()
-        if len(dims) > local.axis and dims[local.axis] is not None:
+        if local.n_axes == 1 and len(dims) > local.axis and dims[local.axis] is not None:
             return dims[local.axis]
     return None

@@ -31,7 +31,7 @@ def prefetch_in_numba() -> Callable[..., None]:
     """Function of an array, the first row and a number of rows, for Numba."""
     from llvmlite import ir
     from numba import types
-    from numba.core import cgutils
+    from numba.core import cgutils, config
     from numba.extending import intrinsic
 
     @intrinsic
@@ -64,4 +64,9 @@ def prefetch_in_numba() -> Callable[..., None]:
 
         return types.none(array, types.intp, types.intp), generate
 
-    return prefetch
+    # To debug, users run the transitions as Python, where there is no such instruction.
+    return _nothing if getattr(config, "DISABLE_JIT", False) else prefetch
+
+
+def _nothing(array: Any, start: int, rows: int) -> None:
+    """Ask for nothing."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -50,15 +49,6 @@ there may be several modes."""
 
 MOST_DENSE = 1_000
 """Up to this many coordinates the preconditioner is a dense matrix."""
-
-
-class _Passed(NamedTuple):
-    """One transition: the states after it, and the probabilities of acceptance."""
-
-    positions: np.ndarray
-    gradients: np.ndarray
-    log_densities: np.ndarray
-    acceptance: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -114,13 +104,11 @@ def advance_until_still(
     states = begin(density, starts)
     step_size = 1.65**2 * starts.shape[1] ** (-1 / 3)
     kernel = Kernel(root, step_size, starts)
-    history: list[_Passed] = []
+    history: list[tuple[np.ndarray, ...]] = []
     count, next_look, moving = 0, FIRST_LOOK, True
     for total in range(1, most + 1):
         states, acceptance, jumped = transition(density, states, kernel, rng)
-        history.append(
-            _Passed(states.positions, states.gradients, states.log_densities, acceptance)
-        )
+        history.append((*states, acceptance))
         count += 1
         advanced()
         rate = float(acceptance.mean())
@@ -128,7 +116,9 @@ def advance_until_still(
             kernel = kernel.adapted(rate, gain=1.0 / np.sqrt(min(count, 4)))
         if count < next_look and total < most:
             continue
-        positions, gradients, log_densities, acceptances = _later(history)
+        # Not those that are discarded.
+        later = history[len(history) // DISCARDED :]
+        positions, log_densities, gradients, acceptances = map(np.array, zip(*later, strict=True))
         rates = acceptances.mean(0)
         stuck = float((rates < HARDLY_EVER).mean()) > STUCK
         moving = stuck or has_moved(positions, gradients)
@@ -170,8 +160,3 @@ def is_known(later: np.ndarray) -> bool:
     error = means.std(0, ddof=1) / np.sqrt(n)
     sd_error = 0.5 * squares.std(0, ddof=1) / np.sqrt(n)
     return bool(max(error.max(), sd_error.max()) <= STILL_ENOUGH)
-
-
-def _later(history: list[_Passed]) -> tuple[np.ndarray, ...]:
-    """Arrays of all transitions but those that are discarded."""
-    return tuple(map(np.array, zip(*history[len(history) // DISCARDED :], strict=True)))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import toposort
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.posterior import Posterior
@@ -33,13 +34,8 @@ and a wrong axis makes differences of the size of the result."""
 SINGLE_TOLERANCE = 1e-3
 """The same in single precision, which has seven digits."""
 
-MEASURED_ROWS = 2_000
+COMPARED_ROWS = 2_000
 """Both ways are compared on about this many rows."""
-
-SLOWER = 3
-"""Positions are evaluated one by one where this is so many times as fast. Most models are about as
-fast or faster together, and a few are slower by far, so that measurements of time that vary do not
-change how a model is evaluated, nor the last digits of the draws."""
 
 
 class FullDensity:
@@ -47,7 +43,7 @@ class FullDensity:
 
     The rows are read once for all positions: rows that enter by a matrix of predictors are
     multiplied with all positions in one product of matrices. Where an operation of the model has no
-    such form, or is slower in it, the positions are evaluated one by one.
+    such form, or would be called for each position and row, the positions are evaluated one by one.
 
     Parameters
     ----------
@@ -133,16 +129,18 @@ class FullDensity:
     # --- Compilation ---------------------------------------------------------------------
 
     def _compile(self, positions: np.ndarray) -> bool:
-        """Compile the function of several positions; whether it is right, and not far slower."""
+        """Compile the function of several positions; whether it is right and has a use."""
         posterior = self.posterior
         rows = posterior.take(
-            np.unique(np.linspace(0, posterior.n_rows - 1, MEASURED_ROWS).astype(int))
+            np.unique(np.linspace(0, posterior.n_rows - 1, COMPARED_ROWS).astype(int))
         )
         try:
             with quick_graphs():
                 self._prior, of_rows = self._compiled()
             together = self._sum(of_rows, positions[:COMPARED], rows)
         except Exception:  # Operations may fail in any way where they do not allow another axis.
+            return False
+        if _calls_for_each_row(of_rows.function.maker.fgraph):
             return False
         apart = self._apart(positions[:COMPARED], rows)
         tolerance = TOLERANCE if posterior.dtype == "float64" else SINGLE_TOLERANCE
@@ -152,13 +150,6 @@ class FullDensity:
                 found, expected, rtol=tolerance, atol=tolerance * largest, equal_nan=True
             ):
                 return False
-        begin = time.perf_counter()
-        self._apart(positions[:COMPARED], rows)
-        between = time.perf_counter()
-        self._sum(of_rows, positions, rows)
-        end = time.perf_counter()
-        if end - between > SLOWER * (between - begin) * len(positions) / COMPARED:
-            return False
         self._likelihood = of_rows
         return True
 
@@ -204,6 +195,17 @@ class FullDensity:
                 second = self.posterior.log_likelihood_and_gradient(position, rows)
                 values[number], gradients[number] = first[0] + second[0], first[1] + second[1]
         return values, gradients
+
+
+def _calls_for_each_row(graph: FunctionGraph) -> bool:
+    """Whether Python calls an operation for each position and row, which takes 16 times as long.
+
+    One call for each position takes no more than the evaluation one by one.
+    """
+    return any(
+        isinstance(node.op, Blockwise) and node.op.batch_ndim(node) > 1
+        for node in graph.apply_nodes
+    )
 
 
 def _widest(outputs: Sequence[TensorVariable], position: TensorVariable) -> int:

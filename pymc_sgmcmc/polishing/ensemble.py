@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,8 +42,7 @@ LONGEST_DRIFT = 3.0
 the drift is about half as long as the noise."""
 
 
-@dataclass(frozen=True)
-class States:
+class States(NamedTuple):
     """States of n chains.
 
     Attributes

@@ -98,7 +98,7 @@ def prior_starts(model: pm.Model, posterior: Posterior, seed: int) -> np.ndarray
             for variable, values in zip(model.free_RVs, draws, strict=True)
         }
         positions = unconstrain(values, model, posterior.layout)
-    except Exception:  # Improper priors and some transforms have no draws.
+    except (NotImplementedError, ValueError):  # Improper priors have no draws.
         return np.empty((0, posterior.dimension))
     return positions[np.isfinite(positions).all(1)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pymc as pm
-import xarray as xr
 from rich.progress import Progress
 from scipy import linalg
 from threadpoolctl import threadpool_limits
 from xarray import DataTree
 
-from pymc_sgmcmc.checks import quoted, whole_number
+from pymc_sgmcmc.checks import generator, quoted, whole_number
+from pymc_sgmcmc.limits import available_cpus
 from pymc_sgmcmc.marginal import marginalize
 from pymc_sgmcmc.matrices import Dense, Matrix
 from pymc_sgmcmc.polishing.chains import FIRST_LOOK, MOST_DENSE, Run, advance_until_still, root_of
@@ -24,10 +23,9 @@ from pymc_sgmcmc.polishing.density import FullDensity
 from pymc_sgmcmc.polishing.modes import find_modes, prior_starts
 from pymc_sgmcmc.polishing.report import make_report
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior.position import PositionLayout
+from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.record import (
     ACCURACY,
-    DIMENSION,
     POSITION,
     QUADRATURE_POINTS,
     STEP_METHODS,
@@ -37,9 +35,9 @@ from pymc_sgmcmc.record import (
     stored_local,
     stored_rows,
 )
-from pymc_sgmcmc.sampling.trace import Recorder
+from pymc_sgmcmc.sampling.trace import groups_of_positions
 from pymc_sgmcmc.trace_tools.affine_map import calibrate
-from pymc_sgmcmc.trace_tools.gradients import changed_data, given_model, unconstrained_draws
+from pymc_sgmcmc.trace_tools.gradients import changed_data, unconstrained_draws
 from pymc_sgmcmc.trace_tools.reader import (
     check_constant,
     check_same_draws,
@@ -207,8 +205,8 @@ def polish(
     check_trace(idata)
     model = given_model(model)
     draws, passes = whole_number("draws", draws, FEWEST), whole_number("passes", passes, FIRST_LOOK)
-    threads = (os.cpu_count() or 1) if cores is None else whole_number("cores", cores, 1)
-    rng = np.random.default_rng(random_seed)
+    threads = available_cpus() if cores is None else whole_number("cores", cores, 1)
+    rng = generator("random_seed", random_seed)
     model, posterior, positions = _read(idata, model)
     chosen = _evenly_spaced(positions, draws)
     starts = chosen.reshape(-1, posterior.dimension)
@@ -386,23 +384,15 @@ def _trace(
         parts = values[times].reshape(len(times), chains, count, *values.shape[2:])
         return np.moveaxis(parts, 1, 0).reshape(chains, len(times) * count, *values.shape[2:])
 
-    positions = arranged(run.positions)
-    dims = ("chain", "draw")
-    stats = xr.Dataset(
-        {
-            POSITION: ((*dims, DIMENSION), positions),
-            "lp": (dims, arranged(run.log_densities)),
-            "acceptance_rate": (dims, arranged(run.acceptance)),
-        },
-        coords={DIMENSION: list(posterior.labels)},
+    groups = groups_of_positions(
+        model,
+        posterior.layout,
+        arranged(run.positions),
+        lp=arranged(run.log_densities),
+        acceptance_rate=arranged(run.acceptance),
     )
-    flat = positions.reshape(-1, positions.shape[-1])
-    groups = {
-        "posterior": _variables(flat, model, posterior.layout, positions.shape[:2]),
-        "sample_stats": stats,
-    }
-    number = {"chain": np.arange(chains), "draw": np.arange(positions.shape[1])}
-    groups = {name: group.assign_coords(number) for name, group in groups.items()}
+    # PyMC's attributes have the time of day.
+    groups = {name: groups[name].drop_attrs() for name in ("posterior", "sample_stats")}
     groups |= {name: idata[name].to_dataset() for name in COPIED if name in idata.children}
     return DataTree.from_dict(groups, name=idata.name)
 
@@ -416,29 +406,3 @@ def _apart(positions: np.ndarray) -> np.ndarray:
         if correlation.max() <= UNRELATED:
             return np.arange(length - 1, -1, -lag)[::-1]
     return np.array([length - 1])
-
-
-def _variables(
-    positions: np.ndarray, model: pm.Model, layout: PositionLayout, shape: tuple[int, int]
-) -> xr.Dataset:
-    """Variables and deterministics of the model, with their dimensions and coordinates."""
-    points = {
-        name: values.astype(layout.dtype) for name, values in layout.unravel_all(positions).items()
-    }
-    variables = model.replace_rvs_by_values(list(model.unobserved_RVs))
-    names = [variable.name for variable in model.unobserved_RVs]
-    recorder = Recorder(model, {name: values[0] for name, values in points.items()}, variables)
-    arrays, coords = {}, {}
-    for name, values in zip(names, recorder.values(points).values(), strict=True):
-        of_model = model.named_vars_to_dims.get(name) or ()
-        inner = [
-            dim if dim is not None else f"{name}_dim_{axis}"
-            for axis, dim in enumerate(
-                of_model if len(of_model) == values.ndim - 1 else [None] * (values.ndim - 1)
-            )
-        ]
-        for dim, length in zip(inner, values.shape[1:], strict=True):
-            labels = model.coords.get(dim)
-            coords[dim] = np.arange(length) if labels is None else list(labels)
-        arrays[name] = (("chain", "draw", *inner), values.reshape(*shape, *values.shape[1:]))
-    return xr.Dataset(arrays, coords=coords)

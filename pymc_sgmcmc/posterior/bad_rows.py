@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from pymc_sgmcmc.errors import ModelError
+
+WITHOUT_NAME = "array of shape"
+"""Data without a name are named by these words and their shape."""
+
+
+def naming_advice(names: Iterable[str]) -> str:
+    """What to add to a message where data that it names have no name of their own."""
+    unnamed = any(name.startswith(WITHOUT_NAME) for name in names)
+    return " Pass the array as `pm.Data` to see its name here." if unnamed else ""
+
+
+def first_line(error: Exception) -> str:
+    """The type of an error, and the first line of its message."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def first_bad_row(is_bad: Callable[[slice], bool], start: int, stop: int) -> int:
@@ -60,38 +75,41 @@ def code_error(values: Mapping[str, np.ndarray], row: int, error: IndexError) ->
     )
     return ModelError(
         f"`{name}` should have codes from 0 to {size - 1}, but row {row} has the code {code}. "
-        f"{remedy}"
+        f"{remedy}{naming_advice([name])}"
     )
 
 
-def support_error(values: Mapping[str, np.ndarray], row: int, value: float) -> ModelError:
-    """Error for a row whose log density is not finite where that of other rows is."""
-    defect = "is zero" if value == -np.inf else "or its gradient is not finite"
-    return ModelError(
-        f"The density of row {row} {defect} at the initial point, unlike that of other rows: "
-        f"{shown_row(values)}. Correct or drop such rows, or choose another distribution or "
-        "`initval`."
-    )
-
-
-def group_error(group: int, value: float, record: str | None) -> ModelError:
-    """Error for a group of records whose log density is not finite where that of others is.
+def support_error(
+    place: str, others: str, value: float, found: str | None, names: Iterable[str] = ()
+) -> ModelError:
+    """Error for a row, or group of records, whose density is not finite where that of others is.
 
     Parameters
     ----------
-    group : int
-        Its number.
+    place, others : str
+        The row or group, and the others, in words.
     value : float
         Its log density.
-    record : str or None
-        A number in its records that is not finite, in words.
+    found : str or None
+        What is in it, in words.
+    names : iterable of str
+        Names of data in these words.
     """
-    defect = "is zero" if value == -np.inf else "or its gradient is not finite"
-    found = "" if record is None else f": {record}"
+    defect = "is zero" if value == -np.inf else "or the square of its gradient is not finite"
+    shown = "" if found is None else f": {found}"
     return ModelError(
-        f"The density of the records of group {group} {defect} at the initial point, unlike that "
-        f"of other groups{found}. Correct or drop such records, or choose another distribution or "
-        "`initval`."
+        f"The density of {place} {defect} at the initial point, unlike that of other {others}"
+        f"{shown}. Correct or drop such {others}, or choose another distribution or `initval`."
+        f"{naming_advice(names)}"
+    )
+
+
+def parameters_error(name: str, condition: str, parameters: Sequence[np.ndarray]) -> str:
+    """Defect of a variable whose parameters are invalid, in words."""
+    shown = ", ".join(_shown(value) for value in parameters)
+    return (
+        f"the distribution of `{name}` should have {condition}, but has the parameters {shown}. "
+        "Correct them, or give `initval` where they are valid"
     )
 
 

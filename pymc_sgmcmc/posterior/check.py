@@ -30,12 +30,17 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.graph_notes import copy_without_notes
-from pymc_sgmcmc.posterior.bad_rows import code_error, first_row_out_of_range
+from pymc_sgmcmc.posterior.bad_rows import (
+    code_error,
+    first_line,
+    first_row_out_of_range,
+    naming_advice,
+)
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_on_arrays, compile_quietly
 from pymc_sgmcmc.posterior.graphs import leaf_value
 from pymc_sgmcmc.posterior.parts import FEW_ROWS, Comparison, blocks_of, comparisons
 from pymc_sgmcmc.posterior.position import PositionLayout, untransformed
-from pymc_sgmcmc.posterior.rows import SeparatedModel, Term
+from pymc_sgmcmc.posterior.rows import SeparatedModel, Term, record_of
 from pymc_sgmcmc.posterior.terms import reference_terms
 
 MANY_ROWS = 2000
@@ -103,8 +108,7 @@ class _Setting:
         rewrite_pregrad(graph)
         vectors = []
         for total in graph.outputs:
-            gradients = pt.grad(total, list(layout.variables), disconnected_inputs="ignore")
-            vectors.append(pt.concatenate([pt.atleast_1d(total), layout.join(gradients)]))
+            vectors.append(pt.concatenate([pt.atleast_1d(total), layout.gradient(total)]))
         position = pt.tensor("position", shape=(layout.dimension,), dtype=layout.dtype)
         outputs = clone_replace(vectors, layout.split(position), rebuild_strict=False)
         if self.n_rows > MANY_ROWS:
@@ -179,12 +183,13 @@ def check_separation(
                 (initial_position + far * noise).astype(layout.dtype) for far in (distance, NEAR)
             )
             setting = _Setting(candidate, layout, others, position, near)
-            if _check(reference, setting, list(infinite.values())):
+            if _check(reference, setting, [place for _, place in infinite.values()]):
                 return
         # Infinite bounds of `pm.Censored` have a gradient, and those of `pm.Truncated` have none.
         if infinite:
             remedy = "Give bounds as large finite numbers, and drop or impute other such rows"
-            raise _not_finite(*next(iter(infinite.items())), remedy)
+            name, (row, _) = next(iter(infinite.items()))
+            raise _not_finite(name, row, remedy)
 
     first_error = None
     for reading in separated.readings():
@@ -198,23 +203,27 @@ def check_separation(
     raise first_error
 
 
-def infinite_entries(separated: SeparatedModel) -> dict[str, int]:
+def infinite_entries(separated: SeparatedModel) -> dict[str, tuple[int, int]]:
     """First row with an infinite entry, by the names of the data that have one.
+
+    It is the number in these data, and that among all rows.
 
     Raises
     ------
     ModelError
         Where data have NaN entries.
     """
-    found: dict[str, int] = {}
-    for leaf in separated.leaves:
+    found: dict[str, tuple[int, int]] = {}
+    parts = [part for leaf in separated.leaves for part in leaf.parts or ((0, leaf),)]
+    for first, leaf in parts:
         if leaf.values.dtype.kind != "f":
             continue
         for start, block in blocks_of(leaf.values):
             if np.isfinite(block).all():
                 continue
             bad = np.flatnonzero(~np.isfinite(block).all(1))
-            found.setdefault(leaf.name, start + int(bad[0]))
+            row = start + int(bad[0])
+            found.setdefault(leaf.name, (row, first + row))
             unknown = np.flatnonzero(np.isnan(block[bad]).any(1))
             if len(unknown):
                 raise _not_finite(
@@ -226,6 +235,7 @@ def infinite_entries(separated: SeparatedModel) -> dict[str, int]:
 def _not_finite(name: str, row: int, remedy: str) -> ModelError:
     return ModelError(
         f"The data `{name}` have a NaN or infinite entry, the first in row {row}. {remedy}."
+        f"{naming_advice([name])}"
     )
 
 
@@ -261,11 +271,11 @@ def _check(
                 of_rows.append((term, scale * at(of_model)))
         except IndexError as error:
             if at.all_codes_are_good():
-                reason = f"a code of one row selects another row ({_first_line(error)})"
+                reason = f"a code of one row selects another row ({first_line(error)})"
                 raise _not_separable(term, setting, reason) from error
             raise _bad_code(at, error) from None
         except Exception as error:
-            reason = f"its evaluation on some of the rows failed ({_first_line(error)})"
+            reason = f"its evaluation on some of the rows failed ({first_line(error)})"
             fails = _of_shapes(reference, term, setting)
             raise fails or _not_separable(term, setting, reason) from error
         if reason is not None:
@@ -274,7 +284,7 @@ def _check(
     drawn = [leaf.placeholder(batch_size) for leaf in separated.leaves]
     inputs = [] if batch_size is None else drawn
     of_model_terms = reference(dict(zip(separated.leaves, drawn, strict=True)) if inputs else {})
-    likelihood_names = {term.name for term in separated.row_terms}
+    likelihood_names = {name for term in separated.row_terms for name in term.names}
     expected_prior = [
         term.log_density.sum()
         for name, term in of_model_terms.items()
@@ -284,7 +294,10 @@ def _check(
         [
             sum(term.log_density.sum() for term in separated.full_terms),
             sum(expected_prior),
-            *(of_model_terms[term.name].log_density for term, _ in of_rows),
+            *(
+                sum(of_model_terms[name].log_density.sum() for name in term.names)
+                for term, _ in of_rows
+            ),
         ],
         inputs,
     )
@@ -315,14 +328,12 @@ class _OfRows:
 
     def __init__(self, setting: _Setting, evaluate: Callable[..., list[np.ndarray]]):
         self.setting, self.evaluate = setting, evaluate
-        self.last = np.empty(0, dtype=int)
         # The arrays are kept, so that no other has the same id.
         self._known: dict[tuple[int, bool], tuple[np.ndarray, np.ndarray]] = {}
 
     def __call__(self, numbers: np.ndarray, near: bool = False) -> np.ndarray:
         key = id(numbers), near
         if key not in self._known:
-            self.last = numbers
             # NumPy has another arithmetic for single elements, such as other powers.
             twice = np.repeat(numbers, 2) if len(numbers) == 1 else numbers
             (total,) = self.evaluate(*self.setting.take(twice), near=near)
@@ -366,7 +377,8 @@ def _of_shapes(
     """Error where the model itself cannot be evaluated, as after `pm.set_data` for a prediction."""
     if setting.batch_size is not None:
         return None
-    log_density = reference({})[term.name].log_density
+    of_model = reference({})
+    log_density = sum(of_model[name].log_density.sum() for name in term.names)
     try:
         setting.values_and_gradients([log_density], [])()
     except Exception as error:
@@ -377,7 +389,7 @@ def _of_shapes(
                 found.setdefault(variable.name, value.shape)
         shapes = ", ".join(f"`{name}` {shape}" for name, shape in found.items())
         return ModelError(
-            f"The log likelihood of `{term.name}` cannot be evaluated ({_first_line(error)}). "
+            f"The log likelihood of `{term.name}` cannot be evaluated ({first_line(error)}). "
             f"The data have the shapes {shapes}. Give predictors and outcomes the same rows: after "
             "a prediction set the data back by `pm.set_data`."
         )
@@ -397,6 +409,11 @@ def _not_separable(term: Term, setting: _Setting, reason: str) -> ModelError:
         for value in setting.others
         if separated.n_rows in value.type.shape[:1]
     ]
+    left_out = [
+        shared.name
+        for shared, value in separated.copied
+        if shared.name and np.shape(value)[:1] == (separated.n_rows,)
+    ]
     if by_row:
         advice = (
             f"`{by_row[0]}`, which another step method moves, has one element a row: index it with "
@@ -404,9 +421,11 @@ def _not_separable(term: Term, setting: _Setting, reason: str) -> ModelError:
             f"`{by_row[0]}[row]`."
         )
     elif local:
+        advice = f"`{local[0]}` has one element a row."
+    elif left_out and separated.batch_size is None:
         advice = (
-            f"Integrate out `{local[0]}`, a local latent variable with one element a row, by "
-            f'`marginalize(model, ["{local[0]}"])`.'
+            f"`{left_out[0]}` has as many rows, but is not among `rows`. Name all data that run "
+            "over the rows, or none."
         )
     else:
         advice = (
@@ -418,23 +437,34 @@ def _not_separable(term: Term, setting: _Setting, reason: str) -> ModelError:
             if separated.batch_size is None
             else "and give all arrays with one entry a row to one `pm.Minibatch` call."
         )
-    return ModelError(
+    message = (
         f"The log likelihood of `{term.name}` is not a sum over the {separated.n_rows} rows of "
         f"{names}: {reason}. {advice}"
     )
+    error = ModelError(message)
+    error.local = local[0] if local and not by_row else None
+    return error
 
 
 def _bad_code(at: _OfRows, error: IndexError) -> ModelError:
-    """Error for the first row whose index is out of range of those evaluated last."""
-    numbers, setting = at.last, at.setting
-    number = first_row_out_of_range(
-        lambda rows: at.evaluate(*setting.take(numbers[rows])), 0, len(numbers)
-    )
-    row = int(numbers[number])
-    values = {leaf.name: leaf.values[row] for leaf in setting.separated.leaves}
-    return code_error(values, row, error)
+    """Error for the first row whose index is out of range."""
+    setting = at.setting
 
+    def evaluate(rows: slice) -> object:
+        return at.evaluate(*setting.take(rows))
 
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    row = 0
+    for start in range(0, setting.n_rows, MANY_ROWS):
+        try:
+            evaluate(slice(start, start + MANY_ROWS))
+        except IndexError:
+            stop = min(start + MANY_ROWS, setting.n_rows)
+            row = first_row_out_of_range(evaluate, start, stop)
+            break
+    try:
+        evaluate(slice(row, row + 1))
+    except IndexError as of_row:
+        error = of_row
+    leaves = setting.separated.leaves
+    number, values = record_of(leaves, row, [leaf.values[row] for leaf in leaves])
+    return code_error(values, number, error)

@@ -11,7 +11,6 @@ from pymc_sgmcmc.posterior.bad_rows import (
     code_error,
     first_bad_row,
     first_row_out_of_range,
-    group_error,
     shown_row,
     support_error,
 )
@@ -37,7 +36,8 @@ def check_rows(posterior: Posterior) -> None:
         stop = start + length
         if isinstance(good, IndexError):
             row = first_row_out_of_range(good_at, start, stop)
-            raise code_error(posterior.row(row), row, good) from None
+            number, values = posterior.row(row)
+            raise code_error(values, number, good) from None
         if not good:
             _check_support(posterior, start, stop)
         start = stop
@@ -48,13 +48,18 @@ def defect_at(posterior: Posterior, position: np.ndarray) -> str:
     with np.errstate(all="ignore"):
         value, gradient = posterior.log_prior_and_gradient(position)
     if not (np.isfinite(value) and np.isfinite(gradient).all()) or not posterior.has_rows:
-        return "that of the prior is not. Give `initval` or `center` where it is"
+        return posterior.invalid_parameters(position) or (
+            "that of the prior is not. Give `initval` or `center` where it is"
+        )
+    if found := posterior.invalid_parameters(position):
+        return found
     good_at = partial(_is_finite_at, posterior, position)
     row = first_bad_row(lambda rows: not good_at(rows), 0, posterior.n_rows)
     if good_at(slice(row, row + 1)):
         return "that of all rows together is not. Standardise the data, or give `initval`"
-    found = f"group {row}" if posterior.rows_are_groups else f"row {row}"
-    shown = "" if posterior.rows_are_groups else f", which has {shown_row(posterior.row(row))}"
+    number, values = posterior.row(row)
+    found = f"group {row}" if posterior.rows_are_groups else f"row {number}"
+    shown = "" if posterior.rows_are_groups else f", which has {shown_row(values)}"
     return (
         f"that of {found} is not{shown}. Correct the data, or choose another distribution or "
         "`initval`"
@@ -78,8 +83,10 @@ def _check_support(posterior: Posterior, start: int, stop: int) -> None:
         rows = posterior.take(slice(row, row + 1))
         value, _ = posterior.log_likelihood_and_gradient(position, rows)
         if posterior.rows_are_groups:
-            raise group_error(row, value, posterior.not_finite_in(row))
-        raise support_error(posterior.row(row), row, value)
+            found = posterior.not_finite_in(row)
+            raise support_error(f"the records of group {row}", "groups", value, found)
+        number, values = posterior.row(row)
+        raise support_error(f"row {number}", "rows", value, shown_row(values), values)
 
 
 def _is_good(posterior: Posterior, rows: list[np.ndarray]) -> tuple[bool | IndexError, int]:
@@ -103,4 +110,4 @@ def _is_finite(posterior: Posterior, position: np.ndarray, rows: Sequence[np.nda
             raise IndexError(f"index {lowest} is out of bounds for axis 0 with size {size}")
     with np.errstate(all="ignore"):
         value, gradient = posterior.log_likelihood_and_gradient(position, rows)
-    return bool(np.isfinite(value) and np.isfinite(gradient).all())
+        return bool(np.isfinite(value) and np.isfinite(gradient @ gradient))

@@ -197,13 +197,17 @@ def compile_quietly(
 
 
 def compile_on_arrays(
-    inputs: Sequence[Variable], outputs: Variable | Sequence[Variable], mode: Mode
+    inputs: Sequence[Variable],
+    outputs: Variable | Sequence[Variable],
+    mode: Mode,
+    **options: Any,
 ) -> Function:
     """Compile a function of large arrays: for NumPy where that is quick, otherwise in C."""
     with pytensor.config.change_flags(cxx=""):  # The inner function of a scan is NumPy's too.
-        function = compile_quietly(inputs, outputs, mode)
+        function = compile_quietly(inputs, outputs, mode, **options)
     if pytensor.config.cxx and not runs_on_arrays(function):
-        return compile_quietly(inputs, outputs, get_mode("CVM").excluding(*WRONG_REWRITES))
+        in_c = get_mode("CVM").excluding(*WRONG_REWRITES)
+        return compile_quietly(inputs, outputs, in_c, **options)
     return function
 
 

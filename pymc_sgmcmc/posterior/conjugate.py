@@ -24,7 +24,7 @@ from pytensor.tensor.type import TensorType
 from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
-from pymc_sgmcmc.posterior.graphs import minibatch_nodes, shape_of
+from pymc_sgmcmc.posterior.graphs import changed_variable, minibatch_nodes, shape_of
 from pymc_sgmcmc.posterior.position import value_variables
 from pymc_sgmcmc.posterior.terms import check_total_size, model_terms
 
@@ -96,14 +96,7 @@ class NormalVectors:
 
     def changed_data(self) -> str | None:
         """Name of a shared variable that has changed since the model was read, or None."""
-        return next(
-            (
-                str(variable.name)
-                for variable, values in self.shared
-                if not np.array_equal(variable.get_value(borrow=True), values)
-            ),
-            None,
-        )
+        return changed_variable(self.shared)
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the functions, which only the set-up uses."""
@@ -217,11 +210,5 @@ def _function(
 ) -> Callable[..., list[np.ndarray]]:
     """Function for a few calls, in Python, of arrays of any floating type."""
     with pytensor.config.change_flags(cxx=""):
-        function = compile_quietly(inputs, outputs, PYTHON_MODE)
-
-    def evaluate(*values: np.ndarray) -> list[np.ndarray]:
-        pairs = zip(inputs, values, strict=True)
-        results = function(*(np.asarray(value, dtype=given.dtype) for given, value in pairs))
-        return [np.asarray(result, dtype=float) for result in results]
-
-    return evaluate
+        function = compile_quietly(inputs, outputs, PYTHON_MODE, allow_input_downcast=True)
+    return lambda *values: [np.asarray(result, dtype=float) for result in function(*values)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,18 +16,14 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import in2out
 from pytensor.graph.traversal import ancestors, graph_inputs, toposort
-from pytensor.scalar.basic import Cast
+from pytensor.scalar.basic import Cast, ScalarType, constant
 from pytensor.tensor import NoneConst, TensorVariable
-from pytensor.tensor.basic import (
-    Alloc,
-    ARange,
-    MakeVector,
-    get_underlying_scalar_constant_value,
-)
+from pytensor.tensor.basic import Alloc, ARange, MakeVector, get_underlying_scalar_constant_value
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.reshape import SplitDims
 from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
 from pymc_sgmcmc.graph_notes import forget_notes
@@ -80,12 +76,12 @@ def rebuild(
                 inputs = _with_length(node, inputs, length, beside_rows)
         if all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
             continue
-        for old, new in zip(node.outputs, _remake(node, inputs, lengths), strict=True):
+        for old, new in zip(node.outputs, remake(node, inputs, lengths), strict=True):
             rebuilt.setdefault(old, new)
     return [rebuilt.get(output, output) for output in outputs]
 
 
-def _remake(node: Apply, inputs: list[Variable], lengths: Sequence[Length]) -> list[Variable]:
+def remake(node: Apply, inputs: list[Variable], lengths: Sequence[Length] = ()) -> list[Variable]:
     """Outputs of a node on other inputs, whose static shapes may differ."""
     op = node.op
     if isinstance(op, SymbolicOp):
@@ -102,6 +98,17 @@ def _remake(node: Apply, inputs: list[Variable], lengths: Sequence[Length]) -> l
     return node.clone_with_new_inputs(inputs, strict=False).outputs
 
 
+def shape_inputs(node: Apply) -> range:
+    """Places of the inputs of a node that are lengths, or vectors of them."""
+    match node.op:
+        case Alloc() | SpecifyShape():
+            return range(1, len(node.inputs))
+        case Reshape() | SplitDims() | ARange():
+            return range(1, 2)
+        case _:
+            return range(0)
+
+
 def _with_length(
     node: Apply, inputs: list[Variable], length: Length, beside_rows: bool
 ) -> list[Variable]:
@@ -109,15 +116,8 @@ def _with_length(
 
     In a node `beside_rows` the length of a dimension that parameters share with the rows is one.
     """
-    match node.op:
-        case Alloc() | SpecifyShape():
-            shape_inputs = range(1, len(inputs))
-        case Reshape() | SplitDims() | ARange():
-            shape_inputs = range(1, 2)
-        case _:
-            return inputs
     inputs = list(inputs)
-    for index in shape_inputs:
+    for index in shape_inputs(node):
         old = node.inputs[index]
         if not isinstance(old.type, TensorType):
             continue
@@ -177,7 +177,21 @@ def simplify_for_gradients(tensors: Sequence[TensorVariable]) -> list[TensorVari
     for node in graph.toposort():
         if isinstance(node.op, MinibatchRandomVariable):
             graph.replace(node.outputs[0], node.inputs[0])
+        elif isinstance(node.op, Subtensor):
+            inputs = [_wide(variable) for variable in node.inputs]
+            if inputs != node.inputs:
+                graph.replace(node.outputs[0], node.op(*inputs))
     return list(graph.outputs)
+
+
+def _wide(variable: Variable) -> Variable:
+    """A constant index in 64 bits, in fewer of which PyTensor's sums of indices may overflow."""
+    if not isinstance(variable.type, ScalarType) or variable.type.dtype == "int64":
+        return variable
+    try:
+        return constant(int(get_underlying_scalar_constant_value(variable)), dtype="int64")
+    except NotScalarConstantError:
+        return variable
 
 
 def leaf_value(variable: Variable) -> np.ndarray | None:
@@ -218,6 +232,26 @@ def value_of(variable: Variable) -> np.ndarray:
     """Value of a graph without inputs."""
     value = leaf_value(variable)
     return evaluate(variable) if value is None else value
+
+
+def changed_variable(values: Iterable[tuple[SharedVariable, np.ndarray]]) -> str | None:
+    """Name of the first shared variable that has other than its earlier values, None for none."""
+    for variable, value in values:
+        if not np.array_equal(variable.get_value(borrow=True), value, equal_nan=True):
+            return variable.name
+    return None
+
+
+def by_weights(
+    weighted: TensorVariable, size: int, weights: TensorVariable, length: TensorVariable
+) -> TensorVariable:
+    """Terms, shape (length, size), of a weighted sum of so many vectors."""
+    terms = [
+        pt.grad(weighted[entry], weights, disconnected_inputs="ignore") for entry in range(size)
+    ]
+    # Only the length of the weights is still in the graph.
+    ones = {weights: pt.ones(length, dtype=weights.dtype)}
+    return rebuild([pt.stack(terms, axis=1)], ones)[0]
 
 
 def minibatch_nodes(roots: Sequence[Variable]) -> list:

@@ -16,12 +16,13 @@ from pytensor.scalar.basic import Cast
 from pytensor.tensor.elemwise import Elemwise
 
 from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.posterior.row_access import RowAccess
 from pymc_sgmcmc.posterior.rows import RowLeaf, SeparatedModel, keep_whole
 from pymc_sgmcmc.posterior.threads import OfRows, in_order
 from pymc_sgmcmc.sources import RowSource
 from pymc_sgmcmc.sources.group_index import GroupIndex, index_of_groups, segments
-from pymc_sgmcmc.sources.passes import with_progress
-from pymc_sgmcmc.sources.schema import PARTITION_BYTES
+from pymc_sgmcmc.sources.schema import PARTITION_BYTES, row_bytes
+from pymc_sgmcmc.stages import with_progress
 
 NOT_HELD = np.iinfo(np.int64).max // 2
 """Place of the first record of a group whose records are not in memory. No array is as long, so
@@ -33,7 +34,7 @@ READING_BYTES = 32
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
 
 
-class GroupsOfSource:
+class GroupsOfSource(RowAccess):
     """Rows that are groups, of which records in a source are read group by group.
 
     Arrays of some groups are their numbers, the place of the first record of each group, and the
@@ -198,17 +199,13 @@ class GroupsOfSource:
     @property
     def record_bytes(self) -> int:
         """Bytes of a record in memory."""
-        return sum(
-            shared.get_value(borrow=True).itemsize * int(np.prod(shared.type.shape[1:]))
-            for shared in self._columns.values()
+        return row_bytes(
+            {name: (np.dtype(v.dtype), v.type.shape[1:]) for name, v in self._columns.items()}
         )
 
     @property
     def _bytes_of_reading(self) -> int:
-        of_source = sum(
-            dtype.itemsize * int(np.prod(shape))
-            for dtype, shape in (self.source.columns[name] for name in self.names)
-        )
+        of_source = row_bytes({name: self.source.columns[name] for name in self.names})
         return self.record_bytes + of_source + READING_BYTES
 
     def tell_of_passes(self) -> None:
@@ -282,15 +279,6 @@ def groups_of_source(variables: Sequence[Variable]) -> GroupsOfSource | None:
 def mark_groups(model: Model, groups: GroupsOfSource) -> None:
     """Note in a model of groups where the records of these are."""
     model.observed_RVs[-1].tag.groups_of_source = groups
-
-
-def marked_groups(model: Model) -> GroupsOfSource | None:
-    """Where the records of the groups of a model are, None where they are in memory."""
-    for variable in model.observed_RVs:
-        groups = getattr(variable.tag, "groups_of_source", None)
-        if groups is not None:
-            return groups
-    return None
 
 
 def check_source(groups: GroupsOfSource, rows: Any) -> None:

@@ -29,7 +29,9 @@ def large_constants_by_sample(model: Model) -> Iterator[None]:
     large = [
         constant
         for constant in ancestors(outputs)
-        if isinstance(constant, TensorConstant) and constant.data.size >= FEWEST_NUMBERS
+        if isinstance(constant, TensorConstant)
+        and isinstance(constant.data, np.ndarray)  # and no sparse matrix
+        and constant.data.size >= FEWEST_NUMBERS
     ]
     for constant in large:
         signature = _Signature(constant)

@@ -13,10 +13,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import Elemwise
 
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.posterior.graphs import (
-    shape_of,
-    value_of,
-)
+from pymc_sgmcmc.posterior.graphs import shape_of, value_of
 from pymc_sgmcmc.posterior.rows import RowLeaf, SeparatedModel, Term, merge
 from pymc_sgmcmc.posterior.terms import check_total_size
 
@@ -122,8 +119,9 @@ def _refuse_different_draws(leaves: Mapping[_DrawnArray, RowLeaf]) -> None:
     described = ", ".join(f"`{leaf.name}` of shape {leaf.values.shape}" for leaf in leaves.values())
     if len({len(leaf.values) for leaf in leaves.values()}) > 1:
         raise ModelError(
-            f"The model minibatches data with different numbers of rows ({described}). Minibatch "
-            "one set of rows, and give the other data in full."
+            f"The model minibatches data with different numbers of rows ({described}). Write it on "
+            "the full arrays and pass `batch_size` to the step method, or give the other data in "
+            "full."
         )
     calls = len({array.generator for array in leaves})
     if calls > 1:

@@ -20,13 +20,7 @@ from pymc.model import Model
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import ScalarOp
-from pytensor.tensor.basic import (
-    Alloc,
-    Join,
-    MakeVector,
-    ScalarFromTensor,
-    TensorFromScalar,
-)
+from pytensor.tensor.basic import Alloc, Join, MakeVector, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import All, Max, Min, Sum
 from pytensor.tensor.shape import Reshape, SpecifyShape
@@ -161,16 +155,12 @@ def _of_scalars(operation: ScalarOp, inputs: Sequence[Interval]) -> Interval:
     )
 
 
-def _increasing(function: Callable[[float], float]) -> Callable[[Sequence[Interval]], Interval]:
+def _increasing(function: Callable[..., float]) -> Callable[[Sequence[Interval]], Interval]:
     def of(inputs: Sequence[Interval]) -> Interval:
-        ((low, high),) = inputs
-        return float(function(low)), float(function(high))
+        lowest, highest = zip(*inputs, strict=True)
+        return float(function(*lowest)), float(function(*highest))
 
     return of
-
-
-def _sum(inputs: Sequence[Interval]) -> Interval:
-    return sum(low for low, _ in inputs), sum(high for _, high in inputs)
 
 
 def _difference(inputs: Sequence[Interval]) -> Interval:
@@ -213,7 +203,7 @@ RULES: list[tuple[type | tuple[type, ...], Callable[[Sequence[Interval]], Interv
     ((scalar_basic.Identity, scalar_basic.Cast), lambda inputs: inputs[0]),
     (scalar_basic.Second, lambda inputs: inputs[1]),
     (scalar_basic.Switch, lambda inputs: _union(inputs[1:])),
-    (scalar_basic.Add, _sum),
+    (scalar_basic.Add, _increasing(lambda *numbers: sum(numbers))),
     (scalar_basic.Sub, _difference),
     (scalar_basic.Mul, _product),
     (scalar_basic.TrueDiv, _quotient),
@@ -230,13 +220,7 @@ RULES: list[tuple[type | tuple[type, ...], Callable[[Sequence[Interval]], Interv
     (scalar_math.Erf, lambda inputs: (-1.0, 1.0)),
     (scalar_math.Erfc, lambda inputs: (0.0, 2.0)),
     (scalar_basic.Pow, _power),
-    (
-        scalar_basic.Minimum,
-        lambda inputs: (min(low for low, _ in inputs), min(high for _, high in inputs)),
-    ),
-    (
-        scalar_basic.Maximum,
-        lambda inputs: (max(low for low, _ in inputs), max(high for _, high in inputs)),
-    ),
+    (scalar_basic.Minimum, _increasing(min)),
+    (scalar_basic.Maximum, _increasing(max)),
 ]
 """Rules by the type of an operation; results of others may be any number."""

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import ancestors, walk
+from pytensor.tensor.subtensor import Subtensor
 
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.posterior.graphs import (
-    leaf_value,
-    shape_of,
-)
+from pymc_sgmcmc.posterior.bad_rows import WITHOUT_NAME
+from pymc_sgmcmc.posterior.graphs import leaf_value, shape_of
+from pymc_sgmcmc.posterior.pooled_rows import Block, pooled
 from pymc_sgmcmc.posterior.rows import RowLeaf, SeparatedModel, Term, is_whole, merge
 from pymc_sgmcmc.posterior.terms import check_total_size
-
-WITHOUT_NAME = "array of shape"
-"""Data without a name are named by these words and their shape."""
 
 
 def separate_ordinary_model(
@@ -30,16 +27,9 @@ def separate_ordinary_model(
     for variable in observed.values():
         check_total_size(variable, shape_of(model.rvs_to_values[variable]), drawn=False)
     lengths = _row_lengths(model, rows)
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"`{name}` has {length}" for name, length in lengths.items())
-        raise ModelError(
-            f"The data have different numbers of rows ({listed}). Name those to subsample, for "
-            f'example `rows=["{max(lengths, key=lambda name: lengths[name])}"]`; the others are '
-            "then evaluated in full."
-        )
-    n_rows = next(iter(lengths.values()))
-    if n_rows < 2:
-        raise _too_few_rows(model, next(iter(lengths)))
+    longest = max(lengths, key=lambda name: lengths[name])
+    if lengths[longest] < 2:
+        raise _too_few_rows(model, longest)
 
     named_data = lengths.keys() - observed.keys()
     # Where data variables are named, the others have no rows, except the data variable as which
@@ -50,32 +40,77 @@ def separate_ordinary_model(
     left_out = {
         variable for variable in model.data_vars if named_data and variable.name not in named_data
     }.difference(ancestors(observations))
-    may_have_rows = {
-        *(name for name in lengths if name in observed),
-        *(potential.name for potential in model.potentials),
-    }
-    leaves: dict[Variable, RowLeaf] = {}
     full_terms: list[Term] = []
-    row_terms: list[Term] = []
+    blocks: list[Block] = []
     for term in terms.values():
-        row_leaves = _row_leaves(term, n_rows, left_out) if term.name in may_have_rows else {}
-        leaves = row_leaves | leaves
-        (row_terms if row_leaves else full_terms).append(term)
-    missing = (lengths.keys() & observed.keys()) - {term.name for term in row_terms}
-    if missing or not row_terms:
+        block = _block(model, term, lengths, left_out)
+        if block is None:
+            full_terms.append(term)
+        else:
+            blocks.append(block)
+    names = {block.term.name for block in blocks}
+    missing = {name for name in lengths.keys() & observed.keys() if lengths[name] > 1} - names
+    if missing or not blocks:
         name = f"observed variable `{missing.pop()}`" if missing else "model"
         raise ModelError(
             f"The log density of the {name} has no array with one entry a row. Pass the data as "
             "an array or `pm.Data`."
         )
+    numbers_of_rows = {block.n_rows for block in blocks}
+    for name in named_data:
+        if lengths[name] not in numbers_of_rows:
+            raise ModelError(
+                f"`rows` names `{name}`, which has {lengths[name]} rows, but no observed variable "
+                "has as many. Name data with the rows of the outcomes."
+            )
+    row_terms = [block.term for block in blocks]
+    leaves = [leaf for block in blocks for leaf in block.leaves.values()]
+    n_rows = blocks[0].n_rows
+    if len(numbers_of_rows) > 1:
+        _refuse_groups(blocks)
+        row_terms, leaves, n_rows = pooled(blocks)
     return SeparatedModel(
         tuple(full_terms),
         tuple(row_terms),
-        merge(leaves.values()),
+        merge(leaves),
         n_rows,
         None,
-        _lengths_of_rows(model, n_rows),
+        tuple(length for each in numbers_of_rows for length in _lengths_of_rows(model, each)),
     )
+
+
+def _block(
+    model: Model, term: Term, lengths: Mapping[str, int], left_out: Collection[Variable]
+) -> Block | None:
+    """A term with its rows, None where it is to be evaluated in full."""
+    possible = {lengths[term.name]} if term.name in lengths else set()
+    if term.name in {potential.name for potential in model.potentials}:
+        possible = set(lengths.values())
+        if len(possible) > 1 and not term.log_density.type.ndim:
+            return None  # A sum does not say which records it is over.
+    blocks = [
+        Block(term, leaves, length)
+        for length in possible
+        if length > 1 and (leaves := _row_leaves(term, length, left_out))
+    ]
+    return blocks[0] if len(blocks) == 1 else None
+
+
+def _refuse_groups(blocks: Sequence[Block]) -> None:
+    """Refuse rows that are groups of records beside rows of another number.
+
+    Raises
+    ------
+    ModelError
+    """
+    lengths = {block.term.name: block.n_rows for block in blocks}
+    if any(map(is_whole, ancestors([block.term.log_density for block in blocks]))):
+        listed = ", ".join(f"`{name}` has {length}" for name, length in lengths.items())
+        raise ModelError(
+            f"Rows that are groups and other rows should be as many, but {listed}. Name those to "
+            f'subsample, for example `rows=["{max(lengths, key=lambda name: lengths[name])}"]`; '
+            "the others are then evaluated in full."
+        )
 
 
 def _too_few_rows(model: Model, name: str) -> ModelError:
@@ -142,7 +177,7 @@ def _row_lengths(model: Model, rows: str | Sequence[str] | None) -> dict[str, in
 def _row_leaves(term: Term, n_rows: int, left_out: Collection[Variable]) -> dict[Variable, RowLeaf]:
     """Arrays in a term that have as many entries along one axis as there are rows."""
     leaves = {}
-    for variable in ancestors([term.log_density]):
+    for variable in walk([term.log_density], _inputs_with_rows):
         values = leaf_value(variable)
         if values is None or n_rows not in values.shape or variable in left_out:
             continue
@@ -156,6 +191,18 @@ def _row_leaves(term: Term, n_rows: int, left_out: Collection[Variable]) -> dict
             values = np.ascontiguousarray(np.moveaxis(values, axis, 0))
         leaves[variable] = RowLeaf(name, (variable,), values, axis)
     return leaves
+
+
+def _inputs_with_rows(variable: Variable) -> list[Variable]:
+    """Inputs of what makes a variable, without a vector of which it is one entry, as in ``u[3]``.
+
+    Such vectors may be as long as the data by chance.
+    """
+    node = variable.owner
+    if node is None:
+        return []
+    is_entry = isinstance(node.op, Subtensor) and variable.type.ndim < node.inputs[0].type.ndim == 1
+    return node.inputs[1:] if is_entry else node.inputs
 
 
 def _lengths_of_rows(model: Model, n_rows: int) -> tuple[Variable, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
@@ -21,6 +22,25 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.checks import as_array, quoted
 from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.record import SAMPLE_DIMS
+
+
+def given_model(model: Any) -> Model:
+    """The given model, or that of the context.
+
+    Raises
+    ------
+    TypeError
+    """
+    if model is None:
+        model = Model.get_context(error_if_none=False)
+    if not isinstance(model, Model):
+        raise TypeError(
+            f"`model` should be a PyMC model, but got {model!r}. Pass `model=`, or make the call "
+            "inside `with model:`."
+        )
+    return model
+
 
 NOTHING_FREE = (
     "The model has no free random variables to sample. Give its parameters priors, as in "
@@ -114,6 +134,11 @@ class PositionLayout:
         ravelled = [piece.ravel().astype(self.dtype) for piece in pieces]
         return ravelled[0] if len(ravelled) == 1 else pt.concatenate(ravelled)
 
+    def gradient(self, value: TensorVariable) -> TensorVariable:
+        """Symbolic gradient, shape (d,), of a scalar in terms of the value variables."""
+        gradients = pt.grad(value, list(self.variables), disconnected_inputs="ignore")
+        return self.join(gradients)
+
 
 def untransformed(name: str) -> str:
     """Name of the free variable of a value variable."""
@@ -203,6 +228,16 @@ def layout_from_model(
 def names_of(model: Model) -> frozenset[str]:
     """Names of the variables and potentials of a model."""
     return frozenset(variable.name for variable in (*model.basic_RVs, *model.potentials))
+
+
+def refuse_dimensions(model: Model) -> None:
+    """Refuse variables with the name of a dimension of all traces, which would lose their draws."""
+    for variable in (*model.unobserved_RVs, *model.observed_RVs):
+        if variable.name in SAMPLE_DIMS:
+            raise ModelError(
+                f"The variable `{variable.name}` has the name of a dimension of the trace, which "
+                "would lose its draws. Give it another name."
+            )
 
 
 def added_or_removed(model: Model, names: frozenset[str]) -> str | None:

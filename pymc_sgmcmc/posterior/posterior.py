@@ -14,9 +14,13 @@ from typing import Any
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from pymc.model import Model, modelcontext
+from pymc.logprob.utils import CheckParameterValue
+from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.traversal import toposort
+from pytensor.tensor.random.op import RandomVariable
 
+from pymc_sgmcmc.posterior.bad_rows import parameters_error
 from pymc_sgmcmc.posterior.check import check_separation
 from pymc_sgmcmc.posterior.compiled import (
     NUMPY_MODE,
@@ -25,10 +29,11 @@ from pymc_sgmcmc.posterior.compiled import (
     compile_quietly,
     without_blas_warning,
 )
+from pymc_sgmcmc.posterior.graphs import changed_variable
 from pymc_sgmcmc.posterior.group_access import (
     GroupsOfSource,
     check_source,
-    marked_groups,
+    groups_of_source,
     on_groups,
 )
 from pymc_sgmcmc.posterior.no_rows import NO_DATA
@@ -37,6 +42,7 @@ from pymc_sgmcmc.posterior.position import (
     PositionLayout,
     added_or_removed,
     complete_point,
+    given_model,
     layout_from_model,
     names_of,
 )
@@ -48,9 +54,11 @@ from pymc_sgmcmc.posterior.row_access import (
     on_source,
     refuse_first_rows,
 )
+from pymc_sgmcmc.posterior.rows import RowLeaf, record_of
 from pymc_sgmcmc.posterior.separation import separate_rows
 from pymc_sgmcmc.posterior.several_priors import SeveralPriors, several_priors
 from pymc_sgmcmc.posterior.symbolic import SymbolicPosterior
+from pymc_sgmcmc.posterior.terms import without_scaling
 from pymc_sgmcmc.posterior.threads import (
     OfRows,
     SharedFunction,
@@ -60,6 +68,7 @@ from pymc_sgmcmc.posterior.threads import (
 )
 from pymc_sgmcmc.posterior.unsupported import refuse_imputed, refuse_labelled
 from pymc_sgmcmc.sources import RowSource
+from pymc_sgmcmc.stages import count_passes
 
 CHUNK_ELEMENTS = 500_000
 """Passes over rows handle about this many array elements of data at a time, 4 MB. Their memory does
@@ -153,7 +162,7 @@ class Posterior(SymbolicPosterior):
         needs_rows: bool = True,
         checked: bool = False,
     ):
-        model = modelcontext(model)
+        model = given_model(model)
         self._model, self._names = model, names_of(model)
         self._checked, self._variables, self._named_rows = checked, variables, rows
         self._evaluated: deque[int] = deque()  # which several threads add to
@@ -177,7 +186,7 @@ class Posterior(SymbolicPosterior):
         }
         self.source = rows if isinstance(rows, RowSource) else None
         columns: dict[str, np.dtype] = {}
-        groups = marked_groups(model)
+        groups = groups_of_source(model.observed_RVs)
         if groups is not None:
             check_source(groups, rows)
             self._separated = on_groups(separate_rows(model, None, checked=checked), groups)
@@ -205,13 +214,13 @@ class Posterior(SymbolicPosterior):
         else:
             arrays = [leaf.values for leaf in self._separated.leaves]
             self._rows = RowsInMemory(arrays, self._separated.n_rows)
-        of_model = self._separated.n_rows
-        self._compared_numbers = np.linspace(0, of_model - 1, min(of_model, COMPARED_ROWS)).astype(
-            int
-        )
-        self._compared_rows = [
-            leaf.values[self._compared_numbers] for leaf in self._separated.leaves_of_rows
-        ]
+        originals = [leaf for each in self._separated.leaves_of_rows for leaf in each.originals]
+        self._compared = [(leaf, leaf.values[_evenly_spaced(leaf)]) for leaf in originals]
+
+    @property
+    def model(self) -> Model:
+        """The model of the posterior."""
+        return self._model
 
     # --- Size and data -------------------------------------------------------------------
 
@@ -249,8 +258,9 @@ class Posterior(SymbolicPosterior):
         return sum(self._evaluated)
 
     def count_evaluated(self, rows: int) -> None:
-        """Add to `rows_evaluated` gradients of rows that others have computed."""
+        """Add to `rows_evaluated`, as where others have computed gradients of rows."""
         self._evaluated.append(rows)
+        count_passes(rows / self.n_rows)
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -291,11 +301,37 @@ class Posterior(SymbolicPosterior):
         """Names of the data arrays."""
         return tuple(leaf.name for leaf in self._separated.leaves)
 
-    def row(self, number: int) -> dict[str, np.ndarray]:
-        """Values of a row by the names of the data."""
+    def row(self, number: int) -> tuple[int, dict[str, np.ndarray]]:
+        """The number of a row in the data of the user, and its values by their names."""
         values = self.take(slice(number, number + 1))
-        names = [leaf.name for leaf in self._separated.leaves_of_rows]
-        return {name: array[0] for name, array in zip(names, values, strict=False)}
+        leaves = self._separated.leaves_of_rows
+        return record_of(leaves, number, [array[0] for array in values])
+
+    def invalid_parameters(self, position: np.ndarray) -> str | None:
+        """A variable whose parameters are invalid at a position, in words, None for none."""
+        point = {name: shared.get_value() for name, shared in self.others.items()}
+        point |= self.layout.unravel(self._as_position(position))
+        model = self._model
+        for variable in model.basic_RVs:
+            node = without_scaling(variable).owner
+            (density,) = model.logp(vars=[variable], sum=False)
+            checks = [
+                each for each in toposort([density]) if isinstance(each.op, CheckParameterValue)
+            ]
+            is_simple = isinstance(node.op, RandomVariable)
+            parameters = node.op.dist_params(node) if is_simple else []
+            function = model.compile_fn(
+                [pt.all([pt.all(met) for met in each.inputs[1:]]) for each in checks]
+                + model.replace_rvs_by_values(list(parameters)),
+                inputs=model.value_vars,
+                mode=PYTHON_MODE,
+                on_unused_input="ignore",
+            )
+            values = function(point)
+            for each, met in zip(checks, values, strict=False):
+                if not met:
+                    return parameters_error(variable.name, each.op.msg, values[len(checks) :])
+        return None
 
     def not_finite_in(self, group: int) -> str | None:
         """A number in the records of a group of a source that is not finite, in words."""
@@ -308,11 +344,10 @@ class Posterior(SymbolicPosterior):
         These are its `pymc.Data`, with or without rows, and the lengths of its dimensions. Changes
         in place, without `pymc.set_data`, are looked for in `COMPARED_ROWS` rows.
         """
-        for original, original_value in self._separated.copied:
-            if not np.array_equal(original.get_value(borrow=True), original_value, equal_nan=True):
-                return original.name
-        for leaf, rows in zip(self._separated.leaves_of_rows, self._compared_rows, strict=True):
-            if not np.array_equal(leaf.values[self._compared_numbers], rows, equal_nan=True):
+        if (name := changed_variable(self._separated.copied)) is not None:
+            return name
+        for leaf, rows in self._compared:
+            if not np.array_equal(leaf.values[_evenly_spaced(leaf)], rows, equal_nan=True):
                 return leaf.name
             for source in leaf.sources():
                 now = source.get_value(borrow=True)
@@ -446,8 +481,8 @@ class Posterior(SymbolicPosterior):
             needs_rows=self.has_rows,
             checked=True,
         )
-        same = [len(values) for values in posterior.data] == [len(values) for values in self.data]
-        return posterior if same else None
+        same = posterior.row_types == self.row_types and posterior.n_rows == self.n_rows
+        return posterior if same and posterior.data_names == self.data_names else None
 
     @cached_property
     def some_rows(self) -> list[np.ndarray]:
@@ -482,7 +517,7 @@ class Posterior(SymbolicPosterior):
 
     def row_gradients(self, position: np.ndarray, rows: Sequence[np.ndarray]) -> np.ndarray:
         """Gradient of the log likelihood of each row apart, shape (rows, d)."""
-        self._evaluated.append(len(rows[0]))
+        self.count_evaluated(len(rows[0]))
         (gradients,) = self._row_gradients_function(self._as_position(position), *rows)
         return np.asarray(gradients)
 
@@ -607,16 +642,9 @@ class Posterior(SymbolicPosterior):
 
     def __getstate__(self) -> dict:
         """Everything but the functions for set-up, which are compiled again when needed."""
-        compiled = {
-            "_log_prior_function",
-            "_several_priors",
-            "_with_checks",
-            "_log_likelihood_function",
-            "_likelihood_gradient_function",
-            "_row_gradients_function",
-            "_row_differences_function",
-        }
-        return {name: value for name, value in self.__dict__.items() if name not in compiled}
+        compiled = {name for name in vars(self) if name.endswith("_function")}
+        compiled |= {"_several_priors", "_with_checks"}
+        return {name: value for name, value in vars(self).items() if name not in compiled}
 
     def compile_for_setup(self, inputs: list, outputs: list, *, quick: bool = False):
         """Compile a function that is called a few times, on large arrays unless `quick`.
@@ -633,6 +661,12 @@ class Posterior(SymbolicPosterior):
         return SharedFunction(function)
 
 
+def _evenly_spaced(leaf: RowLeaf) -> np.ndarray:
+    """Numbers of the rows that are compared to see whether data were changed in place."""
+    count = len(leaf.values)
+    return np.linspace(0, count - 1, min(count, COMPARED_ROWS)).astype(int)
+
+
 def _with_others(
     posterior: Posterior,
     rows: list[np.ndarray],
@@ -647,7 +681,7 @@ def _with_others(
 def _log_likelihood_and_gradient(
     posterior: Posterior, rows: list[np.ndarray], *, position: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    posterior._evaluated.append(len(rows[0]))
+    posterior.count_evaluated(len(rows[0]))
     value, gradient = posterior._log_likelihood_function(position, *rows)
     return float(value), np.array(gradient)
 
@@ -656,7 +690,7 @@ def _likelihood_gradients(
     posterior: Posterior, rows: Sequence[np.ndarray], *, positions: np.ndarray
 ) -> list[np.ndarray]:
     """Gradient of the log likelihood of rows at each of some positions."""
-    posterior._evaluated.append(len(positions) * len(rows[0]))
+    posterior.count_evaluated(len(positions) * len(rows[0]))
     # Compiling another function of groups takes longer than their log densities.
     function = (
         posterior._log_likelihood_function

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 from pymc.model import Model
@@ -14,35 +16,21 @@ from pymc_sgmcmc.posterior.rows import RowLeaf, SeparatedModel
 from pymc_sgmcmc.posterior.threads import OfRows, in_order, read_ahead
 from pymc_sgmcmc.sources import RowSource, cluster
 from pymc_sgmcmc.sources.arrays import joined
-from pymc_sgmcmc.sources.passes import with_progress
+from pymc_sgmcmc.stages import with_progress
 
 
-class RowAccess(Protocol):
-    """Rows of several arrays by their numbers."""
+class RowAccess(ABC):
+    """Rows of several arrays by their numbers. They have a part of each array of their own."""
 
     n_rows: int
 
+    @abstractmethod
     def take(self, selection: slice | np.ndarray) -> list[np.ndarray]:
         """The given rows of all arrays, contiguous."""
-        ...
 
-    def part(self, rows: Sequence[np.ndarray], selection: slice | np.ndarray) -> list[np.ndarray]:
-        """Some of the rows that were taken."""
-        ...
-
-    def joined(
-        self, first: Sequence[np.ndarray], start: int, second: Sequence[np.ndarray]
-    ) -> list[np.ndarray]:
-        """Rows that were taken, those of the first ones from a place on, and the second ones."""
-        ...
-
+    @abstractmethod
     def each(self, function: OfRows, value: Any, length: int, threads: int) -> Iterator[Any]:
         """Results of a function of a value and of so many rows after the others, in order."""
-        ...
-
-
-class _CutRows:
-    """Rows that have a part of each array of their own."""
 
     def part(self, rows: Sequence[np.ndarray], selection: slice | np.ndarray) -> list[np.ndarray]:
         """Some of the rows that were taken."""
@@ -55,7 +43,7 @@ class _CutRows:
         return joined(first, start, second)
 
 
-class RowsInMemory(_CutRows):
+class RowsInMemory(RowAccess):
     """Rows of arrays with a common leading length."""
 
     def __init__(self, arrays: Sequence[np.ndarray], n_rows: int):
@@ -76,8 +64,7 @@ def _ranges(access: RowAccess, length: int) -> Iterator[list[np.ndarray]]:
         yield access.take(slice(start, start + length))
 
 
-@dataclass(frozen=True)
-class _Pieces:
+class _Pieces(NamedTuple):
     """What a partition adds to a pass.
 
     Attributes
@@ -95,7 +82,7 @@ class _Pieces:
     tail: list[np.ndarray]
 
 
-class RowsOfSource(_CutRows):
+class RowsOfSource(RowAccess):
     """Rows of columns of a source, in the types that the model has.
 
     Parameters
@@ -180,13 +167,13 @@ class RowsOfSource(_CutRows):
                 )
                 ends = -(-start // length) * length <= stop
                 if start % length:
-                    open_pieces.append(cluster.submit(client, "pass", _head, pieces))
+                    open_pieces.append(cluster.submit(client, "pass", attrgetter("head"), pieces))
                     if ends:
                         yield cluster.submit(client, "pass", _joined, task, sent, open_pieces)
                         open_pieces = []
                 if ends:
-                    yield cluster.submit(client, "pass", _results, pieces)
-                    open_pieces = [cluster.submit(client, "pass", _tail, pieces)]
+                    yield cluster.submit(client, "pass", attrgetter("results"), pieces)
+                    open_pieces = [cluster.submit(client, "pass", attrgetter("tail"), pieces)]
             if self.n_rows % length:
                 yield cluster.submit(client, "pass", _joined, task, sent, open_pieces)
 
@@ -234,18 +221,6 @@ def _pieces(
     )
 
 
-def _head(pieces: _Pieces) -> list[np.ndarray]:
-    return pieces.head
-
-
-def _results(pieces: _Pieces) -> list[Any]:
-    return pieces.results
-
-
-def _tail(pieces: _Pieces) -> list[np.ndarray]:
-    return pieces.tail
-
-
 def _joined(
     function: OfRows, sent: tuple[RowsOfSource, Any], pieces: list[list[np.ndarray]]
 ) -> list[Any]:
@@ -290,11 +265,7 @@ def on_source(
             alone = replace(leaf, variables=(variable,))
             name = next((origin.name for origin in alone.sources()), None)
             if name is None or name not in source.columns:
-                raise ModelError(
-                    f"The data `{leaf.name}` have as many rows as those that `rows.head` returned, "
-                    f"{separated.n_rows}, but are no column of `rows`. Add a column to `rows`, or "
-                    "choose another number of rows in `rows.head`."
-                )
+                raise no_column(leaf.name, separated.n_rows)
             if name in leaves:
                 variables = (*leaves[name].variables, variable)
                 leaves[name] = replace(leaves[name], variables=variables)
@@ -312,6 +283,15 @@ def on_source(
     columns = {name: leaf.values.dtype for name, leaf in leaves.items()}
     separated = replace(separated, leaves=tuple(leaves.values()), first_rows_only=True)
     return separated, columns
+
+
+def no_column(name: str, n_rows: int) -> ModelError:
+    """Error for data that are as long as the first rows of a source, and not in it."""
+    return ModelError(
+        f"The data `{name}` have as many rows as those that `rows.head` returned, {n_rows}, but "
+        "are no column of `rows`. Add a column to `rows`, or choose another number of rows in "
+        "`rows.head`."
+    )
 
 
 def _check_first_rows(leaf: RowLeaf, source: RowSource) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 
 import numpy as np
 import pytensor
@@ -17,10 +18,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 from pytensor.tensor.type import TensorType
 
-from pymc_sgmcmc.posterior.graphs import (
-    Length,
-    rebuild,
-)
+from pymc_sgmcmc.posterior.graphs import Length, rebuild
 from pymc_sgmcmc.posterior.position import PositionLayout
 
 
@@ -68,6 +66,11 @@ class RowLeaf:
     shared_by_rows : bool
         Whether the rows have no parts of the array of their own, as records of groups. It is not
         cut where some rows are chosen, and its values are not those of all rows.
+    parts : tuple of (int, RowLeaf)
+        The data that the values were made of, with the first row of each, where these are several
+        or have fewer rows.
+    is_data : bool
+        Whether the values are data of the user's.
     """
 
     name: str
@@ -75,6 +78,26 @@ class RowLeaf:
     values: np.ndarray = field(repr=False)
     axis: int = 0
     shared_by_rows: bool = False
+    parts: tuple[tuple[int, RowLeaf], ...] = field(default=(), repr=False)
+    is_data: bool = True
+
+    @property
+    def originals(self) -> list[RowLeaf]:
+        """The data that the values were made of."""
+        return [part for _, part in self.parts] or [self] if self.is_data else []
+
+    def record(self, row: int) -> tuple[RowLeaf, int] | None:
+        """The data of the user's that a row has, and its number there, None for other rows."""
+        if not self.parts:
+            return self, row
+        return next(
+            (
+                (part, row - start)
+                for start, part in self.parts
+                if start <= row < start + len(part.values)
+            ),
+            None,
+        )
 
     def placeholder(self, length: int | None = None) -> TensorVariable:
         """New symbolic input for a set of rows, of a fixed number where given."""
@@ -99,10 +122,27 @@ class RowLeaf:
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """One additive term of a model's log density, elementwise or already summed."""
+    """One additive term of a model's log density, elementwise or already summed.
+
+    Attributes
+    ----------
+    name : str
+    log_density : TensorVariable
+    parts : tuple of str
+        Names of the terms of the model that it is the sum of, where these are several.
+    built_for : int or None
+        The number of rows in its graph, None for that of the model.
+    """
 
     name: str
     log_density: TensorVariable
+    parts: tuple[str, ...] = ()
+    built_for: int | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the terms of the model that it is the sum of."""
+        return self.parts or (self.name,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,20 +206,23 @@ class SeparatedModel:
             replacements[variable] = pt.arange(length, dtype=variable.dtype)
         for leaf, tensor in zip(self.leaves, rows, strict=True):
             replacements |= leaf.in_place(tensor)
-        built_for = self.n_rows if self.batch_size is None else self.batch_size
-        return rebuild(
-            [term.log_density for term in self.row_terms],
-            replacements,
-            [Length(built_for, length)],
-            self.only_beside_rows,
-        )
+        of_model = self.n_rows if self.batch_size is None else self.batch_size
+        densities: list[TensorVariable] = []
+        for built_for, terms in groupby(self.row_terms, lambda term: term.built_for or of_model):
+            densities += rebuild(
+                [term.log_density for term in terms],
+                replacements,
+                [Length(built_for, length)],
+                self.only_beside_rows,
+            )
+        return densities
 
     @property
     def leaves_of_rows(self) -> tuple[RowLeaf, ...]:
         """The leaves of which each row has a part of its own. They come first."""
         return tuple(leaf for leaf in self.leaves if not leaf.shared_by_rows)
 
-    @cached_property
+    @property
     def elements_in_whole_arrays(self) -> int:
         """Elements that a row reads, on average, of arrays of `keep_whole`; 0 without these."""
         return int(np.ceil(sum(array.tag.elements_a_row for array in self._whole_arrays)))
@@ -189,7 +232,7 @@ class SeparatedModel:
         """Whether rows are numbers that select from arrays of `keep_whole`."""
         return bool(self._whole_arrays)
 
-    @property
+    @cached_property
     def _whole_arrays(self) -> list[Variable]:
         return list(filter(is_whole, ancestors([term.log_density for term in self.row_terms])))
 
@@ -231,6 +274,19 @@ class SeparatedModel:
             if None in shape:
                 widths.append(int(np.prod([size for size in shape if size is not None])))
         return max(widths)
+
+
+def record_of(
+    leaves: Iterable[RowLeaf], row: int, values: Iterable[np.ndarray]
+) -> tuple[int, dict[str, np.ndarray]]:
+    """The number of a row in the data of the user, and its values by the names of these."""
+    number, named = row, {}
+    for leaf, value in zip(leaves, values, strict=False):
+        record = leaf.record(row)
+        if leaf.is_data and record is not None:
+            original, number = record
+            named[original.name] = value
+    return number, named
 
 
 def merge(leaves: Iterable[RowLeaf]) -> tuple[RowLeaf, ...]:

@@ -7,18 +7,15 @@ through such selections, and differentiates with respect to the entries that eac
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, singledispatch
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable, equal_computations
-from pytensor.graph.op import Op
-from pytensor.graph.replace import clone_replace, vectorize_graph
-from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.basic import Join
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
@@ -28,7 +25,6 @@ from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.posterior.compiled import inline_inner_graphs
 from pymc_sgmcmc.posterior.graphs import cast_of_integers, is_integer
 from pymc_sgmcmc.posterior.posterior import Posterior
 from pymc_sgmcmc.posterior.simplify import prepared
@@ -37,8 +33,8 @@ ALL = slice(None)
 """This entry of an index takes the whole axis."""
 
 
-class RowGradients(ABC):
-    """Gradients of the log likelihood of single rows, as a table with some columns.
+class RowGradients:
+    """Gradients of the log likelihood of single rows, as a table: here all d numbers of each.
 
     Attributes
     ----------
@@ -46,42 +42,20 @@ class RowGradients(ABC):
         Numbers that are stored for a row.
     """
 
-    width: int
-
-    @abstractmethod
-    def of_rows(self, position: TensorVariable, rows: Sequence[TensorVariable]) -> TensorVariable:
-        """Symbolic gradients of symbolic rows, shape (rows, width)."""
-
-    @abstractmethod
-    def total(self, table: TensorVariable, rows: Sequence[TensorVariable]) -> TensorVariable:
-        """Symbolic sum, shape (d,), of the gradients of rows, of the type of the table."""
-
-    @abstractmethod
-    def at(self, position: np.ndarray, rows: Sequence[np.ndarray]) -> np.ndarray:
-        """Gradients of rows, shape (rows, width)."""
-
-    @abstractmethod
-    def total_of_all(self, table: np.ndarray) -> np.ndarray:
-        """Sum, shape (d,), of the gradients of all rows, in double precision."""
-
-
-class WholeRowGradients(RowGradients):
-    """All d numbers of the gradient of each row."""
-
     def __init__(self, posterior: Posterior):
         self._posterior = posterior
         self.width = posterior.dimension
 
     def of_rows(self, position: TensorVariable, rows: Sequence[TensorVariable]) -> TensorVariable:
-        """Symbolic gradients of symbolic rows, shape (rows, d)."""
+        """Symbolic gradients of symbolic rows, shape (rows, width)."""
         return self._posterior.single_row_gradients(position, rows)
 
     def total(self, table: TensorVariable, rows: Sequence[TensorVariable]) -> TensorVariable:
-        """Symbolic sum, shape (d,), of the gradients of rows."""
+        """Symbolic sum, shape (d,), of the gradients of rows, of the type of the table."""
         return table.sum(0)
 
     def at(self, position: np.ndarray, rows: Sequence[np.ndarray]) -> np.ndarray:
-        """Gradients of rows, shape (rows, d)."""
+        """Gradients of rows, shape (rows, width)."""
         return self._posterior.row_gradients(position, rows)
 
     def total_of_all(self, table: np.ndarray) -> np.ndarray:
@@ -149,7 +123,7 @@ class SelectedRowGradients(RowGradients):
     """
 
     def __init__(self, posterior: Posterior, graph: SelectedGraph):
-        self._posterior = posterior
+        super().__init__(posterior)
         self._graph = graph
         layout = posterior.layout
         numbers = np.arange(layout.dimension)
@@ -190,20 +164,13 @@ class SelectedRowGradients(RowGradients):
         )
         pieces = pt.grad(log_density, [*entries, *graph.whole], disconnected_inputs="ignore")
         gradient = pt.concatenate([piece.ravel() for piece in pieces])
-        gradient = clone_replace(
-            gradient, self._posterior.layout.split(position), rebuild_strict=False
-        )
-        gradient = rewrite_graph(gradient, include=(), custom_rewrite=inline_inner_graphs)
         of_rows = {of_one: row[:, None] for of_one, row in zip(single, rows, strict=True)}
         for of_one, selection, places in zip(
             entries, graph.selections, self._symbolic_places(rows), strict=True
         ):
             shape = (count, 1, *selection.entries.type.shape[1:])
             of_rows[of_one] = position[places.ravel()].reshape(shape)
-        gradients = vectorize_graph(gradient, of_rows)
-        if gradients.type.ndim == 1:  # the same for all rows
-            gradients = pt.broadcast_to(gradients, (count, self.width))
-        return gradients
+        return self._posterior.vectorized(gradient, position, of_rows, count)
 
     def total(self, table: TensorVariable, rows: Sequence[TensorVariable]) -> TensorVariable:
         """Symbolic sum, shape (d,), of the gradients of rows, of the type of the table."""
@@ -269,9 +236,9 @@ def stored_gradients(posterior: Posterior) -> RowGradients:
     These are the selected ones, where they are fewer than d. Rows that are groups have all.
     """
     if posterior.rows_are_groups:
-        return WholeRowGradients(posterior)
+        return RowGradients(posterior)
     selected = SelectedRowGradients(posterior, selected_graph(posterior))
-    return selected if 0 < selected.width < posterior.dimension else WholeRowGradients(posterior)
+    return selected if 0 < selected.width < posterior.dimension else RowGradients(posterior)
 
 
 def selected_graph(posterior: Posterior) -> SelectedGraph:
@@ -395,7 +362,7 @@ class _Selections:
                     return self._entries(node.inputs[0], axis, inner)
             elif len(node.outputs) == 1 and not array.type.broadcastable[axis]:
                 entries = entries_of_result(
-                    node.op, node, axis, lambda x, along: self._entries(x, along, index)
+                    node, axis, lambda x, along: self._entries(x, along, index)
                 )
                 if entries is not None:
                     return entries
@@ -483,15 +450,13 @@ Entries = Callable[[TensorVariable, int], TensorVariable]
 """The selected entries of an array along an axis, in the place of this axis."""
 
 
-@singledispatch
-def entries_of_result(op: Op, node: Apply, axis: int, entries: Entries) -> TensorVariable | None:
+def entries_of_result(node: Apply, axis: int, entries: Entries) -> TensorVariable | None:
     """Selected entries of the result of an operation from those of its inputs.
 
     None where the operation mixes the entries along this axis, or is not known.
 
     Parameters
     ----------
-    op : Op
     node : Apply
         The node of the operation, which has one output.
     axis : int
@@ -499,53 +464,30 @@ def entries_of_result(op: Op, node: Apply, axis: int, entries: Entries) -> Tenso
     entries : callable
         Gives the entries of an input along one of its axes.
     """
+    op, x = node.op, node.inputs[0]
+    match op:
+        case Elemwise():
+            return op(*(x if x.type.broadcastable[axis] else entries(x, axis) for x in node.inputs))
+        case DimShuffle():
+            # The axis is no new one: it would have length one, which nobody selects from.
+            return entries(x, op.new_order[axis]).dimshuffle(*op.new_order)
+        case CAReduce():
+            reduced = range(x.type.ndim) if op.axis is None else op.axis
+            kept = [number for number in range(x.type.ndim) if number not in reduced]
+            return op(entries(x, kept[axis]))
+        case Join() if axis != op.axis:
+            return op(*(entries(part, axis) for part in node.inputs))
+        case Dot():
+            left, right = node.inputs
+            if axis == 0 and left.type.ndim == 2:
+                return op(entries(left, 0), right)
+            return op(left, entries(right, 1))
+        case Subtensor():
+            places = indices_from_subtensor(node.inputs[1:], op.idx_list)
+            places = [*places, *(ALL,) * (x.type.ndim - len(places))]
+            kept = [number for number, place in enumerate(places) if isinstance(place, slice)]
+            if _is_all(places[kept[axis]]):
+                return entries(x, kept[axis])[tuple(places)]
+        case SpecifyShape():
+            return entries(x, axis)
     return None
-
-
-@entries_of_result.register
-def _of_elemwise(op: Elemwise, node: Apply, axis: int, entries: Entries) -> TensorVariable:
-    return op(*(x if x.type.broadcastable[axis] else entries(x, axis) for x in node.inputs))
-
-
-@entries_of_result.register
-def _of_dimshuffle(op: DimShuffle, node: Apply, axis: int, entries: Entries) -> TensorVariable:
-    # The axis is no new one: it would have length one, which nobody selects from.
-    return entries(node.inputs[0], op.new_order[axis]).dimshuffle(*op.new_order)
-
-
-@entries_of_result.register
-def _of_reduction(op: CAReduce, node: Apply, axis: int, entries: Entries) -> TensorVariable:
-    (x,) = node.inputs
-    reduced = range(x.type.ndim) if op.axis is None else op.axis
-    kept = [number for number in range(x.type.ndim) if number not in reduced]
-    return op(entries(x, kept[axis]))
-
-
-@entries_of_result.register
-def _of_join(op: Join, node: Apply, axis: int, entries: Entries) -> TensorVariable | None:
-    if axis == op.axis:
-        return None
-    return op(*(entries(part, axis) for part in node.inputs))
-
-
-@entries_of_result.register
-def _of_dot(op: Dot, node: Apply, axis: int, entries: Entries) -> TensorVariable:
-    left, right = node.inputs
-    if axis == 0 and left.type.ndim == 2:
-        return op(entries(left, 0), right)
-    return op(left, entries(right, 1))
-
-
-@entries_of_result.register
-def _of_subtensor(op: Subtensor, node: Apply, axis: int, entries: Entries) -> TensorVariable | None:
-    places = indices_from_subtensor(node.inputs[1:], op.idx_list)
-    places = [*places, *(ALL,) * (node.inputs[0].type.ndim - len(places))]
-    kept = [number for number, place in enumerate(places) if isinstance(place, slice)]
-    if not _is_all(places[kept[axis]]):
-        return None
-    return entries(node.inputs[0], kept[axis])[tuple(places)]
-
-
-@entries_of_result.register
-def _of_assertion(op: SpecifyShape, node: Apply, axis: int, entries: Entries) -> TensorVariable:
-    return entries(node.inputs[0], axis)

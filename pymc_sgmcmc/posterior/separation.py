@@ -25,19 +25,13 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.type import TensorType
 
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.posterior.graphs import (
-    minibatch_nodes,
-    rebuild,
-)
+from pymc_sgmcmc.posterior.graphs import minibatch_nodes, rebuild
 from pymc_sgmcmc.posterior.minibatch_rows import separate_minibatch_model
 from pymc_sgmcmc.posterior.no_rows import has_rows, separate_without_rows
 from pymc_sgmcmc.posterior.ordinary_rows import separate_ordinary_model
 from pymc_sgmcmc.posterior.rows import SeparatedModel, Term, is_whole
 from pymc_sgmcmc.posterior.terms import model_terms
-from pymc_sgmcmc.posterior.unsupported import (
-    check_parameters,
-    refuse_unsupported,
-)
+from pymc_sgmcmc.posterior.unsupported import check_parameters, refuse_unsupported
 
 
 def separate_rows(
@@ -126,6 +120,7 @@ def _on_copies(
     }
     copies.update((variable, variable) for variable in kept)
     on_copies = tuple(
-        Term(term.name, graph) for term, graph in zip(terms, rebuild(graphs, copies), strict=True)
+        replace(term, log_density=graph)
+        for term, graph in zip(terms, rebuild(graphs, copies), strict=True)
     )
     return on_copies, tuple(values.items())

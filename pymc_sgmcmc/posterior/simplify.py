@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,13 +19,14 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.graph_notes import copy_without_notes
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
+from pymc_sgmcmc.posterior.graphs import leaf_value
 from pymc_sgmcmc.posterior.threads import OfRows, SharedFunction
 
 
 def drop_settled_switches(
     terms: Sequence[TensorVariable],
-    placeholders: Sequence[TensorVariable],
-    each_chunk: Callable[[OfRows, Any], Iterator[Any]],
+    data: Iterable[Variable],
+    each_chunk: Callable[[OfRows, Any], Iterable[Any]],
 ) -> list[TensorVariable]:
     """Replace switches on a condition that holds for all rows of the data, or for none.
 
@@ -36,15 +37,17 @@ def drop_settled_switches(
     ----------
     terms : sequence of TensorVariable
         Elementwise log densities of symbolic rows.
-    placeholders : sequence of TensorVariable
-        The symbolic rows.
+    data : iterable of Variable
+        What the conditions depend on: symbolic rows, or variables with values.
     each_chunk : callable
         Applies a function of a value and of some rows to all rows, in pieces.
     """
-    conditions = _conditions_on(placeholders, terms)
+    data = list(data)
+    conditions = _conditions_on(data, terms)
     if not conditions:
         return list(terms)
-    of_rows = _Conditions(list(placeholders), conditions)
+    rows = [variable for variable in data if leaf_value(variable) is None]
+    of_rows = _Conditions(rows, conditions)
     always = np.ones(len(conditions), dtype=bool)
     never = np.ones(len(conditions), dtype=bool)
     for of_chunk in each_chunk(_all_and_none, of_rows):
@@ -56,25 +59,6 @@ def drop_settled_switches(
         condition: bool(is_always)
         for condition, is_always, is_never in zip(conditions, always, never, strict=True)
         if is_always or is_never
-    }
-    return _choose_branches(terms, settled)
-
-
-def drop_switches_on_data(
-    terms: Sequence[TensorVariable], data: Iterable[Variable]
-) -> list[TensorVariable]:
-    """Replace switches on a condition on data in memory that holds everywhere, or nowhere.
-
-    The data are variables with values, which are all that the conditions depend on.
-    """
-    conditions = _conditions_on(data, terms)
-    if not conditions:
-        return list(terms)
-    values = compile_quietly([], conditions, PYTHON_MODE)()
-    settled = {
-        condition: bool(np.all(value))
-        for condition, value in zip(conditions, values, strict=True)
-        if np.all(value) or not np.any(value)
     }
     return _choose_branches(terms, settled)
 
@@ -92,7 +76,7 @@ def _conditions_on(
 class _Conditions:
     """Conditions as functions of rows, which are compiled where they are first evaluated."""
 
-    def __init__(self, rows: list[TensorVariable], conditions: list[Variable]):
+    def __init__(self, rows: list[Variable], conditions: list[Variable]):
         self._rows, self._conditions = rows, conditions
 
     @cached_property

@@ -19,7 +19,7 @@ from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.posterior.compiled import inline_inner_graphs
-from pymc_sgmcmc.posterior.graphs import rebuild
+from pymc_sgmcmc.posterior.graphs import by_weights
 from pymc_sgmcmc.posterior.position import PositionLayout
 from pymc_sgmcmc.posterior.rows import SeparatedModel
 from pymc_sgmcmc.posterior.simplify import drop_settled_switches, prepared
@@ -73,10 +73,7 @@ class SymbolicPosterior(ABC):
         return self._gradient_at(self._log_prior_graph, position)
 
     def rows_gradient(
-        self,
-        position: TensorVariable,
-        rows: Sequence[TensorVariable],
-        length: TensorVariable,
+        self, position: TensorVariable, rows: Sequence[TensorVariable], length: TensorVariable
     ) -> TensorVariable:
         """Symbolic gradient, shape (d,), of the log likelihood of symbolic rows, unscaled.
 
@@ -95,10 +92,7 @@ class SymbolicPosterior(ABC):
         return self._at(self._log_prior_graph, position)
 
     def rows_log_density(
-        self,
-        position: TensorVariable,
-        rows: Sequence[TensorVariable],
-        length: TensorVariable,
+        self, position: TensorVariable, rows: Sequence[TensorVariable], length: TensorVariable
     ) -> TensorVariable:
         """Symbolic log likelihood, a scalar, of symbolic rows; the parameters of `rows_gradient`.
 
@@ -110,17 +104,29 @@ class SymbolicPosterior(ABC):
         self, position: TensorVariable, rows: Sequence[TensorVariable]
     ) -> TensorVariable:
         """Symbolic log likelihood of each symbolic row apart, shape (rows,)."""
-        length = rows[0].shape[0]
         if (densities := self._densities_of_rows(rows)) is not None:
             return self._at(prepared(densities), position)
         # Terms that the model has already summed are those of data of length one.
         log_likelihood, single = self._single_row_template
-        value = self._at(log_likelihood, position)
-        value = rewrite_graph(value, include=(), custom_rewrite=inline_inner_graphs)
-        values = vectorize_graph(
-            value, {of_one: row[:, None] for of_one, row in zip(single, rows, strict=True)}
+        of_rows = {of_one: row[:, None] for of_one, row in zip(single, rows, strict=True)}
+        return self.vectorized(log_likelihood, position, of_rows, rows[0].shape[0])
+
+    def vectorized(
+        self,
+        graph: TensorVariable,
+        position: TensorVariable,
+        of_rows: Mapping[Variable, TensorVariable],
+        length: TensorVariable,
+    ) -> TensorVariable:
+        """A graph of the value variables and of one row, for each of so many symbolic rows."""
+        # Softmax and similar operations would otherwise be evaluated row by row in Python.
+        at_position = rewrite_graph(
+            self._at(graph, position), include=(), custom_rewrite=inline_inner_graphs
         )
-        return values if values.type.ndim else pt.broadcast_to(values, (length,))
+        results = vectorize_graph(at_position, of_rows)
+        if results.type.ndim == graph.type.ndim:  # the same for all rows
+            results = pt.broadcast_to(results, (length, *tuple(results.shape)))
+        return results
 
     def _densities_of_rows(self, rows: Sequence[TensorVariable]) -> TensorVariable | None:
         """Log likelihood of each row in value variables, None where terms are already summed."""
@@ -158,16 +164,9 @@ class SymbolicPosterior(ABC):
         # The gradient of data of length one is vectorized over the rows. This is right also for
         # terms that the model has already summed.
         log_likelihood, single = self._single_row_template
-        gradient = self._gradient_at(log_likelihood, position)
-        # Softmax and similar operations would otherwise be evaluated row by row in Python.
-        gradient = rewrite_graph(gradient, include=(), custom_rewrite=inline_inner_graphs)
-        replacements = {
-            placeholder: row[:, None] for placeholder, row in zip(single, rows, strict=True)
-        }
-        gradients = vectorize_graph(gradient, replacements)
-        if gradients.type.ndim == 1:  # the same for all rows
-            gradients = pt.broadcast_to(gradients, (rows[0].shape[0], self.dimension))
-        return gradients
+        of_rows = {of_one: row[:, None] for of_one, row in zip(single, rows, strict=True)}
+        gradient = self.layout.gradient(log_likelihood)
+        return self.vectorized(gradient, position, of_rows, rows[0].shape[0])
 
     def _gradients_by_weights(
         self, position: TensorVariable, rows: Sequence[TensorVariable]
@@ -182,12 +181,7 @@ class SymbolicPosterior(ABC):
         total = sum((weights * term.reshape((length, -1)).sum(axis=1)).sum() for term in terms)
         total = clone_replace(total, self._other_values, rebuild_strict=False)
         weighted = self._gradient_at(prepared(total), position)
-        gradients = [
-            pt.grad(weighted[index], weights, disconnected_inputs="ignore")
-            for index in range(self.dimension)
-        ]
-        ones = {weights: pt.ones(length, dtype=self.dtype)}
-        return rebuild([pt.stack(gradients, axis=1)], ones)[0]
+        return by_weights(weighted, self.dimension, weights, length)
 
     @cached_property
     def prior_depends_on_others(self) -> bool:
@@ -203,8 +197,23 @@ class SymbolicPosterior(ABC):
 
     @cached_property
     def indexed_sizes(self) -> dict[int, int | None]:
-        """Columns of rows that select entries of variables, and how many entries these have."""
-        return _indexed_sizes(self._log_likelihood_template, self._row_terms_template[1])
+        """Columns of rows that select entries of variables, and how many entries these have.
+
+        By the number of the column. None is a number that the graph does not know.
+        """
+        _, rows, _ = self._row_terms_template
+        numbers: dict[Variable, int] = {variable: number for number, variable in enumerate(rows)}
+        sizes: dict[int, int | None] = {}
+        for node in toposort([self._log_likelihood_template]):
+            if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Cast):
+                if node.inputs[0] in numbers:
+                    numbers[node.outputs[0]] = numbers[node.inputs[0]]
+            elif isinstance(node.op, AdvancedSubtensor):
+                for axis, place in enumerate(node.op.idx_list):
+                    index = node.inputs[1 + place] if isinstance(place, int) else None
+                    if index is not None and index in numbers and index.dtype.startswith("int"):
+                        sizes[numbers[index]] = node.inputs[0].type.shape[axis]
+        return sizes
 
     @cached_property
     def _log_prior_graph(self) -> TensorVariable:
@@ -257,41 +266,14 @@ class SymbolicPosterior(ABC):
         placeholders = [leaf.placeholder() for leaf in self._separated.leaves]
         length = pt.lscalar("length")
         terms = self._separated.row_log_densities(placeholders, length)
-        terms = drop_settled_switches(
-            terms,
-            placeholders,
-            self._each_range,
-        )
+        terms = drop_settled_switches(terms, placeholders, self._each_range)
         terms = clone_replace(list(terms), self._other_values, rebuild_strict=False)
         return terms, placeholders, length
 
     def _gradient_at(self, prepared: TensorVariable, position: TensorVariable) -> TensorVariable:
         # A gradient with respect to the position itself would have one costly update for each
         # variable, so the position comes in place of the variables afterwards.
-        gradients = pt.grad(prepared, list(self.layout.variables), disconnected_inputs="ignore")
-        return self._at(self.layout.join(gradients), position)
+        return self._at(self.layout.gradient(prepared), position)
 
     def _at(self, graph: TensorVariable, position: TensorVariable) -> TensorVariable:
         return clone_replace(graph, self.layout.split(position), rebuild_strict=False)
-
-
-def _indexed_sizes(log_likelihood: Variable, rows: Sequence[Variable]) -> dict[int, int | None]:
-    """Columns of rows that select entries of variables, with the number of these entries.
-
-    Returns
-    -------
-    dict of int to int or None
-        By the number of the column. None is a number that the graph does not know.
-    """
-    numbers = {variable: number for number, variable in enumerate(rows)}
-    sizes: dict[int, int | None] = {}
-    for node in toposort([log_likelihood]):
-        if isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Cast):
-            if node.inputs[0] in numbers:
-                numbers[node.outputs[0]] = numbers[node.inputs[0]]
-        elif isinstance(node.op, AdvancedSubtensor):
-            for axis, place in enumerate(node.op.idx_list):
-                index = node.inputs[1 + place] if isinstance(place, int) else None
-                if index is not None and index in numbers and index.dtype.startswith("int"):
-                    sizes[numbers[index]] = node.inputs[0].type.shape[axis]
-    return sizes

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pymc as pm
 from pytensor.graph.replace import vectorize_graph
+from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior.position import PositionLayout
@@ -30,16 +31,7 @@ def unconstrain(
         outputs.append(
             variable if transform is None else transform.forward(variable, *variable.owner.inputs)
         )
-    batched = {
-        variable: variable.type.clone(shape=(None, *variable.type.shape))(f"{variable.name}_draws")
-        for variable in model.free_RVs
-    }
-    function = compile_quietly(
-        list(batched.values()), vectorize_graph(outputs, batched), PYTHON_MODE
-    )
-    arrays = function(
-        *(np.asarray(values[variable.name], dtype=variable.dtype) for variable in batched)
-    )
+    arrays = _of_draws(outputs, {variable: values[variable.name] for variable in model.free_RVs})
     count = len(next(iter(values.values())))
     return np.concatenate([np.reshape(array, (count, -1)) for array in arrays], axis=1).astype(
         float
@@ -52,19 +44,23 @@ def constrain(
     """Variables and deterministics of a model, shape (n, ...) each, at positions, (n, d)."""
     variables = [model[name] for name in names]
     outputs = model.replace_rvs_by_values(variables)
-    batched = {
-        value: value.type.clone(shape=(None, *value.type.shape))(f"{value.name}_draws")
-        for value in layout.variables
-    }
-    function = compile_quietly(
-        list(batched.values()), vectorize_graph(outputs, batched), PYTHON_MODE
-    )
-    pieces = [
-        np.reshape(positions[:, part], (-1, *shape)).astype(value.dtype)
-        for value, part, shape in zip(layout.variables, layout.slices, layout.shapes, strict=True)
-    ]
-    arrays = function(*pieces)
+    pieces = layout.unravel_all(positions)
+    arrays = _of_draws(outputs, dict(zip(layout.variables, pieces.values(), strict=True)))
     return {
         name: np.broadcast_to(array, (len(positions), *np.shape(array)[1:]))
         for name, array in zip(names, arrays, strict=True)
     }
+
+
+def _of_draws(
+    graphs: Sequence[TensorVariable], draws: Mapping[TensorVariable, np.ndarray]
+) -> list[np.ndarray]:
+    """Values of graphs at draws of variables, with the draws along the first axis of each."""
+    batched = {
+        variable: variable.type.clone(shape=(None, *variable.type.shape))(f"{variable.name}_draws")
+        for variable in draws
+    }
+    function = compile_quietly(
+        list(batched.values()), vectorize_graph(graphs, batched), PYTHON_MODE
+    )
+    return function(*(np.asarray(each, variable.dtype) for variable, each in draws.items()))

@@ -21,15 +21,9 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.posterior.bad_rows import WITHOUT_NAME
 from pymc_sgmcmc.posterior.compiled import compile_quietly, quick_graphs
-from pymc_sgmcmc.posterior.graphs import (
-    Length,
-    cast_of_integers,
-    is_integer,
-    leaf_value,
-    rebuild,
-)
-from pymc_sgmcmc.posterior.ordinary_rows import WITHOUT_NAME
+from pymc_sgmcmc.posterior.graphs import Length, cast_of_integers, is_integer, leaf_value, rebuild
 from pymc_sgmcmc.posterior.posterior import Posterior
 from pymc_sgmcmc.posterior.simplify import prepared
 
@@ -322,10 +316,7 @@ def _sides(
 
 
 def _block_density(
-    posterior: Posterior,
-    terms: _Terms,
-    indexed: dict[int, list[Apply]],
-    sides: tuple[Side, Side],
+    posterior: Posterior, terms: _Terms, indexed: dict[int, list[Apply]], sides: tuple[Side, Side]
 ) -> tuple[BlockDensity, tuple[Side, Side]]:
     """The graphs of a block, and the sides with their data.
 

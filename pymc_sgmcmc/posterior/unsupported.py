@@ -14,12 +14,7 @@ from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type import TensorType
 
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.posterior.graphs import (
-    leaf_value,
-    minibatch_nodes,
-    shape_of,
-    value_of,
-)
+from pymc_sgmcmc.posterior.graphs import leaf_value, minibatch_nodes, shape_of, value_of
 from pymc_sgmcmc.posterior.rows import Term
 from pymc_sgmcmc.posterior.terms import error_of_random, without_scaling
 

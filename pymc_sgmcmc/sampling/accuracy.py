@@ -16,7 +16,7 @@ from pymc_sgmcmc.sampling.workers import interrupts_noted
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
 from pymc_sgmcmc.trace_tools.calibrated import with_stated_errors
-from pymc_sgmcmc.trace_tools.stated import StatedErrors, of_calibration, of_draws
+from pymc_sgmcmc.trace_tools.stated import StatedErrors, compared, of_calibration, of_draws
 from pymc_sgmcmc.trace_tools.verdict import rounded_up
 
 LONGEST_BIAS = 0.5
@@ -77,8 +77,8 @@ def check_accuracy(accuracy: Any, step: StochasticGradientStep) -> None:
     if not step.has_closed_form:
         raise ValueError(
             "`accuracy` needs a step method that computes its step size, `SGLDCV` or `SGLD` "
-            f"without `step_size` and `tune_method`, but got {type(step).__name__}. Use such a "
-            "one, or leave `accuracy` out."
+            f"without `step_size`, but got {type(step).__name__}. Use such a one, or "
+            " leave `accuracy` out."
         )
 
 
@@ -128,10 +128,15 @@ def _attempted(
     Runs are added to the attempts, and those whose correction is refused to the refused ones.
     """
     bias, times, reason = LONGEST_BIAS, RELAXATION_TIMES, ""
+    paces = set()
     for number in range(MOST_RUNS):
+        candidate = _within_cost(step, bias, times)
+        pace = candidate.chain.step_size, candidate.thin
+        if pace in paces:  # The draws would be the same again.
+            break
+        paces.add(pace)
         if number:
             log.info("%s Sampling again, with shorter steps or longer draws.", reason)
-        candidate = _within_cost(step, bias, times)
         try:
             idata, interrupted = draws_of(candidate, checks=False, warnings=False)
         except NonFinitePositionError:
@@ -140,23 +145,23 @@ def _attempted(
             continue
         with interrupts_noted() as late:
             try:
-                attempt = _Attempt(idata, of_calibration(idata), bias)
+                attempts.append(_Attempt(idata, of_calibration(idata), bias))
+                attempts[:] = _compared(attempts, refused, accuracy)
                 stopped = interrupted or bool(late)
-                if stopped or attempt.errors.largest <= accuracy:
-                    best = _best([*attempts, attempt])
+                if stopped or attempts[-1].errors.largest <= accuracy:
+                    best = _best(attempts)
                     return _finished(best, model, accuracy, reason, interrupted=stopped)
             except ValueError as error:  # A CalibrationError is one too.
                 if interrupted or late:
                     if attempts:
                         best = _best(attempts)
                         return _finished(best, model, accuracy, reason, interrupted=True)
-                    log.warning("The errors of the run are not known. %s", _first_line(error))
+                    log.warning("The errors of the run are not known. %s", _first_sentence(error))
                     return idata
-                reason, bias = _first_line(error), max(accuracy, bias / AFTER_REFUSAL)
+                reason, bias = _first_sentence(error), max(accuracy, bias / AFTER_REFUSAL)
                 refused.append(idata)
                 continue
-        attempts.append(attempt)
-        errors = attempt.errors
+        errors = attempts[-1].errors
         reason = (
             f"A run with steps for a variance error of {bias:.2g} had a stated error of "
             f"{errors.largest:.2g}, more than {accuracy:g}."
@@ -174,12 +179,30 @@ def _attempted(
             try:
                 attempts.append(_Attempt(idata, of_draws(idata), accuracy))
             except ValueError as error:
-                log.warning("The errors of the run are not known. %s", _first_line(error))
+                log.warning("The errors of the run are not known. %s", _first_sentence(error))
                 return idata
             with suppress(ValueError):  # No correction may be possible.
                 attempts.append(_Attempt(idata, of_calibration(idata), accuracy))
+                attempts = _compared(attempts, refused, accuracy)
     with interrupts_noted():
         return _finished(_best(attempts), model, accuracy, reason)
+
+
+def _compared(attempts: list[_Attempt], refused: list[DataTree], accuracy: float) -> list[_Attempt]:
+    """The attempts with errors from all corrected runs, where one was found far from Gaussian.
+
+    The estimate of what a correction leaves is small by chance in some run, however large it was in
+    the runs before: it is believed alone only where none before it objected.
+    """
+    corrected = [attempt for attempt in attempts if attempt.errors.covariance is not None]
+    objections = [attempt for attempt in corrected[:-1] if 2 * attempt.errors.bias > accuracy]
+    if not refused and not objections:
+        return attempts
+    others = [attempt for attempt in attempts if attempt.errors.covariance is None]
+    errors = compared([attempt.errors for attempt in corrected])
+    return others + [
+        attempt._replace(errors=each) for attempt, each in zip(corrected, errors, strict=True)
+    ]
 
 
 def _best(attempts: list[_Attempt]) -> _Attempt:
@@ -195,8 +218,8 @@ def _within_cost(
     return step.at_bias(bias, max(1, min(relaxation_times, affordable)))
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n")[0]
+def _first_sentence(error: Exception) -> str:
+    return str(error).split("\n")[0].split(". ")[0].rstrip(".") + "."
 
 
 def _finished(
@@ -232,7 +255,8 @@ def _finished(
         if interrupted:
             message += " The run was interrupted before it could be repeated with other steps."
         elif errors.bias <= accuracy / 2:
-            needed = idata["posterior"].sizes["draw"] * (2 * errors.monte_carlo / accuracy) ** 2
+            times = (2 * errors.monte_carlo / (MARGIN * accuracy)) ** 2
+            needed = idata["posterior"].sizes["draw"] * times
             message += f" Use about {rounded_up(needed)} draws a chain."
         else:
             message += " It is not from the number of draws alone: compare with NUTS."

@@ -12,12 +12,12 @@ import pickle
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
-from pymc.util import RandomGeneratorState, get_state_from_generator, random_generator_from_state
 
 from pymc_sgmcmc.chain import ChainState
 from pymc_sgmcmc.errors import ChainProcessError, ClusterError, KilledWorkersError, RowsError
@@ -35,16 +35,6 @@ sending a state and draws takes some milliseconds."""
 ROWS_A_PARTITION = 10
 """Where a run takes more rows than this for each partition, it takes rows of all partitions: with
 ten at random, one of 20,000 partitions is left out."""
-
-
-@dataclass(frozen=True)
-class _Start:
-    """Where a chain begins, and its length."""
-
-    rng: RandomGeneratorState
-    point: dict[str, np.ndarray]
-    tune: int
-    draws: int
 
 
 @dataclass(frozen=True)
@@ -84,7 +74,7 @@ class _Chain:
     number : int
     job : Job
     start : bytes
-        A pickled `_Start`.
+        Pickled generator, initial values, and numbers of draws.
     state : bytes or None
         The pickled state, None before the chain began.
     rows : _Rows or None
@@ -113,13 +103,8 @@ def run_on_client(
     draws: int,
     progress: Progress,
     client: Any,
-) -> bool:
+) -> None:
     """Run the chains as tasks on the workers of a cluster.
-
-    Returns
-    -------
-    bool
-        Whether the run was interrupted.
 
     Raises
     ------
@@ -129,7 +114,7 @@ def run_on_client(
         Where the cluster is lost, a task ended several workers, or memory or rows were lost.
     """
     chains = [
-        _Chain(number, job, pickle.dumps(_Start(_seed(job), job.point, tune, draws)))
+        _Chain(number, job, pickle.dumps((job.rng, job.point, tune, draws)))
         for number, job in enumerate(jobs)
     ]
     done: SimpleQueue[Any] = SimpleQueue()
@@ -184,11 +169,6 @@ def run_on_client(
             f"The chains could not go on. {error} The draws so far, {least} or more of each chain, "
             "are in the attribute `idata` of this error."
         ) from error
-    return bool(interrupted)
-
-
-def _seed(job: Job) -> RandomGeneratorState:
-    return get_state_from_generator(job.rng)
 
 
 def _submitted(tasks: _Tasks, chain: _Chain, done: SimpleQueue[Any]) -> Any:
@@ -241,7 +221,7 @@ class _Tasks:
         if self._source is None:
             return
         for chain in chains:
-            self._step.setup_chain(_generator(chain), tune, draws)
+            self._step.setup_chain(deepcopy(chain.job.rng), tune, draws)
             state = self._step.begun(chain.job.point)
             chain.state = pickle.dumps(state)
             chain.rows = self._ahead(state)
@@ -323,10 +303,6 @@ class _Tasks:
 # --- On a worker ------------------------------------------------------------------------------
 
 
-def _generator(chain: _Chain) -> np.random.Generator:
-    return random_generator_from_state(_seed(chain.job))
-
-
 def _batching(step: StochasticGradientStep) -> GatheredRows:
     """Minibatches of a step method whose rows are in a source."""
     assert isinstance(step.batching, GatheredRows)
@@ -358,9 +334,8 @@ def _draw(
 
     It takes and gives bytes, since arrays that Dask sent may not be written to.
     """
-    begins: _Start = pickle.loads(start)
+    rng, point, tune, draws = pickle.loads(start)
     source, began = step.posterior.source, time.monotonic()
-    generator = random_generator_from_state(begins.rng)
     before = None if state is None else pickle.loads(state)
     done = 0 if before is None else before.draws
     if (
@@ -372,7 +347,7 @@ def _draw(
         with source.at_hand(_numbers(step, rows), _own_arrays(gathered)):
             _batching(step).hold(rows.order, rows.minibatches)
     runs = []
-    for run in step.runs(generator, begins.point, begins.tune, begins.draws, before):
+    for run in step.runs(rng, point, tune, draws, before):
         runs.append(run)
         done += len(run[1]["position"])
         # After a run that failed, the state is that before it, and its last draws follow.

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +13,14 @@ import numpy as np
 import pymc as pm
 import xarray as xr
 from pymc.model import Model
-from pymc.util import get_random_generator
 from rich.progress import Progress
 from xarray import DataTree
 
-from pymc_sgmcmc.checks import one_of, or_none, whole_number
+from pymc_sgmcmc.checks import generator, one_of, or_none, whole_number
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior.position import PositionLayout
+from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.record import DIMENSION, LARGEST_MEAN_ERROR
-from pymc_sgmcmc.record import POSITION as STORED_POSITION
 from pymc_sgmcmc.sampling.combine import (
     BATCHES,
     MOST_COORDINATES,
@@ -35,13 +32,16 @@ from pymc_sgmcmc.sampling.combine import (
     semiparametric_errors,
 )
 from pymc_sgmcmc.sampling.dealt_rows import check_submits
-from pymc_sgmcmc.sampling.run import MOST_CHAINS, sample
+from pymc_sgmcmc.sampling.groups import MakeStep
+from pymc_sgmcmc.sampling.run import sample
 from pymc_sgmcmc.sampling.shards import POSITION, ShardDensity, deal_out, posterior_to_share
-from pymc_sgmcmc.sampling.trace import groups_of_points
+from pymc_sgmcmc.sampling.trace import groups_of_positions
+from pymc_sgmcmc.sampling.workers import default_cores
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
 from pymc_sgmcmc.step_methods.sgld import SGLDCV
 from pymc_sgmcmc.trace_tools.bias import bias_warnings
+from pymc_sgmcmc.trace_tools.verdict import ess_and_r_hat
 
 GAUSSIAN, AVERAGE, SEMIPARAMETRIC = "gaussian", "average", "semiparametric"
 """These are the ways to combine the draws of the shards."""
@@ -60,9 +60,6 @@ FEWEST_EFFECTIVE_DRAWS = 100
 
 NOT_CONVERGED = "Not converged"
 """A report of `bias_warnings` on what has not converged begins with these words."""
-
-MakeStep = Callable[..., StochasticGradientStep]
-"""A class of step methods, or another function of ``model``."""
 
 
 def consensus(
@@ -181,17 +178,18 @@ def consensus(
     >>> idata["posterior"]["line"].mean(("chain", "draw")).round(1).values
     array([1., 2.])
     """
+    model = given_model(model)
     combine = one_of("combine", combine, (GAUSSIAN, AVERAGE, SEMIPARAMETRIC))
     parts, draws = whole_number("parts", parts, 2), whole_number("draws", draws, 4)
     tune, chains = whole_number("tune", tune, 0), whole_number("chains", chains, 1)
     if cores is None:
-        cores = 1 if client is not None else min(MOST_CHAINS, os.cpu_count() or 1)
+        cores = 1 if client is not None else default_cores()
     cores = whole_number("cores", cores, 1)
     _check_step(step)
     or_none(check_submits, "client", client)
     posterior = posterior_to_share(model, rows)
     _check_sizes(posterior, parts, combine, chains * draws)
-    dealing, *seeds, combining = get_random_generator(random_seed).spawn(parts + 2)
+    dealing, *seeds, combining = generator("random_seed", random_seed).spawn(parts + 2)
     numbers = deal_out(posterior.n_rows, parts, dealing)
     density = ShardDensity.of(posterior, parts)
     tasks = [
@@ -235,7 +233,8 @@ def consensus(
         "chains": chains,
         "seconds": seconds,
     }
-    return _trace(model, posterior.layout, combined, group)
+    groups = groups_of_positions(model, posterior.layout, combined)
+    return DataTree.from_dict(groups | {SHARDS: group})
 
 
 # --- Checks -----------------------------------------------------------------------------------
@@ -373,18 +372,6 @@ def _run(task: _Task) -> _Shard:
     return _Shard(positions, messages)
 
 
-def _convergence(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """R-hat and effective draws of each coordinate, of (chains, draws, d)."""
-    from arviz_stats.base import array_stats  # takes half a second to import
-
-    axes = {"chain_axis": 0, "draw_axis": 1}
-    halves = positions
-    if len(positions) == 1:
-        half = positions.shape[1] // 2
-        halves = np.concatenate([positions[:, :half], positions[:, -half:]])
-    return array_stats.rhat(halves, **axes), array_stats.ess(positions, **axes)
-
-
 def _shards_group(positions: np.ndarray, labels: Sequence[str]) -> xr.Dataset:
     """Moments and diagnostics of the shards. What has not converged is reported.
 
@@ -402,7 +389,7 @@ def _shards_group(positions: np.ndarray, labels: Sequence[str]) -> xr.Dataset:
                 "are not finite, so that they cannot be combined. Sample longer, or take fewer "
                 "parts."
             )
-    r_hat, ess = map(np.stack, zip(*map(_convergence, positions), strict=True))
+    ess, r_hat = map(np.stack, zip(*map(ess_and_r_hat, positions), strict=True))
     for number in range(len(positions)):
         worst = int(np.argmax(r_hat[number]))  # NaN where there is one
         fewest = int(np.argmin(ess[number]))
@@ -464,7 +451,7 @@ def _warn_of_kernels(errors: np.ndarray) -> None:
 
 def _check_mixing(combined: np.ndarray, labels: Sequence[str]) -> None:
     """Warn where the sampler of the mixture has not converged."""
-    r_hat, _ = _convergence(combined)
+    _, r_hat = ess_and_r_hat(combined)
     worst = int(np.argmax(r_hat))
     if not r_hat[worst] <= LARGEST_R_HAT:
         log.warning(
@@ -472,21 +459,3 @@ def _check_mixing(combined: np.ndarray, labels: Sequence[str]) -> None:
             'too few draws for %d coordinates. Raise `draws`, or take combine="%s".',
             *(labels[worst], r_hat[worst], len(labels), AVERAGE),
         )
-
-
-# --- The trace --------------------------------------------------------------------------------
-
-
-def _trace(
-    model: Model, layout: PositionLayout, positions: np.ndarray, shards: xr.Dataset
-) -> DataTree:
-    """The trace of combined positions, (chains, draws, d)."""
-    chains, draws, d = positions.shape
-    points = layout.unravel_all(positions.reshape(-1, d).astype(layout.dtype))
-    groups = groups_of_points(model, points, chains)
-    stats = xr.Dataset(
-        {STORED_POSITION: (("chain", "draw", DIMENSION), positions)},
-        coords={"chain": range(chains), "draw": range(draws), DIMENSION: list(layout.labels)},
-    )
-    groups |= {"sample_stats": stats, SHARDS: shards}
-    return DataTree.from_dict(groups)

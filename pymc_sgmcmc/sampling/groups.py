@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,28 +15,20 @@ from pytensor.graph.traversal import ancestors
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import quoted
-from pymc_sgmcmc.errors import CenterWarning, ModelError
+from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.marginal import recover
-from pymc_sgmcmc.marginal.accuracy import more_points, quadrature_of, warn_of_quadrature
+from pymc_sgmcmc.marginal.accuracy import quadrature_of, warn_of_quadrature
 from pymc_sgmcmc.marginal.marginalize import without_warning
-from pymc_sgmcmc.marginal.search import local_structures
+from pymc_sgmcmc.marginal.search import FEWEST_IN_NEED, local_structures
 from pymc_sgmcmc.posterior.graphs import shape_of
 from pymc_sgmcmc.record import INTEGRATED, PREFIX, QUADRATURE_POINTS
 from pymc_sgmcmc.sampling.workers import interrupts_noted
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
+from pymc_sgmcmc.step_methods.center import held_back
 from pymc_sgmcmc.step_methods.pymc_hook import log
 
 AUTO = "auto"
 """With this choice the local variables are those that `local_structures` finds."""
-
-MOST_REFINEMENTS = 2
-"""So many times a quadrature gets more nodes. Each time takes another set-up."""
-
-NOT_FOR_GROUPS = (ModelError, TypeError, ValueError, KeyError, NotImplementedError)
-"""Such errors say that a model has no groups, or that a step method has settings for rows."""
-
-FEWEST_IN_NEED = 2
-"""Where the joint posterior is far from Gaussian, variables of so few groups are integrated out."""
 
 MOST_TRIALS = 2
 """So many structures are tried, which bounds the time."""
@@ -170,7 +159,7 @@ def groups_of(
             continue  # There is nothing to sample without them.
         try:
             return _integrated(model, structure.names, step)
-        except NOT_FOR_GROUPS as error:
+        except ModelError as error:  # of the groups, or of settings that are for records
             log.info(
                 "%s of %d groups stay in the model: %s",
                 quoted(structure.names),
@@ -181,7 +170,7 @@ def groups_of(
         if len(structure.names) < len(model.free_RVs):
             log.info(
                 "%s of %d groups stay in the model, since the %d records of a group tell them "
-                "well. `marginalize=` integrates out what it names.",
+                "well.",
                 quoted(structure.names),
                 structure.n_groups,
                 structure.n_records // structure.n_groups,
@@ -206,7 +195,7 @@ def groups_in_need(
     made : callable
         Makes and checks that of the joint model.
     """
-    with _held_back() as of_joint:
+    with held_back() as of_joint:
         step = made()
         if not of_joint:
             return None, step
@@ -220,9 +209,9 @@ def groups_in_need(
                 quoted(structure.names),
             )
             try:
-                with _held_back(give=False) as of_groups:
+                with held_back(give=False) as of_groups:
                     groups = _integrated(model, structure.names, make, tell=False)
-            except Exception as error:
+            except ModelError as error:
                 reason = str(error).split("\n")[0]
             else:
                 if not of_groups:
@@ -232,36 +221,6 @@ def groups_in_need(
                 reason = str(of_groups[0].message)
             log.info("%s stay in the model: %s", quoted(structure.names), reason)
     return None, step
-
-
-@contextmanager
-def _held_back(*, give: bool = True) -> Iterator[list[warnings.WarningMessage]]:
-    """A list of the `CenterWarning` of the block, to give those that are left at its end."""
-    held: list[warnings.WarningMessage] = []
-    try:
-        with warnings.catch_warnings():
-            shown = warnings.showwarning
-
-            def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
-                if issubclass(category, CenterWarning):
-                    held.append(warnings.WarningMessage(message, category, *place[:2]))
-                else:
-                    shown(message, category, *place, **more)
-
-            warnings.showwarning = show
-            warnings.filterwarnings("always", category=CenterWarning)
-            yield held
-    finally:
-        for each in held if give else []:
-            module = next(
-                (
-                    name
-                    for name, module in list(sys.modules.items())
-                    if getattr(module, "__file__", None) == each.filename
-                ),
-                None,
-            )
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno, module)
 
 
 def _are_names(choice: Any) -> bool:
@@ -286,15 +245,8 @@ def _integrated(
     if tell:
         _tell(names, groups)
     made = step(model=groups)
-    for _ in range(MOST_REFINEMENTS):
-        error = quadrature_of(groups)
-        if error is None or not getattr(made, "needs_more_points", False):
-            break
-        log.info("The quadrature takes %d nodes.", more_points(error))
-        groups = without_warning(model, names, points=more_points(error))
-        made = step(model=groups)
     error = quadrature_of(groups)
-    if error is not None and getattr(made, "needs_more_points", None) is None:
+    if error is not None and error.shift_of_means is None:
         warn_of_quadrature(error)  # The step method has no centre to compare it at.
     return Groups(model, names, groups, made)
 

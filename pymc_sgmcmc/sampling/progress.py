@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from pymc.progress_bar import MCMCProgressBarManager
+from pymc.progress_bar.rich_progress import RichProgressBackend
 from rich.progress import TextColumn
 from rich.table import Column
 
@@ -46,6 +47,10 @@ class RunProgress(MCMCProgressBarManager):
         progressbar: bool | str,
     ):
         super().__init__(_WithRhat(step), chains, draws, tune, progressbar)
+        if isinstance(self._backend, RichProgressBackend):
+            # Numbers are shown in full, and the bar takes the rest of the line.
+            for column in self._backend._progress.columns[1:]:
+                column.get_table_column().ratio = None
         self._tune, self._of_chain, self._last = tune, tune + draws, -np.inf
         self._r_hat = ""
         self._updates: dict[int, tuple[bool, dict[str, Any], bool]] = {}
@@ -97,14 +102,14 @@ class RunProgress(MCMCProgressBarManager):
 
 
 class _WithRhat:
-    """What a progress bar asks of a step method, with one more column."""
+    """What a progress bar asks of a step method, with a column of R-hat."""
 
     def __init__(self, step: StochasticGradientStep):
         self._step = step
 
     def _progressbar_config(self, n_chains: int = 1) -> tuple[list, dict[str, list]]:
         columns, values = self._step._progressbar_config(n_chains)
-        column = TextColumn("{task.fields[r_hat]}", table_column=Column("R-hat", ratio=1))
+        column = TextColumn("{task.fields[r_hat]}", table_column=Column("R-hat"))
         return [*columns, column], {**values, R_HAT: [""] * n_chains}
 
     def _make_progressbar_update_functions(self) -> tuple:

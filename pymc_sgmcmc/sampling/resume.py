@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pymc.model import Model, modelcontext
-from pymc.util import get_random_generator
+from pymc.model import Model
 from xarray import DataTree
 
+from pymc_sgmcmc.checks import generator
 from pymc_sgmcmc.errors import StoreError
-from pymc_sgmcmc.record import RECORD, RunSettings
+from pymc_sgmcmc.posterior.position import given_model
+from pymc_sgmcmc.record import RunSettings
 from pymc_sgmcmc.sampling.encode import encode
 from pymc_sgmcmc.sampling.identity import (
     differences,
@@ -25,7 +26,7 @@ from pymc_sgmcmc.sampling.identity import (
     numbers_of,
     rounded_differences,
 )
-from pymc_sgmcmc.sampling.store import ChainStore, check_path, has_begun, held, read_setup
+from pymc_sgmcmc.sampling.store import ChainStore, check_path, has_begun, held, read_setup, readable
 from pymc_sgmcmc.sampling.trace import Recorder, joined, recorded_variables, whole_trace
 from pymc_sgmcmc.sampling.workers import Job
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
@@ -35,8 +36,9 @@ from pymc_sgmcmc.step_methods.pymc_hook import log
 def generator_of_run(path: Path | None, random_seed: Any) -> np.random.Generator:
     """The generator of a seed, or that of a stored run where none is given."""
     if path is not None and random_seed is None and has_begun(path):
-        return read_setup(path)["generator"]
-    return get_random_generator(random_seed)
+        with readable(path):
+            return read_setup(path)["generator"]
+    return generator("random_seed", random_seed)
 
 
 @contextmanager
@@ -74,16 +76,16 @@ def stored(
             "labels": settings.labels,
         },
         "generator": generator,
-        "stats": _described(step.stats_dtypes[0]),
     }
     with held(path, setup, len(jobs)) as begun:
         if begun and not resume:
             raise FileExistsError(f"Another process has begun a run at {path}. Give another path.")
-        if begun:
-            before = read_setup(path)
-            _check_same_run(path, before, identity, numbers)
-            settings = RunSettings(**before["settings"])
-        _load(path, jobs, settings, tune, draws)
+        with readable(path):
+            if begun:
+                before = read_setup(path)
+                _check_same_run(path, before, identity, numbers)
+                settings = RunSettings(**before["settings"])
+            _load(path, jobs, settings, tune, draws)
         if begun:
             present = min(job.done for job in jobs)
             log.info(
@@ -208,35 +210,36 @@ def read_store(
     >>> bool((again["posterior"]["mean"] == idata["posterior"]["mean"]).all())
     True
     """
-    model = modelcontext(model)
-    path = check_path(store, resume=True)
-    if path is None:
+    model = given_model(model)
+    if store is None:
         raise TypeError("`store` should be the path of a store, but got None.")
+    path = check_path(store, resume=True)
+    assert path is not None  # as a store is given
     if not has_begun(path):
         raise StoreError(f"The store {path} has no draws yet.")
-    before = read_setup(path)
-    of_model = identity_of_model(model)
-    found = differences({kind: before["identity"][kind] for kind in of_model}, of_model)
-    if found:
-        raise StoreError(
-            f"The model is not that of the store {path}: {'; '.join(found)}. Give the same one. "
-            "Where the run integrated local variables out, it is `marginalize(model, names)`, with "
-            "the `points` that the log of the run says, if any."
-        )
-    settings = RunSettings(**before["settings"])
-    run = before["identity"]["setting"]
-    point = model.initial_point()
-    jobs = []
-    for number in range(run["chains"]):
-        job = Job(np.random.default_rng(), point)
-        _add_draws(job, ChainStore(path, number).whole(), settings)
-        jobs.append(job)
+    with readable(path):
+        before = read_setup(path)
+        of_model = identity_of_model(model)
+        found = differences({kind: before["identity"][kind] for kind in of_model}, of_model)
+        if found:
+            raise StoreError(
+                f"The model is not that of the store {path}: {'; '.join(found)}. Give the same "
+                "one. Where the run integrated local variables out, it is `marginalize(model, "
+                "names)`, with the `points` that the log of the run says, if any."
+            )
+        settings = RunSettings(**before["settings"])
+        run = before["identity"]["setting"]
+        point = model.initial_point()
+        jobs = []
+        for number in range(run["chains"]):
+            job = Job(np.random.default_rng(), point)
+            _add_draws(job, ChainStore(path, number).whole(), settings)
+            jobs.append(job)
     if max(job.done for job in jobs) <= run["tune"]:
         raise StoreError(f"The store {path} has no draws after tuning yet.")
     return whole_trace(
         Recorder(model, point, recorded_variables(model, var_names)),
         jobs,
-        [_types(before["stats"])],
         model=model,
         tune=run["tune"],
         t_sampling=0.0,
@@ -245,16 +248,3 @@ def read_store(
         idata_kwargs=dict(idata_kwargs or {}),
         quiet=True,
     )
-
-
-def _described(stats: Mapping[str, Any]) -> dict[str, Any]:
-    """Types of statistics, in words."""
-    described = {}
-    for name, kind in stats.items():
-        dtype = np.dtype(object) if name in ("warning", RECORD) else np.dtype(kind)
-        described[name] = {"type": dtype.base.str, "shape": dtype.shape}
-    return described
-
-
-def _types(described: Mapping[str, Any]) -> dict[str, np.dtype]:
-    return {name: np.dtype((each["type"], each["shape"])) for name, each in described.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,34 +11,62 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
+from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pymc.sampling.mcmc as mcmc
 from pymc import stats
 from pymc.initial_point import make_initial_point_fns_per_chain
-from pymc.model import Model, modelcontext
+from pymc.model import Model
+from pymc.progress_bar import ProgressBarOptions
 from pymc.sampling.parallel import _initialize_multiprocessing_context
 from pymc.stats.convergence import log_warning_stats
 from pytensor.tensor.variable import TensorVariable
 from xarray import DataTree
 
-from pymc_sgmcmc.checks import quoted, whole_number
+from pymc_sgmcmc.checks import (
+    accepts,
+    names_among,
+    one_of,
+    or_none,
+    quoted,
+    truth_value,
+    unknown_argument,
+    whole_number,
+)
 from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.limits import check_memory
+from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.sampling.accuracy import check_accuracy, sample_accurately
 from pymc_sgmcmc.sampling.client import run_on_client
 from pymc_sgmcmc.sampling.groups import AUTO, Groups, groups_in_need, groups_of
 from pymc_sgmcmc.sampling.progress import RunProgress
 from pymc_sgmcmc.sampling.resume import generator_of_run, stored
 from pymc_sgmcmc.sampling.store import check_path
-from pymc_sgmcmc.sampling.trace import Recorder, recorded_names, recorded_variables, whole_trace
+from pymc_sgmcmc.sampling.trace import (
+    Recorder,
+    check_conversion,
+    recorded_names,
+    recorded_variables,
+    whole_trace,
+)
 from pymc_sgmcmc.sampling.vectorized import check_vectorized, run_vectorized
-from pymc_sgmcmc.sampling.workers import Job, interrupts_noted, run_in_processes, run_in_turn
+from pymc_sgmcmc.sampling.workers import (
+    Job,
+    default_chains,
+    default_cores,
+    interrupts_noted,
+    run_in_processes,
+    run_in_turn,
+)
 from pymc_sgmcmc.sources.cluster import check_client
 from pymc_sgmcmc.sources.passes import passes
+from pymc_sgmcmc.stages import set_up
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
-from pymc_sgmcmc.step_methods.pymc_hook import log
+from pymc_sgmcmc.step_methods.pymc_hook import draws_kept, log
 from pymc_sgmcmc.step_methods.sgld import SGLDCV
 
 AT_THE_END = {
@@ -47,8 +77,8 @@ AT_THE_END = {
 
 CHAIN_METHODS = ("parallel", "vectorized")
 
-MOST_CHAINS = 4
-"""By default there are at most so many chains, as in `pymc.sample`."""
+ARRAYS_OF_DRAWS = 3
+"""A draw has its values, and as statistics the unconstrained position and the gradient there."""
 
 
 def sample(
@@ -74,6 +104,7 @@ def sample(
     resume: bool = False,
     client: Any = None,
     chain_method: str = "parallel",
+    **others: Any,
 ) -> DataTree:
     """Sample a model: the draws of ``pymc.sample(step=...)``, in less time.
 
@@ -85,7 +116,8 @@ def sample(
     draws, tune : int
         Draws of each chain to keep, and to tune with before them.
     chains, cores : int, optional
-        Number of chains, and of processes that run them. The defaults are those of `pymc.sample`.
+        Number of chains, and of processes that run them. The defaults are those of `pymc.sample`,
+        but there are no more processes than processors that a container may use.
     step : step method, or a function that makes one
         A step method of this package, which has all variables of the model, or its class, or
         another function of ``model``, such as ``functools.partial(SGLDCV, bias=0.02)``.
@@ -98,7 +130,7 @@ def sample(
         records are the rows. See below.
     random_seed : int, sequence of int, or numpy.random.Generator, optional
     progressbar : bool or str
-        As in `pymc.sample`. The bar shows step size, gradient, running bias and R-hat.
+        As in `pymc.sample`. The bar shows running bias and R-hat.
     store : str or path, optional
         Folder, such as ``"run.zarr"``, in which draws and states of the chains are stored as the
         run goes on. It needs zarr 3, ``pip install "pymc_sgmcmc[store]"``. See below.
@@ -109,6 +141,8 @@ def sample(
         over rows of a source. It needs ``pip install "pymc_sgmcmc[dask]"``. See below.
     chain_method : {"parallel", "vectorized"}
         Chains in `cores` processes, or all at once on the device of JAX. See below.
+    **others
+        Are refused, with advice: `callback`, `trace` and `blas_cores` are for `pymc.sample`.
 
     Returns
     -------
@@ -158,7 +192,7 @@ def sample(
     function such as ``functools.partial(SGLDCV, rows=rows)``.
 
     **Accuracy.** With `accuracy` the run takes the longest steps whose error can be corrected,
-    some ten times as long as the default ones. Each relaxation time then takes one or two
+    some seven times as long as the default ones. Each relaxation time then takes one or two
     transitions, and the draws are too wide, by a fifth or more. Stein's identities of second order
     give the covariance that they should have, those of third order the error of their means and
     the error of this correction. Where the correction is not accurate enough, the run is repeated
@@ -205,24 +239,37 @@ def sample(
     >>> idata["posterior"]["slopes"].mean(("chain", "draw")).round(1).values
     array([ 1., -1.])
     """
-    model = modelcontext(model)
+    for name in others:
+        raise _unknown(name)
+    model = given_model(model)
     draws, tune = whole_number("draws", draws, 1), whole_number("tune", tune, 0)
-    cores = (
-        min(MOST_CHAINS, os.cpu_count() or 1) if cores is None else whole_number("cores", cores, 1)
-    )
-    chains = max(2, cores) if chains is None else whole_number("chains", chains, 1)
-    if isinstance(random_seed, int | np.integer) and random_seed < 0:
-        raise ValueError(f"`random_seed` should not be negative, but got {random_seed}.")
+    # As in `pymc.sample`, chains do not depend on what a container lends of its machine.
+    of_cores = default_chains() if cores is None else max(2, whole_number("cores", cores, 1))
+    chains = of_cores if chains is None else whole_number("chains", chains, 1)
+    cores = default_cores() if cores is None else cores
+    for name, value in (
+        ("quiet", quiet),
+        ("discard_tuned_samples", discard_tuned_samples),
+        ("compute_convergence_checks", compute_convergence_checks),
+    ):
+        truth_value(name, value)
+    if not isinstance(progressbar, bool):
+        one_of("progressbar", progressbar, get_args(ProgressBarOptions), ", or True or False")
     path = check_path(store, resume)
     if path is not None and accuracy is not None:
         raise ValueError(
             "`store` takes one run, but `accuracy` may take several. Leave one of them out: a "
             "step method with a smaller `bias` can be stored."
         )
+    seeds = generator_of_run(path, random_seed)
     names = recorded_names(model, var_names)
-    wanted = dict(idata_kwargs or {})
-    _check_wanted(model, names, wanted)
-    _check_initvals(model, initvals)
+    later, converted = _wanted(model, names, {} if idata_kwargs is None else idata_kwargs)
+    check_conversion(model, names, converted)
+    _check_initvals(model, initvals, chains)
+    elements = sum(math.prod(n or 1 for n in value.type.shape) for value in model.value_vars)
+    check_memory("draws", draws, ARRAYS_OF_DRAWS * 8 * elements * chains * (draws + tune))
+    if not isinstance(mp_ctx, BaseContext):
+        or_none(one_of, "mp_ctx", mp_ctx, multiprocessing.get_all_start_methods())
     if client is not None:
         check_client(client)
         if path is not None:
@@ -230,10 +277,7 @@ def sample(
                 "`store` is written by processes of this machine, but `client` runs the chains "
                 "elsewhere. Leave one of them out."
             )
-    if chain_method not in CHAIN_METHODS:
-        raise ValueError(
-            f"`chain_method` should be one of {list(CHAIN_METHODS)}, but got {chain_method!r}."
-        )
+    one_of("chain_method", chain_method, CHAIN_METHODS)
     vectorized = chain_method == "vectorized"
     if vectorized and any(each is not None for each in (accuracy, path, client)):
         raise ValueError(
@@ -251,21 +295,19 @@ def sample(
     context = _initialize_multiprocessing_context(
         mp_ctx, mode="JAX" if step.runs_on_jax else None, quiet=quiet
     )
-    # Where the draws change after the run, these groups are computed at the end.
-    later = {} if accuracy is None and groups is None else AT_THE_END
     run = _Run(
         model=sampled,
         draws=draws,
         tune=tune,
         chains=chains,
         cores=min(cores, chains),
-        generator=generator_of_run(path, random_seed),
+        generator=seeds,
         initvals=initvals if groups is None else groups.initial(initvals),
         variables=recorded_variables(model, names) if groups is None else None,
         progressbar=progressbar,
         quiet=quiet,
         discard_tuned_samples=discard_tuned_samples,
-        idata_kwargs={key: value for key, value in wanted.items() if key not in later},
+        idata_kwargs=converted,
         context=context,
         store=path,
         resume=resume,
@@ -273,36 +315,42 @@ def sample(
         vectorized=vectorized,
     )
 
+    made: list[DataTree] = []
+
+    def draws_of(*arguments: Any, **settings: Any) -> tuple[DataTree, bool]:
+        idata, interrupted = run.draws_of(*arguments, **settings)
+        made.append(idata)
+        return idata, interrupted
+
     def completed(idata: DataTree) -> DataTree:
         if groups is not None:
             seed = deepcopy(run.generator).spawn(chains + 1)[-1]
-            with passes(client, shown):
+            with passes(client, shown), draws_kept(f"{quoted(groups.names)} could not be added"):
                 idata = groups.completed(idata, names, seed, progressbar=shown, quiet=quiet)
-        with mcmc._quiet_logging(quiet):
-            for name in [name for name in later if wanted.get(name)]:
-                try:
-                    later[name](idata, model=model, progressbar=shown)
-                except KeyboardInterrupt:
-                    log.warning(
-                        "Ctrl-C before `%s` was computed. `pymc.compute_%s(idata)` does it.",
-                        name,
-                        name,
-                    )
+        for name, variables in later.items():
+            call = f"`pymc.compute_{name}(idata)`"
+            what = f"`{name}` was not computed ({call} does it)"
+            with draws_kept(what, errors=(Exception, KeyboardInterrupt)):
+                AT_THE_END[name](idata, var_names=variables, model=model, progressbar=shown)
         return idata
 
-    try:
-        if accuracy is None:
-            idata, _ = run.draws_of(step, checks=compute_convergence_checks)
-        else:
-            with mcmc._quiet_logging(quiet):
-                idata = sample_accurately(
-                    run.draws_of, step, accuracy, sampled, checks=compute_convergence_checks
-                )
-    except Exception as error:
-        if (draws_so_far := vars(error).get("idata")) is not None:
-            vars(error)["idata"] = completed(draws_so_far)
-        raise
-    return completed(idata)
+    with mcmc._quiet_logging(quiet):
+        try:
+            if accuracy is None:
+                idata, _ = draws_of(step, checks=compute_convergence_checks)
+            else:
+                with draws_kept("`accuracy` could not be stated", made):
+                    made.append(
+                        sample_accurately(
+                            draws_of, step, accuracy, sampled, checks=compute_convergence_checks
+                        )
+                    )
+                idata = made[-1]
+        except Exception as error:
+            if (draws_so_far := vars(error).get("idata")) is not None:
+                vars(error)["idata"] = completed(draws_so_far)
+            raise
+        return completed(idata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,7 +425,6 @@ class _Run:
             return whole_trace(
                 recorder,
                 jobs,
-                step.stats_dtypes,
                 model=self.model,
                 tune=self.tune,
                 t_sampling=time.time() - start,
@@ -390,7 +437,8 @@ class _Run:
         # Chains whose rows are in a source read them together, before processes begin.
         if self.client is None:
             new = [job.rng for job in jobs if not job.done]
-            step.read_ahead(new, self.tune, self.draws)
+            with set_up(bool(shown)):
+                step.read_ahead(new, self.tune, self.draws)
         run = (step, jobs, self.tune, self.draws, progress)
         with mcmc._quiet_logging(self.quiet), interrupts_noted() as interrupted:
             try:
@@ -477,6 +525,9 @@ def _made(
             "`step` should be a step method with gradients of pymc_sgmcmc or a function that makes "
             f"one, but got {step!r}. Use `pymc.sample` for other step methods."
         )
+    is_made = isinstance(step, StochasticGradientStep)
+    if not is_made and not accepts(step, model=model):
+        raise TypeError(f"`step` should be a function of `model`, but {step!r} is not.")
     made = step if isinstance(step, StochasticGradientStep) else step(model=model)
     if not isinstance(made, StochasticGradientStep):
         raise TypeError(
@@ -504,28 +555,90 @@ def _check_step(model: Model, step: StochasticGradientStep) -> None:
         )
 
 
-def _check_initvals(
-    model: Model, initvals: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None
-) -> None:
-    """Raise a ValueError where initial values are of variables that the model has not."""
-    of_chains = [initvals] if isinstance(initvals, Mapping) else list(initvals or [])
-    names = {name for values in of_chains for name in values or () if isinstance(name, str)}
-    known = {variable.name for variable in (*model.free_RVs, *model.value_vars)}
-    if unknown := sorted(names - known):
+def _unknown(name: str) -> TypeError:
+    """The error of an argument that `sample` has not, with where to give it."""
+    instead = ""
+    if name in signature(SGLDCV).parameters:
+        instead = f"Give it to the step method: `step=functools.partial(SGLDCV, {name}=...)`."
+    elif name in signature(mcmc.sample).parameters:
+        instead = f"`pymc.sample(step=SGLDCV(), {name}=...)` does."
+    return unknown_argument("sample", name, signature(sample).parameters, instead)
+
+
+def _check_initvals(model: Model, initvals: Any, chains: int) -> None:
+    """Refuse initial values that are not values of variables of the model, for each chain.
+
+    Raises
+    ------
+    TypeError, ValueError
+    """
+    if initvals is None:
+        return
+    of_chains = [initvals] * chains if isinstance(initvals, Mapping) else initvals
+    if (
+        not isinstance(of_chains, Sequence)
+        or len(of_chains) != chains
+        or not all(values is None or isinstance(values, Mapping) for values in of_chains)
+    ):
+        raise TypeError(
+            f"`initvals` should be a mapping from names to values, or one for each of the {chains} "
+            f"chains, but got {initvals!r}."
+        )
+    free = {variable.name for variable in (*model.free_RVs, *model.value_vars)}
+    given = [name for values in of_chains for name in values or ()]
+    unknown = [name for name in given if getattr(name, "name", name) not in free]
+    if unknown:
         raise ValueError(
             f"`initvals` should have names of free variables, of "
             f"{quoted(variable.name for variable in model.free_RVs)}, but got {quoted(unknown)}."
         )
+    try:
+        functions = make_initial_point_fns_per_chain(
+            model=model, overrides=initvals, jitter_rvs=set(), chains=chains
+        )
+        points = [function(0) for function in functions]
+    except Exception as error:
+        raise ValueError(
+            f"`initvals` should have a value for each variable that it names, but from "
+            f"{initvals!r} PyMC makes none: {error}"
+        ) from error
+    for name, expected in model.initial_point().items():
+        for point in points:
+            if np.shape(point[name]) != np.shape(expected) or not np.isfinite(point[name]).all():
+                raise ValueError(
+                    f"`initvals` should have finite values of shape {np.shape(expected)} for "
+                    f"`{name}`, but give {point[name]!r}."
+                )
 
 
-def _check_wanted(model: Model, names: list[str] | None, wanted: Mapping[str, Any]) -> None:
-    """Raise a ValueError where groups cannot be computed from the variables that are recorded."""
-    if names is None:
-        return
-    missing = [variable.name for variable in model.free_RVs if variable.name not in names]
+def _wanted(
+    model: Model, names: list[str] | None, idata_kwargs: Any
+) -> tuple[dict[str, list[str] | None], dict[str, Any]]:
+    """Functions of the draws to compute at the end, of all or some variables, and other arguments.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Where they cannot be computed from the model and the variables that are recorded.
+    """
+    if not isinstance(idata_kwargs, Mapping):
+        raise TypeError(
+            "`idata_kwargs` should be a mapping of arguments of `pymc.to_inference_data`, such as "
+            f"{{'coords': {{...}}}}, but got {idata_kwargs!r}."
+        )
+    later: dict[str, list[str] | None] = {}
     for name in AT_THE_END:
-        if wanted.get(name) and missing:
+        asked = idata_kwargs.get(name, False)
+        if asked is None or asked is False:
+            continue
+        variables = model.observed_RVs if name == "log_likelihood" else model.unobserved_RVs
+        known = [variable.name for variable in variables]
+        label = f'idata_kwargs["{name}"]'
+        later[name] = None if asked is True else names_among(label, asked, known)
+        missing = [v.name for v in model.free_RVs if v.name not in (names or [v.name])]
+        if missing:
             raise ValueError(
                 f"`idata_kwargs={{'{name}': True}}` needs all free variables, but `var_names` "
                 f"leaves out {quoted(missing)}. Add them to `var_names`."
             )
+    return later, {key: value for key, value in idata_kwargs.items() if key not in AT_THE_END}

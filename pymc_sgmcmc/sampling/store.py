@@ -27,6 +27,7 @@ from filelock import FileLock, Timeout
 from pymc.stats.convergence import SamplerWarning, WarningType
 
 from pymc_sgmcmc.chain import ChainState
+from pymc_sgmcmc.checks import truth_value
 from pymc_sgmcmc.errors import StoreError
 from pymc_sgmcmc.record import RECORD, RunRecord, RunSettings
 from pymc_sgmcmc.sampling.encode import decode, encode
@@ -101,6 +102,37 @@ def _explained(error: OSError, message: str) -> OSError:
     return OSError(error.errno, f"{error.strerror or error}. {message} {advice}")
 
 
+def _bytes(path: Path) -> bytes:
+    """The bytes of a file. Reading what is no file, such as a named pipe, would wait for ever.
+
+    Raises
+    ------
+    OSError
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is no file")
+    return path.read_bytes()
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Say that a store is damaged where something else than what was written is found in it.
+
+    Raises
+    ------
+    StoreError
+    """
+    try:
+        yield
+    except StoreError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, OSError, RecursionError) as error:
+        raise StoreError(
+            f"The store {path} is damaged: {type(error).__name__} {error}. Draws that cannot be "
+            "read are lost: give another path, and sample again."
+        ) from error
+
+
 def _checksum(content: bytes) -> str:
     return sha256(content).hexdigest()
 
@@ -108,8 +140,11 @@ def _checksum(content: bytes) -> str:
 @contextmanager
 def _locked(folder: Path, store: Path) -> Iterator[None]:
     """Hold the lock of a folder, which the system takes from a process that ends."""
+    lock = folder / LOCK
+    if lock.exists() and not lock.is_file():
+        raise StoreError(f"The lock {lock} of a store should be a file. Remove what is there.")
     try:
-        with FileLock(folder / LOCK).acquire(SECONDS_TO_WAIT):
+        with FileLock(lock).acquire(SECONDS_TO_WAIT):
             yield
     except Timeout:
         raise StoreError(
@@ -120,9 +155,9 @@ def _locked(folder: Path, store: Path) -> Iterator[None]:
 
 def _owner(store: Path) -> str:
     try:
-        owner = json.loads((store / OWNER).read_text())
+        owner = json.loads(_bytes(store / OWNER))
         return f" by the process {owner['process']} on {owner['machine']}"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
 
 
@@ -162,11 +197,9 @@ class Commit:
     def read(cls, path: Path) -> Commit | None:
         """The commit in a file, None where it is torn or there is none."""
         try:
-            record = cls(
-                **{k: v for k, v in json.loads(path.read_bytes()).items() if k != "checksum"}
-            )
-            return record if path.read_bytes() == record.content else None
-        except (OSError, ValueError, TypeError, AttributeError):
+            record = cls(**{k: v for k, v in json.loads(_bytes(path)).items() if k != "checksum"})
+            return record if _bytes(path) == record.content else None
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return None
 
 
@@ -207,7 +240,7 @@ class ChainStore:
 
     def _is_whole(self, kind: str, commit: Commit) -> bool:
         try:
-            return _checksum(self.file(kind, commit).read_bytes()) == getattr(commit, kind)
+            return _checksum(_bytes(self.file(kind, commit))) == getattr(commit, kind)
         except OSError:  # The last block of a chain has no state.
             return False
 
@@ -436,18 +469,26 @@ def check_path(store: Any, resume: Any) -> Path | None:
         Where something else than a store is to be resumed.
     ImportError
     """
-    if not isinstance(resume, bool):
-        raise TypeError(f"`resume` should be True or False, but got {resume!r}.")
+    truth_value("resume", resume)
     if store is None:
         if resume:
             raise ValueError("`resume=True` needs the path of a store. Give it as `store`.")
         return None
-    if not isinstance(store, str | os.PathLike) or not os.fspath(store):
+    if not isinstance(store, str | os.PathLike) or not os.fspath(store) or "\0" in str(store):
         raise TypeError(f"`store` should be the path of a folder, but got {store!r}.")
     check_zarr()
     path = Path(store).absolute()
+    try:
+        there = path.exists()
+        if not there and not resume and path.parent.is_dir():
+            path.mkdir()
+            path.rmdir()  # until the run begins
+    except OSError as error:
+        raise ValueError(
+            f"`store` should be a path where a folder can be made, but {path} is not: {error}."
+        ) from error
     if resume:
-        if not path.exists():
+        if not there:
             raise FileNotFoundError(
                 f"There is no store at {path}. Leave out `resume` to begin a run there."
             )
@@ -456,7 +497,7 @@ def check_path(store: Any, resume: Any) -> Path | None:
                 f"{path} is no store of `sample`, and nothing there was changed. Give the path "
                 "of a store, or another one without `resume`."
             )
-    elif path.exists():
+    elif there:
         raise FileExistsError(
             f"There is something at {path} already. Give `resume=True` to go on with a run that "
             "is stored there, or another path."
@@ -475,9 +516,9 @@ def has_begun(path: Path) -> bool:
         Where it is one of another version.
     """
     try:
-        attributes = json.loads((path / HEADER).read_bytes())["attributes"]
+        attributes = json.loads(_bytes(path / HEADER))["attributes"]
         found = attributes[MARK]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
     if found != FORMAT:
         raise StoreError(
@@ -491,7 +532,8 @@ def _was_being_made(path: Path) -> bool:
     """Whether a process ended while it made a store, before any draw."""
     own = {LOCK, OWNER, SETUP, *(f".{name}.tmp" for name in (OWNER, SETUP, HEADER))}
     return path.is_dir() and all(
-        file.name in own or (file.name.startswith("chain_") and not any(file.iterdir()))
+        file.name in own
+        or (file.name.startswith("chain_") and file.is_dir() and not any(file.iterdir()))
         for file in path.iterdir()
     )
 
@@ -504,15 +546,11 @@ def read_setup(path: Path) -> dict[str, Any]:
     StoreError
         Where the file is torn.
     """
-    try:
-        expected = json.loads((path / HEADER).read_bytes())["attributes"]["setup"]
-        if _checksum((path / SETUP).read_bytes()) != expected:
-            raise ValueError("another checksum")
+    with readable(path):
+        expected = json.loads(_bytes(path / HEADER))["attributes"]["setup"]
+        if _checksum(_bytes(path / SETUP)) != expected:
+            raise ValueError(f"{SETUP} has another checksum")
         return _content(path / SETUP)
-    except (OSError, ValueError, KeyError) as error:
-        raise StoreError(
-            f"The file {path / SETUP} is damaged ({error}), and without it no draws can be read."
-        ) from error
 
 
 @contextmanager

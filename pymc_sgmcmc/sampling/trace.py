@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import pymc as pm
 import pymc.sampling.mcmc as mcmc
 import xarray as xr
+from pymc.backends.base import MultiTrace
 from pymc.backends.ndarray import NDArray
 from pymc.model import Model
 from pytensor.compile.executor import Function
@@ -17,9 +19,12 @@ from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor.variable import TensorVariable
 from xarray import DataTree
 
-from pymc_sgmcmc.checks import quoted
+from pymc_sgmcmc.checks import names_among
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays, quick_graphs
+from pymc_sgmcmc.posterior.position import PositionLayout, refuse_dimensions
+from pymc_sgmcmc.record import DIMENSION, POSITION
 from pymc_sgmcmc.sampling.workers import Job
+from pymc_sgmcmc.step_methods.pymc_hook import draws_kept
 
 CHUNK_ELEMENTS = 2_000_000
 """One call evaluates the variables of so many draws that their elements are about this many."""
@@ -133,15 +138,22 @@ class Recorder:
             for value, variable in zip(map(np.asarray, results), self._variables, strict=True)
         ]
 
-    def trace(
-        self,
-        number: int,
-        job: Job,
-        stats_dtypes: Sequence[Mapping[str, Any]],
-    ) -> NDArray:
+    def traces(self, jobs: Sequence[Job]) -> list[NDArray]:
+        """PyMC's traces of the chains that have draws.
+
+        Where a deterministic fails at some draw, they have the free variables.
+        """
+        with_draws = [(number, job) for number, job in enumerate(jobs) if job.done]
+        model, recorder = self._model, self
+        for simpler in (model.replace_rvs_by_values(model.free_RVs), model.value_vars):
+            with draws_kept(f"`{recorder._variables[-1].name}` and others could not be computed"):
+                return [recorder.trace(*chain) for chain in with_draws]
+            recorder = Recorder(model, with_draws[0][1].point, simpler)
+        return [recorder.trace(*chain) for chain in with_draws]
+
+    def trace(self, number: int, job: Job) -> NDArray:
         """PyMC's trace of a chain."""
-        values, stats = (joined(job.values), joined(job.stats))
-        values = self.values(values)
+        values, stats = self.values(joined(job.values)), joined(job.stats)
         trace = _WholeTrace(
             model=self._model,
             vars=self._variables,
@@ -149,7 +161,7 @@ class Recorder:
             var_shapes={name: value.shape[1:] for name, value in values.items()},
             var_dtypes={name: value.dtype for name, value in values.items()},
         )
-        trace.setup(0, number, stats_dtypes)
+        trace.setup(0, number, [{name: array.dtype for name, array in stats.items()}])
         trace.samples = values
         trace._stats = [stats]
         trace.draws = trace.draw_idx = len(next(iter(stats.values())))
@@ -159,7 +171,6 @@ class Recorder:
 def whole_trace(
     recorder: Recorder,
     jobs: Sequence[Job],
-    stats_dtypes: Sequence[Mapping[str, Any]],
     **options: Any,
 ) -> DataTree:
     """The trace of all chains that have draws, as `pymc.sample` returns it.
@@ -170,14 +181,10 @@ def whole_trace(
     ----------
     recorder : Recorder
     jobs : sequence of Job
-    stats_dtypes : sequence of mappings
-        Types of the statistics.
     **options
         Arguments of the function of PyMC that ends a run.
     """
-    traces = [
-        recorder.trace(number, job, stats_dtypes) for number, job in enumerate(jobs) if job.done
-    ]
+    traces = recorder.traces(jobs)
     with warnings.catch_warnings():
         # Many chains at once may each have fewer draws than there are chains.
         warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
@@ -190,6 +197,34 @@ def whole_trace(
         if group.sizes.get("chain") == len(numbers) < len(jobs):
             idata[name] = DataTree(group.to_dataset().assign_coords(chain=numbers))
     return idata
+
+
+def check_conversion(
+    model: Model, names: str | Sequence[str] | None, options: Mapping[str, Any]
+) -> None:
+    """Convert one draw with the options of a user for the trace, before a run whose draws need it.
+
+    Raises
+    ------
+    TypeError, ValueError, ModelError
+    """
+    if not options:
+        return
+    ours = {"trace", "prior", "posterior_predictive", "model"}
+    known = [name for name in signature(pm.to_inference_data).parameters if name not in ours]
+    names_among("idata_kwargs", list(options), known)
+    point = model.initial_point()
+    job = Job(np.random.default_rng(), point)
+    job.add({name: value[None] for name, value in point.items()}, {"position": np.zeros((1, 1))})
+    recorder = Recorder(model, point, recorded_variables(model, names))
+    trace = recorder.trace(0, job)
+    try:
+        pm.to_inference_data(MultiTrace([trace]), model=model, **{"save_warmup": False, **options})
+    except Exception as error:
+        raise ValueError(
+            f"`idata_kwargs` should be arguments with which `pymc.to_inference_data` makes a trace "
+            f"of this model, but with {dict(options)!r} it fails: {error}. See its docstring."
+        ) from error
 
 
 def groups_of_points(
@@ -241,24 +276,45 @@ def groups_of_points(
     return groups
 
 
+def groups_of_positions(
+    model: Model, layout: PositionLayout, positions: np.ndarray, **stats: np.ndarray
+) -> dict[str, xr.Dataset]:
+    """`groups_of_points` of positions, with these and other statistics in ``sample_stats``.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    layout : PositionLayout
+    positions : numpy.ndarray, shape (chains, draws, d)
+    **stats : numpy.ndarray, shape (chains, draws)
+    """
+    chains, draws, d = positions.shape
+    points = layout.unravel_all(positions.reshape(-1, d).astype(layout.dtype))
+    dims = ("chain", "draw")
+    return groups_of_points(model, points, chains) | {
+        "sample_stats": xr.Dataset(
+            {
+                POSITION: ((*dims, DIMENSION), positions),
+                **{name: (dims, values) for name, values in stats.items()},
+            },
+            coords={"chain": range(chains), "draw": range(draws), DIMENSION: list(layout.labels)},
+        )
+    }
+
+
 def recorded_names(model: Model, names: str | Sequence[str] | None) -> list[str] | None:
     """Names of the variables to record, or None for all.
 
     Raises
     ------
-    ValueError
+    TypeError, ValueError
     """
+    refuse_dimensions(model)
     if names is None:
         return None
-    names = [names] if isinstance(names, str) else list(names)
-    chosen = [str(variable.name) for variable in model.unobserved_RVs if variable.name in names]
-    unknown = set(names) - set(chosen)
-    if unknown or not names:
-        raise ValueError(
-            f"`var_names` should name some of {quoted(v.name for v in model.unobserved_RVs)}, but "
-            f"got {quoted(sorted(unknown)) or 'an empty list'}."
-        )
-    return chosen
+    known = [str(variable.name) for variable in model.unobserved_RVs]
+    asked = names_among("var_names", names, known)
+    return [name for name in known if name in asked]
 
 
 def recorded_variables(

@@ -59,8 +59,8 @@ def check_vectorized(step: StochasticGradientStep) -> None:
 
 def run_vectorized(
     step: StochasticGradientStep, jobs: Sequence[Job], tune: int, draws: int, shown: Shown
-) -> bool:
-    """Run all chains at once in this process. Return whether it was interrupted.
+) -> None:
+    """Run all chains at once in this process.
 
     One chain tunes the step method. All chains then begin anew with its step size and thinning, so
     that their first `tune` draws only bring them to their law.
@@ -73,7 +73,7 @@ def run_vectorized(
     with interrupts_noted() as interrupted:
         pilot, warnings = _tuned(step, jobs[0], tune, draws, interrupted)
         if interrupted:
-            return True
+            return
         run = _Chains(step, jobs, pilot, tune, draws)
         try:
             while run.done < tune + draws and not interrupted:
@@ -81,7 +81,6 @@ def run_vectorized(
                 shown(run.done, run.stats_shown(), run.positions_shown())
         finally:
             run.hand_out(warnings)
-    return bool(interrupted)
 
 
 def _tuned(

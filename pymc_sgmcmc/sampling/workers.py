@@ -21,10 +21,11 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
-from pymc.util import RandomGeneratorState, get_state_from_generator, random_generator_from_state
+from pymc.sampling.parallel import _cpu_count
 from threadpoolctl import threadpool_limits
 
 from pymc_sgmcmc.errors import ChainProcessError
+from pymc_sgmcmc.limits import available_cpus
 from pymc_sgmcmc.record import RECORD, RunRecord
 from pymc_sgmcmc.sampling.store import ChainStore, Run
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
@@ -32,8 +33,21 @@ from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 SECONDS_BETWEEN_LOOKS = 0.2
 """Ctrl-C is noticed after this time where no chain sends anything."""
 
+MOST_CHAINS = 4
+"""By default there are at most so many chains, as in `pymc.sample`."""
+
 SECONDS_TO_END = 5.0
 """A process that was told to end is ended after this time."""
+
+
+def default_chains() -> int:
+    """Number of chains that `pymc.sample` runs by default."""
+    return max(2, min(MOST_CHAINS, _cpu_count()))
+
+
+def default_cores() -> int:
+    """Number of processes of `pymc.sample`, or fewer where a container has fewer processors."""
+    return max(1, min(MOST_CHAINS, _cpu_count(), available_cpus()))
 
 
 @dataclass
@@ -66,6 +80,14 @@ class Job:
         self.stats.append(stats)
         self.done += len(stats["position"])
 
+    def runs(self, step: StochasticGradientStep, tune: int, draws: int) -> Generator[Run]:
+        """Runs of draws of the chain, which go into its store where it has one.
+
+        What is not stored yet is stored where they are closed.
+        """
+        runs = step.runs if self.store is None else partial(self.store.runs, step)
+        yield from runs(self.rng, self.point, tune, draws)
+
     def end(self, record: RunRecord | None) -> None:
         """Add the record of a chain that was stopped to its last draw."""
         if record is not None:
@@ -80,38 +102,21 @@ Progress = Callable[[int], None]
 
 def run_in_turn(
     step: StochasticGradientStep, jobs: Sequence[Job], tune: int, draws: int, progress: Progress
-) -> bool:
-    """Run the chains one after the other in this process. Return whether it was interrupted."""
+) -> None:
+    """Run the chains one after the other in this process."""
     state = step.sampling_state
     with interrupts_noted() as interrupted:
         for number, job in enumerate(jobs):
             if job.done == tune + draws:
                 continue
             step.sampling_state = state
-            with closing(_runs(step, job.rng, job.point, tune, draws, job.store)) as runs:
+            with closing(job.runs(step, tune, draws)) as runs:
                 for run in runs:
                     job.add(*run)
                     progress(number)
                     if interrupted:
                         job.end(step.last_record())
-                        return True
-    return False
-
-
-def _runs(
-    step: StochasticGradientStep,
-    rng: np.random.Generator,
-    point: dict[str, np.ndarray],
-    tune: int,
-    draws: int,
-    store: ChainStore | None,
-) -> Generator[Run]:
-    """Runs of draws of a chain, which go into its store where it has one.
-
-    What is not stored yet is stored where they are closed.
-    """
-    runs = step.runs if store is None else partial(store.runs, step)
-    yield from runs(rng, point, tune, draws)
+                        return
 
 
 def run_in_processes(
@@ -122,13 +127,8 @@ def run_in_processes(
     progress: Progress,
     cores: int,
     context: Any,
-) -> bool:
+) -> None:
     """Run up to `cores` chains at once, each in a process of its own.
-
-    Returns
-    -------
-    bool
-        Whether the run was interrupted.
 
     Raises
     ------
@@ -170,7 +170,6 @@ def run_in_processes(
             worker.close()
     if died is not None:
         raise died
-    return bool(interrupted)
 
 
 _interrupts: list[list[int]] = []
@@ -227,11 +226,9 @@ class _Worker:
             remote,
             [self.connection, *others] if forked else [],
             step,
-            get_state_from_generator(job.rng),
-            job.point,
+            Job(job.rng, job.point, store=job.store),
             tune,
             draws,
-            job.store,
         )
         self._process = context.Process(
             target=_work, args=arguments, name=f"chain_{number}", daemon=True
@@ -286,11 +283,9 @@ def _work(
     connection: Connection,
     inherited: Sequence[Connection],
     step: StochasticGradientStep | bytes,
-    rng: RandomGeneratorState,
-    point: dict[str, np.ndarray],
+    job: Job,
     tune: int,
     draws: int,
-    store: ChainStore | None,
 ) -> None:
     """Run a chain and send its draws."""
     # Ctrl-C goes to all processes. A chain should end where its parent tells it to.
@@ -303,8 +298,7 @@ def _work(
     with threadpool_limits(limits=1) if isinstance(step, bytes) else nullcontext():
         try:
             own = cloudpickle.loads(step) if isinstance(step, bytes) else step
-            generator = random_generator_from_state(rng)
-            with closing(_runs(own, generator, point, tune, draws, store)) as runs:
+            with closing(job.runs(own, tune, draws)) as runs:
                 for run in runs:
                     if not parent.is_alive():
                         return

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from pymc_sgmcmc.checks import import_optional
+
 
 def check_zarr() -> None:
     """Raise an error where zarr 3 is not installed.
@@ -20,16 +22,11 @@ def check_zarr() -> None:
     ------
     ImportError
     """
-    try:
-        import zarr
-    except ImportError:
-        version = 0
-    else:
-        version = int(zarr.__version__.split(".")[0])
-    if version < 3:
+    zarr = import_optional("zarr", "store", "`store`")
+    if int(zarr.__version__.split(".")[0]) < 3:
         raise ImportError(
-            "`store` needs the library zarr, version 3 or later. Install it by "
-            '`pip install "pymc_sgmcmc[store]"`.'
+            f"`store` needs zarr 3 or later, but {zarr.__version__} is installed. Update it: "
+            'pip install "pymc_sgmcmc[store]"'
         )
 
 

@@ -17,6 +17,7 @@ from pymc_sgmcmc.sources.schema import (
     common_length,
     row_bytes,
     schema_of,
+    without_missing,
 )
 
 
@@ -35,7 +36,7 @@ class ArraySource(RowSource):
     Raises
     ------
     RowsError
-        Where arrays have different numbers of rows, no rows, or no numbers.
+        Where arrays have different numbers of rows, no rows, no numbers, or missing values.
 
     Examples
     --------
@@ -48,11 +49,13 @@ class ArraySource(RowSource):
 
     def __init__(self, arrays: Mapping[str, np.ndarray], *, partition_rows: int | None = None):
         count = common_length(arrays)
+        arrays = without_missing(arrays)
         self.columns: Schema = schema_of(arrays)
         check_numbers(self.columns)
         self._arrays = dict(arrays)
-        mapped = {file for file in map(_file_of, arrays.values()) if file is not None}
-        self._stamps = {file: stamp(file) for file in sorted(mapped)}
+        maps = [whole for whole in map(_whole_map, arrays.values()) if whole is not None]
+        files = {str(whole.filename) for whole in maps}
+        self._stamps = {file: stamp(file) for file in sorted(files)}
         length = max(1, PARTITION_BYTES // row_bytes(self.columns))
         if partition_rows is not None:
             length = whole_number("partition_rows", partition_rows, 1)
@@ -93,12 +96,6 @@ def _whole_map(values: np.ndarray) -> np.memmap | None:
             whole = array
         array = array.base
     return whole if whole is not None and whole.filename is not None else None
-
-
-def _file_of(values: np.ndarray) -> str | None:
-    """File that values are mapped from."""
-    whole = _whole_map(values)
-    return None if whole is None else str(whole.filename)
 
 
 def _place(values: np.ndarray) -> np.ndarray | tuple:

@@ -16,9 +16,17 @@ from pytensor.tensor.sharedvar import TensorSharedVariable
 from pymc_sgmcmc.checks import quoted, whole_number
 from pymc_sgmcmc.errors import RowsError
 from pymc_sgmcmc.sources.cluster import results, send, submit
-from pymc_sgmcmc.sources.passes import client_of_passes, with_progress
-from pymc_sgmcmc.sources.schema import MEMORY, NUMBERS, Schema, check_partition
+from pymc_sgmcmc.sources.passes import client_of_passes
+from pymc_sgmcmc.sources.schema import (
+    MEMORY,
+    NUMBERS,
+    Schema,
+    check_numbers,
+    check_partition,
+    without_missing,
+)
 from pymc_sgmcmc.sources.standardisation import Moments, Standardisation, Sums, sums_of
+from pymc_sgmcmc.stages import with_progress
 
 HEAD_ROWS = 1009
 """A model is written on this many first rows. The number is a prime, so that no parameter has that
@@ -178,7 +186,7 @@ class RowSource(ABC):
 
     def from_result(self, result: Any, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Columns of a partition from the result of `collection`, where there is one."""
-        return self.partition(number, names)
+        return self._whole(number, names)
 
     def select_from(
         self, result: Any, number: int, within: np.ndarray, names: Sequence[str]
@@ -197,10 +205,7 @@ class RowSource(ABC):
         return None if collection is None else client.compute(collection)
 
     def _on_workers(
-        self,
-        function_of: Callable[[int], Callable],
-        numbers: Sequence[int],
-        names: Sequence[str],
+        self, function_of: Callable[[int], Callable], numbers: Sequence[int], names: Sequence[str]
     ) -> Iterator[Any]:
         """Results of functions of (source, result of `collection`, number, names), in order."""
         client = self.workers
@@ -232,7 +237,7 @@ class RowSource(ABC):
         """
         numbers = range(self.n_partitions)
         found = (
-            (function(self.partition(number, names)) for number in numbers)
+            (function(self._whole(number, names)) for number in numbers)
             if self.workers is None
             else self._on_workers(lambda _: partial(_of_columns, function=function), numbers, names)
         )
@@ -281,10 +286,16 @@ class RowSource(ABC):
             Where a column has another name, or was not stored as categories.
         """
         self._checked([name])
-        raise RowsError(
-            f"The column `{name}` was not stored as categories, so it has no labels. Categories of "
-            "parquet files and Dask dataframes have labels."
-        )
+        if name not in self.categorical:
+            raise RowsError(
+                f"The column `{name}` was not stored as categories, so it has no labels. "
+                "Categories of parquet files and Dask dataframes have labels."
+            )
+        return self._labels_of(name)
+
+    def _labels_of(self, name: str) -> np.ndarray:
+        """Labels of one of the `categorical` columns."""
+        raise NotImplementedError
 
     @property
     def categorical(self) -> frozenset[str]:
@@ -313,7 +324,8 @@ class RowSource(ABC):
         Raises
         ------
         RowsError
-            Where the function changes the number of rows, or rows depend on others.
+            Where the function changes the number of rows, values are missing, or rows depend on
+            others.
         TypeError
             Where it returns no dictionary.
 
@@ -396,13 +408,9 @@ class RowSource(ABC):
         return names
 
     def _check_numbers(self, names: Sequence[str], purpose: str) -> None:
-        for name in names:
-            dtype, _ = self.columns[name]
-            if dtype.kind not in NUMBERS:
-                raise RowsError(
-                    f"The column `{name}` should have numbers to {purpose}, but has the type "
-                    f"{dtype}. Make numbers of it by `transform`, or leave it out."
-                )
+        columns = {name: self.columns[name] for name in names}
+        remedy = "Make numbers of it by `transform`, or leave it out."
+        check_numbers(columns, f" to {purpose}", remedy)
 
     def empty(self, names: Sequence[str], count: int) -> dict[str, np.ndarray]:
         """Columns of so many rows, whose values are still to be set."""
@@ -415,11 +423,61 @@ class RowSource(ABC):
         """A partition, read where it is not that which was read last."""
         last = self._last  # one look, since another thread may read as well
         if last is None or last[:2] != (number, names):
-            last = self._last = number, names, self.partition(number, names)
+            last = self._last = number, names, self._whole(number, names)
         return last[2]
 
+    def _whole(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """A partition, of which no value is missing."""
+        return self._plain(number, self.partition(number, names))
 
-class TransformedRows(RowSource):
+    def _plain(self, number: int, columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Columns of a partition as arrays without masks, of which no value is missing."""
+        return without_missing(columns, int(self.offsets[number]), self.origin(number))
+
+
+class DerivedRows(RowSource):
+    """Rows that are made of those of a source, in the same partitions."""
+
+    def __init__(self, source: RowSource):
+        self._source, self.offsets = source, source.offsets
+        self.memory, self.client = source.memory, source.client
+
+    @abstractmethod
+    def _needed(self, names: Sequence[str]) -> list[str]:
+        """Columns of the source that given columns are made of."""
+
+    @abstractmethod
+    def _made_of(
+        self, number: int, columns: dict[str, np.ndarray], names: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """Given columns of a partition, from those that they are made of."""
+
+    def origin(self, number: int) -> str:
+        """That of the source."""
+        return self._source.origin(number)
+
+    def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Columns that are made of a partition of the source."""
+        return self._made_of(number, self._source._whole(number, self._needed(names)), names)
+
+    def collection(self, number: int, names: Sequence[str]) -> Any:
+        """That of the source."""
+        return self._source.collection(number, self._needed(names))
+
+    def from_result(self, result: Any, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Columns that are made of a partition of the source."""
+        columns = self._source.from_result(result, number, self._needed(names))
+        return self._made_of(number, columns, names)
+
+    def select(
+        self, number: int, within: np.ndarray, names: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """Columns that are made of some rows of a partition, and of no others."""
+        columns = self._source.select(number, within, self._needed(names))
+        return self._made_of(number, columns, names)
+
+
+class TransformedRows(DerivedRows):
     """Rows that a function makes of those of a source, see `RowSource.transform`.
 
     Parameters
@@ -431,15 +489,10 @@ class TransformedRows(RowSource):
     """
 
     def __init__(
-        self,
-        source: RowSource,
-        function: TransformFunction,
-        names: Sequence[str] | None = None,
+        self, source: RowSource, function: TransformFunction, names: Sequence[str] | None = None
     ):
-        self._source, self._function = source, function
-        self.memory, self.client = source.memory, source.client
-        self._taken = source._checked(names or None)
-        self.offsets = source.offsets
+        super().__init__(source)
+        self._function, self._taken = function, source._checked(names or None)
         first = source.read(0, HEAD_ROWS, self._taken)
         made = self._call(first)
         self._check_rows_alone(first, made)
@@ -453,48 +506,29 @@ class TransformedRows(RowSource):
         """Those of the source that the function does not make."""
         return self._source.categorical & (set(self.columns) - set(self._made))
 
-    def categories(self, name: str) -> np.ndarray:
-        """Labels of a column of the source."""
-        if name not in self.categorical:
-            return super().categories(name)
+    def _labels_of(self, name: str) -> np.ndarray:
         return self._source.categories(name)
 
-    def origin(self, number: int) -> str:
-        """That of the source."""
-        return self._source.origin(number)
-
-    def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """What the function makes of a partition, and columns that it does not make."""
-        return self._complete(number, self._source.partition(number, self._needed(names)), names)
-
-    def collection(self, number: int, names: Sequence[str]) -> Any:
-        """That of the source."""
-        return self._source.collection(number, self._needed(names))
-
-    def from_result(self, result: Any, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """What the function makes of a partition, and columns that it does not make."""
-        columns = self._source.from_result(result, number, self._needed(names))
-        return self._complete(number, columns, names)
+    # The function gets whole partitions, so that its results have the same bits.
+    select = RowSource.select
 
     def signature(self) -> str:
         """That of the source, and a digest of what the function makes of the first rows."""
         return f"{self._source.signature()}; transformed: {self._first_rows}"
 
     def _needed(self, names: Sequence[str]) -> list[str]:
-        """Columns of the source that given columns are made of."""
         kept = [name for name in names if name not in self._made]
         return kept if len(kept) == len(names) else list(dict.fromkeys([*kept, *self._taken]))
 
-    def _complete(
+    def _made_of(
         self, number: int, columns: dict[str, np.ndarray], names: Sequence[str]
     ) -> dict[str, np.ndarray]:
-        """Given columns, from those that they are made of."""
         made: dict[str, np.ndarray] = {}
         if not self._made.keys().isdisjoint(names):
             taken = {name: columns[name] for name in self._taken}
             count = len(next(iter(taken.values())))
             if count:
-                made = self._call(taken)
+                made = self._call(taken, int(self.offsets[number]))
                 remedy = "The function should return the same type and shape for all rows."
                 check_partition(made, self._made, count, number, remedy)
             else:
@@ -504,8 +538,8 @@ class TransformedRows(RowSource):
                 }
         return {name: (made if name in self._made else columns)[name] for name in names}
 
-    def _call(self, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Result of the function, with as many rows as it was given."""
+    def _call(self, columns: dict[str, np.ndarray], first: int = 0) -> dict[str, np.ndarray]:
+        """Result of the function, with as many rows as it was given, from a first number on."""
         given = {name: values.view() for name, values in columns.items()}
         for values in given.values():
             values.flags.writeable = False  # they may be the user's own arrays
@@ -516,21 +550,21 @@ class TransformedRows(RowSource):
                 f"{type(made).__name__}. Return arrays by name."
             )
         count = len(next(iter(given.values())))
-        arrays = {name: np.asarray(values) for name, values in made.items()}
+        arrays = {name: np.asanyarray(values) for name, values in made.items()}
         for name, values in arrays.items():
             if values.shape[:1] != (count,):
                 raise RowsError(
                     f"The function should return as many rows as it got, {count}, but `{name}` has "
                     f"the shape {values.shape}. Leave rows out of the data before, not here."
                 )
-        return arrays
+        return without_missing(arrays, first, "what the function returns")
 
     def _check_rows_alone(self, first: dict[str, np.ndarray], made: dict[str, np.ndarray]) -> None:
         """Refuse a function whose rows depend on the rows beside them, such as a centred column."""
         count = len(next(iter(made.values())))
         for start in np.linspace(0, max(count - 2, 0), ALONE).astype(int):
             pair = slice(start, start + 2)
-            alone = self._call({name: values[pair] for name, values in first.items()})
+            alone = self._call({name: values[pair] for name, values in first.items()}, start)
             for name, values in made.items():
                 if not _alike(alone.get(name), values[pair]):
                     raise RowsError(
@@ -553,12 +587,8 @@ class StandardisedRows(TransformedRows):
         super().__init__(source, function, names)
         self.means, self.scales = function.means, function.scales
 
-    def select(
-        self, number: int, within: np.ndarray, names: Sequence[str]
-    ) -> dict[str, np.ndarray]:
-        """Some rows of a partition. Only these are standardised, with the same bits as in it."""
-        columns = self._source.select(number, within, self._needed(names))
-        return self._complete(number, columns, names)
+    # Only chosen rows are standardised, with the same bits as in their partition.
+    select = DerivedRows.select
 
 
 def _selected(

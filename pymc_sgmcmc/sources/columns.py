@@ -9,11 +9,11 @@ import numpy as np
 
 from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.errors import RowsError
-from pymc_sgmcmc.sources.base import RowSource
+from pymc_sgmcmc.sources.base import DerivedRows, RowSource
 from pymc_sgmcmc.sources.schema import NUMBERS
 
 
-class ChosenColumns(RowSource):
+class ChosenColumns(DerivedRows):
     """Some columns of a source: one under another name, or several as the columns of a matrix.
 
     Parameters
@@ -37,9 +37,8 @@ class ChosenColumns(RowSource):
     """
 
     def __init__(self, source: RowSource, choice: Mapping[str, str | list[str]]):
-        self._source, self._choice = source, choice
-        self.memory, self.client = source.memory, source.client
-        self.offsets = source.offsets
+        super().__init__(source)
+        self._choice = choice
         self.columns = {
             name: _joined(source, name, chosen)
             if isinstance(chosen, list)
@@ -56,33 +55,9 @@ class ChosenColumns(RowSource):
             if isinstance(chosen, str) and chosen in self._source.categorical
         )
 
-    def categories(self, name: str) -> np.ndarray:
-        """Labels of a column of the source. Those of a matrix are had from the source itself."""
-        if name in self.categorical:
-            return self._source.categories(str(self._choice[name]))
-        return super().categories(name)
-
-    def origin(self, number: int) -> str:
-        """That of the source."""
-        return self._source.origin(number)
-
-    def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Chosen columns of a partition."""
-        return self._chosen(self._source.partition(number, self._needed(names)), names)
-
-    def collection(self, number: int, names: Sequence[str]) -> Any:
-        """That of the source."""
-        return self._source.collection(number, self._needed(names))
-
-    def from_result(self, result: Any, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Chosen columns of a partition."""
-        return self._chosen(self._source.from_result(result, number, self._needed(names)), names)
-
-    def select(
-        self, number: int, within: np.ndarray, names: Sequence[str]
-    ) -> dict[str, np.ndarray]:
-        """Chosen columns of some rows of a partition. No other rows are joined."""
-        return self._chosen(self._source.select(number, within, self._needed(names)), names)
+    def _labels_of(self, name: str) -> np.ndarray:
+        # Those of a matrix are had from the source itself.
+        return self._source.categories(str(self._choice[name]))
 
     def signature(self) -> str:
         """That of the source, and the choice."""
@@ -91,18 +66,20 @@ class ChosenColumns(RowSource):
     def _needed(self, names: Sequence[str]) -> list[str]:
         return names_of_choice({name: self._choice[name] for name in names})
 
-    def _chosen(self, found: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
-        columns = {}
+    def _made_of(
+        self, number: int, columns: dict[str, np.ndarray], names: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        made = {}
         for name in names:
             chosen = self._choice[name]
             if isinstance(chosen, str):
-                columns[name] = found[chosen]
+                made[name] = columns[chosen]
             else:
                 # Column by column in memory, which takes half the time of row by row. The rows that
                 # a model takes are put row by row when they become numbers of its type.
-                stacked = np.stack([found[each] for each in chosen], dtype=self.columns[name][0])
-                columns[name] = stacked.T
-        return columns
+                stacked = np.stack([columns[each] for each in chosen], dtype=self.columns[name][0])
+                made[name] = stacked.T
+        return made
 
 
 def check_choice(choice: Any) -> dict[str, str | list[str]]:

@@ -12,13 +12,7 @@ from pymc_sgmcmc.checks import import_optional
 from pymc_sgmcmc.errors import RowsError
 from pymc_sgmcmc.sources.base import RowSource
 from pymc_sgmcmc.sources.columns import check_names
-from pymc_sgmcmc.sources.schema import (
-    CODES,
-    check_partition,
-    common_length,
-    offsets_of,
-    schema_of,
-)
+from pymc_sgmcmc.sources.schema import CODES, check_partition, common_length, offsets_of, schema_of
 
 REMEDY = "Give Dask the right types (`meta`), or compute the partitions in the same way."
 
@@ -36,6 +30,15 @@ class _DaskSource(RowSource):
     def partition(self, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Columns of a partition, which is computed."""
         return self.from_result(self._compute(self.collection(number, names)), number, names)
+
+    def _checked_partition(
+        self, number: int, found: Mapping[str, Any], names: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """Columns of a partition, which are as Dask has described them."""
+        columns = self._plain(number, found)
+        expected = {name: self.columns[name] for name in names}
+        check_partition(columns, expected, self.count(number), number, REMEDY)
+        return columns
 
     def _compute(self, collection: Any) -> Any:
         """Result of a collection, by the client or scheduler of the user, or in this thread.
@@ -92,16 +95,7 @@ class DaskArraySource(_DaskSource):
 
     def from_result(self, result: Any, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Columns from the results of the chunks."""
-        chunks = result
-        for name, values in chunks.items():
-            masked = int(np.ma.count_masked(values)) if np.ma.isMaskedArray(values) else 0
-            if masked:
-                raise _null_error(name, number, masked)
-        columns = {name: np.asarray(values) for name, values in chunks.items()}
-        expected = {name: self.columns[name] for name in names}
-        count = int(self.offsets[number + 1] - self.offsets[number])
-        check_partition(columns, expected, count, number, REMEDY)
-        return columns
+        return self._checked_partition(number, result, names)
 
     def signature(self) -> str:
         """Number of rows, and names that Dask gives to the arrays, which follow from their data."""
@@ -162,10 +156,7 @@ class DaskFrameSource(_DaskSource):
         """Names of the columns of categories."""
         return frozenset(self._labels)
 
-    def categories(self, name: str) -> np.ndarray:
-        """Labels of a column of codes: code k stands for the label k."""
-        if name not in self._labels:
-            return super().categories(name)
+    def _labels_of(self, name: str) -> np.ndarray:
         return self._labels[name].to_numpy()
 
     def collection(self, number: int, names: Sequence[str]) -> Any:
@@ -174,12 +165,11 @@ class DaskFrameSource(_DaskSource):
 
     def from_result(self, result: Any, number: int, names: Sequence[str]) -> dict[str, np.ndarray]:
         """Columns from the result of a partition."""
-        table = result
-        for name in names:
-            nulls = int(table[name].isna().sum())
-            if nulls:
-                raise _null_error(name, number, nulls)
-        columns = {name: self._values(table[name]) for name in names}
+        found = {
+            name: np.ma.array(self._values(result[name]), mask=result[name].isna().to_numpy())
+            for name in names
+        }
+        columns = self._checked_partition(number, found, names)
         for name in self.categorical.intersection(names):
             if (columns[name] < 0).any():
                 raise RowsError(
@@ -187,9 +177,6 @@ class DaskFrameSource(_DaskSource):
                     f"that Dask does not know of, but only {list(self._labels[name])}. Call "
                     f'`frame["{name}"].cat.as_unknown()`, or give all categories to Dask (`meta`).'
                 )
-        expected = {name: self.columns[name] for name in names}
-        count = int(self.offsets[number + 1] - self.offsets[number])
-        check_partition(columns, expected, count, number, REMEDY)
         return columns
 
     def signature(self) -> str:
@@ -213,10 +200,3 @@ def _with_lengths(array: Any) -> Any:
         array = array.copy()  # the user's array stays as it is
         array.compute_chunk_sizes()
     return array
-
-
-def _null_error(name: str, number: int, count: int) -> RowsError:
-    return RowsError(
-        f"Partition {number} of the Dask data should have no nulls, but its column `{name}` has "
-        f"{count}. Fill them or leave these rows out, or choose other columns by `columns`."
-    )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pymc_sgmcmc.checks import import_optional
+from pymc_sgmcmc.checks import import_optional, quoted
 from pymc_sgmcmc.errors import RowsError
 from pymc_sgmcmc.sources.base import RowSource
 from pymc_sgmcmc.sources.columns import check_names
@@ -64,8 +64,9 @@ class ParquetSource(RowSource):
         self._stamps: dict[str, Stamp] = {}
         self._groups: list[tuple[str, int]] = []
         self._labels: dict[str, Any] = {}
-        lengths = []
+        lengths: list[int] = []
         types: dict[str, Any] = {}
+        with_nulls: list[tuple[int, str]] = []
         for path in sorted(os.path.abspath(path) for path in paths):
             self._stamps[path] = stamp(path)
             metadata, found = _metadata_and_types(path)
@@ -74,24 +75,25 @@ class ParquetSource(RowSource):
                 found = {name: found[name] for name in names}
             types = types or found
             _check_types(found, types, path, next(iter(self._stamps)))
-            _check_nulls(metadata, list(types), path)
+            with_nulls += [
+                (len(lengths) + group, name) for group, name in _nulls(metadata, list(types))
+            ]
             groups = range(metadata.num_row_groups)
             self._groups += [(path, group) for group in groups]
             lengths += [metadata.row_group(group).num_rows for group in groups]
         self.offsets = offsets_of(lengths, "The files " + ", ".join(self._stamps))
         self.columns = {name: (_numpy_type(each), ()) for name, each in types.items()}
         self._categorical = frozenset(name for name, each in types.items() if _has_codes(each))
+        for number, name in with_nulls:
+            self.partition(number, [name])  # which refuses them
 
     @property
     def categorical(self) -> frozenset[str]:
         """Names of the columns that are stored as categories."""
         return self._categorical
 
-    def categories(self, name: str) -> np.ndarray:
-        """Labels of a column of codes: code k stands for the label k."""
-        if name not in self._categorical:
-            return super().categories(name)
-        return self._labels_of(name).to_numpy(zero_copy_only=False)
+    def _labels_of(self, name: str) -> np.ndarray:
+        return self._dictionary(name).to_numpy(zero_copy_only=False)
 
     def origin(self, number: int) -> str:
         """The file of a row group."""
@@ -104,7 +106,8 @@ class ParquetSource(RowSource):
         for name in names:
             column = table.column(name)
             if column.null_count:
-                raise _null_error(self._groups[number][0], name, column.null_count)
+                missing = np.ma.array(np.empty(len(column), bool), mask=column.is_null().to_numpy())
+                self._plain(number, {name: missing})
             pieces = [
                 self._codes(name, chunk)
                 if name in self._categorical
@@ -126,10 +129,16 @@ class ParquetSource(RowSource):
         expected = self._stamps[path]
         with unchanged({path: expected}):
             metadata = _metadata(path, expected)
-            with _arrow("parquet").ParquetFile(path, metadata=metadata) as file:
-                return file.read_row_group(group, columns=list(names))
+            try:
+                with _arrow("parquet").ParquetFile(path, metadata=metadata) as file:
+                    return file.read_row_group(group, columns=list(names))
+            except (OSError, _arrow().ArrowException) as error:
+                raise RowsError(
+                    f"Row group {group} of the file {path} cannot be read: {error}. Write the file "
+                    "again."
+                ) from error
 
-    def _labels_of(self, name: str) -> Any:
+    def _dictionary(self, name: str) -> Any:
         """Labels of all files as an Arrow array, in the order of their first appearance."""
         if name not in self._labels:
             dictionaries = [
@@ -142,7 +151,7 @@ class ParquetSource(RowSource):
 
     def _codes(self, name: str, chunk: Any) -> np.ndarray:
         """Codes of an Arrow array. Each row group may have a dictionary of its own."""
-        codes = _arrow("compute").index_in(chunk.dictionary, value_set=self._labels_of(name))
+        codes = _arrow("compute").index_in(chunk.dictionary, value_set=self._dictionary(name))
         return codes.to_numpy()[chunk.indices.to_numpy()]
 
 
@@ -160,6 +169,8 @@ def _metadata(path: str, expected: Stamp) -> Any:
 def _metadata_and_types(path: str) -> tuple[Any, dict[str, Any]]:
     """Metadata of a file, and Arrow types of its columns."""
     parquet = _arrow("parquet")
+    if os.path.exists(path) and not os.path.isfile(path):  # A named pipe would be waited for.
+        raise RowsError(f"The path {path} should be a parquet file, but is no file.")
     try:
         with parquet.ParquetFile(path) as file:
             metadata, schema = file.metadata, file.schema_arrow
@@ -168,6 +179,11 @@ def _metadata_and_types(path: str) -> tuple[Any, dict[str, Any]]:
             f"The file {path} cannot be read as parquet: {error}. Write it again, or leave it out."
         ) from error
     names = [name for name in schema.names if not INDEX.fullmatch(name)]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise RowsError(
+            f"The file {path} should have columns of different names, but has {quoted(twice)} more "
+            "than once. Write it again with other names."
+        )
     return metadata, {name: _comparable(schema.field(name).type) for name in names}
 
 
@@ -209,28 +225,11 @@ def _check_types(
         )
 
 
-def _check_nulls(metadata: Any, names: Sequence[str], path: str) -> None:
-    """Refuse nulls that the statistics of a file tell of. Others are found as they are read.
-
-    Raises
-    ------
-    RowsError
-    """
-    groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
-    paths = (
-        [groups[0].column(at).path_in_schema for at in range(groups[0].num_columns)]
-        if groups
-        else []
-    )
-    for name in set(names) & set(paths):
-        statistics = [group.column(paths.index(name)).statistics for group in groups]
-        count = sum(each.null_count or 0 for each in statistics if each is not None)
-        if count:
-            raise _null_error(path, name, count)
-
-
-def _null_error(path: str, name: str, count: int) -> RowsError:
-    return RowsError(
-        f"The file {path} should have no nulls, but its column `{name}` has {count}. Fill them or "
-        "leave these rows out of the files, or choose other columns by `columns`."
-    )
+def _nulls(metadata: Any, names: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Row groups and columns with nulls that the statistics of a file tell of."""
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for column in map(group.column, range(group.num_columns)):
+            statistics = column.statistics
+            if column.path_in_schema in names and statistics is not None and statistics.null_count:
+                yield number, column.path_in_schema

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from pymc_sgmcmc.errors import RowsError
 
@@ -33,8 +35,8 @@ def schema_of(arrays: Mapping[str, np.ndarray]) -> Schema:
     return {name: (np.dtype(values.dtype), values.shape[1:]) for name, values in arrays.items()}
 
 
-def check_numbers(columns: Schema) -> None:
-    """Refuse arrays that a model cannot use.
+def check_numbers(columns: Schema, purpose: str = "", remedy: str = "Convert it first.") -> None:
+    """Refuse columns that a model cannot use.
 
     Raises
     ------
@@ -44,8 +46,8 @@ def check_numbers(columns: Schema) -> None:
     for name, (dtype, _) in columns.items():
         if dtype.kind not in NUMBERS:
             raise RowsError(
-                f"The array `{name}` should have numbers, but has the type {dtype}. "
-                "Convert it first."
+                f"The column `{name}` should have numbers{purpose}, but has the type {dtype}. "
+                f"{remedy}"
             )
 
 
@@ -66,6 +68,45 @@ def bytes_of(memory: int | str) -> int:
             "kB, MB, GB, KiB, MiB and GiB."
         )
     return int(float(found[1]) * UNITS[found[2]])
+
+
+def without_missing(
+    columns: Mapping[str, Any], first: int = 0, origin: str = ""
+) -> dict[str, np.ndarray]:
+    """Columns as plain arrays, of which no entry is missing.
+
+    NumPy drops the mask of a masked array in most operations, and takes what is behind it for data.
+
+    Parameters
+    ----------
+    columns : mapping of str to array
+        Rows along the first axis. Entries are missing where they are masked, or none of the objects
+        of an array of objects (`pandas.NA`, None or NaN).
+    first : int
+        The number of their first row.
+    origin : str
+        Where the rows are, for the message.
+
+    Raises
+    ------
+    RowsError
+        Where an entry is missing.
+    """
+    for name, values in columns.items():
+        missing = None
+        if np.ma.isMaskedArray(values):
+            missing = np.ma.getmaskarray(values)
+        elif values.dtype == object:
+            missing = pd.isna(values)
+        if missing is not None and missing.any():
+            rows = np.flatnonzero(missing.reshape(len(missing), -1).any(axis=1))
+            place = f" in {origin}" if origin else ""
+            raise RowsError(
+                f"The column `{name}` should have no missing values, but row {first + rows[0]}"
+                f"{place} has one, the first of {len(rows)} such rows there. Leave these rows out "
+                "of all columns, fill them, or choose other columns."
+            )
+    return {name: np.asarray(values) for name, values in columns.items()}
 
 
 def row_bytes(columns: Schema) -> int:

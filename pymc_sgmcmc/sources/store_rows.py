@@ -11,7 +11,13 @@ import numpy as np
 
 from pymc_sgmcmc.errors import RowsError
 from pymc_sgmcmc.sources.columns import check_names
-from pymc_sgmcmc.sources.schema import Schema, check_numbers, common_length, schema_of
+from pymc_sgmcmc.sources.schema import (
+    Schema,
+    check_numbers,
+    common_length,
+    schema_of,
+    without_missing,
+)
 
 
 def store_rows(
@@ -44,7 +50,7 @@ def store_rows(
     ------
     RowsError
         Where there are no rows or fewer than ``total_size``, columns differ between batches, are no
-        numbers or have no names, or there are such files already.
+        numbers, have missing values or no names, or there are such files already.
 
     Examples
     --------
@@ -65,6 +71,7 @@ def store_rows(
         for batch in batches:
             arrays = _arrays(batch, names)
             rows = common_length(arrays)
+            arrays = without_missing(arrays, count, "the stream")
             if not files:
                 schema = schema_of(arrays)
                 check_numbers(schema)
@@ -97,12 +104,12 @@ def store_rows(
 def _arrays(batch: Any, names: Sequence[str] | None) -> dict[str, np.ndarray]:
     """Arrays of some rows by name."""
     if hasattr(batch, "items"):
-        arrays = {str(name): np.asarray(values) for name, values in batch.items()}
+        arrays = {str(name): np.asanyarray(values) for name, values in batch.items()}
         if names is not None:
             check_names(list(names), list(arrays), "the stream")
             arrays = {name: arrays[name] for name in names}
         return arrays
-    values = np.asarray(batch)
+    values = np.asanyarray(batch)
     if names is None or values.ndim != 2 or len(names) != values.shape[1]:
         raise RowsError(
             "Rows should be arrays by name, or one array with a column for each of `names`, but "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pymc.model import Model
 
-from pymc_sgmcmc.marginal.search import local_structures
+from pymc_sgmcmc.checks import quoted
+from pymc_sgmcmc.marginal.search import call_for, local_structures
 
 GRADIENTS_OF_NUTS = 10
 """NUTS takes about this many gradients of all rows for a draw of a posterior near a Gaussian, in
@@ -22,15 +23,14 @@ def advice(model: Model, n_rows: int, rows_of_draw: int) -> str | None:
     rows_of_draw : int
         Rows that all transitions of one draw read.
     """
-    structures, _ = local_structures(model)
-    if structures:
-        names, n_groups = structures[0].names, structures[0].n_groups
-        listed = ", ".join(f"`{name}`" for name in names)
-        quoted = ", ".join(f'"{name}"' for name in names)
+    for structure in local_structures(model)[0]:
+        if (call := call_for(model, structure)) is None:
+            continue
+        verb = "has" if len(structure.names) == 1 else "have"
         return (
-            f"{listed} {'has' if len(names) == 1 else 'have'} entries for {n_groups} groups of "
-            "records, and a minibatch says nothing of the groups that it does not touch. Integrate "
-            f"out what is local by `marginalize(model, [{quoted}])`, or use NUTS."
+            f"{quoted(structure.names)} {verb} entries for {structure.n_groups} groups of records, "
+            "and a minibatch says nothing of the groups that it does not touch. Use "
+            f"{call}, or NUTS."
         )
     if rows_of_draw < GRADIENTS_OF_NUTS * n_rows:
         return None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
-from pymc.model import Model
 from pymc.step_methods.compound import StepMethodState
 from pymc.step_methods.state import dataclass_state
 from rich.progress import TextColumn
@@ -21,12 +20,11 @@ from pymc_sgmcmc.sources import RowSource
 from pymc_sgmcmc.step_methods.contract import StepMethod
 from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.settings import (
-    CenterSetting,
-    Preconditioner,
+    CommonSettings,
     Settings,
     default_preconditioner,
 )
-from pymc_sgmcmc.step_methods.setup import Setup
+from pymc_sgmcmc.step_methods.setup import Kind, Setup
 
 OPTIMAL_SCALE = 2.38
 """Proposals with this many posterior standard deviations by the root of d are optimal in high
@@ -41,7 +39,7 @@ MOST_ERROR = 0.5
 
 NO_GRADIENTS = {
     name: f"uses no gradients, so it takes no `{name}`. Leave it out, or use `SGLD`."
-    for name in ("gradient", "batching", "local", "bias", "tune_method", "thin")
+    for name in ("bias", "gradient", "batching", "local", "thin", "positive")
 }
 """These settings are refused, since they belong to gradients and runs of transitions."""
 
@@ -168,45 +166,23 @@ class AusterityMH(StepMethod):
         vars: Sequence | None = None,
         *,
         error: float = 0.001,
-        batch_size: int | None = None,
-        preconditioner: Preconditioner = None,
-        step_size: float | None = None,
-        rows: str | Sequence[str] | None = None,
-        center: CenterSetting = None,
-        init: Any = None,
-        model: Model | None = None,
-        initial_point: Mapping[str, np.ndarray] | None = None,
-        compile_kwargs: Mapping[str, Any] | None = None,
-        blocked: bool = True,
-        rng: Any = None,
+        **settings: Unpack[CommonSettings],
     ):
         self.error = _check_error(error)
+        step_size = settings.get("step_size")
         if callable(step_size):
             raise TypeError(
                 f"`step_size` should be one number for `AusterityMH`, but got {step_size!r}."
             )
-        if isinstance(rows, RowSource):
+        if isinstance(settings.get("rows"), RowSource):
             raise ValueError(
                 "`AusterityMH` reads random rows in each transition, but `rows` are in a source. "
                 "Use `SGLDCV`."
             )
-        preconditioner = default_preconditioner(preconditioner, step_size)
-        not_taken = {
-            "bias": None,
-            "gradient": "plain",
-            "batching": None,
-            "thin": None,
-            "tune_method": "closed_form",
-        }
-        settings = Settings.of(locals(), **not_taken)
-        setup = Setup(
-            type(self).__name__,
-            settings,
-            preconditioner=preconditioner,
-            takes_all_rows=True,
-            is_exact=self.error == 0,
-            is_metropolis=True,
-        )
+        common = Settings.of({"vars": vars, **settings})
+        preconditioner = default_preconditioner(common.preconditioner, step_size)
+        kind = Kind(takes_all_rows=True, is_exact=self.error == 0, is_metropolis=True)
+        setup = Setup(type(self).__name__, common, kind, preconditioner)
         self.posterior = posterior = setup.posterior
         if not posterior.has_rows:
             raise ModelError(
@@ -215,7 +191,7 @@ class AusterityMH(StepMethod):
             )
         self.vars = list(posterior.layout.variables)
         self.batch_size = check_batch_size(
-            min(FEWEST_ROWS, posterior.n_rows) if batch_size is None else batch_size,
+            min(FEWEST_ROWS, posterior.n_rows) if common.batch_size is None else common.batch_size,
             posterior.n_rows,
         )
         _, self._root = setup.preconditioner(preconditioner)
@@ -224,8 +200,8 @@ class AusterityMH(StepMethod):
         self.step_size = float(check_step_size(step_size))  # type: ignore[arg-type]
         self.center = setup.known_center
         self._initial_position = posterior.initial_position
-        self.blocked = blocked
-        self.setup_chain(settings.generator(), 0, 0)
+        self.blocked = common.blocked
+        self.setup_chain(common.generator(), 0, 0)
 
     def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
         """Begin a chain.
@@ -292,9 +268,7 @@ class AusterityMH(StepMethod):
 
     @staticmethod
     def _progressbar_config(n_chains=1):
-        columns = [
-            TextColumn("{task.fields[rows_read]:.0f}", table_column=Column("Rows read", ratio=1))
-        ]
+        columns = [TextColumn("{task.fields[rows_read]:.3g}", table_column=Column("Rows"))]
         return columns, {"rows_read": [0] * n_chains}
 
     @staticmethod

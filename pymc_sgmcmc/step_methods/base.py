@@ -12,8 +12,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from inspect import signature
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, Unpack
 
 import numpy as np
 from pymc.stats.convergence import SamplerWarning, WarningType
@@ -33,23 +32,21 @@ from pymc_sgmcmc.chain import Chain, ChainState, Draws, missing_value
 from pymc_sgmcmc.checks import FEW_NAMES, quoted
 from pymc_sgmcmc.engine import TransitionBlock
 from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
-from pymc_sgmcmc.marginal.accuracy import quadrature_of, warn_of_shift
+from pymc_sgmcmc.marginal.accuracy import quadrature_of, tell_of_quadrature
 from pymc_sgmcmc.matrices import Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import quick_graphs
 from pymc_sgmcmc.posterior.threads import threads_for_passes
 from pymc_sgmcmc.record import COMPUTED, GIVEN, RECORD, RunRecord, with_preconditioner
 from pymc_sgmcmc.schedules import StepSize, step_sizes
-from pymc_sgmcmc.sources.passes import shown_by_default
+from pymc_sgmcmc.stages import lacks_widgets, log, set_up, stage
 from pymc_sgmcmc.step_methods.advice import advice
 from pymc_sgmcmc.step_methods.contract import StepMethod
 from pymc_sgmcmc.step_methods.possible_draws import PossibleDraws, prepare
-from pymc_sgmcmc.step_methods.pymc_hook import install, log
+from pymc_sgmcmc.step_methods.pymc_hook import install
 from pymc_sgmcmc.step_methods.run_settings import run_settings, with_cost, with_pace
-from pymc_sgmcmc.step_methods.search import check_searchable, search_step_size
-from pymc_sgmcmc.step_methods.settings import Settings
-from pymc_sgmcmc.step_methods.setup import Design, Setup, paced
-from pymc_sgmcmc.tuning import laplace_draws
+from pymc_sgmcmc.step_methods.settings import CommonSettings, Settings, default_preconditioner
+from pymc_sgmcmc.step_methods.setup import Design, Kind, Setup, paced
 
 DRAW_ELEMENTS = 250_000_000
 """A draw may have at most this many transitions times elements of the state. All transitions of a
@@ -59,9 +56,7 @@ SHORT_DRAW = 0.3
 """A warning follows where tuning leaves draws that are shorter than this part of a relaxation time.
 Draws then depend on each other at least three times as long as planned."""
 
-POINTS_OF_CHECK = 20
-"""At so many points around the centre a quadrature is compared with a grid. The bound on its effect
-is a standard deviation over them, which is then known to a sixth."""
+COMPILING_HINT = "What Numba compiled is kept, so that the next run of this model takes seconds."
 
 TOLD_SECONDS = 1.5
 """The log has the time of a set-up that took longer, since PyMC's message leaves it out."""
@@ -111,7 +106,7 @@ class StochasticGradientStep(StepMethod):
     Where the step method has all variables of the model, a run of draws is computed in one call and
     handed out one by one. The results do not depend on the lengths of the runs.
 
-    A subclass keeps its own settings in `__init__`, passes the common settings on, and turns a
+    A subclass keeps its own settings in `__init__`, passes the common ones on, and turns a
     `Setup` into a `Design` in `_design`.
     """
 
@@ -126,14 +121,7 @@ class StochasticGradientStep(StepMethod):
     }
     _state_class = StochasticGradientState
 
-    _takes_low_rank: ClassVar[bool] = False
-    """Whether the dynamics take a curvature of low rank plus diagonal."""
-    _keeps_rows: ClassVar[bool] = True
-    """Whether some rows may be in each minibatch, so that only the other rows cause the noise V."""
-    _takes_all_rows: ClassVar[bool] = False
-    """Whether the gradient is that of all rows."""
-    _is_exact: ClassVar[bool] = False
-    """Whether the law of a chain is the posterior, whatever the step size."""
+    _kind: ClassVar[Kind] = Kind()
     _preconditioner: str | np.ndarray | Matrix = "identity"
     posterior: Posterior
     batching: Batching
@@ -142,22 +130,18 @@ class StochasticGradientStep(StepMethod):
     handed_out: int
     _run: _Run | None
 
-    @shown_by_default()
+    @set_up()
     @quick_graphs()
     @threads_for_passes()
-    def __init__(self, settings: Settings):
+    def __init__(self, vars: Sequence | None = None, **given: Unpack[CommonSettings]):
+        settings = Settings.of({**self._defaults, "vars": vars, **given})
+        if takes_preconditioner := "preconditioner" not in self._refused:
+            self._preconditioner = default_preconditioner(
+                settings.preconditioner, settings.step_size
+            )
         install()
         began = time.monotonic()
-        setup = Setup(
-            type(self).__name__,
-            settings,
-            preconditioner=self._preconditioner,
-            takes_low_rank=self._takes_low_rank,
-            keeps_rows=self._keeps_rows,
-            takes_all_rows=self._takes_all_rows,
-            is_exact=self._is_exact,
-            is_metropolis=self._is_exact,
-        )
+        setup = Setup(type(self).__name__, settings, self._kind, self._preconditioner)
         estimator = setup.estimator
         self.bias = setup.bias
         self.posterior = setup.posterior
@@ -176,8 +160,6 @@ class StochasticGradientStep(StepMethod):
 
         design = self._design(setup)
         self.center = setup.known_center
-        if settings.searches:
-            check_searchable(setup, design)
         most_in_memory = self._most_in_memory(design)
         if settings.thin is not None and settings.thin > most_in_memory:
             raise ValueError(
@@ -185,14 +167,13 @@ class StochasticGradientStep(StepMethod):
                 f"draw fit into memory, but got {settings.thin}. Record more draws instead."
             )
         longest = max(design.pace.thin, design.pace.most_thin or 1)
-        block = TransitionBlock(
-            design.dynamics,
-            estimator,
-            settings.compile_kwargs,
-            static_length=max(JAX_BLOCK_TRANSITIONS, longest) if self.runs_on_jax else None,
-        )
-        if settings.searches:
-            design = search_step_size(block, setup, design)
+        with stage("Compiling", COMPILING_HINT):
+            block = TransitionBlock(
+                design.dynamics,
+                estimator,
+                settings.compile_kwargs,
+                static_length=max(JAX_BLOCK_TRANSITIONS, longest) if self.runs_on_jax else None,
+            )
         self._starts_around = self.center if design.begins_at_center else None
         # The moments come last among the adaptations: `_record_after` reads the last state.
         self._moments = RunningMoments(self.posterior.dimension) if self._owns_all else None
@@ -211,7 +192,6 @@ class StochasticGradientStep(StepMethod):
             ],
             most_thin=design.pace.most_thin,
         )
-        takes_preconditioner = "preconditioner" in signature(type(self).__init__).parameters
         self.run_settings = run_settings(
             setup, design, self._preconditioner if takes_preconditioner else None
         )
@@ -223,18 +203,15 @@ class StochasticGradientStep(StepMethod):
         )
         self._declare_stats()
         is_computed = setup.batch_size_from == "computed" and setup.local is None
-        if is_computed and self._owns_all and not self._takes_all_rows:
+        if is_computed and self._owns_all and not self._kind.takes_all_rows:
             rows_of_draw = self.thin * (self.batch_size + estimator.kept_rows)
             if better := advice(settings.model, self.posterior.n_rows, rows_of_draw):
                 log.info("%s: %s", setup.name, better)
-        quadrature = quadrature_of(settings.model)
-        # None where the quadrature cannot be compared around a centre.
-        self.needs_more_points: bool | None = None
-        if quadrature is not None and self.center is not None:
-            points = laplace_draws(self.posterior, self.center, POINTS_OF_CHECK)
-            self.needs_more_points = warn_of_shift(quadrature, points)
-        if not self._is_exact:
-            prepare(self.posterior)
+        if (quadrature := quadrature_of(settings.model)) is not None:
+            tell_of_quadrature(quadrature)
+        if not self._kind.is_exact:
+            with stage("Compiling", COMPILING_HINT):
+                prepare(self.posterior)
         self.setup_chain(settings.generator(), 0, 0)
         self.tune = True
         seconds = time.monotonic() - began
@@ -262,9 +239,7 @@ class StochasticGradientStep(StepMethod):
     @property
     def has_closed_form(self) -> bool:
         """Whether the step size was computed in closed form, so that `at_bias` can change it."""
-        return self._pace.choice is not None and any(
-            isinstance(adaptation, LangevinStepSize) for adaptation in self.chain.adaptations
-        )
+        return self._tunes
 
     def at_bias(self, bias: float, relaxation_times: int = 1) -> Self:
         """The same sampler with the step size for another stated variance error.
@@ -278,12 +253,15 @@ class StochasticGradientStep(StepMethod):
             Where the step size was not computed in closed form.
         """
         choice = self._pace.choice
-        if choice is None or not self.has_closed_form:
+        if choice is None or not self._tunes:
             raise ValueError(
                 f"The step size of {type(self).__name__} should be computed in closed form, but "
-                "was not. Leave out `step_size` and `tune_method`."
+                "was not. Leave out `step_size`."
             )
-        choice = replace(choice, step_size=choice.step_size * bias / self.bias)
+        # Gradients of wider chains are larger: the error is x / (1 - x) for x in proportion to the
+        # step size, without noise of the gradients, and smaller with it.
+        factor = bias / (1 + bias) * (1 + self.bias) / self.bias
+        choice = replace(choice, step_size=choice.step_size * factor)
         if self._thin_given:
             pace = replace(self._pace, step_size=choice.step_size, choice=choice)
         else:
@@ -373,7 +351,7 @@ class StochasticGradientStep(StepMethod):
         # part of the position, so densities of rows are those at other values of them.
         self._possible = (
             None
-            if self._is_exact
+            if self._kind.is_exact
             else PossibleDraws(
                 self.posterior, self.tune_draws, self.total_draws, rows=self._local is None
             )
@@ -460,7 +438,8 @@ class StochasticGradientStep(StepMethod):
         """Read the rows of several chains at once, where they are not all in memory."""
         if self.posterior.source is not None:
             self.chain.expected_draws = tune + draws
-            self.chain.read_ahead(rngs)
+            with stage("Reading the rows of the run"):
+                self.chain.read_ahead(rngs)
 
     def last_record(self) -> RunRecord | None:
         """Moments of a chain that was stopped, None where it ended or has no draws after tuning."""
@@ -530,20 +509,15 @@ class StochasticGradientStep(StepMethod):
 
     @staticmethod
     def _progressbar_config(n_chains=1):
-        columns = [
-            TextColumn("{task.fields[step_size]:.2g}", table_column=Column("Step size", ratio=1)),
-            TextColumn("{task.fields[gradient_norm]:.3g}", table_column=Column("Grad", ratio=1)),
-            TextColumn("{task.fields[variance_error]:.1%}", table_column=Column("Bias", ratio=1)),
-        ]
-        names = ("step_size", "gradient_norm", STATISTIC)
-        return columns, {name: [0.0] * n_chains for name in names}
+        lacks_widgets()
+        # PyMC's own columns leave eight characters of a line of 80.
+        column = TextColumn("{task.fields[variance_error]:.1%}", table_column=Column("Bias"))
+        return [column], {STATISTIC: [0.0] * n_chains}
 
     @staticmethod
     def _make_progressbar_update_functions():
         def update_stats(step_stats):
             return {
-                "step_size": step_stats["step_size"],
-                "gradient_norm": step_stats["gradient_norm"],
                 STATISTIC: step_stats[STATISTIC],
                 "failing": not np.isfinite(step_stats["gradient_norm"]),
             }
@@ -737,7 +711,7 @@ class StochasticGradientStep(StepMethod):
 
 
 def _tuning(design: Design, setup: Setup) -> tuple[Adaptation, ...]:
-    """Adaptation of a step size in closed form. A searched one has another aim and is kept."""
+    """Adaptation of a step size in closed form."""
     pace = design.pace
     matrix = design.preconditioner
     if matrix is None or pace.choice is None or not isinstance(pace.step_size, float):

@@ -1,16 +1,21 @@
-"""The centre that the settings ask for: searched, given, or from an approximation."""
+"""The centre that the settings ask for: searched or given."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from pymc.initial_point import make_initial_point_fn
 from scipy import linalg
 
 from pymc_sgmcmc.checks import FEW_NAMES, as_array
-from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.errors import CenterWarning, ModelError
+from pymc_sgmcmc.marginal.accuracy import quadrature_of
 from pymc_sgmcmc.matrices import covariance_root, dependent_coordinates
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.graphs import shape_of
@@ -20,10 +25,8 @@ from pymc_sgmcmc.tuning import (
     Center,
     Curvature,
     center_at,
-    center_of,
     check_given_center,
     find_center,
-    initial_gaussian,
     laplace_draws,
     warn_of_jumps,
 )
@@ -31,6 +34,10 @@ from pymc_sgmcmc.tuning import (
 FARTHEST_GIVEN_CENTER = 1e6
 """A given centre may be at most this many posterior standard deviations from the mode. The relative
 rounding error of its curvature is about 1e-16 times the square of that distance, here 1e-4."""
+
+POINTS_OF_CHECK = 20
+"""At so many points around the centre a quadrature is compared with a grid. The bound on its effect
+is a standard deviation over them, which is then known to a sixth."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class JointCenter:
 
 
 def center_asked_for(settings: Settings, posterior: Posterior) -> JointCenter:
-    """Centre by the settings `center` and `init`.
+    """Centre by the setting `center`, around which a quadrature takes its nodes.
 
     Raises
     ------
@@ -62,9 +69,19 @@ def center_asked_for(settings: Settings, posterior: Posterior) -> JointCenter:
     TypeError, ValueError
         Where the setting is not a centre of this posterior.
     """
-    if settings.init is not None:
-        joint_center = _center_from(settings, posterior)
-    elif settings.center is None or isinstance(settings.center, str):
+    quadrature = None if settings.local is not None else quadrature_of(settings.model)
+    if quadrature is None:
+        return _center(settings, posterior)
+    with held_back() as of_fewer_nodes:
+        found = _center(settings, posterior)
+        while quadrature.refine(laplace_draws(posterior, found.center, POINTS_OF_CHECK)):
+            of_fewer_nodes.clear()
+            found = _center(settings, posterior)
+    return found
+
+
+def _center(settings: Settings, posterior: Posterior) -> JointCenter:
+    if settings.center is None:
         joint_center = _searched(settings, posterior)
     else:
         joint_center = _given(settings, posterior)
@@ -76,7 +93,6 @@ def center_asked_for(settings: Settings, posterior: Posterior) -> JointCenter:
 def _searched(settings: Settings, posterior: Posterior) -> JointCenter:
     """Mode of the posterior, or the centre that `find_center` takes in its place."""
     model = settings.model
-    method = settings.center if isinstance(settings.center, str) else "lbfgs"
     moved = [value for value in model.value_vars if value.dtype.startswith("float")]
     joint_draws = None
     if posterior.others and len(moved) > len(posterior.layout.variables):
@@ -85,20 +101,25 @@ def _searched(settings: Settings, posterior: Posterior) -> JointCenter:
         joint = Posterior(
             model, moved, rows=settings.rows, initial_point=settings.initial_point, check=False
         )
-        joint_center = find_center(joint, joint.initial_position, method)
+        joint_center = find_center(joint, joint.initial_position)
         point = joint.layout.unravel(joint_center.position)
         joint_draws = laplace_draws(joint, joint_center, NOISE_POINTS)
         posterior.set_others({**model.initial_point(), **point})
         center = center_at(posterior, posterior.layout.ravel(point))
     else:
-        center = find_center(posterior, posterior.initial_position, method)
+        center = find_center(posterior, posterior.initial_position)
     return JointCenter(center, _values_of_others(posterior), joint_draws)
 
 
 def _given(settings: Settings, posterior: Posterior) -> JointCenter:
     point = given_point(settings, posterior)
     posterior.set_others({**settings.model.initial_point(), **point})
-    center = center_at(posterior, posterior.layout.ravel(point))
+    position = posterior.layout.ravel(point)
+    if isinstance(settings.center, Center):
+        # The nearest Gaussian has a curvature of its own, and its mean may be away from the mode.
+        center = center_at(posterior, position, settings.center.curvature)
+        return JointCenter(center, _values_of_others(posterior))
+    center = center_at(posterior, position)
     if not center.distance <= FARTHEST_GIVEN_CENTER:
         raise ValueError(
             f"`center` is more than {FARTHEST_GIVEN_CENTER:,.0f} posterior standard deviations "
@@ -113,26 +134,15 @@ def _values_of_others(posterior: Posterior) -> dict[str, np.ndarray]:
     return {name: np.array(shared.get_value()) for name, shared in posterior.others.items()}
 
 
-def _center_from(settings: Settings, posterior: Posterior) -> JointCenter:
-    """Centre from an approximation that the user has."""
-    if settings.center is not None:
-        raise ValueError("`init` and `center` both say where the centre is. Leave one of them out.")
-    if posterior.others:
-        raise ValueError(
-            "`init` is for a step method that has all variables of the model, but this one lacks "
-            f"{sorted(posterior.others)}. Leave `init` out, or give `center`."
-        )
-    position, curvature = initial_gaussian(settings.init, settings.model, posterior)
-    return JointCenter(center_of(posterior, position, curvature), {})
-
-
 def given_point(settings: Settings, posterior: Posterior) -> dict[str, np.ndarray]:
     """Values of the value variables for a centre given by the user."""
     model, center = settings.model, settings.center
+    if isinstance(center, Center):
+        center = center.position
     if not isinstance(center, Mapping):
         position = as_array("center", center, CENTERS)
         if position.shape != (posterior.dimension,):
-            raise ValueError(
+            raise ModelError(
                 f"`center` should be a mapping from names to values or an array of shape "
                 f"({posterior.dimension},), but has shape {position.shape}."
             )
@@ -149,7 +159,7 @@ def given_point(settings: Settings, posterior: Posterior) -> dict[str, np.ndarra
     ]
     missing = [name for name, value_name in value_names.items() if value_name not in names_given]
     if unknown or missing:
-        raise ValueError(
+        raise ModelError(
             f"`center` should give values of {sorted(value_names)}, but "
             + (f"has the unknown names {sorted(unknown)}" if unknown else "")
             + (" and " if unknown and missing else "")
@@ -164,7 +174,7 @@ def given_point(settings: Settings, posterior: Posterior) -> dict[str, np.ndarra
         transformed = names_given[value_name] != name
         expected = shapes[value_name] if transformed else tuple(shape_of(variable))
         if value.shape != expected:
-            raise ValueError(
+            raise ModelError(
                 f"`center` for `{names_given[value_name]}` should have shape {expected}, but has "
                 f"shape {value.shape}."
             )
@@ -199,3 +209,33 @@ def check_determined(curvature: Curvature, posterior: Posterior) -> None:
             f"The posterior is flat, or nearly so, in a combination of {names}. Give these "
             "variables proper priors, or leave out predictors that are combinations of others."
         ) from None
+
+
+@contextmanager
+def held_back(*, give: bool = True) -> Iterator[list[warnings.WarningMessage]]:
+    """A list of the `CenterWarning` of the block, to give those that are left at its end."""
+    held: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings():
+            shown = warnings.showwarning
+
+            def show(message: Any, category: type[Warning], *place: Any, **more: Any) -> None:
+                if issubclass(category, CenterWarning):
+                    held.append(warnings.WarningMessage(message, category, *place[:2]))
+                else:
+                    shown(message, category, *place, **more)
+
+            warnings.showwarning = show
+            warnings.filterwarnings("always", category=CenterWarning)
+            yield held
+    finally:
+        for each in held if give else []:
+            module = next(
+                (
+                    name
+                    for name, module in list(sys.modules.items())
+                    if getattr(module, "__file__", None) == each.filename
+                ),
+                None,
+            )
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno, module)

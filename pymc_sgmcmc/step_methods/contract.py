@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from collections.abc import Mapping
-from inspect import Parameter, signature
+from inspect import Parameter, Signature, signature
 from typing import Any, ClassVar
 
-from pymc.model import Model
 from pymc.step_methods.compound import BlockedStep, Competence
 
+from pymc_sgmcmc.checks import unknown_argument
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.posterior.position import NOTHING_FREE, value_variables
+from pymc_sgmcmc.posterior.position import (
+    NOTHING_FREE,
+    given_model,
+    refuse_dimensions,
+    value_variables,
+)
+from pymc_sgmcmc.step_methods.settings import COMMON_SIGNATURE
 
 
 class _StepMethodType(ABCMeta):
@@ -29,6 +35,27 @@ class StepMethod(BlockedStep, metaclass=_StepMethodType):
     name: str
     _refused: ClassVar[Mapping[str, str]] = {}
     """Settings of other step methods that this class refuses, with the reason."""
+    _defaults: ClassVar[Mapping[str, Any]] = {}
+    """Defaults of settings that are not those of the other step methods."""
+    __signature__: ClassVar[Signature] = COMMON_SIGNATURE
+
+    def __init_subclass__(cls, **kwargs: Any):
+        """Give the class the signature that help and editors show.
+
+        Where its `__init__` ends in ``**settings``, these are the arguments of the class above that
+        it neither has itself nor refuses.
+        """
+        super().__init_subclass__(**kwargs)
+        own = list(signature(cls.__init__).parameters.values())[1:]
+        kinds = [parameter.kind for parameter in own]
+        if kinds[-1:] == [Parameter.VAR_KEYWORD] and Parameter.VAR_POSITIONAL not in kinds:
+            names = {parameter.name for parameter in own} | set(cls._refused)
+            own[-1:] = [
+                parameter.replace(default=cls._defaults.get(name, parameter.default))
+                for name, parameter in super(cls, cls).__signature__.parameters.items()
+                if name not in names
+            ]
+        cls.__signature__ = Signature(own)
 
     def __new__(cls, *args: Any, **kwargs: Any):
         """Check arguments that PyMC reads before `__init__`, so that messages are of this package.
@@ -37,7 +64,7 @@ class StepMethod(BlockedStep, metaclass=_StepMethodType):
         ------
         TypeError, ModelError
         """
-        parameters = signature(cls.__init__).parameters
+        parameters = cls.__signature__.parameters
         takes_any = any(
             parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()
         )
@@ -45,18 +72,9 @@ class StepMethod(BlockedStep, metaclass=_StepMethodType):
             if argument in cls._refused:
                 raise TypeError(f"`{cls.__name__}` {cls._refused[argument]}")
             if argument not in parameters and not takes_any:
-                raise TypeError(
-                    f"`{cls.__name__}` takes no argument `{argument}`. See its docstring for its "
-                    "arguments."
-                )
-        model = kwargs.get("model")
-        if model is None:
-            model = Model.get_context(error_if_none=False)
-        if not isinstance(model, Model):
-            raise TypeError(
-                f"`model` should be a PyMC model, but got {model!r}. Pass one, or write "
-                f"`{cls.__name__}()` inside `with model:`."
-            )
+                raise unknown_argument(cls.__name__, argument, parameters)
+        model = given_model(kwargs.get("model"))
+        refuse_dimensions(model)
         variables = args[0] if args else kwargs.get("vars")
         if variables is not None:
             value_variables(model, variables)

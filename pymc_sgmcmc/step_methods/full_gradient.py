@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from pymc.model import Model
 
 from pymc_sgmcmc.dynamics.metropolis_adjusted import MetropolisAdjustedLangevin
 from pymc_sgmcmc.gradient_estimators import FullGradient
-from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.settings import (
     NO_MIRROR,
-    CenterSetting,
-    Preconditioner,
-    Settings,
-    arguments_of,
-    default_preconditioner,
 )
-from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
+from pymc_sgmcmc.step_methods.setup import Design, Kind, Pace, Setup, default_thinning
 from pymc_sgmcmc.step_methods.sgld import SGLD
 
 OPTIMAL_MALA_SCALE = 1.65
@@ -32,7 +24,7 @@ optimal in high dimension (Roberts and Rosenthal 1998)."""
 OF_MINIBATCHES = {
     name: f"uses the gradient of all rows, so it takes no `{name}`. Leave it out, or use `SGLD` "
     "for minibatches."
-    for name in ("batch_size", "batching", "row_weights", "gradient", "local")
+    for name in ("batch_size", "batching", "gradient", "local")
 }
 """These settings are refused, since the gradient of all rows has no use for them."""
 
@@ -92,29 +84,8 @@ class ULA(SGLD):
 
     name = "ula"
 
-    _takes_all_rows = True
+    _kind = Kind(takes_low_rank=True, bounds_noise=True, takes_all_rows=True)
     _refused = OF_MINIBATCHES
-
-    def __init__(
-        self,
-        vars: Sequence | None = None,
-        *,
-        preconditioner: Preconditioner = None,
-        step_size: StepSize | None = None,
-        bias: float | None = None,
-        rows: str | Sequence[str] | None = None,
-        center: CenterSetting = None,
-        init: Any = None,
-        thin: int | None = None,
-        tune_method: str = "closed_form",
-        positive: str = "transform",
-        model: Model | None = None,
-        initial_point: Mapping[str, np.ndarray] | None = None,
-        compile_kwargs: Mapping[str, Any] | None = None,
-        blocked: bool = True,
-        rng: Any = None,
-    ):
-        super().__init__(**arguments_of(locals()))
 
 
 @documented
@@ -204,35 +175,12 @@ class MALA(StochasticGradientStep):
     """
 
     name = "mala"
-    _takes_all_rows = True
-    _is_exact = True
+    _kind = Kind(takes_all_rows=True, is_exact=True, is_metropolis=True)
     _refused: ClassVar = {
         **OF_MINIBATCHES,
         **NO_MIRROR,
         "bias": "has no bias, so it takes no `bias`. Leave it out.",
     }
-
-    def __init__(
-        self,
-        vars: Sequence | None = None,
-        *,
-        preconditioner: Preconditioner = None,
-        step_size: StepSize | None = None,
-        rows: str | Sequence[str] | None = None,
-        center: CenterSetting = None,
-        init: Any = None,
-        thin: int | None = None,
-        tune_method: str = "closed_form",
-        model: Model | None = None,
-        initial_point: Mapping[str, np.ndarray] | None = None,
-        compile_kwargs: Mapping[str, Any] | None = None,
-        blocked: bool = True,
-        rng: Any = None,
-    ):
-        not_taken = {"bias": None, "gradient": "plain", "batch_size": None, "batching": None}
-        settings = Settings.of(locals(), **not_taken)
-        self._preconditioner = default_preconditioner(preconditioner, settings.step_size)
-        super().__init__(settings)
 
     def _design(self, setup: Setup) -> Design:
         posterior, estimator = setup.posterior, setup.estimator

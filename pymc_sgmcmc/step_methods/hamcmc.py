@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import ClassVar, Unpack
 
 import numpy as np
-from pymc.model import Model
 from scipy.sparse import linalg as sparse_linalg
 
 from pymc_sgmcmc.checks import one_of, or_none, positive_number
 from pymc_sgmcmc.dynamics.hamcmc import QuasiNewtonLangevin
 from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.schedules import MOST_THINNING, StepSize
+from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.settings import (
     NO_LOCAL,
-    NO_WEIGHTS,
-    CenterSetting,
-    Gradient,
-    Settings,
+    OWN_PRECONDITIONER,
+    CommonSettings,
 )
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
 from pymc_sgmcmc.tuning import Center, difference_width
@@ -167,7 +164,8 @@ class HAMCMC(StochasticGradientStep):
     """
 
     name = "hamcmc"
-    _refused = NO_LOCAL | NO_WEIGHTS
+    _refused = NO_LOCAL | OWN_PRECONDITIONER
+    _defaults: ClassVar = {"gradient": "cv"}
 
     def __init__(
         self,
@@ -178,22 +176,7 @@ class HAMCMC(StochasticGradientStep):
         initial_scale: float | None = None,
         regularization: float | None = None,
         curvature_threshold: float | None = None,
-        step_size: StepSize | None = None,
-        bias: float | None = None,
-        gradient: Gradient = "cv",
-        batch_size: int | None = None,
-        batching: str | None = None,
-        rows: str | Sequence[str] | None = None,
-        center: CenterSetting = None,
-        init: Any = None,
-        thin: int | None = None,
-        tune_method: str = "closed_form",
-        positive: str = "transform",
-        model: Model | None = None,
-        initial_point: Mapping[str, np.ndarray] | None = None,
-        compile_kwargs: Mapping[str, Any] | None = None,
-        blocked: bool = True,
-        rng: Any = None,
+        **settings: Unpack[CommonSettings],
     ):
         self._pairs = one_of("pairs", pairs, PAIRS)
         self._memory = _check_memory(memory, self._pairs)
@@ -202,7 +185,7 @@ class HAMCMC(StochasticGradientStep):
         self._curvature_threshold = or_none(
             positive_number, "curvature_threshold", curvature_threshold
         )
-        super().__init__(Settings.of(locals()))
+        super().__init__(vars, **settings)
 
     def _design(self, setup: Setup) -> Design:
         memory = self._memory
@@ -328,5 +311,10 @@ def _check_memory(memory: int, pairs: str) -> int:
         raise ValueError(
             f'`memory` should be at least 3 with `pairs="between"`, but got {memory}: a pair is a '
             "difference between two chains that do not move."
+        )
+    if memory > MOST_THINNING:
+        raise ValueError(
+            f"`memory` should be at most {MOST_THINNING}, since a draw has a transition of each "
+            f"chain, but got {memory}. Pairs beyond the number of coordinates add little."
         )
     return int(memory)

@@ -14,9 +14,10 @@ from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.checks import or_none, quoted, whole_number
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.gradient_estimators.fisher_identity import FisherGradient
-from pymc_sgmcmc.marginal.complete import LARGEST_LAPLACE, CompleteData
+from pymc_sgmcmc.marginal.complete import CompleteData
 from pymc_sgmcmc.marginal.local_transitions import GivenTransitions, LocalState
 from pymc_sgmcmc.marginal.marginalize import names_of
+from pymc_sgmcmc.marginal.quadrature import LARGEST_LAPLACE
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.step_methods.settings import Settings
 from pymc_sgmcmc.tuning import Center, RowNoise
@@ -118,7 +119,7 @@ class LocalVariables:
             names_of(self.sampling.names),
             laplace_wanted=computed or self._control_variate,
         )
-        searched = settings.center is None or isinstance(settings.center, str)
+        searched = settings.center is None
         if not self.complete.has_laplace and (computed or (self._control_variate and searched)):
             raise ValueError(
                 f"A group has {self.complete.block_size} local quantities, and step size, batch "
@@ -127,7 +128,7 @@ class LocalVariables:
             )
         point = settings.initial_point
         if point is not None:
-            mine = {local.value.name for local in self.complete.density.structure.locals}
+            mine = {value.name for value in self.complete.density.structure.values}
             point = {name: value for name, value in point.items() if name not in mine}
         # Other observed variables are no rows, even with as many entries as there are groups.
         self.settings = replace(
@@ -226,7 +227,7 @@ def _check(settings: Settings) -> None:
         raise ValueError(
             f'`local` goes with `gradient="plain"` or "cv", but got {settings.gradient!r}.'
         )
-    refused = ("vars", "batching", "rows", "init")
+    refused = ("vars", "batching", "rows")
     for name in refused:
         if getattr(settings, name) is not None:
             raise ValueError(

@@ -50,7 +50,7 @@ def mirrored_variables(
             '`PSGLD`, `HAMCMC` and `ULA` take `positive="mirror"` instead.'
         )
     if mirror and not bounded:
-        raise ValueError(
+        raise ModelError(
             '`positive="mirror"` mirrors positive variables without a transform, but the step '
             "method has none. Write them with `default_transform=None`, as in "
             '`pm.Exponential("x", 1, default_transform=None)`.'

@@ -10,6 +10,7 @@ from scipy import linalg, optimize
 
 from pymc_sgmcmc.checks import as_array
 from pymc_sgmcmc.dynamics.underdamped import Underdamped
+from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix, as_matrix
 from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.step_methods.setup import Setup
@@ -67,16 +68,11 @@ def rows_noise_error(setup: Setup) -> float:
     """Relative error to expect of `rows_noise`.
 
     The noise of a control variate is an average over points around the centre. It grows with the
-    square of the distance from the centre, which varies more for smaller d. For windows of rows in
-    one random order, the noise itself varies about its mean over orders by a relative
-    sqrt(2 n / N).
+    square of the distance from the centre, which varies more for smaller d.
     """
-    errors, batching = [NOISE_ESTIMATE_ERROR], setup.estimator.batching
-    if setup.estimator.reduces_variance:
-        errors.append(0.5 / np.sqrt(setup.posterior.dimension))
-    if batching.name == "shuffle":
-        errors.append(np.sqrt(2 * batching.batch_size / batching.n_rows))
-    return min(1.0, max(errors))
+    if not setup.estimator.reduces_variance:
+        return NOISE_ESTIMATE_ERROR
+    return max(NOISE_ESTIMATE_ERROR, 0.5 / np.sqrt(setup.posterior.dimension))
 
 
 def check_noise(
@@ -91,7 +87,7 @@ def check_noise(
     """
     noise = as_array(name, noise)
     if noise.shape not in ((), (dimension,), (dimension, dimension)):
-        raise ValueError(
+        raise ModelError(
             f"`{name}` should be a number or an array of shape ({dimension},) or "
             f"({dimension}, {dimension}), but has shape {noise.shape}."
         )
@@ -168,7 +164,14 @@ def solve_step_size(
     )
     if excess(most) <= 0:
         return float(most)
-    return float(optimize.brentq(excess, 1e-15 * most, most, xtol=1e-20, rtol=1e-10))
+    least = 1e-15 * most
+    if excess(least) > 0:
+        raise ValueError(
+            f"`friction` should correct for the noise of the gradient, but no step size does with "
+            f"{friction:.3g} and a noise of {noise:.3g}. Give more `friction` (critical damping is "
+            f"at {critical_friction(curvature):.3g}), or a larger `batch_size`."
+        )
+    return float(optimize.brentq(excess, least, most, xtol=1e-20, rtol=1e-10))
 
 
 def relaxation_transitions(
@@ -208,7 +211,7 @@ def check_correction(
     """
     stable = np.inf if steepest == 0 else integrator.largest_step_size(friction, steepest)
     if step_size >= stable:
-        raise ValueError(
+        raise ModelError(
             f"`step_size` should be below {stable:.3g} to be stable with friction {friction:.3g} "
             f"and this preconditioner at the centre, but is {step_size:.3g}. Leave it out to have "
             "it computed."
@@ -227,7 +230,7 @@ def check_correction(
             lambda value: share(step_size, value) - 1, friction, 1e6 * friction
         )
         remedy = f"`friction` above {needed:.3g}, " + remedy
-    raise ValueError(
+    raise ModelError(
         f"The friction is too small for the noise: at step size {step_size:.3g} the gradient has "
         f"{noise_ratio:.3g} times the noise that friction {friction:.3g} allows. "
         f"Use {remedy}, a larger `batch_size`, or `gradient='cv'`."

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from pymc.model import Model, modelcontext
+from pymc.model import Model
 from pymc.step_methods.compound import StepMethodState
-from pymc.util import get_random_generator
 
+from pymc_sgmcmc.checks import generator
 from pymc_sgmcmc.dynamics.normal_inverse_wishart import (
     NormalInverseWishartLaw,
     log_jacobian,
@@ -18,7 +18,7 @@ from pymc_sgmcmc.dynamics.normal_inverse_wishart import (
 )
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.conjugate import HOW_TO_WRITE, NormalVectors, find_normal_vectors
-from pymc_sgmcmc.posterior.position import added_or_removed, names_of
+from pymc_sgmcmc.posterior.position import added_or_removed, given_model, names_of
 from pymc_sgmcmc.step_methods.contract import StepMethod
 
 CHECKED_VECTORS, CHECKED_POINTS = 3, 4
@@ -141,7 +141,7 @@ class NormalInverseWishart(StepMethod):
         blocked: bool = True,
         rng: Any = None,
     ):
-        model = modelcontext(model)
+        model = given_model(model)
         self._model, self._names = model, names_of(model)
         self._vectors = find_normal_vectors(model, vars)
         names = (self._vectors.mean, self._vectors.precision)
@@ -149,7 +149,7 @@ class NormalInverseWishart(StepMethod):
         self.prior = prior_of(self._vectors)
         check_conditional(self._vectors, self.prior)
         self.blocked = blocked
-        self.rng = get_random_generator(rng)
+        self.rng = generator("rng", rng)
 
     def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
         """Begin a chain.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Unpack
 
 import numpy as np
-from pymc.model import Model
 
 from pymc_sgmcmc.adaptation.convergence import CONVERGENCE_RULES
 from pymc_sgmcmc.adaptation.fisher_scoring import FisherScoringAdaptation, state_matrices
@@ -26,18 +25,17 @@ from pymc_sgmcmc.dynamics.osgfs import (
 )
 from pymc_sgmcmc.errors import BatchSizeWarning
 from pymc_sgmcmc.gradient_estimators import PlainGradient
+from pymc_sgmcmc.limits import check_memory
 from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.settings import (
     NO_LOCAL,
     NO_MIRROR,
-    NO_WEIGHTS,
-    CenterSetting,
-    Gradient,
-    Settings,
+    OWN_PRECONDITIONER,
+    CommonSettings,
 )
-from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
+from pymc_sgmcmc.step_methods.setup import Design, Kind, Pace, Setup
 from pymc_sgmcmc.tuning import (
     DENSE_DIMENSION,
     Center,
@@ -210,11 +208,11 @@ class OSGFS(StochasticGradientStep):
     """
 
     name = "osgfs"
-    _keeps_rows = False
+    _kind = Kind(keeps_rows=False)
     _refused: ClassVar = {
         **NO_LOCAL,
         **NO_MIRROR,
-        **NO_WEIGHTS,
+        **OWN_PRECONDITIONER,
         "step_size": "computes its steps, so it takes no `step_size`. Set `k` or `max_k`.",
     }
 
@@ -231,21 +229,9 @@ class OSGFS(StochasticGradientStep):
         convergence_rule: str = "chi2",
         b: float | None = None,
         window: int | None = None,
-        bias: float | None = None,
-        gradient: Gradient = "plain",
-        batch_size: int | None = None,
-        batching: str | None = None,
-        rows: str | Sequence[str] | None = None,
-        center: CenterSetting = None,
-        init: Any = None,
-        thin: int | None = None,
-        tune_method: str = "closed_form",
-        model: Model | None = None,
-        initial_point: Mapping[str, np.ndarray] | None = None,
-        compile_kwargs: Mapping[str, Any] | None = None,
-        blocked: bool = True,
-        rng: Any = None,
+        **settings: Unpack[CommonSettings],
     ):
+        bias, gradient = settings.get("bias"), settings.get("gradient", "plain")
         self._k = _check_k(k)
         self._max_k = or_none(positive_number, "max_k", max_k, most=2.0)
         if bias is not None and (max_k is not None or not isinstance(k, str)):
@@ -272,7 +258,7 @@ class OSGFS(StochasticGradientStep):
                 f"`k={k!r}` assumes the noise of the plain gradient, but got "
                 f'`gradient={gradient!r}`. Use "matrix", "scalar" or "strong_prior".'
             )
-        super().__init__(Settings.of(locals(), step_size=None))
+        super().__init__(vars, **settings)
 
     def _design(self, setup: Setup) -> Design:
         posterior, batching = setup.posterior, setup.estimator.batching
@@ -289,6 +275,9 @@ class OSGFS(StochasticGradientStep):
         drift = setup.shared(np.eye(dimension), "drift")
         root = setup.shared(np.eye(dimension), "noise_root")
         curvature = self._curvature or _default_curvature(setup)
+        if self._window is not None:
+            # The variance of the mean of a window is a sum over its lags, for each coordinate.
+            check_memory("window", self._window, 8.0 * self._window * (dimension + 2))
         adaptation = FisherScoringAdaptation(
             posterior,
             batching,

@@ -6,19 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from pymc.model import Model, modelcontext
+from pymc.model import Model
 from pymc.step_methods.compound import StepMethodState
-from pymc.util import get_random_generator
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor import TensorVariable
 from pytensor.tensor.random.op import RandomVariable
 
-from pymc_sgmcmc.checks import quoted
+from pymc_sgmcmc.checks import generator, quoted
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_quietly
 from pymc_sgmcmc.posterior.graphs import minibatch_nodes, shape_of
-from pymc_sgmcmc.posterior.position import added_or_removed, names_of, value_variables
+from pymc_sgmcmc.posterior.position import added_or_removed, given_model, names_of, value_variables
 from pymc_sgmcmc.posterior.support import bounded_variables
 from pymc_sgmcmc.posterior.terms import check_total_size, model_terms
 from pymc_sgmcmc.step_methods.contract import StepMethod
@@ -126,7 +125,7 @@ class PriorMetropolis(StepMethod):
         blocked: bool = True,
         rng: Any = None,
     ):
-        model = modelcontext(model)
+        model = given_model(model)
         self._model, self._names_of_model = model, names_of(model)
         self.vars = value_variables(model, vars)
         self._names = [value.name for value in self.vars]  # of values
@@ -147,7 +146,7 @@ class PriorMetropolis(StepMethod):
         self._term_names = list(terms)
         self._densities = compile_quietly(values, list(terms.values()), **options)
         self.blocked = blocked
-        self.rng = get_random_generator(rng)
+        self.rng = generator("rng", rng)
         self._draws = 0
         self._check_at_random(point)
 

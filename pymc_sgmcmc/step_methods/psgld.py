@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import ClassVar, Unpack
 
 import numpy as np
-from pymc.model import Model
 
 from pymc_sgmcmc.adaptation.rmsprop import RMSprop
-from pymc_sgmcmc.checks import one_of, positive_number
+from pymc_sgmcmc.checks import positive_number
 from pymc_sgmcmc.dynamics import Langevin
 from pymc_sgmcmc.matrices import Diagonal, largest_mean_square
-from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.settings import (
-    NO_WEIGHTS,
-    CenterSetting,
-    Gradient,
-    Settings,
+    OWN_PRECONDITIONER,
+    CommonSettings,
 )
-from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
-
-PRECONDITIONERS = ("rmsprop", "curvature")
-"""These are the names of the preconditioners."""
+from pymc_sgmcmc.step_methods.setup import Design, Kind, Pace, Setup
 
 
 @documented
@@ -53,15 +46,12 @@ class PSGLD(StochasticGradientStep):
     :math:`\tfrac{h}{4}(MV + MH)`. RMSprop makes the sizes of gradients equal, not those of
     curvatures. At stationarity gradients scale like :math:`H^{1/2}`, so M is about the diagonal
     :math:`H^{-1/2}`, and the condition number of MH is the root of that of H. Where a curvature at
-    the centre is available, the dense frozen variant ``PSGLD(preconditioner="curvature")`` mixes
-    faster. It is the default of `SGLD`.
+    the centre is available, `SGLD` with the inverse of it, which is its default, mixes faster.
 
     **Cost.** The cost is that of `SGLD`, and slightly more during tuning.
 
     Parameters
     ----------
-    preconditioner : {"rmsprop", "curvature"}
-        RMSprop, or the inverse curvature at the centre, frozen from the start.
     decay : float
         :math:`\alpha`, in (0, 1).
     regularization : float
@@ -76,8 +66,7 @@ class PSGLD(StochasticGradientStep):
     Raises
     ------
     ValueError
-        For a decay outside (0, 1), a regularization that is not positive, or an unknown
-        preconditioner; otherwise as `SGLD`.
+        For a decay outside (0, 1), or a regularization that is not positive; otherwise as `SGLD`.
 
     References
     ----------
@@ -100,48 +89,25 @@ class PSGLD(StochasticGradientStep):
     """
 
     name = "psgld"
-    _refused = NO_WEIGHTS
+    _kind = Kind(bounds_noise=True)
+    _refused = OWN_PRECONDITIONER
+    _defaults: ClassVar = {"gradient": "cv"}
 
     def __init__(
         self,
         vars: Sequence | None = None,
         *,
-        preconditioner: str = "rmsprop",
         decay: float = 0.99,
         regularization: float = 1e-5,
-        step_size: StepSize | None = None,
-        bias: float | None = None,
-        gradient: Gradient = "cv",
-        batch_size: int | None = None,
-        batching: str | None = None,
-        rows: str | Sequence[str] | None = None,
-        center: CenterSetting = None,
-        init: Any = None,
-        local: Any = None,
-        thin: int | None = None,
-        tune_method: str = "closed_form",
-        positive: str = "transform",
-        model: Model | None = None,
-        initial_point: Mapping[str, np.ndarray] | None = None,
-        compile_kwargs: Mapping[str, Any] | None = None,
-        blocked: bool = True,
-        rng: Any = None,
+        **settings: Unpack[CommonSettings],
     ):
-        self._preconditioner = one_of(
-            "preconditioner", preconditioner, PRECONDITIONERS, " (`SGLD` takes a matrix)"
-        )
         self._decay = positive_number("decay", decay)
         if decay >= 1:
             raise ValueError(f"`decay` should be between 0 and 1, but got {decay!r}.")
         self._regularization = positive_number("regularization", regularization)
-        super().__init__(Settings.of(locals()))
+        super().__init__(vars, **settings)
 
     def _design(self, setup: Setup) -> Design:
-        if self._preconditioner == "curvature":
-            matrix, root = setup.preconditioner("curvature")
-            pace = setup.pace(lambda: setup.closed_form(root, tuned=True))
-            dynamics = Langevin(matrix.map(setup.shared), root.map(setup.shared), setup.mirrored())
-            return Design(dynamics, pace, preconditioner=matrix)
         ones = np.ones(setup.posterior.dimension)
         preconditioner = setup.shared(ones, "preconditioner")
         preconditioner_root = setup.shared(ones, "preconditioner_root")

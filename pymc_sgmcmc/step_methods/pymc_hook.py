@@ -9,8 +9,10 @@ that ends `pymc.sample`. Runs without a step method of this package return what 
 from __future__ import annotations
 
 import functools
-import logging
-from collections.abc import Callable, Mapping
+import pkgutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pymc.sampling.mcmc as mcmc
@@ -18,11 +20,45 @@ from pymc.model import Model
 from xarray import DataTree
 
 from pymc_sgmcmc.record import RECORD, STATISTICS, finish
+from pymc_sgmcmc.stages import log
 
-reports: list[Callable[[DataTree, Model], list[str]]] = []
-"""Each of these functions gives messages to log at the end of a run of a model."""
+REPORTS = (
+    "pymc_sgmcmc.trace_tools.bias:bias_warnings",
+    "pymc_sgmcmc.trace_tools.local_draws:local_warnings",
+    "pymc_sgmcmc.trace_tools.bias:mean_warnings",
+)
+"""Each of these functions gives messages to log at the end of a run, from its trace and its model.
+They are imported then, since tools for traces use step methods."""
 
-log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
+_NOT_NEEDED = {"idata_kwargs": {}, "compute_convergence_checks": False}
+"""Where the trace cannot be made with these arguments, it is made with such values."""
+
+
+@contextmanager
+def draws_kept(
+    what: str, draws: Sequence[Any] | None = None, errors: tuple = (Exception,)
+) -> Iterator[None]:
+    """Warn of an error after the chains have run, which should not cost their draws.
+
+    Parameters
+    ----------
+    what : str
+        What could not be done.
+    draws : sequence, optional
+        Draws so far. Where there are none, or the error has some itself, it is raised.
+    errors : tuple of type
+    """
+    try:
+        yield
+    except errors as error:
+        if draws is not None and (not draws or getattr(error, "idata", None) is not None):
+            raise
+        reason = f"{error}".split("\n")[0].rstrip(".")
+        message = f"The draws are kept, but {what}: {type(error).__name__} {reason}".strip() + "."
+        try:
+            warnings.warn(message, UserWarning, stacklevel=3)
+        except UserWarning:  # The user makes errors of warnings.
+            log.warning(message)
 
 
 def install() -> None:
@@ -34,11 +70,21 @@ def install() -> None:
 def _with_settings(sample_return: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(sample_return)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        result = sample_return(*args, **kwargs)
+        result = None
+        steps = _step_methods(kwargs.get("traces"))
+        if any(RECORD in types for types in steps):
+            for what, without in _NOT_NEEDED.items():
+                if kwargs.get(what):
+                    with draws_kept(f"the trace could not be made with `{what}`"):
+                        result = sample_return(*args, **kwargs)
+                        break
+                kwargs = {**kwargs, what: without}
+        if result is None:
+            result = sample_return(*args, **kwargs)
         if not isinstance(result, DataTree) or not _is_ours(result):
             return result
         try:
-            known = finish(result, _step_methods(kwargs.get("traces")), _last_records(kwargs))
+            known = finish(result, steps, _last_records(kwargs))
             if known and kwargs.get("compute_convergence_checks") and not kwargs.get("quiet"):
                 for message in _messages(result, kwargs["model"]):
                     log.warning(message)
@@ -52,7 +98,8 @@ def _with_settings(sample_return: Callable[..., Any]) -> Callable[..., Any]:
 
 def _messages(idata: DataTree, model: Model) -> list[str]:
     messages = []
-    for report in reports:
+    for name in REPORTS:
+        report = pkgutil.resolve_name(name)
         try:
             messages.extend(report(idata, model))
         except ValueError as error:  # The message says what the report needs, such as more draws.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
 
 import numpy as np
 import pytensor.tensor as pt
-from pymc.model import Model
 from scipy import linalg
 
 from pymc_sgmcmc.checks import FEW_NAMES, accepts
@@ -15,17 +14,15 @@ from pymc_sgmcmc.dynamics.recipe import GaussianAuxiliary, RecipeDynamics
 from pymc_sgmcmc.matrices import SINGULAR, Dense, Diagonal, Matrix, as_matrix, dependent_coordinates
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
-from pymc_sgmcmc.schedules import StepSize, step_sizes
+from pymc_sgmcmc.schedules import step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.momentum import check_noise
 from pymc_sgmcmc.step_methods.settings import (
     NO_LOCAL,
     NO_MIRROR,
-    NO_WEIGHTS,
-    CenterSetting,
-    Gradient,
-    Settings,
+    OWN_PRECONDITIONER,
+    CommonSettings,
 )
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
 from pymc_sgmcmc.tuning import Center
@@ -153,7 +150,7 @@ class Recipe(StochasticGradientStep):
     """
 
     name = "recipe"
-    _refused = NO_LOCAL | NO_MIRROR | NO_WEIGHTS
+    _refused = NO_LOCAL | NO_MIRROR | OWN_PRECONDITIONER
 
     def __init__(
         self,
@@ -163,21 +160,7 @@ class Recipe(StochasticGradientStep):
         Q: Callable[..., Any] | None = None,
         auxiliaries: Sequence[str | GaussianAuxiliary] = (),
         gradient_noise: str | np.ndarray | None = None,
-        step_size: StepSize | None = None,
-        bias: float | None = None,
-        gradient: Gradient = "plain",
-        batch_size: int | None = None,
-        batching: str | None = None,
-        rows: str | Sequence[str] | None = None,
-        center: CenterSetting = None,
-        init: Any = None,
-        thin: int | None = None,
-        tune_method: str = "closed_form",
-        model: Model | None = None,
-        initial_point: Mapping[str, np.ndarray] | None = None,
-        compile_kwargs: Mapping[str, Any] | None = None,
-        blocked: bool = True,
-        rng: Any = None,
+        **settings: Unpack[CommonSettings],
     ):
         for name, matrix in (("D", D), ("Q", Q)):
             if not (callable(matrix) or (name == "Q" and matrix is None)):
@@ -189,7 +172,7 @@ class Recipe(StochasticGradientStep):
         self._curl = Q or (lambda *parts: None)
         self._gaussians = _check_auxiliaries(auxiliaries)
         for name, matrix in (("D", D), ("Q", Q)):
-            if matrix is not None and not accepts(matrix, 1 + len(self._gaussians)):
+            if matrix is not None and not accepts(matrix, None, *self._gaussians):
                 parts = ", ".join(
                     ["the position", *(gaussian.name for gaussian in self._gaussians)]
                 )
@@ -202,7 +185,7 @@ class Recipe(StochasticGradientStep):
                 f"`gradient_noise` should be 'center' or an array, but got {gradient_noise!r}."
             )
         self._gradient_noise = gradient_noise
-        super().__init__(Settings.of(locals()))
+        super().__init__(vars, **settings)
 
     def _design(self, setup: Setup) -> Design:
         noise = _gradient_noise(setup, self._gradient_noise)

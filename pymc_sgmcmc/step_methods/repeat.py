@@ -74,7 +74,7 @@ def repeated_step(
             gradient=estimator,
             thin=thin,
             compile_kwargs=kwargs,
-            **_of_center(center),
+            center=center,
         )
 
 
@@ -102,12 +102,3 @@ def _curvature(precision: Matrix) -> Curvature | None:
     inverse = np.linalg.inv(precision.values * scales)
     covariance = Dense(0.5 * (inverse + inverse.T) * scales)
     return Curvature(precision, covariance, covariance.root)
-
-
-def _of_center(center: Center | None) -> dict[str, Any]:
-    if center is None:
-        return {}
-    covariance = center.curvature.covariance
-    if isinstance(covariance, LowRank):
-        return {"center": center.position}
-    return {"init": {"mean": center.position, "covariance": covariance.values}}

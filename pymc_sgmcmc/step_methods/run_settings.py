@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from pymc_sgmcmc.record import (
     MEAN_SHIFT,
     MIRRORED,
     SCALE,
-    SEARCHED,
     SETUP_PASSES,
     SETUP_SECONDS,
     SOURCE,
@@ -48,7 +46,6 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
     """Settings of a step method, from its parts, and its preconditioner where it takes one."""
     batching, choice = setup.estimator.batching, design.closed_form
     by_hand = isinstance(setup.settings.gradient, GradientEstimator)
-    weights = setup.settings.row_weights
     attributes: dict[str, Any] = {
         "sampler": setup.name,
         "gradient": setup.estimator.name,
@@ -62,9 +59,6 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
         "rows": json.dumps(_named(setup.settings.rows)),
         "estimator_from": GIVEN if by_hand else COMPUTED,
     }
-    if weights is not None:
-        # There may be as many as rows, so that the trace has their mark only.
-        attributes["row_weights"] = sha256(np.ascontiguousarray(weights).tobytes()).hexdigest()
     if isinstance(setup.estimator, FisherGradient):
         attributes[LOCAL] = json.dumps(setup.estimator.local.complete.names)
         attributes[LOCAL_TRANSITIONS] = setup.estimator.local.transitions
@@ -72,9 +66,8 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
         attributes[MIRRORED] = json.dumps(setup.mirrored_names)
     if isinstance(setup.estimator, SVRGGradient):
         attributes["refresh"] = setup.estimator.refresh
-    step_size_from = _step_size_from(setup, design)
-    if step_size_from != SEARCHED and not setup.is_exact:
-        # A searched step size has no stated accuracy.
+    step_size_from = COMPUTED if setup.settings.step_size is None else GIVEN
+    if not setup.kind.is_exact:
         attributes["bias"] = setup.bias
     if isinstance(design.pace.step_size, int | float):
         attributes["step_size"] = float(design.pace.step_size)
@@ -91,7 +84,7 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
     matrices = {"preconditioner": design.preconditioner}
     if setup.known_center is not None:
         arrays["center"] = np.asarray(setup.known_center.position, dtype=np.float64)
-        if setup.known_center.bend is not None and not setup.is_exact:
+        if setup.known_center.bend is not None and not setup.kind.is_exact:
             arrays[MEAN_SHIFT] = np.asarray(setup.known_center.bend, dtype=np.float64)
         matrices["precision"] = setup.known_center.curvature.precision
     for name, matrix in matrices.items():
@@ -144,25 +137,14 @@ def _closed_form(bias: float, choice: StepSizeChoice) -> str:
     )
 
 
-def _step_size_from(setup: Setup, design: Design) -> str:
-    if setup.settings.step_size is not None:
-        return GIVEN
-    # Langevin dynamics compute their step size in closed form, unless a search has replaced it.
-    searched = design.preconditioner is not None and design.pace.choice is None
-    return SEARCHED if searched else COMPUTED
-
-
 def _why(setup: Setup, design: Design) -> str:
     """Origin of step size, batch size and thinning, in one line."""
     batching, choice = setup.estimator.batching, design.closed_form
-    step_size_from = _step_size_from(setup, design)
-    if step_size_from == GIVEN:
+    if setup.settings.step_size is not None:
         step = "step size given"
     elif choice is not None:
         step = _closed_form(setup.bias, choice)
-    elif step_size_from == SEARCHED:
-        step = "step size by successive halving"
-    elif setup.is_exact:
+    elif setup.kind.is_exact:
         step = "step size computed for the best acceptance rate"
     else:
         step = f"step size computed for a variance error of {setup.bias:g}"

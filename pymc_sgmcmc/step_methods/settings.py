@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import MISSING, dataclass, fields
+from importlib.util import find_spec
+from inspect import Parameter, Signature, signature
+from typing import Any, TypedDict
 
 import numpy as np
 import pytensor
-from pymc.model import Model, modelcontext
-from pymc.util import get_random_generator
+from pymc.model import Model
 
 from pymc_sgmcmc.batching import SCHEMES, check_batch_size
-from pymc_sgmcmc.checks import as_array, one_of, positive_number, whole_number
+from pymc_sgmcmc.checks import as_array, generator, one_of, positive_number, whole_number
 from pymc_sgmcmc.engine import is_jax_mode
+from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.gradient_estimators import SVRG, GradientEstimator
 from pymc_sgmcmc.matrices import Matrix, matrix_root
+from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.schedules import StepSize, check_step_size
 from pymc_sgmcmc.sources import RowSource
-from pymc_sgmcmc.tuning import SEARCHES, VARIANCE_INFLATION
+from pymc_sgmcmc.tuning import VARIANCE_INFLATION, Center
+
+PACKAGES_OF_MODES = {"JAX": "jax", "MLX": "mlx", "PYTORCH": "torch"}
+"""What PyTensor imports to compile in these modes."""
 
 PRECONDITIONERS = ("curvature", "identity")
 """These are the names of preconditioners."""
@@ -27,16 +32,10 @@ PRECONDITIONERS = ("curvature", "identity")
 GRADIENTS = ("plain", "cv", "svrg", "saga")
 """These are the names of the gradient estimators."""
 
-SMALLEST_WEIGHT = 1e-30
-"""The inverse of a smaller part is infinite in single precision."""
-
 POSITIVE = ("transform", "mirror")
 """Positive variables have a transform in the model, or are mirrored at zero."""
 
-TUNE_METHODS = ("closed_form", "halving")
-"""A step size is computed in closed form, or searched by successive halving."""
-
-CENTERS = "the name of a search, an array of numbers or a mapping from names to such arrays"
+CENTERS = "an array of numbers or a mapping from names to such arrays"
 """Messages use these words for the values that `center` may have."""
 
 COMPILED_WITH = ("inputs", "outputs", "updates", "on_unused_input")
@@ -47,11 +46,11 @@ NO_LOCAL = {
 }
 """This is refused by step methods whose law assumes gradients without a memory."""
 
-NO_WEIGHTS = {
-    "row_weights": "draws rows with equal probabilities, so it takes no `row_weights`. Use `SGLD` "
-    "or `SGLDCV`.",
+OWN_PRECONDITIONER = {
+    "preconditioner": "has a preconditioner of its own, so it takes no `preconditioner`. Use "
+    "`SGLD`, which takes one.",
 }
-"""This is refused by step methods whose computed settings are those of equal probabilities."""
+"""This is refused by step methods that compute what takes the place of a fixed matrix."""
 
 NO_MIRROR = {
     "positive": "mirrors no variables, so it takes no `positive`. Use `SGLD`, `PSGLD`, `HAMCMC` or "
@@ -61,19 +60,99 @@ NO_MIRROR = {
 
 Gradient = str | SVRG | GradientEstimator
 Preconditioner = str | float | np.ndarray | Matrix | None
-CenterSetting = str | Mapping[str, Any] | np.ndarray | None
+CenterSetting = Mapping[str, Any] | np.ndarray | Center | None
 
 
-def arguments_of(initializer: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of an `__init__` by name, from its ``locals()`` before it assigns others."""
-    return {name: initializer[name] for name in initializer if name not in ("self", "__class__")}
+class CommonSettings(TypedDict, total=False):
+    """Arguments that the step methods have in common, beside `vars`."""
+
+    preconditioner: Preconditioner
+    step_size: StepSize | None
+    bias: float | None
+    gradient: Gradient
+    batch_size: int | None
+    batching: str | None
+    rows: str | Sequence[str] | RowSource | None
+    center: CenterSetting
+    local: Any
+    thin: int | None
+    positive: str
+    model: Model | None
+    initial_point: Mapping[str, np.ndarray] | None
+    compile_kwargs: Mapping[str, Any] | None
+    blocked: bool
+    rng: Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Common settings of a step method, with the checks that need no posterior.
+    r"""Common settings of a step method, with the checks that need no posterior.
 
-    The settings are the parameters of `SGLD`.
+    Parameters
+    ----------
+    vars : sequence of variables, optional
+        Continuous free variables, in any order. Default: all of the model.
+    preconditioner : {"curvature", "identity"}, float, (d,) or (d, d) array, optional
+        The fixed matrix M, symmetric positive definite. "curvature" is the inverse curvature at the
+        centre: dense up to d = 500, a diagonal with up to 50 directions up to d = 20 000, and
+        diagonal beyond. Default: "curvature". It is needed where `step_size` is given, whose units
+        depend on it.
+    step_size : float or callable, optional
+        The step size h, or a function of the transition number (from 0) such as `PolynomialDecay`.
+        Default: the closed form :math:`h = 4\delta / (\lambda_{\max}(MV) + \lambda_{\max}(MH))` for
+        the variance inflation :math:`\delta` given as `bias`. It is computed anew during tuning
+        from the gradients along the chain.
+    bias : float, optional
+        Relative error of the posterior variance that you accept, in (0, 1), instead of a
+        `step_size`. Default: 0.05. `bias_report` estimates the error of a run.
+    gradient : {"plain", "cv", "svrg", "saga"}, SVRG or GradientEstimator
+        Estimator of the gradient. "plain" is the scaled minibatch gradient. "cv" has control
+        variates at the centre (Baker et al.), and "svrg" at an earlier position of the chain
+        (`SVRG` sets how often it is refreshed). "saga" stores a gradient for each row. An estimator
+        made by hand has its own posterior and minibatch scheme. The default is "plain" for `SGLD`,
+        `SGRLD`, `OSGFS` and `Recipe`, and "cv" for the others: plain gradients take many more
+        transitions.
+    batch_size : int, optional
+        Number n of rows in a minibatch. For a model with `pymc.Minibatch` it replaces the model's
+        own. Default for an ordinary model: the batch size at which an effective draw costs least,
+        see `pymc_sgmcmc.tuning.choose_batch_size`.
+    batching : {"shuffle", "replace"}
+        Windows of rows in random order (without replacement; the default), or independent rows with
+        replacement (the default of ``gradient="saga"``, see `SAGAGradient`).
+    rows : str, sequence of str or RowSource, optional
+        Names of observed variables, `pymc.Data` variables or a dimension that run over the rows,
+        for ordinary models in which this is ambiguous. Or the source of rows that do not fit in
+        memory, as `open_rows` returns it, where the model is written on what its `head` returns.
+    center : mapping or (d,) array, optional
+        The point near the mode for curvature, control variates and the start of the chains: a
+        mapping from all names to values, the unconstrained position, or the attribute `center` of
+        another step method. Default: it is searched where something needs it.
+    local : str, variable, sequence of these, or LocalSampling, optional
+        Free variables with entries for groups that the gradient estimator samples itself, by
+        Fisher's identity. The rows are then the groups, and the chain moves the other variables.
+        See `LocalSampling`, and `marginalize` for up to three quantities a group.
+    thin : int, optional
+        Number of transitions for each recorded draw. Default: one relaxation time of the slowest
+        direction, at most 1000, where the step size is computed, and 1 where it is given. Where
+        tuning changes the step size of Langevin dynamics, the default follows it at the end of
+        tuning, by powers of two up to 16.
+    positive : {"transform", "mirror"}
+        How positive variables stay positive: by the transform that PyMC gives them, or, where the
+        model has them without one (``default_transform=None``), by taking absolute values after
+        each transition (Şimşekli et al. 2016). The law is then the posterior on the positive side
+        up to O(h). The gradient of the log density has to be bounded at zero, as with
+        `pm.Exponential`; other models are refused. All settings have to be given, since the mode
+        may be at zero; tools that need the mean of the gradients to be zero refuse the trace.
+    model : pymc.Model, optional
+    initial_point : mapping, optional
+        Values of all value variables, as PyMC passes them.
+    compile_kwargs : dict, optional
+        Arguments of `pytensor.function` for the transitions, such as the mode:
+        ``{"mode": "NUMBA"}`` (the default), ``"CVM"`` or ``"JAX"``.
+    blocked : bool
+        Whether to sample the variables together, which is the only sensible choice here.
+    rng : optional
+        Seed or generator for use outside `pymc.sample`.
 
     Raises
     ------
@@ -82,38 +161,31 @@ class Settings:
     """
 
     vars: Sequence | None
+    preconditioner: Preconditioner
     step_size: StepSize | None
     bias: float | None
-    gradient: Gradient
+    gradient: Gradient = "plain"
     batch_size: int | None
     batching: str | None
     rows: str | Sequence[str] | RowSource | None
     center: CenterSetting
-    init: Any
+    local: Any
     thin: int | None
-    tune_method: str
+    positive: str = "transform"
     model: Model
     initial_point: Mapping[str, np.ndarray] | None
     compile_kwargs: Mapping[str, Any] | None
-    blocked: bool
+    blocked: bool = True
     rng: Any
-    local: Any = None
-    positive: str = "transform"
-    row_weights: np.ndarray | None = None
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any], **changed: Any) -> Settings:
-        """Settings from the ``locals()`` of an `__init__` that has all of them as arguments."""
-        values = {**arguments, **changed}
-        names = [field.name for field in fields(cls)]
-        return cls(**{name: values[name] for name in names if name in values})
+    def of(cls, given: Mapping[str, Any]) -> Settings:
+        """Settings as given, and the others by default."""
+        return cls(**{**DEFAULTS, **given})
 
     def __post_init__(self):
-        object.__setattr__(self, "model", modelcontext(self.model))
-        one_of("tune_method", self.tune_method, TUNE_METHODS)
-        if self.searches:
-            _check_search(self.step_size, self.bias)
-        _check_generator(self.rng)
+        object.__setattr__(self, "model", given_model(self.model))
+        generator("rng", self.rng)
         _check_bias(self.bias, self.step_size)
         _check_center(self.center)
         _check_rows(self.rows)
@@ -123,8 +195,6 @@ class Settings:
                 "`rows` are in a source. Leave one of them out."
             )
         one_of("positive", self.positive, POSITIVE)
-        if self.row_weights is not None:
-            object.__setattr__(self, "row_weights", self._checked_weights())
         if self.batching is not None:
             one_of("batching", self.batching, tuple(SCHEMES))
         if self.initial_point is not None and not isinstance(self.initial_point, Mapping):
@@ -150,49 +220,10 @@ class Settings:
             check_batch_size(self.batch_size)
         is_jax_mode(self.compile_kwargs)
 
-    def _checked_weights(self) -> np.ndarray:
-        """The probabilities of the rows.
-
-        Raises
-        ------
-        TypeError, ValueError
-        """
-        weights = as_array("row_weights", self.row_weights, "positive numbers, one for each row")
-        if weights.ndim != 1 or not (np.isfinite(weights).all() and (weights > 0).all()):
-            raise ValueError(
-                "`row_weights` should be positive numbers, one for each row, but have shape "
-                f"{weights.shape} and a smallest value of {weights.min(initial=np.inf):.3g}."
-            )
-        if weights.min() / weights.max() < SMALLEST_WEIGHT:
-            raise ValueError(
-                f"`row_weights` should be at least {SMALLEST_WEIGHT:.0e} of the largest, but the "
-                f"smallest is {weights.min():.3g} beside {weights.max():.3g}. Raise it."
-            )
-        if self.step_size is None or self.batch_size is None:
-            raise ValueError(
-                "`row_weights` need `step_size` and `batch_size`, since computed ones are those of "
-                "rows with equal probabilities."
-            )
-        if self.gradient not in ("plain", "cv") or self.batching not in (None, "replace"):
-            raise ValueError(
-                '`row_weights` go with `gradient="plain"` or "cv" and rows with replacement, but '
-                f"got gradient={self.gradient!r} and batching={self.batching!r}."
-            )
-        if self.local is not None or isinstance(self.rows, RowSource):
-            raise ValueError(
-                "`row_weights` go neither with `local` nor with rows of a source. Leave them out."
-            )
-        return weights.astype(float)
-
     @property
     def stated_bias(self) -> float:
         """Relative error of the variance for which settings are computed."""
         return VARIANCE_INFLATION if self.bias is None else float(self.bias)
-
-    @property
-    def searches(self) -> bool:
-        """Whether the step size is searched by short chains."""
-        return self.tune_method == "halving"
 
     @property
     def on_jax(self) -> bool:
@@ -201,31 +232,26 @@ class Settings:
 
     def generator(self) -> np.random.Generator:
         """Random generator for use outside of `pymc.sample`."""
-        return get_random_generator(self.rng)
+        return generator("rng", self.rng)
 
 
-def _check_search(step_size: StepSize | None, bias: float | None) -> None:
-    """Refuse settings that contradict a search of the step size."""
-    if step_size is not None:
-        raise ValueError(
-            '`tune_method="halving"` searches a step size, but got step_size='
-            f"{step_size!r} as well. Leave one of them out."
+DEFAULTS: dict[str, Any] = {
+    field.name: None if field.default is MISSING else field.default for field in fields(Settings)
+}
+"""A step method may have other defaults."""
+
+COMMON_SIGNATURE = Signature(
+    [
+        Parameter(
+            field.name,
+            Parameter.POSITIONAL_OR_KEYWORD if field.name == "vars" else Parameter.KEYWORD_ONLY,
+            default=DEFAULTS[field.name],
+            annotation=field.type,
         )
-    if bias is not None:
-        raise ValueError(
-            '`tune_method="halving"` searches a step size without a stated accuracy, but got '
-            f"bias={bias!r} as well. Leave one of them out."
-        )
-
-
-def _check_generator(rng: Any) -> None:
-    try:
-        get_random_generator(rng, copy=False)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            "`rng` should be a seed (a whole number that is not negative) or a generator of NumPy, "
-            f"but got {rng!r}."
-        ) from error
+        for field in fields(Settings)
+    ]
+)
+"""The arguments of all settings. `vars` alone may be given by its place."""
 
 
 def _check_bias(bias: float | None, step_size: StepSize | None) -> None:
@@ -252,16 +278,13 @@ def _check_bias(bias: float | None, step_size: StepSize | None) -> None:
 
 
 def _check_center(center: Any) -> None:
-    """Refuse a centre that is neither the name of a search nor a point.
+    """Refuse a centre that is no point.
 
     Raises
     ------
     TypeError, ValueError
     """
-    if center is None or isinstance(center, Mapping):
-        return
-    if isinstance(center, str):
-        one_of("center", center, SEARCHES, ", or a point")
+    if center is None or isinstance(center, Mapping | Center):
         return
     as_array("center", center, CENTERS)
 
@@ -289,12 +312,10 @@ def check_compile_kwargs(compile_kwargs: Any) -> None:
 
     Raises
     ------
-    TypeError
+    TypeError, ImportError
     """
     accepted = [
-        name
-        for name in inspect.signature(pytensor.function).parameters
-        if name not in COMPILED_WITH
+        name for name in signature(pytensor.function).parameters if name not in COMPILED_WITH
     ]
     if compile_kwargs is None:
         return
@@ -302,6 +323,13 @@ def check_compile_kwargs(compile_kwargs: Any) -> None:
         raise TypeError(
             "`compile_kwargs` should be a mapping such as {'mode': 'CVM'}, but got "
             f"{compile_kwargs!r}."
+        )
+    mode = compile_kwargs.get("mode")
+    package = PACKAGES_OF_MODES.get(mode) if isinstance(mode, str) else None
+    if package is not None and find_spec(package) is None:
+        raise ImportError(
+            f"`compile_kwargs={{'mode': {mode!r}}}` needs the package {package}, which is not "
+            "installed. Install it, or leave `mode` out."
         )
     unknown = [key for key in compile_kwargs if key not in accepted]
     if unknown:
@@ -355,7 +383,7 @@ def check_preconditioner(preconditioner: str | np.ndarray | Matrix, dimension: i
         return
     shape = preconditioner.shape
     if shape not in ((), (dimension,), (dimension, dimension)):
-        raise ValueError(
+        raise ModelError(
             f"`preconditioner` should be a number or have shape ({dimension},) or "
             f"({dimension}, {dimension}), but has shape {shape}."
         )

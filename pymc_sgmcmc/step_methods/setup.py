@@ -6,7 +6,6 @@ size, gradient estimator, step size. A sampler reads what it needs and returns a
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,20 +17,21 @@ import pytensor
 from pytensor.compile.sharedvalue import SharedVariable
 
 from pymc_sgmcmc.adaptation import Adaptation
-from pymc_sgmcmc.batching import check_batch_size
+from pymc_sgmcmc.batching import ANY_NOISE, check_batch_size
 from pymc_sgmcmc.dynamics import Dynamics
-from pymc_sgmcmc.errors import BatchSizeWarning
+from pymc_sgmcmc.errors import BatchSizeWarning, ModelError
 from pymc_sgmcmc.gradient_estimators import FullGradient, GradientEstimator
+from pymc_sgmcmc.marginal.search import remedy
 from pymc_sgmcmc.matrices import LowRank, Matrix, as_matrix, largest_mean_square
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.check_rows import check_rows
 from pymc_sgmcmc.record import LARGEST_MEAN_ERROR
 from pymc_sgmcmc.schedules import MOST_THINNING, StepSize
+from pymc_sgmcmc.stages import log, stage
 from pymc_sgmcmc.step_methods.center import JointCenter, center_asked_for, given_point
 from pymc_sgmcmc.step_methods.estimators import (
     check_estimator,
     make_estimator,
-    weighted_estimator,
 )
 from pymc_sgmcmc.step_methods.local import LocalVariables
 from pymc_sgmcmc.step_methods.mirror import (
@@ -55,7 +55,9 @@ GROUPS_BESIDE = 5
 """Where groups are the rows, a transition has a fixed cost as large as that of this many groups:
 19 microseconds beside 4.2 a group of ten records and nine nodes."""
 
-log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
+READING_HINT = "Write a loop of variables as one variable with an index."
+PASS_HINT = "More threads share a pass: set OMP_NUM_THREADS before Python starts."
+NOISE_HINT = "With `step_size`, `preconditioner` and `batch_size` it is not needed."
 
 NOISE_WARNING = 1.0
 """A warning follows where the gradient noise is more than this many times the largest curvature.
@@ -131,6 +133,34 @@ class Design:
         return None if self.preconditioner is None else self.pace.choice
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What a sampler takes, and what its law is.
+
+    Attributes
+    ----------
+    takes_low_rank : bool
+        Whether the dynamics take a curvature of low rank plus diagonal.
+    keeps_rows : bool
+        Whether some rows may be in each minibatch, so that only the other rows cause the noise V.
+    bounds_noise : bool
+        Whether a computed step size keeps what the noise adds to the variance within `bias`.
+    takes_all_rows : bool
+        Whether the gradient is that of all rows, whatever the setting.
+    is_exact : bool
+        Whether the law of a chain is the posterior, so that there is no bias to state.
+    is_metropolis : bool
+        Whether proposals outside of the support are refused.
+    """
+
+    takes_low_rank: bool = False
+    keeps_rows: bool = True
+    bounds_noise: bool = False
+    takes_all_rows: bool = False
+    is_exact: bool = False
+    is_metropolis: bool = False
+
+
 class Setup:
     """Everything that is known about a posterior when a sampler is made for it.
 
@@ -139,18 +169,9 @@ class Setup:
     name : str
         Name of the step method, for messages.
     settings : Settings
+    kind : Kind
     preconditioner : str, numpy.ndarray or Matrix
         Setting of the sampler, where it has one.
-    takes_low_rank : bool
-        Whether the dynamics take a curvature of low rank plus diagonal.
-    keeps_rows : bool
-        Whether some rows may be in each minibatch, so that only the other rows cause the noise V.
-    takes_all_rows : bool
-        Whether the gradient is that of all rows, whatever the setting.
-    is_exact : bool
-        Whether the law of a chain is the posterior, so that there is no bias to state.
-    is_metropolis : bool
-        Whether proposals outside of the support are refused.
 
     Attributes
     ----------
@@ -167,13 +188,8 @@ class Setup:
         self,
         name: str,
         settings: Settings,
-        *,
-        preconditioner: str | np.ndarray | Matrix = "identity",
-        takes_low_rank: bool = False,
-        keeps_rows: bool = True,
-        takes_all_rows: bool = False,
-        is_exact: bool = False,
-        is_metropolis: bool = False,
+        kind: Kind,
+        preconditioner: str | np.ndarray | Matrix,
     ):
         self.name = name
         self.model = settings.model
@@ -183,28 +199,19 @@ class Setup:
             settings = self.local.settings
         self.settings = settings
         self.bias = settings.stated_bias
-        self.is_exact = is_exact
-        self._takes_low_rank, self._takes_all_rows = takes_low_rank, takes_all_rows
+        self.kind = kind
         gradient = settings.gradient
         if isinstance(gradient, GradientEstimator):
             check_estimator(gradient, settings)
             self.posterior = gradient.posterior
-        elif self.local is not None:
-            self.posterior = self.local.posterior()
         else:
-            self.posterior = Posterior(
-                settings.model,
-                settings.vars,
-                rows=settings.rows,
-                initial_point=settings.initial_point,
-                needs_rows=not takes_all_rows,
-                checked=is_metropolis,
-            )
+            with stage("Reading the model", READING_HINT):
+                self.posterior = self._read(kind)
         self.mirrored_names = mirrored_variables(
             self.model,
             self.posterior.layout,
             mirror=settings.positive == "mirror",
-            is_metropolis=is_metropolis,
+            is_metropolis=kind.is_metropolis,
         )
         check_preconditioner(preconditioner, self.posterior.dimension)
         if self.mirrored_names:
@@ -212,7 +219,8 @@ class Setup:
             check_at_zero(self.posterior, self.mirrored_names)
         if self.posterior.source is not None:
             self._check_source()
-        check_rows(self.posterior)
+        with stage("Checking the rows", PASS_HINT):
+            check_rows(self.posterior)
         self._batch_size, self.batch_size_from = self._batch_size_given()
         if self.posterior.others and self.posterior.model_batch_size is not None:
             warnings.warn(
@@ -222,10 +230,40 @@ class Setup:
                 UserWarning,
                 stacklevel=5,
             )
+        self._noise_share = 1.0 if kind.bounds_noise and settings.step_size is None else ANY_NOISE
         # Every transition evaluates the same rows only where the batch size is computed.
         self._keeps_rows = (
-            keeps_rows and gradient == "cv" and self._batch_size is None and settings.local is None
+            kind.keeps_rows
+            and gradient == "cv"
+            and self._batch_size is None
+            and settings.local is None
         )
+
+    def _read(self, kind: Kind) -> Posterior:
+        """The posterior of the model.
+
+        Raises
+        ------
+        ModelError
+            Where the model has no rows, with what can be done about it.
+        """
+        settings = self.settings
+        if self.local is not None:
+            return self.local.posterior()
+        try:
+            return Posterior(
+                settings.model,
+                settings.vars,
+                rows=settings.rows,
+                initial_point=settings.initial_point,
+                needs_rows=not kind.takes_all_rows,
+                checked=kind.is_metropolis,
+            )
+        except ModelError as error:
+            if error.local is None:
+                raise
+            call = remedy(settings.model, [error.local])
+            raise ModelError(f"{error} Use {call or 'NUTS'}.") from error.__cause__
 
     def mirrored(self) -> SharedVariable | None:
         """The coordinates that are mirrored at zero, for dynamics."""
@@ -240,7 +278,7 @@ class Setup:
         ------
         ValueError
         """
-        if self._takes_all_rows:
+        if self.kind.takes_all_rows:
             raise ValueError(
                 f"`{self.name}` takes all rows in each transition, but `rows` are in a source. Use "
                 "`SGLDCV`."
@@ -256,7 +294,7 @@ class Setup:
         settings, posterior = self.settings, self.posterior
         if isinstance(settings.gradient, GradientEstimator):
             return settings.gradient.batching.batch_size, "given"
-        if self._takes_all_rows:
+        if self.kind.takes_all_rows:
             return posterior.n_rows, "given"
         if settings.batch_size is not None:
             return check_batch_size(settings.batch_size, posterior.n_rows), "given"
@@ -269,7 +307,7 @@ class Setup:
     @cached_property
     def _joint_center(self) -> JointCenter:
         if self.local is not None and not self.local.complete.has_laplace:
-            if self.settings.center is None or isinstance(self.settings.center, str):
+            if self.settings.center is None:
                 raise ValueError(
                     f"`{self.name}` with `local` computes a centre only where it computes step "
                     "size and batch size as well, for up to six local quantities a group. Leave "
@@ -284,8 +322,9 @@ class Setup:
                 "be at zero. Give `step_size`, `batch_size`, and the preconditioner (for `HAMCMC` "
                 "its scales), and no `center`."
             )
-        joint_center = center_asked_for(self.settings, self.posterior)
-        if self._takes_low_rank:
+        with stage("Finding the centre", PASS_HINT):
+            joint_center = center_asked_for(self.settings, self.posterior)
+        if self.kind.takes_low_rank:
             return joint_center
         curvature = joint_center.center.curvature.without_directions()
         return replace(joint_center, center=replace(joint_center.center, curvature=curvature))
@@ -298,7 +337,7 @@ class Setup:
     @property
     def known_center(self) -> Center | None:
         """The centre where it was given or has been computed, and None otherwise."""
-        is_given = self.settings.center is not None or self.settings.init is not None
+        is_given = self.settings.center is not None
         return self.center if is_given or "_joint_center" in vars(self) else None
 
     @property
@@ -312,7 +351,7 @@ class Setup:
         The size is in posterior standard deviations and to first order, see `Center`.
         """
         center = self.known_center
-        if self.is_exact or center is None or center.bend is None:
+        if self.kind.is_exact or center is None or center.bend is None:
             return None
         errors = self.bias * np.abs(center.bend)
         worst = int(np.argmax(errors))
@@ -329,17 +368,18 @@ class Setup:
         if isinstance(gradient, GradientEstimator):
             reduces_variance = gradient.reduces_variance
         else:
-            reduces_variance = self._takes_all_rows or gradient != "plain"
+            reduces_variance = self.kind.takes_all_rows or gradient != "plain"
         operations = _operations(self.posterior, self.center)
-        return row_noise(
-            self.posterior,
-            self.center,
-            control_variate=reduces_variance,
-            joint_draws=self.joint_draws,
-            cost=(lambda rows, drawn, kept: least_cost(rows, drawn, *operations, kept))
-            if self._keeps_rows
-            else None,
-        )
+        with stage("Measuring the noise of the rows", NOISE_HINT):
+            return row_noise(
+                self.posterior,
+                self.center,
+                control_variate=reduces_variance,
+                joint_draws=self.joint_draws,
+                cost=(lambda rows, drawn, kept: least_cost(rows, drawn, *operations, kept))
+                if self._keeps_rows
+                else None,
+            )
 
     @cached_property
     def _noise_along_curvature(self) -> float:
@@ -352,19 +392,11 @@ class Setup:
         gradient, static = self.settings.gradient, self.settings.on_jax
         if isinstance(gradient, GradientEstimator):
             return gradient
-        if self._takes_all_rows:
+        if self.kind.takes_all_rows:
             return FullGradient(self.posterior, static=static)
         batch_size = self._batch_size
         if batch_size is None:
             batch_size = self._cheapest_batch_size()
-        if self.settings.row_weights is not None:
-            return weighted_estimator(
-                self.posterior,
-                self._joint_center if gradient == "cv" else None,
-                self.settings.row_weights,
-                batch_size,
-                static=static,
-            )
         if self.local is not None:
             center = self.center if gradient == "cv" else self.known_center
             return self.local.estimator(self.posterior, center, batch_size)
@@ -376,6 +408,7 @@ class Setup:
             batch_size,
             kept=self.noise.kept if self._keeps_rows else None,
             static=static,
+            noise_share=self._noise_share,
         )
 
     def _cheapest_batch_size(self) -> int:
@@ -464,23 +497,22 @@ class Setup:
         pace = compute()
         if self.settings.thin is not None:
             pace = replace(pace, thin=self.settings.thin, most_thin=None)
-        # A step size in closed form that a search replaces later is not reported.
-        if pace.choice is not None and not self.settings.searches:
+        if pace.choice is not None:
             self.report(pace)
         return pace
 
-    def report(self, pace: Pace, by: str = "") -> None:
+    def report(self, pace: Pace) -> None:
         """Log the settings that were computed, and warn where noise limits them."""
         choice, step_size = pace.choice, pace.step_size
         assert choice is not None
         assert not callable(step_size)
-        batching, name = self.estimator.batching, self.name + by
+        batching = self.estimator.batching
         kept_rows = self.estimator.kept_rows
         rows = f"{batching.batch_size} of {batching.n_rows} rows a minibatch"
         log.info(
             "%s: step size %.3g, %d transitions a draw%s, %s%s "
             "(gradient noise %.2g, curvature %.2g)",
-            name,
+            self.name,
             step_size,
             pace.thin,
             f" (up to {pace.most_thin} after tuning)" if pace.most_thin else "",
@@ -494,7 +526,7 @@ class Setup:
             log.warning(
                 "%s: with variances too large by %.2g the mean of `%s` is off by up to about %.1g "
                 "standard deviations, as the posterior is skewed. %s",
-                name,
+                self.name,
                 self.bias,
                 label,
                 error,
@@ -508,7 +540,7 @@ class Setup:
                 "%s: the relaxation time is %.3g transitions, but a draw has only %d: expect few "
                 "effective draws. Use a larger `bias`, or less gradient noise by a larger "
                 "`batch_size`.",
-                name,
+                self.name,
                 relaxation,
                 MOST_THINNING,
             )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
-from pymc.model import Model
 
 from pymc_sgmcmc.checks import one_of, or_none, positive_number, whole_number
 from pymc_sgmcmc.dynamics.baoab import BAOAB
@@ -35,12 +34,7 @@ from pymc_sgmcmc.step_methods.momentum import (
 )
 from pymc_sgmcmc.step_methods.settings import (
     NO_MIRROR,
-    NO_WEIGHTS,
-    CenterSetting,
-    Gradient,
-    Preconditioner,
-    Settings,
-    default_preconditioner,
+    CommonSettings,
 )
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 
@@ -180,7 +174,8 @@ class SGHMC(StochasticGradientStep):
     """
 
     name = "sghmc"
-    _refused = NO_MIRROR | NO_WEIGHTS
+    _refused = NO_MIRROR
+    _defaults: ClassVar = {"gradient": "cv"}
 
     def __init__(
         self,
@@ -188,33 +183,13 @@ class SGHMC(StochasticGradientStep):
         *,
         integrator: str = "baoab",
         friction: float | None = None,
-        preconditioner: Preconditioner = None,
         noise_estimate: str | float | np.ndarray | None = "rows",
         resample_momentum: int | str | None = None,
-        step_size: StepSize | None = None,
-        bias: float | None = None,
-        gradient: Gradient = "cv",
-        batch_size: int | None = None,
-        batching: str | None = None,
-        rows: str | Sequence[str] | None = None,
-        center: CenterSetting = None,
-        init: Any = None,
-        local: Any = None,
-        thin: int | None = None,
-        tune_method: str = "closed_form",
-        model: Model | None = None,
-        initial_point: Mapping[str, np.ndarray] | None = None,
-        compile_kwargs: Mapping[str, Any] | None = None,
-        blocked: bool = True,
-        rng: Any = None,
+        **settings: Unpack[CommonSettings],
     ):
-        if integrator not in INTEGRATORS:
-            raise ValueError(
-                f"`integrator` should be one of {sorted(INTEGRATORS)}, but got {integrator!r}."
-            )
-        self._integrator = integrator
+        self._integrator = one_of("integrator", integrator, sorted(INTEGRATORS))
         if integrator == "naive":
-            _check_naive(friction, noise_estimate, step_size)
+            _check_naive(friction, noise_estimate, settings.get("step_size"))
             friction = noise_estimate = None
         elif isinstance(friction, int | float) and friction == 0:
             raise ValueError(
@@ -227,13 +202,11 @@ class SGHMC(StochasticGradientStep):
         )
         self._noise_estimate = _check_noise_estimate(noise_estimate)
         self._resample_momentum = _check_resample_momentum(resample_momentum)
-        settings = Settings.of(locals())
-        self._preconditioner = default_preconditioner(preconditioner, settings.step_size)
         if integrator == "naive":
             warnings.warn(
                 _naive_message(self._resample_momentum), UncorrectedNoiseWarning, stacklevel=2
             )
-        super().__init__(settings)
+        super().__init__(vars, **settings)
 
     def _design(self, setup: Setup) -> Design:
         integrator = INTEGRATORS[self._integrator]

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy as np
-from pymc.model import Model
+from typing import ClassVar
 
 from pymc_sgmcmc.dynamics import Langevin
-from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.settings import (
     NO_MIRROR,
-    CenterSetting,
-    Gradient,
-    Preconditioner,
-    Settings,
-    arguments_of,
-    default_preconditioner,
 )
-from pymc_sgmcmc.step_methods.setup import Design, Setup
+from pymc_sgmcmc.step_methods.setup import Design, Kind, Setup
 
 
 @documented
@@ -87,35 +76,7 @@ class SGLD(StochasticGradientStep):
     """
 
     name = "sgld"
-    _takes_low_rank = True
-
-    def __init__(
-        self,
-        vars: Sequence | None = None,
-        *,
-        preconditioner: Preconditioner = None,
-        step_size: StepSize | None = None,
-        bias: float | None = None,
-        gradient: Gradient = "plain",
-        batch_size: int | None = None,
-        batching: str | None = None,
-        row_weights: Any = None,
-        rows: str | Sequence[str] | None = None,
-        center: CenterSetting = None,
-        init: Any = None,
-        local: Any = None,
-        thin: int | None = None,
-        tune_method: str = "closed_form",
-        positive: str = "transform",
-        model: Model | None = None,
-        initial_point: Mapping[str, np.ndarray] | None = None,
-        compile_kwargs: Mapping[str, Any] | None = None,
-        blocked: bool = True,
-        rng: Any = None,
-    ):
-        settings = Settings.of(locals())
-        self._preconditioner = default_preconditioner(preconditioner, settings.step_size)
-        super().__init__(settings)
+    _kind = Kind(takes_low_rank=True, bounds_noise=True)
 
     def _design(self, setup: Setup) -> Design:
         matrix, root = setup.preconditioner(self._preconditioner)
@@ -172,28 +133,4 @@ class SGLDCV(SGLD):
 
     name = "sgldcv"
     _refused = NO_MIRROR
-
-    def __init__(
-        self,
-        vars: Sequence | None = None,
-        *,
-        preconditioner: Preconditioner = None,
-        step_size: StepSize | None = None,
-        bias: float | None = None,
-        gradient: Gradient = "cv",
-        batch_size: int | None = None,
-        batching: str | None = None,
-        row_weights: Any = None,
-        rows: str | Sequence[str] | None = None,
-        center: CenterSetting = None,
-        init: Any = None,
-        local: Any = None,
-        thin: int | None = None,
-        tune_method: str = "closed_form",
-        model: Model | None = None,
-        initial_point: Mapping[str, np.ndarray] | None = None,
-        compile_kwargs: Mapping[str, Any] | None = None,
-        blocked: bool = True,
-        rng: Any = None,
-    ):
-        super().__init__(**arguments_of(locals()))
+    _defaults: ClassVar = {"gradient": "cv"}

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
-from pymc.model import Model
 
 from pymc_sgmcmc.checks import or_none, positive_number
 from pymc_sgmcmc.dynamics.baoab import BAOAB
 from pymc_sgmcmc.dynamics.sgnht import NoseHoover
+from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.matrices import Dense
-from pymc_sgmcmc.schedules import StepSize, step_sizes
+from pymc_sgmcmc.schedules import step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.momentum import (
@@ -26,12 +26,7 @@ from pymc_sgmcmc.step_methods.momentum import (
 )
 from pymc_sgmcmc.step_methods.settings import (
     NO_MIRROR,
-    NO_WEIGHTS,
-    CenterSetting,
-    Gradient,
-    Preconditioner,
-    Settings,
-    default_preconditioner,
+    CommonSettings,
 )
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 
@@ -141,7 +136,8 @@ class SGNHT(StochasticGradientStep):
     """
 
     name = "sgnht"
-    _refused = NO_MIRROR | NO_WEIGHTS
+    _refused = NO_MIRROR
+    _defaults: ClassVar = {"gradient": "cv"}
 
     def __init__(
         self,
@@ -150,23 +146,7 @@ class SGNHT(StochasticGradientStep):
         friction: float | None = None,
         thermostat: str = "scalar",
         thermostat_mass: float | None = None,
-        preconditioner: Preconditioner = None,
-        step_size: StepSize | None = None,
-        bias: float | None = None,
-        gradient: Gradient = "cv",
-        batch_size: int | None = None,
-        batching: str | None = None,
-        rows: str | Sequence[str] | None = None,
-        center: CenterSetting = None,
-        init: Any = None,
-        local: Any = None,
-        thin: int | None = None,
-        tune_method: str = "closed_form",
-        model: Model | None = None,
-        initial_point: Mapping[str, np.ndarray] | None = None,
-        compile_kwargs: Mapping[str, Any] | None = None,
-        blocked: bool = True,
-        rng: Any = None,
+        **settings: Unpack[CommonSettings],
     ):
         if thermostat not in THERMOSTATS:
             names = " or ".join(map(repr, THERMOSTATS))
@@ -178,9 +158,7 @@ class SGNHT(StochasticGradientStep):
         self._thermostat_mass = or_none(
             positive_number, "thermostat_mass", thermostat_mass, unit=" (in units of time²)"
         )
-        settings = Settings.of(locals())
-        self._preconditioner = default_preconditioner(preconditioner, settings.step_size)
-        super().__init__(settings)
+        super().__init__(vars, **settings)
 
     def _design(self, setup: Setup) -> Design:
         diagonal = self._thermostat == "diagonal"
@@ -248,12 +226,12 @@ def check_heat(step_size: float, friction: float, noise: float, curvature: float
     """
     stable = BAOAB.largest_step_size(friction, curvature)
     if step_size >= stable:
-        raise ValueError(
+        raise ModelError(
             f"`step_size` should be below {stable:.3g} to be stable at the centre with this "
             f"preconditioner, but is {step_size:.3g}. Leave it out to have it computed."
         )
     if step_size**2 * noise >= 1:
-        raise ValueError(
+        raise ModelError(
             f"The gradient noise is too large for the thermostat: at step size {step_size:.3g} "
             f"each step adds {step_size**2 * noise:.3g} times the kinetic energy. Use a "
             f"`step_size` below {noise**-0.5:.3g} with this preconditioner, a larger `batch_size`, "

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Unpack
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from pymc.model import Model
 from pytensor.tensor.variable import TensorVariable
 from scipy import linalg
 
@@ -18,19 +17,17 @@ from pymc_sgmcmc.dynamics.riemannian import (
     RiemannianLangevin,
     diagonal_divergence,
 )
+from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.matrices import Dense
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior.graphs import rebuild
-from pymc_sgmcmc.schedules import StepSize
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.settings import (
     NO_MIRROR,
-    NO_WEIGHTS,
-    CenterSetting,
-    Gradient,
-    Settings,
+    OWN_PRECONDITIONER,
+    CommonSettings,
 )
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup
 from pymc_sgmcmc.tuning import prior_precision
@@ -116,7 +113,7 @@ class SGRLD(StochasticGradientStep):
     """
 
     name = "sgrld"
-    _refused = NO_MIRROR | NO_WEIGHTS
+    _refused = NO_MIRROR | OWN_PRECONDITIONER
 
     def __init__(
         self,
@@ -124,36 +121,21 @@ class SGRLD(StochasticGradientStep):
         *,
         metric: Callable[[TensorVariable], TensorVariable] | None = None,
         metric_rows: int | None = None,
-        step_size: StepSize | None = None,
-        bias: float | None = None,
-        gradient: Gradient = "plain",
-        batch_size: int | None = None,
-        batching: str | None = None,
-        rows: str | Sequence[str] | None = None,
-        center: CenterSetting = None,
-        init: Any = None,
-        local: Any = None,
-        thin: int | None = None,
-        tune_method: str = "closed_form",
-        model: Model | None = None,
-        initial_point: Mapping[str, np.ndarray] | None = None,
-        compile_kwargs: Mapping[str, Any] | None = None,
-        blocked: bool = True,
-        rng: Any = None,
+        **settings: Unpack[CommonSettings],
     ):
         self._metric_rows = or_none(whole_number, "metric_rows", metric_rows, 1, " of rows")
         self._metric = metric
-        if metric is not None and (step_size is None or metric_rows is not None):
+        if metric is not None and (settings.get("step_size") is None or metric_rows is not None):
             raise ValueError(
                 "`metric` should be given together with `step_size` and without `metric_rows`, "
                 "which is for the Fisher metric."
             )
-        if metric is None and local is not None:
+        if metric is None and settings.get("local") is not None:
             raise ValueError(
                 "The Fisher metric is made of gradients of rows, which `local` does not have. "
                 "Give `metric`, or use `SGLD`."
             )
-        super().__init__(Settings.of(locals()))
+        super().__init__(vars, **settings)
 
     def _design(self, setup: Setup) -> Design:
         if self._metric is not None:
@@ -245,7 +227,7 @@ def _choose_rows(count: int | None, posterior: Posterior) -> np.ndarray:
     if count is None:
         count = min(n_rows, max(LEAST_METRIC_ROWS, 10 * posterior.dimension))
     if count > n_rows:
-        raise ValueError(
+        raise ModelError(
             f"`metric_rows` should be at most the number of rows, {n_rows}, but got {count}."
         )
     return np.sort(np.random.default_rng(2013).choice(n_rows, size=count, replace=False))
@@ -257,7 +239,7 @@ def _positive_prior_precision(
     """Curvature of the prior, made positive enough for the metric to be positive definite."""
     curvature = prior_precision(posterior, position, np.diag(information))
     if not (np.isfinite(curvature).all() and np.isfinite(information).all()):
-        raise ValueError(
+        raise ModelError(
             "The gradients of the log density are not finite near the point where the metric is "
             "made. Give another `center`, or other initial values."
         )

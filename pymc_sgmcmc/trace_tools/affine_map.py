@@ -525,10 +525,12 @@ def _sizes(values: np.ndarray, errors: np.ndarray) -> np.ndarray:
 
     The quantities of all coordinates are taken for draws of one normal law, whose variance is what
     the squares of the estimates have beyond those of the errors. So noise alone, of which the
-    largest of many values would be far off, does not count. A quantity that is certainly larger is
-    taken as it is.
+    largest of many values would be far off, does not count. The variance is uncertain too, most of
+    all where coordinates are few, and counts with its standard errors. A quantity that is certainly
+    larger is taken as it is.
     """
-    variance = max(0.0, float((values**2 - errors**2).mean()))
+    uncertain = STANDARD_ERRORS * np.sqrt(2 * (errors**4).sum()) / len(errors)
+    variance = max(0.0, float((values**2 - errors**2).mean() + uncertain))
     share = variance / np.maximum(variance + errors**2, np.finfo(float).tiny)
     pooled = (share * values) ** 2 + share * errors**2
     alone = values**2 - (_certain_beyond(len(values)) * errors) ** 2

@@ -12,12 +12,12 @@ import pymc as pm
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import positive_number
+from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.record import (
     COMPUTED,
     LARGEST_MEAN_ERROR,
     MEAN_SHIFT,
     MIRRORED,
-    SEARCHED,
     SETTINGS,
     labels_of,
     settings_of,
@@ -41,7 +41,6 @@ from pymc_sgmcmc.trace_tools.half_step import (
 from pymc_sgmcmc.trace_tools.reader import diverged, read_run, remedy_of_divergence
 from pymc_sgmcmc.trace_tools.verdict import (
     LARGEST_R_HAT,
-    REMEDY_OF_SMALL,
     SECOND_MOMENT,
     SMALLEST_ESS,
     SMALLEST_PROBABILITY,
@@ -56,6 +55,7 @@ from pymc_sgmcmc.trace_tools.verdict import (
     overall,
     remedy,
     remedy_of_convergence,
+    remedy_of_small,
     verdicts,
 )
 from pymc_sgmcmc.tuning import VARIANCE_INFLATION
@@ -91,22 +91,28 @@ def bias_report(
     with the unit matrix for M. No pass over the data is needed.
 
     The gradients do not show an error of the mean, since their expectation is zero at stationarity
-    whatever the bias. The skewness around the centre predicts it to first order. Where it may be
-    large, `pymc.sample` measures it at the end of a run of `SGLD` or `SGLDCV`, and ``rerun=True``
-    does so for any such run: from the last draw of each chain a pair of chains follows, at the
-    whole and at half the step size, with common noise, so that the mean of their difference is
-    known from few draws. Errors are of first order in the step size h, so that twice this
-    difference is the error at h, and the mean less this error, ``extrapolated``, is off by terms of
-    second order only (Richardson's extrapolation).
+    whatever the bias, nor that a step size makes variances too small, as it may on skewed
+    posteriors: for Langevin dynamics Stein's identity is above zero at stationarity. The skewness
+    around the centre predicts the error of the mean to first order. Where it may be large,
+    `pymc.sample` measures both at the end of a run of `SGLD` or `SGLDCV`, and ``rerun=True`` does
+    so for any such run: from the last draw of each chain a pair of chains follows, at the whole and
+    at half the step size, with common noise, so that the differences of their moments are known
+    from few draws. Errors are of first order in the step size h, so that twice this difference is
+    the error at h, and the mean less this error, ``extrapolated``, is off by terms of second order
+    only (Richardson's extrapolation).
 
     **Verdicts.** A coordinate is "mean off" where the error of its mean is beyond doubt larger than
-    0.1 standard deviations, "variance too large" where its variance error is beyond doubt larger
-    than the stated one, and "variance too small" where Stein's identity is beyond doubt below minus
-    the stated one. The verdict is "ok" only with evidence: at least 400 effective draws, R-hat of
-    at most 1.01, a variance error that is below twice the stated one with two standard errors
-    added, and an error of the mean, predicted or by the second run with two standard errors added,
-    of at most 0.1, and where R-hat of no other coordinate is above 1.5. Otherwise it is "cannot
-    tell", and ``draws_needed`` says how many draws would.
+    0.1 standard deviations, "variance too large" where a variance error is beyond doubt larger
+    than the stated one, and "variance too small" where Stein's identity or the second run is beyond
+    doubt below minus the stated one. The verdict is "ok" only with evidence: at least 400 effective
+    draws, R-hat of at most 1.01, a variance error that is below twice the stated one with two
+    standard errors added, an error of the mean, predicted or by the second run with two standard
+    errors added, of at most 0.1, a standard deviation that is known to 10 %, and where R-hat of no
+    other coordinate is above 1.5. Otherwise it is "cannot tell", and ``draws_needed`` says how many
+    draws would. The Monte-Carlo error of a standard deviation is from the fourth moment of the
+    draws and the effective number of their squares: it is known to 10 % where the error that makes
+    it too small, by Stein's identity or the second run, and as many standard errors as are "beyond
+    doubt" come to at most that.
 
     One in 40 estimates is off by two standard errors to one side, which among 100 coordinates is
     two or three of them. Errors of the mean, and variance errors by Stein's identity, have standard
@@ -132,9 +138,9 @@ def bias_report(
     bias : float, optional
         Stated relative error of the variance. The default is that of the run.
     rerun : bool
-        Measure the errors of the means by pairs of chains, for `SGLD` and `SGLDCV` that move all
-        variables. They take at most about as many gradients as the run, and end sooner where the
-        errors are known to 0.02 posterior standard deviations.
+        Measure the errors of means and variances by pairs of chains, for `SGLD` and `SGLDCV` that
+        move all variables. They take at most about as many gradients as the run, and end sooner
+        where the errors are known to 0.02 posterior standard deviations.
     random_seed : optional
         Seed of the pairs.
     compile_kwargs : mapping, optional
@@ -144,8 +150,10 @@ def bias_report(
     -------
     pandas.DataFrame
         The rows are the coordinates of the unconstrained position. The columns are ``mean`` and
-        ``sd`` of the draws; the relative ``variance_error`` and its standard error
-        ``variance_error_se``; ``stein_error`` and ``stein_error_se``, by Stein's identity;
+        ``sd`` of the draws; ``sd_se``, the relative Monte-Carlo standard error of the latter; the
+        relative ``variance_error`` and its standard error ``variance_error_se``; ``stein_error``
+        and ``stein_error_se``, by Stein's identity; ``rerun_error`` and ``rerun_error_se``, by the
+        second run where there was one, and NaN elsewhere;
         ``predicted_mean_error``, in posterior standard deviations, NaN where no centre is known;
         ``mean_error`` and ``mean_error_se``, in these, where it was measured, and NaN elsewhere;
         ``extrapolated``, the mean without this error, and ``extrapolated_se``; ``ess_bulk``;
@@ -188,6 +196,8 @@ def bias_report(
     >>> bool(report.loc["slope", "variance_error"] < 0.06)
     True
     """
+    if rerun or model is not None:
+        model = given_model(model)
     positions, gradients, step_sizes, reasons = _stored(idata)
     labels = labels_of(idata, positions.shape[-1])
     settings = settings_of(idata)
@@ -195,7 +205,7 @@ def bias_report(
         raise ValueError(f"`bias` should be in (0, 1), but got {bias!r}.")
     stated = float(bias if bias is not None else settings.get("bias", VARIANCE_INFLATION))
     if rerun:
-        model = check_rerun(idata, settings, model)
+        check_rerun(idata, settings, model)
 
     error, stein, method = _variance_errors(idata, positions, gradients, step_sizes)
     mean, sd = positions.mean((0, 1)), positions.std((0, 1), ddof=1)
@@ -203,22 +213,25 @@ def bias_report(
     if rerun:
         assert model is not None
         measured = half_step_error(idata, settings, model, random_seed, compile_kwargs)
-    unknown = np.full(len(sd), np.nan)
-    mean_error = Estimate(unknown, unknown) if measured is None else measured
+    unknown = Estimate(*np.full((2, len(sd)), np.nan))
+    mean_error, rerun_error = measured or (unknown, unknown)
     ess, r_hat = ess_and_r_hat(positions)
     report = pd.DataFrame(
         {
             "mean": mean,
             "sd": sd,
+            "sd_se": _mcse(positions, "sd") / sd,
             "variance_error": error.value,
             "variance_error_se": error.standard_error,
             "stein_error": stein.value,
             "stein_error_se": stein.standard_error,
+            "rerun_error": rerun_error.value,
+            "rerun_error_se": rerun_error.standard_error,
             "predicted_mean_error": _predicted(idata, error.value),
-            "mean_error": mean_error.value / sd,
-            "mean_error_se": mean_error.standard_error / sd,
-            "extrapolated": mean - mean_error.value,
-            "extrapolated_se": np.hypot(_mcse(positions), mean_error.standard_error),
+            "mean_error": mean_error.value,
+            "mean_error_se": mean_error.standard_error,
+            "extrapolated": mean - sd * mean_error.value,
+            "extrapolated_se": np.hypot(_mcse(positions, "mean"), sd * mean_error.standard_error),
             "ess_bulk": ess,
             "r_hat": r_hat,
         },
@@ -226,7 +239,7 @@ def bias_report(
     )
     report["verdict"] = "diverged" if reasons else verdicts(report, stated, method)
     report["draws_needed"] = draws_needed(report, stated, method, positions.shape[1])
-    probability = mean_gradient_test(gradients)
+    probability = mean_gradient_test(gradients, _moved(idata, gradients))
     called = f"the {called_bias(bias, settings)} {stated:.3g}"
     report.attrs = {
         "bias": stated,
@@ -241,7 +254,7 @@ def bias_report(
 
 
 def mean_warnings(idata: DataTree, model: pm.Model) -> list[str]:
-    """Measure errors of means at the end of a run where they may be large, and warn of large ones.
+    """Measure errors of moments at the end of a run where they may be large, and warn of such.
 
     They may be where the skewness at the centre predicts it, and where tuning found the posterior
     far from the Gaussian there, so that it made the step much smaller. The errors are written into
@@ -268,23 +281,25 @@ def mean_warnings(idata: DataTree, model: pm.Model) -> list[str]:
         return []
     log.info(
         "The posterior is skewed: pairs of chains at the whole and at half the step size measure "
-        "the errors of means. They take at most a quarter of the gradients of the run."
+        "the errors of means and variances. They take at most a quarter of the gradients of the "
+        "run."
     )
-    error = half_step_error(idata, settings, model, 0, None, most=0.25)
-    store(idata, error)
-    sd = positions.std((0, 1), ddof=1)
-    surely = np.abs(error.value) - beyond_doubt(len(sd)) * error.standard_error
-    off = surely > LARGEST_MEAN_ERROR * sd
-    if not off.any():
-        return []
-    worst = int(np.argmax(np.where(off, np.abs(error.value) / sd, -np.inf)))
-    name = labels_of(idata, len(sd))[worst]
-    return [
-        f"Means of {int(off.sum())} of {len(sd)} coordinates are off by more than "
-        f"{LARGEST_MEAN_ERROR:g} standard deviations, most of all that of {name}, by "
-        f"{error.value[worst] / sd[worst]:.2g}. Use a smaller `bias`, or the corrected means "
-        "`bias_report(idata).extrapolated`."
-    ]
+    errors = half_step_error(idata, settings, model, 0, None, most=0.25)
+    store(idata, errors)
+    labels = labels_of(idata, positions.shape[-1])
+    stated = float(settings.get("bias", VARIANCE_INFLATION))
+    sure = beyond_doubt(len(labels))
+    means = (
+        f"Means of {{}} are off by more than {LARGEST_MEAN_ERROR:g} standard deviations",
+        "Use a smaller `bias`, or the corrected means `bias_report(idata).extrapolated`.",
+    )
+    variances = (
+        f"Variances of {{}} are off by more than {stated:.3g} of themselves",
+        "Use a smaller `bias`.",
+    )
+    return _off(errors.mean, sure, LARGEST_MEAN_ERROR, labels, *means) + _off(
+        errors.variance, sure, stated, labels, *variances
+    )
 
 
 def bias_warnings(idata: DataTree, model: pm.Model | None = None) -> list[str]:
@@ -298,39 +313,52 @@ def bias_warnings(idata: DataTree, model: pm.Model | None = None) -> list[str]:
     labels = labels_of(idata, positions.shape[-1])
     error, stein, method = _variance_errors(idata, positions, gradients, step_sizes)
     stated = float(settings.get("bias", VARIANCE_INFLATION))
-    convergence = objection_to_convergence(positions, gradients, labels)
+    convergence = objection_to_convergence(idata, positions, gradients, labels)
     if convergence is not None:
         advice = remedy_of_convergence(float(error.value.max()), stated, settings)
         return [f"Not converged: {convergence} {advice} `bias_report(idata)` has all coordinates."]
-    if settings.get("step_size_from") == SEARCHED:
-        return []
+    called, see = called_bias(None, settings), "See `bias_report(idata)`."
     for each, of_method in ((error, method), (stein, STEIN)):
-        above = each.value - beyond_doubt(len(labels), of_method) * each.standard_error > stated
-        if above.any():
-            worst = int(np.argmax(np.where(above, each.value, -np.inf)))
-            size = float(each.value[worst])
-            return [
-                f"The variance of {int(above.sum())} of {len(above)} coordinates is too large by "
-                f"more than the {called_bias(None, settings)} {stated:.3g}, most of all that of "
-                f"{labels[worst]}, by about {size:.2g}. {remedy(size, stated, settings)} See "
-                "`bias_report(idata)`."
-            ]
-    below = stein.value + beyond_doubt(len(labels)) * stein.standard_error < -stated
-    if below.any():
-        worst = int(np.argmin(np.where(below, stein.value, np.inf)))
-        return [
-            f"The variance of {int(below.sum())} of {len(below)} coordinates is too small, most "
-            f"of all that of {labels[worst]}, by about {-stein.value[worst]:.2g}. "
-            f"{REMEDY_OF_SMALL} See `bias_report(idata)`."
-        ]
-    return []
+        sure = beyond_doubt(len(labels), of_method)
+        larger = Estimate(np.maximum(each.value, 0.0), each.standard_error)
+        said = f"The variance of {{}} is too large by more than the {called} {stated:.3g}"
+        advice = f"{remedy(max(stated, float(each.value.max())), stated, settings)} {see}"
+        if found := _off(larger, sure, stated, labels, said, advice):
+            return found
+    smaller = Estimate(np.maximum(-stein.value, 0.0), stein.standard_error)
+    advice = f"{remedy_of_small(float(smaller.value.max()))} {see}"
+    return _off(
+        smaller,
+        beyond_doubt(len(labels)),
+        stated,
+        labels,
+        "The variance of {} is too small",
+        advice,
+    )
+
+
+def _off(
+    error: Estimate, sure: float, bound: float, labels: tuple[str, ...], said: str, advice: str
+) -> list[str]:
+    """A warning of the coordinates whose error is beyond doubt larger than a bound, if any is.
+
+    `said` begins the sentence, with a place for what is counted.
+    """
+    size = np.abs(error.value)
+    off = size - sure * error.standard_error > bound
+    if not off.any():
+        return []
+    worst = int(np.argmax(np.where(off, size, -np.inf)))
+    counted = said.format(f"{int(off.sum())} of {len(labels)} coordinates")
+    by = f"{error.value[worst]:.2g}"
+    return [f"{counted}, most of all that of {labels[worst]}, by {by}. {advice}"]
 
 
 # --- Parts ----------------------------------------------------------------------------------
 
 
 def objection_to_convergence(
-    positions: np.ndarray, gradients: np.ndarray, labels: tuple[str, ...]
+    idata: DataTree, positions: np.ndarray, gradients: np.ndarray, labels: tuple[str, ...]
 ) -> str | None:
     """What R-hat, effective draws and the mean gradient say against a run, None if nothing."""
     slow = _slowest(positions)
@@ -338,7 +366,7 @@ def objection_to_convergence(
         *ess_and_r_hat(positions[..., slow]), tuple(labels[number] for number in slow), len(labels)
     )
     if objection is None:
-        probability = mean_gradient_test(gradients)
+        probability = mean_gradient_test(gradients, _moved(idata, gradients))
         if probability < SMALLEST_PROBABILITY:
             objection = of_mean_gradient(probability)
     return objection
@@ -363,10 +391,10 @@ def _stored(
     return positions, gradients, run.step_sizes_of_draws, reasons
 
 
-def _mcse(positions: np.ndarray) -> np.ndarray:
+def _mcse(positions: np.ndarray, method: str) -> np.ndarray:
     from arviz_stats.base import array_stats  # takes half a second to import
 
-    return array_stats.mcse(positions, **AXES)
+    return array_stats.mcse(positions, method=method, **AXES)
 
 
 def _slowest(positions: np.ndarray) -> np.ndarray:
@@ -389,18 +417,25 @@ def _variance_errors(
     holds for its variance alone. The plain one has a larger Monte-Carlo error where coordinates are
     correlated.
     """
-    preconditioner = precision = None
-    if SETTINGS in idata.children:
-        preconditioner = stored_matrix(idata[SETTINGS], "preconditioner")
-        precision = stored_matrix(idata[SETTINGS], "precision")
-    if preconditioner is None:
-        stein = stein_variance_error(positions, gradients)
-        return stein, stein, STEIN
-    stein = stein_variance_error(positions, gradients @ preconditioner / preconditioner.diagonal())
-    if precision is None:
+    stein = stein_variance_error(positions, _moved(idata, gradients))
+    preconditioner, precision = (
+        stored_matrix(idata[SETTINGS], name) if SETTINGS in idata.children else None
+        for name in ("preconditioner", "precision")
+    )
+    if preconditioner is None or precision is None:
         return stein, stein, STEIN
     error = langevin_variance_error(gradients, step_sizes, preconditioner, precision)
     return error, stein, SECOND_MOMENT
+
+
+def _moved(idata: DataTree, gradients: np.ndarray) -> np.ndarray:
+    """Gradients times the preconditioner over its diagonal, or as they are where there is none."""
+    preconditioner = None
+    if SETTINGS in idata.children:
+        preconditioner = stored_matrix(idata[SETTINGS], "preconditioner")
+    if preconditioner is None:
+        return gradients
+    return gradients @ preconditioner / preconditioner.diagonal()
 
 
 def _predicted(idata: DataTree, variance_error: np.ndarray) -> np.ndarray:

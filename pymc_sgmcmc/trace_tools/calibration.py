@@ -10,13 +10,12 @@ from pymc_sgmcmc.checks import one_of
 from pymc_sgmcmc.errors import CalibrationError
 from pymc_sgmcmc.record import MOMENTS
 from pymc_sgmcmc.trace_tools.affine_map import Calibration, FewDrawsError, calibrate
-from pymc_sgmcmc.trace_tools.gradients import gradients
+from pymc_sgmcmc.trace_tools.gradients import with_gradients
 from pymc_sgmcmc.trace_tools.moments import read_moments
 from pymc_sgmcmc.trace_tools.moved import PositionVariables, mapped, moved_groups
 from pymc_sgmcmc.trace_tools.reader import (
     StoredRun,
     check_mean_gradient,
-    has_gradients,
     read_run,
 )
 from pymc_sgmcmc.trace_tools.variables import posterior_of
@@ -113,8 +112,7 @@ def stein_calibrate(
     1.000
     """
     one_of("method", method, METHODS)
-    if model is not None and not has_gradients(idata):
-        idata = gradients(idata, model)
+    idata = with_gradients(idata, model)
     run = read_run(idata)
     check_mean_gradient(run)
     variables = PositionVariables.of(posterior_of(idata), run, model)

@@ -13,10 +13,11 @@ from pytensor.graph.basic import Constant
 from xarray import DataTree
 
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.posterior.support import bounded_variables
 from pymc_sgmcmc.posterior.transforms import unconstrain
 from pymc_sgmcmc.record import DIMENSION, SETTINGS, groups_of, settings_of, stored_rows
-from pymc_sgmcmc.trace_tools.reader import check_same_draws, check_trace
+from pymc_sgmcmc.trace_tools.reader import check_same_draws, check_trace, has_gradients
 from pymc_sgmcmc.trace_tools.variables import posterior_of
 
 
@@ -140,17 +141,12 @@ def _check_data(idata: DataTree, model: pm.Model) -> None:
         )
 
 
-def given_model(model: pm.Model | None) -> pm.Model:
-    """The given model, or that of the context."""
-    if model is not None and not isinstance(model, pm.Model):
-        raise TypeError(f"`model` should be a pymc.Model, but is of type {type(model).__name__}.")
-    try:
-        return pm.modelcontext(model)
-    except TypeError:
-        raise TypeError(
-            "`model` should be that of the trace, but is None outside of the context of a model. "
-            "Pass `model=`."
-        ) from None
+def with_gradients(idata: DataTree, model: pm.Model | None) -> DataTree:
+    """The trace with its gradients, which are computed where it has none and a model is given."""
+    if model is None:
+        return idata
+    model = given_model(model)
+    return idata if has_gradients(idata) else gradients(idata, model)
 
 
 def _values(variable: Any) -> np.ndarray | None:

@@ -1,15 +1,17 @@
-"""Pairs of chains at the whole and at half the step size, which show the errors of means.
+r"""Pairs of chains at the whole and at half the step size, which show errors of mean and variance.
 
 Both chains of a pair have the same Brownian motion: two normal numbers of the chain at half the
 step size add up to one of the other. So their positions stay close together, and the mean
 of their difference is known from far fewer draws than either mean. Errors are of first order in the
-step size h, so that the error of the mean at h is twice that difference.
+step size h, so that the error of the mean at h is twice that difference. With positions x and y of
+the two chains, the difference of their variances is the mean of :math:`(x - \bar x)^2 -
+(y - \bar y)^2`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pymc as pm
@@ -40,8 +42,8 @@ BY_HAND = "Sample again with half the step size, and compare the two."
 """This remedy ends messages about runs that `bias_report` cannot repeat."""
 
 PRECISE = 0.02
-"""The pairs end where the standard error of each mean error is below this many posterior standard
-deviations, a fifth of `LARGEST_MEAN_ERROR`."""
+"""The pairs end where the standard errors of the errors of each mean and standard deviation are
+below this many posterior standard deviations, a fifth of `LARGEST_MEAN_ERROR`."""
 
 POINTS_A_RELAXATION = 4
 """Differences are recorded so many times in a relaxation time of the chain."""
@@ -57,13 +59,12 @@ AXES = {"chain_axis": 0, "draw_axis": 1}
 """The statistics of ArviZ take these axes of positions for those of chains and draws."""
 
 
-def check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model | None) -> pm.Model:
-    """Model of a second run.
+def check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model) -> None:
+    """Refuse a run that cannot be repeated, or another model.
 
     Raises
     ------
     ValueError
-        Where no second run can be made.
     """
     if STEP_METHODS in settings:
         raise ValueError(
@@ -81,23 +82,11 @@ def check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model | Non
             f"`rerun=True` can repeat runs without `local`, but that of the trace has sampled "
             f"{quoted(local)} by it. {BY_HAND}"
         )
-    if "row_weights" in settings:
-        raise ValueError(
-            "`rerun=True` can repeat runs of rows with equal probabilities, but that of the trace "
-            f"has `row_weights`. {BY_HAND}"
-        )
     if settings.get("estimator_from") == GIVEN:
         raise ValueError(
             "`rerun=True` can repeat runs whose `gradient` is a name or `SVRG`, but that of the "
             f"trace is an estimator made by hand. {BY_HAND}"
         )
-    try:
-        model = pm.modelcontext(model)
-    except TypeError:
-        raise ValueError(
-            "`rerun=True` needs the model of the run, but `model` is None outside of the context "
-            "of a model. Pass `model=`."
-        ) from None
     labels = layout_from_model(model, None, model.initial_point()).labels
     stored = labels_of(idata, len(labels))
     changed = changed_data(idata, model)
@@ -113,7 +102,6 @@ def check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model | Non
             f"`model` should be the one that was sampled, but has {what}. Pass that model with its "
             "data, or sample again."
         )
-    return model
 
 
 def half_step_error(
@@ -124,8 +112,8 @@ def half_step_error(
     compile_kwargs: Mapping[str, Any] | None,
     *,
     most: float = 1.0,
-) -> Estimate:
-    """Errors of the means of a run, each of shape (d,), in units of the positions.
+) -> PairErrors:
+    """Errors of the means and variances of a run, by pairs of chains.
 
     Parameters
     ----------
@@ -154,14 +142,36 @@ def half_step_error(
     cost = 3 * spacing * POINTS_A_RELAXATION * len(positions)
     rounds = int(most * draws * thin / (cost * RELAXATIONS_A_ROUND))
     pairs.advance(POINTS_A_RELAXATION * BURN_IN)
-    differences: list[np.ndarray] = []
+    recorded_pairs: list[np.ndarray] = []
+
+    def error(differences: np.ndarray) -> Estimate:
+        return Estimate(2 * differences.mean((0, 1)), 2 * array_stats.mcse(differences, **AXES))
+
     for _ in range(max(1, rounds)):
-        differences.append(pairs.advance(POINTS_A_RELAXATION * RELAXATIONS_A_ROUND))
-        together = np.concatenate(differences, axis=1)
-        error = Estimate(2 * together.mean((0, 1)), 2 * array_stats.mcse(together, **AXES))
-        if (error.standard_error <= PRECISE * sd).all():
+        recorded_pairs.append(pairs.advance(POINTS_A_RELAXATION * RELAXATIONS_A_ROUND))
+        whole, half = np.concatenate(recorded_pairs, axis=2)
+        mean = error((whole - half) / sd)
+        centred = ((each - each.mean((0, 1))) / sd for each in (whole, half))
+        squares = [values**2 for values in centred]
+        variance = error(squares[0] - squares[1])
+        if max(mean.standard_error.max(), variance.standard_error.max() / 2) <= PRECISE:
             break
-    return error
+    return PairErrors(mean, variance)
+
+
+class PairErrors(NamedTuple):
+    """Errors of a run that pairs of chains show, each of shape (d,).
+
+    Attributes
+    ----------
+    mean : Estimate
+        In posterior standard deviations.
+    variance : Estimate
+        Relative.
+    """
+
+    mean: Estimate
+    variance: Estimate
 
 
 class _Pairs:
@@ -204,10 +214,10 @@ class _Pairs:
             self.states.append([chain.state for chain in self.chains])
 
     def advance(self, draws: int) -> np.ndarray:
-        """The next differences, whole less half, shape (pairs, draws, d)."""
+        """The next positions, of whole and half steps, shape (2, pairs, draws, d)."""
         block = self.chains[0].block
         shape = (draws * self.spacing, block.noise_size)
-        differences = []
+        recorded = []
         for states in self.states:
             first, second = self.rng.standard_normal((2, *shape))
             halves = np.stack([first + second, first - second], axis=1).reshape(-1, shape[1])
@@ -223,21 +233,30 @@ class _Pairs:
                     )
                 states[number] = chain.state
                 positions.append(drawn.positions.astype(float))
-            differences.append(positions[0] - positions[1])
-        return np.array(differences)
+            recorded.append(positions)
+        return np.swapaxes(recorded, 0, 1)
 
 
-def store(idata: DataTree, error: Estimate) -> None:
-    """Write errors of means into a trace."""
-    values = {"error": error.value, "standard_error": error.standard_error}
-    labels = list(labels_of(idata, len(error.value)))
-    arrays = {name: (DIMENSION, each) for name, each in values.items()}
+def store(idata: DataTree, errors: PairErrors) -> None:
+    """Write errors that pairs showed into a trace."""
+    arrays = {
+        f"{moment}_{name}": (DIMENSION, values)
+        for moment, error in errors._asdict().items()
+        for name, values in vars(error).items()
+    }
+    labels = list(labels_of(idata, len(errors.mean.value)))
     idata[HALF_STEP] = DataTree(xr.Dataset(arrays, coords={DIMENSION: labels}))
 
 
-def stored(idata: DataTree) -> Estimate | None:
-    """Errors of means that a trace has."""
-    if HALF_STEP not in idata.children:
+def stored(idata: DataTree) -> PairErrors | None:
+    """Errors that pairs showed, None where the trace has none, or those of means alone."""
+    if HALF_STEP not in idata.children or "mean_value" not in idata[HALF_STEP]:
         return None
     group = idata[HALF_STEP]
-    return Estimate(np.asarray(group["error"]), np.asarray(group["standard_error"]))
+    names = ("value", "standard_error")
+    return PairErrors(
+        *(
+            Estimate(*(np.asarray(group[f"{moment}_{name}"]) for name in names))
+            for moment in PairErrors._fields
+        )
+    )

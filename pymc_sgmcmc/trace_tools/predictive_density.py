@@ -14,11 +14,11 @@ from pymc.model.transform.conditioning import remove_value_transforms
 from pytensor.graph.traversal import ancestors
 from xarray import DataTree
 
-from pymc_sgmcmc.checks import quoted
+from pymc_sgmcmc.checks import names_among, quoted
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays, quick_graphs
+from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.posterior.terms import model_terms
-from pymc_sgmcmc.trace_tools.gradients import given_model
 from pymc_sgmcmc.trace_tools.reader import check_trace
 from pymc_sgmcmc.trace_tools.variables import posterior_of
 
@@ -136,13 +136,7 @@ def predictive_density(
 def _observed(model: pm.Model, var_names: str | Sequence[str] | None) -> list[str]:
     """Names of the observed variables, checked."""
     known = [str(variable.name) for variable in model.observed_RVs]
-    names = known if var_names is None else [var_names] if isinstance(var_names, str) else var_names
-    unknown = [name for name in names if name not in known]
-    if unknown or not names:
-        raise ValueError(
-            f"`var_names` should be observed variables of the model, of {quoted(known)}, but got "
-            f"{quoted(unknown) or 'none'}."
-        )
+    names = names_among("var_names", known if var_names is None else var_names, known)
     graphs = [model.rvs_to_values[model[name]] for name in names] + [model[name] for name in names]
     if any(
         variable.owner is not None and isinstance(variable.owner.op, MinibatchOp)
@@ -152,7 +146,7 @@ def _observed(model: pm.Model, var_names: str | Sequence[str] | None) -> list[st
             "`predictive_density` should have a model on all of its rows, but this one is on "
             "`pymc.Minibatch`. Write the model on `pymc.Data`."
         )
-    return list(names)
+    return names
 
 
 @contextmanager
@@ -161,8 +155,15 @@ def _with_data(
 ) -> Iterator[None]:
     """Other values of the data of a model, for a while."""
     if new_data is None:
+        if coords is not None:
+            raise ValueError("`coords` should come with the `new_data` that they label.")
         yield
         return
+    if not isinstance(new_data, Mapping):
+        raise TypeError(
+            "`new_data` should be a mapping from names of `pymc.Data` to values, but got "
+            f"{new_data!r}."
+        )
     known = {str(variable.name): variable for variable in model.data_vars}
     unknown = [name for name in new_data if name not in known]
     if unknown:
@@ -174,7 +175,17 @@ def _with_data(
     dims = {dim for name in new_data for dim in model.named_vars_to_dims.get(name) or ()}
     labels = {dim: model.coords[dim] for dim in dims if model.coords.get(dim) is not None}
     try:
-        pm.set_data(dict(new_data), model=model, coords=coords)
+        try:
+            pm.set_data(dict(new_data), model=model, coords=coords)
+        except Exception as error:
+            raise ValueError(
+                f"`new_data` should have other values for {quoted(new_data)} of the same kind, but "
+                f"PyMC cannot set them: {error}"
+            ) from error
+        for name in new_data:
+            values = np.ma.getdata(known[name].get_value())  # PyMC masks NaN
+            if values.dtype.kind == "f" and np.isnan(values).any():
+                raise ValueError(f"`new_data` should have no NaN, but has some in `{name}`.")
         yield
     finally:
         pm.set_data(before, model=model, coords=labels)
@@ -184,7 +195,7 @@ class _LogDensities:
     """Log densities of the rows of observed variables, compiled once for the present data."""
 
     def __init__(self, model: pm.Model, names: Sequence[str]):
-        self._names = list(names)
+        self._names, self._data = list(names), model.data_vars
         constrained = remove_value_transforms(model)
         with quick_graphs():
             # Without `total_size`, which scales the density of rows to another number of them.
@@ -212,7 +223,17 @@ class _LogDensities:
         return np.array([self._of_rows(point) for point in zip(*values, strict=True)])
 
     def _of_rows(self, point: tuple[np.ndarray, ...]) -> np.ndarray:
-        found = [np.atleast_1d(density) for density in self._function(*point)]
+        try:
+            found = [np.atleast_1d(density) for density in self._function(*point)]
+        except ValueError as error:
+            raise ValueError(
+                f"The data of the model should fit together, but have the shapes {self._shapes()}. "
+                "Give `new_data` for all that have a row for each observation."
+            ) from error
+        if not all(map(len, found)):
+            raise ValueError(
+                f"The data should have a row at least, but have the shapes {self._shapes()}."
+            )
         of_rows = [density.reshape(len(density), -1).sum(1) for density in found]
         lengths = dict(zip(self._names, map(len, of_rows), strict=True))
         if len(set(lengths.values())) > 1:
@@ -221,3 +242,7 @@ class _LogDensities:
                 f"{lengths}. Give data for all of them, or choose some by `var_names`."
             )
         return np.sum(of_rows, axis=0)
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the present data, by their names."""
+        return {str(data.name): data.get_value(borrow=True).shape for data in self._data}

@@ -50,8 +50,9 @@ standard deviations of a draw. Means of converged chains differ by a fraction of
 deviation."""
 
 LARGEST_STEP_RATIO = 10.0
-"""Chains are taken for those of different runs where the ratio of their step sizes is larger. Each
-chain tunes its own step size, so that those of one run differ by less."""
+"""The laws of chains are taken for different ones where the ratio of their step sizes is larger.
+Each chain tunes its own step size, and those of chains that met the same gradients differ by less.
+"""
 
 SURELY_NOT_ZERO = 1e-6
 """No correction is made where the probability of the mean gradient is lower. By chance this happens
@@ -141,7 +142,7 @@ def read_run(
     agreeing_chains : bool
         Refuse chains that are far from the others, or made with other settings.
     diverged_chains : bool
-        Accept chains that diverged.
+        Accept chains that diverged, or are still on their way to the posterior.
 
     Raises
     ------
@@ -196,7 +197,9 @@ def read_run(
     if agreeing_chains:
         check_chains(spaced, labels, chains)
         _check_step_sizes(step_sizes, chains)
-    _check_sign(spaced, spaced_gradients, labels)
+    own = "sampler" in settings
+    if not (own and diverged_chains):
+        _check_sign(spaced, spaced_gradients, labels, own=own)
     arrays = {}
     if SETTINGS in idata.children:
         arrays = {str(name): np.asarray(array) for name, array in idata[SETTINGS].data_vars.items()}
@@ -464,17 +467,21 @@ def _check_step_sizes(sizes: np.ndarray | None, chains: tuple[Any, ...]) -> None
     if means.max() > LARGEST_STEP_RATIO * means.min():
         large, small = int(np.argmax(means)), int(np.argmin(means))
         raise ValueError(
-            f"All chains should be of one run, but the `step_size` of chain {chains[large]} is "
-            f"{means[large]:.3g} and that of chain {chains[small]} is {means[small]:.3g}. Use each "
-            f"run apart, such as `idata.sel(chain=[{chains[small]}])`."
+            f"All chains should have about one step size, but that of chain {chains[large]} is "
+            f"{means[large]:.3g} and that of chain {chains[small]} is {means[small]:.3g}, by their "
+            f"tuning or as they are of different runs. Use a smaller `bias`, or such chains apart, "
+            f"`idata.sel(chain=[{chains[small]}])`."
         )
 
 
-def _check_sign(positions: np.ndarray, gradients: np.ndarray, labels: tuple[str, ...]) -> None:
+def _check_sign(
+    positions: np.ndarray, gradients: np.ndarray, labels: tuple[str, ...], *, own: bool
+) -> None:
     r"""Raise a ValueError where gradients point away from where the draws are.
 
     By Stein's identity :math:`-\mathrm{Cov}(\theta_i, \hat\nabla_i)` is 1 for draws of the
     posterior, larger for chains that are too wide, and near 0 for chains that have moved little.
+    The sign of gradients that a sampler used itself, `own`, is right: such chains still climb.
     """
     with np.errstate(over="ignore", invalid="ignore"):  # Diverged chains are told of elsewhere.
         error = stein_variance_error(positions, gradients)
@@ -482,10 +489,15 @@ def _check_sign(positions: np.ndarray, gradients: np.ndarray, labels: tuple[str,
     bad = covariances < -0.25
     if bad.any():
         named = _first_of([f"`{labels[number]}`" for number in np.flatnonzero(bad)])
+        if own:
+            raise ValueError(
+                "The chains have not converged: gradients point away from where the draws are in "
+                f"{named}. Use more draws, or longer tuning. Where the run warned of its centre or "
+                "of a jump of the log density, change the model first."
+            )
         raise ValueError(
             "`gradient` should be that of plus the log posterior and point to where the draws are, "
-            f"but points away from there in {named}. Check its sign, or {COMPUTE_THEM}. Where the "
-            "run warned of its centre or of a jump of the log density, change the model first."
+            f"but points away from there in {named}. Check its sign, or {COMPUTE_THEM}."
         )
 
 

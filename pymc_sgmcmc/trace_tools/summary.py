@@ -10,6 +10,7 @@ import pandas as pd
 from scipy import linalg
 from xarray import DataTree
 
+from pymc_sgmcmc.checks import as_array
 from pymc_sgmcmc.matrices import covariance_root
 from pymc_sgmcmc.record import ACCURACY
 from pymc_sgmcmc.stein import mean_with_error
@@ -107,11 +108,12 @@ def summary(
     from arviz_base.labels import BaseLabeller
 
     functions = functions_of_draws(idata, None, var_names)
-    given = [float(probability) for probability in probabilities]
-    if not all(0 < probability < 1 for probability in given):
+    numbers = as_array("probabilities", probabilities, "numbers in (0, 1), as a list")
+    if numbers.ndim != 1 or not ((numbers > 0) & (numbers < 1)).all():
         raise ValueError(
-            f"`probabilities` should be numbers in (0, 1), but got {list(probabilities)!r}."
+            f"`probabilities` should be numbers in (0, 1), as a list, but got {probabilities!r}."
         )
+    given = numbers.tolist()
     stated = _stated(idata)
     coordinates = _coordinates(idata, stated)
     positions = np.asarray(

@@ -10,6 +10,7 @@ import xarray as xr
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import quoted
+from pymc_sgmcmc.record import SAMPLE_DIMS
 from pymc_sgmcmc.trace_tools.reader import (
     COMPUTE_THEM,
     StoredRun,
@@ -17,9 +18,6 @@ from pymc_sgmcmc.trace_tools.reader import (
     check_trace,
     every_nth,
 )
-
-SAMPLE_DIMS = ("chain", "draw")
-"""These are the dimensions of the draws of a trace."""
 
 LEAST_CORRELATION = 0.3
 """A variable is taken for one of other draws where its correlation with the coordinate of the same

@@ -10,8 +10,8 @@ import pandas as pd
 from scipy import special
 
 from pymc_sgmcmc.checks import quoted
-from pymc_sgmcmc.record import GIVEN, LARGEST_MEAN_ERROR, SEARCHED, stored_local
-from pymc_sgmcmc.trace_tools.reader import remedy_of_divergence
+from pymc_sgmcmc.record import GIVEN, LARGEST_MEAN_ERROR, stored_local
+from pymc_sgmcmc.trace_tools.reader import COMPUTE_THEM, remedy_of_divergence
 
 OK, UNKNOWN, NOT_CONVERGED = "ok", "cannot tell", "not converged"
 TOO_LARGE, TOO_SMALL, MEAN_OFF = "variance too large", "variance too small", "mean off"
@@ -56,14 +56,12 @@ TOO_WIDE = 1.0
 """For a chain that has not converged, a smaller step is advised where the variance error is larger
 than this number, so that the variance is more than twice the right one."""
 
-REMEDY_OF_SMALL = (
-    "The draws do not cover the posterior: use more draws, longer tuning or other initial values, "
-    "or compare with NUTS."
-)
-"""This remedy follows where variances are too small, which no step size explains."""
-
 SECOND_MOMENT, STEIN = "second moment of the gradients", "Stein's identity"
 """These are the names of the two methods that give a variance error."""
+
+VARIANCE_ERRORS = ("variance_error", "stein_error", "rerun_error")
+"""These columns of a report are variance errors: by the best method for the run, by Stein's
+identity, and by pairs of chains where they were run."""
 
 
 # --- Convergence ----------------------------------------------------------------------------
@@ -96,21 +94,37 @@ def beyond_doubt(dimension: int, method: str = STEIN) -> float:
     return float(-special.ndtri(special.ndtr(-STANDARD_ERRORS) / dimension))
 
 
+def variances_off(report: pd.DataFrame, stated: float, method: str, sign: int) -> pd.DataFrame:
+    """Whether each variance error is beyond doubt larger than the stated one, to one side.
+
+    The columns are those of `VARIANCE_ERRORS`. `sign` is 1 for variances that are too large, and -1
+    for those that are too small.
+    """
+    off = {}
+    for name in VARIANCE_ERRORS:
+        error, standard_error = _error(report, name)
+        sure = beyond_doubt(len(report), method if name == VARIANCE_ERRORS[0] else STEIN)
+        off[name] = sign * error - sure * standard_error > stated
+    return pd.DataFrame(off, index=report.index)
+
+
 def verdicts(report: pd.DataFrame, stated: float, method: str) -> list[str]:
     """Verdict on each coordinate, from the other columns of a report."""
-    error, error_se, stein, stein_se, mean, mean_se = _errors(report)
-    sure, surely = beyond_doubt(len(report), method), beyond_doubt(len(report))
+    surely = beyond_doubt(len(report))
+    error, error_se = _error(report, "variance_error")
+    mean, mean_se = _error(report, "mean_error")
+    sd, sd_se = _sd_error(report)
     # Comparisons with NaN, for what is not known, are false.
-    too_large = (error - sure * error_se > stated) | (stein - surely * stein_se > stated)
     cases = {
         NOT_CONVERGED: ~_has(report, LARGEST_R_HAT, SMALLEST_ESS),
-        TOO_LARGE: too_large,
-        TOO_SMALL: stein + surely * stein_se < -stated,
-        MEAN_OFF: mean - surely * mean_se > LARGEST_MEAN_ERROR,
+        TOO_LARGE: variances_off(report, stated, method, 1).any(axis=1),
+        TOO_SMALL: variances_off(report, stated, method, -1).any(axis=1),
+        MEAN_OFF: np.abs(mean) - surely * mean_se > LARGEST_MEAN_ERROR,
         UNKNOWN: (
             ~_has(report, R_HAT_OF_OK, ESS_OF_OK)
             | (error + STANDARD_ERRORS * error_se > 2 * stated)
-            | (mean + STANDARD_ERRORS * mean_se > LARGEST_MEAN_ERROR)
+            | (np.abs(mean) + STANDARD_ERRORS * mean_se > LARGEST_MEAN_ERROR)
+            | (sd + surely * sd_se > LARGEST_MEAN_ERROR)
             | _skewed(report)
             | ~(report["r_hat"] <= R_HAT_APART).all()
         ),
@@ -123,7 +137,9 @@ def draws_needed(report: pd.DataFrame, stated: float, method: str, draws: int) -
 
     It is NaN as well where only a second run can tell whether the mean is off.
     """
-    error, error_se, _, _, mean, mean_se = _errors(report)
+    error, error_se = _error(report, "variance_error")
+    mean, mean_se = _error(report, "mean_error")
+    sd, sd_se = _sd_error(report)
     sure, surely = beyond_doubt(len(report), method), beyond_doubt(len(report))
     with np.errstate(divide="ignore", invalid="ignore"):
         factors = [
@@ -132,8 +148,12 @@ def draws_needed(report: pd.DataFrame, stated: float, method: str, draws: int) -
             (report["r_hat"].to_numpy() - 1) / (R_HAT_OF_OK - 1),
             _times(error, error_se, (stated, sure), (2 * stated, STANDARD_ERRORS)),
             _times(
-                mean, mean_se, (LARGEST_MEAN_ERROR, surely), (LARGEST_MEAN_ERROR, STANDARD_ERRORS)
+                np.abs(mean),
+                mean_se,
+                (LARGEST_MEAN_ERROR, surely),
+                (LARGEST_MEAN_ERROR, STANDARD_ERRORS),
             ),
+            _times(sd, sd_se, (LARGEST_MEAN_ERROR, surely), (LARGEST_MEAN_ERROR, surely)),
         ]
     largest = np.fmax.reduce(factors)
     unknown = (report["verdict"] == UNKNOWN).to_numpy() & ~_skewed(report)
@@ -156,10 +176,19 @@ def _times(
     return np.fmin(surely_above, surely_below)
 
 
-def _errors(report: pd.DataFrame) -> tuple[np.ndarray, ...]:
-    names = ("variance_error", "stein_error", "mean_error")
-    columns = [report[each].to_numpy() for name in names for each in (name, f"{name}_se")]
-    return (*columns[:4], np.abs(columns[4]), columns[5])
+def _error(report: pd.DataFrame, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """An error and its standard error."""
+    return report[name].to_numpy(), report[f"{name}_se"].to_numpy()
+
+
+def _sd_error(report: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """By how much standard deviations are too small, if at all, with the Monte-Carlo error.
+
+    Both are relative. Variance errors that are too large have a bound of their own.
+    """
+    lowest = np.fmin.reduce([report[name] for name in VARIANCE_ERRORS])
+    too_small = 1 - np.sqrt(1 + np.clip(lowest, -1, 0))
+    return too_small, np.hypot(report["sd_se"], 0.5 * report["rerun_error_se"].fillna(0.0))
 
 
 def _has(report: pd.DataFrame, r_hat: float, ess: float) -> np.ndarray:
@@ -204,16 +233,18 @@ def overall(
         said = said or of_mean_gradient(probability)
         return f"Not converged: {said} {remedy_of_convergence(worst, stated, settings)}"
     if too_large := counts.get(TOO_LARGE, 0):
-        worst = max(worst, float(report["stein_error"][report["verdict"] == TOO_LARGE].max()))
+        worst = float(report[list(VARIANCE_ERRORS)][report["verdict"] == TOO_LARGE].max(axis=None))
         return (
             f"Variances of {too_large} {of_all} are too large by up to {worst:.2g}, more than "
             f"{called}. {remedy(worst, stated, settings)}"
         )
     if too_small := counts.get(TOO_SMALL, 0):
-        lack = -float(report["stein_error"].min())
+        small = report["verdict"] == TOO_SMALL
+        lack = -float(report[list(VARIANCE_ERRORS)][small].min(axis=None))
+        measured = variances_off(report, stated, STEIN, -1)["rerun_error"].any()
         return (
             f"Variances of {too_small} {of_all} are too small by up to {lack:.2g}. "
-            f"{REMEDY_OF_SMALL}"
+            f"{_remedy_of_means(stated, settings) if measured else remedy_of_small(lack)}"
         )
     if off := counts.get(MEAN_OFF, 0):
         return (
@@ -221,7 +252,7 @@ def overall(
             f"deviations. {_remedy_of_means(stated, settings)}"
         )
     ok = counts.get(OK, 0)
-    error, error_se, *_ = _errors(report)
+    error, error_se = _error(report, "variance_error")
     twice = "twice " if worst > stated else ""
     within = f"Variance errors of at most {worst:.2g} are within {twice}{called}"
     if ok == len(report):
@@ -260,6 +291,13 @@ def _of_unknown(report: pd.DataFrame, stated: float, called: str, draws: int) ->
                 f"The Monte-Carlo error of the {name.replace('_', ' ')} is up to "
                 f"{standard_error.max():.2g}, too large to compare it with {to}."
             )
+    sd, sd_se = _sd_error(unknown)
+    known = sd + beyond_doubt(len(report)) * sd_se
+    if (known > LARGEST_MEAN_ERROR).any():
+        reasons.append(
+            f"The standard deviation of `{unknown.index[int(np.argmax(known))]}` is known to "
+            f"{100 * known.max():.0f} %, where {100 * LARGEST_MEAN_ERROR:g} % is needed."
+        )
     needed = unknown["draws_needed"].dropna()
     many = needed > MOST_TIMES * draws
     if not many.all():
@@ -295,9 +333,9 @@ def called_bias(bias: float | None, settings: dict[str, Any]) -> str:
     """What to call the bound on the variance error.
 
     It is "stated" where the user gives it or the step size was computed for it. A step size that
-    was given, or searched, or of which nothing is known, is for no bias.
+    was given, or of which nothing is known, is for no bias.
     """
-    computed = settings.get("step_size_from", GIVEN) not in (GIVEN, SEARCHED)
+    computed = settings.get("step_size_from", GIVEN) != GIVEN
     is_stated = bias is not None or (computed and "bias" in settings)
     return "stated" if is_stated else "default"
 
@@ -353,8 +391,6 @@ def remedy(error: float, stated: float, settings: dict[str, Any]) -> str:
     step_size = settings.get("step_size")
     if settings.get("step_size_from") == GIVEN and step_size is not None:
         return f"Use a `step_size` of about {0.9 * factor * step_size:.2g}, or leave it out."
-    if settings.get("step_size_from") == SEARCHED:
-        return _remedy_of_search(0.9 * factor * settings["step_size"])
     smaller = 0.9 * factor * stated
     if smaller < SMALLEST_BIAS:
         return (
@@ -366,19 +402,22 @@ def remedy(error: float, stated: float, settings: dict[str, Any]) -> str:
     return f"Use more tuning draws, or `bias={smaller:.2g}`."
 
 
-def _remedy_of_search(step_size: float) -> str:
-    """Remedy for a step size from successive halving, which keeps to no stated accuracy."""
+def remedy_of_small(lack: float) -> str:
+    """Remedy for variances that Stein's identity finds too small by this part of the right ones."""
+    if lack > 1:  # No variance is below zero.
+        return (
+            f"The gradients are not those of the draws: {COMPUTE_THEM}, and change the model first "
+            "where the run warned of a jump of the log density."
+        )
     return (
-        f"Use a `step_size` of about {step_size:.2g} with the same `preconditioner`, or state a "
-        '`bias` and leave out `tune_method="halving"`.'
+        "The draws do not cover the posterior: use more draws, longer tuning or other initial "
+        "values, or compare with NUTS."
     )
 
 
 def _remedy_of_means(stated: float, settings: dict[str, Any]) -> str:
-    """Remedy for errors of the means."""
+    """Remedy for errors of means and standard deviations on skewed posteriors."""
     step_size = settings.get("step_size")
-    if settings.get("step_size_from") == SEARCHED and step_size is not None:
-        return _remedy_of_search(0.5 * step_size)
     if settings.get("step_size_from") == GIVEN:
         example = "" if step_size is None else f", for example {0.5 * step_size:.2g}"
         return f"Use a smaller `step_size`{example}."

@@ -12,10 +12,8 @@ from pymc_sgmcmc.tuning.curvature import (
     difference_width,
     prior_precision,
 )
-from pymc_sgmcmc.tuning.find_center import center_of, check_given_center, find_center
-from pymc_sgmcmc.tuning.initialization import initial_gaussian
+from pymc_sgmcmc.tuning.find_center import check_given_center, find_center
 from pymc_sgmcmc.tuning.jumps import warn_of_jumps
-from pymc_sgmcmc.tuning.mode_search import SEARCHES
 from pymc_sgmcmc.tuning.row_noise import NOISE_POINTS, RowNoise, row_noise
 from pymc_sgmcmc.tuning.step_size import (
     VARIANCE_INFLATION,
@@ -26,21 +24,18 @@ from pymc_sgmcmc.tuning.step_size import (
 __all__ = [
     "DENSE_DIMENSION",
     "NOISE_POINTS",
-    "SEARCHES",
     "VARIANCE_INFLATION",
     "Center",
     "Curvature",
     "RowNoise",
     "StepSizeChoice",
     "center_at",
-    "center_of",
     "check_given_center",
     "choose_batch_size",
     "choose_step_size",
     "dense_curvature",
     "difference_width",
     "find_center",
-    "initial_gaussian",
     "laplace_draws",
     "laplace_pairs",
     "least_cost",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.curvature import (
     Curvature,
@@ -65,7 +66,7 @@ def center_at(
             for label, value in zip(posterior.labels, gradient, strict=True)
             if not np.isfinite(value)
         ]
-        raise ValueError(
+        raise ModelError(
             f"The gradient of the log posterior is not finite at the centre ({labels[:5]}). "
             "Give another `center`, or other initial values."
         )

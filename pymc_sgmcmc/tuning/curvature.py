@@ -10,9 +10,10 @@ import numpy as np
 from scipy import linalg
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
-from pymc_sgmcmc.errors import CenterWarning
+from pymc_sgmcmc.errors import CenterWarning, ModelError
 from pymc_sgmcmc.matrices import Dense, Diagonal, LowRank, Matrix, largest_eigenvalue
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.stages import stage
 from pymc_sgmcmc.tuning.coloured_curvature import coloured_curvature
 from pymc_sgmcmc.tuning.subsample import Subsample
 
@@ -114,6 +115,7 @@ class Curvature:
         return self.remainder * values
 
 
+@stage("Computing the curvature", "It takes a gradient of some rows for each coordinate.")
 def curvature_at(
     posterior: Posterior,
     subsample: Subsample,
@@ -220,7 +222,7 @@ def low_rank_curvature(
             change = scale * (behind - ahead) * (length / (2 * width * shorter))
             if np.isfinite(change).all():
                 return change
-        raise ValueError(NOT_FINITE)
+        raise ModelError(NOT_FINITE)
 
     rng = np.random.default_rng(1950)
     keeps = dimension <= LOW_RANK_DIMENSION
@@ -269,7 +271,7 @@ def dense_curvature(scaled: np.ndarray, scale: np.ndarray) -> Curvature:
     a valid preconditioner, though a less efficient one.
     """
     if not np.isfinite(scaled).all():
-        raise ValueError(NOT_FINITE)
+        raise ModelError(NOT_FINITE)
     values, vectors = linalg.eigh(scaled)
     floor = 1e-8 * np.abs(values).max()
     if values[0] <= floor:

@@ -10,13 +10,12 @@ from dataclasses import replace
 import numpy as np
 from scipy import linalg
 
-from pymc_sgmcmc.checks import one_of
-from pymc_sgmcmc.errors import CenterWarning
+from pymc_sgmcmc.errors import CenterWarning, ModelError
+from pymc_sgmcmc.marginal.search import remedy
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.check_rows import defect_at
 from pymc_sgmcmc.tuning.center import FARTHEST_CENTER, Center, center_at
 from pymc_sgmcmc.tuning.curvature import (
-    DENSE_DIMENSION,
     Curvature,
     coordinate_scale,
     curvature_at,
@@ -32,15 +31,12 @@ from pymc_sgmcmc.tuning.gaussian import (
 from pymc_sgmcmc.tuning.judge import ControlVariates, judge_at
 from pymc_sgmcmc.tuning.mean_field import mean_field
 from pymc_sgmcmc.tuning.mode_search import (
-    SEARCHES,
     collapsed_coordinates,
     find_mode,
     informed_effects,
 )
 from pymc_sgmcmc.tuning.nearest_gaussian import (
-    LARGEST_LOSS,
     LARGEST_SHIFT,
-    MOST_UNLIKE_GAUSSIAN,
     is_guide,
     mismatch_along_at,
     mismatch_at,
@@ -50,11 +46,6 @@ from pymc_sgmcmc.tuning.other_modes import warn_of_other_modes
 from pymc_sgmcmc.tuning.subsample import Subsample
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
-
-LARGEST_INIT_SHIFT = 1.0
-"""The mean of a Gaussian that the user gives may be this many standard deviations from a better
-mean. The bound is larger than `LARGEST_SHIFT`, that for Gaussians of this package, since an
-approximation such as a short run has errors of its own."""
 
 ABSURD_DISTANCE = 1e4
 """A message gives a larger distance than this many standard deviations only as "more than", since
@@ -75,7 +66,7 @@ for a regression with a third as many predictors as rows, and nearly all for gro
 their scale."""
 
 
-def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") -> Center:
+def find_center(posterior: Posterior, start: np.ndarray) -> Center:
     """Search the posterior mode or, where the mass lies elsewhere, the nearest Gaussian.
 
     The search begins on a subsample of rows. Its mode is within a few posterior standard deviations
@@ -89,10 +80,6 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
     ----------
     posterior : Posterior
     start : numpy.ndarray, shape (d,)
-    method : {"lbfgs", "sgd"}
-        "lbfgs" passes over all rows until the gradient is small. "sgd" is for data too large for
-        that: it passes once, with Newton steps of decreasing size from blocks of rows, and then
-        once more for the gradient.
 
     Raises
     ------
@@ -105,20 +92,19 @@ def find_center(posterior: Posterior, start: np.ndarray, method: str = "lbfgs") 
         Where neither Gaussian is near the posterior, or where much of the posterior is far narrower
         than the Gaussian.
     """
-    one_of("center", method, SEARCHES, ", or a point")
     subsample = Subsample(posterior)
     large = Subsample(posterior, evaluations=2 * posterior.dimension)
     with np.errstate(all="ignore"):
         value, gradient = subsample.log_density_and_gradient(start)
     if not (np.isfinite(value) and np.isfinite(gradient).all()):
-        raise ValueError(
+        raise ModelError(
             "The log posterior or its gradient is not finite at the start of the search for the "
             f"mode: {defect_at(posterior, start)}."
         )
     scale = coordinate_scale(posterior, subsample, start)
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always", CenterWarning)
-        center = find_mode(posterior, subsample, large, start, scale, method)
+        center = find_mode(posterior, subsample, large, start, scale)
     flat = any(issubclass(warning.category, CenterWarning) for warning in record)
     collapsed = collapsed_coordinates(posterior, subsample, center, start)
     if not center.curvature.is_dense:
@@ -338,68 +324,15 @@ def _warn_of_no_guide(
             "The mode may lie on a boundary or far from the mass (many group effects), or "
             "outcomes may be separated."
         )
+    call = remedy(posterior.model)
     warnings.warn(
         "No Gaussian was found near the posterior, so draws may be wrong (mean gradient "
         f"{_shown(misfit.shift)} standard deviations in {worst}, curvature ratio {scales[0]:.3g} "
-        f"to {scales[-1]:.3g}). {cause} Change priors or parametrisation, integrate out group "
-        "effects, give `center`, or sample with NUTS.",
+        f"to {scales[-1]:.3g}). {cause} Change priors or parametrisation, "
+        f"{'' if call is None else f'use {call}, '}give `center`, or sample with NUTS.",
         CenterWarning,
         stacklevel=3,
     )
-
-
-def center_of(posterior: Posterior, position: np.ndarray, curvature: Curvature) -> Center:
-    """Centre at the mean of a Gaussian that a user gave.
-
-    A diagonal covariance has no correlations, so it is refused only for directions in which the
-    posterior is narrower, since these bound the step.
-
-    Warns
-    -----
-    CenterWarning
-        Where gradients over the Gaussian show that it is far from the posterior.
-    """
-    center = center_at(posterior, position, curvature)
-    if posterior.dimension > DENSE_DIMENSION:
-        return center
-    evaluations = 2 * max(FEWEST_PAIRS, posterior.dimension)
-    subsample = Subsample(posterior, evaluations)
-    misfit = mismatch_at(ControlVariates(subsample, center), center)
-    scales = misfit.scales
-    if curvature.is_dense:
-        shift, guide = misfit.shift, is_guide(misfit, LARGEST_INIT_SHIFT)
-    else:
-        shift = _shift_across(misfit)
-        guide = shift <= LARGEST_INIT_SHIFT and misfit.lost <= LARGEST_LOSS
-        guide = guide and bool(1 / MOST_UNLIKE_GAUSSIAN < scales[-1] < MOST_UNLIKE_GAUSSIAN)
-        if scales[-1] > 1:
-            center = replace(center, curvature=replace(curvature, remainder=float(scales[-1])))
-    if not guide:
-        remedy = (
-            ""
-            if curvature.is_dense
-            else "Its variances are wrong, or strong correlations are left out: give a dense "
-            "covariance or more draws. "
-        )
-        warnings.warn(
-            f"`init` is far from the posterior (mean gradient {shift:.3g} standard deviations, "
-            f"curvature ratio {scales[0]:.3g} to {scales[-1]:.3g}). {remedy}"
-            "Leave `init` out to have the centre computed.",
-            CenterWarning,
-            stacklevel=3,
-        )
-    elif curvature.is_dense:
-        warn_of_funnel(posterior, subsample, center)
-    return center
-
-
-def _shift_across(misfit: Mismatch) -> float:
-    """Largest distance to the better mean, where curvatures may be far from one."""
-    if not np.isfinite(misfit.precision).all():
-        return np.inf
-    values, vectors = linalg.eigh(misfit.precision)
-    step = vectors @ (vectors.T @ misfit.gradient / np.maximum(values, 1.0))
-    return float(np.abs(step).max())
 
 
 def check_given_center(center: Center) -> None:

@@ -29,6 +29,7 @@ from scipy import linalg
 from scipy.interpolate import CubicSpline
 
 from pymc_sgmcmc.errors import CenterWarning
+from pymc_sgmcmc.marginal.search import remedy
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import PositionLayout, untransformed
 from pymc_sgmcmc.tuning.center import Center
@@ -115,12 +116,13 @@ def warn_of_funnel(posterior: Posterior, subsample: Subsample, center: Center) -
     if funnel is None:
         return
     labels, name = posterior.labels, funnel.variable
+    call = remedy(posterior.model, [name])
     warnings.warn(
         f"The posterior is a funnel: {labels[funnel.narrow]} is much narrower in a tail of "
         f"{labels[funnel.coordinate]} than around the centre, and steps are too long there. The "
         f"standard deviation of {labels[funnel.coordinate]} may be only {funnel.sd_ratio:.2g} "
-        f"times that of the posterior. Write `{name}` non-centred, sample with NUTS or, where it "
-        f'has effects of groups, integrate it out by `sample(marginalize=["{name}"])`.',
+        f"times that of the posterior. Write `{name}` non-centred, "
+        f"{'' if call is None else f'use {call}, '}or sample with NUTS.",
         CenterWarning,
         stacklevel=3,
     )

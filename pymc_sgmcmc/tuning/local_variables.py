@@ -15,6 +15,7 @@ import pytensor.tensor as pt
 from pymc_sgmcmc.checks import quoted
 from pymc_sgmcmc.marginal.complete import CompleteData
 from pymc_sgmcmc.marginal.local_transitions import LangevinTransitions, LocalTransitions
+from pymc_sgmcmc.marginal.quadrature import MOST_QUADRATURE_SIZE, call_of
 from pymc_sgmcmc.matrices import Diagonal
 from pymc_sgmcmc.record import LARGEST_MEAN_ERROR
 from pymc_sgmcmc.tuning.center import Center
@@ -440,10 +441,12 @@ class GradientDraws(_Visits):
         means = np.mean(np.array_split(rounds, len(rounds) // ROUNDS), axis=1)
         error = float(means.std(axis=0, ddof=1).max() / np.sqrt(len(means)))
         if error > LARGEST_MEAN_ERROR:
+            structure = self._complete.density.structure
+            small = structure.block_size <= MOST_QUADRATURE_SIZE
             _log.warning(
                 f"The gradient at the centre moves means by up to {error:.2g} standard deviations, "
                 f"since {quoted(self._complete.names)} vary much given the records. Use "
-                "`SGLD(local=...)`, or `marginalize` for up to three quantities a group."
+                f"`SGLD(local=...)`{f' or {call_of(structure, quadratic=False)}' if small else ''}."
             )
 
     def center_at(self, position: np.ndarray, prior_gradient: np.ndarray) -> Center:

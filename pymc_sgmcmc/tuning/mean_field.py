@@ -21,6 +21,7 @@ from contextlib import suppress
 
 import numpy as np
 
+from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.matrices import Diagonal
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.mode_search import CENTER_TOLERANCE, minimize
@@ -105,4 +106,4 @@ def mean_field(
         with suppress(ValueError):  # The log density is zero at some of the points.
             end = minimize(objective, begin, scaling, CENTER_TOLERANCE, MEAN_FIELD_STEPS)
             return end[:d], scale * np.exp(end[d:])
-    raise ValueError("The log density is not finite at points around the start.")
+    raise ModelError("The log density is not finite at points around the start.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,9 +9,10 @@ from contextlib import suppress
 import numpy as np
 from scipy import linalg, optimize
 
-from pymc_sgmcmc.errors import CenterWarning
+from pymc_sgmcmc.errors import CenterWarning, ModelError
 from pymc_sgmcmc.matrices import Diagonal, Matrix
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.stages import log
 from pymc_sgmcmc.tuning.center import Center, center_at
 from pymc_sgmcmc.tuning.curvature import (
     DENSE_DIMENSION,
@@ -24,12 +24,7 @@ from pymc_sgmcmc.tuning.curvature import (
     row_information,
     scaled_precision,
 )
-from pymc_sgmcmc.tuning.subsample import SUBSAMPLE_ROWS, Subsample
-
-_log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
-
-SEARCHES = ("lbfgs", "sgd")
-"""These are the names of the searches for the mode."""
+from pymc_sgmcmc.tuning.subsample import Subsample
 
 CENTER_TOLERANCE = 1e-2
 """The search ends at about this distance from the mode, in posterior standard deviations. Control
@@ -85,7 +80,6 @@ def find_mode(
     large: Subsample,
     start: np.ndarray,
     scale: np.ndarray,
-    method: str,
 ) -> Center:
     """Search the mode on a subsample, on a larger one, and then on all rows.
 
@@ -96,16 +90,12 @@ def find_mode(
         # A few rows may not inform some coordinates, which only makes the search longer.
         warnings.simplefilter("ignore", CenterWarning)
         position, rough = _mode_of_subsample(posterior, subsample, start, scale)
-        if method == "lbfgs" and large.weight > 1:
+        if large.weight > 1:
             position = _minimize_towards(
                 large.log_density_and_gradient, start, position, rough.root, tolerance=0.1
             )
             rough = curvature_at(posterior, large, position)
             found = _by_newton(posterior, position, rough)
-    if method == "sgd":
-        curvature = curvature_at(posterior, large, position)
-        position = _newton_sgd(posterior, position, curvature)
-        return center_at(posterior, position, curvature)
     gradient = None
     if found is not None:
         position, gradient = found
@@ -249,7 +239,7 @@ def minimize(
 
     place, radius = np.zeros_like(start), np.inf
     if not _are_finite(*objective(place)):
-        raise ValueError(
+        raise ModelError(
             "The log posterior or its gradient is not finite at the start of the search for "
             "the mode. Check the model with `model.debug()`, or give `center`."
         )
@@ -329,7 +319,7 @@ def _minimize_near(
     )
     ended_early = not np.max(np.abs(result.jac)) <= 10 * tolerance
     if ended_early:
-        _log.debug("Search for the mode ended early: %s", result.message)
+        log.debug("Search for the mode ended early: %s", result.message)
     inside = bool(np.abs(result.x - start).max() < radius)
     return result.x, result.nit, edge and ended_early and inside and result.nit < steps
 
@@ -350,18 +340,3 @@ def _minimize_towards(
         with suppress(ValueError):
             return minimize(density, start + 0.5**halvings * (position - start), scale, tolerance)
     return minimize(density, start, scale, tolerance)
-
-
-def _newton_sgd(posterior: Posterior, position: np.ndarray, curvature: Curvature) -> np.ndarray:
-    """One pass of Newton steps of size 1/k from blocks of rows in random order."""
-    rng = np.random.default_rng(1951)
-    blocks = np.array_split(
-        rng.permutation(posterior.n_rows), max(1, posterior.n_rows // SUBSAMPLE_ROWS)
-    )
-    for number, block in enumerate(blocks, start=1):
-        rows = posterior.take(np.sort(block))
-        _, gradient = posterior.log_prior_and_gradient(position)
-        _, row_gradient = posterior.log_likelihood_and_gradient(position, rows)
-        gradient = gradient + posterior.n_rows / len(block) * row_gradient
-        position = position + curvature.covariance @ gradient / number
-    return position

@@ -117,7 +117,7 @@ def _mode_by_symmetry(posterior: Posterior, subsample: Subsample, center: Center
     def value(position: np.ndarray) -> float:
         try:
             return density(position)[0]
-        except Exception:  # A model may not take such a position, such as an inverse of zero.
+        except (ArithmeticError, AssertionError, ValueError):  # such as an inverse of zero
             return -np.inf
 
     top = value(center.position)

@@ -54,7 +54,7 @@ def problem_of(ratings: int, rank: int, parts: int) -> Any:
     return problem, make_grid(codes, shape, parts, np.random.default_rng(2))
 
 
-def sampler(step: str, shapes: Any) -> tuple[Any, Any]:
+def sampler(step: str, d: int) -> tuple[Any, Any]:
     """A sampler with settings of about the right size."""
     from pymc_sgmcmc.sampling.by_blocks.steps import (
         LangevinBlocks,
@@ -62,32 +62,26 @@ def sampler(step: str, shapes: Any) -> tuple[Any, Any]:
         RMSpropBlocks,
     )
 
-    ones = [np.full(shape, 1e-4) for shape in shapes]
+    ones = np.full(d, 1e-4)
     if step == "sgld":
-        return LangevinBlocks(), tuple((x,) for x in ones)
+        return LangevinBlocks(), (ones,)
     if step == "psgld":
-        return RMSpropBlocks(1000, 0.99, 1e-5, 1e6), ((), ())
-    return QuasiNewtonBlocks(3), tuple((x, 1e-2 / x, 1e-2 / x) for x in ones)
+        return RMSpropBlocks(1000, 0.99, 1e-5, 1e6), ()
+    return QuasiNewtonBlocks(3), (ones, 1e-2 / ones, 1e-2 / ones)
 
 
 def measure(problem: Any, grid: Any, step: str, client: Any, iterations: int) -> dict[str, Any]:
     """Seconds of an iteration, and bytes between workers."""
-    from pymc_sgmcmc.sampling.by_blocks.block import Turn, user_groups
+    from pymc_sgmcmc.sampling.by_blocks.block import Places, Turn, user_groups
     from pymc_sgmcmc.sampling.by_blocks.tasks import BlockChain, tasks_of
 
-    shapes = [(side.size, side.width) for side in problem.sides]
-    design, settings = sampler(step, shapes)
+    d = sum(side.size * side.width for side in problem.sides)
+    design, settings = sampler(step, d)
     tasks = tasks_of(client)
     placed = [tasks.place(group) for group in user_groups(problem, grid, settings)]
     rng = np.random.default_rng(3)
-    at = [0.1 * rng.standard_normal(shape) for shape in shapes]
-
-    def of_group(matrices: Any, number: int) -> Any:
-        return tuple(x[g[number]].ravel() for x, g in zip(matrices, grid.groups, strict=True))
-
-    moment = [np.ones(shape) for shape in shapes]
-    starts = [(of_group(at, n), of_group(moment, n)) for n in range(grid.parts)]
-    chain = BlockChain(tasks, design, placed, starts)
+    places = Places.of(problem, grid)
+    chain = BlockChain(tasks, design, placed, places, 0.1 * rng.standard_normal(d), np.ones(d))
     shares = grid.counts() / grid.counts().sum()
     parts = rng.choice(grid.parts, size=20 + iterations, p=shares)
 
@@ -133,7 +127,9 @@ def main(arguments: list[str] | None = None) -> int:
                 if workers:
                     from distributed import Client
 
-                    client = Client(n_workers=workers, threads_per_worker=1, dashboard_address=":0")
+                    client = Client(
+                        n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0"
+                    )
                 figures = measure(problem, grid, step, client, settings.iterations)
                 if client is not None:
                     client.close()

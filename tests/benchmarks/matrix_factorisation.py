@@ -134,17 +134,18 @@ class Problem:
         self.grid = make_grid(codes, self.shape, settings.parts, rng)
         self.gradients = Gradients(self.problem, self.grid)
         say(f"{self.source}: {self.shape}, {self.rows} rows; model {time.time() - begin:.1f} s")
-        zero = [np.zeros((size, settings.rank)) for size in self.shape]
-        found = find_start(self.gradients, (zero[0], zero[1]), rng)
+        zero = np.zeros(sum(self.shape) * settings.rank)
+        found = find_start(self.gradients, zero, rng)
         say(f"RMSE at the mode {self.error(self.predicted(found)):.4f}")
-        self.scale = measure(self.gradients, self.problem.sides, found, rng)
+        self.scale = measure(self.gradients, found, rng)
         self.set_up = time.time() - begin
         # All samplers start here, far from the mode.
-        self.start = [0.3 * rng.standard_normal(x.shape) for x in zero]
+        self.start = 0.3 * rng.standard_normal(len(zero))
 
-    def predicted(self, matrices: Any) -> np.ndarray:
+    def predicted(self, position: np.ndarray) -> np.ndarray:
         user, movie, _ = self.test
-        return np.einsum("rk,rk->r", matrices[0][user], matrices[1][movie])
+        rows = position.reshape(sum(self.shape), -1)
+        return np.einsum("rk,rk->r", rows[user], rows[self.shape[0] + movie])
 
     def error(self, predicted: np.ndarray) -> float:
         return float(np.sqrt(np.mean((predicted - self.test[2]) ** 2)))
@@ -162,15 +163,8 @@ def run(
     groups = user_groups(problem.problem, grid, design.settings)
     placed = [tasks.place(group) for group in groups]
 
-    def of_group(matrices: Any, number: int) -> tuple[np.ndarray, np.ndarray]:
-        users, items = (x[g[number]].ravel() for x, g in zip(matrices, grid.groups, strict=True))
-        return users, items
-
-    starts = [
-        (of_group(problem.start, number), of_group(problem.scale.moment, number))
-        for number in range(grid.parts)
-    ]
-    chain = BlockChain(tasks, design.step, placed, starts)
+    places = problem.gradients.places
+    chain = BlockChain(tasks, design.step, placed, places, problem.start, problem.scale.moment)
     chain.wait()
     rng = np.random.default_rng(7)
     total, count, seconds = 0.0, 0, 0.0
@@ -185,13 +179,8 @@ def run(
             continue
         chain.wait()
         seconds += time.perf_counter() - begin
-        promises, items, _ = chain.ask()
-        matrices = [np.empty(x.shape) for x in problem.start]
-        for number, pieces in enumerate(tasks.results(promises)):
-            chosen = grid.groups[0][number], grid.groups[1][items[number]]
-            for matrix, numbers, values in zip(matrices, chosen, pieces, strict=True):
-                matrix[numbers] = values.reshape(len(numbers), -1)
-        predicted = problem.predicted(matrices)
+        position, _ = chain.read(*chain.ask())
+        predicted = problem.predicted(position)
         if not np.isfinite(predicted).all() or np.abs(predicted).max() > 1e6:
             return {"name": name, "step_size": step_size, "diverged": True}
         if iteration >= BURN_IN:
@@ -251,7 +240,9 @@ def main(arguments: list[str] | None = None) -> int:
     if settings.workers:
         from distributed import Client
 
-        client = Client(n_workers=settings.workers, threads_per_worker=1, dashboard_address=":0")
+        client = Client(
+            n_workers=settings.workers, threads_per_worker=1, dashboard_address="127.0.0.1:0"
+        )
     problem = Problem(settings)
     problem.designs = {}
     for name in settings.contenders:

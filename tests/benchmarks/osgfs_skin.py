@@ -56,7 +56,7 @@ def reference(posterior: Any, draws: int = 1500) -> tuple[np.ndarray, np.ndarray
     """
     from pymc_sgmcmc.tuning import find_center
 
-    center = find_center(posterior, posterior.initial_position, "lbfgs")
+    center = find_center(posterior, posterior.initial_position)
     rng = np.random.default_rng(7)
     z = rng.standard_normal((draws // 2, posterior.dimension))
     z = np.concatenate([z, -z])

@@ -40,6 +40,7 @@ def test_registry_is_complete(entry):
         # A folder of downloads, named as they came, is a folder of data sets.
         assert entry.url.rpartition("/")[2] in entry.files
         assert (entry.known_hash is None) == (entry.name in WITHOUT_HASH)
+        assert (entry.values_sha256 is None) == (entry.name != "skin")
     if entry.known_hash is not None:
         algorithm, _, digest = entry.known_hash.partition(":")
         assert len(digest) == {"md5": 32, "sha256": 64}[algorithm]
@@ -121,9 +122,11 @@ def test_download_without_a_known_hash_is_checked_by_its_values(network, tmp_pat
     url = REGISTRY["cod-rna-train"].url
     network.files[url] = "-1 1:1\n"
     cached = tmp_path / "cache" / "pymc_sgmcmc" / "cod-rna"
-    for _ in range(2):  # from the download, then from the cache
-        with pytest.raises(ValueError, match=f"{re.escape(str(cached))} cannot .*shape.*Delete it"):
-            datasets.load_cod_rna()
+    damaged = pytest.raises(ValueError, match=f"{re.escape(str(cached))} cannot .*shape.*Delete it")
+    with damaged, pytest.warns(UserWarning, match=f"cod-rna.*{re.escape(url)} is not verified"):
+        datasets.load_cod_rna()
+    with damaged:  # from the cache, without a warning
+        datasets.load_cod_rna()
     assert network.asked == [url]
     assert "SHA256" not in capfd.readouterr().err
 

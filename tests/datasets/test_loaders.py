@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from pymc_sgmcmc import datasets
-from pymc_sgmcmc.datasets import Corpus, regression
+from pymc_sgmcmc.datasets import Corpus, loaders
 from pymc_sgmcmc.datasets.registry import REGISTRY
 from tests.datasets.conftest import SLEEPSTUDY
 
@@ -120,7 +120,7 @@ def test_covertype_sample_says_that_it_is_one(data_folder):
 @pytest.mark.parametrize("form", ["covtype.data.gz", "covtype.data", "covertype.zip"])
 def test_covertype_full_goes_before_the_sample(folder, monkeypatch, form):
     shorten(monkeypatch, "covertype", 28)
-    monkeypatch.setattr(regression, "COVER_TYPE_COUNTS", (4,) * 7)
+    monkeypatch.setattr(loaders, "COVER_TYPE_COUNTS", (4,) * 7)
     table = np.random.default_rng(0).integers(0, 2, size=(28, 55))
     table[:, :10] += 3_000
     table[:, -1] = np.repeat(range(1, 8), 4)
@@ -134,7 +134,7 @@ def test_covertype_full_goes_before_the_sample(folder, monkeypatch, form):
     assert covertype.name == "covertype"
     np.testing.assert_array_equal(covertype.X, table[:, :-1])
     np.testing.assert_array_equal(covertype.y, table[:, -1])
-    monkeypatch.setattr(regression, "COVER_TYPE_COUNTS", (5, 3, *(4,) * 5))
+    monkeypatch.setattr(loaders, "COVER_TYPE_COUNTS", (5, 3, *(4,) * 5))
     with pytest.raises(ValueError, match=r"found \[4 4 .* expected \(5, 3, 4"):
         datasets.load_covertype(folder)
 

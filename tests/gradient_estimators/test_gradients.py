@@ -10,7 +10,12 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from pymc_sgmcmc.batching import make_batching
+from pymc_sgmcmc.batching import (
+    ShuffledWindows,
+    StridedRows,
+    make_batching,
+    smallest_prime_from,
+)
 from pymc_sgmcmc.gradient_estimators import (
     ControlVariateGradient,
     PlainGradient,
@@ -19,15 +24,34 @@ from pymc_sgmcmc.gradient_estimators import (
 )
 from pymc_sgmcmc.gradient_estimators.center_difference import find_center_difference
 from pymc_sgmcmc.posterior import Posterior
+from tests.support.exact_law import all_indices
 from tests.support.linear_gaussian import LinearGaussian, all_subsets
 from tests.support.models import logistic_model
 
 N_ROWS, BATCH_SIZE = 6, 3
 
 
-@pytest.fixture(scope="module")
-def posterior() -> Posterior:
-    return Posterior(logistic_model(n_rows=N_ROWS))
+def model_of_blocks(two_forms: bool) -> pm.Model:
+    """Observed variables of two and of four records, which are six rows."""
+    rng = np.random.default_rng(4)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=3)
+        pm.Normal("a", rng.normal(size=(2, 3)) @ beta + beta[0], 1.0, observed=rng.normal(size=2))
+        eta = rng.normal(size=(4, 3)) @ beta + beta[1]
+        if two_forms:
+            pm.Poisson("b", pm.math.exp(eta), observed=rng.poisson(2, size=4))
+        else:
+            pm.Normal("b", eta, 1.0, observed=rng.normal(size=4))
+    return model
+
+
+@pytest.fixture(scope="module", params=["one variable", "two forms", "one form"])
+def posterior(request) -> Posterior:
+    if request.param == "one variable":
+        return Posterior(logistic_model(n_rows=N_ROWS))
+    found = Posterior(model_of_blocks(request.param == "two forms"))
+    assert (found.n_rows, len(found.row_terms)) == (N_ROWS, 1 + (request.param == "two forms"))
+    return found
 
 
 def random_table() -> np.ndarray:
@@ -39,16 +63,21 @@ KEPT = np.array([1, 4])
 """The estimator "kept" evaluates these rows in every estimate."""
 
 
-def estimate_function(posterior, scheme, estimator_name):
+WINDOWS = {"noise_share": 1.0}
+"""With so little noise the default scheme takes windows, and otherwise strided rows."""
+
+
+def estimate_function(posterior, scheme, estimator_name, noise_share=20.0):
     """Gradient estimate as a function of position and of an index (or of row numbers)."""
     center = np.array([0.3, -0.2, 0.5])
+    share = {"noise_share": noise_share}
     if estimator_name == "svrg":
-        estimator = SVRGGradient.make(posterior, BATCH_SIZE, batching=scheme)
+        estimator = SVRGGradient.make(posterior, BATCH_SIZE, batching=scheme, **share)
         reference = estimator.reference
         reference.load(reference.at(center))
         batching = estimator.batching
     elif estimator_name == "saga":
-        estimator = SAGAGradient.make(posterior, BATCH_SIZE, batching=scheme)
+        estimator = SAGAGradient.make(posterior, BATCH_SIZE, batching=scheme, **share)
         estimator.memory.write((random_table(),))
         batching = estimator.batching
     elif estimator_name in ("cv", "kept"):
@@ -56,11 +85,11 @@ def estimate_function(posterior, scheme, estimator_name):
         difference = find_center_difference(posterior, center)
         kept = KEPT if estimator_name == "kept" else None
         batching = make_batching(
-            scheme, difference.data, BATCH_SIZE, derived=difference.columns, excluded=kept
+            scheme, difference.data, BATCH_SIZE, derived=difference.columns, excluded=kept, **share
         )
         estimator = ControlVariateGradient(posterior, batching, difference, full, kept)
     else:
-        batching = make_batching(scheme, posterior.data, BATCH_SIZE)
+        batching = make_batching(scheme, posterior.data, BATCH_SIZE, **share)
         estimator = PlainGradient(posterior, batching)
     position = pt.dvector("position")
     index = batching.index_variable("indices").type.clone(
@@ -72,12 +101,53 @@ def estimate_function(posterior, scheme, estimator_name):
 
 @pytest.mark.parametrize("estimator", ["plain", "cv", "svrg", "saga"])
 def test_mean_over_all_windows_is_the_full_gradient(posterior, estimator):
-    batching, estimate = estimate_function(posterior, "shuffle", estimator)
+    batching, estimate = estimate_function(posterior, "shuffle", estimator, **WINDOWS)
     position = np.array([0.1, 0.7, -0.4])
     for order in range(3):
         batching.set_order(order)
         mean = np.mean([estimate(position, np.int64(s)) for s in range(N_ROWS)], axis=0)
         np.testing.assert_allclose(mean, posterior.gradient(position), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("estimator", ["plain", "cv", "svrg", "saga", "kept"])
+def test_mean_over_all_strided_rows_is_the_full_gradient(posterior, estimator):
+    """The number of rows, or of those drawn from, is no prime here."""
+    batching, estimate = estimate_function(posterior, "shuffle", estimator)
+    position = np.array([0.1, 0.7, -0.4])
+    minibatches = all_indices(batching)
+    assert {len(set(rows)) for rows in minibatches} == {BATCH_SIZE}
+    mean = np.mean([estimate(position, rows) for rows in minibatches], axis=0)
+    np.testing.assert_allclose(mean, posterior.gradient(position), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "batch_size"), [(11, 4), (41, 4), (41, 10), (40, 4), (40, 10), (96, 24)]
+)
+def test_covariance_over_strided_rows_is_the_formula(n_rows, batch_size):
+    """In each direction, of one order: exact for a prime number of rows. Windows are far off."""
+    values = np.random.default_rng(n_rows).normal(size=(n_rows, 3))
+    white = (values - values.mean(0)) @ np.linalg.inv(np.linalg.cholesky(np.cov(values.T))).T
+    ratios = {}
+    for name, share in (("strided", {}), ("windows", WINDOWS)):
+        batching = make_batching("shuffle", [white], batch_size, **share)
+        means = [white[batching.selected(index)].mean(0) for index in all_indices(batching)]
+        formula = batching.variance_factor / batch_size * np.cov(white.T, bias=True)
+        ratios[name] = np.linalg.eigvals(
+            np.linalg.solve(formula, np.cov(np.transpose(means), bias=True))
+        )
+    is_prime = smallest_prime_from(n_rows) == n_rows
+    np.testing.assert_allclose(ratios["strided"], 1, atol=1e-12 if is_prime else 5 / n_rows)
+    assert np.abs(ratios["windows"] - 1).max() > 0.2
+
+
+def test_windows_only_where_their_order_has_no_effect():
+    data = [np.zeros((10_000, 2))]
+    assert isinstance(make_batching("shuffle", data, 50), ShuffledWindows)
+    assert isinstance(make_batching("shuffle", data, 51), StridedRows)
+    assert isinstance(make_batching("shuffle", data, 10_000), ShuffledWindows)
+    assert isinstance(make_batching("shuffle", data, 2500, **WINDOWS), ShuffledWindows)
+    # A copy of large data would take longer than it saves.
+    assert isinstance(make_batching("shuffle", data, 50, row_bytes=30_000), StridedRows)
 
 
 @pytest.mark.parametrize("estimator", ["plain", "cv", "svrg", "saga"])
@@ -92,7 +162,7 @@ def test_mean_over_all_draws_with_replacement_is_the_full_gradient(posterior, es
 @pytest.mark.parametrize("scheme", ["shuffle", "replace"])
 def test_rows_in_every_estimate(posterior, scheme):
     """Unbiased, with the covariance of the other rows alone, by enumeration."""
-    batching, estimate = estimate_function(posterior, scheme, "kept")
+    batching, estimate = estimate_function(posterior, scheme, "kept", **WINDOWS)
     position, center = np.array([0.1, 0.7, -0.4]), np.array([0.3, -0.2, 0.5])
     others = np.setdiff1d(np.arange(N_ROWS), KEPT)
     assert batching.n_rows == len(others) == 4
@@ -101,9 +171,10 @@ def test_rows_in_every_estimate(posterior, scheme):
         drawn = batching.draw(np.random.default_rng(1), 200)
         assert set(np.unique(drawn)) == set(others)
     else:
-        minibatches = [np.int64(start) for start in range(len(others))]
         for order in (1, 2):
             batching.set_order(order)
+            minibatches = all_indices(batching)
+            assert len(minibatches) == len(others)
             windows = [batching.selected(start) for start in minibatches]
             assert set(np.concatenate(windows)) == set(others)
     estimates = np.array([estimate(position, minibatch) for minibatch in minibatches])
@@ -141,7 +212,7 @@ def test_covariance_over_all_minibatches_is_the_formula(posterior, estimator, sc
 def test_windows_of_random_orders_are_subsets_without_replacement():
     """Over orders, all subsets are equally likely: the scheme is sampling without replacement."""
     problem = LinearGaussian.simulate(5, 2, seed=0)
-    batching = make_batching("shuffle", [problem.X], 2)
+    batching = make_batching("shuffle", [problem.X], 2, **WINDOWS)
     counts: dict[tuple[int, ...], int] = {}
     orders = 3000
     for order in range(1, orders + 1):
@@ -159,18 +230,21 @@ def test_windows_of_random_orders_are_subsets_without_replacement():
 
 @pytest.mark.parametrize("scheme", ["shuffle", "replace"])
 def test_drawing_in_parts_is_drawing_at_once(scheme):
-    batching = make_batching(scheme, [np.zeros((1000, 2))], 7)
-    at_once = batching.draw(np.random.default_rng(1), 50)
-    rng = np.random.default_rng(1)
-    in_parts = np.concatenate([batching.draw(rng, count) for count in (1, 13, 36)])
-    np.testing.assert_array_equal(at_once, in_parts)
+    for share in ({}, WINDOWS):
+        batching = make_batching(scheme, [np.zeros((1000, 2))], 7, **share)
+        at_once = batching.draw(np.random.default_rng(1), 50)
+        rng = np.random.default_rng(1)
+        in_parts = np.concatenate([batching.draw(rng, count) for count in (1, 13, 36)])
+        np.testing.assert_array_equal(at_once, in_parts)
 
 
 def test_rows_are_on_the_device_of_jax():
     """JAX would copy NumPy's arrays in each call. A new order of the rows stays on the device."""
     jax = pytest.importorskip("jax")
     data = [np.arange(11.0), np.arange(22).reshape(11, 2)]
-    moved, kept = (make_batching("shuffle", data, 4, static=static) for static in (True, False))
+    moved, kept = (
+        make_batching("shuffle", data, 4, static=static, **WINDOWS) for static in (True, False)
+    )
     for order in (0, 5):
         moved.set_order(order)
         kept.set_order(order)
@@ -183,7 +257,7 @@ def test_rows_are_on_the_device_of_jax():
 
 def test_window_selects_the_rows_it_says(rng):
     data = [rng.normal(size=(11, 2)), np.arange(11)]
-    batching = make_batching("shuffle", data, 4, derived=[np.arange(11) + 0.5])
+    batching = make_batching("shuffle", data, 4, derived=[np.arange(11) + 0.5], **WINDOWS)
     index = pt.lscalar()
     rows = pytensor.function([index], batching.rows(index), mode="FAST_COMPILE")
     for order in (0, 3, 5):
@@ -261,7 +335,7 @@ def test_quantities_at_the_center_do_not_depend_on_the_rows_beside(rng):
 def test_data_are_never_written_to(rng):
     values = rng.normal(size=(30, 2))
     values.flags.writeable = False
-    batching = make_batching("shuffle", [values], 5)
+    batching = make_batching("shuffle", [values], 5, **WINDOWS)
     batching.set_order(4)
     make_batching("replace", [values], 5)
 
@@ -282,5 +356,5 @@ def test_bad_batch_sizes(batch_size, error, message):
 
 
 def test_unknown_scheme():
-    with pytest.raises(ValueError, match="one of \\['replace', 'shuffle'\\], but got 'epoch'"):
+    with pytest.raises(ValueError, match="one of 'shuffle', 'replace', but got 'epoch'"):
         make_batching("epoch", [np.zeros(30)], 5)

@@ -372,7 +372,7 @@ def test_the_reference_keeps_the_values_of_other_variables():
     """Unbiased also where the other variables have moved since the refresh."""
     model = two_variable_model(12)
     posterior = Posterior(model, [model["slope"], model["intercept"]])
-    estimator = SVRGGradient.make(posterior, 3)
+    estimator = SVRGGradient.make(posterior, 3, noise_share=1.0)
     point = model.initial_point()
     reference = estimator.reference
     posterior.set_others({**point, "sigma_log__": np.array(0.7)})

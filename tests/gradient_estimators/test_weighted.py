@@ -12,41 +12,34 @@ import pytest
 
 from pymc_sgmcmc import (
     HAMCMC,
+    SGHMC,
     SGLD,
     SGLDCV,
-    ULA,
     BatchSizeWarning,
     bias_report,
     marginalize,
     sample,
 )
 from pymc_sgmcmc.batching import WeightedRows
-from pymc_sgmcmc.gradient_estimators.weighted import WeightedGradient
+from pymc_sgmcmc.gradient_estimators import WeightedGradient
 from pymc_sgmcmc.posterior import Posterior
 from tests.support.linear_gaussian import LinearGaussian
 from tests.support.models import logistic_model
 from tests.support.sampling import NUMBA, QUIET, z_score
 
 WEIGHTS = np.array([1.0, 5.0, 0.5, 2.0, 1.5])
-GIVEN = {"step_size": 0.01, "batch_size": 2, "preconditioner": "identity"}
+GIVEN = {"step_size": 0.01, "preconditioner": "identity"}
 
 
 @pytest.mark.parametrize("with_center", [False, True])
 def test_mean_and_covariance_by_enumeration(with_center):
     """All 25 minibatches of two rows, with their probabilities."""
     posterior = Posterior(logistic_model(n_rows=5))
-    batching = WeightedRows(posterior.data, 2, WEIGHTS, dtype=posterior.dtype)
     center = np.array([0.3, -0.2, 0.5])
     position = np.array([-0.4, 0.1, 0.2])
-
-    def likelihood(position):
-        return posterior.gradient(position) - posterior.log_prior_and_gradient(position)[1]
-
-    estimator = WeightedGradient(
-        posterior, batching, *([center, likelihood(center)] if with_center else [])
-    )
+    estimator = WeightedGradient(posterior, WEIGHTS, 2, center if with_center else None)
     theta = pt.vector("theta", shape=(3,))
-    index = batching.index_variable("index")
+    index = estimator.batching.index_variable("index")
     estimate = pytensor.function([theta, index], estimator(theta, index[0]))
     probabilities = WEIGHTS / WEIGHTS.sum()
     pairs = list(product(range(5), repeat=2))
@@ -81,14 +74,13 @@ def test_weights_of_any_size():
     np.testing.assert_allclose(weights, np.tile(WEIGHTS.mean() / WEIGHTS, (3, 1)), rtol=1e-12)
 
 
-@pytest.mark.parametrize("sampler", [SGLD, SGLDCV])
-def test_rows_that_are_hardly_ever_drawn(sampler):
+@pytest.mark.parametrize("center", [None, np.zeros(3)])
+def test_rows_that_are_hardly_ever_drawn(center):
     """A chain would follow the posterior without them."""
-    weights = np.where(np.arange(200) < 100, 1e-9, 1.0)
-    with logistic_model(n_rows=200):
-        with pytest.warns(BatchSizeWarning, match="the noise of the gradient is .* times"):
-            sampler(**GIVEN, row_weights=weights)
-        sampler(**GIVEN, row_weights=np.linspace(0.2, 1, 200))
+    posterior = Posterior(logistic_model(n_rows=200))
+    with pytest.warns(BatchSizeWarning, match="the noise of the gradient is .* times"):
+        WeightedGradient(posterior, np.where(np.arange(200) < 100, 1e-9, 1.0), 2, center)
+    WeightedGradient(posterior, np.linspace(0.2, 1, 200), 2, center)
 
 
 def test_rows_are_drawn_with_their_probabilities():
@@ -104,19 +96,18 @@ def test_rows_are_drawn_with_their_probabilities():
     assert np.array_equal(np.concatenate(pieces), numbers)
 
 
-@pytest.mark.parametrize("gradient", ["plain", "cv"])
-def test_stationary_law_on_a_linear_model(gradient):
+@pytest.mark.parametrize("with_center", [False, True])
+def test_stationary_law_on_a_linear_model(with_center):
     """The exact mean, and the exact covariance where the noise does not depend on the position."""
     model = LinearGaussian.simulate(40, 2, seed=3)
     weights = np.random.default_rng(4).uniform(0.5, 2, size=40)
     step_size = 0.4 / np.linalg.eigvalsh(model.precision)[-1]
-    with model.model():
+    with model.model() as problem:
+        center = model.mean if with_center else None
         step = SGLD(
-            gradient=gradient,
+            gradient=WeightedGradient(Posterior(problem), weights, 20, center),
             step_size=step_size,
             preconditioner="identity",
-            batch_size=20,
-            row_weights=weights,
             thin=4,
             compile_kwargs=NUMBA,
         )
@@ -126,52 +117,58 @@ def test_stationary_law_on_a_linear_model(gradient):
 
 
 def test_settings_of_the_run():
-    model = logistic_model(n_rows=200)
-    weights = np.linspace(1, 2, 200)
-    with model:
-        for sampler in (SGLD, SGLDCV):
-            step = sampler(**GIVEN, row_weights=weights)
-            idata = pm.sample(600, tune=0, chains=2, cores=1, step=step, random_seed=1, **QUIET)
-            attributes = idata.sample_stats.attrs
-            assert attributes["sgmcmc_batching"] == "weighted"
-            assert attributes["sgmcmc_gradient"] == ("plain" if sampler is SGLD else "cv")
-            with pytest.raises(ValueError, match="has `row_weights`"):
-                bias_report(idata, rerun=True, model=model)
-        other = SGLD(**GIVEN, row_weights=2 * weights).run_settings.attributes["row_weights"]
-        assert other != attributes["sgmcmc_row_weights"]
+    with logistic_model(n_rows=200) as model:
+        weighted = WeightedGradient(Posterior(model), np.linspace(1, 2, 200), 2)
+        step = SGLD(**GIVEN, gradient=weighted)
+        idata = pm.sample(600, tune=0, chains=2, cores=1, step=step, random_seed=1, **QUIET)
+    attributes = idata.sample_stats.attrs
+    assert attributes["sgmcmc_batching"] == "weighted"
+    assert attributes["sgmcmc_gradient"] == "plain"
+    with pytest.raises(ValueError, match="an estimator made by hand"):
+        bias_report(idata, rerun=True, model=model)
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("weights", "error", "message"),
     [
-        ({"row_weights": np.ones(4)}, "one number for each of the 5 rows, but have 4"),
-        ({"row_weights": np.array([1, 1, 1, 1, 0])}, "should be positive numbers"),
-        ({"row_weights": np.array([1, 1, 1, 1, np.nan])}, "should be positive numbers"),
-        ({"row_weights": np.ones((5, 1))}, "should be positive numbers"),
-        ({"row_weights": np.array([1, 1, 1, 1, 1e-40])}, "at least 1e-30 of the largest"),
-        ({"step_size": None, "preconditioner": None}, "need `step_size` and `batch_size`"),
-        ({"batch_size": None}, "need `step_size` and `batch_size`"),
-        ({"batching": "shuffle"}, "rows with replacement"),
-        ({"gradient": "svrg"}, 'go with `gradient="plain"` or "cv"'),
-        ({"local": "beta"}, "neither with `local`"),
+        (np.ones(4), ValueError, "should be 5 positive numbers, .* have shape"),
+        (np.array([1, 1, 1, 1, 0]), ValueError, "5 positive numbers, .* are 0 to 1"),
+        (np.array([1, 1, 1, 1, -1]), ValueError, "5 positive numbers"),
+        (np.array([1, 1, 1, 1, np.nan]), ValueError, "5 positive numbers"),
+        (np.ones((5, 1)), ValueError, "5 positive numbers"),
+        (np.array([1, 1, 1, 1, 1e-40]), ValueError, "at least 1e-30 of the largest"),
+        (["a"] * 5, TypeError, "`probabilities` should be .* numbers"),
     ],
 )
-def test_weights_that_are_refused(settings, message):
-    with logistic_model(n_rows=5), pytest.raises(ValueError, match=message):
-        SGLD(**{**GIVEN, "row_weights": WEIGHTS} | settings)
+def test_probabilities_that_are_refused(weights, error, message):
+    with pytest.raises(error, match=message):
+        WeightedGradient(Posterior(logistic_model(n_rows=5)), weights, 2)
 
 
-def test_samplers_and_models_that_take_none():
-    with (
-        logistic_model(n_rows=5),
-        pytest.raises(TypeError, match="draws rows with equal probabilities"),
-    ):
-        HAMCMC(row_weights=WEIGHTS)
-    with logistic_model(n_rows=5), pytest.raises(TypeError, match="uses the gradient of all rows"):
-        ULA(row_weights=WEIGHTS)
+@pytest.mark.parametrize(
+    ("sampler", "settings"),
+    [(SGLDCV, {}), (HAMCMC, {}), (SGHMC, GIVEN)],
+    ids=["step size", "scales", "noise estimate"],
+)
+def test_nothing_is_computed_from_their_noise(sampler, settings):
+    with logistic_model(n_rows=200) as model:
+        weighted = WeightedGradient(Posterior(model), np.linspace(1, 2, 200), 20)
+        with pytest.raises(ValueError, match="noise of rows with different probabilities is not"):
+            sampler(gradient=weighted, **settings)
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_other_samplers_take_them():
+    with logistic_model(n_rows=200) as model:
+        weighted = WeightedGradient(Posterior(model), np.linspace(1, 2, 200), 20)
+        SGHMC(gradient=weighted, noise_estimate=None, friction=1.0, **GIVEN)
+
+
+def test_models_that_take_none():
     group = np.repeat(np.arange(5), 4)
     with pm.Model() as joint:
         effect = pm.Normal("effect", 0, pm.HalfNormal("sd"), shape=5)
         pm.Normal("y", effect[group], 1, observed=np.ones(20))
-    with marginalize(joint, ["effect"]), pytest.raises(ValueError, match="groups as rows"):
-        SGLD(**GIVEN, row_weights=np.ones(5))
+    posterior = Posterior(marginalize(joint, ["effect"]))
+    with pytest.raises(ValueError, match="groups as rows"):
+        WeightedGradient(posterior, np.ones(5), 2)

@@ -6,8 +6,12 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
+import zarr
+from pytensor.sparse import structured_dot
+from scipy import sparse
 
 from pymc_sgmcmc import SGLDCV
+from pymc_sgmcmc.sources import open_rows
 from tests.hostile.case import case
 from tests.hostile.law import Law, Run
 from tests.hostile.shared import (
@@ -470,3 +474,55 @@ def outcomes_in_units_of_a_trillion():
         return Law(1e12 * law.mean, 1e12 * law.sd)
 
     return run_of(model, expected)
+
+
+# --- Missing values in rows of a source -----------------------------------------------------------
+
+
+def from_rows(y: Any) -> Run:
+    """A default run on rows of a source."""
+    rows = open_rows({"x": x, "y": y})
+    with pm.Model() as model:
+        x_head, y_head = rows.head("x", "y")
+        pm.Normal("outcome", pm.Normal("slope", 0, PRIOR_SD) * x_head, 1.0, observed=y_head)
+    return run_of(model, rows=rows)
+
+
+@case("`y`.*missing.*row 17")
+def masked_column_of_rows():
+    return from_rows(np.ma.masked_array(with_entry(Y, -99.0), np.arange(ROWS) == 17))
+
+
+@case("`y`.*missing.*row 17")
+def none_in_a_column_of_rows():
+    return from_rows(with_entry(Y.astype(object), None))
+
+
+@case("`y`.*missing.*row 17")
+def fill_values_of_zarr():
+    group = zarr.open_group({}, mode="w")
+    group.create_array("x", data=x)
+    group.create_array("y", data=with_entry(Y, -99.0), fill_value=-99.0)
+    return open_rows(group).read(0, ROWS)
+
+
+@case("row 17.*1\\.?e\\+200")
+def number_whose_square_is_infinite():
+    return run_of(line(with_entry(X, 1e200), Y))
+
+
+@case("`b`.*sigma > 0.*-1")
+def negative_standard_deviation_of_a_prior():
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("b", 0, -1) * x, 1.0, observed=Y)
+    return run_of(model)
+
+
+@case("sparse")
+def large_sparse_design():
+    count = 20_000
+    with pm.Model() as model:
+        effect = pm.Normal("effect", shape=(5, 1))
+        design = sparse.csr_matrix(np.eye(5)[np.arange(count) % 5])
+        pm.Normal("y", structured_dot(design, effect)[:, 0], 1.0, observed=np.resize(Y, count))
+    return run_of(model)

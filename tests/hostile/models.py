@@ -13,6 +13,7 @@ import xarray as xr
 from pytensor.compile.ops import as_op
 from scipy import sparse
 
+from pymc_sgmcmc import fit_marginal, marginalize
 from tests.hostile.case import case
 from tests.hostile.law import Law
 from tests.hostile.shared import (
@@ -219,6 +220,42 @@ def as_many_groups_as_rows():
         effect = pm.Normal("effect", 0, 1, shape=ROWS)
         pm.Normal("y", effect[np.arange(ROWS)[::-1].copy()], 0.5, observed=Y)
     return run_of(model)
+
+
+def mean_of_effects(codes):
+    """Exact law of the common mean where effects have the variance 1 and records 0.25."""
+    sizes, totals = np.bincount(codes), np.bincount(codes, Y)
+    sizes, totals = sizes[sizes > 0], totals[sizes > 0]
+    weights = 1 / (1 + 0.25 / sizes)
+    precision = 1 + weights.sum()
+    mean = (weights * totals / sizes).sum() / precision
+    return Law(np.array([mean]), np.array([precision**-0.5]))
+
+
+@case(must_agree=True, slow=True)
+def groups_without_records():
+    codes = np.arange(ROWS) % 30
+    with pm.Model() as model:
+        effect = pm.Normal("effect", 0, 1, shape=40)
+        pm.Normal("y", pm.Normal("mean") + effect[codes], 0.5, observed=Y)
+    return run_of(marginalize(model, "effect"), lambda: mean_of_effects(codes))
+
+
+@case(must_agree=True, slow=True)
+def cells_of_two_codes():
+    row, column = np.arange(ROWS) % 10, np.arange(ROWS) % 6
+    with pm.Model() as model:
+        effect = pm.Normal("effect", 0, 1, shape=(10, 6))
+        pm.Normal("y", pm.Normal("mean") + effect[row, column], 0.5, observed=Y)
+    return run_of(marginalize(model, "effect"), lambda: mean_of_effects(6 * row + column))
+
+
+@case("several factors.*use `sample`")
+def maximum_of_crossed_effects():
+    with pm.Model() as model:
+        a, b = pm.Normal("a", shape=20), pm.Normal("b", 0, pm.HalfNormal("sd"), shape=8)
+        pm.Normal("y", a[np.arange(ROWS) % 20] + b[np.arange(ROWS) // 50], 1.0, observed=Y)
+    return fit_marginal(model, ["a", "b"])
 
 
 @case(slow=True)

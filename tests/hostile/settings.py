@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
-import xarray as xr
 
 from pymc_sgmcmc import (
     HAMCMC,
@@ -28,6 +27,7 @@ from pymc_sgmcmc import (
     PolynomialDecay,
     Posterior,
     Recipe,
+    sample,
 )
 from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.gradient_estimators import PlainGradient
@@ -171,7 +171,6 @@ refuse(
     nan_by_name={"beta": np.array([np.nan, 0.0])},
     words_by_name={"beta": "zero"},
     truth=True,
-    with_init=Together(center=np.zeros(2), init={"mean": np.zeros(2), "covariance": np.eye(2)}),
 )
 refuse(SGLDCV, "thin", zero=0, negative=-1, fraction=1.5, text="10", truth=True, huge=10**12)
 refuse(SGLDCV, "batching", misspelt="shuffel", number=3, truth=True, sequence=["shuffle"])
@@ -193,37 +192,6 @@ refuse(
     misspelt_key={"modes": "CVM"},
     number={"mode": 3},
     sequence=["CVM"],
-)
-refuse(
-    SGLDCV,
-    "tune_method",
-    misspelt="halvin",
-    number=3,
-    truth=True,
-    with_step_size=Together(tune_method="halving", step_size=1e-3),
-    with_bias=Together(tune_method="halving", bias=0.1),
-)
-refuse(
-    SGLDCV,
-    "init",
-    text="pathfinder",
-    number=0,
-    without_covariance={"mean": np.zeros(2)},
-    wrong_shape={"mean": np.zeros(3), "covariance": np.eye(3)},
-    indefinite={"mean": np.zeros(2), "covariance": np.array([[1.0, 2.0], [2.0, 1.0]])},
-    nan={"mean": np.array([0.0, np.nan]), "covariance": np.eye(2)},
-    empty_trace=xr.DataTree(),
-    nan_covariance={"mean": np.zeros(2), "covariance": np.full((2, 2), np.nan)},
-    words={"mean": ["a", "b"], "covariance": np.eye(2)},
-    nan_draws=xr.DataTree.from_dict(
-        {"posterior": xr.Dataset({"beta": (("chain", "draw", "k"), np.full((1, 9, 2), np.nan))})}
-    ),
-    of_other_shape=xr.DataTree.from_dict(
-        {"posterior": xr.Dataset({"beta": (("chain", "draw", "k"), np.ones((1, 9, 3)))})}
-    ),
-    one_draw=xr.DataTree.from_dict(
-        {"posterior": xr.Dataset({"beta": (("chain", "draw", "k"), np.ones((1, 1, 2)))})}
-    ),
 )
 refuse(SGLDCV, "rng", text="seed", negative=-1, fraction=1.5)
 refuse(SGLDCV, "model", number=3, text="line")
@@ -420,6 +388,10 @@ refuse(HAMCMC, "regularization", negative=-1.0)
 refuse(HAMCMC, "curvature_threshold", zero=0.0)
 refuse(SGRLD, "metric_rows", zero=0, fraction=1.5, above_rows=ROWS + 1)
 refuse(ULA, "batch_size", given=10)
+refuse(SGHMC, "friction", tiny=1e-300)
+refuse(SGLDCV, "compile_kwargs", of_a_package_that_is_not_there={"mode": "MLX"})
+refuse(OSGFS, "window", beyond_memory=10**13)
+refuse(HAMCMC, "memory", beyond_a_draw=10**6)
 refuse(ULA, "gradient", given="cv")
 refuse(ULA, "step_size", negative=-1.0)
 refuse(MALA, "bias", given=0.05)
@@ -529,3 +501,47 @@ def rows_beside_minibatch():
         beta = pm.Normal("beta", 0, 1, shape=2)
         pm.Normal("y", Xb @ beta, 1.0, observed=yb, total_size=ROWS)
     return run_of(model, rows="y")
+
+
+def run_on_line(**arguments: Any) -> None:
+    """A run of the shared model whose arguments should be refused before its set-up."""
+    sample(model=shared_line(), **arguments)
+
+
+for _argument, _values in {
+    "draws": {"beyond_memory": 10**18},
+    "random_seed": {"text": "a", "fraction": 1.5, "legacy": np.random.RandomState(1)},
+    "initvals": {
+        "number": 3,
+        "of_other_chains": [{}] * 99,
+        "unknown": {3: 1},
+        "text": {"beta": "x"},
+        "too_long": {"beta": [1.0, 2.0, 3.0]},
+        "nan": {"beta": [NOT_A_NUMBER, 0.0]},
+    },
+    "var_names": {"number": 3, "mapping": {"beta": 1}},
+    "mp_ctx": {"unknown": "foo", "number": 3},
+    "quiet": {"text": "no"},
+    "progressbar": {"unknown": "both"},
+    "idata_kwargs": {
+        "unknown": {"foo": 1},
+        "log_likelihood_of_nothing": {"log_likelihood": ["zz"]},
+        "dims": {"dims": 3},
+    },
+    "store": {"in_proc": "/proc/x", "null": "\0", "too_long": "x" * 5000},
+    "drawss": {"misspelt": 10},
+    "callback": {"of_pymc": print},
+    "batch_size": {"of_the_step": 10},
+}.items():
+    for _fault, _value in _values.items():
+        add(
+            f"settings.sample_{_argument}_{_fault}",
+            functools.partial(run_on_line, **{_argument: _value}),
+            _argument,
+        )
+
+
+@case("`model`")
+def sample_of_no_model():
+    """A name is no model."""
+    sample(model="m")

@@ -28,7 +28,6 @@ from pymc_sgmcmc import (
     stein_calibrate,
     stein_thin,
     zero_variance,
-    zero_variance_of_moments,
 )
 from tests.hostile.case import add, case
 from tests.hostile.shared import QUICK, line, line_data, run_of, shared_line
@@ -516,9 +515,7 @@ def _chain_twice(group: xr.Dataset) -> None:
 
 
 OF_MOMENTS: dict[str, Callable[[Any], Any]] = {
-    "zero_variance_of_moments": lambda idata: " ".join(
-        zero_variance_of_moments(idata).attrs.get("notes", ())
-    ),
+    "zero_variance_of_moments": lambda idata: " ".join(zero_variance(idata, moments="only").notes),
     "stein_calibrate_with_moments": no_words(stein_calibrate, moments=True),
 }
 
@@ -604,7 +601,13 @@ misuse("zero_variance_regression", zero_variance, "regression", regression="lass
 misuse("zero_variance_batches_as_text", zero_variance, "batches", batches="20")
 misuse("zero_variance_batches_zero", zero_variance, "batches", batches=0)
 misuse("zero_variance_more_batches_than_draws", zero_variance, "batches", batches=10**6)
-misuse("zero_variance_of_moments_order", zero_variance_of_moments, "order|sgmcmc_moments", order=0)
+misuse(
+    "zero_variance_of_moments_order",
+    zero_variance,
+    "order|sgmcmc_moments",
+    order=0,
+    moments="only",
+)
 misuse("stein_calibrate_method", stein_calibrate, "method", method="slopes")
 misuse(
     "stein_calibrate_moments_with_second_moment",

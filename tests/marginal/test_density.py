@@ -15,7 +15,7 @@ from pytensor.scan.op import Scan
 from pytensor.tensor.elemwise import Elemwise
 
 from pymc_sgmcmc.marginal import marginalize
-from pymc_sgmcmc.marginal.check import Evaluated, checked_density
+from pymc_sgmcmc.marginal.check import checked_density, random_point
 from pymc_sgmcmc.marginal.exact import exact
 from pymc_sgmcmc.marginal.newton import find_mode
 from pymc_sgmcmc.marginal.quadrature import laplace, quadrature
@@ -39,7 +39,12 @@ class Case:
         self.model, names = build(np.random.default_rng(3))
         self.density = checked_density(self.model, find_structure(self.model, names))
         self.numbers = np.arange(N_GROUPS)
-        self.values = Evaluated(self.model, self.density).parameters()
+        point, inputs = random_point(self.model), self.model.value_vars
+        parameters = [self.model[name] for name in self.density.parameters]
+        function = compile_quietly(
+            inputs, self.model.replace_rvs_by_values(parameters), PYTHON_MODE
+        )
+        self.values = function(*(point[value.name] for value in inputs))
 
     def function(self, graphs):
         """Function of the parameters, and a block of each group where the graphs have one."""

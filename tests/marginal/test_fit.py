@@ -10,7 +10,7 @@ import pytest
 from scipy import special, stats
 from scipy.optimize import approx_fprime
 
-from pymc_sgmcmc.datasets import mixed_models
+from pymc_sgmcmc import datasets
 from pymc_sgmcmc.errors import BoundaryWarning, ConvergenceError, ModelError
 from pymc_sgmcmc.marginal import fit as fitting
 from pymc_sgmcmc.marginal import fit_marginal, likelihood, marginalize
@@ -82,14 +82,14 @@ def logistic_model(X, trials, group, y, sd_scale: float = 1.0) -> pm.Model:
 
 @pytest.fixture(scope="module")
 def sleepstudy(data_folder):
-    frame = mixed_models.load_sleepstudy(data_folder).frame
+    frame = datasets.load_sleepstudy(data_folder).frame
     days, reaction = (frame[name].to_numpy(float) for name in ("Days", "Reaction"))
     return slopes_model(pd.factorize(frame["Subject"])[0], days, reaction, (250, 10), 30.0)
 
 
 @pytest.fixture(scope="module")
 def cbpp(data_folder):
-    frame = mixed_models.load_cbpp(data_folder).frame
+    frame = datasets.load_cbpp(data_folder).frame
     X = pd.get_dummies(frame["period"].astype(str)).to_numpy(float).copy()
     X[:, 0] = 1
     trials, incidence = frame["size"].to_numpy(), frame["incidence"].to_numpy()
@@ -156,7 +156,7 @@ def test_cbpp_by_quadrature(cbpp):
 def test_contraception_by_laplace(data_folder):
     # The published values, 2413.617 and 1.1091, 1.3763 of the number of children, are those of a
     # search that ended early. These are of a search by NumPy alone, to seven digits.
-    frame = mixed_models.load_contraception(data_folder).frame
+    frame = datasets.load_contraception(data_folder).frame
     children = [frame["livch"].astype(str) == level for level in ("1", "2", "3+")]
     X = np.column_stack([np.ones(len(frame)), frame["urban"], frame["age"], *children])
     group = pd.factorize(frame["district"])[0]
@@ -498,6 +498,34 @@ def test_separated_records_are_said(rng):
     with pytest.warns(BoundaryWarning, match="`beta`"):
         fit = fit_marginal(model, ["z"])
     assert np.isnan(fit.standard_errors["beta"][1])
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("names", [["z", "w"], ["z"]])
+def test_effects_of_a_second_factor_are_refused(rng, centred, names):
+    """Naming both, or the larger one alone, leads to the same advice."""
+    group, _, y = random_intercepts(rng)
+    with pm.Model() as model:
+        mean, sd, sd_w = pm.Normal("mean"), pm.HalfNormal("sd"), pm.HalfNormal("sd_w")
+        z = pm.Normal("z", 0, sd, shape=N_GROUPS)
+        w = pm.Normal("w", 0, sd_w if centred else 1, shape=4)
+        second = (w if centred else sd_w * w)[np.arange(len(y)) % 4]
+        pm.Normal("y", mean + z[group] + second, 1, observed=y)
+    with pytest.raises(ModelError, match="Effects of several factors need priors"):
+        fit_marginal(model, names)
+
+
+def test_groups_without_records_change_no_estimate(rng):
+    group, x, y = random_intercepts(rng)
+    fits = []
+    for more in (0, 3):
+        with pm.Model() as model:
+            beta, sd = pm.Normal("beta"), pm.HalfNormal("sd")
+            z = pm.Normal("z", 0, sd, shape=N_GROUPS + more)
+            pm.Normal("y", beta * x + z[group], 1, observed=y)
+        fits.append(fit_marginal(model, ["z"]))
+    assert fits[1].minus_two_log_likelihood == pytest.approx(fits[0].minus_two_log_likelihood)
+    np.testing.assert_allclose(fits[1].estimates["sd"], fits[0].estimates["sd"], rtol=1e-6)
 
 
 def test_a_variable_without_influence_is_refused(rng):

@@ -203,3 +203,111 @@ def test_improper_local_variables():
         pm.Normal("y", z[GROUP] + pm.Flat("slope", dims="group")[GROUP] * X, 1.0, observed=Y)
     groups = marginalize(model, "z")
     assert [variable.name for variable in groups.free_RVs] == ["slope"]
+
+
+# --- Groups without records, cells, and initial values ----------------------------------------
+
+
+def centred(n_groups, codes):
+    z = pm.Normal("z", pm.Normal("mean"), pm.HalfNormal("sd"), shape=n_groups)
+    pm.Bernoulli("y", logit_p=z[codes], observed=SUCCESS)
+
+
+def non_centred(n_groups, codes):
+    z = pm.Normal("z", shape=n_groups)
+    pm.Bernoulli("y", logit_p=pm.HalfNormal("sd") * z[codes], observed=SUCCESS)
+
+
+def linear(n_groups, codes):
+    z = pm.Normal("z", pm.Normal("mean"), pm.HalfNormal("sd"), shape=n_groups)
+    pm.Normal("y", z[codes], 1.0, observed=Y)
+
+
+def frailty(n_groups, codes):
+    """A prior of which nine nodes would not give the integral."""
+    shape = pm.Exponential("shape", 1)
+    z = pm.Gamma("z", 0.2 + shape, 1 + shape, shape=n_groups)
+    pm.Exponential("y", z[codes], observed=np.exp(Y))
+
+
+@pytest.mark.parametrize("make", [centred, non_centred, linear, frailty])
+def test_groups_without_records_integrate_to_one(make):
+    log_densities = []
+    for n_groups, codes in ((N_GROUPS, GROUP), (N_GROUPS + 3, GROUP + (GROUP > 2) + (GROUP > 4))):
+        with pm.Model() as model:
+            make(n_groups, codes)
+        groups = marginalize(model, "z")
+        assert len(groups.rvs_to_values[groups["y"]].eval()) == n_groups
+        log_densities.append(groups.compile_logp(mode=PYTHON_MODE)(position(groups)))
+    assert log_densities[1] == pytest.approx(log_densities[0], abs=1e-10)
+
+
+ROW, COLUMN = GROUP % 3, np.random.default_rng(5).integers(0, 4, size=len(GROUP))
+
+
+def cells(form, indexed, lengths):
+    """Effects of cells, of which some have no records, as pairs of codes or by single codes."""
+    row, column = (np.arange(3)[:, None], np.arange(4)) if indexed else np.divmod(np.arange(12), 4)
+    at = (ROW, COLUMN) if indexed else 4 * ROW + COLUMN
+    of_rows, of_columns = pm.Normal("of_rows", shape=3), pm.Normal("of_columns", shape=4)
+    mean = of_rows[row] + of_columns[column] + 0.3 * (row + 0 * column)
+    if form == "centred":
+        logit = pm.Normal("z", mean, pm.HalfNormal("sd"), shape=lengths)[at]
+    elif form == "gamma":
+        logit = pt.log(pm.Gamma("z", 1 + pt.exp(of_columns[column]), 2.0, shape=lengths)[at])
+    else:
+        effect = mean + pm.HalfNormal("sd") * pm.Normal("z", shape=lengths)
+        logit = pm.Deterministic("effect", effect)[at]
+    pm.Bernoulli("y", logit_p=logit + of_rows[ROW] * X, observed=SUCCESS)
+
+
+@pytest.mark.parametrize("form", ["centred", "non-centred", "gamma"])
+def test_cells_of_two_codes_are_groups(form):
+    log_densities = []
+    for indexed, lengths in ((True, (3, 4)), (False, (12,))):
+        with pm.Model() as model:
+            cells(form, indexed, lengths)
+        groups = marginalize(model, "z")
+        assert len(groups.rvs_to_values[groups["y"]].eval()) == 12
+        log_densities.append(groups.compile_logp(mode=PYTHON_MODE)(position(groups)))
+    assert log_densities[0] == pytest.approx(log_densities[1], abs=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["a random walk", "records of two cells"])
+def test_cells_that_depend_on_each_other_are_no_groups(kind):
+    """They belong to the rows then, along whose columns they depend."""
+    column = COLUMN % 3
+    with pm.Model() as model:
+        z = pm.Normal("z", shape=(3, 3))
+        walk = z.cumsum(axis=1) if kind == "a random walk" else z
+        log_rate = walk[ROW, column]
+        if kind == "records of two cells":
+            log_rate = log_rate + 0.5 * z[ROW, np.maximum(column - 1, 0)]
+        pm.Poisson("y", pm.math.exp(log_rate), observed=SUCCESS)
+    groups = marginalize(model, "z")
+    assert len(groups.rvs_to_values[groups["y"]].eval()) == 3
+
+
+def test_initial_values_are_those_of_the_model():
+    """Without one of ordered cut points the density is zero at the initial point."""
+    ordered = pm.distributions.transforms.ordered
+    with pm.Model() as model:
+        cut = pm.Normal("cut", 0, 2, shape=2, transform=ordered, initval=np.array([-1.0, 1.0]))
+        pm.Normal("start", initval=pt.sqrt(pm.Data("square", 0.25)))
+        pm.Exponential("scale", 1, initval="prior")
+        z = pm.Normal("z", shape=N_GROUPS, initval=np.ones(N_GROUPS))
+        pm.OrderedLogistic("y", z[GROUP], cut, observed=GROUP % 3, compute_p=False)
+    groups = marginalize(model, "z")
+    expected, found = model.initial_point(7), groups.initial_point(7)
+    for name in ("cut_ordered__", "start"):
+        np.testing.assert_array_equal(found[name], expected[name])
+    assert groups.rvs_to_initial_values[groups["scale"]] == "prior"
+    assert np.isfinite(groups.compile_logp(mode=PYTHON_MODE)(found))
+
+
+def test_a_nested_model():
+    with pm.Model(), pm.Model("inner") as model:
+        z = pm.Normal("z", shape=N_GROUPS)
+        pm.Bernoulli("y", logit_p=z[GROUP], observed=SUCCESS)
+    with pytest.raises(ModelError, match="nested in another"):
+        marginalize(model, "inner::z")

@@ -10,7 +10,7 @@ import pymc as pm
 import pytest
 from scipy import optimize, stats
 
-from pymc_sgmcmc.datasets import mixed_models
+from pymc_sgmcmc import datasets
 from pymc_sgmcmc.errors import BoundaryWarning, ConvergenceError, ModelError
 from pymc_sgmcmc.marginal import fit_marginal, mcem
 from pymc_sgmcmc.marginal.exact import exact
@@ -41,7 +41,7 @@ def assert_within_its_error(fit, expected: np.ndarray) -> None:
 
 @pytest.mark.slow
 def test_cbpp_agrees_with_quadrature(data_folder):
-    frame = mixed_models.load_cbpp(data_folder).frame
+    frame = datasets.load_cbpp(data_folder).frame
     X = pd.get_dummies(frame["period"].astype(str)).to_numpy(float).copy()
     X[:, 0] = 1
     trials, incidence = frame["size"].to_numpy(), frame["incidence"].to_numpy()

@@ -477,3 +477,33 @@ def test_another_model_class_is_refused(rng):
     idata = trace(patients_model(rng), 4, **VALUES)
     with pytest.raises(TypeError, match="`model` should be a PyMC model, but got None"):
         recover(idata, None)
+
+
+@pytest.mark.parametrize("family", ["normal", "binary"])
+def test_effects_without_records_are_drawn_from_their_prior(family):
+    n_groups = 400
+    with pm.Model() as model:
+        mean, sd = pm.Normal("mean"), pm.HalfNormal("sd")
+        z = pm.Normal("z", mean, sd, shape=n_groups)
+        if family == "normal":
+            pm.Normal("y", z[CODES], 1.0, observed=CODES / 2)
+        else:
+            pm.Bernoulli("y", logit_p=z[CODES], observed=CODES % 2)
+    drawn = draws_of(recovered(model, draws=50, mean=0.7, sd=1.3), "z")[:, N_GROUPS:]
+    assert_law(drawn.ravel(), stats.norm(0.7, 1.3).cdf)
+
+
+def test_cells_have_both_dimensions():
+    rows, columns = CODES % 2, CODES % 3
+    coords = {"county": ["a", "b"], "year": [1, 2, 3]}
+    with pm.Model(coords=coords) as model:
+        sd = pm.HalfNormal("sd")
+        z = pm.Normal("z", [0.0, 10.0, 20.0], sd, dims=("county", "year"))
+        pm.Normal("y", z[rows, columns], 1.0, observed=CODES)
+    idata = recovered(model, sd=0.01, draws=20)
+    assert idata["posterior"]["z"].dims == ("chain", "draw", "county", "year")
+    np.testing.assert_allclose(
+        idata["posterior"]["z"].sel(county="b").mean(("chain", "draw")), [0, 10, 20], atol=0.05
+    )
+    with pytest.raises(ValueError, match="`groups` should be left out"):
+        recovered(model, sd=0.01, draws=20, groups=[1])

@@ -6,7 +6,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_sgmcmc import ModelError
+from pymc_sgmcmc import ModelError, consensus, fit_marginal
 from pymc_sgmcmc.marginal import marginalize
 from pymc_sgmcmc.marginal.structure import find_structure
 from tests.marginal.models import (
@@ -75,7 +75,6 @@ def test_names(names, wrong):
     [
         (np.append(GROUP[:-1], 6), "between 0 and 5, but record 29 has 6"),
         (np.append(-1, GROUP[1:]), "between 0 and 5, but record 0 has -1"),
-        (np.where(GROUP == 2, 3, GROUP), r"1 have none \(codes 2\)"),
         (np.stack([GROUP, GROUP], axis=1), "index array has shape"),
     ],
 )
@@ -94,7 +93,7 @@ def test_crossed_effects():
     with pm.Model() as model:
         z, w = pm.Normal("z", shape=6), pm.Normal("w", shape=5)
         pm.Poisson("y", pm.math.exp(z[GROUP] + w[second]), observed=np.arange(30) % 3)
-    with pytest.raises(ModelError, match="Integrate out `z`, which has the most levels, and leave"):
+    with pytest.raises(ModelError, match=r"`z` 6.*`marginalize\(model, \[.z.\]\)` is possible"):
         marginalize(model, ["z", "w"])
     groups = marginalize(model, "z")
     assert {v.name for v in groups.free_RVs} == {"w"}
@@ -147,10 +146,9 @@ def test_global_variable():
         mean = pm.Normal("mean")
         z = pm.Normal("z", mean, shape=6)
         pm.Poisson("y", pm.math.exp(z[GROUP]), observed=np.arange(30) % 3)
-    with pytest.raises(ModelError, match="`z` depends on local variables, so it is local too"):
-        marginalize(model, "mean")
-    with pytest.raises(ModelError, match="`mean` is a single number"):
-        marginalize(model, ["mean", "z"])
+    for names in ("mean", ["mean", "z"]):
+        with pytest.raises(ModelError, match="`mean` is a single number"):
+            marginalize(model, names)
 
 
 def test_potential():
@@ -200,7 +198,7 @@ def test_four_quantities():
     with pm.Model() as model:
         z = pm.Normal("z", shape=(6, 4))
         pm.Poisson("y", pm.math.exp((z[GROUP] * X).sum(axis=1)), observed=np.arange(30) % 3)
-    with pytest.raises(ModelError, match="4 local quantities, but quadrature takes at most 3"):
+    with pytest.raises(ModelError, match=r"at most 3. Use `SGLDCV\(local=\[.z.\]\)` or"):
         marginalize(model, "z")
     marginalize(model, "z", points=1)
 
@@ -216,10 +214,6 @@ def test_settings():
         marginalize(model, names, points=0)
     with pytest.raises(ValueError, match="`points` is for quadrature"):
         marginalize(*linear_intercepts(rng), method="exact", points=3)
-    with model:
-        pm.Normal("start", initval=0.5)
-    with pytest.raises(ModelError, match="`initval`"):
-        marginalize(model, names)
 
 
 def test_predictions_come_from_the_original_model():
@@ -266,7 +260,18 @@ def test_types():
     model = simple(normal())
     with pytest.raises(TypeError, match=r"`names` should be names of local variables.*NoneType"):
         marginalize(model, None)
-    with pytest.raises(TypeError, match=r"`names` should be names of local variables.*Model"):
+    with pytest.raises(TypeError, match="`model` should be a PyMC model, but got 'z'"):
         marginalize("z", model)
-    with pytest.raises(TypeError, match="`model` should be a PyMC model, but got NoneType"):
+    with pytest.raises(TypeError, match="`model` should be a PyMC model, but got None"):
         marginalize(None, "z")
+    for seed in ("a", 1.5):
+        with pytest.raises(TypeError, match="`random_seed` should be a seed"):
+            fit_marginal(model, "z", random_seed=seed)
+    for function in (fit_marginal, consensus):
+        with pytest.raises(TypeError, match="`model` should be a PyMC model, but got None"):
+            function(None, 2)
+    for function in (fit_marginal, marginalize):
+        with pytest.raises(ValueError, match="`points` should be a whole number, from 1 to 354"):
+            function(model, "z", points=10**6)
+    with pytest.raises(TypeError, match="`reml` should be True or False"):
+        fit_marginal(model, "z", reml="yes")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from types import SimpleNamespace
+
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
@@ -69,6 +73,16 @@ def test_draws_do_not_depend_on_the_number_of_threads(monkeypatch, rng):
         np.testing.assert_array_equal(gradients, of_threads[0][1])
 
 
+class Twice(SimpleNamespace):
+    """A function with twice the outputs of another one."""
+
+    def __init__(self, rows):
+        super().__init__(function=rows.function)
+
+    def __call__(self, *inputs):
+        return [2 * output for output in self.function(*inputs)]
+
+
 def test_a_wrong_or_failing_evaluation_together_is_not_used(monkeypatch, rng):
     posterior = Posterior(logistic_model())
     positions = rng.standard_normal((5, 3))
@@ -76,7 +90,7 @@ def test_a_wrong_or_failing_evaluation_together_is_not_used(monkeypatch, rng):
 
     def wrong(self):
         prior, rows = right(self)
-        return prior, lambda *inputs: [2 * output for output in rows(*inputs)]
+        return prior, Twice(rows)
 
     def failing(self):
         raise NotImplementedError
@@ -88,6 +102,30 @@ def test_a_wrong_or_failing_evaluation_together_is_not_used(monkeypatch, rng):
         values, _ = density(positions)
         expected = [posterior.log_density_and_gradient(position)[0] for position in positions]
         np.testing.assert_allclose(values, expected)
+
+
+def test_the_clock_has_no_say(monkeypatch, rng):
+    """Both ways round differently, so that a choice by the time that they take changes draws."""
+    clock = time.perf_counter
+
+    def refused():
+        assert not sys._getframe(1).f_globals["__name__"].startswith("pymc_sgmcmc")
+        return clock()
+
+    monkeypatch.setattr(time, "perf_counter", refused)
+    assert FullDensity(Posterior(logistic_model()), rng.standard_normal((5, 3))).together
+
+
+def test_an_operation_for_each_position_and_row_is_not_used(rng):
+    with pm.Model() as model:
+        root, *_ = pm.LKJCholeskyCov("root", n=2, eta=2, sd_dist=pm.Exponential.dist(1.0, shape=2))
+        pm.MvNormal("y", pm.Normal("mu", shape=2), chol=root, observed=rng.normal(size=(40, 2)))
+    posterior = Posterior(model)
+    positions = 0.1 * rng.standard_normal((5, posterior.dimension))
+    density = FullDensity(posterior, positions)
+    assert not density.together
+    expected = [posterior.log_density_and_gradient(position)[0] for position in positions]
+    np.testing.assert_allclose(density(positions)[0], expected)
 
 
 def test_values_that_are_not_finite_have_density_zero(rng):

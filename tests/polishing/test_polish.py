@@ -256,9 +256,9 @@ def test_what_is_no_trace_or_no_model(right):
     model, idata = right
     with pytest.raises(TypeError, match=r"`idata` should be an xarray.DataTree"):
         polish({"posterior": 1}, model)
-    with pytest.raises(TypeError, match=r"`model` should be a pymc.Model"):
+    with pytest.raises(TypeError, match=r"`model` should be a PyMC model"):
         polish(idata, "model")
-    with pytest.raises(TypeError, match="`model` should be that of the trace"):
+    with pytest.raises(TypeError, match=r"`model` should be a PyMC model, but got None. Pass"):
         polish(idata)
 
 

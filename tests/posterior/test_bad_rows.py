@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pymc as pm
 import pytest
+from pytensor.graph.traversal import toposort
+from pytensor.tensor.subtensor import Subtensor
 
 from pymc_sgmcmc import SGLD, SGLDCV
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior, check
 from pymc_sgmcmc.posterior.check_rows import check_rows
+from pymc_sgmcmc.posterior.terms import model_terms
 
 N, GROUPS = 400, 20
 
@@ -149,3 +152,62 @@ def test_bad_rows_at_equal_distances(rows, period):
         pm.HalfNormal("y", pm.HalfNormal("s"), observed=y)
     with pytest.raises(ModelError, match="The density of row 0 is zero"):
         SGLDCV(model=model)
+
+
+def test_a_number_whose_square_is_infinite():
+    x = np.linspace(-1, 1, N)
+    x[17] = 1e200
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("b") * x, 1.0, observed=np.ones(N))
+    message = r"row 17 or the square of its gradient .* in y` = 1\.e\+200.*as `pm\.Data`"
+    with pytest.raises(ModelError, match=message):
+        SGLDCV(model=model, preconditioner=np.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda: pm.Normal("b", 0, -1), r"of `b` should have sigma > 0, .* parameters 0, -1\."),
+        (lambda: pm.Normal("b", 0, -pm.HalfNormal("s")), r"of `b` should have sigma > 0, .* -1"),
+        (lambda: pm.Gamma("b", -1, 1), r"of `b` should have alpha > 0, beta > 0, .* -1, 1\."),
+    ],
+)
+def test_parameters_that_are_invalid(write, message):
+    with pm.Model() as model:
+        pm.Normal("y", write(), 1.0, observed=np.zeros(N))
+    with pytest.raises(ValueError, match=message):
+        SGLDCV(model=model)
+
+
+def test_the_first_of_many_bad_codes_is_told():
+    codes = 1 + np.arange(3000) % 5
+    codes[:4] = 1
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("effect", shape=5)[codes], 1.0, observed=np.zeros(3000))
+    with pytest.raises(ModelError, match=r"codes from 0 to 4, but row 4 has the code 5"):
+        Posterior(model)
+
+
+@pytest.mark.parametrize("rows", ["X", ["X", "outcome"]])
+def test_data_that_are_left_out_of_named_rows(rows):
+    with pm.Model() as model:
+        X, z, y = (pm.Data(name, np.linspace(0, 1, N)) for name in ("X", "z", "outcome"))
+        pm.Normal("y", pm.Normal("b") * X + z, 1.0, observed=y)
+    with pytest.raises(ModelError, match=r"`z` has as many rows, but is not among `rows`\. Name"):
+        Posterior(model, rows=rows)
+
+
+def test_indices_of_long_walks_are_wide():
+    """PyTensor computes with the types of constant indices, and 200 is no number of 8 bits."""
+    with pm.Model() as model:
+        walk = pm.GaussianRandomWalk("walk", init_dist=pm.Normal.dist(), shape=200)
+        pm.Normal("y", walk[np.arange(N) % 200], 1.0, observed=np.zeros(N))
+    indices = [
+        variable
+        for term in model_terms(model).values()
+        for node in toposort([term.log_density])
+        if isinstance(node.op, Subtensor)
+        for variable in node.inputs[1:]
+    ]
+    assert indices
+    assert {variable.type.dtype for variable in indices} == {"int64"}

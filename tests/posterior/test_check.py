@@ -274,7 +274,7 @@ def test_first_row_that_is_not_finite(row):
         infinite_entries(replace(separated, leaves=(replace(leaf, values=values),)))
     values = np.where(np.isnan(values), np.inf, values)
     infinite = replace(leaf, values=values)
-    assert infinite_entries(replace(separated, leaves=(infinite,))) == {leaf.name: row}
+    assert infinite_entries(replace(separated, leaves=(infinite,))) == {leaf.name: (row, row)}
     integers = replace(leaf, values=np.zeros((N_ROWS, 2), dtype=int))
     assert not infinite_entries(replace(separated, leaves=(integers,)))
 

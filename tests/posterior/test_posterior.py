@@ -498,7 +498,7 @@ def test_inside_and_outside_a_context():
             posterior.log_density(position),
             posterior_of("linear", "ordinary").log_density(position),
         )
-    with pytest.raises(TypeError, match="context"):
+    with pytest.raises(TypeError, match="inside `with model:`"):
         Posterior()
 
 

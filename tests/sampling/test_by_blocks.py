@@ -106,21 +106,21 @@ def test_the_mean_over_the_parts_is_the_gradient(make, parts):
     blocks = Blocks(make, parts)
     posterior = blocks.posterior
     position = np.random.default_rng(1).normal(size=posterior.dimension)
-    at = blocks.problem.matrices(posterior.layout.unravel(position))
+    at = blocks.vector(position)
     value, gradient = posterior.log_density_and_gradient(position)
-    expected = blocks.problem.matrices(posterior.layout.unravel(gradient))
+    expected = blocks.vector(gradient)
     total, mean = 0.0, 0.0
     for share, part in zip(blocks.gradients.shares, range(parts), strict=True):
         turn = blocks.turn(part, 1.0)
         of_value, of_part = blocks.gradients.of_part(blocks.gradients._whole, turn, at)
         total = total + share * of_value
-        mean = mean + share * blocks.joined(of_part)
-    scale = 1 + np.abs(blocks.joined(expected)).max()
-    np.testing.assert_allclose(mean, blocks.joined(expected), rtol=0, atol=1e-12 * scale)
+        mean = mean + share * of_part
+    scale = 1 + np.abs(expected).max()
+    np.testing.assert_allclose(mean, expected, rtol=0, atol=1e-12 * scale)
     np.testing.assert_allclose(total, value, rtol=1e-12)
     of_set_up = blocks.gradients.whole(at)
     np.testing.assert_allclose(of_set_up[0], value, rtol=1e-12)
-    np.testing.assert_allclose(blocks.joined(of_set_up[1]), mean, rtol=0, atol=1e-12 * scale)
+    np.testing.assert_allclose(of_set_up[1], mean, rtol=0, atol=1e-12 * scale)
 
 
 def shared_parameter() -> pm.Model:
@@ -303,21 +303,18 @@ def test_windows_have_each_row_equally_often():
 def test_minibatches_of_blocks_are_unbiased():
     # All windows of all blocks of a part, with the noise off.
     blocks = Blocks(factors_model, 2, batch_size=4)
-    at = blocks.split(np.random.default_rng(1).normal(size=blocks.dimension))
+    at = np.random.default_rng(1).normal(size=blocks.dimension)
     turn = blocks.turn(1, 1.0)
     _, expected = blocks.gradients.of_part(blocks.gradients._whole, turn, at)
     mean = np.zeros(blocks.dimension)
     for b, group in enumerate(blocks.gradients._batches):
-        numbers = blocks.grid.groups[0][b], blocks.grid.groups[1][(b + 1) % 2]
-        pieces = [x[chosen].ravel() for x, chosen in zip(at, numbers, strict=True)]
-        rows = group.rows[(b + 1) % 2]
-        count = len(rows[0])
+        block = b, (b + 1) % 2
+        pieces = blocks.gradients.places.cut(at, *block)
+        count = len(group.rows[block[1]][0])
         found = [group.gradients(turn_with_start(turn, start), *pieces) for start in range(count)]
-        for side in range(2):
-            matrix = blocks.split(mean)[side]
-            average = np.mean([gradient[side] for gradient in found], axis=0)
-            matrix[numbers[side]] = average.reshape(len(numbers[side]), -1)
-    np.testing.assert_allclose(mean, blocks.joined(expected), rtol=1e-10)
+        averages = (np.mean(of_side, axis=0) for of_side in zip(*found, strict=True))
+        blocks.gradients.places.fill(mean, *block, averages)
+    np.testing.assert_allclose(mean, expected, rtol=1e-10)
 
 
 def turn_with_start(turn, start):
@@ -346,18 +343,16 @@ def part_gradient(blocks, part, vector):
     _, prior = posterior.log_prior_and_gradient(position)
     _, likelihood = posterior.log_likelihood_and_gradient(position, rows)
     gradient = prior + posterior.n_rows / len(rows[0]) * likelihood
-    return blocks.joined(problem.matrices(posterior.layout.unravel(gradient)))
+    return blocks.vector(gradient)
 
 
 REFUSING = (1.0, 1.0, 8.0)
 
 
 def random_settings(blocks, count, sizes=(1.0, 1.0, 1.0)):
-    """Positive arrays with an entry for each coordinate, and the same as settings of both sides."""
+    """Positive arrays with an entry for each coordinate."""
     rng = np.random.default_rng(7)
-    vectors = [size * rng.uniform(0.5, 2.0, size=blocks.dimension) for size in sizes[:count]]
-    pieces = [blocks.split(vector) for vector in vectors]
-    return vectors, (tuple(p[0] for p in pieces), tuple(p[1] for p in pieces))
+    return [size * rng.uniform(0.5, 2.0, size=blocks.dimension) for size in sizes[:count]]
 
 
 @pytest.mark.usefixtures("on_numpy")
@@ -367,7 +362,7 @@ def test_blocks_move_as_all_coordinates_at_once(make, parts):
     blocks = Blocks(make, parts)
     rng = np.random.default_rng(8)
     theta = 0.3 * rng.normal(size=blocks.dimension)
-    (M,), settings = random_settings(blocks, 1)
+    (M,) = settings = random_settings(blocks, 1)
     chain = blocks.chain(LangevinBlocks(), theta, settings)
     h = 0.01
     for iteration in range(5):
@@ -429,14 +424,11 @@ def test_stationary_law_is_exact(step):
     assert abs(blocks.gradients.shares[0] - 0.5) > 0.01  # Equal probabilities would be wrong.
     h = 0.3
     if step == "sgld":
-        (M,), settings = random_settings(blocks, 1)
-        M = M / 4
-        sampler = LangevinBlocks()
-        settings = tuple((piece,) for piece in blocks.split(M))
-        moment = None
+        M = random_settings(blocks, 1)[0] / 4
+        sampler, settings, moment = LangevinBlocks(), (M,), None
     else:
         moment = np.random.default_rng(9).uniform(0.5, 2.0, size=blocks.dimension)
-        sampler, settings = RMSpropBlocks(N_ROWS, 0.99, 1e-5, size=4.0), ((), ())
+        sampler, settings = RMSpropBlocks(N_ROWS, 0.99, 1e-5, size=4.0), ()
         M = 1 / (4.0 * (1e-5 + np.sqrt(moment)))
 
     def make_chain(start):
@@ -522,7 +514,7 @@ def test_blocks_move_as_hamcmc(parts, memory):
     blocks = Blocks(factors_model, parts)
     d = blocks.dimension
     # The threshold is in the range of the curvatures, so that some pairs are refused.
-    (scale, regularization, threshold), settings = random_settings(blocks, 3, REFUSING)
+    scale, regularization, threshold = settings = random_settings(blocks, 3, REFUSING)
     h = 0.02
     vectors = pt.vectors("scale", "regularization", "threshold")
     dynamics = QuasiNewtonLangevin(memory, *vectors)
@@ -567,38 +559,29 @@ def test_blocks_move_as_hamcmc(parts, memory):
 def test_curvature_and_variance_are_those_of_the_matrices():
     blocks = Blocks(biases_model, 2)
     H, _, _ = linear_problem(blocks)
-    at = blocks.split(np.random.default_rng(13).normal(size=blocks.dimension))
-    sides = blocks.problem.sides
-    found = blocks.joined(diagonal_curvature(blocks.gradients, sides, at))
+    at = np.random.default_rng(13).normal(size=blocks.dimension)
+    found = diagonal_curvature(blocks.gradients, at)
     np.testing.assert_allclose(found, np.diag(H), rtol=1e-6)
     M = 1 / np.diag(H)
     values = np.linalg.eigvals(M[:, None] * H).real
-    largest = largest_curvature(blocks.gradients, at, blocks.split(M))
+    largest = largest_curvature(blocks.gradients, at, M)
     assert abs(largest / values.max() - 1) < 0.05
     rng = np.random.default_rng(14)
-    scale = measure(blocks.gradients, sides, at, np.random.default_rng(14))
-    drawn = [
-        x + rng.standard_normal(x.shape) / np.sqrt(d)
-        for x, d in zip(at, scale.curvature, strict=True)
-    ]
-    vector = blocks.joined(drawn)
+    scale = measure(blocks.gradients, at, np.random.default_rng(14))
+    vector = at + rng.standard_normal(len(at)) / np.sqrt(scale.curvature)
     estimates = np.array([part_gradient(blocks, part, vector) for part in range(2)])
     shares = blocks.gradients.shares
     mean = shares @ estimates
-    np.testing.assert_allclose(
-        blocks.joined(scale.variance), shares @ (estimates - mean) ** 2, rtol=1e-6
-    )
-    np.testing.assert_allclose(
-        blocks.joined(scale.moment), shares @ estimates**2 / N_ROWS**2, rtol=1e-6
-    )
+    np.testing.assert_allclose(scale.variance, shares @ (estimates - mean) ** 2, rtol=1e-6)
+    np.testing.assert_allclose(scale.moment, shares @ estimates**2 / N_ROWS**2, rtol=1e-6)
 
 
 def test_search_comes_to_the_mode():
     blocks = Blocks(biases_model, 2)
     _, m, _ = linear_problem(blocks)
-    zero = blocks.split(np.zeros(blocks.dimension))
+    zero = np.zeros(blocks.dimension)
     start = find_start(blocks.gradients, zero, np.random.default_rng(15))
-    np.testing.assert_allclose(blocks.joined(start), m, atol=1e-3)
+    np.testing.assert_allclose(start, m, atol=1e-3)
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -606,12 +589,10 @@ def test_default_step_size_keeps_its_promise(parts):
     """The excess of the variances, by the exact law, is on average what was asked for."""
     blocks = Blocks(biases_model, parts)
     H, m, _ = linear_problem(blocks)
-    scale = measure(
-        blocks.gradients, blocks.problem.sides, blocks.split(m), np.random.default_rng(16)
-    )
+    scale = measure(blocks.gradients, m, np.random.default_rng(16))
     design = design_of("sgld", blocks.gradients, scale, preconditioner="curvature", memory=3)
     h = design.step_size(0.05, blocks.gradients.shares.min())
-    M = blocks.joined([piece[0] for piece in design.settings])
+    (M,) = design.settings
     _, covariance = langevin_law(blocks, M, h)
     excess = np.diag(covariance) / np.diag(np.linalg.inv(H)) - 1
     assert 0.01 < excess.mean() < 0.06
@@ -671,7 +652,7 @@ def cluster():
     distributed = pytest.importorskip("distributed")
     with (
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=":0", processes=True
+            n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", processes=True
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
@@ -696,7 +677,7 @@ def test_draws_are_the_same_where_a_worker_dies():
     killed = []
     with (
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=":0", processes=True
+            n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", processes=True
         ) as cluster,
         distributed.Client(cluster) as client,
     ):

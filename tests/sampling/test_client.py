@@ -57,7 +57,7 @@ def workers(count, started="forkserver"):
             }
         ),
         distributed.LocalCluster(
-            n_workers=count, threads_per_worker=1, processes=True, dashboard_address=":0"
+            n_workers=count, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0"
         ) as local,
         distributed.Client(local, set_as_default=False) as client,
     ):
@@ -440,15 +440,16 @@ def test_numbers_of_workers(arrays, expected, count, short_tasks):
 
 
 class Deadly(CountedRows):
-    """Rows of which a partition ends the worker that reads it, or cannot be read there."""
+    """Rows of which a partition ends the worker that reads it, or has rows that cannot be read."""
 
-    def __init__(self, arrays, error=None):
+    def __init__(self, arrays, error=None, bad_rows=700):
         super().__init__(arrays, rows=700)
-        self.here, self.error = os.getpid(), error
+        self.here, self.error, self.bad_rows = os.getpid(), error, bad_rows
         self.armed = False
 
     def select(self, number, within, names):
-        if self.armed and number == 2 and os.getpid() != self.here:
+        bad = number == 2 and np.min(within, initial=self.bad_rows) < self.bad_rows
+        if self.armed and bad and os.getpid() != self.here:
             if self.error is not None:
                 raise self.error
             os._exit(1)
@@ -472,8 +473,8 @@ def test_a_task_that_ends_workers(client, arrays, monkeypatch):
 
 @pytest.mark.parametrize("error", [MemoryError("full"), RowsError("The file has vanished.")])
 def test_errors_of_rows_keep_the_draws(client, arrays, error, short_tasks):
-    rows = Deadly(arrays, error)
-    # Rows of partition 2 are first read in a later stretch: the draws before it are kept.
+    # So few rows are first read in a later stretch: the draws before it are kept.
+    rows = Deadly(arrays, error, bad_rows=20)
     rows.memory = 1
     model, step = armed(rows, partial(STEPS["SGLD"], batch_size=1, thin=1))
     with pytest.raises(ChainProcessError, match=r"Chain \d failed .* (full|vanished)") as caught:

@@ -257,7 +257,7 @@ def test_client_runs_the_same_shards(logistic_run):
 def test_dask_client(logistic_run):
     distributed = pytest.importorskip("distributed")
     model, idata = logistic_run
-    cluster = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0"}
+    cluster = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
     with distributed.LocalCluster(**cluster) as workers, distributed.Client(workers) as client:
         other = consensus(model, 2, "average", client=client, **SMALL)
     np.testing.assert_allclose(other["posterior"]["beta"], idata["posterior"]["beta"], rtol=1e-9)

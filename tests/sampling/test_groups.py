@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import warnings
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pymc as pm
@@ -14,7 +13,7 @@ import pytest
 from pymc_sgmcmc import SGLD, SGLDCV, ModelError, marginalize, read_store, recover, sample, summary
 from pymc_sgmcmc.errors import CenterWarning, ChainProcessError, StoreError
 from pymc_sgmcmc.marginal import search
-from pymc_sgmcmc.marginal.accuracy import quadrature_of, warn_of_shift
+from pymc_sgmcmc.marginal.accuracy import LARGEST_SHIFT, quadrature_of, tell_of_quadrature
 from pymc_sgmcmc.sampling import groups, run
 from pymc_sgmcmc.step_methods import base
 from pymc_sgmcmc.tuning.curvature import DENSE_DIMENSION
@@ -240,6 +239,9 @@ def large_scale_model(n_groups: int) -> pm.Model:
     return model
 
 
+CENTER = {"sd": 8.0, "mean": 0.0}
+
+
 def kinked_model() -> pm.Model:
     """Effects with a kink in their density, at which a quadrature has errors."""
     codes = np.repeat(np.arange(30), 5)
@@ -251,38 +253,39 @@ def kinked_model() -> pm.Model:
 
 
 def test_a_quadrature_that_is_wrong_at_the_posterior_gets_more_nodes(caplog):
-    """With nine nodes means are off by a standard deviation."""
+    """With nine nodes means are off by a standard deviation, and nobody has to be told."""
     points = [{"sd_log__": np.array(log_sd), "mean": np.array(0.0)} for log_sd in (1.9, 2.0, 2.1)]
 
     def step(model):
-        return SimpleNamespace(needs_more_points=warn_of_shift(quadrature_of(model), points))
+        error = quadrature_of(model)
+        assert error.refine(points)
+        assert not error.refine(points)
 
     with caplog.at_level(logging.INFO):
         found = groups.groups_of(large_scale_model(300), "auto", step)
-    assert "with 9 nodes is not accurate" in caplog.text
     assert quadrature_of(found.model).points == 37
-    assert not found.step.needs_more_points
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+    assert quadrature_of(found.model).shift(points) < LARGEST_SHIFT
 
 
-@pytest.mark.parametrize("needs_more_points", [True, False, None])
-def test_errors_near_the_initial_point_are_told_where_there_is_no_centre(needs_more_points, caplog):
+@pytest.mark.parametrize("looks", [True, False])
+def test_errors_near_the_initial_point_are_told_where_there_is_no_centre(looks, caplog):
     """Nine nodes have errors there, which do not matter where a step method has looked."""
-    model = kinked_model()
-    steps = iter([needs_more_points, False])
     with caplog.at_level(logging.INFO):
         groups.groups_of(
-            model, "auto", lambda model: SimpleNamespace(needs_more_points=next(steps))
+            kinked_model(), "auto", lambda model: quadrature_of(model).refine([]) if looks else None
         )
-    assert ("near the initial point" in caplog.text) == (needs_more_points is None)
-    assert ("`marginalize(..., points=37)`" in caplog.text) == (needs_more_points is None)
+    assert ("near the initial point" in caplog.text) == (not looks)
+    assert ("`marginalize(..., points=37)`" in caplog.text) == (not looks)
 
 
 def test_errors_near_the_initial_point_do_not_matter_elsewhere(caplog):
     error = quadrature_of(marginalize(kinked_model(), "z"))
-    assert "near the initial point. More nodes, `marginalize(..., points=37)`" in caplog.text
+    assert "near the initial point. A step method of this package" in caplog.text
     with caplog.at_level(logging.INFO):
-        assert not warn_of_shift(error, [])
-    assert "so that its errors near the initial point do not matter" in caplog.text
+        error.refine([])
+        tell_of_quadrature(error)
+    assert "with 9 nodes is accurate around the centre" in caplog.text
 
 
 def test_the_log_tells_of_groups_before_the_set_up(caplog):
@@ -290,7 +293,6 @@ def test_the_log_tells_of_groups_before_the_set_up(caplog):
 
     def step(model):
         told.append(caplog.text)
-        return SimpleNamespace(needs_more_points=False)
 
     with caplog.at_level(logging.INFO):
         groups.groups_of(mixed_model(), "auto", step)
@@ -306,13 +308,56 @@ def test_the_log_tells_how_long_the_set_up_took(limit, caplog, monkeypatch, unco
     assert (f"SGLD: the set-up took {spent:.0f} seconds" in caplog.text) == (limit < 0)
 
 
-@pytest.mark.slow
-def test_a_step_method_compares_the_quadrature_around_its_center(caplog, uncompiled):
+def test_a_step_method_takes_the_nodes_that_its_center_needs(caplog, uncompiled):
     model = marginalize(large_scale_model(60), "z")
-    with caplog.at_level(logging.WARNING):
-        step = CV(model=model, center={"sd": 8.0, "mean": 0.0})
-    assert step.needs_more_points
+    caplog.clear()
+    FEW(model=model, center=CENTER)
+    assert quadrature_of(model).points == 37
+    assert "not accurate" not in caplog.text
+
+
+def test_nodes_that_were_given_stay(caplog):
+    error = quadrature_of(marginalize(large_scale_model(300), "z", points=9))
+    points = [{"sd_log__": np.array(log_sd), "mean": np.array(0.0)} for log_sd in (1.9, 2.0, 2.1)]
+    assert not error.refine(points)
+    tell_of_quadrature(error)
     assert "with 9 nodes is not accurate where the posterior is" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("points", [None, 9])
+def test_gradients_with_the_nodes_that_the_center_needs(points, uncompiled):
+    """They move means by less than the stated bound, beside those of many nodes."""
+    few, many = (
+        FEW(model=marginalize(large_scale_model(60), "z", points=number), center=CENTER).center
+        for number in (points, 75)
+    )
+    change = np.abs((few.gradient - many.gradient) @ many.curvature.root).max()
+    assert (change < LARGEST_SHIFT) == (points is None)
+
+
+@pytest.mark.slow
+def test_draws_with_the_nodes_that_the_center_needs():
+    """Binary records of groups four standard deviations apart, as the nails of patients."""
+    rng = np.random.default_rng(6)
+    codes, time = np.repeat(np.arange(294), 6), np.tile(np.linspace(0, 1, 6), 294)
+    odds = -1.6 - 3 * time + 4 * rng.normal(size=294)[codes]
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 5, shape=2)
+        z, sd = pm.Normal("z", shape=294), pm.HalfCauchy("sd", 2.5)
+        pm.Bernoulli(
+            "y",
+            logit_p=beta[0] + beta[1] * time + sd * z[codes],
+            observed=odds > rng.logistic(size=len(codes)),
+        )
+    runs = []
+    for points in (None, 101):
+        with marginalize(model, "z", points=points):
+            runs.append(pm.sample(1000, tune=300, step=SGLDCV(**NUMBA), chains=2, **sampling.QUIET))
+    for name in ("beta", "sd"):
+        mean, reference = (run["posterior"][name].mean(("chain", "draw")) for run in runs)
+        sd = runs[1]["posterior"][name].std(("chain", "draw"))
+        assert (np.abs(mean - reference) < 0.15 * sd).all()
 
 
 # --- Which variables are integrated out --------------------------------------------------------
@@ -382,13 +427,49 @@ def test_what_is_integrated_out(make, expected):
     assert (structures[0].names if structures else None) == expected
 
 
-def test_effects_of_levels_without_records_that_stay_are_told(caplog):
+def with_empty_levels(form: str) -> pm.Model:
+    """Effects of 50 levels, of which ten have no records."""
+    rng = np.random.default_rng(7)
     with pm.Model() as model:
-        z = pm.Normal("z", 0, pm.HalfNormal("sd"), shape=N_GROUPS + 2)
-        pm.Normal("y", z[CODES], 1, observed=np.zeros(len(CODES)))
-    with caplog.at_level(logging.INFO):
-        assert groups.groups_of(model, "auto", SGLD) is None
-    assert "`z` stays in the model: Each of the 42 groups should have records" in caplog.text
+        mean, sd = pm.Normal("mean", 0, 10), 0.7
+        if form == "centred":
+            effect = pm.Normal("z", mean, sd, shape=N_GROUPS + 10)
+        else:
+            effect = mean + sd * pm.Normal("z", shape=N_GROUPS + 10)
+        pm.Normal("y", effect[CODES], 1, observed=rng.normal(size=len(CODES)))
+    return model
+
+
+@pytest.mark.parametrize("form", ["centred", "non-centred"])
+def test_effects_of_levels_without_records_are_integrated_out(form):
+    found = groups.groups_of(with_empty_levels(form), "auto", lambda model: None)
+    assert found.names == ("z",)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["centred", "non-centred"])
+def test_draws_of_effects_of_levels_without_records(form):
+    """They have the law of their prior, at the law of the global variables."""
+    model = with_empty_levels(form)
+    y = model.rvs_to_values[model["y"]].data
+    sizes = np.bincount(CODES)
+    precision = 1 / 100 + (1 / (0.49 + 1 / sizes)).sum()
+    mean = (np.bincount(CODES, y) / sizes / (0.49 + 1 / sizes)).sum() / precision
+    idata = ours(model, CV, draws=1000, tune=200)
+    drawn = idata["posterior"]["z"].to_numpy()[..., N_GROUPS:].reshape(-1, 10)
+    center, variance = (mean, 0.49 + 1 / precision) if form == "centred" else (0.0, 1.0)
+    assert np.abs(drawn.mean(0) - center).max() < 4.5 * 1.5 * np.sqrt(variance / len(drawn))
+    assert np.abs(drawn.var(0) / variance - 1).max() < 0.06 + 4.5 * np.sqrt(2 / len(drawn))
+
+
+def test_cells_of_two_codes_are_integrated_out():
+    rng = np.random.default_rng(8)
+    year = rng.integers(0, 30, size=len(CODES))
+    with pm.Model() as model:
+        z = pm.Normal("z", 0, pm.HalfNormal("sd"), shape=(4, 30))
+        pm.Bernoulli("y", logit_p=z[CODES % 4, year], observed=CODES % 2)
+    (structure,) = search.local_structures(model)[0]
+    assert (structure.n_groups, structure.block_size) == (120, 1)
 
 
 def test_bound_on_coordinates_is_that_of_dense_curvatures():
@@ -437,7 +518,7 @@ def test_draws_of_a_scale_whose_joint_posterior_is_a_funnel():
 def test_warnings_of_the_joint_model_are_given_where_it_is_sampled(marginalize, monkeypatch):
     if marginalize == "auto":  # Effects that cannot be integrated out.
         monkeypatch.setattr(groups, "local_structures", lambda *_: ([], []))
-    with pytest.warns(CenterWarning, match="is a funnel"):
+    with pytest.warns(CenterWarning, match=r"is a funnel.*use `marginalize\(model, \[.effects.\]"):
         ours(FUNNEL.model(), FEW, marginalize=marginalize)
 
 
@@ -451,12 +532,11 @@ def test_warnings_of_the_joint_model_can_be_errors(monkeypatch):
 
 
 def test_the_joint_model_is_sampled_where_groups_cannot_be(caplog):
-    """Whatever the error is: the joint model has been set up."""
     caplog.set_level(logging.INFO, "pymc.sgmcmc")
 
     def only_once(*, model):
         if "effects" not in model.named_vars:
-            raise RuntimeError("no groups")
+            raise ModelError("no groups")
         warnings.warn("far", CenterWarning, stacklevel=2)
         return SGLD(model=model, **PLAIN)
 
@@ -465,6 +545,22 @@ def test_the_joint_model_is_sampled_where_groups_cannot_be(caplog):
     assert idata["sample_stats"]["position"].shape[-1] == 10
     assert "`effects` stay in the model: no groups" in caplog.text
     assert "is integrated out" not in caplog.text
+
+
+@pytest.mark.parametrize("model", [mixed_model(), FUNNEL.model()], ids=["auto", "in need"])
+def test_an_error_that_is_no_refusal_is_raised(model):
+    """The joint model is not sampled in silence where something is wrong."""
+    local = "z" if "z" in model.named_vars else "effects"
+
+    def broken(*, model):
+        if local not in model.named_vars:
+            raise TypeError("a fault")
+        warnings.warn("far", CenterWarning, stacklevel=2)
+        return SGLD(model=model, **PLAIN)
+
+    warnings.simplefilter("ignore", CenterWarning)
+    with pytest.raises(TypeError, match="a fault"):
+        ours(model, broken)
 
 
 def test_warnings_before_an_error_are_given():

@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pymc as pm
+import pymc.sampling.mcmc as sampling_of_pymc
 import pytensor.tensor as pt
 import pytest
 from pymc.progress_bar.rich_progress import RichProgressBackend
+from pytensor.compile.ops import wrap_py
 from pytensor.conditional.op import ifelse
 
 from pymc_sgmcmc import MALA, SGLD, SGLDCV, ULA, PolynomialDecay, sample, zero_variance
@@ -145,6 +147,79 @@ def test_an_error_at_the_end_costs_no_draws(monkeypatch):
 
     monkeypatch.setattr(Recorder, "_compiled_at_once", broken)
     check_same(ours(model, step), expected)
+
+
+def test_functions_of_the_draws_are_of_the_variables_asked_for():
+    model = two_variable_model()
+    step = SGLD(model=model, **SMALL)
+    asked = {"log_likelihood": True, "log_prior": ["slope"]}
+    idata = ours(model, step, idata_kwargs=asked, chains=1)
+    assert list(idata["log_prior"].data_vars) == ["slope"]
+    assert list(idata["log_likelihood"].data_vars) == ["y"]
+
+
+def failing_at_the_end():
+    raise RuntimeError("It failed.")
+
+
+@pytest.mark.parametrize("run", [sample, pm.sample])
+def test_the_trace_is_made_without_what_fails(run, monkeypatch):
+    model = logistic_model()
+    step = SGLD(model=model, **SMALL)
+    expected = ours(model, step)
+    monkeypatch.setattr(
+        "pymc.sampling.mcmc.run_convergence_checks", lambda *_: failing_at_the_end()
+    )
+    with pytest.warns(UserWarning, match="with `compute_convergence_checks`: RuntimeError"):
+        idata = sampling.sample(model, step, run=run, compute_convergence_checks=True)
+    check_same(idata, expected)
+
+
+def test_arguments_of_the_trace_that_pymc_refuses_cost_no_draws():
+    model = logistic_model()
+    step = SGLD(model=model, **SMALL)
+    with pytest.warns(UserWarning, match="draws are kept, .* with `idata_kwargs`: TypeError"):
+        idata = sampling.sample(model, step, idata_kwargs={"foo": 1})
+    check_same(idata, ours(model, step))
+
+
+def test_a_deterministic_that_fails_costs_no_other_variable():
+    calls = []
+
+    @wrap_py(itypes=[pt.dscalar], otypes=[pt.dscalar])
+    def fails_late(x):
+        calls.append(x)
+        if len(calls) > 30:
+            failing_at_the_end()
+        return np.asarray(2 * x)
+
+    with pm.Model() as model:
+        x = pm.Normal("x")
+        pm.Deterministic("twice", fails_late(x))
+        pm.Normal("y", x, observed=np.ones(50))
+    step = SGLD(model=model, **SMALL)
+    with pytest.warns(UserWarning, match="`twice` and others could not be computed: Runtime"):
+        idata = ours(model, step)
+    assert idata["posterior"]["x"].shape == (2, 25)
+
+
+def test_what_fails_after_the_run_costs_no_draws(monkeypatch):
+    def accurately(draws_of, step, *_, **__):
+        draws_of(step, checks=False)
+        failing_at_the_end()
+
+    model = logistic_model()
+    monkeypatch.setattr(run_module, "sample_accurately", accurately)
+    monkeypatch.setitem(
+        run_module.AT_THE_END, "log_likelihood", lambda *_, **__: failing_at_the_end()
+    )
+    step = SGLDCV(model=model, compile_kwargs=sampling.QUICK)
+    settings = {"accuracy": 0.1, "idata_kwargs": {"log_likelihood": True}}
+    with (
+        pytest.warns(UserWarning, match="`log_likelihood` was not computed"),
+        pytest.warns(UserWarning, match="`accuracy` could not be stated"),
+    ):
+        check_same(ours(model, step, **settings), ours(model, step))
 
 
 def test_chain_that_diverges_has_the_same_draws_and_warning(caplog):
@@ -371,7 +446,25 @@ def test_no_process_is_left_where_the_parent_is_ended():
         ({"tune": -1}, ValueError, "`tune` should be"),
         ({"chains": 0}, ValueError, "`chains` should be"),
         ({"cores": 1.5}, ValueError, "`cores` should be"),
-        ({"seed": -1}, ValueError, "`random_seed` should not be negative"),
+        ({"draws": 10**18}, ValueError, "`draws=1000000000000000000` takes .* GiB"),
+        ({"seed": -1}, ValueError, "`random_seed` should be a seed .* but got -1"),
+        ({"seed": 1.5}, TypeError, "`random_seed` should be a seed .* but got 1.5"),
+        ({"seed": True}, TypeError, "`random_seed` should be a seed .* but got True"),
+        ({"quiet": "no"}, TypeError, "`quiet` should be True or False"),
+        ({"discard_tuned_samples": "no"}, TypeError, "`discard_tuned_samples` should be True or"),
+        ({"compute_convergence_checks": 1}, TypeError, "`compute_convergence_checks` should be"),
+        ({"mp_ctx": "foo"}, ValueError, "`mp_ctx` should be one of .*'spawn'.* but got 'foo'"),
+        ({"mp_ctx": 3}, ValueError, "`mp_ctx` should be one of .* but got 3"),
+        ({"initvals": 3}, TypeError, "`initvals` should be a mapping"),
+        ({"initvals": [{}]}, TypeError, "or one for each of the 2 chains"),
+        ({"initvals": {3: 1}}, ValueError, "`initvals` should have names .* but got `3`"),
+        ({"initvals": {"beta": "x"}}, ValueError, "`initvals` should have a value for each"),
+        ({"initvals": {"beta": [1.0]}}, ValueError, r"`initvals` .* of shape \(3,\) for `beta`"),
+        ({"initvals": {"beta": [1.0, np.nan, 1]}}, ValueError, "`initvals` should have finite"),
+        ({"var_names": 3}, TypeError, "`var_names` should name some of `beta`, .* got 3"),
+        ({"drawss": 3}, TypeError, "takes no argument `drawss`. Did you mean `draws`"),
+        ({"callback": print}, TypeError, r"`pymc.sample\(step=SGLDCV\(\), callback=...\)` does"),
+        ({"batch_size": 3}, TypeError, "Give it to the step method"),
         ({"var_names": ["gamma"]}, ValueError, "`var_names` should name some of `beta`"),
         ({"var_names": []}, ValueError, "got an empty list"),
         (
@@ -379,6 +472,13 @@ def test_no_process_is_left_where_the_parent_is_ended():
             TypeError,
             "`step` should be a step method with gradients of pymc_sgmcmc",
         ),
+        ({"idata_kwargs": 3}, TypeError, "`idata_kwargs` should be a mapping"),
+        ({"idata_kwargs": {"foo": 1}}, ValueError, "`idata_kwargs` should name some of .* `foo`"),
+        ({"idata_kwargs": {"log_prior": ["y"]}}, ValueError, '"log_prior".. should name some of'),
+        ({"idata_kwargs": {"log_likelihood": 3}}, TypeError, "should name some of `y`, but got 3"),
+        ({"idata_kwargs": {"dims": 3}}, ValueError, "`idata_kwargs` should be arguments with"),
+        ({"step": lambda: 1}, TypeError, "`step` should be a function of `model`"),
+        ({"step": dict}, TypeError, "`step` should make a step method"),
         ({"step": lambda model: 1}, TypeError, "`step` should make a step method"),
         ({"step": pm.NUTS}, TypeError, "`step` should make a step method"),
     ],
@@ -388,6 +488,30 @@ def test_bad_arguments(settings, error, message):
     step = settings.pop("step", None) or SGLD(model=model, **SMALL)
     with pytest.raises(error, match=message):
         ours(model, step, **settings)
+
+
+@pytest.mark.parametrize(("of_pymc", "of_container"), [(2, 64), (8, 1), (1, 1)])
+def test_as_many_chains_and_cores_as_pymc_takes(of_pymc, of_container, monkeypatch, caplog):
+    model = logistic_model()
+    step = SGLD(model=model, **SMALL)
+    for module in (workers, sampling_of_pymc):
+        monkeypatch.setattr(module, "_cpu_count", lambda: of_pymc)
+    monkeypatch.setattr(workers, "available_cpus", lambda: of_container)
+    caplog.set_level("INFO", "pymc")
+    sizes = [
+        ours(model, step, chains=None, cores=None, quiet=False, run=run)["posterior"].sizes
+        for run in (sample, pm.sample)
+    ]
+    assert sizes[0] == sizes[1]
+    told = [line for line in caplog.messages if line.endswith((" job)", " jobs)"))]
+    assert len(told) == 2
+    assert (told[0] == told[1]) == (of_pymc <= 2)
+
+
+def test_what_is_no_model():
+    for model in ("m", None):
+        with pytest.raises(TypeError, match=f"`model` should be a PyMC model, but got {model!r}"):
+            sample(model=model)
 
 
 def test_steps_of_other_models():
@@ -442,5 +566,5 @@ def test_kinds_of_progress_bars(kind, bars, monkeypatch):
 
 
 def test_a_kind_of_progress_bar_that_is_not_there():
-    with pytest.raises(ValueError, match="Invalid value for `progressbar`"):
+    with pytest.raises(ValueError, match="`progressbar` should be one of 'combined', 'split'"):
         ours(logistic_model(), partial(SGLD, **SMALL), progressbar="both", quiet=False)

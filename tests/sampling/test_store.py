@@ -368,8 +368,62 @@ def test_damaged_set_up_is_an_error(small, path):
     ours(model, step, store=path)
     damage(path / "setup.zip")
     for run in (partial(ours, model, step, store=path, resume=True), partial(read_store, path)):
-        with pytest.raises(StoreError, match=r"setup\.zip is damaged"), model:
+        with pytest.raises(StoreError, match=r"is damaged: ValueError setup\.zip"), model:
             run()
+
+
+def pipe(file):
+    file.unlink()
+    os.mkfifo(file)
+
+
+def with_content(change):
+    """Change what the set-up of a store has, and its checksum."""
+
+    def changed(file):
+        before = stores.read_setup(file.parent)
+        change(before)
+        content = stores._packed(before, "setup")
+        file.write_bytes(content)
+        attributes = {stores.MARK: stores.FORMAT, "setup": stores._checksum(content)}
+        (file.parent / "zarr.json").write_bytes(stores.group_metadata(attributes))
+
+    return changed
+
+
+OF_OTHERS = [
+    ("setup.zip", pipe),
+    ("setup.zip", with_content(lambda content: content.pop("identity"))),
+    ("setup.zip", with_content(lambda content: content["identity"].pop("setting"))),
+    ("setup.zip", with_content(lambda content: content.update(settings=3))),
+    ("zarr.json", pipe),
+    ("zarr.json", lambda file: file.write_text("[" * 10**5)),
+    ("zarr.json", lambda file: file.write_text("{}")),
+    ("lock", lambda file: (file.unlink(missing_ok=True), file.mkdir())),
+]
+
+
+def test_stores_that_others_made_are_errors(small, path, tmp_path):
+    model, step = small
+    ours(model, step, store=path)
+    for number, (name, change) in enumerate(OF_OTHERS):
+        other = tmp_path / f"other_{number}"
+        shutil.copytree(path, other)
+        change(other / name)
+        said = r"damaged|no store|no draws|should be a file|is not that of the store"
+        with pytest.raises(StoreError, match=said):
+            ours(model, step, store=other, resume=True)
+        if name != "lock":  # Reading takes none.
+            with pytest.raises(StoreError, match=said):
+                read_store(other, model=model)
+
+
+def test_a_pipe_in_place_of_a_block_is_no_block(small, path):
+    model, step = small
+    ours(model, step, store=path)
+    for kind in ("commit", "block"):
+        pipe(sorted((path / "chain_0").glob(f"{kind}_*"))[-1])
+        check_same(ours(model, step, store=path, resume=True), ours(model, step))
 
 
 # --- Other runs are refused -------------------------------------------------------------------
@@ -534,13 +588,20 @@ def test_places_that_are_refused_are_not_touched(small, tmp_path):
         read_store(tmp_path / "other", model=model)
     with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere for the store"):
         run(store=tmp_path / "nowhere" / "run.zarr")
+    with pytest.raises(TypeError, match="`store` should be the path of a store, but got None"):
+        read_store(None, model=model)
     with pytest.raises(ValueError, match="`resume=True` needs the path of a store"):
         run(resume=True)
     with pytest.raises(TypeError, match="`resume` should be True or False, but got 'yes'"):
         run(store=tmp_path / "other", resume="yes")
-    for store in (3, "", True):
+    for store in (3, "", True, "\0"):
         with pytest.raises(TypeError, match="`store` should be the path of a folder"):
             run(store=store)
+    for store in ("/proc/x", "x" * 5000):
+        with pytest.raises(ValueError, match="`store` should be a path where a folder can be made"):
+            run(store=store)
+    with pytest.raises(TypeError, match="`store` should be the path of a store, but got None"):
+        read_store(None, model=model)
     with pytest.raises(ValueError, match="`store` takes one run, but `accuracy`"):
         run(store=tmp_path / "other", accuracy=0.1)
     assert snapshot(tmp_path) == before

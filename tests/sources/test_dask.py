@@ -103,17 +103,6 @@ def test_types_of_pandas_without_nulls():
     np.testing.assert_array_equal(found["y"], np.array([True, False]), strict=True)
 
 
-def test_nulls_are_refused():
-    frame = pd.DataFrame({"x": [1.0, np.nan, 3.0, np.nan, np.nan, 2.0], "y": np.arange(6)})
-    rows = DaskFrameSource(dd.from_pandas(frame, npartitions=2))
-    rows.read(0, 6, ["y"])
-    with pytest.raises(RowsError, match=r"Partition 1 .* no nulls, but its column `x` has 2"):
-        rows.read(3, 6)
-    masked = np.ma.masked_array(np.arange(6), [0, 0, 1, 0, 0, 1])
-    with pytest.raises(RowsError, match=r"Partition 0 .* no nulls, but its column `x` has 2"):
-        DaskArraySource({"x": da.from_array(masked, 6)}).read(0, 2)
-
-
 def test_partitions_that_are_not_as_dask_says():
     x = da.from_array(np.arange(20), 10).map_blocks(lambda b: b / 2, meta=np.zeros(0, int))
     with pytest.raises(RowsError, match=r"`x` of partition 1 should have the type int64 "):

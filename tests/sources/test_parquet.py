@@ -132,7 +132,7 @@ def test_nulls_are_refused(write):
     """At once where statistics of the file tell of them, and otherwise as they are read."""
     clean = write("0.parquet", {"x": [1, 2], "y": [1.0, 2.0]})
     holes = pa.table({"x": pa.array([1, None, None]), "y": [0.0, 0.0, 1.0]})
-    message = r"1.parquet should have no nulls, .* `x` has 2\. Fill"
+    message = r"`x` should .* no missing .* row 3 in the file .*1.parquet .* first of 2"
     path = write("1.parquet", holes)
     assert ParquetSource([clean, path], ["y"]).n_rows == 5
     with pytest.raises(RowsError, match=message):
@@ -166,6 +166,12 @@ def test_other_files_that_are_refused(write, tmp_path):
     (tmp_path / "1.parquet").write_text("text")
     with pytest.raises(RowsError, match=r"1.parquet cannot be read as parquet: .* Write it again"):
         ParquetSource([path, tmp_path / "1.parquet"])
+    os.mkfifo(tmp_path / "pipe.parquet")
+    with pytest.raises(RowsError, match=r"pipe.parquet should be a parquet file, but is no file"):
+        ParquetSource([tmp_path / "pipe.parquet"])
+    twice = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
+    with pytest.raises(RowsError, match=r"3.parquet should have columns of different names.*`x`"):
+        ParquetSource([write("3.parquet", twice)])
     empty = write("2.parquet", pa.table({"x": pa.array([], pa.int64())}))
     with pytest.raises(RowsError, match=r"2.parquet should have rows, but have none"):
         ParquetSource([empty])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 
@@ -101,10 +102,13 @@ def test_a_shard_that_vanishes(tmp_path, small_partitions):
         rows.read(70, 71)
 
 
-def test_chunks_of_fill_values_have_no_files(tmp_path, small_partitions):
+def test_chunks_of_fill_values_have_no_files(tmp_path, small_partitions, caplog):
     group = zarr.open_group(tmp_path, mode="w")
-    group.create_array("x", shape=100, chunks=10, dtype="f4", fill_value=2)
-    np.testing.assert_array_equal(ZarrSource(tmp_path).take([5, 99])["x"], [2, 2])
+    group.create_array("x", shape=100, chunks=10, dtype="f4")[:10] = 2
+    with caplog.at_level("INFO", "pymc.sgmcmc"):
+        rows = ZarrSource(tmp_path)
+    np.testing.assert_array_equal(rows.take([5, 99])["x"], [2, 0])
+    assert "9 of 10 chunks of the array `x` are not in the zarr group" in caplog.text
 
 
 def test_what_is_refused(tmp_path):
@@ -117,3 +121,14 @@ def test_what_is_refused(tmp_path):
     for path in (tmp_path / "x", Path("no-such-folder")):
         with pytest.raises(RowsError, match=rf"{path.name} should be a zarr group, but cannot"):
             ZarrSource(path)
+
+
+def test_a_damaged_chunk_is_named(tmp_path):
+    write(tmp_path, {"y": np.arange(100.0)})
+    rows = ZarrSource(tmp_path)
+    chunk = tmp_path / "y" / "c" / "1"
+    stamp = chunk.stat()
+    chunk.write_bytes(b"\0" * stamp.st_size)
+    os.utime(chunk, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    with pytest.raises(RowsError, match=r"of the zarr array `y` cannot be read: .*Write the array"):
+        rows.take([0, 50])

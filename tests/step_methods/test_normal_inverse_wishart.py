@@ -372,7 +372,7 @@ def test_control_variates_are_not_stale_after_a_move(gradient, moved_point, monk
         model=model,
     )
     (estimator,) = estimators
-    position, index = pt.vector("position"), pt.lscalar("index")
+    position, index = pt.vector("position"), step.batching.index_variable("indices")[0].type()
     function = pytensor.function([position, index], estimator(position, index), mode="FAST_COMPILE")
     theta = np.random.default_rng(1).normal(size=(3, 2))
     step.posterior.set_others({**model.initial_point(), **moved_point[0]})

@@ -209,6 +209,19 @@ def test_the_law_without_the_factor_of_the_scheme(fraction):
     assert (law * H).item() == pytest.approx(scheme.variance_factor)
 
 
+@pytest.mark.parametrize("batch_size", [10, 25])
+def test_default_matrices_give_the_posterior(batch_size):
+    """The law by enumeration of the default minibatches, of which V is a large part."""
+    problem = LinearGaussian.simulate(101, 2, seed=5)
+    step = OSGFS(
+        model=problem.model(), batch_size=batch_size, bias=0.35, compile_kwargs={"mode": "NUMBA"}
+    )
+    step.scoring.load(step.scoring.begin(problem.mean))
+    _, covariance = compiled_law(step)
+    ratios = np.linalg.eigvals(covariance @ problem.precision).real
+    np.testing.assert_allclose(ratios, 1, atol=0.05)
+
+
 @pytest.mark.parametrize("gradient", ["plain", "cv"])
 @pytest.mark.parametrize("batching", ["shuffle", "replace"])
 def test_compiled_transitions_have_their_law(batching, gradient):

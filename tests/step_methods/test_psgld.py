@@ -9,7 +9,6 @@ import pytest
 
 from pymc_sgmcmc import PSGLD
 from pymc_sgmcmc.adaptation import Seen
-from pymc_sgmcmc.step_methods.psgld import RMSprop
 from tests.support.exact_law import compiled_law, exact_noise_operator, fixed_point
 from tests.support.linear_gaussian import LinearGaussian
 from tests.support.models import logistic_model
@@ -93,14 +92,12 @@ def test_law_after_tuning_is_that_of_the_frozen_preconditioner(problem):
 
 @pytest.mark.filterwarnings("ignore::pymc_sgmcmc.BatchSizeWarning")
 @pytest.mark.parametrize("gradient", ["plain", "cv"])
-@pytest.mark.parametrize("preconditioner", ["rmsprop", "curvature"])
-def test_computed_step_size_inflates_variances_by_five_percent(gradient, preconditioner):
+def test_computed_step_size_inflates_variances_by_five_percent(gradient):
     problem = LinearGaussian.simulate(100, 3, seed=4)
     step = PSGLD(
         model=problem.model(),
         batch_size=20,
         gradient=gradient,
-        preconditioner=preconditioner,
         thin=20,
         compile_kwargs=NUMBA,
     )
@@ -128,21 +125,9 @@ def test_condition_number_falls_to_its_root(rng):
     assert ratio[1] / ratio[0] == pytest.approx(np.sqrt(before), rel=0.15)
 
 
-def test_curvature_is_sgld_with_the_inverse_curvature(problem):
-    step = make(problem, preconditioner="curvature")
-    assert not any(isinstance(adaptation, RMSprop) for adaptation in step.chain.adaptations)
-    np.testing.assert_allclose(
-        step.block.dynamics.preconditioner.values.get_value(),
-        np.linalg.inv(problem.precision),
-        rtol=1e-6,
-    )
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"preconditioner": "adam"}, "'rmsprop', 'curvature' .* but got 'adam'"),
-        ({"preconditioner": np.eye(3)}, "`SGLD` takes a matrix"),
         ({"decay": 1.0}, "between 0 and 1, but got 1.0"),
         ({"regularization": 0.0}, "positive and finite, but got 0.0"),
         ({"regularization": np.nan}, "positive and finite, but got nan"),

@@ -58,7 +58,7 @@ def test_sgld(kind):
     direct = SGLD(preconditioner=matrix, compile_kwargs=QUICK, **settings)
     rebuilt = Recipe(D=lambda theta: matrix, compile_kwargs=QUICK, **settings)
     rng = np.random.default_rng(1)
-    for start in (0, 3, 399):
+    for start in direct.batching.draw(rng, 3):
         position, noise = rng.normal(size=3), rng.normal(size=3)
         np.testing.assert_allclose(
             run_one(rebuilt.block, position, start, noise, 0.3),
@@ -598,5 +598,7 @@ def test_indices_of_minibatches_reach_the_gradient():
     step = Recipe(
         model=problem.model(), batch_size=2, step_size=0.1, compile_kwargs=QUICK, **RECIPE_SETTINGS
     )
-    slopes = [affine_transition(step.block, i, 0.1).slope for i in all_indices(step.batching)]
-    assert len(np.unique(np.round(slopes, 8), axis=0)) == 8
+    indices = all_indices(step.batching)
+    slopes = [affine_transition(step.block, index, 0.1).slope for index in indices]
+    subsets = {tuple(sorted(index)) for index in indices}
+    assert len(np.unique(np.round(slopes, 8), axis=0)) == len(subsets) == 28

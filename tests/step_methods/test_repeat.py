@@ -40,7 +40,7 @@ def rare_column():
 
 
 def two_blocks():
-    """Two observed variables have different lengths, so rows have to be named."""
+    """Two observed variables have different lengths, of which the rows of one are named."""
     rng = np.random.default_rng(3)
     with pm.Model() as model:
         slope = pm.Normal("slope")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pymc as pm
@@ -103,6 +104,20 @@ def test_a_centre_of_the_user(form):
         compile_kwargs=NUMBA,
     )
     np.testing.assert_allclose(step.center.position, [1.0, 2.0, np.log(0.5)])
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_the_centre_of_another_step_method(model):
+    """The curvature is that of the other centre, and not computed again."""
+    center = SGLDCV(model=model, batch_size=50).center
+    narrow = Curvature(
+        Dense(4 * center.curvature.precision.values),
+        Dense(center.curvature.covariance.values / 4),
+        Dense(center.curvature.root.values / 2),
+    )
+    step = SGLDCV(model=model, batch_size=50, center=replace(center, curvature=narrow))
+    np.testing.assert_array_equal(step.center.position, center.position)
+    assert step.center.curvature is narrow
 
 
 @pytest.mark.usefixtures("uncompiled")
@@ -216,7 +231,6 @@ def test_bad_decay(arguments, message):
         (np.array([0.0, np.nan, 0.0]), "finite"),
         ({"gamma": np.zeros(3)}, r"unknown names \['gamma'\] and lacks \['beta'\]"),
         ({"beta": np.zeros(4)}, r"`beta` should have shape \(3,\), but has shape \(4,\)"),
-        ("somewhere", "'lbfgs', 'sgd', or a point, but got 'somewhere'"),
     ],
 )
 def test_bad_center(model, center, message):
@@ -225,7 +239,8 @@ def test_bad_center(model, center, message):
 
 def test_a_centre_that_is_no_numbers(model):
     refuse(TypeError, r"`center\['beta'\]` should be .* got 'zero'", model, center={"beta": "zero"})
-    refuse(TypeError, "`center` should be the name .* but got True", model, center=True)
+    refuse(TypeError, "`center` should be an array of numbers or .* 'lbfgs'", model, center="lbfgs")
+    refuse(TypeError, "`center` should be an array of numbers .* but got True", model, center=True)
 
 
 def test_a_centre_out_of_sight_of_the_posterior():

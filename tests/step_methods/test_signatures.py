@@ -82,3 +82,24 @@ def test_arguments_that_it_has_not(cls):
     for name in cls._refused:
         with pytest.raises(TypeError, match=f"`{cls.__name__}` .* no `{name}`"):
             cls(model=model, **{name: 1})
+
+
+def test_signature_of_a_subclass():
+    """Those of the class above, in the place of ``**settings``, and no others."""
+
+    class Tempered(step_methods.SGLDCV):
+        def __init__(self, vars=None, *, temperature=1.0, **settings):
+            super().__init__(vars, **settings)
+
+    class Passing(step_methods.SGLDCV):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+
+    above = list(inspect.signature(step_methods.SGLDCV).parameters)
+    ours = inspect.signature(Tempered).parameters
+    assert list(ours) == ["vars", "temperature", *above[1:]]
+    assert ours["gradient"].default == "cv"
+    assert list(inspect.signature(Passing).parameters) == ["args", "kwargs"]
+    model = logistic_model()
+    with pytest.raises(TypeError, match="`Tempered` takes no argument `temperatur`"):
+        Tempered(model=model, temperatur=2.0)

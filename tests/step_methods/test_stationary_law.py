@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from pymc_sgmcmc import SGLD
-from pymc_sgmcmc.batching import FIRST_ORDER
+from pymc_sgmcmc.batching import ShuffledWindows
+from tests.support.exact_law import all_indices
 from tests.support.linear_gaussian import (
     LinearGaussian,
     all_subsets,
@@ -30,24 +31,17 @@ def step_size_for(problem: LinearGaussian, relative: float) -> float:
     return relative / np.linalg.eigvalsh(problem.precision)[-1]
 
 
-def final_positions(step: SGLD, problem: LinearGaussian, orders) -> np.ndarray:
+def final_positions(step: SGLD, problem: LinearGaussian) -> np.ndarray:
     """Last positions of independent chains that start at exact posterior draws."""
     rng = np.random.default_rng(99)
     root = np.linalg.cholesky(np.linalg.inv(problem.precision))
     positions = []
-    for seed, order in enumerate(orders):
+    for seed in range(CHAINS):
         step.setup_chain(np.random.default_rng([7, seed]), 0, 1)
-        step.batching.set_order(order)
         start = problem.mean + root @ rng.normal(size=problem.dimension)
-        step.chain._order = lambda state, order=order: order
         point, _ = step.step({"beta": start})
         positions.append(point["beta"])
     return np.array(positions)
-
-
-def window_minibatches(step: SGLD, order: int) -> list[np.ndarray]:
-    step.batching.set_order(order)
-    return [step.batching.selected(np.int64(start)) for start in range(step.batching.n_rows)]
 
 
 @pytest.mark.filterwarnings("ignore:`center` is:pymc_sgmcmc.CenterWarning")
@@ -77,20 +71,13 @@ def test_mean_and_covariance_equal_the_exact_biased_law(problem, gradient, batch
     )
     at = center if gradient == "cv" else None
     if batching == "replace":
-        orders = [FIRST_ORDER] * CHAINS
         exact = formula_covariance(problem, BATCH_SIZE, 1.0, step_size, at)
     else:
-        # Each order of the rows has its own set of windows and so its own law.
-        seeds = range(1, 31)
-        orders = [seed for seed in seeds for _ in range(CHAINS // len(seeds))]
-        exact = np.mean(
-            [
-                sgld_covariance(problem, window_minibatches(step, seed), step_size, at)
-                for seed in seeds
-            ],
-            axis=0,
-        )
-    draws = final_positions(step, problem, orders)
+        exact = sgld_covariance(problem, all_indices(step.batching), step_size, at)
+        factor = step.batching.variance_factor
+        formula = formula_covariance(problem, BATCH_SIZE, factor, step_size, at)
+        np.testing.assert_allclose(exact, formula, rtol=0.02, atol=0.02 * np.diag(formula).max())
+    draws = final_positions(step, problem)
     mean_z, covariance_z = covariance_z_scores(draws, problem.mean, exact)
     assert np.abs(mean_z).max() < Z_BOUND
     assert np.abs(covariance_z).max() < Z_BOUND
@@ -120,7 +107,7 @@ def test_preconditioned_law(problem, kind):
         compile_kwargs={"mode": "NUMBA"},
     )
     exact = with_replacement_covariance(problem, 20, step_size, dense)
-    draws = final_positions(step, problem, [FIRST_ORDER] * CHAINS)
+    draws = final_positions(step, problem)
     mean_z, covariance_z = covariance_z_scores(draws, problem.mean, exact)
     assert np.abs(mean_z).max() < Z_BOUND
     assert np.abs(covariance_z).max() < Z_BOUND
@@ -138,6 +125,22 @@ def with_replacement_covariance(problem, batch_size, step_size, M):
         V = N**2 / batch_size * (noise + np.cov(r.T, bias=True))
         covariance = F @ covariance @ F.T + step_size * M + step_size**2 / 4 * M @ V @ M
     return covariance
+
+
+@pytest.mark.filterwarnings("ignore::pymc_sgmcmc.BatchSizeWarning")
+@pytest.mark.parametrize("batch_size", [20, 50])
+def test_computed_step_has_the_stated_inflation_in_windows(batch_size):
+    """By enumeration of the windows of four orders, as many as there are chains."""
+    problem, bias = LinearGaussian.simulate(200, 2, seed=5), 0.1
+    step = SGLD(model=problem.model(), batch_size=batch_size, bias=bias, gradient="plain", thin=1)
+    assert isinstance(step.batching, ShuffledWindows)
+    M, inflations = np.linalg.inv(problem.precision), []
+    for order in range(4):
+        step.batching.set_order(order)
+        windows = [step.batching.selected(np.int64(start)) for start in range(200)]
+        law = sgld_covariance(problem, windows, step.step_size, preconditioner=M)
+        inflations.append(np.linalg.eigvals(law @ problem.precision).real.max() - 1)
+    assert bias / 2 < np.mean(inflations) < 2 * bias
 
 
 @pytest.mark.parametrize("at_center", [False, True])
@@ -174,7 +177,7 @@ def test_all_rows_without_replacement_have_no_gradient_noise(problem):
         compile_kwargs={"mode": "NUMBA"},
     )
     exact = sgld_covariance(problem, [np.arange(N_ROWS)], step_size)
-    draws = final_positions(step, problem, [FIRST_ORDER] * CHAINS)
+    draws = final_positions(step, problem)
     mean_z, covariance_z = covariance_z_scores(draws, problem.mean, exact)
     assert np.abs(mean_z).max() < Z_BOUND
     assert np.abs(covariance_z).max() < Z_BOUND

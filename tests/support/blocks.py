@@ -14,7 +14,7 @@ from pymc_sgmcmc.posterior.two_sided import TwoSided, two_sided
 from pymc_sgmcmc.sampling.by_blocks.block import ITEMS, PAIRS, USERS, Turn, user_groups
 from pymc_sgmcmc.sampling.by_blocks.grid import Grid, make_grid
 from pymc_sgmcmc.sampling.by_blocks.setup import Gradients
-from pymc_sgmcmc.sampling.by_blocks.tasks import BlockChain, Here
+from pymc_sgmcmc.sampling.by_blocks.tasks import BlockChain, Tasks
 
 N_USERS, N_ITEMS, N_ROWS = 7, 5, 60
 
@@ -106,13 +106,15 @@ class Blocks:
     def dimension(self) -> int:
         return sum(self.sizes)
 
+    def vector(self, position: np.ndarray) -> np.ndarray:
+        """All users and then all items of a position of the posterior."""
+        matrices = self.problem.matrices(self.posterior.layout.unravel(position))
+        return np.concatenate([matrix.ravel() for matrix in matrices])
+
     def split(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Matrices of users and items of a vector."""
         users, items = np.split(vector, [self.sizes[0]])
         return users.reshape(self.shapes[0]), items.reshape(self.shapes[1])
-
-    def joined(self, matrices) -> np.ndarray:
-        return np.concatenate([matrix.ravel() for matrix in matrices])
 
     def turn(self, part: int, step_size: float, iteration: int = 0, tuning: bool = False, **noise):
         """An iteration, with ``xi`` (d,) and ``pair_noise``, both zero where not given."""
@@ -130,27 +132,14 @@ class Blocks:
             noise=(*self.split(xi), pair_noise),
         )
 
-    def chain(self, step, start: np.ndarray, settings=((), ()), moment=None) -> BlockChain:
+    def chain(self, step, start: np.ndarray, settings=(), moment=None) -> BlockChain:
         """A chain of a sampler from a start, (d,)."""
-        start = self.split(start)
-        moment = self.split(np.ones(self.dimension) if moment is None else moment)
+        moment = np.ones(self.dimension) if moment is None else moment
         groups = user_groups(self.problem, self.grid, settings, self.batch_size)
-
-        def of_group(matrices, number):
-            pairs = zip(matrices, self.grid.groups, strict=True)
-            return tuple(matrix[groups[number]].ravel() for matrix, groups in pairs)
-
-        starts = [
-            (of_group(start, number), of_group(moment, number)) for number in range(self.grid.parts)
-        ]
-        return BlockChain(Here(), step, groups, starts)
+        return BlockChain(Tasks(), step, groups, self.gradients.places, start, moment)
 
     def read(self, chain: BlockChain, auxiliary: int = 0) -> np.ndarray:
         """The position of a chain, or an auxiliary of its states with a number a coordinate."""
-        _, items, _ = chain.ask()
-        result = np.empty(self.shapes[0]), np.empty(self.shapes[1])
-        for number, pair in enumerate(chain._pairs):
-            chosen = self.grid.groups[0][number], self.grid.groups[1][items[number]]
-            for matrix, numbers, state in zip(result, chosen, pair, strict=True):
-                matrix[numbers] = state[auxiliary].reshape(len(numbers), -1)
-        return self.joined(result)
+        promises, met = chain.ask()
+        pieces = [tuple(state[auxiliary] for state in pair) for pair in chain._pairs]
+        return chain.read([*pieces, promises[-1]], met)[0]

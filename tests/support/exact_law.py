@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 from scipy.linalg import solve_discrete_lyapunov
 
-from pymc_sgmcmc.batching import Batching
+from pymc_sgmcmc.batching import Batching, StridedRows, smallest_prime_from
 from pymc_sgmcmc.engine import TransitionBlock
 
 
@@ -29,12 +29,23 @@ class AffineTransition:
 
 
 def all_indices(batching: Batching) -> list[np.ndarray]:
-    """Every equally likely index of a scheme: all windows, or all tuples of row numbers."""
+    """Every equally likely index of a scheme: all windows, strided rows, or tuples of numbers."""
+    if isinstance(batching, StridedRows):
+        pairs = batching.n_rows * (smallest_prime_from(batching.n_rows) - 1)
+        return list(batching.draw(_EachNumber(), pairs))  # type: ignore[arg-type]
     if batching.name in ("shuffle", "all"):
         starts = 1 if batching.batch_size == batching.n_rows else batching.n_rows
         return [np.asarray(start, dtype=np.int64) for start in range(starts)]
     numbers = range(batching.n_rows)
     return [np.array(rows, np.int64) for rows in product(numbers, repeat=batching.batch_size)]
+
+
+class _EachNumber:
+    """A generator that draws each whole number once."""
+
+    def integers(self, high: int, size: int) -> np.ndarray:
+        assert high == size
+        return np.arange(high)
 
 
 def run_one(block: TransitionBlock, state: np.ndarray, index, noise, step_size: float):

@@ -1,4 +1,4 @@
-"""Errors of means by pairs of chains at the whole and at half the step size."""
+"""Errors of means and variances by pairs of chains at the whole and at half the step size."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def sample(model, step, **settings):
         return pm.sample(step=step, **{**QUIET, **settings})
 
 
-def mean_of_chain(step_size: float) -> float:
-    """Mean of the stationary law of Langevin steps on a grid of positions."""
+def moments_of_chain(step_size: float) -> np.ndarray:
+    """Mean and variance of the stationary law of Langevin steps on a grid of positions."""
     grid = np.linspace(-6.0, 3.0, 1500)
     gradient = COUNTS.sum() - len(COUNTS) * np.exp(grid) - grid / 4
     kernel = stats.norm.pdf(grid, (grid + step_size / 2 * gradient)[:, None], np.sqrt(step_size))
@@ -48,7 +48,8 @@ def mean_of_chain(step_size: float) -> float:
     equations = kernel.T - np.eye(len(grid))
     equations[0] = 1.0
     law = np.linalg.solve(equations, np.eye(len(grid))[0])
-    return float(law @ grid)
+    mean = law @ grid
+    return np.array([mean, law @ (grid - mean) ** 2])
 
 
 @pytest.fixture(scope="module")
@@ -65,16 +66,17 @@ def skewed():
 def test_the_error_is_that_of_the_exact_law(skewed, monkeypatch):
     monkeypatch.setattr(half_step, "PRECISE", 0.004)
     model, idata = skewed
-    error = half_step_error(idata, settings_of(idata), model, 1, NUMBA, most=20.0)
-    means = {factor: mean_of_chain(factor * STEP_SIZE) for factor in (1.0, 0.5, 0.25, 0.125)}
-    expected = 2 * (means[1.0] - means[0.5])
-    assert abs(error.value[0] - expected) < 4.5 * error.standard_error[0]
+    errors = half_step_error(idata, settings_of(idata), model, 1, NUMBA, most=20.0)
+    moments = {factor: moments_of_chain(factor * STEP_SIZE) for factor in (1.0, 0.5, 0.25, 0.125)}
     sd = float(idata.posterior["log_rate"].std())
-    assert error.standard_error[0] < 0.006 * sd
-    assert abs(expected) > 8 * error.standard_error[0]
-    # Richardson's extrapolation leaves less than a fifth of the error.
-    limit = (8 * means[0.125] - 6 * means[0.25] + means[0.5]) / 3
-    assert abs(means[1.0] - expected - limit) < 0.2 * abs(means[1.0] - limit)
+    expected = 2 * (moments[1.0] - moments[0.5])
+    for error, wanted, unit in zip(errors, expected, (sd, sd**2), strict=True):
+        assert abs(error.value[0] - wanted / unit) < 4.5 * error.standard_error[0]
+        assert error.standard_error[0] < 0.01
+        assert abs(wanted / unit) > 4 * error.standard_error[0]
+    # Richardson's extrapolation leaves less than a fifth of the error of the mean.
+    limit = (8 * moments[0.125] - 6 * moments[0.25] + moments[0.5]) / 3
+    assert abs(moments[1.0] - expected - limit)[0] < 0.2 * abs(moments[1.0] - limit)[0]
 
 
 def test_the_report_has_means_without_their_error(skewed):
@@ -104,9 +106,9 @@ def test_estimators_with_a_memory_have_one_for_each_chain(gradient):
         preconditioner="identity", thin=4, compile_kwargs=NUMBA,
     )  # fmt: skip
     idata = sample(model, step, draws=300)
-    error = half_step_error(idata, settings_of(idata), model, 1, NUMBA)
-    assert np.isfinite(error.value).all()
-    assert error.standard_error[0] < 0.1 * float(idata.posterior["log_rate"].std())
+    for error in half_step_error(idata, settings_of(idata), model, 1, NUMBA):
+        assert np.isfinite(error.value).all()
+        assert error.standard_error[0] < 0.1
 
 
 def groups_of_few_records() -> pm.Model:

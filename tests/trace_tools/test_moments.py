@@ -14,7 +14,6 @@ from pymc_sgmcmc import (
     SGLDCV,
     stein_calibrate,
     zero_variance,
-    zero_variance_of_moments,
 )
 from pymc_sgmcmc.adaptation import Seen
 from pymc_sgmcmc.adaptation.moments import BATCHES, RunningMoments
@@ -288,21 +287,17 @@ def test_moments_of_gradients_with_a_memory():
 def test_control_variates_of_all_transitions(thinned):
     """A gain that the recorded draws, every twentieth transition, do not have."""
     _, idata = thinned
-    with pytest.warns(FutureWarning, match="Use `zero_variance"):
-        table = zero_variance_of_moments(idata)
     labels = list(idata[MOMENTS]["unconstrained_position"].values)
-    assert list(table.index) == labels
     means = zero_variance(idata, moments="only")
     assert list(means.mean["position"]["unconstrained_position"].values) == labels
     assert means.over_transitions["position"].all()
-    for name in table:
-        np.testing.assert_array_equal(getattr(means, name)["position"], table[name])
     with pytest.raises(ValueError, match="needs the draws of the trace"):
         means.draws()
     with pytest.raises(ValueError, match="means of the position alone"):
         zero_variance(idata, var_names="slope", moments="only")
     with pytest.raises(ValueError, match="`moments` should be True, False or 'only'"):
         zero_variance(idata, moments="all")
+    table = means.summary()
     assert (table["variance_ratio"] > 4).all()
     assert (table["mcse"] < table["mcse_before"]).all()
     with pytest.raises(

@@ -98,13 +98,34 @@ def test_bad_input(rng):
     model, idata = regression(rng), some_draws(rng)
     with pytest.raises(KeyError, match=r"of the model, of `X`, `y`, but got `Z`"):
         predictive_density(idata, model, {"Z": np.ones(3)})
-    with pytest.raises(ValueError, match="`var_names` should be observed variables"):
+    with pytest.raises(ValueError, match="`var_names` should name some of"):
         predictive_density(idata, model, var_names="slopes")
     with pytest.raises(TypeError, match="Pass `model=`"):
         predictive_density(idata)
     before = model["X"].get_value()
     with pytest.raises(ValueError, match="row"):
         predictive_density(idata, model, {"X": np.ones((4, 2))})
+    with pm.Model() as plain:
+        slope = pm.Normal("slope")
+        x, y = pm.Data("x", np.ones((10, 2))), pm.Data("y", np.ones(10))
+        pm.Normal("out", slope * x.sum(1), 1, observed=y)
+    draws = xr.DataTree.from_dict(
+        {"posterior": xr.Dataset({"slope": (("chain", "draw"), [[0.0, 1.0]])})}
+    )
+    for data, message in (
+        ({"x": np.ones((4, 2))}, "The data of the model should fit together"),
+        ({"x": np.ones((0, 2)), "y": np.zeros(0)}, "The data should have a row at least"),
+        ({"x": np.full((4, 2), np.nan), "y": np.zeros(4)}, "should have no NaN, but has .* `x`"),
+        ({"x": "a", "y": np.zeros(4)}, "`new_data` should have other values for `x`, `y`"),
+        ({"x": 3, "y": 3}, "`new_data` should have other values for `x`, `y`"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            predictive_density(draws, plain, data)
+        np.testing.assert_array_equal(plain["x"].get_value(), np.ones((10, 2)))
+    with pytest.raises(TypeError, match="`new_data` should be a mapping"):
+        predictive_density(idata, model, [1])
+    with pytest.raises(ValueError, match="`coords` should come with the `new_data`"):
+        predictive_density(idata, model, coords={"row": [1]})
     np.testing.assert_array_equal(model["X"].get_value(), before)
     with pm.Model() as other:
         mean = pm.Normal("mean")

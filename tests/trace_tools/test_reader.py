@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pymc as pm
 import pytest
 import xarray as xr
 
+import pymc_sgmcmc
 from pymc_sgmcmc import (
     SGLDCV,
+    ModelError,
     bias_report,
     discard_unconverged,
     gradient_convergence,
@@ -18,6 +22,7 @@ from pymc_sgmcmc import (
     stein_thin,
     zero_variance,
 )
+from pymc_sgmcmc.trace_tools.bias import bias_warnings
 from pymc_sgmcmc.trace_tools.reader import read_run
 from tests.support.langevin_chains import Gaussian, as_trace
 
@@ -40,6 +45,64 @@ def changed(trace, **variables):
         stats.assign({name: stats[name].copy(data=one) for name, one in variables.items()})
     )
     return out
+
+
+def test_chains_that_still_climb_are_told_apart_from_a_wrong_sign(trace):
+    """Gradients that a sampler used itself are right: such chains have not converged."""
+    climbing = np.linspace(0, 20, 500)[:, None] + trace["sample_stats"]["position"].values
+    # They point to where the chains go.
+    away = changed(trace, position=climbing, gradient=0.3 * (climbing - 10))
+    with pytest.raises(ValueError, match="The chains have not converged: gradients point away"):
+        read_run(away)
+    assert (bias_report(away)["verdict"] == "not converged").all()
+    (warning,) = bias_warnings(away)
+    assert warning.startswith("Not converged")
+    assert "sign" not in warning
+    away["sample_stats"].attrs = {}
+    with pytest.raises(ValueError, match="Check its sign, or compute the gradients"):
+        read_run(away)
+
+
+# --- Models ---------------------------------------------------------------------------------
+
+TAKE_A_MODEL = {
+    name: function
+    for name in pymc_sgmcmc.__all__
+    if inspect.isfunction(function := getattr(pymc_sgmcmc, name))
+    and "model" in inspect.signature(function).parameters
+}
+
+
+@pytest.mark.parametrize("function", TAKE_A_MODEL.values(), ids=TAKE_A_MODEL)
+@pytest.mark.parametrize("wrong", [3, "model"])
+def test_a_model_that_is_none(function, wrong, trace):
+    others = {"idata": trace, "names": "z", "parts": 2, "store": "run.zarr"}
+    needed = inspect.signature(function).parameters
+    given = {name: value for name, value in others.items() if name in needed}
+    with pytest.raises(TypeError, match=f"`model` should be a PyMC model, but got {wrong!r}"):
+        function(**given, model=wrong)
+
+
+@pytest.mark.parametrize("name", ["chain", "draw"])
+@pytest.mark.parametrize("kind", ["free", "local", "deterministic", "observed"])
+def test_variables_with_the_name_of_a_dimension(name, kind):
+    """xarray would take their draws for the labels of the dimension."""
+    codes = np.repeat(np.arange(30), 4)
+    names = dict.fromkeys(("free", "local", "deterministic", "observed"))
+    names |= {other: other for other in names} | {kind: name}
+    with pm.Model() as model:
+        mean = pm.Normal(names["free"])
+        effect = pm.Normal(names["local"], shape=30)
+        pm.Deterministic(names["deterministic"], 2 * mean)
+        pm.Normal(names["observed"], mean + effect[codes], 1.0, observed=np.sin(codes))
+        for function in (
+            SGLDCV,
+            pymc_sgmcmc.sample,
+            lambda: pymc_sgmcmc.PriorMetropolis([effect]),
+            lambda: pymc_sgmcmc.marginalize(model, names["local"]),
+        ):
+            with pytest.raises(ModelError, match=f"`{name}` has the name of a dimension"):
+                function()
 
 
 # --- What is read ---------------------------------------------------------------------------

@@ -151,7 +151,10 @@ def test_names_and_probabilities():
     assert table.index.name == "parameter"
     assert [name for name in table if name.endswith("%")] == ["2.5%", "97.5%"]
     assert "quantile_error" not in summary(idata, probabilities=[])
-    for wrong in ([0.0], [1.5], [np.nan]):
+    for wrong in ("ab", [[0.5], [0.5, 0.6]]):
+        with pytest.raises(TypeError, match="`probabilities` should be numbers in"):
+            summary(idata, probabilities=wrong)
+    for wrong in (0.5, [0.0], [1.5], [np.nan], [[0.5]]):
         with pytest.raises(ValueError, match="`probabilities` should be numbers in"):
             summary(idata, probabilities=wrong)
     with pytest.raises(ValueError, match="gamma"):

@@ -41,9 +41,8 @@ def posterior(problem) -> Posterior:
     return Posterior(problem.model())
 
 
-@pytest.mark.parametrize("method", ["lbfgs", "sgd"])
-def test_centre_is_the_mode(problem, posterior, method):
-    center = find_center(posterior, np.zeros(4), method)
+def test_centre_is_the_mode(problem, posterior):
+    center = find_center(posterior, np.zeros(4))
     sds = np.sqrt(np.diag(np.linalg.inv(problem.precision)))
     np.testing.assert_allclose(center.position, problem.mean, atol=0.02 * sds.min())
     np.testing.assert_allclose(center.gradient, posterior.gradient(center.position), atol=1e-9)
@@ -94,7 +93,7 @@ def test_a_flat_direction_is_reported_where_the_rows_are_many():
     posterior = Posterior(model)
     large = Subsample(posterior, operations=0)
     with pytest.warns(CenterWarning, match="flat or bends upwards"):
-        mode_search.find_mode(posterior, large, large, np.zeros(2), np.full(2, 0.01), "lbfgs")
+        mode_search.find_mode(posterior, large, large, np.zeros(2), np.full(2, 0.01))
 
 
 @pytest.fixture(scope="module")
@@ -167,8 +166,6 @@ def test_centre_on_data_larger_than_the_subsample(problem, posterior, monkeypatc
     monkeypatch.setattr(tuning.subsample, "SUBSAMPLE_ROWS", 80)
     center = find_center(posterior, np.zeros(4))
     assert center.distance < 0.02
-    # One pass of stochastic Newton steps comes within a standard deviation or so.
-    assert find_center(posterior, np.zeros(4), "sgd").distance < 1.5
 
 
 def test_centre_of_columns_on_very_different_scales():
@@ -210,11 +207,6 @@ def test_a_saddle_is_reported():
 def test_search_from_an_impossible_start(posterior):
     with pytest.raises(ValueError, match="not finite at the start"):
         find_center(posterior, np.full(4, np.nan))
-
-
-def test_unknown_method(posterior):
-    with pytest.raises(ValueError, match="'lbfgs', 'sgd', or a point, but got 'adam'"):
-        find_center(posterior, np.zeros(4), "adam")
 
 
 def noise_of_rows(posterior, center, root, control_variate):

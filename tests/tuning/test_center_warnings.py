@@ -21,6 +21,17 @@ NUMBA = {"mode": "NUMBA"}
 NO_GUIDE = "No Gaussian was found near the posterior"
 
 
+def linear_model() -> pm.Model:
+    """A scale with a transform, and a vector."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=200)
+    with pm.Model() as model:
+        slope = pm.Normal("slope", 0, 5, shape=2)
+        sigma = pm.HalfNormal("sigma", 2.0)
+        pm.Normal("y", slope[0] + slope[1] * x, sigma, observed=1 + 2 * x + rng.normal(size=200))
+    return model
+
+
 def grouped_logistic(groups, rows_a_group=10):
     """Non-centred random intercepts with an unknown scale."""
     rng = np.random.default_rng(1)
@@ -292,3 +303,21 @@ def test_predicted_error_of_a_mean(d, n_rows, caplog):
     assert errors.max() == pytest.approx(expected, rel=0.15)
     told = "the mean of `scale_log__` is off by up to about" in caplog.text
     assert told == (errors.max() > 0.1)
+
+
+def test_two_modes_are_reported():
+    """The sign of a factor that enters squared gives two equal modes that are far apart."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=500)
+    with pm.Model() as model:
+        root = pm.Normal("root", 0.5, 3.0)
+        pm.Normal("y", root**2 * x, 1.0, observed=4 * x + rng.normal(size=500))
+    posterior = Posterior(model)
+    with pytest.warns(CenterWarning, match="more than one mode"):
+        find_center(posterior, posterior.initial_position)
+
+
+def test_one_mode_is_not_reported(recwarn):
+    posterior = Posterior(linear_model())
+    find_center(posterior, posterior.initial_position)
+    assert not [warning for warning in recwarn if warning.category is CenterWarning]

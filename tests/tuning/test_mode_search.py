@@ -54,7 +54,7 @@ def test_probabilities_that_are_rounded_to_one():
     posterior = Posterior(model)
     start, rows = posterior.initial_position, Subsample(posterior)
     scale = coordinate_scale(posterior, rows, start)
-    mode = find_mode(posterior, rows, rows, start, scale, "lbfgs")
+    mode = find_mode(posterior, rows, rows, start, scale)
     assert mode.distance < 0.1
     assert posterior.log_density_and_gradient(mode.position)[0] > 500
     np.testing.assert_allclose(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -11,12 +11,15 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from pymc_sgmcmc.posterior.two_sided import BlockDensity, Side, TwoSided
+from pymc_sgmcmc.posterior.two_sided import Side, TwoSided
 from pymc_sgmcmc.sampling.by_blocks.grid import Grid, item_group
 
 USERS, ITEMS, ROWS, PAIRS = range(4)
 """Random numbers of one iteration have generators of their own: the noise of a group of users, of a
 group of items, the rows of a block, and the noise of the pairs of HAMCMC."""
+
+type Sides = tuple[np.ndarray, np.ndarray]
+"""Numbers of the coordinates of a group of users and of a group of items."""
 
 _lock = threading.RLock()
 """A compiled function has one place for its arguments, so only one thread may call it."""
@@ -57,39 +60,43 @@ class Turn:
         return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """The functions of a block, which each process compiles when it first needs them.
-
-    Attributes
-    ----------
-    pickled : bytes
-        A `BlockDensity`.
-    dtype : str
-    """
-
-    pickled: bytes = field(repr=False)
-    dtype: str
-
-    @classmethod
-    def of(cls, density: BlockDensity) -> Kernel:
-        """The kernel of a density."""
-        return cls(cloudpickle.dumps(density), density.log_density.dtype)
-
-    def gradients(self, *arguments: np.ndarray) -> list[np.ndarray]:
-        """Gradients by the positions of users and items."""
-        with _lock:
-            return _compiled(self.pickled, False)(*arguments)
-
-    def value_and_gradients(self, *arguments: np.ndarray) -> list[np.ndarray]:
-        """The log density and its gradients."""
-        with _lock:
-            return _compiled(self.pickled, True)(*arguments)
-
-
 @lru_cache(maxsize=16)
 def _compiled(pickled: bytes, with_value: bool) -> Any:
     return cloudpickle.loads(pickled).compiled(with_value)
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """Where the coordinates of groups stand in a vector of those of all users, then all items.
+
+    Attributes
+    ----------
+    users, items : list of numpy.ndarray
+        Of each group.
+    """
+
+    users: list[np.ndarray]
+    items: list[np.ndarray]
+
+    @classmethod
+    def of(cls, model: TwoSided, grid: Grid) -> Places:
+        """The places of the groups of a grid."""
+        first, second = (np.arange(side.size * side.width) for side in model.sides)
+        users, items = (
+            [numbers.reshape(side.size, -1)[group].ravel() for group in groups]
+            for numbers, side, groups in zip(
+                (first, len(first) + second), model.sides, grid.groups, strict=True
+            )
+        )
+        return cls(users, items)
+
+    def cut(self, vector: np.ndarray, users: int, items: int) -> Sides:
+        """The parts of a vector of a group of users and of a group of items."""
+        return vector[self.users[users]], vector[self.items[items]]
+
+    def fill(self, vector: np.ndarray, users: int, items: int, parts: Iterable[np.ndarray]) -> None:
+        """Write what `cut` gives into a vector."""
+        vector[self.users[users]], vector[self.items[items]] = parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +107,10 @@ class UserGroup:
     ----------
     number : int
         b, the number of the group.
-    kernel : Kernel
+    density : bytes
+        A pickled `BlockDensity`, whose functions each process compiles when it first needs them.
+    dtype : str
+        Of the density.
     widths : tuple of two int
         Coordinates of a user and of an item.
     rows : list of lists of numpy.ndarray
@@ -114,7 +124,8 @@ class UserGroup:
     """
 
     number: int
-    kernel: Kernel
+    density: bytes = field(repr=False)
+    dtype: str
     widths: tuple[int, int]
     rows: list[list[np.ndarray]]
     data: tuple[list[np.ndarray], list[list[np.ndarray]]]
@@ -139,28 +150,30 @@ class UserGroup:
 
         Both calls of one iteration use the same rows.
         """
-        arguments = self._arguments(turn, users, items)
-        return [gradient.ravel() for gradient in self.kernel.gradients(*arguments)]
+        return [gradient.ravel() for gradient in self._results(False, turn, users, items)]
 
     def value_and_gradients(
         self, turn: Turn, users: np.ndarray, items: np.ndarray
     ) -> tuple[float, list[np.ndarray]]:
         """The log density of a block with weighted rows, and `gradients`."""
-        value, *gradients = self.kernel.value_and_gradients(*self._arguments(turn, users, items))
+        value, *gradients = self._results(True, turn, users, items)
         return float(value), [gradient.ravel() for gradient in gradients]
 
-    def _arguments(self, turn: Turn, users: np.ndarray, items: np.ndarray) -> list[np.ndarray]:
+    def _results(
+        self, with_value: bool, turn: Turn, users: np.ndarray, items: np.ndarray
+    ) -> list[np.ndarray]:
         group = self.items(turn)
         rows, factor = self._minibatch(turn, self.rows[group])
-        dtype = self.kernel.dtype
-        return [
-            users.reshape(-1, self.widths[0]).astype(dtype, copy=False),
-            items.reshape(-1, self.widths[1]).astype(dtype, copy=False),
-            np.asarray(factor * turn.weight, dtype=dtype),
+        arguments = [
+            users.reshape(-1, self.widths[0]).astype(self.dtype, copy=False),
+            items.reshape(-1, self.widths[1]).astype(self.dtype, copy=False),
+            np.asarray(factor * turn.weight, dtype=self.dtype),
             *rows,
             *self.data[0],
             *self.data[1][group],
         ]
+        with _lock:
+            return _compiled(self.density, with_value)(*arguments)
 
     def _minibatch(self, turn: Turn, rows: list[np.ndarray]) -> tuple[list[np.ndarray], float]:
         """A random window of the rows, which lie in random order, and the inverse of its share."""
@@ -182,7 +195,7 @@ def window(rows: Sequence[np.ndarray], start: int, size: int) -> list[np.ndarray
 def user_groups(
     model: TwoSided,
     grid: Grid,
-    settings: Sequence[Sequence[np.ndarray]],
+    settings: Sequence[np.ndarray],
     batch_size: int | None = None,
 ) -> list[UserGroup]:
     """The groups of users of a grid.
@@ -191,45 +204,45 @@ def user_groups(
     ----------
     model : TwoSided
     grid : Grid
-    settings : sequence of two sequences of numpy.ndarray
-        Of users and of items, each of shape (size, width).
+    settings : sequence of numpy.ndarray, shape (d,)
     batch_size : int, optional
     """
-    kernel = Kernel.of(model.density)
-    places = [_places(side, groups) for side, groups in zip(model.sides, grid.groups, strict=True)]
+    density, places = cloudpickle.dumps(model.density), Places.of(model, grid)
+    within = [_within(side, groups) for side, groups in zip(model.sides, grid.groups, strict=True)]
     data = [
         [[values[numbers] for values in side.data] for numbers in groups]
         for side, groups in zip(model.sides, grid.groups, strict=True)
     ]
-    of_groups = [
-        [tuple(values[numbers].ravel() for values in of_side) for numbers in groups]
-        for of_side, groups in zip(settings, grid.groups, strict=True)
-    ]
+    users, items = (
+        [tuple(values[each] for values in settings) for each in of_side]
+        for of_side in (places.users, places.items)
+    )
     return [
         UserGroup(
             number=number,
-            kernel=kernel,
+            density=density,
+            dtype=model.density.log_density.dtype,
             widths=(model.sides[0].width, model.sides[1].width),
-            rows=[_local(model, places, block) for block in grid.rows[number]],
+            rows=[_local(model, within, block) for block in grid.rows[number]],
             data=(data[0][number], data[1]),
-            settings=(of_groups[0][number], of_groups[1]),
+            settings=(users[number], items),
             batch_size=batch_size,
         )
         for number in range(grid.parts)
     ]
 
 
-def _places(side: Side, groups: Sequence[np.ndarray]) -> np.ndarray:
+def _within(side: Side, groups: Sequence[np.ndarray]) -> np.ndarray:
     """The place of each user or item within its group."""
-    places = np.empty(side.size, dtype=np.int64)
+    within = np.empty(side.size, dtype=np.int64)
     for numbers in groups:
-        places[numbers] = np.arange(len(numbers))
-    return places
+        within[numbers] = np.arange(len(numbers))
+    return within
 
 
-def _local(model: TwoSided, places: Sequence[np.ndarray], numbers: np.ndarray) -> list[np.ndarray]:
+def _local(model: TwoSided, within: Sequence[np.ndarray], numbers: np.ndarray) -> list[np.ndarray]:
     """Rows of a block, with indices within its groups."""
     rows = [np.ascontiguousarray(values) for values in model.posterior.take(numbers)]
-    for side, of_side in zip(model.sides, places, strict=True):
+    for side, of_side in zip(model.sides, within, strict=True):
         rows[side.leaf] = of_side[rows[side.leaf]].astype(rows[side.leaf].dtype)
     return rows

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pymc_sgmcmc.adaptation.rmsprop import rmsprop_diagonal
-from pymc_sgmcmc.sampling.by_blocks.setup import Gradients, Matrices, Scale, largest_curvature
+from pymc_sgmcmc.sampling.by_blocks.setup import Gradients, Scale, largest_curvature
 from pymc_sgmcmc.sampling.by_blocks.steps import (
     BlockStep,
     LangevinBlocks,
@@ -30,12 +30,12 @@ none."""
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """A sampler, its settings of users and of items, and what its step size follows from.
+    """A sampler, its settings, and what its step size follows from.
 
     Attributes
     ----------
     step : BlockStep
-    settings : tuple of two sequences of numpy.ndarray, shape (size, width)
+    settings : sequence of numpy.ndarray, shape (d,)
     largest_curvature : float
         λ_max(MH), with M of the settings.
     mean_variance : float
@@ -43,7 +43,7 @@ class Design:
     """
 
     step: BlockStep
-    settings: tuple[Sequence[np.ndarray], Sequence[np.ndarray]]
+    settings: Sequence[np.ndarray]
     largest_curvature: float
     mean_variance: float
 
@@ -64,25 +64,24 @@ def design_of(
     name: str, gradients: Gradients, scale: Scale, *, preconditioner: str, memory: int
 ) -> Design:
     """The design of one of `STEP_NAMES`."""
-    if name == "sgld":
-        diagonal = _diagonal(preconditioner, scale)
-        largest = largest_curvature(gradients, scale.start, diagonal)
-        settings = (diagonal[0],), (diagonal[1],)
-        return Design(LangevinBlocks(), settings, largest, _mean(diagonal, scale.variance))
+
+    def largest_of(diagonal: np.ndarray) -> float:
+        return largest_curvature(gradients, scale.start, diagonal)
+
     if name == "psgld":
-        first, second = (rmsprop_diagonal(moment, REGULARIZATION) for moment in scale.moment)
-        largest = largest_curvature(gradients, scale.start, (first, second))
-        variance = _mean((first, second), scale.variance)
+        diagonal = rmsprop_diagonal(scale.moment, REGULARIZATION)
+        largest, variance = largest_of(diagonal), float((diagonal * scale.variance).mean())
         size = largest + variance
         step = RMSpropBlocks(int(gradients.counts.sum()), DECAY, REGULARIZATION, size)
-        return Design(step, ((), ()), largest / size, variance / size)
-    squares = _diagonal(preconditioner, scale)
-    largest = largest_curvature(gradients, scale.start, squares)
+        return Design(step, (), largest / size, variance / size)
+    inverse = np.ones_like(scale.start) if preconditioner == IDENTITY else 1 / scale.curvature
+    largest, variance = largest_of(inverse), float((inverse * scale.variance).mean())
+    if name == "sgld":
+        return Design(LangevinBlocks(), (inverse,), largest, variance)
     threshold = PART_OF_LARGEST * largest
     gamma = 1 / (largest + threshold)
-    users, items = ((gamma * x, threshold / x, threshold / x) for x in squares)
-    variance = gamma * _mean(squares, scale.variance)
-    return Design(QuasiNewtonBlocks(memory), (users, items), 1.0, variance)
+    settings = gamma * inverse, threshold / inverse, threshold / inverse
+    return Design(QuasiNewtonBlocks(memory), settings, 1.0, gamma * variance)
 
 
 def with_given_step_size(design: Design) -> Design:
@@ -90,16 +89,3 @@ def with_given_step_size(design: Design) -> Design:
     if isinstance(design.step, RMSpropBlocks):
         return replace(design, step=replace(design.step, size=1.0))
     return design
-
-
-def _diagonal(preconditioner: str, scale: Scale) -> Matrices:
-    users, items = (
-        np.ones_like(values) if preconditioner == IDENTITY else 1 / values
-        for values in scale.curvature
-    )
-    return users, items
-
-
-def _mean(diagonal: Matrices, variance: Matrices) -> float:
-    products = [(m * v).ravel() for m, v in zip(diagonal, variance, strict=True)]
-    return float(np.concatenate(products).mean())

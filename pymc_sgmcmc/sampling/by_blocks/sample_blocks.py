@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from pymc.model import Model
-from pymc.util import get_random_generator
 from rich.progress import Progress
 from xarray import DataTree
 
-from pymc_sgmcmc.checks import one_of, or_none, positive_number, whole_number
+from pymc_sgmcmc.checks import generator, one_of, or_none, positive_number, whole_number
 from pymc_sgmcmc.errors import NonFinitePositionError
 from pymc_sgmcmc.posterior.check_rows import check_rows
+from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.posterior.two_sided import TwoSided, two_sided
 from pymc_sgmcmc.sampling.by_blocks.block import Turn, user_groups
 from pymc_sgmcmc.sampling.by_blocks.design import (
@@ -31,7 +31,6 @@ from pymc_sgmcmc.sampling.by_blocks.design import (
 from pymc_sgmcmc.sampling.by_blocks.grid import Grid, make_grid
 from pymc_sgmcmc.sampling.by_blocks.setup import (
     Gradients,
-    Matrices,
     Scale,
     draw_around,
     find_start,
@@ -222,22 +221,23 @@ def sample_blocks(
     """
     settings = _Settings.of(locals())
     or_none(check_submits, "client", client)
-    recorded_names(model, var_names)
+    recorded_names(given_model(model), var_names)
     whole = posterior_to_deal_out(
         model, rows, by="sample_blocks", to="blocks", initial_point=initial_point
     )
     check_rows(whole)
     problem = two_sided(whole)
     _check_parts(problem, settings.parts)
-    dealing, searching, running = get_random_generator(random_seed).spawn(3)
+    dealing, searching, running = generator("random_seed", random_seed).spawn(3)
     posterior = problem.posterior
     codes = [posterior.data[side.leaf] for side in problem.sides]
     grid = make_grid(codes, [side.size for side in problem.sides], settings.parts, dealing)
     gradients = Gradients(problem, grid, settings.batch_size)
-    initial = problem.matrices(posterior.layout.unravel(posterior.initial_position))
+    matrices = problem.matrices(posterior.layout.unravel(posterior.initial_position))
+    initial = np.concatenate([matrix.ravel() for matrix in matrices])
     begin = time.time()
     start = find_start(gradients, initial, searching)
-    scale = measure(gradients, problem.sides, start, searching)
+    scale = measure(gradients, start, searching)
     design = design_of(
         settings.step,
         gradients,
@@ -252,7 +252,7 @@ def sample_blocks(
     set_up = time.time() - begin
     seed = int(running.integers(2**62))
     points, stats, (kept_chains, kept_draws) = _run(
-        _Run(problem, grid, scale, design, settings, gradients.shares, chosen, seed),
+        _Run(problem, grid, gradients, scale, design, settings, chosen, seed),
         [
             draw_around(scale.start, scale.curvature, running) if initial_point is None else initial
             for _ in range(settings.chains)
@@ -403,10 +403,10 @@ class _Run:
 
     problem: TwoSided
     grid: Grid
+    gradients: Gradients
     scale: Scale
     design: Design
     settings: _Settings
-    shares: np.ndarray
     step_size: StepSize
     seed: int
 
@@ -416,7 +416,7 @@ class _Run:
         rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(chain,)))
         for draw in range(settings.tune + settings.draws):
             first = draw * settings.thin
-            parts = rng.choice(settings.parts, size=settings.thin, p=self.shares)
+            parts = rng.choice(settings.parts, size=settings.thin, p=self.gradients.shares)
             sizes = step_sizes(self.step_size, first, settings.thin)
             yield [
                 Turn(
@@ -424,7 +424,7 @@ class _Run:
                     chain=chain,
                     iteration=first + number,
                     part=int(part),
-                    weight=1 / self.shares[part],
+                    weight=1 / self.gradients.shares[part],
                     step_size=float(size),
                     tuning=draw < settings.tune,
                 )
@@ -433,7 +433,7 @@ class _Run:
 
 
 def _run(
-    run: _Run, starts: Sequence[Matrices], tasks: Tasks, progressbar: bool
+    run: _Run, starts: Sequence[np.ndarray], tasks: Tasks, progressbar: bool
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], tuple[int, int]]:
     """Points of all chains, their statistics, and the numbers of chains and draws.
 
@@ -445,82 +445,56 @@ def _run(
         Before the first draw that is kept.
     """
     settings = run.settings
-    dtype = run.problem.posterior.dtype
     groups = [
         tasks.place(group)
         for group in user_groups(run.problem, run.grid, run.design.settings, settings.batch_size)
     ]
-    draws = settings.chains * settings.draws
-    matrices = [np.empty((draws, *x.shape), dtype) for x in starts[0]]
-    stats: dict[str, np.ndarray] = {
-        "step_size": np.empty((settings.chains, settings.draws)),
-        "part": np.empty((settings.chains, settings.draws), dtype=np.int64),
-    }
-    if run.design.step.reduces:
-        stats["pair_accepted"] = np.empty((settings.chains, settings.draws))
-    kept = 0
+    shape = settings.chains * settings.draws, len(starts[0])
+    positions = np.empty(shape, run.problem.posterior.dtype)
+    kept: list[tuple[Turn, Any]] = []
     with Progress(disable=not progressbar) as progress:
         bar = progress.add_task("Draws", total=settings.chains * (settings.tune + settings.draws))
         try:
-            for chain in range(settings.chains):
+            for chain, start in enumerate(starts):
                 states = BlockChain(
-                    tasks, run.design.step, groups, _starts_of_groups(run, starts[chain])
+                    tasks, run.design.step, groups, run.gradients.places, start, run.scale.moment
                 )
-                for number, turn, at, coefficients in _draws(run, chain, states, tasks):
+                for number, turn, at, coefficients in _draws(run, chain, states):
                     progress.advance(bar)
                     _check_finite(at, turn, run)
-                    if number < 0:
-                        continue
-                    for matrix, values in zip(matrices, at, strict=True):
-                        matrix[kept] = values
-                    stats["step_size"][chain, number] = turn.step_size
-                    stats["part"][chain, number] = turn.part
-                    if coefficients is not None:
-                        stats["pair_accepted"][chain, number] = coefficients.accepted.mean()
-                    kept += 1
+                    if number >= 0:
+                        positions[len(kept)] = at
+                        kept.append((turn, coefficients))
         except KeyboardInterrupt:
             if not kept:
                 raise
             log.warning("Interrupted: the trace has the chains, or draws of the first, so far.")
-    size = max(1, kept // settings.draws), min(kept, settings.draws)
+    size = max(1, len(kept) // settings.draws), min(len(kept), settings.draws)
     draws = size[0] * size[1]
-    stats = {name: values[: size[0], : size[1]] for name, values in stats.items()}
+    turns, coefficients = zip(*kept[:draws], strict=True)
+    stats = {"step_size": [turn.step_size for turn in turns], "part": [turn.part for turn in turns]}
+    if run.design.step.reduces:
+        stats["pair_accepted"] = [each.accepted.mean() for each in coefficients]
     sides = run.problem.sides
     names = run.problem.posterior.layout.names
     points = {}
-    for side, matrix in zip(sides, matrices, strict=True):
-        flat = side.values(matrix[:draws].reshape(-1, side.width))
+    of_sides = np.split(positions[:draws], [sides[0].size * sides[0].width], axis=1)
+    for side, of_side in zip(sides, of_sides, strict=True):
+        flat = side.values(of_side.reshape(-1, side.width))
         for variable, values in zip(side.variables, flat, strict=True):
             points[names[variable]] = values.reshape(draws, side.size, *values.shape[1:])
-    return points, stats, size
-
-
-def _starts_of_groups(run: _Run, start: Matrices) -> list[Any]:
-    """Positions, and moments, of the users and items of each group."""
-
-    def of_group(matrices: Matrices, number: int) -> tuple[np.ndarray, np.ndarray]:
-        users, items = (
-            matrix[groups[number]].ravel()
-            for matrix, groups in zip(matrices, run.grid.groups, strict=True)
-        )
-        return users, items
-
-    return [
-        (of_group(start, number), of_group(run.scale.moment, number))
-        for number in range(run.settings.parts)
-    ]
+    return points, {name: np.reshape(values, size) for name, values in stats.items()}, size
 
 
 def _draws(
-    run: _Run, chain: int, states: BlockChain, tasks: Tasks
-) -> Iterator[tuple[int, Turn, Matrices, Any]]:
+    run: _Run, chain: int, states: BlockChain
+) -> Iterator[tuple[int, Turn, np.ndarray, Any]]:
     """Positions at each draw, numbered from 0 after tuning, some draws behind the tasks."""
     waiting: deque[tuple[int, Turn, Any]] = deque()
 
-    def next_one() -> tuple[int, Turn, Matrices, Any]:
-        number, turn, (promises, items, coefficients) = waiting.popleft()
-        *pieces, found = tasks.results([*promises, coefficients])
-        return number, turn, _assembled(run, pieces, items), found
+    def next_one() -> tuple[int, Turn, np.ndarray, Any]:
+        number, turn, asked = waiting.popleft()
+        return number, turn, *states.read(*asked)
 
     for draw, turns in enumerate(run.turns(chain)):
         for turn in turns:
@@ -532,24 +506,14 @@ def _draws(
         yield next_one()
 
 
-def _assembled(run: _Run, pieces: Sequence[Any], items: Sequence[int]) -> Matrices:
-    """Positions of all users and items from those of the blocks."""
-    result = [np.empty((side.size, side.width)) for side in run.problem.sides]
-    for number, (of_users, of_items) in enumerate(pieces):
-        chosen = run.grid.groups[0][number], run.grid.groups[1][items[number]]
-        for matrix, numbers, values in zip(result, chosen, (of_users, of_items), strict=True):
-            matrix[numbers] = values.reshape(len(numbers), -1)
-    return result[0], result[1]
-
-
-def _check_finite(at: Matrices, turn: Turn, run: _Run) -> None:
-    """Refuse positions that are not finite.
+def _check_finite(at: np.ndarray, turn: Turn, run: _Run) -> None:
+    """Refuse a position that is not finite.
 
     Raises
     ------
     NonFinitePositionError
     """
-    if all(np.isfinite(values).all() for values in at):
+    if np.isfinite(at).all():
         return
     raise NonFinitePositionError(
         f"The chain left the finite numbers before iteration {turn.iteration + 1}, with a step "

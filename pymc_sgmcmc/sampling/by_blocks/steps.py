@@ -6,7 +6,7 @@ A state is a tuple of arrays: the position of a group, (d_b,), and the auxiliari
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -36,13 +36,10 @@ class BlockStep(ABC):
     name : str
     reduces : bool
         Whether an iteration needs sums over all blocks, see `QuasiNewtonBlocks`.
-    cycle : int
-        The number of chains that take turns.
     """
 
     name: ClassVar[str]
     reduces: ClassVar[bool] = False
-    cycle: int = 1
 
     @abstractmethod
     def start(self, position: np.ndarray, moment: np.ndarray) -> State:
@@ -60,7 +57,7 @@ class BlockStep(ABC):
         """The states after an iteration."""
 
 
-def _noises(group: UserGroup, turn: Turn, sizes: Sequence[int]) -> list[np.ndarray]:
+def _noises(group: UserGroup, turn: Turn, sizes: Iterable[int]) -> list[np.ndarray]:
     """Standard normal numbers of the users and of the items.
 
     Those of a group of items do not depend on the users that it meets.
@@ -101,21 +98,28 @@ class LangevinBlocks(BlockStep):
         return (position,)
 
     def move(self, group: UserGroup, turn: Turn, states: Pair, *sums: Any) -> Pair:
-        """One step of both sides."""
-        positions = [state[0] for state in states]
-        gradients = group.gradients(turn, *positions)
-        noises = _noises(group, turn, [len(position) for position in positions])
+        """One step of both sides, after which the auxiliaries follow."""
+        gradients = group.gradients(turn, *(position for position, *_ in states))
+        noises = _noises(group, turn, map(len, gradients))
         users, items = (
-            (_langevin(position, gradient, noise, diagonal, turn.step_size),)
-            for position, gradient, noise, (diagonal,) in zip(
-                positions, gradients, noises, group.settings_of(turn), strict=True
+            (
+                # M is fixed by the settings, or the last of the auxiliaries.
+                _langevin(state[0], gradient, noise, (*state, *own)[-1], turn.step_size),
+                *self.following(turn, state, gradient),
+            )
+            for state, gradient, noise, own in zip(
+                states, gradients, noises, group.settings_of(turn), strict=True
             )
         )
         return users, items
 
+    def following(self, turn: Turn, state: State, gradient: np.ndarray) -> State:
+        """The auxiliaries of a state after an iteration."""
+        return ()
+
 
 @dataclass(frozen=True)
-class RMSpropBlocks(BlockStep):
+class RMSpropBlocks(LangevinBlocks):
     r"""SGLD with the preconditioner of `RMSprop`, frozen after tuning.
 
     .. math:: v' = \alpha v + (1 - \alpha) (\hat\nabla / N)^2, \quad
@@ -144,25 +148,15 @@ class RMSpropBlocks(BlockStep):
         """The preconditioner of the second moment at the start."""
         return position, moment, self._diagonal(moment)
 
-    def move(self, group: UserGroup, turn: Turn, states: Pair, *sums: Any) -> Pair:
-        """One step of both sides, after which v follows, and M every hundred iterations."""
-        gradients = group.gradients(turn, *(state[0] for state in states))
-        noises = _noises(group, turn, [len(state[0]) for state in states])
-        users, items = (
-            self._moved(turn, state, gradient, noise)
-            for state, gradient, noise in zip(states, gradients, noises, strict=True)
-        )
-        return users, items
-
-    def _moved(self, turn: Turn, state: State, gradient: np.ndarray, noise: np.ndarray) -> State:
-        position, moment, diagonal = state
-        following = _langevin(position, gradient, noise, diagonal, turn.step_size)
+    def following(self, turn: Turn, state: State, gradient: np.ndarray) -> State:
+        """While tuning v follows, and M every hundred iterations."""
+        _, moment, diagonal = state
         if not turn.tuning:
-            return following, moment, diagonal
+            return moment, diagonal
         moment = following_moment(moment, gradient[None] / self.n_rows, self.decay)
         if (turn.iteration + 1) % TRANSITIONS_BETWEEN_UPDATES == 0:
             diagonal = self._diagonal(moment)
-        return following, moment, diagonal
+        return moment, diagonal
 
     def _diagonal(self, moment: np.ndarray) -> np.ndarray:
         return rmsprop_diagonal(moment, self.regularization) / self.size
@@ -211,11 +205,6 @@ class QuasiNewtonBlocks(BlockStep):
 
     name = "hamcmc"
     reduces = True
-
-    @property
-    def cycle(self) -> int:  # type: ignore[override]
-        """M."""
-        return self.memory
 
     def start(self, position: np.ndarray, moment: np.ndarray) -> State:
         """All chains at the start, and no pairs."""
@@ -275,7 +264,7 @@ class QuasiNewtonBlocks(BlockStep):
         self, group: UserGroup, turn: Turn, gradients: Sequence[np.ndarray]
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         r"""The drift v and the noise :math:`\sqrt{h \gamma} z` of both sides."""
-        noises = _noises(group, turn, [len(gradient) for gradient in gradients])
+        noises = _noises(group, turn, map(len, gradients))
         return [
             (0.5 * turn.step_size * gradient, np.sqrt(turn.step_size * scale) * noise)
             for gradient, noise, (scale, *_) in zip(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from pymc_sgmcmc.sampling.by_blocks.block import Turn, UserGroup
+from pymc_sgmcmc.sampling.by_blocks.block import Places, Sides, Turn, UserGroup
 from pymc_sgmcmc.sampling.by_blocks.grid import item_group
 from pymc_sgmcmc.sampling.by_blocks.steps import BlockStep, Coefficients, Looked, Pair, State
 
@@ -18,14 +18,13 @@ MESSAGE_BYTES = 4_000_000
 10 MB."""
 
 
-class Tasks(ABC):
-    """Where functions run. Results stay there until they are asked for."""
+class Tasks:
+    """Where functions run: here, one after the other. Results stay there until asked for."""
 
-    @abstractmethod
     def place(self, group: UserGroup) -> Any:
         """A group of users where its tasks will run."""
+        return group
 
-    @abstractmethod
     def submit(self, number: int, function: Callable[..., Any], *arguments: Any) -> Any:
         """The result of a function of other results, or a promise of it.
 
@@ -37,33 +36,15 @@ class Tasks(ABC):
         *arguments
             Results of `submit`, and other things.
         """
-
-    @abstractmethod
-    def results(self, promises: Sequence[Any]) -> list[Any]:
-        """Results, on this machine."""
-
-    @abstractmethod
-    def wait(self, promises: Sequence[Any]) -> None:
-        """Wait until these have been computed."""
-
-
-class Here(Tasks):
-    """The process of the caller, one task after the other."""
-
-    def place(self, group: UserGroup) -> UserGroup:
-        """The group itself."""
-        return group
-
-    def submit(self, number: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The result."""
         return function(*arguments)
 
     def results(self, promises: Sequence[Any]) -> list[Any]:
-        """The results themselves."""
+        """Results, on this machine."""
         return list(promises)
 
     def wait(self, promises: Sequence[Any]) -> None:
-        """Nothing to wait for."""
+        """Wait until these have been computed."""
+        self.results(promises)
 
 
 class OnExecutor(Tasks):
@@ -73,10 +54,6 @@ class OnExecutor(Tasks):
         self._executor = executor
         self._futures = type(executor.submit(int))
 
-    def place(self, group: UserGroup) -> UserGroup:
-        """The group itself, which goes with each of its tasks."""
-        return group
-
     def submit(self, number: int, function: Callable[..., Any], *arguments: Any) -> Any:
         """A future. Results that it needs are waited for."""
         return self._executor.submit(function, *self.results(arguments))
@@ -84,10 +61,6 @@ class OnExecutor(Tasks):
     def results(self, promises: Sequence[Any]) -> list[Any]:
         """Results of the futures among these."""
         return [p.result() if isinstance(p, self._futures) else p for p in promises]
-
-    def wait(self, promises: Sequence[Any]) -> None:
-        """Wait for all."""
-        self.results(promises)
 
 
 class OnDask(Tasks):
@@ -141,7 +114,7 @@ class OnDask(Tasks):
 def tasks_of(client: Any) -> Tasks:
     """Where the tasks of a client run."""
     if client is None:
-        return Here()
+        return Tasks()
     return OnDask(client) if hasattr(client, "nthreads") else OnExecutor(client)
 
 
@@ -152,26 +125,12 @@ def _unpickled(*pieces: bytes) -> UserGroup:
 # --- Tasks of an iteration ----------------------------------------------------------------------
 
 
-Vectors = tuple[np.ndarray, np.ndarray]
-"""Numbers of the coordinates of a group of users and of a group of items."""
-
-
-def start(step: BlockStep, positions: Vectors, moments: Vectors) -> Pair:
+def start(step: BlockStep, positions: Sides, moments: Sides) -> Pair:
     """States of a group of users and of a group of items."""
     users, items = (
         step.start(position, moment) for position, moment in zip(positions, moments, strict=True)
     )
     return users, items
-
-
-def second(pair: Sequence[Any]) -> Any:
-    """The states of the items, which go to the next group of users."""
-    return pair[1]
-
-
-def first(pair: Sequence[Any]) -> Any:
-    """The products of a block, without what stays there."""
-    return pair[0]
 
 
 def moved(
@@ -195,7 +154,7 @@ def reduced(step: Any, turn: Turn, *products: Any) -> Coefficients:
         return step.reduced(turn, products)
 
 
-def positions(pair: Pair) -> Vectors:
+def positions(pair: Pair) -> Sides:
     """Positions of the users and items of a block."""
     return pair[0][0], pair[1][0]
 
@@ -209,8 +168,9 @@ class BlockChain:
     step : BlockStep
     groups : sequence
         `Tasks.place` of each group of users.
-    starts : sequence of pairs of Vectors
-        Positions and moments of the users of group b and of the items of group b, for each b.
+    places : Places
+    position, moment : numpy.ndarray, shape (d,)
+        Where the chain starts, and what `BlockStep.start` takes besides.
     """
 
     def __init__(
@@ -218,14 +178,18 @@ class BlockChain:
         tasks: Tasks,
         step: BlockStep,
         groups: Sequence[Any],
-        starts: Sequence[tuple[Vectors, Vectors]],
+        places: Places,
+        position: np.ndarray,
+        moment: np.ndarray,
     ):
         self._tasks, self._step, self._groups = tasks, step, list(groups)
+        self._places = places
         self._pairs = [
-            tasks.submit(number, start, step, *of_group) for number, of_group in enumerate(starts)
+            tasks.submit(b, start, step, places.cut(position, b, b), places.cut(moment, b, b))
+            for b in range(len(self._groups))
         ]
         # The group of items c was last met by this group of users.
-        self._met = list(range(len(starts)))
+        self._met = list(range(len(self._groups)))
         self._coefficients: Any = None
 
     def advance(self, turn: Turn) -> None:
@@ -233,7 +197,7 @@ class BlockChain:
         parts = len(self._groups)
         items_of = [item_group(number, turn.part, parts) for number in range(parts)]
         items = [
-            self._tasks.submit(self._met[group], second, self._pairs[self._met[group]])
+            self._tasks.submit(self._met[group], itemgetter(1), self._pairs[self._met[group]])
             for group in items_of
         ]
         arguments = [
@@ -245,7 +209,9 @@ class BlockChain:
             found = [
                 self._tasks.submit(number, looked, *arguments[number]) for number in range(parts)
             ]
-            products = [self._tasks.submit(number, first, found[number]) for number in range(parts)]
+            products = [
+                self._tasks.submit(number, itemgetter(0), found[number]) for number in range(parts)
+            ]
             self._coefficients = self._tasks.submit(0, reduced, self._step, turn, *products)
             sums = [(of_block, self._coefficients) for of_block in found]
         self._pairs = [
@@ -259,12 +225,17 @@ class BlockChain:
         """Wait until all iterations so far are done."""
         self._tasks.wait(self._pairs)
 
-    def ask(self) -> tuple[list[Any], list[int], Any]:
-        """Promises of the positions of all blocks, the groups of items there, and coefficients."""
+    def ask(self) -> tuple[list[Any], list[int]]:
+        """Promises of the positions of all blocks and of the coefficients, and where they stand."""
         promises = [
             self._tasks.submit(number, positions, pair) for number, pair in enumerate(self._pairs)
         ]
-        items = [0] * len(promises)
-        for group, number in enumerate(self._met):
-            items[number] = group
-        return promises, items, self._coefficients
+        return [*promises, self._coefficients], list(self._met)
+
+    def read(self, promises: Sequence[Any], met: Sequence[int]) -> tuple[np.ndarray, Any]:
+        """The position, (d,), and the coefficients that `ask` promised."""
+        *pieces, coefficients = self._tasks.results(promises)
+        at = np.empty(sum(map(len, (*self._places.users, *self._places.items))))
+        for group, number in enumerate(met):
+            self._places.fill(at, number, group, pieces[number])
+        return at, coefficients

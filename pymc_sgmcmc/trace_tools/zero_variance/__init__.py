@@ -5,7 +5,6 @@ from pymc_sgmcmc.trace_tools.zero_variance.terms import stein_terms
 from pymc_sgmcmc.trace_tools.zero_variance.trace import (
     ZeroVariance,
     zero_variance,
-    zero_variance_of_moments,
 )
 
 __all__ = [
@@ -14,5 +13,4 @@ __all__ = [
     "controlled_means",
     "stein_terms",
     "zero_variance",
-    "zero_variance_of_moments",
 ]

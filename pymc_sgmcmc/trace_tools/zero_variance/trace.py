@@ -13,19 +13,17 @@ import pymc as pm
 import xarray as xr
 from xarray import DataTree
 
-from pymc_sgmcmc.record import DIMENSION, MOMENTS
-from pymc_sgmcmc.trace_tools.gradients import gradients
+from pymc_sgmcmc.record import DIMENSION, MOMENTS, SAMPLE_DIMS
+from pymc_sgmcmc.trace_tools.gradients import with_gradients
 from pymc_sgmcmc.trace_tools.moments import StoredMoments, read_moments
 from pymc_sgmcmc.trace_tools.reader import (
     StoredRun,
     chunks,
     every_nth,
-    has_gradients,
     objection_to_mean_gradient,
     read_run,
 )
 from pymc_sgmcmc.trace_tools.variables import (
-    SAMPLE_DIMS,
     check_functions,
     check_posterior,
     columns_of,
@@ -267,8 +265,7 @@ def zero_variance(
         return _from_moments(read_moments(idata), order, regression, split, batches)
     if not isinstance(moments, bool):
         raise ValueError(f"`moments` should be True, False or 'only', but got {moments!r}.")
-    if model is not None and not has_gradients(idata):
-        idata = gradients(idata, model)
+    idata = with_gradients(idata, model)
     run = read_run(idata)
     functions = functions_of_draws(idata, func, var_names)
     check_posterior(functions if func is None else posterior_of(idata), run)
@@ -322,39 +319,6 @@ def zero_variance(
         _functions=functions,
         _run=run,
     )
-
-
-def zero_variance_of_moments(
-    idata: DataTree,
-    order: int = 1,
-    *,
-    regression: str = "least_squares",
-    split: bool = False,
-    batches: int | None = None,
-) -> pd.DataFrame:
-    """Table of `zero_variance` with ``moments="only"``, which replaces this function.
-
-    The rows are the coordinates of the unconstrained position, and with `order` 2 also their
-    variances, ``variance of ...``. The arguments are settings of `zero_variance`.
-
-    Warns
-    -----
-    FutureWarning
-    """
-    warnings.warn(
-        "`zero_variance_of_moments` will be removed. Use `zero_variance(idata, order, "
-        "moments='only').summary()`.",
-        FutureWarning,
-        stacklevel=2,
-    )
-    means = zero_variance(
-        idata, order, regression=regression, split=split, batches=batches, moments="only"
-    )
-    table = means.summary()[list(ESTIMATES)]
-    labels = means.mean[DIMENSION].values.tolist()
-    rows = [*labels, *(f"variance of {label}" for label in labels)]
-    table.index = pd.Index(rows[: len(table)], name="parameter")
-    return table
 
 
 def _from_moments(

@@ -1,24 +1,27 @@
-"""Tables for regression and classification."""
+"""The loaders, one for each data set, and the readers of files that are no tables of CSV."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from pymc_sgmcmc.checks import import_optional, one_of
-from pymc_sgmcmc.datasets.dataset import Dataset
+from pymc_sgmcmc.datasets.dataset import Corpus, Dataset
 from pymc_sgmcmc.datasets.documentation import documented
-from pymc_sgmcmc.datasets.fetch import load
-from pymc_sgmcmc.datasets.reading import check_range, check_sha256, check_shape, read_integers
+from pymc_sgmcmc.datasets.fetch import load, read
+from pymc_sgmcmc.datasets.reading import (
+    check_range,
+    check_sha256,
+    check_shape,
+    read_arrays,
+    read_integers,
+)
 from pymc_sgmcmc.datasets.registry import REGISTRY, Entry
-
-SKIN_SHA256 = "357dd600dc24bae68d8d0215373834ad11a2223a91a8c360b412b74c79974b9c"
-"""This is the hash of the bytes B, G, R and class of all rows, computed from the published file."""
 
 COVER_TYPE_COUNTS = (211_840, 283_301, 35_754, 2_747, 9_493, 17_367, 20_510)
 """The full table has these numbers of rows of each cover type, according to UCI's description."""
@@ -33,7 +36,16 @@ little-endian int16, computed from the converted file."""
 N_QUANTITIES = 10
 """The first columns of Covertype, of this number, are quantities; the others are 0 or 1."""
 
-CodRnaSubset = Literal["train", "test"]
+AP_DOCUMENTS = 2_246
+AP_WORDS = 10_473
+"""These are the numbers of documents and of different words in the corpus, as lda-c gives them."""
+
+AP_LARGEST_COUNT = 1_000
+"""A larger count of a word in a document means that the file is damaged. The largest count in the
+published file is far smaller."""
+
+
+# --- Regression and classification ---
 
 
 @documented("skin")
@@ -88,7 +100,7 @@ def load_covertype(data_home: str | os.PathLike[str] | None = None) -> Dataset:
 
 @documented("cod-rna-train", "cod-rna-test")
 def load_cod_rna(
-    data_home: str | os.PathLike[str] | None = None, *, subset: CodRnaSubset = "train"
+    data_home: str | os.PathLike[str] | None = None, *, subset: Literal["train", "test"] = "train"
 ) -> Dataset:
     """Non-coding RNA: detection from the free energy of folding.
 
@@ -112,7 +124,7 @@ def load_cod_rna(
     >>> load_cod_rna(subset="test").X.shape  # doctest: +SKIP
     (271617, 8)
     """
-    one_of("subset", subset, get_args(CodRnaSubset))
+    one_of("subset", subset, ("train", "test"))
     return load(f"cod-rna-{subset}", data_home, _read_cod_rna)
 
 
@@ -194,11 +206,171 @@ def load_fair() -> Dataset:
     return _load_statsmodels("fair")
 
 
+# --- Mixed models, from R packages through Rdatasets ---
+
+
+@documented("sleepstudy")
+def load_sleepstudy(data_home: str | os.PathLike[str] | None = None) -> Dataset:
+    """Reaction times of 18 subjects over ten days of sleep deprivation.
+
+    Returns
+    -------
+    Dataset
+        180 rows: Reaction (the target), Days, Subject (the group).
+
+    Examples
+    --------
+    >>> load_sleepstudy().frame["Subject"].nunique()  # doctest: +SKIP
+    18
+    """
+    return load("sleepstudy", data_home)
+
+
+@documented("cbpp")
+def load_cbpp(data_home: str | os.PathLike[str] | None = None) -> Dataset:
+    """Cases of contagious bovine pleuropneumonia in 15 herds over four periods.
+
+    Returns
+    -------
+    Dataset
+        56 rows: incidence (the target), size (at the start of the period: the number of trials of
+        a binomial model), period (1 to 4, a category), herd (the group, 1 to 15).
+
+    Examples
+    --------
+    >>> load_cbpp().frame[["incidence", "size"]].sum().tolist()  # doctest: +SKIP
+    [99, 842]
+    """
+    return load("cbpp", data_home)
+
+
+@documented("contraception")
+def load_contraception(data_home: str | os.PathLike[str] | None = None) -> Dataset:
+    """Use of contraception by 1934 women in 60 districts of Bangladesh.
+
+    Returns
+    -------
+    Dataset
+        1934 rows: woman (a number), district (the group), use (the target), livch (living
+        children, ordered categories "0", "1", "2", "3+"), age, urban. The file has Y and N for
+        use and urban. Encode livch before you use ``X``.
+
+    Examples
+    --------
+    >>> load_contraception().y.mean()  # doctest: +SKIP
+    0.392
+    """
+    return load("contraception", data_home)
+
+
+@documented("epil")
+def load_epil(data_home: str | os.PathLike[str] | None = None) -> Dataset:
+    """Seizures of 59 epileptics over four periods of two weeks.
+
+    Returns
+    -------
+    Dataset
+        236 rows: y (the target), trt (categories "placebo" and "progabide"), base, age, V4,
+        subject (the group, 1 to 59), period, lbase and lage. Encode trt before you use ``X``.
+
+    Examples
+    --------
+    >>> load_epil().frame["subject"].nunique()  # doctest: +SKIP
+    59
+    """
+    return load("epil", data_home)
+
+
+@documented("salamander")
+def load_salamander(data_home: str | os.PathLike[str] | None = None) -> Dataset:
+    """Mating of salamanders of two populations: two crossed groups, 60 males and 60 females.
+
+    Returns
+    -------
+    Dataset
+        360 rows: Season (categories "Fall" and "Summer"), Experiment (1 to 3), TypeM and TypeF
+        (categories "R" and "W"), Cross (categories "RR", "RW", "WR", "WW"), Male and Female (the
+        groups, 1 to 60 each), Mate (the target). The first letter of Cross is the type of the
+        female. Encode the categories before you use ``X``.
+
+    Examples
+    --------
+    >>> load_salamander().frame["Cross"].value_counts().tolist()  # doctest: +SKIP
+    [90, 90, 90, 90]
+    """
+    return load("salamander", data_home)
+
+
+# --- Ratings and words ---
+
+
+@documented("movielens-100k", "movielens-1m")
+def load_movielens(
+    data_home: str | os.PathLike[str] | None = None, *, size: Literal["100k", "1m"] = "100k"
+) -> Dataset:
+    """MovieLens: ratings of movies by users.
+
+    **The data may not be redistributed.** GroupLens allows their use for research and asks for
+    acknowledgement. Redistribution and commercial use need the permission of GroupLens. This loader
+    only fetches the data from GroupLens for the person who calls it.
+
+    Parameters
+    ----------
+    size : {"100k", "1m"}, default "100k"
+        100 000 ratings by 943 users, or 1 000 209 ratings by 6040 users.
+
+    Returns
+    -------
+    Dataset
+        Columns user and movie (numbers from 1, as in the file), rating (the target) and timestamp
+        (seconds since 1970 UTC), all int64.
+
+    Examples
+    --------
+    >>> len(load_movielens(size="1m").frame)  # doctest: +SKIP
+    1000209
+    """
+    one_of("size", size, ("100k", "1m"))
+    return load(f"movielens-{size}", data_home, _read_movielens)
+
+
+@documented("ap")
+def load_ap(data_home: str | os.PathLike[str] | None = None) -> Corpus:
+    """Associated Press corpus: word counts of 2246 news reports.
+
+    The sample data of lda-c, used in Blei, Ng and Jordan (2003). ``ap.npz`` has the arrays doc,
+    word, count and vocab; ``ap.tgz`` is in the format of lda-c.
+
+    Returns
+    -------
+    Corpus
+        The frame has 302031 rows and int64 columns document (0 to 2245), word (0 to 10472) and
+        count (1 or more); ``vocabulary`` has the 10473 words. There is no target.
+
+    Examples
+    --------
+    >>> ap = load_ap()  # doctest: +SKIP
+    >>> ap.n_documents, len(ap.vocabulary), ap.frame["count"].sum()  # doctest: +SKIP
+    (2246, 10473, 435838)
+    """
+    (frame, vocabulary), origin = read("ap", data_home, _read_ap)
+    return Corpus(
+        frame=frame,
+        vocabulary=vocabulary,
+        n_documents=AP_DOCUMENTS,
+        origin=origin,
+        **REGISTRY["ap"].facts,
+    )
+
+
+# --- Readers ---
+
+
 def _read_skin(path: Path, entry: Entry) -> pd.DataFrame:
     table = read_integers(path, r"\s+", (entry.n_rows, 4))
     check_range(table, 0, 255, "colours and classes")
     table = table.astype(np.uint8)
-    check_sha256(table, SKIN_SHA256)
+    check_sha256(table, str(entry.values_sha256))
     return _frame(entry, table[:, :3], (table[:, 3] == 1).astype(np.uint8))
 
 
@@ -238,3 +410,42 @@ def _load_statsmodels(name: str) -> Dataset:
 
 def _frame(entry: Entry, X: np.ndarray, y: np.ndarray) -> pd.DataFrame:
     return pd.DataFrame(X, columns=list(entry.feature_names)).assign(**{str(entry.target): y})
+
+
+def _read_movielens(path: Path, entry: Entry) -> pd.DataFrame:
+    shape = (entry.n_rows, len(entry.columns))
+    if path.name == "u.data":
+        table = read_integers(path, "\t", shape)
+    else:  # Fields are separated by "::", which pandas' fast reader takes for an empty field.
+        table = read_integers(path, ":", shape, fields=range(0, 7, 2))
+    check_range(table[:, 2], 1, 5, "ratings")
+    return pd.DataFrame(table, columns=list(entry.columns))
+
+
+def _read_ap(path: Path, entry: Entry) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    if path.suffix == ".npz":
+        *triplets, words = read_arrays(path, "doc", "word", "count", "vocab")
+        table, vocabulary = np.column_stack(triplets).astype(np.int64), words.tolist()
+    else:
+        table = _read_lda_c(path)
+        vocabulary = path.with_name("vocab.txt").read_text(encoding="utf-8").split()
+    check_shape(table, (entry.n_rows, 3))
+    check_shape(np.array(vocabulary), (AP_WORDS,))
+    check_range(table[:, 0], 0, AP_DOCUMENTS - 1, "document numbers")
+    check_range(table[:, 1], 0, AP_WORDS - 1, "word numbers")
+    check_range(table[:, 2], 1, AP_LARGEST_COUNT, "counts")
+    return pd.DataFrame(table, columns=list(entry.feature_names)), tuple(vocabulary)
+
+
+def _read_lda_c(path: Path) -> np.ndarray:
+    """Read lines ``n word:count …``, one a document, into rows (document, word, count).
+
+    Readers of svmlight's format do not apply, since they want ascending numbers in each line.
+    """
+    rows = []
+    for document, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+        n_items, *items = line.split()
+        if int(n_items) != len(items):
+            raise ValueError(f"found {len(items)} words in line {document + 1}, expected {n_items}")
+        rows += [(document, *map(int, item.split(":"))) for item in items]
+    return np.array(rows)
