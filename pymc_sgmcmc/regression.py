@@ -201,7 +201,11 @@ def make_model(
             raise InputError(f"The name {quoting[0]!r} has a backtick. Rename the column.")
         formula = f"`{outcome}` ~ {' + '.join(f'`{name}`' for name in columns)}"
     try:
-        terms = formulae.model_description(formula)
+        parser = formulae.parser.Parser(formulae.scanner.Scanner(formula).scan())
+        terms = formulae.resolver.Resolver(parser.parse()).resolve()
+        if not parser.at_end():  # the parser stops without a word at what it cannot use
+            left = " ".join(token.lexeme for token in parser.tokens[parser.current : -1])
+            raise InputError(f"{left!r} cannot follow what is before it.")
         response = terms.response.term.components[0]
     except Exception as error:  # the parser of formulae raises errors of many types
         raise InputError(
@@ -226,21 +230,13 @@ def make_model(
         # Formulae prints errors before it raises them. What a formula calls may raise any error.
         with contextlib.redirect_stdout(io.StringIO()), np.errstate(all="ignore"):
             model = bambi.Model(formula, table, family=family)
-            reserved = {*model.family.likelihood.params, *SAMPLE_DIMS}
-            for term in [*_parameter(model).terms.values(), model.response_term]:
-                name = term.name.replace("/", "÷")  # PyMC takes no slashes
-                term.alias = f"{name}_" if name in reserved else name
-            for term in [*_parameter(model).common_terms.values(), model.response_term]:
-                if not np.size(term.data) or not np.isfinite(np.asarray(term.data, float)).all():
-                    raise InputError(f"`{term.name}` has infinite values, or one value in all rows")
-            model.build()
-        counts = model.backend.model.observed_RVs[0].dtype.startswith("int")
-        if counts and (np.asarray(model.response_term.data) % 1).any():
-            raise InputError(f"`{response.name}` should be counts, but has fractions")
+            _build(model)
     except Exception as error:
         kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
         raise InputError(
-            f"The formula {formula!r} does not fit the table as {family}: {kind}{error}."
+            f"The formula {formula!r} does not fit the table as {family}: {kind}"
+            f"{str(error).rstrip('.!')}. Check its terms, and whether its outcome suits the "
+            "family, as C(y) suits cumulative and p(k, n) suits binomial."
         ) from error
     return model, notes
 
@@ -275,16 +271,47 @@ def _coded(table: pd.DataFrame, name: str, family: str | None, notes: list[str])
     numeric = is_numeric_dtype(table[name])
     levels = sorted(table[name].unique()) if numeric else [*table[name].cat.categories]
     family = family or ("gaussian" if numeric and len(levels) > 2 else "bernoulli")
-    if len(levels) < 2 or (family == "bernoulli" and len(levels) > 2):
-        raise InputError(
-            f"The outcome {name!r} should have two different values, or more for a --family other "
-            f"than bernoulli, but has {len(levels)}: {_listed(levels)}."
-        )
     if family == "bernoulli":
+        if len(levels) != 2:
+            raise InputError(
+                f"The outcome {name!r} should have two different values, or more for a --family "
+                f"other than bernoulli, but has {len(levels)}: {_listed(levels)}."
+            )
         table[name] = (table[name] == levels[1]).astype(float)
         zero, one = (f"{level:g}" if numeric else level for level in levels)
         notes.append(f"{name} is {one}, not {zero}, in {table[name].mean():.1%} of rows")
     return family
+
+
+def _build(model: Any) -> None:
+    """Build a model of Bambi under names that PyMC takes, if its values can be used."""
+    response = model.response_term
+    reserved = {*model.family.likelihood.params, *SAMPLE_DIMS}
+    for term in [*_parameter(model).terms.values(), response]:
+        name = term.name.replace("/", "÷")  # PyMC takes no slashes
+        term.alias = f"{name}_" if name in reserved else name
+    for term in [*_parameter(model).common_terms.values(), response]:
+        values = np.asarray(term.data, dtype=float)
+        kinds = ("censored", "constrained", "truncated", "weighted")
+        if any(getattr(term, f"is_{kind}", False) for kind in kinds):
+            values = values[:, 0]  # further columns are bounds, which may be infinite, or weights
+        if not values.size:
+            raise InputError(f"`{term.name}` has one value in all rows")
+        if not np.isfinite(values).all():
+            raise InputError(f"`{term.name}` has missing or infinite values")
+    if (values == values[0]).all():
+        one = _listed(np.unique(values))
+        raise InputError(f"the outcome `{response.name}` is {one} in all rows")
+    if model.family.name in ("gaussian", "t"):
+        # Bambi has scaled their priors by the further columns, too.
+        model.scaler.response_mean, model.scaler.response_std = values.mean(), values.std()
+        model.scaler.scale()
+    model.build()
+    observed = model.backend.model.observed_RVs[0]
+    if observed.ndim > 1 + observed.owner.op.ndim_supp:
+        raise InputError(f"`{response.name}` should have one column, but has {len(values[0])}")
+    if observed.dtype.startswith("int") and (values % 1).any():
+        raise InputError(f"`{response.name}` should be counts, but has fractions")
 
 
 def _parameter(model: Any) -> Any:

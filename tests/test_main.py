@@ -321,10 +321,15 @@ def test_rows_with_holes_and_constant_columns_are_left_out_with_a_note(patients)
         ("p(visits, most) ~ age + (1|ward)", None, "binomial"),
         ("visits ~ age", "negativebinomial", "negativebinomial"),
         ("visits ~ 1", None, "gaussian"),
+        ("truncated(days, lb=-50) ~ age", None, "gaussian"),
+        ("constrained(visits, ub=9) ~ age", "poisson", "poisson"),
+        ("weighted(visits, age) ~ 1", "poisson", "poisson"),
+        ("p(ones, visits + 1) ~ age", None, "binomial"),
+        ("C(visits) ~ age - 1", "cumulative", "cumulative"),
     ],
 )
 def test_families(formula, family, chosen, patients):
-    table = patients.assign(visits=np.arange(400) % 7, most=6)
+    table = patients.assign(visits=np.arange(400) % 7, most=6, ones=1)
     model, _ = make_model(table, formula=formula, family=family)
     assert model.family.name == chosen
     log_density = model.backend.model.compile_logp(mode="FAST_COMPILE")
@@ -332,6 +337,22 @@ def test_families(formula, family, chosen, patients):
     if "no" in formula:
         np.testing.assert_array_equal(model.response_term.data, table["cured"] == "no")
     assert not {variable.name for variable in model.backend.model.free_RVs} & {"offset(log(age))"}
+
+
+def priors_of(patients: pd.DataFrame, formula: str) -> dict[str, str]:
+    """Priors of the model of a formula."""
+    model, _ = make_model(patients, formula=formula)
+    terms = {**model.parameters["mu"].terms, "sigma": model.parameters["sigma"]}
+    return {name: str(term.prior) for name, term in terms.items()}
+
+
+@pytest.mark.parametrize(
+    "response",
+    ["truncated(days, ub=99)", "constrained(days, -50, 99)", "weighted(days, age)"],
+)
+def test_priors_are_scaled_by_the_outcome_alone(response, patients):
+    expected = priors_of(patients, "days ~ age + (1|ward)")
+    assert priors_of(patients, f"{response} ~ age + (1|ward)") == expected
 
 
 @pytest.mark.parametrize("name", ["km/h", "a b", "p", "chain", "draw", "x-1", "1st", "größe"])
@@ -354,6 +375,16 @@ def test_products_of_small_integers_do_not_overflow(patients):
 @pytest.mark.parametrize(
     ("formula", "message"),
     [
+        ("days ~ age ward", "'ward' cannot follow what is before it"),
+        ("days ~ (age)) + ward", r"'\) \+ ward' cannot follow what is before it"),
+        ("days ~ age | ward", r"'\| ward' cannot follow what is before it"),
+        ("cured['Yes'] ~ age", "the outcome `cured` is 0.0 in all rows"),
+        ("I(age > 999) ~ ward", r"the outcome `I\(age > 999\)` is 0.0 in all rows"),
+        ("weighted(one, age) ~ age", r"the outcome `weighted\(one, age\)` is 7.0 in all rows"),
+        ("p(one, one) ~ age", r"the outcome `p\(one, one\)` is 7.0 in all rows"),
+        ("truncated(inf, lb=-5) ~ age", "infinite values"),
+        ("C(ward) ~ age", r"`C\(ward\)` should have one column, but has 3"),
+        ("days ~ days", "as gaussian: ValueError.* already exists.* suits the family"),
         ("days ~ f(age)", "does not fit the table as gaussian: KeyError: 'f'"),
         ("days ~ age + one", "constant"),
         ("days ~ age + word", "one value in all rows"),
@@ -380,6 +411,10 @@ def test_formulas_that_cannot_be_used(formula, message, patients):
         ({"x": range(30), "y": [0, 1, 2] * 10}, "bernoulli", "'y' should have two.*3: 0.*1.*2"),
         ({"x": range(30), "y": [0.5, 1, 2] * 10}, "poisson", "`y` should be counts"),
         ({"x": range(30), "y": [1] * 30}, None, "'y' should have two"),
+        ({"x": range(30), "y": [1] * 30}, "poisson", "the outcome `y` is 1.0 in all rows"),
+        ({"x": range(30), "y": ["a", "b", "c"] * 10}, "poisson", "`y` should have one column"),
+        ({"x": range(30)}, "cumulative", r"does not fit .*C\(y\) suits cumulative"),
+        ({"x": range(30)}, "binomial", r"does not fit .*p\(k, n\) suits binomial"),
         ({"x": range(30)}, "normal", "--family should be one of .*gaussian"),
         (
             {"x": [None, 1.5] * 15, "z": [0.5, None] * 15},

@@ -177,7 +177,7 @@ def _row_lengths(model: Model, rows: str | Sequence[str] | None) -> dict[str, in
 def _row_leaves(term: Term, n_rows: int, left_out: Collection[Variable]) -> dict[Variable, RowLeaf]:
     """Arrays in a term that have as many entries along one axis as there are rows."""
     leaves = {}
-    for variable in walk([term.log_density], _inputs_with_rows):
+    for variable in walk([term.log_density], _inputs_with_rows, bfs=False):
         values = leaf_value(variable)
         if values is None or n_rows not in values.shape or variable in left_out:
             continue
