@@ -49,8 +49,8 @@ ANY_NOISE = 20.0
 error of 5 %, the default of the step methods."""
 
 MOST_COPIED = 2**28
-"""Data of at most so many bytes are copied for windows. The first copy of 0.25 GB takes a second,
-in each process, as long as reading scattered rows costs half a million transitions more."""
+"""Data of at most so many bytes, 0.25 GB, are copied for windows. Each process has a copy of its
+own, whose memory and time would be more than what windows save in a run of usual length."""
 
 FIRST_ORDER = 0
 """The rows are in the order of this seed before a chain begins. Its value has no meaning."""

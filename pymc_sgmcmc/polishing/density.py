@@ -198,7 +198,7 @@ class FullDensity:
 
 
 def _calls_for_each_row(graph: FunctionGraph) -> bool:
-    """Whether Python calls an operation for each position and row, which takes 16 times as long.
+    """Whether Python calls an operation for each position and row, which takes longer by far.
 
     One call for each position takes no more than the evaluation one by one.
     """
