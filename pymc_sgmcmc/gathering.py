@@ -268,15 +268,10 @@ class GatheredRows(Batching):
         if pairs:
             numbers = np.concatenate([self.numbers(*pair) for pair in pairs])
             self._hold(self._derived(self._read(numbers)))
-            self._gathered = (
-                np.concatenate(
-                    [
-                        np.full(len(index), order if self._takes_windows else self._order)
-                        for order, index in pairs
-                    ]
-                ),
-                np.concatenate([index for _, index in pairs]),
-            )
+            minibatches = [index for _, index in pairs]
+            seeds = [order if self._takes_windows else FIRST_ORDER for order, _ in pairs]
+            lengths = [len(index) for index in minibatches]
+            self._gathered = np.repeat(seeds, lengths), np.concatenate(minibatches)
         return fitting
 
     def numbers(self, order: int, minibatches: np.ndarray) -> np.ndarray:
