@@ -10,6 +10,9 @@ from pathlib import Path
 CGROUPS, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 """Where Linux has the limits of groups of processes, and the names of those of this process."""
 
+MEMORY = Path("/proc/meminfo")
+"""Where Linux says how much memory is in use."""
+
 
 def _limits(controller: str, new: str, old: str) -> Iterator[list[str]]:
     """Numbers that limit this process: of its control groups, of version 2 or 1, and those around.
@@ -63,6 +66,16 @@ def available_memory() -> int:
     limits = _limits("memory", "memory.max", "memory.limit_in_bytes")
     found = [int(most) for (most,) in limits if most.isdigit()]
     return min([total, *found] if total else found, default=sys.maxsize)
+
+
+def free_memory() -> int:
+    """Bytes of memory that this process may use without swapping, as far as the system says."""
+    most = available_memory()
+    try:
+        lines = dict(line.split(":", 1) for line in MEMORY.read_text().splitlines())
+        return min(most, int(lines["MemAvailable"].split()[0]) * 1024)
+    except (OSError, KeyError):  # Other systems have no such file.
+        return most
 
 
 def check_memory(name: str, value: object, size: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pymc_sgmcmc import limits
+from pymc_sgmcmc.gradient_estimators.saga import check_table_memory
 
 GIB = 2**30
 
@@ -59,3 +60,14 @@ def test_a_system_without_control_groups(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "OWN", tmp_path / "nothing")
     assert limits.available_cpus() >= 1
     assert limits.available_memory() > 0
+
+
+def test_memory_in_use_is_not_free(tmp_path, monkeypatch):
+    """A table of gradients has to fit into what others leave."""
+    monkeypatch.setattr(limits, "MEMORY", tmp_path / "meminfo")
+    (tmp_path / "meminfo").write_text("MemTotal:  8000000 kB\nMemAvailable:    1000 kB\n")
+    assert limits.free_memory() == 1000 * 1024
+    with pytest.raises(MemoryError, match=r"0\.00102 GB are available"):
+        check_table_memory(10**6, 1000, 125)
+    (tmp_path / "meminfo").unlink()
+    assert limits.free_memory() == limits.available_memory()

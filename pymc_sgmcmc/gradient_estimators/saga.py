@@ -11,7 +11,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.batching import ANY_NOISE, Batching, make_batching
 from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Memory
-from pymc_sgmcmc.limits import available_memory
+from pymc_sgmcmc.limits import free_memory
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.selected import RowGradients, stored_gradients
 
@@ -251,7 +251,7 @@ def check_table_memory(table_bytes: int, n_rows: int, width: int) -> None:
     ------
     MemoryError
     """
-    available = available_memory()
+    available = free_memory()
     if 2 * table_bytes > available:
         raise MemoryError(
             f'`gradient="saga"` stores {width} numbers for each of {n_rows} rows, at times '

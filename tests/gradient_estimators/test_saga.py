@@ -466,10 +466,10 @@ def test_computed_settings_need_no_constants(model):
 
 def test_a_table_that_does_not_fit(model, monkeypatch):
     # 400 rows of 3 numbers of 8 bytes, twice, are 19 200 bytes.
-    monkeypatch.setattr(saga, "available_memory", lambda: 19_199)
+    monkeypatch.setattr(saga, "free_memory", lambda: 19_199)
     with pytest.raises(MemoryError, match=r"3 numbers for each of 400 rows, .* Use `gradient=\"sv"):
         saga_step(model)
-    monkeypatch.setattr(saga, "available_memory", lambda: 19_200)
+    monkeypatch.setattr(saga, "free_memory", lambda: 19_200)
     saga_step(model)
 
 

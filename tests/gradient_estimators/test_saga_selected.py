@@ -444,10 +444,10 @@ def test_float32_keeps_the_sum_in_double_precision():
 def test_memory_is_that_of_the_table(monkeypatch, caplog):
     posterior, (width, _) = posterior_of(factorisation)
     size = N_ROWS * width * 8
-    monkeypatch.setattr(saga, "available_memory", lambda: 2 * size - 1)
+    monkeypatch.setattr(saga, "free_memory", lambda: 2 * size - 1)
     with pytest.raises(MemoryError, match=rf"stores {width} numbers for each of {N_ROWS} rows"):
         SAGAGradient.make(posterior, 10)
-    monkeypatch.setattr(saga, "available_memory", lambda: 2 * size)
+    monkeypatch.setattr(saga, "free_memory", lambda: 2 * size)
     with caplog.at_level(logging.INFO, logger="pymc.sgmcmc"):
         SAGAGradient.make(posterior, 10)
     assert f"SAGA: {size / 1e6:.3g} MB" in caplog.text
