@@ -6,6 +6,11 @@ The control variate needs :math:`\sum_{j \in S} [\nabla \log p(x_j \mid \theta)
 gradients, and the means :math:`\hat\mu_j` at the centre never change. This module finds such
 forms in any gradient graph. It takes the difference inside sums and products. Vectors with one
 entry a row that depend only on the rows and the centre are computed once, for all rows.
+
+Control variates of second order subtract :math:`\sum_{j \in S} \nabla^2 \log p(x_j \mid \hat\theta)
+(\theta - \hat\theta)` as well. With a linear predictor :math:`\eta_j` what is left is :math:`x_j
+[\ell'_j(\eta_j) - \ell'_j(\hat\eta_j) - \ell''_j(\hat\eta_j) (\eta_j - \hat\eta_j)]`: one more stored
+number a row, and no more products.
 """
 
 from __future__ import annotations
@@ -21,26 +26,47 @@ import pytensor.tensor as pt
 from pytensor.compile.executor import Function
 from pytensor.compile.mode import optdb
 from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.gradient import pushforward
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import clone_replace
+from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, toposort
-from pytensor.tensor.basic import Join
+from pytensor.tensor.basic import Alloc, Join
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.math import Dot, Sum, add, mul, neg, sub, true_div
+from pytensor.tensor.reshape import JoinDims, SplitDims
 from pytensor.tensor.rewriting.shape import ShapeFeature
-from pytensor.tensor.shape import Shape_i
+from pytensor.tensor.shape import Reshape, Shape_i, SpecifyShape
+from pytensor.tensor.subtensor import (
+    AdvancedIncSubtensor,
+    AdvancedSubtensor,
+    IncSubtensor,
+    Subtensor,
+)
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.threads import OfRows
 
 MOST_EXTRA_MEMORY = 1 / 8
 """Columns are stored where they take at most this fraction of the memory of the data, after
 subtracting the data that are no longer needed. It is a compromise between the memory and the time
 of a second evaluation at the centre in each transition."""
+
+SELECTIONS = (
+    AdvancedSubtensor,
+    Alloc,
+    JoinDims,
+    Reshape,
+    SpecifyShape,
+    SplitDims,
+    Subtensor,
+)
+"""These operations are linear in their first input. The others are shapes and indices."""
 
 _REWRITES = RewriteDatabaseQuery(include=["merge", "canonicalize", "stabilize"])
 """These rewrites bring the two gradients into one form before their difference is taken."""
@@ -56,10 +82,14 @@ class CenterDifference:
         Numbers of the arrays of the posterior's data that the difference needs.
     column_types : tuple of (numpy.dtype, tuple of int)
         Type, and shape of one row, of the stored quantities. Empty where nothing is stored.
+    derivative_of : callable, optional
+        The matrix by which the shift from the centre is multiplied in control variates of second
+        order, of a posterior and some of its rows. None for those of first order.
     """
 
     needed: tuple[int, ...]
     column_types: tuple[tuple[np.dtype, tuple[int, ...]], ...]
+    derivative_of: OfRows | None
     _posterior: Posterior
     _columns_of: Callable[[Sequence[np.ndarray]], list[np.ndarray]] | None
     _graph: TensorVariable
@@ -97,6 +127,26 @@ class CenterDifference:
         for name, value in (center_of_others or {}).items():
             shared = self._center_of_others[name]
             shared.set_value(np.array(value, dtype=shared.dtype))
+
+    @cached_property
+    def derivative(self) -> np.ndarray:
+        """The sum of `derivative_of` over all rows, shape (d, d), symmetric."""
+        assert self.derivative_of is not None
+        dimension = self._posterior.dimension
+        total = np.zeros((dimension, dimension))
+        for part in self._posterior.each_chunk(self.derivative_of, dimension):
+            total += part
+        return 0.5 * (total + total.T)
+
+    def along_shift(self, position: TensorVariable) -> TensorVariable:
+        """The product of `derivative` and the shift of a position from the centre, shape (d,)."""
+        dimension = self._posterior.dimension
+        derivative = pytensor.shared(
+            self.derivative.astype(self._posterior.dtype),
+            "derivative_at_center",
+            shape=(dimension, dimension),
+        )
+        return derivative @ (position - self._center)
 
     def rows_of(self, numbers: np.ndarray) -> list[np.ndarray]:
         """Rows of the data that are needed, followed by those of the stored quantities."""
@@ -195,12 +245,49 @@ class _Columns:
         return [np.asarray(values) for values in self._function(np.int64(len(rows[0])), *rows)]
 
 
+@dataclass(frozen=True)
+class _Derivative:
+    """Sum over rows of the second derivatives at the centre, as a function of rows.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    inputs : sequence of TensorVariable
+        The number of rows, and rows of each array of data.
+    tangent : TensorVariable, shape (d,)
+        Derivative of the sum of the gradients along `shift`.
+    shift : TensorVariable, shape (d,)
+    """
+
+    _posterior: Posterior
+    _inputs: Sequence[TensorVariable]
+    _tangent: TensorVariable
+    _shift: TensorVariable
+
+    @cached_property
+    def _function(self) -> Function:
+        d = self._posterior.dimension
+        # Data in compiled graphs are shared variables.
+        directions = pytensor.shared(np.eye(d, dtype=self._posterior.dtype), shape=(d, d))
+        along_all = vectorize_graph(self._tangent, {self._shift: directions})
+        return self._posterior.compile_for_setup(list(self._inputs), [along_all])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the function, which is compiled again when needed."""
+        return {name: value for name, value in vars(self).items() if name != "_function"}
+
+    def __call__(self, posterior: Posterior, rows: Sequence[np.ndarray]) -> np.ndarray:
+        (along_all,) = self._function(np.int64(len(rows[0])), *rows)
+        return np.asarray(along_all, dtype=float)
+
+
 def find_center_difference(
     posterior: Posterior,
     center: np.ndarray,
     center_of_others: Mapping[str, np.ndarray] | None = None,
     *,
     store_columns: bool = True,
+    order: int = 1,
 ) -> CenterDifference:
     """Find the difference to the gradient at a centre, and compute its per-row quantities.
 
@@ -214,6 +301,8 @@ def find_center_difference(
     store_columns : bool
         Whether to compute quantities of rows at the centre once, for all rows. The centre is then
         fixed.
+    order : {1, 2}
+        Order of the control variates.
     """
     rows = tuple(
         pt.tensor(f"rows_{index}", dtype=dtype, shape=(None, *shape))
@@ -237,24 +326,47 @@ def find_center_difference(
     gradient_at_center = clone_replace(
         posterior.rows_gradient(center_variable, rows, length), others, rebuild_strict=False
     )
+    shift = position - center_variable
     if posterior.rows_are_groups and store_columns:
         stored = pt.tensor("stored", dtype=posterior.dtype, shape=(None, posterior.dimension))
+        shapes, columns = [(posterior.dimension,)], [stored]
+        graph = posterior.rows_gradient(position, rows, length) - stored.sum(axis=0)
+        if order == 2:
+            shapes.append((posterior.dimension, posterior.dimension))
+            columns.append(
+                pt.tensor("derivatives", dtype=posterior.dtype, shape=(None, *shapes[-1]))
+            )
+            graph -= columns[-1].sum(axis=0) @ shift
+        of_groups = partial(_of_groups, order, posterior, center, center_of_others)
         return CenterDifference(
             tuple(range(len(rows))),
-            ((np.dtype(posterior.dtype), (posterior.dimension,)),),
+            tuple((np.dtype(posterior.dtype), shape) for shape in shapes),
+            _DerivativeOfGroups(of_groups) if order == 2 else None,
             posterior,
-            partial(_row_gradients, posterior, center, center_of_others),
-            posterior.rows_gradient(position, rows, length) - stored.sum(axis=0),
+            of_groups,
+            graph,
             position,
-            (*rows, stored),
+            (*rows, *columns),
             length,
             center_variable,
             others_by_name,
         )
     own = [row for row, of_all in zip(rows, posterior.shared_by_rows, strict=True) if not of_all]
-    graph = _simplified_difference(
-        posterior.rows_gradient(position, rows, length), gradient_at_center, own, length
-    )
+    pair = posterior.rows_gradient(position, rows, length), gradient_at_center
+    left, right = _rewritten(pair, own, length)
+    derivative_of = None
+    if order == 1:
+        graph = _difference(left, right)
+    else:
+        along = pt.tensor("shift", dtype=posterior.dtype, shape=(posterior.dimension,))
+        expansion = _Expansion(position, center_variable, along)
+        graph = _through_linear(left, right, expansion.remainder)
+        graph = clone_replace(graph, {along: shift}, rebuild_strict=False)
+        tangent = expansion.tangent(left, right)
+        if tangent is None:
+            tangent = pt.zeros_like(along)
+        derivative_of = _Derivative(posterior, (length, *rows), tangent, along)
+    (graph,) = _rewritten([graph], own, length)
 
     fixed, moving = {center_variable, *others.values()}, {position, *posterior.others.values()}
     cut = _last_row_vectors(posterior, graph, rows, length, fixed, moving) if store_columns else []
@@ -276,6 +388,7 @@ def find_center_difference(
     return CenterDifference(
         tuple(needed),
         tuple((np.dtype(vector.dtype), vector.type.shape[1:]) for vector in cut),
+        derivative_of,
         posterior,
         _Columns(posterior, (length, *rows), cut) if cut else None,
         with_columns,
@@ -307,36 +420,46 @@ def _sum_within_rows(_: FunctionGraph, node: Apply) -> list[TensorVariable] | No
     return [sums.astype(node.outputs[0].type.dtype)]
 
 
-def _row_gradients(
+def _of_groups(
+    order: int,
     posterior: Posterior,
     center: np.ndarray,
     others: Mapping[str, np.ndarray] | None,
     rows: Sequence[np.ndarray],
 ) -> list[np.ndarray]:
-    """Gradients of rows at the centre, shape (rows, d).
+    """Gradients of rows at the centre, (rows, d), and for order 2 their derivatives, (rows, d, d).
 
     A row that is a group of records takes long to evaluate, and the position is short.
     """
     present = {name: shared.get_value() for name, shared in posterior.others.items()}
     posterior.set_others({**present, **(others or {})})
-    gradients = [
-        posterior.row_gradients(center, piece)
-        for piece in posterior.pieces(rows, posterior.dimension)
-    ]
+    center = np.asarray(center, dtype=posterior.dtype)
+
+    def gradients(position: np.ndarray) -> np.ndarray:
+        pieces = posterior.pieces(rows, posterior.dimension)
+        return np.concatenate([posterior.row_gradients(position, piece) for piece in pieces])
+
+    columns = [gradients(center)]
+    if order == 2:
+        # Any matrices are right whose sum over all rows is known. Differences are close enough.
+        steps = np.cbrt(np.finfo(posterior.dtype).eps) * np.maximum(1, np.abs(center))
+        derivatives = [
+            (gradients(center + step) - gradients(center - step)) / (2 * step.sum())
+            for step in np.diag(steps)
+        ]
+        columns.append(np.stack(derivatives, axis=1))
     posterior.set_others(present)
-    return [np.concatenate(gradients)]
+    return columns
 
 
-def _simplified_difference(
-    left: TensorVariable,
-    right: TensorVariable,
-    rows: Sequence[TensorVariable],
-    length: TensorVariable,
-) -> TensorVariable:
-    """Rewritten ``left - right``, with the difference as far inside as linearity allows."""
-    left, right = _rewritten([left, right], rows, length)
-    (graph,) = _rewritten([_difference(left, right)], rows, length)
-    return graph
+@dataclass(frozen=True)
+class _DerivativeOfGroups:
+    """Sum over rows of the stored derivatives at the centre, as a function of rows."""
+
+    _columns_of: Callable[[Sequence[np.ndarray]], list[np.ndarray]]
+
+    def __call__(self, posterior: Posterior, rows: Sequence[np.ndarray]) -> np.ndarray:
+        return self._columns_of(rows)[1].sum(axis=0, dtype=float)
 
 
 def _rewritten(
@@ -362,6 +485,13 @@ def _rewritten(
 
 def _difference(left: Variable, right: Variable) -> Variable:
     """Graph of ``left - right``, where f(a) - f(b) becomes f(a - b) for linear operations f."""
+    return _through_linear(left, right, lambda a, b: a - b)
+
+
+def _through_linear(
+    left: Variable, right: Variable, leaf: Callable[[Variable, Variable], Variable]
+) -> Variable:
+    """A function of two variables, zero where they are equal, taken inside of linear operations."""
     if _same(left, right):
         return pt.zeros_like(left)
     first, second = left.owner, right.owner
@@ -369,27 +499,138 @@ def _difference(left: Variable, right: Variable) -> Variable:
         moved = _moved_inputs(first, second)
         if moved is not None:
             inputs = [
-                _difference(a, b) if index in moved else a
+                _through_linear(a, b, leaf) if index in moved else a
                 for index, (a, b) in enumerate(zip(first.inputs, second.inputs, strict=True))
             ]
-            return first.op.make_node(*inputs).outputs[0]
-    return left - right
+            return first.op.make_node(*inputs).outputs[first.outputs.index(left)]
+    return leaf(left, right)
+
+
+class _Expansion:
+    r"""First-order expansion at the centre of a graph, given twice: at a position and the centre.
+
+    Linear functions of the position, such as linear predictors, are evaluated at the shift
+    :math:`\theta - \hat\theta` alone, and those at the centre added.
+
+    Parameters
+    ----------
+    here, center, shift : Variable
+        The position, the centre, and the first less the second.
+    """
+
+    def __init__(self, here: Variable, center: Variable, shift: Variable):
+        self._here, self._center, self._shift = here, center, shift
+        self._tangents: dict[tuple[Variable, Variable], Variable | None] = {}
+        self._values: dict[tuple[Variable, Variable], Variable] = {}
+
+    def tangent(self, left: Variable, right: Variable) -> Variable | None:
+        """Derivative at the centre along the shift, None where it is zero."""
+        if (left, right) not in self._tangents:
+            self._tangents[left, right] = self._tangent(left, right)
+        return self._tangents[left, right]
+
+    def _tangent(self, left: Variable, right: Variable) -> Variable | None:
+        if left is self._here and right is self._center:
+            return self._shift
+        if _same(left, right) or left.owner is None:
+            return None
+        first, second, place = left.owner, right.owner, left.owner.outputs.index(left)
+        tangents = [self.tangent(a, b) for a, b in _pairs(first, second)]
+        if all(tangent is None for tangent in tangents):
+            return None
+        if moved := _moved_inputs(first, second):
+            inputs = list(first.inputs)
+            for number in moved:
+                tangent = tangents[number]
+                inputs[number] = pt.zeros_like(inputs[number]) if tangent is None else tangent
+            return first.op.make_node(*inputs).outputs[place]
+        # The derivative is taken of the operation alone, at inputs that stand for the others.
+        inputs = [variable.type() for variable in second.inputs]
+        output = second.op.make_node(*inputs).outputs[place]
+        known = {a: t for a, t in zip(inputs, tangents, strict=True) if t is not None}
+        tangent = pushforward(
+            output,
+            wrt=list(known),
+            tangents=list(known.values()),
+            disconnected_outputs="ignore",
+            return_disconnected="none",
+        )
+        if tangent is None:
+            return None
+        replacements = dict(zip(inputs, second.inputs, strict=True))
+        return clone_replace(tangent, replacements, rebuild_strict=False)
+
+    def _is_linear(self, left: Variable, right: Variable) -> bool:
+        """Whether the value is that at the centre and the tangent."""
+        if _same(left, right) or (left is self._here and right is self._center):
+            return True
+        if left.owner is None or right.owner is None:
+            return False
+        moved = _moved_inputs(left.owner, right.owner)
+        return moved is not None and all(
+            self._is_linear(a, b)
+            for number, (a, b) in enumerate(_pairs(left.owner, right.owner))
+            if number in moved
+        )
+
+    def value(self, left: Variable, right: Variable) -> Variable:
+        """The value at the position."""
+        if (left, right) not in self._values:
+            self._values[left, right] = self._value(left, right)
+        return self._values[left, right]
+
+    def _value(self, left: Variable, right: Variable) -> Variable:
+        if _same(left, right) or left.owner is None:
+            return left
+        tangent = self.tangent(left, right)
+        if tangent is not None and self._is_linear(left, right):
+            return right + tangent
+        inputs = [self.value(a, b) for a, b in _pairs(left.owner, right.owner)]
+        return left.owner.op.make_node(*inputs).outputs[left.owner.outputs.index(left)]
+
+    def remainder(self, left: Variable, right: Variable) -> Variable:
+        """Graph of the value less that at the centre and the tangent."""
+        tangent = self.tangent(left, right)
+        if tangent is not None and self._is_linear(left, right):
+            return pt.zeros_like(right)
+        value = self.value(left, right)
+        return value - right if tangent is None else value - right - tangent
+
+
+def _pairs(first: Apply, second: Apply) -> list[tuple[Variable, Variable]]:
+    """Inputs of one operation in two graphs.
+
+    Raises
+    ------
+    NotImplementedError
+        Where the graphs differ.
+    """
+    if first.op != second.op or len(first.inputs) != len(second.inputs):
+        raise NotImplementedError("The graphs of a gradient at two positions differ.")
+    return list(zip(first.inputs, second.inputs, strict=True))
 
 
 def _moved_inputs(first: Apply, second: Apply) -> set[int] | None:
     """Inputs in which two nodes of one linear operation differ, None where it is not linear."""
     same = [_same(a, b) for a, b in zip(first.inputs, second.inputs, strict=False)]
-    if isinstance(first.op, DimShuffle | Sum) or first.op == neg:
+    if len(first.inputs) != len(second.inputs):
+        return None
+    op = first.op.core_op if isinstance(first.op, Blockwise) else first.op
+    if isinstance(op, DimShuffle | Sum) or op == neg:
         return {0}
-    if first.op in (add, sub) and len(first.inputs) == len(second.inputs):
+    if isinstance(op, SELECTIONS):
+        return {0} if all(same[1:]) else None
+    if isinstance(op, IncSubtensor | AdvancedIncSubtensor):
+        return {0, 1} if all(same[2:]) else None
+    if op in (add, sub):
         return set(range(len(first.inputs)))
-    if first.op == mul and len(first.inputs) == len(second.inputs) and same.count(False) == 1:
+    if op == mul and same.count(False) == 1:
         return {same.index(False)}
-    if first.op == true_div and same[1]:
+    if op == true_div and same[1]:
         return {0}
-    if isinstance(first.op, Dot) and any(same):
+    if isinstance(op, Dot) and any(same):
         return {same.index(False)} if False in same else {1}
-    if isinstance(first.op, Join) and len(first.inputs) == len(second.inputs):
+    if isinstance(op, Join):
         # Both graphs are one gradient at two positions, so their parts have the same lengths.
         return set(range(len(first.inputs)))
     return None

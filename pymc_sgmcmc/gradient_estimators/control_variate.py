@@ -1,4 +1,4 @@
-r"""The minibatch gradient with control variates at a fixed centre (Baker et al. 2019)."""
+r"""The minibatch gradient with control variates at a fixed centre, of first or second order."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from pymc_sgmcmc.gradient_estimators.base import GradientEstimator
 from pymc_sgmcmc.gradient_estimators.center_difference import CenterDifference
 from pymc_sgmcmc.posterior import Posterior
 
+SECOND_ORDER = "second_order"
+"""The name of control variates of second order."""
+
 
 class ControlVariateGradient(GradientEstimator):
     r"""The minibatch gradient with control variates at a fixed centre.
@@ -24,6 +27,11 @@ class ControlVariateGradient(GradientEstimator):
     with the same rows S in both sums (Baker et al. 2019, eq. 4). The estimate is unbiased for any
     centre. Its variance is zero at the centre and grows with the square of the distance from it.
 
+    Control variates of second order subtract :math:`A_j (\theta - \hat\theta)` from the difference of
+    each row j, with :math:`A_j = \nabla^2 \log p(x_j \mid \hat\theta)`, and add :math:`\sum_{j=1}^N A_j
+    (\theta - \hat\theta)`. The variance then grows with the fourth power of the distance. The
+    estimate is unbiased since the sum is over all rows; that of a sample of the rows would not do.
+
     Other step methods may move other variables of the posterior. The differences are then between
     the present values of these variables and those for which the centre was computed, so the
     estimate is unbiased for the conditional gradient.
@@ -34,7 +42,7 @@ class ControlVariateGradient(GradientEstimator):
     batching : Batching
         Minibatch scheme over `data` and `columns` of the difference.
     difference : CenterDifference
-        Gradient of rows less that at the centre.
+        Gradient of rows less that at the centre, and for second order less its derivative there.
     likelihood_gradient : numpy.ndarray, shape (d,)
         Gradient of the log likelihood of all rows at the centre.
     kept : numpy.ndarray of int, optional
@@ -57,6 +65,8 @@ class ControlVariateGradient(GradientEstimator):
         self._difference = difference
         if kept is not None:
             self.kept = np.asarray(kept)
+        if difference.derivative_of is not None:
+            self.name = SECOND_ORDER
         self._kept_data = [
             pytensor.shared(
                 np.ascontiguousarray(values),
@@ -80,6 +90,8 @@ class ControlVariateGradient(GradientEstimator):
             + self._likelihood_gradient
             + self._scale * difference
         )
+        if self._difference.derivative_of is not None:
+            estimate = estimate + self._difference.along_shift(position)
         if self.kept_rows:
             length = (
                 pt.constant(self.kept_rows, dtype="int64")
