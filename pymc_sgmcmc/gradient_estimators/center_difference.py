@@ -52,7 +52,7 @@ from pytensor.tensor.variable import TensorVariable
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.threads import OfRows
 
-MOST_EXTRA_MEMORY = 1 / 8
+MOST_EXTRA_MEMORY = 1 / 2
 """Columns are stored where they take at most this fraction of the memory of the data, after
 subtracting the data that are no longer needed. It is a compromise between the memory and the time
 of a second evaluation at the centre in each transition."""
@@ -383,6 +383,8 @@ def find_center_difference(
     extra += sum(row_bytes[index] for index in needed) - sum(row_bytes)
     if extra > MOST_EXTRA_MEMORY * sum(row_bytes):
         cut, column_rows, with_columns, needed = [], (), graph, _needed(graph, rows)
+    if store_columns:
+        with_columns = _with_fixed_quantities(posterior, with_columns, fixed)
     if not needed and not cut:
         needed = [int(np.argmin(row_bytes))]  # Minibatches need at least one array.
     return CenterDifference(
@@ -676,6 +678,36 @@ def _last_row_vectors(
         for variable in node.inputs
     }
     return [vector for vector in candidates if vector in aligned and vector in elsewhere]
+
+
+def _with_fixed_quantities(
+    posterior: Posterior, graph: TensorVariable, fixed: set[Variable]
+) -> TensorVariable:
+    """The graph with what depends on the centre alone evaluated once."""
+    nodes = list(toposort([graph]))
+    changing = {
+        variable
+        for variable in ancestors([graph])
+        if variable.owner is None and variable not in fixed and not isinstance(variable, Constant)
+    }
+    changing = _descendants(nodes, changing)
+    of_fixed = _descendants(nodes, fixed) - fixed
+    last = [
+        variable
+        for node in nodes
+        if not changing.isdisjoint(node.outputs)
+        for variable in node.inputs
+        if variable in of_fixed and variable not in changing
+    ]
+    last = [each for each in dict.fromkeys(last) if isinstance(each.type, TensorType)]
+    if not last:
+        return graph
+    values = posterior.compile_for_setup([], last, quick=True)()
+    replacements = {
+        variable: pytensor.shared(np.asarray(value), "of_center", shape=variable.type.shape)
+        for variable, value in zip(last, values, strict=True)
+    }
+    return clone_replace(graph, replacements, rebuild_strict=False)
 
 
 def _has_one_entry_a_row(variable: Variable) -> bool:
