@@ -60,6 +60,9 @@ MEAN_SHIFT = "mean_shift"
 """This array of the settings has the error of each mean, in posterior standard deviations, for
 variances that are too large by a factor of two, to first order."""
 
+LAW = "law"
+"""This setting names the law of the dynamics, where a formula of it is known."""
+
 HALF_STEP = "sgmcmc_half_step"
 """This group of a trace has the errors of the means, measured at the whole and half the step
 size."""

@@ -9,12 +9,9 @@ is from :math:`\pi`. No pass over the data is needed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from scipy import linalg, special
-
-from pymc_sgmcmc.matrices import Dense, LowRank, as_matrix
+from scipy import special
 
 BATCHES = 20
 """Monte-Carlo errors are computed from the means of at most this many batches of each chain. The
@@ -58,71 +55,14 @@ def batch_means(values: np.ndarray, batches: int | None = None) -> np.ndarray:
 
 def mean_with_error(values: np.ndarray) -> Estimate:
     """Mean over chains and draws, with the standard error that the batch means show."""
-    return Estimate(values.mean((0, 1)), _standard_error(batch_means(values)))
+    return Estimate(values.mean((0, 1)), standard_error(batch_means(values)))
 
 
-def _standard_error(estimates: np.ndarray) -> np.ndarray:
+def standard_error(estimates: np.ndarray) -> np.ndarray:
     """Standard error of the mean of independent estimates, NaN where there is only one."""
     if len(estimates) < 2:
         return np.full(estimates.shape[1:], np.nan)
     return estimates.std(0, ddof=1) / np.sqrt(len(estimates))
-
-
-def langevin_variance_error(
-    gradients: np.ndarray,
-    step_sizes: np.ndarray,
-    preconditioner: Any,
-    precision: Any,
-) -> Estimate:
-    r"""Relative error of each variance of a Langevin chain with preconditioner M.
-
-    At stationarity the covariance :math:`\Lambda` of
-    :math:`\theta' = \theta + \tfrac{h}{2} M \hat\nabla + N(0, h M)` on a Gaussian with precision H
-    exceeds :math:`H^{-1}` by the solution X of
-
-    .. math:: X H M + M H X = \tfrac{h}{2} M \, \mathrm{E}[\hat\nabla \hat\nabla^\top] M
-
-    and by :math:`\tfrac{h}{4} M \mathrm{E}[\hat\nabla \hat\nabla^\top] M` for M the inverse of H.
-    Where the noise of the gradient depends on the position, its mean over the chain counts.
-
-    Parameters
-    ----------
-    gradients : numpy.ndarray, shape (chains, draws, d)
-    step_sizes : numpy.ndarray, shape (chains, draws)
-    preconditioner : numpy.ndarray, scalar, (d,) or (d, d), or Matrix
-        M.
-    precision : numpy.ndarray, (d,) or (d, d), or Matrix
-        H, the curvature at the mode. Where one of the two matrices is of low rank, or both are
-        diagonal, M is taken for the inverse of H.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> rng = np.random.default_rng(1)
-    >>> gradients, step_sizes = rng.normal(size=(4, 1000, 2)), np.full((4, 1000), 0.2)
-    >>> langevin_variance_error(gradients, step_sizes, np.eye(2), np.eye(2)).value.round(2)
-    array([0.05, 0.05])
-    """
-    preconditioner, precision = as_matrix(preconditioner), as_matrix(precision)
-    kinds = {type(preconditioner), type(precision)}
-    if LowRank in kinds or Dense not in kinds:
-        squares = (gradients @ preconditioner) ** 2 / preconditioner.diagonal()
-        return mean_with_error(0.25 * step_sizes[..., None] * squares)
-    dimension = gradients.shape[-1]
-    root = preconditioner.root
-    values, vectors = linalg.eigh(precision.congruence(root).dense())
-    directions = root @ vectors
-    sums = values[:, None] + values
-    variances = np.einsum("ij,j,ij->i", directions, 1 / values, directions)
-    scaled = np.sqrt(0.5 * step_sizes[..., None]) * (gradients @ directions)
-
-    def errors(rows: np.ndarray) -> np.ndarray:
-        excess = rows.T @ rows / len(rows) / sums
-        return np.einsum("ij,jk,ik->i", directions, excess, directions) / variances
-
-    batches = np.concatenate(split_into_batches(scaled))
-    batch_errors = np.array([errors(batch) for batch in batches])
-    return Estimate(errors(scaled.reshape(-1, dimension)), _standard_error(batch_errors))
 
 
 def stein_variance_error(positions: np.ndarray, gradients: np.ndarray) -> Estimate:

@@ -21,46 +21,30 @@ from typing import Any
 import numpy as np
 
 from pymc_sgmcmc.adaptation.base import Adaptation, AdaptationState, Seen
+from pymc_sgmcmc.dynamics import Law
 from pymc_sgmcmc.matrices import Matrix
 
 STATISTIC = "variance_error"
 """The running estimate is recorded under this name."""
 
 
-def langevin_excess(gradients: np.ndarray, preconditioner: Matrix) -> np.ndarray:
-    r"""Relative variance error of each draw for a step of 1.
-
-    Its mean over draws, times h, estimates the error:
-
-    .. math:: \tfrac14 (M \hat\nabla)_i^2 / M_{ii}
-
-    Parameters
-    ----------
-    gradients : numpy.ndarray, shape (..., d)
-    preconditioner : Matrix
-
-    Returns
-    -------
-    numpy.ndarray, shape (..., d)
-    """
-    moved = np.asarray(gradients, dtype=float) @ preconditioner
-    return 0.25 * moved**2 / preconditioner.diagonal()
-
-
 class LangevinMonitor(Adaptation):
-    """Record of the variance error of a Langevin chain.
+    """Record of the variance error of a chain whose law is known.
 
     Parameters
     ----------
+    law : Law
     preconditioner : Matrix
         The fixed preconditioner M.
+    precision : Matrix, optional
+        The curvature H at the centre, the inverse of M where it is not given.
     """
 
     transitions = 10**9
 
-    def __init__(self, preconditioner: Matrix):
+    def __init__(self, law: Law, preconditioner: Matrix, precision: Matrix | None = None):
         self.stats = {STATISTIC: np.float64}
-        self._preconditioner = preconditioner
+        self._law, self._matrices = law, (preconditioner, precision)
 
     def begin(self, position: np.ndarray) -> AdaptationState:
         """No draws yet."""
@@ -79,7 +63,7 @@ class LangevinMonitor(Adaptation):
         """Add the recorded draws."""
         state = _anew_after_tuning(state, seen)
         recorded = slice(seen.thin - 1, None, seen.thin)
-        excess = langevin_excess(seen.gradients[recorded], self._preconditioner)
+        excess = self._law.excess(seen.gradients[recorded], *self._matrices)
         totals = _running_sum(state["total"], excess)
         counts = int(state["count"]) + np.arange(1, len(totals) + 1)
         running = seen.step_sizes[recorded] * (totals / counts[:, None]).max(1)

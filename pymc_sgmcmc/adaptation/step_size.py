@@ -14,7 +14,7 @@ import numpy as np
 from scipy import linalg
 
 from pymc_sgmcmc.adaptation.base import Adaptation, AdaptationState, Seen
-from pymc_sgmcmc.adaptation.monitor import langevin_excess
+from pymc_sgmcmc.dynamics import Law
 from pymc_sgmcmc.matrices import Dense, LowRank, Matrix
 from pymc_sgmcmc.tuning import DENSE_DIMENSION, Center
 
@@ -45,11 +45,10 @@ apart have the autocorrelation time (1 + e⁻²) / (1 - e⁻²) = 1.3."""
 
 
 class LangevinStepSize(Adaptation):
-    r"""Adaptation that keeps the variance error of a Langevin chain near the stated one.
+    r"""Adaptation that keeps the variance error of a chain whose law is known near the stated one.
 
-    .. math:: h = \frac{4 \delta}{\lambda_{\max}(L^\top (H + V) L)}, \qquad M = L L^\top
-
-    with H the curvature at the centre c. V is the covariance of the residuals
+    It is the step size of the law, see `Law.step_size`, for :math:`M = L L^\top`, H the curvature
+    at the centre c, and the noise V that the chain meets. V is the covariance of the residuals
     :math:`r = \hat\nabla + H (\theta - c)`, which hold the noise of the gradients and the part of
     the posterior that is not Gaussian. Noise is independent between transitions, while the
     gradients follow the position, so a few draws suffice for its covariance. The direction of
@@ -61,6 +60,7 @@ class LangevinStepSize(Adaptation):
 
     Parameters
     ----------
+    law : Law
     preconditioner : Matrix
         The fixed preconditioner M.
     thin : int
@@ -75,13 +75,20 @@ class LangevinStepSize(Adaptation):
     only_tunes = True
 
     def __init__(
-        self, preconditioner: Matrix, thin: int, step_size: float, bias: float, center: Center
+        self,
+        law: Law,
+        preconditioner: Matrix,
+        thin: int,
+        step_size: float,
+        bias: float,
+        center: Center,
     ):
         self.transitions = FIRST_WINDOW * thin
+        self._law, self._bias, self._step_size = law, bias, step_size
         self._preconditioner = preconditioner
-        self._wanted = MARGIN * bias / step_size
         self._center = center.position
         self._precision = center.curvature.precision
+        self._largest = float(center.curvature.relative_to(preconditioner.root).max())
         low_rank = isinstance(self._precision, LowRank)
         self._searches = len(self._center) <= DENSE_DIMENSION and not low_rank
         if self._searches:
@@ -89,13 +96,11 @@ class LangevinStepSize(Adaptation):
             curvature = self._precision.congruence(self._root)
             self._curvature = curvature.dense(len(self._center))
 
-    def with_thin(self, thin: int) -> Self:
-        """The same for another number of transitions a draw.
-
-        It serves any stated error too, since the step size is in proportion to that.
-        """
+    def at_bias(self, thin: int, step_size: float, bias: float) -> Self:
+        """The same for another stated error, with its step size and transitions a draw."""
         other = copy(self)
         other.transitions = FIRST_WINDOW * thin
+        other._step_size, other._bias = step_size, bias
         return other
 
     def begin(self, position: np.ndarray) -> AdaptationState:
@@ -141,8 +146,9 @@ class LangevinStepSize(Adaptation):
             state[name].copy() for name in ("products", "residuals", "counts")
         )
         recorded = seen.gradients[seen.thin - 1 :: seen.thin]
-        for draw_excess in langevin_excess(recorded, self._preconditioner):
-            excess += draw_excess
+        moved = recorded.astype(float) @ self._preconditioner
+        for square in moved**2 / self._preconditioner.diagonal():
+            excess += square
         if self._searches:
             stride = max(1, seen.thin // GRADIENTS_A_DRAW)
             shape = (-1, seen.thin, len(excess))
@@ -169,14 +175,21 @@ class LangevinStepSize(Adaptation):
         """Step size to use, in units of the computed one."""
         draws = int(state["draws"])
         chance = STANDARD_ERRORS * np.sqrt(2 / (draws * SQUARES_A_DRAW))
-        largest, most = max(0.0, 1 - chance) * float(state["excess"].max()) / draws, 1.0
+        squares = max(0.0, 1 - chance) * state["excess"] / draws
+        expected = self._law.expected_squares(self._preconditioner, self._precision)
+        noise, most = max(0.0, float((squares - expected).max())), 1.0
         if self._searches:
             means = state["residuals"] / state["counts"][:, None]
             products = state["products"] / state["counts"][:, None, None]
-            noise = products - means[:, :, None] * means[:, None, :]
-            whitened = [self._curvature + Dense(V).congruence(self._root).values for V in noise]
-            largest, most = max(largest, 0.25 * _largest_direction(*whitened)), LARGEST_FACTOR
-        return float(np.clip(self._wanted / max(largest, 1e-300), SMALLEST_FACTOR, most))
+            noises = products - means[:, :, None] * means[:, None, :]
+            # In the direction in which noise and what the curvature adds to it are largest.
+            share = self._law.of_curvature
+            added = share * self._curvature
+            whitened = [added + Dense(V).congruence(self._root).values for V in noises]
+            noise = max(noise, _largest_direction(*whitened) - share * self._largest)
+            most = LARGEST_FACTOR
+        step_size = self._law.step_size(noise, self._largest, MARGIN * self._bias)
+        return float(np.clip(step_size / self._step_size, SMALLEST_FACTOR, most))
 
 
 def _largest_direction(first: np.ndarray, second: np.ndarray) -> float:

@@ -9,7 +9,11 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
+
+from pymc_sgmcmc.dynamics.law import Law
+from pymc_sgmcmc.matrices import Matrix
 
 type Array = np.ndarray | TensorVariable
 """Transitions take arrays of NumPy as well as symbolic tensors."""
@@ -46,6 +50,13 @@ def folded(position: Array, mirrored: Array | None) -> Array:
     return pt.where(pt.gt(mirrored, 0.5), pt.abs(position), position)
 
 
+def numbers(values: Array | SharedVariable) -> np.ndarray:
+    """Values of an array or a shared variable, in double precision."""
+    if isinstance(values, SharedVariable):
+        values = values.get_value()
+    return np.asarray(values, dtype=float)
+
+
 @dataclass(frozen=True)
 class Auxiliary:
     """A part of the state of a chain beside its position, such as a momentum.
@@ -80,6 +91,20 @@ class Dynamics(ABC):
     stats: tuple[str, ...] = ()
     lag: int = 1
     depends_on_others: ClassVar[bool] = False
+
+    @property
+    def law(self) -> Law | None:
+        """What is known of the stationary law, None where no formula holds.
+
+        Without it no step size is computed or tuned in closed form, and reports use Stein's
+        identity alone.
+        """
+        return None
+
+    @property
+    def fixed_preconditioner(self) -> Matrix | None:
+        """The matrix M of the law, as numbers, where there is one."""
+        return None
 
     def auxiliaries(self, dimension: int) -> Sequence[Auxiliary]:
         """Parts of the state beside a position of length d."""

@@ -3,6 +3,7 @@ r"""Stochastic gradient Langevin dynamics (Welling and Teh 2011)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pymc_sgmcmc.dynamics.base import (
     Array,
@@ -11,7 +12,9 @@ from pymc_sgmcmc.dynamics.base import (
     State,
     Transition,
     folded,
+    numbers,
 )
+from pymc_sgmcmc.dynamics.law import EULER, Law
 from pymc_sgmcmc.matrices import Matrix
 
 
@@ -41,11 +44,26 @@ class Langevin(Dynamics):
         The matrix L in M = L Lᵀ, of the same kind.
     mirrored : (d,), optional
         Ones for mirrored coordinates, zeros for the others.
+    is_tuned : bool
+        Whether M changes along a chain, so that no formula of its law is known.
     """
 
     preconditioner: Matrix
     root: Matrix
     mirrored: Array | None = None
+    is_tuned: bool = False
+
+    integrated: ClassVar[Law] = EULER
+
+    @property
+    def law(self) -> Law | None:
+        """The law for which settings are computed."""
+        return None if self.is_tuned else self.integrated
+
+    @property
+    def fixed_preconditioner(self) -> Matrix | None:
+        """M as numbers."""
+        return None if self.is_tuned else self.preconditioner.map(numbers)
 
     def scaled_noise(self, noise: Array, step_sizes: Array) -> Array:
         r"""Rows :math:`\sqrt{h} L \xi`, by one matrix product instead of many."""

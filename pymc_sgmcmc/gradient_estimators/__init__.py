@@ -5,7 +5,7 @@ and an index. All are unbiased for each position. They differ in their variance.
 """
 
 from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Memory, Reference
-from pymc_sgmcmc.gradient_estimators.control_variate import ControlVariateGradient
+from pymc_sgmcmc.gradient_estimators.control_variate import SECOND_ORDER, ControlVariateGradient
 from pymc_sgmcmc.gradient_estimators.fisher_identity import FisherGradient
 from pymc_sgmcmc.gradient_estimators.full import FullGradient
 from pymc_sgmcmc.gradient_estimators.plain import PlainGradient
@@ -14,6 +14,7 @@ from pymc_sgmcmc.gradient_estimators.svrg import SVRG, SVRGGradient
 from pymc_sgmcmc.gradient_estimators.weighted import WeightedGradient
 
 __all__ = [
+    "SECOND_ORDER",
     "SVRG",
     "ControlVariateGradient",
     "FisherGradient",

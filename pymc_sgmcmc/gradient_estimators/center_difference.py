@@ -8,9 +8,9 @@ forms in any gradient graph. It takes the difference inside sums and products. V
 entry a row that depend only on the rows and the centre are computed once, for all rows.
 
 Control variates of second order subtract :math:`\sum_{j \in S} \nabla^2 \log p(x_j \mid \hat\theta)
-(\theta - \hat\theta)` as well. With a linear predictor :math:`\eta_j` what is left is :math:`x_j
-[\ell'_j(\eta_j) - \ell'_j(\hat\eta_j) - \ell''_j(\hat\eta_j) (\eta_j - \hat\eta_j)]`: one more stored
-number a row, and no more products.
+(\theta - \hat\theta)` as well. With a linear predictor :math:`\eta_j` what is left is
+:math:`x_j r_j` with :math:`r_j = \ell'_j(\eta_j) - \ell'_j(\hat\eta_j) - \ell''_j(\hat\eta_j)
+(\eta_j - \hat\eta_j)`: one more stored number a row, and no more products.
 """
 
 from __future__ import annotations
@@ -329,7 +329,8 @@ def find_center_difference(
     shift = position - center_variable
     if posterior.rows_are_groups and store_columns:
         stored = pt.tensor("stored", dtype=posterior.dtype, shape=(None, posterior.dimension))
-        shapes, columns = [(posterior.dimension,)], [stored]
+        shapes: list[tuple[int, ...]] = [(posterior.dimension,)]
+        columns = [stored]
         graph = posterior.rows_gradient(position, rows, length) - stored.sum(axis=0)
         if order == 2:
             shapes.append((posterior.dimension, posterior.dimension))

@@ -27,10 +27,11 @@ class ControlVariateGradient(GradientEstimator):
     with the same rows S in both sums (Baker et al. 2019, eq. 4). The estimate is unbiased for any
     centre. Its variance is zero at the centre and grows with the square of the distance from it.
 
-    Control variates of second order subtract :math:`A_j (\theta - \hat\theta)` from the difference of
-    each row j, with :math:`A_j = \nabla^2 \log p(x_j \mid \hat\theta)`, and add :math:`\sum_{j=1}^N A_j
-    (\theta - \hat\theta)`. The variance then grows with the fourth power of the distance. The
-    estimate is unbiased since the sum is over all rows; that of a sample of the rows would not do.
+    Control variates of second order subtract :math:`A_j (\theta - \hat\theta)` from the difference
+    of each row j, with :math:`A_j = \nabla^2 \log p(x_j \mid \hat\theta)`, and add
+    :math:`\sum_{j=1}^N A_j (\theta - \hat\theta)`. The variance then grows with the fourth power of
+    the distance. The estimate is unbiased since the sum is over all rows; that of a sample of the
+    rows would not do.
 
     Other step methods may move other variables of the posterior. The differences are then between
     the present values of these variables and those for which the centre was computed, so the

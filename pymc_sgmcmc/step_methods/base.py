@@ -185,9 +185,7 @@ class StochasticGradientStep(StepMethod):
                 *([] if estimator.reference is None else [RefreshedReference(estimator.reference)]),
                 *design.adaptations,
                 *_tuning(design, setup),
-                SteinMonitor()
-                if design.preconditioner is None
-                else LangevinMonitor(design.preconditioner),
+                _monitor(design, setup),
                 *([] if self._moments is None else [self._moments]),
             ],
             most_thin=design.pace.most_thin,
@@ -258,10 +256,10 @@ class StochasticGradientStep(StepMethod):
                 f"The step size of {type(self).__name__} should be computed in closed form, but "
                 "was not. Leave out `step_size`."
             )
-        # Gradients of wider chains are larger: the error is x / (1 - x) for x in proportion to the
-        # step size, without noise of the gradients, and smaller with it.
-        factor = bias / (1 + bias) * (1 + self.bias) / self.bias
-        choice = replace(choice, step_size=choice.step_size * factor)
+        law = self.block.dynamics.law
+        assert law is not None
+        step_size = law.step_size(choice.noise, choice.curvature, bias)
+        choice = replace(choice, step_size=step_size, error=bias)
         if self._thin_given:
             pace = replace(self._pace, step_size=choice.step_size, choice=choice)
         else:
@@ -274,7 +272,9 @@ class StochasticGradientStep(StepMethod):
             step_size=pace.step_size,
             thin=pace.thin,
             adaptations=[
-                each.with_thin(pace.thin) if isinstance(each, LangevinStepSize) else each
+                each.at_bias(pace.thin, choice.step_size, bias)
+                if isinstance(each, LangevinStepSize)
+                else each
                 for each in self.chain.adaptations
             ],
             most_thin=pace.most_thin,
@@ -712,8 +712,17 @@ class StochasticGradientStep(StepMethod):
 
 def _tuning(design: Design, setup: Setup) -> tuple[Adaptation, ...]:
     """Adaptation of a step size in closed form."""
-    pace = design.pace
-    matrix = design.preconditioner
-    if matrix is None or pace.choice is None or not isinstance(pace.step_size, float):
+    pace, law, matrix = design.pace, design.dynamics.law, design.dynamics.fixed_preconditioner
+    if law is None or matrix is None or pace.choice is None:
         return ()
-    return (LangevinStepSize(matrix, pace.thin, pace.step_size, setup.bias, setup.center),)
+    assert isinstance(pace.step_size, float)
+    return (LangevinStepSize(law, matrix, pace.thin, pace.step_size, setup.bias, setup.center),)
+
+
+def _monitor(design: Design, setup: Setup) -> Adaptation:
+    """Running estimate of the variance error, by the law or by Stein's identity."""
+    law, matrix = design.dynamics.law, design.dynamics.fixed_preconditioner
+    if law is None or matrix is None:
+        return SteinMonitor()
+    center = setup.known_center
+    return LangevinMonitor(law, matrix, None if center is None else center.curvature.precision)

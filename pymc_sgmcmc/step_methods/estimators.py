@@ -31,6 +31,7 @@ def make_estimator(
     *,
     kept: np.ndarray | None,
     static: bool,
+    order: int = 1,
     noise_share: float = ANY_NOISE,
 ) -> GradientEstimator:
     """Gradient estimator with its minibatch scheme; control variates need the centre.
@@ -67,7 +68,9 @@ def make_estimator(
     if joint_center is None:
         raise ValueError(f'`gradient="{gradient}"` needs a centre.')
     center = joint_center.center
-    difference = find_center_difference(posterior, center.position, joint_center.others)
+    difference = find_center_difference(
+        posterior, center.position, joint_center.others, order=order
+    )
     scheme = batching_of(
         posterior,
         batching,

@@ -112,7 +112,7 @@ class LocalVariables:
         _check(settings)
         given = settings.local
         self.sampling = given if isinstance(given, LocalSampling) else LocalSampling(given)
-        self._control_variate = settings.gradient == "cv"
+        self._control_variate = settings.order > 0
         computed = settings.step_size is None or settings.batch_size is None
         self.complete = CompleteData(
             settings.model,
@@ -223,7 +223,7 @@ def _check(settings: Settings) -> None:
             "`local` should be the names of local variables or a `LocalSampling`, but got "
             f"{given!r}."
         )
-    if settings.gradient not in ("plain", "cv"):
+    if settings.gradient != "plain" and not settings.order:
         raise ValueError(
             f'`local` goes with `gradient="plain"` or "cv", but got {settings.gradient!r}.'
         )

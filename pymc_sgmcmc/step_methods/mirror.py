@@ -71,8 +71,8 @@ def check_mirror(settings: Settings, preconditioner: str | np.ndarray | Matrix) 
             '`preconditioner` should be a number or a vector with `positive="mirror"`, since '
             "a dense matrix is reflected in another direction, but is a matrix."
         )
-    if settings.local is not None or settings.gradient == "cv":
-        refused = "local" if settings.local is not None else 'gradient="cv"'
+    if settings.local is not None or settings.order:
+        refused = "local" if settings.local is not None else f'gradient="{settings.gradient}"'
         raise ValueError(
             f'`positive="mirror"` does not go with `{refused}`. Use `gradient="plain"`, or the '
             "log transform."

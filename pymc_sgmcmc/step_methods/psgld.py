@@ -112,7 +112,10 @@ class PSGLD(StochasticGradientStep):
         preconditioner = setup.shared(ones, "preconditioner")
         preconditioner_root = setup.shared(ones, "preconditioner_root")
         dynamics = Langevin(
-            Diagonal(preconditioner), Diagonal(preconditioner_root), setup.mirrored()
+            Diagonal(preconditioner),
+            Diagonal(preconditioner_root),
+            setup.mirrored(),
+            is_tuned=True,
         )
 
         def scaled() -> Pace:

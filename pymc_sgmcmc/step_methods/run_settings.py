@@ -17,6 +17,7 @@ from pymc_sgmcmc.record import (
     FACTORS,
     GIVEN,
     KEPT_ROWS,
+    LAW,
     LOCAL,
     LOCAL_TRANSITIONS,
     MEAN_SHIFT,
@@ -59,6 +60,8 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
         "rows": json.dumps(_named(setup.settings.rows)),
         "estimator_from": GIVEN if by_hand else COMPUTED,
     }
+    if design.dynamics.law is not None:
+        attributes[LAW] = design.dynamics.law.name
     if isinstance(setup.estimator, FisherGradient):
         attributes[LOCAL] = json.dumps(setup.estimator.local.complete.names)
         attributes[LOCAL_TRANSITIONS] = setup.estimator.local.transitions
@@ -81,7 +84,7 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
         attributes["curvature"] = choice.curvature
     attributes["why"] = _why(setup, design)
     arrays = {KEPT_ROWS: setup.estimator.kept} if setup.estimator.kept_rows else {}
-    matrices = {"preconditioner": design.preconditioner}
+    matrices = {"preconditioner": design.dynamics.fixed_preconditioner}
     if setup.known_center is not None:
         arrays["center"] = np.asarray(setup.known_center.position, dtype=np.float64)
         if setup.known_center.bend is not None and not setup.kind.is_exact:
@@ -125,15 +128,15 @@ def with_pace(settings: RunSettings, bias: float, pace: Pace) -> RunSettings:
         "bias": bias,
         "step_size": pace.choice.step_size,
         "thin": pace.thin,
-        "why": f"{_closed_form(bias, pace.choice)}; {others}",
+        "why": f"{_closed_form(pace.choice)}; {others}",
     }
     return replace(settings, attributes={**settings.attributes, **changed})
 
 
-def _closed_form(bias: float, choice: StepSizeChoice) -> str:
+def _closed_form(choice: StepSizeChoice) -> str:
     return (
-        f"step size 4 x {bias:g} / (gradient noise {choice.noise:.2g} + curvature "
-        f"{choice.curvature:.2g})"
+        f"step size {choice.step_size:.3g} for a variance error of {choice.error:g}, with gradient "
+        f"noise {choice.noise:.2g} and curvature {choice.curvature:.2g}"
     )
 
 
@@ -143,7 +146,7 @@ def _why(setup: Setup, design: Design) -> str:
     if setup.settings.step_size is not None:
         step = "step size given"
     elif choice is not None:
-        step = _closed_form(setup.bias, choice)
+        step = _closed_form(choice)
     elif setup.kind.is_exact:
         step = "step size computed for the best acceptance rate"
     else:

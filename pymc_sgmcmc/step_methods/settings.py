@@ -16,7 +16,7 @@ from pymc_sgmcmc.batching import SCHEMES, check_batch_size
 from pymc_sgmcmc.checks import as_array, generator, one_of, positive_number, whole_number
 from pymc_sgmcmc.engine import is_jax_mode
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.gradient_estimators import SVRG, GradientEstimator
+from pymc_sgmcmc.gradient_estimators import SECOND_ORDER, SVRG, GradientEstimator
 from pymc_sgmcmc.matrices import Matrix, matrix_root
 from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.schedules import StepSize, check_step_size
@@ -29,7 +29,10 @@ PACKAGES_OF_MODES = {"JAX": "jax", "MLX": "mlx", "PYTORCH": "torch"}
 PRECONDITIONERS = ("curvature", "identity")
 """These are the names of preconditioners."""
 
-GRADIENTS = ("plain", "cv", "svrg", "saga")
+CONTROL_VARIATES = {"cv": 1, SECOND_ORDER: 2}
+"""Control variates at the centre are of this order."""
+
+GRADIENTS = ("plain", *CONTROL_VARIATES, "svrg", "saga")
 """These are the names of the gradient estimators."""
 
 POSITIVE = ("transform", "mirror")
@@ -105,13 +108,14 @@ class Settings:
     bias : float, optional
         Relative error of the posterior variance that you accept, in (0, 1), instead of a
         `step_size`. Default: 0.05. `bias_report` estimates the error of a run.
-    gradient : {"plain", "cv", "svrg", "saga"}, SVRG or GradientEstimator
+    gradient : {"plain", "cv", "second_order", "svrg", "saga"}, SVRG or GradientEstimator
         Estimator of the gradient. "plain" is the scaled minibatch gradient. "cv" has control
-        variates at the centre (Baker et al.), and "svrg" at an earlier position of the chain
-        (`SVRG` sets how often it is refreshed). "saga" stores a gradient for each row. An estimator
-        made by hand has its own posterior and minibatch scheme. The default is "plain" for `SGLD`,
-        `SGRLD`, `OSGFS` and `Recipe`, and "cv" for the others: plain gradients take many more
-        transitions.
+        variates at the centre (Baker et al.), and "second_order" the derivatives there as well, see
+        `ControlVariateGradient`; beyond 500 coordinates it is "cv". "svrg" has control variates at
+        an earlier position of the chain (`SVRG` sets how often it is refreshed). "saga" stores a
+        gradient for each row. An estimator made by hand has its own posterior and minibatch scheme.
+        The default is "plain" for `SGLD`, `SGRLD`, `OSGFS` and `Recipe`, "second_order" for
+        `SGLDCV`, and "cv" for the others: plain gradients take many more transitions.
     batch_size : int, optional
         Number n of rows in a minibatch. For a model with `pymc.Minibatch` it replaces the model's
         own. Default for an ordinary model: the batch size at which an effective draw costs least,
@@ -224,6 +228,12 @@ class Settings:
     def stated_bias(self) -> float:
         """Relative error of the variance for which settings are computed."""
         return VARIANCE_INFLATION if self.bias is None else float(self.bias)
+
+    @property
+    def order(self) -> int:
+        """Order of the control variates at the centre, 0 without them."""
+        gradient = self.gradient
+        return CONTROL_VARIATES.get(gradient, 0) if isinstance(gradient, str) else 0
 
     @property
     def on_jax(self) -> bool:

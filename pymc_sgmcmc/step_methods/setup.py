@@ -18,7 +18,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 
 from pymc_sgmcmc.adaptation import Adaptation
 from pymc_sgmcmc.batching import ANY_NOISE, check_batch_size
-from pymc_sgmcmc.dynamics import Dynamics
+from pymc_sgmcmc.dynamics import EULER, Dynamics, Law
 from pymc_sgmcmc.errors import BatchSizeWarning, ModelError
 from pymc_sgmcmc.gradient_estimators import FullGradient, GradientEstimator
 from pymc_sgmcmc.marginal.search import remedy
@@ -42,6 +42,7 @@ from pymc_sgmcmc.step_methods.mirror import (
 )
 from pymc_sgmcmc.step_methods.settings import Settings, check_preconditioner, is_curvature
 from pymc_sgmcmc.tuning import (
+    DENSE_DIMENSION,
     Center,
     RowNoise,
     StepSizeChoice,
@@ -107,9 +108,6 @@ class Design:
     pace : Pace
     adaptations : tuple of Adaptation
         Settings of the dynamics that change between blocks of transitions.
-    preconditioner : Matrix, optional
-        The fixed matrix M of Langevin dynamics, where a computed step size is that of the closed
-        form.
     watch : callable, optional
         A function of the statistics of a draw that returns a warning about the chain, or None. It
         is called at the end of tuning and at the end of the chain.
@@ -122,7 +120,6 @@ class Design:
     dynamics: Dynamics
     pace: Pace
     adaptations: tuple[Adaptation, ...] = field(default=())
-    preconditioner: Matrix | None = None
     watch: Callable[[Mapping[str, Any]], str | None] | None = None
     begins_at_center: bool = True
     remedy: str | None = None
@@ -130,7 +127,7 @@ class Design:
     @property
     def closed_form(self) -> StepSizeChoice | None:
         """Noise and curvature of the step size, where that has the closed form."""
-        return None if self.preconditioner is None else self.pace.choice
+        return None if self.dynamics.law is None else self.pace.choice
 
 
 @dataclass(frozen=True)
@@ -234,7 +231,7 @@ class Setup:
         # Every transition evaluates the same rows only where the batch size is computed.
         self._keeps_rows = (
             kind.keeps_rows
-            and gradient == "cv"
+            and settings.order > 0
             and self._batch_size is None
             and settings.local is None
         )
@@ -360,6 +357,21 @@ class Setup:
     # --- Gradient ----------------------------------------------------------------------------
 
     @cached_property
+    def _order(self) -> int:
+        """Order of the control variates at the centre, 0 without them."""
+        order = self.settings.order
+        if order == 2 and self.posterior.dimension > DENSE_DIMENSION:
+            log.info(
+                "%s: control variates of first order, since the position has %d coordinates, and "
+                "those of second order take matrices of at most %d",
+                self.name,
+                self.posterior.dimension,
+                DENSE_DIMENSION,
+            )
+            return 1
+        return order
+
+    @cached_property
     def noise(self) -> RowNoise:
         """Noise of the gradients of single rows around the centre."""
         gradient = self.settings.gradient
@@ -374,7 +386,7 @@ class Setup:
             return row_noise(
                 self.posterior,
                 self.center,
-                control_variate=reduces_variance,
+                order=self._order or int(reduces_variance),
                 joint_draws=self.joint_draws,
                 cost=(lambda rows, drawn, kept: least_cost(rows, drawn, *operations, kept))
                 if self._keeps_rows
@@ -398,15 +410,16 @@ class Setup:
         if batch_size is None:
             batch_size = self._cheapest_batch_size()
         if self.local is not None:
-            center = self.center if gradient == "cv" else self.known_center
+            center = self.center if self.settings.order else self.known_center
             return self.local.estimator(self.posterior, center, batch_size)
         return make_estimator(
             gradient,
             self.posterior,
-            self._joint_center if gradient == "cv" else None,
+            self._joint_center if self.settings.order else None,
             self.settings.batching,
             batch_size,
             kept=self.noise.kept if self._keeps_rows else None,
+            order=self._order,
             static=static,
             noise_share=self._noise_share,
         )
@@ -416,7 +429,7 @@ class Setup:
         curvature, noise_of_rows = self.center.curvature, self.noise
         largest = float(curvature.relative_to(curvature.root).max())
         noise = noise_of_rows.n_rows**2 * self._noise_along_curvature / largest
-        if self.settings.gradient not in ("plain", "cv"):
+        if self.settings.gradient != "plain" and not self.settings.order:
             noise *= 2  # Positions of reference vary about the centre as much as the chain.
         rows, matrix = _operations(self.posterior, self.center)
         rows_always = len(noise_of_rows.kept) * rows
@@ -460,8 +473,8 @@ class Setup:
 
     # --- Step size ---------------------------------------------------------------------------
 
-    def choose_step_size(self, root: Matrix) -> StepSizeChoice:
-        """Step size of Langevin dynamics in closed form for a preconditioner M = L Lᵀ."""
+    def choose_step_size(self, root: Matrix, law: Law = EULER) -> StepSizeChoice:
+        """Step size in closed form for a preconditioner M = L Lᵀ."""
         if root is self.center.curvature.root:
             noise = self._noise_along_curvature
         else:
@@ -473,14 +486,15 @@ class Setup:
             row_noise=noise,
             noise_factors=self.estimator.noise_factors,
             inflation=self.bias,
+            law=law,
         )
 
-    def closed_form(self, root: Matrix, *, tuned: bool = False) -> Pace:
-        """Step size of Langevin dynamics in closed form, and one relaxation time a draw.
+    def closed_form(self, root: Matrix, law: Law = EULER, *, tuned: bool = False) -> Pace:
+        """Step size in closed form, and one relaxation time a draw.
 
         Both change at the end of tuning where the step size is `tuned`.
         """
-        return paced(self.choose_step_size(root), tuned=tuned)
+        return paced(self.choose_step_size(root, law), tuned=tuned)
 
     def pace(self, compute: Callable[[], Pace], thin: int = 1) -> Pace:
         """Step size and thinning as given, or computed and logged.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, Unpack
 
-from pymc_sgmcmc.dynamics import Langevin
+from pymc_sgmcmc.checks import one_of
+from pymc_sgmcmc.dynamics import AveragedLangevin, Langevin
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
-from pymc_sgmcmc.step_methods.settings import (
-    NO_MIRROR,
-)
+from pymc_sgmcmc.step_methods.settings import NO_MIRROR, CommonSettings
 from pymc_sgmcmc.step_methods.setup import Design, Kind, Setup
+
+INTEGRATORS = {"euler": Langevin, "averaged": AveragedLangevin}
+"""Names of the ways in which the diffusion is made discrete."""
 
 
 @documented
@@ -78,11 +81,23 @@ class SGLD(StochasticGradientStep):
     name = "sgld"
     _kind = Kind(takes_low_rank=True, bounds_noise=True)
 
+    def __init__(
+        self,
+        vars: Sequence | None = None,
+        *,
+        integrator: str = "euler",
+        **settings: Unpack[CommonSettings],
+    ):
+        self._integrator = one_of("integrator", integrator, tuple(INTEGRATORS))
+        super().__init__(vars, **settings)
+
     def _design(self, setup: Setup) -> Design:
         matrix, root = setup.preconditioner(self._preconditioner)
-        pace = setup.pace(lambda: setup.closed_form(root, tuned=True))
-        dynamics = Langevin(matrix.map(setup.shared), root.map(setup.shared), setup.mirrored())
-        return Design(dynamics, pace, preconditioner=matrix)
+        kind = INTEGRATORS[self._integrator]
+        dynamics = kind(matrix.map(setup.shared), root.map(setup.shared), setup.mirrored())
+        law = kind.integrated
+        pace = setup.pace(lambda: setup.closed_form(root, law, tuned=True))
+        return Design(dynamics, pace)
 
 
 @documented
@@ -133,4 +148,13 @@ class SGLDCV(SGLD):
 
     name = "sgldcv"
     _refused = NO_MIRROR
-    _defaults: ClassVar = {"gradient": "cv"}
+    _defaults: ClassVar = {"gradient": "second_order"}
+
+    def __init__(
+        self,
+        vars: Sequence | None = None,
+        *,
+        integrator: str = "averaged",
+        **settings: Unpack[CommonSettings],
+    ):
+        super().__init__(vars, integrator=integrator, **settings)

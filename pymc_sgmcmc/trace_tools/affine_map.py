@@ -140,7 +140,7 @@ def calibrate(
             "Sample again with more `draws`."
         )
     if method == "second_moment":
-        if not run.is_langevin:
+        if run.law is None:
             raise ValueError(
                 "method='second_moment' needs a trace of SGLD, SGLDCV or ULA with constant step "
                 f"sizes, but got one of {run.settings.get('sampler', 'an unknown step method')}. "
@@ -406,6 +406,9 @@ def _langevin_precision(sums: _Sums, run: StoredRun) -> np.ndarray:
     root = matrix_root(M, "The preconditioner in the trace").dense()
     scaled = linalg.solve_triangular(root, sums.covariance(), lower=True)
     scaled = linalg.solve_triangular(root, scaled.T, lower=True)
+    assert run.law is not None
+    assert run.step_sizes is not None
+    scaled += (1 - run.law.of_curvature) * run.step_sizes.mean() / 4 * np.eye(d)
     right = 2 * np.eye(d) + 0.5 * root.T @ (sums.gg / sums.counts) @ root
     whitened = linalg.solve_continuous_lyapunov(scaled, right)
     inverse = linalg.solve_triangular(root, np.eye(d), lower=True)

@@ -12,10 +12,12 @@ import pymc as pm
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import positive_number
+from pymc_sgmcmc.dynamics.law import LAWS
 from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.record import (
     COMPUTED,
     LARGEST_MEAN_ERROR,
+    LAW,
     MEAN_SHIFT,
     MIRRORED,
     SETTINGS,
@@ -26,7 +28,6 @@ from pymc_sgmcmc.record import (
 from pymc_sgmcmc.stein import (
     Estimate,
     batch_means,
-    langevin_variance_error,
     mean_gradient_test,
     stein_variance_error,
 )
@@ -83,7 +84,7 @@ def bias_report(
 
     For Langevin dynamics with a known preconditioner (`SGLD`, `SGLDCV`, `ULA`) the variance error
     is computed from the second moment of the gradients that the chain met, for a Gaussian with the
-    curvature at the centre, see `pymc_sgmcmc.stein.langevin_variance_error`. Its Monte-Carlo error
+    curvature at the centre, see `pymc_sgmcmc.dynamics.Law`. Its Monte-Carlo error
     is a few percent of itself. It is positive by construction. Another estimate, by Stein's
     identity, is :math:`-\mathrm{Cov}(\theta_i, (M \hat\nabla)_i) / M_{ii} - 1`: zero for draws
     of the posterior, and negative where the draws do not cover it. It has a Monte-Carlo error of
@@ -422,9 +423,10 @@ def _variance_errors(
         stored_matrix(idata[SETTINGS], name) if SETTINGS in idata.children else None
         for name in ("preconditioner", "precision")
     )
-    if preconditioner is None or precision is None:
+    law = LAWS.get(settings_of(idata).get(LAW, ""))
+    if law is None or preconditioner is None or precision is None:
         return stein, stein, STEIN
-    error = langevin_variance_error(gradients, step_sizes, preconditioner, precision)
+    error = law.variance_error(gradients, step_sizes, preconditioner, precision)
     return error, stein, SECOND_MOMENT
 
 

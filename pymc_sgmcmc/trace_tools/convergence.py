@@ -471,7 +471,7 @@ def _elementwise(run: StoredRun, length: int) -> np.ndarray:
 def _closed_form(idata: DataTree, run: StoredRun, length: int) -> np.ndarray:
     """Statistics with the variance of Langevin dynamics in closed form."""
     missing = [name for name in ("preconditioner", "precision") if name not in run.arrays]
-    if not run.is_langevin or missing:
+    if run.law is None or missing:
         missing += ["constant step sizes"] * (run.step_sizes is None)
         raise ValueError(
             "The closed form is for SGLD, SGLDCV and ULA, but the trace is of "
@@ -499,6 +499,7 @@ def _closed_form(idata: DataTree, run: StoredRun, length: int) -> np.ndarray:
             precision,
             length,
             run.thin,
+            law=run.law,
         )
         try:
             root = covariance_root(covariance)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import linalg
 
+from pymc_sgmcmc.dynamics.law import EULER, Law
 from pymc_sgmcmc.matrices import covariance_root
 
 
@@ -26,6 +27,7 @@ def langevin_gain(
     step_sizes: float | np.ndarray,
     directions: np.ndarray,
     thin: int = 1,
+    law: Law = EULER,
 ) -> np.ndarray:
     r"""Factor by which terms of order 1 reduce the variance of the mean of linear functions.
 
@@ -44,6 +46,7 @@ def langevin_gain(
         A linear function of the position in each column.
     thin : int
         Number of transitions from one draw to the next.
+    law : Law
 
     Returns
     -------
@@ -59,7 +62,7 @@ def langevin_gain(
     """
     sizes, counts = np.unique(step_sizes, return_counts=True)
     matrices = (preconditioner, precision, noise)
-    each = [_long_run_covariances(*matrices, size, thin) for size in sizes]
+    each = [_long_run_covariances(*matrices, size, thin, law) for size in sizes]
     if any(covariances is None for covariances in each):
         return np.full(directions.shape[1], np.nan)
     S_ff, S_fg, S_gg = np.average(each, axis=0, weights=counts)  # type: ignore[arg-type]
@@ -76,6 +79,7 @@ def _long_run_covariances(
     noise: np.ndarray,
     step_size: float,
     thin: int,
+    law: Law,
 ) -> np.ndarray | None:
     """Long-run covariances S_ff, S_fg and S_gg, shape (3, d, d), of position f and gradient g.
 
@@ -86,12 +90,15 @@ def _long_run_covariances(
     if np.abs(linalg.eigvals(F)).max() >= 1:
         return None
     pushed = step_size / 2 * preconditioner @ noise
-    driven = step_size * preconditioner + step_size / 2 * pushed @ preconditioner
+    # Where noises are averaged, a quarter of each is common to it and the one before.
+    common = (1 - law.of_curvature) * step_size / 4 * preconditioner
+    injected = step_size * preconditioner - 2 * common + F @ common + common @ F.T
+    driven = injected + step_size / 2 * pushed @ preconditioner
     covariance = linalg.solve_discrete_lyapunov(F, driven)
     before = np.linalg.matrix_power(F, thin - 1)
     later = linalg.inv(identity - F @ before)
     # Sums over lags of covariances of the position with past positions and past gradient noise.
-    past = F @ before @ later @ covariance
+    past = before @ later @ (F @ covariance + common)
     S_ff = covariance + past + past.T
     S_fe = before @ later @ pushed
     S_fg = S_fe - S_ff @ precision
@@ -106,6 +113,7 @@ def langevin_window_covariance(
     precision: np.ndarray,
     length: int,
     thin: int = 1,
+    law: Law = EULER,
 ) -> np.ndarray:
     r"""Covariance of the mean of a window of gradients of a stationary Langevin chain.
 
@@ -113,11 +121,11 @@ def langevin_window_covariance(
 
     .. math:: \mathrm{Var}(\bar Y) = \frac{G}{n_w} - \frac{1}{n_w^2} \sum_{l=1}^{n_w - 1} (n_w - l)
               \bigl[H F^{Tl - 1} C + (H F^{Tl - 1} C)^\top\bigr], \qquad
-              C = \tfrac{h}{2} M G - \Lambda H
+              C = \tfrac{h}{2} M G - \Lambda H - r \tfrac{h}{4} M H
 
     where the stationary covariance solves :math:`M H \Lambda + \Lambda H M = 2 M + \tfrac{h}{2} M
-    G M`. It is computed in the basis in which M is I and H is diagonal. El hanchi (2018), eq. 17,
-    has only the first term.
+    (G - r H) M` and r is that of the law. It is computed in the basis in which M is I and H is
+    diagonal. El hanchi (2018), eq. 17, has only the first term.
 
     Parameters
     ----------
@@ -131,6 +139,7 @@ def langevin_window_covariance(
         :math:`n_w`, the number of gradients in the window.
     thin : int
         T, the number of transitions from one gradient to the next.
+    law : Law
 
     Returns
     -------
@@ -148,8 +157,9 @@ def langevin_window_covariance(
     values, vectors = linalg.eigh(root.T @ precision @ root)
     W = root @ vectors  # M = W Wᵀ, Wᵀ H W is diagonal
     G = W.T @ second_moment @ W
-    Lambda = (2 * np.eye(len(G)) + h / 2 * G) / (values[:, None] + values)
-    C = h / 2 * G - Lambda * values
+    r = 1 - law.of_curvature
+    Lambda = (2 * np.eye(len(G)) + h / 2 * (G - r * np.diag(values))) / (values[:, None] + values)
+    C = h / 2 * G - Lambda * values - r * h / 4 * np.diag(values)
     lags = np.arange(1, length)
     powers = (1 - h / 2 * values)[:, None] ** (thin * lags - 1)
     lagged = -((values * (powers @ (length - lags)))[:, None] * C)

@@ -12,10 +12,12 @@ import numpy as np
 from scipy import linalg
 from xarray import DataTree
 
+from pymc_sgmcmc.dynamics.law import LAWS, Law
 from pymc_sgmcmc.matrices import Dense, as_matrix, covariance_root, dependent_coordinates
 from pymc_sgmcmc.record import (
     DIMENSION,
     GIVEN,
+    LAW,
     MIRRORED,
     SETTINGS,
     STEP_SIZE_COLUMN,
@@ -66,9 +68,6 @@ in a million."""
 COMPUTE_THEM = "compute the gradients, `idata = gradients(idata, model)`"
 """This remedy ends messages about gradients that are missing or wrong."""
 
-LANGEVIN = ("SGLD", "SGLDCV", "ULA")
-"""These step methods are Langevin dynamics with a fixed preconditioner, which their traces hold."""
-
 
 @dataclass(frozen=True)
 class StoredRun:
@@ -117,17 +116,15 @@ class StoredRun:
         return means if constant.all() else None
 
     @property
-    def is_langevin(self) -> bool:
-        """Whether the run is Langevin dynamics with known step sizes and preconditioner."""
-        return (
-            self.settings.get("sampler") in LANGEVIN
-            and self.step_sizes is not None
-            and "preconditioner" in self.arrays
-        )
+    def law(self) -> Law | None:
+        """The law of the run, where it is known with step sizes and preconditioner."""
+        if self.step_sizes is None or "preconditioner" not in self.arrays:
+            return None
+        return LAWS.get(self.settings.get(LAW, ""))
 
     @property
     def preconditioner(self) -> np.ndarray:
-        """M of Langevin dynamics, shape (d, d)."""
+        """M of the law, shape (d, d)."""
         return as_matrix(self.arrays["preconditioner"]).dense(self.dimension)
 
 

@@ -101,7 +101,7 @@ def row_noise(
     posterior: Posterior,
     center: Center,
     *,
-    control_variate: bool,
+    order: int,
     joint_draws: Points | None = None,
     cost: Callable[[float, int, int], float] | None = None,
 ) -> RowNoise:
@@ -110,9 +110,10 @@ def row_noise(
     Parameters
     ----------
     posterior, center
-    control_variate : bool
-        False for the plain gradient, whose rows are evaluated at the centre. True for that of Baker
-        et al., whose rows are differences to the centre, averaged over points around it.
+    order : {0, 1, 2}
+        0 for the plain gradient, whose rows are evaluated at the centre. 1 and 2 for control
+        variates of this order. Their rows are differences to the centre, for order 2 less the
+        derivative there along the shift, averaged over points around it.
     joint_draws : sequence of mappings, optional
         Points around the centre that include values of the variables outside the position, whose
         moves add to the noise. They are `laplace_draws` where not given.
@@ -121,7 +122,7 @@ def row_noise(
         equal, the number of rows that minibatches are drawn from, and the number of rows that every
         transition evaluates. Where it is given, rows are kept if that is much cheaper.
     """
-    rows = _Rows(posterior, center, control_variate, joint_draws)
+    rows = _Rows(posterior, center, order, joint_draws)
     n_rows = posterior.n_rows
     count = min(WORST_ROWS, n_rows // 10)
     worst = rows.worst(count)
@@ -132,9 +133,13 @@ def row_noise(
     of_sample = rows.deviations_apart(sample) * np.sqrt(others / len(sample))
     of_worst = rows.deviations_at_all(worst)
     of_worst /= np.sqrt(len(of_worst))
+    # The search has few points, and differences of first order.
+    lengths = np.einsum("pri,pri->r", *[of_worst @ center.curvature.root] * 2)
+    descending = np.argsort(-lengths, kind="stable")
+    worst, of_worst = worst[descending], of_worst[:, descending]
 
     kept = 0
-    if cost is not None and control_variate:
+    if cost is not None and order:
         root = center.curvature.root
         curvature = float(center.curvature.relative_to(root).max())
         white = of_sample @ root, np.array([rows_at @ root for rows_at in of_worst])
@@ -198,13 +203,12 @@ class _Rows:
         self,
         posterior: Posterior,
         center: Center,
-        control_variate: bool,
+        order: int,
         joint_draws: Points | None,
     ):
-        self._posterior, self._center = posterior, center
-        self._control_variate = control_variate
+        self._posterior, self._center, self._order = posterior, center, order
         self._points: Points = ()
-        if control_variate:
+        if order:
             points = NOISE_POINTS_OF_GROUPS if posterior.rows_are_groups else NOISE_POINTS
             self._points = joint_draws or laplace_draws(posterior, center, points)
         # Mean of the gradients of all rows at the centre.
@@ -239,13 +243,13 @@ class _Rows:
         """Deviations of rows, each at one point, shape (rows, d)."""
         rows = self._posterior.take(numbers)  # all at once, since they may be in files
         at_center = self._at_center(rows)
-        if not self._control_variate:
+        if not self._order:
             return at_center - self._mean
         count = int(np.clip(len(numbers) // ROWS_A_POINT, 1, len(self._points)))
         parts = np.array_split(np.arange(len(numbers)), count)
         deviations = np.empty_like(at_center)
         for point, part in zip(self._points, parts, strict=False):
-            difference = self._at(point, self._posterior.part(rows, part)) - at_center[part]
+            difference = self._difference(point, self._posterior.part(rows, part), at_center[part])
             # Bessel's correction, since the mean of so few rows takes a part of the variance.
             bessel = np.sqrt(len(part) / max(1, len(part) - 1))
             deviations[part] = bessel * (difference - difference.mean(0))
@@ -262,16 +266,33 @@ class _Rows:
             return np.empty((1, 0, dimension))
         rows = self._posterior.take(numbers)
         at_center = self._at_center(rows)
-        if not self._control_variate:
+        if not self._order:
             return at_center[None] - self._mean
         count = int(np.clip(NOISE_ELEMENTS // (len(numbers) * dimension), 1, POINTS_A_ROW))
-        return np.array([self._at(point, rows) - at_center for point in self._points[:count]])
+        points = self._points[:count]
+        return np.array([self._difference(point, rows, at_center) for point in points])
 
     def _at_center(self, rows: Sequence[np.ndarray]) -> np.ndarray:
         return self._posterior.row_gradients(self._center.position, rows).astype(float, copy=False)
 
-    def _at(self, point: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]) -> np.ndarray:
-        return _row_gradients_at(self._posterior, point, rows)
+    def _difference(
+        self,
+        point: Mapping[str, np.ndarray],
+        rows: Sequence[np.ndarray],
+        at_center: np.ndarray,
+    ) -> np.ndarray:
+        """Gradients of rows at a point less what control variates subtract, shape (rows, d)."""
+        posterior, center = self._posterior, self._center.position
+        difference = _row_gradients_at(posterior, point, rows) - at_center
+        if self._order < 2:
+            return difference
+        shift = posterior.layout.ravel(point) - center
+        step = np.cbrt(np.finfo(posterior.dtype).eps)
+        ahead, back = (
+            posterior.row_gradients(center + sign * step * shift, rows).astype(float)
+            for sign in (1, -1)
+        )
+        return difference - (ahead - back) / (2 * step)
 
 
 def _row_gradients_at(

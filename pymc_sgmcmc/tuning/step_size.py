@@ -1,4 +1,4 @@
-"""Step size of Langevin dynamics in closed form, from curvature and gradient noise."""
+"""Step size in closed form, from curvature, gradient noise and the law of the dynamics."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pymc_sgmcmc.batching import Batching
+from pymc_sgmcmc.dynamics.law import EULER, Law
 from pymc_sgmcmc.matrices import Matrix
 from pymc_sgmcmc.tuning.center import Center
 
@@ -23,7 +24,9 @@ class StepSizeChoice:
     Attributes
     ----------
     step_size : float
-        :math:`h = 4 \delta / (\lambda_{\max}(MV) + \lambda_{\max}(MH))`.
+        That of the law, see `Law.step_size`.
+    error : float
+        The relative error of the variance that it was computed for.
     noise : float
         :math:`\lambda_{\max}(MV)`, gradient noise in units of curvature.
     curvature, smallest_curvature : float
@@ -33,6 +36,7 @@ class StepSizeChoice:
     """
 
     step_size: float
+    error: float
     noise: float
     curvature: float
     smallest_curvature: float
@@ -47,6 +51,7 @@ def choose_step_size(
     row_noise: float,
     noise_factors: tuple[float, float] = (1.0, 0.0),
     inflation: float = VARIANCE_INFLATION,
+    law: Law = EULER,
 ) -> StepSizeChoice:
     r"""Largest step whose stationary variance exceeds the posterior's by at most a given fraction.
 
@@ -62,6 +67,7 @@ def choose_step_size(
         Factors of the gradient estimator, see `GradientEstimator.noise_factors`.
     inflation : float
         The relative error :math:`\delta` of the variance.
+    law : Law
     """
     n_rows, batch_size = batching.n_rows, batching.batch_size
     curvatures = center.curvature.relative_to(preconditioner_root)
@@ -69,11 +75,11 @@ def choose_step_size(
     of_noise, of_curvature = noise_factors
     factor = batching.variance_factor
     noise = of_noise * n_rows**2 / batch_size * factor * row_noise + of_curvature * curvature
-    step_size = 4 * inflation / (noise + curvature)
+    step_size = law.step_size(noise, curvature, inflation)
     # Solve N²/n c(n) λ = λ_max(MH) for n, with c = (N - n)/(N - 1) without replacement.
     ratio = of_noise * n_rows**2 * row_noise / curvature
     ratio += of_curvature * batch_size / max(factor, np.finfo(float).tiny)
     if batching.without_replacement:
         ratio = ratio * n_rows / (n_rows - 1 + ratio)
     needed = int(np.clip(np.ceil(ratio), 1, n_rows))
-    return StepSizeChoice(float(step_size), float(noise), curvature, smallest, needed)
+    return StepSizeChoice(float(step_size), inflation, float(noise), curvature, smallest, needed)

@@ -90,12 +90,13 @@ def predicted_gain(
     number of transitions from one draw to the next, is not known.
     """
     gain = np.full(directions.shape[1], np.nan)
-    if not run.is_langevin or thin is None:
+    if run.law is None or thin is None:
         return gain
     assert run.step_sizes is not None
     moving = np.abs(directions).max(0) > 0
+    matrices = fit.precision, fit.noise, run.preconditioner
     gain[moving] = langevin_gain(
-        fit.precision, fit.noise, run.preconditioner, run.step_sizes, directions[:, moving], thin
+        *matrices, run.step_sizes, directions[:, moving], thin, law=run.law
     )
     return gain
 
@@ -175,7 +176,7 @@ def _relative_noise(estimate: ControlledMeans, fit: LinearFit) -> float:
 def _injected_noise(run: StoredRun, estimate: ControlledMeans, fit: LinearFit) -> list[str]:
     """Note where the noise of the gradients alone moves the chain."""
     root = estimate.whitening.root
-    if run.is_langevin and run.thin == 1:
+    if run.law is not None and run.thin == 1:
         assert run.step_sizes is not None
         inverse = np.linalg.inv(run.preconditioner)
         expected = np.mean(4 / run.step_sizes) * np.einsum("ij,ik,kj->j", root, inverse, root)
