@@ -542,11 +542,11 @@ class _Expansion:
         if all(tangent is None for tangent in tangents):
             return None
         if moved := _moved_inputs(first, second):
-            inputs = list(first.inputs)
+            inputs = list(second.inputs)
             for number in moved:
                 tangent = tangents[number]
                 inputs[number] = pt.zeros_like(inputs[number]) if tangent is None else tangent
-            return first.op.make_node(*inputs).outputs[place]
+            return second.op.make_node(*inputs).outputs[place]
         # The derivative is taken of the operation alone, at inputs that stand for the others.
         inputs = [variable.type() for variable in second.inputs]
         output = second.op.make_node(*inputs).outputs[place]

@@ -62,6 +62,8 @@ def random_table() -> np.ndarray:
 KEPT = np.array([1, 4])
 """The estimator "kept" evaluates these rows in every estimate."""
 
+SECOND_ORDER = ("second_order", "second_order kept")
+
 
 WINDOWS = {"noise_share": 1.0}
 """With so little noise the default scheme takes windows, and otherwise strided rows."""
@@ -80,10 +82,11 @@ def estimate_function(posterior, scheme, estimator_name, noise_share=20.0):
         estimator = SAGAGradient.make(posterior, BATCH_SIZE, batching=scheme, **share)
         estimator.memory.write((random_table(),))
         batching = estimator.batching
-    elif estimator_name in ("cv", "kept"):
+    elif estimator_name in ("cv", "kept", *SECOND_ORDER):
         full = posterior.gradient(center) - posterior.log_prior_and_gradient(center)[1]
-        difference = find_center_difference(posterior, center)
-        kept = KEPT if estimator_name == "kept" else None
+        order = 2 if estimator_name in SECOND_ORDER else 1
+        difference = find_center_difference(posterior, center, order=order)
+        kept = KEPT if "kept" in estimator_name else None
         batching = make_batching(
             scheme, difference.data, BATCH_SIZE, derived=difference.columns, excluded=kept, **share
         )
@@ -99,7 +102,7 @@ def estimate_function(posterior, scheme, estimator_name, noise_share=20.0):
     return batching, function
 
 
-@pytest.mark.parametrize("estimator", ["plain", "cv", "svrg", "saga"])
+@pytest.mark.parametrize("estimator", ["plain", "cv", "second_order", "svrg", "saga"])
 def test_mean_over_all_windows_is_the_full_gradient(posterior, estimator):
     batching, estimate = estimate_function(posterior, "shuffle", estimator, **WINDOWS)
     position = np.array([0.1, 0.7, -0.4])
@@ -109,7 +112,7 @@ def test_mean_over_all_windows_is_the_full_gradient(posterior, estimator):
         np.testing.assert_allclose(mean, posterior.gradient(position), rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("estimator", ["plain", "cv", "svrg", "saga", "kept"])
+@pytest.mark.parametrize("estimator", ["plain", "cv", "svrg", "saga", "kept", *SECOND_ORDER])
 def test_mean_over_all_strided_rows_is_the_full_gradient(posterior, estimator):
     """The number of rows, or of those drawn from, is no prime here."""
     batching, estimate = estimate_function(posterior, "shuffle", estimator)
@@ -150,7 +153,7 @@ def test_windows_only_where_their_order_has_no_effect():
     assert isinstance(make_batching("shuffle", data, 50, row_bytes=30_000), StridedRows)
 
 
-@pytest.mark.parametrize("estimator", ["plain", "cv", "svrg", "saga"])
+@pytest.mark.parametrize("estimator", ["plain", "cv", "second_order", "svrg", "saga"])
 def test_mean_over_all_draws_with_replacement_is_the_full_gradient(posterior, estimator):
     _, estimate = estimate_function(posterior, "replace", estimator)
     position = np.array([0.1, 0.7, -0.4])
@@ -186,7 +189,7 @@ def test_rows_in_every_estimate(posterior, scheme):
         np.testing.assert_allclose(np.cov(estimates.T, bias=True), formula, rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize("estimator", ["plain", "cv", "svrg", "saga"])
+@pytest.mark.parametrize("estimator", ["plain", "cv", "second_order", "svrg", "saga"])
 @pytest.mark.parametrize("scheme", ["shuffle", "replace"])
 def test_covariance_over_all_minibatches_is_the_formula(posterior, estimator, scheme):
     # Rows by number serve for subsets without replacement as well.
@@ -201,12 +204,48 @@ def test_covariance_over_all_minibatches_is_the_formula(posterior, estimator, sc
     assert make_batching(scheme, posterior.data, BATCH_SIZE).variance_factor == factor
     estimates = np.array([estimate(position, rows) for rows in minibatches])
     rows = posterior.row_gradients(position, posterior.data)
-    if estimator in ("cv", "svrg"):
+    if estimator in ("cv", "second_order", "svrg"):
         rows = rows - posterior.row_gradients(center, posterior.data)
+    if estimator == "second_order":
+        rows = rows - derivatives_of_rows(posterior, center) @ (position - center)
     elif estimator == "saga":
         rows = rows - random_table()
     formula = N_ROWS**2 / BATCH_SIZE * factor * np.cov(rows.T, bias=True)
     np.testing.assert_allclose(np.cov(estimates.T, bias=True), formula, rtol=1e-10, atol=1e-13)
+
+
+def derivatives_of_rows(posterior: Posterior, center: np.ndarray) -> np.ndarray:
+    """Second derivatives of the log likelihood of each row at the centre, shape (rows, d, d)."""
+    of_rows = find_center_difference(posterior, center, order=2).derivative_of
+    assert of_rows is not None
+    pieces = [posterior.take(np.array([number])) for number in range(N_ROWS)]
+    derivatives = np.array([of_rows(posterior, piece) for piece in pieces])
+    step = 1e-4
+    for place, along in enumerate(np.eye(posterior.dimension)):
+        ahead, back = (
+            posterior.row_gradients(center + sign * step * along, posterior.data)
+            for sign in (1, -1)
+        )
+        np.testing.assert_allclose(
+            derivatives[:, place], (ahead - back) / (2 * step), rtol=1e-6, atol=1e-7
+        )
+    return derivatives
+
+
+def test_derivatives_of_a_part_of_the_rows_are_biased(posterior):
+    """The planted error: the sum at the centre has to be that of all rows."""
+    center, position = np.array([0.3, -0.2, 0.5]), np.array([0.1, 0.7, -0.4])
+    difference = find_center_difference(posterior, center, order=2)
+    part = difference.derivative_of(posterior, posterior.take(np.arange(BATCH_SIZE)))
+    vars(difference)["derivative"] = N_ROWS / BATCH_SIZE * part
+    batching = make_batching("replace", difference.data, BATCH_SIZE, derived=difference.columns)
+    full = posterior.gradient(center) - posterior.log_prior_and_gradient(center)[1]
+    estimator = ControlVariateGradient(posterior, batching, difference, full)
+    at, index = pt.dvector("at"), pt.lvector("index")
+    estimate = pytensor.function([at, index], estimator(at, index), mode="FAST_COMPILE")
+    minibatches = all_subsets(N_ROWS, BATCH_SIZE)
+    mean = np.mean([estimate(position, rows) for rows in minibatches], axis=0)
+    assert np.abs(mean - posterior.gradient(position)).max() > 0.01
 
 
 def test_windows_of_random_orders_are_subsets_without_replacement():

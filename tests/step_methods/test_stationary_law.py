@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from pymc_sgmcmc import SGLD
 from pymc_sgmcmc.batching import ShuffledWindows
+from pymc_sgmcmc.dynamics import AveragedLangevin
+from pymc_sgmcmc.matrices import Dense
 from tests.support.exact_law import all_indices
 from tests.support.linear_gaussian import (
     LinearGaussian,
@@ -46,15 +50,17 @@ def final_positions(step: SGLD, problem: LinearGaussian) -> np.ndarray:
 
 @pytest.mark.filterwarnings("ignore:`center` is:pymc_sgmcmc.CenterWarning")
 @pytest.mark.parametrize(
-    ("batching", "gradient"),
+    ("batching", "gradient", "integrator"),
     [
-        ("shuffle", "cv"),
-        ("replace", "plain"),
-        ("shuffle", "plain"),
-        ("replace", "cv"),
+        ("shuffle", "cv", "euler"),
+        ("replace", "plain", "euler"),
+        ("shuffle", "plain", "euler"),
+        ("replace", "cv", "euler"),
+        ("shuffle", "plain", "averaged"),
+        ("replace", "plain", "averaged"),
     ],
 )
-def test_mean_and_covariance_equal_the_exact_biased_law(problem, gradient, batching):
+def test_mean_and_covariance_equal_the_exact_biased_law(problem, gradient, batching, integrator):
     # A centre away from the mode, so that the control variate has noise of its own.
     center = problem.mean + 1.0
     step_size = step_size_for(problem, 0.6)
@@ -67,15 +73,17 @@ def test_mean_and_covariance_equal_the_exact_biased_law(problem, gradient, batch
         center={"beta": center} if gradient == "cv" else None,
         thin=120,
         batching=batching,
+        integrator=integrator,
         compile_kwargs={"mode": "NUMBA"},
     )
     at = center if gradient == "cv" else None
+    law: dict[str, Any] = {"center": at, "integrator": integrator}
     if batching == "replace":
-        exact = formula_covariance(problem, BATCH_SIZE, 1.0, step_size, at)
+        exact = formula_covariance(problem, BATCH_SIZE, 1.0, step_size, **law)
     else:
-        exact = sgld_covariance(problem, all_indices(step.batching), step_size, at)
+        exact = sgld_covariance(problem, all_indices(step.batching), step_size, **law)
         factor = step.batching.variance_factor
-        formula = formula_covariance(problem, BATCH_SIZE, factor, step_size, at)
+        formula = formula_covariance(problem, BATCH_SIZE, factor, step_size, **law)
         np.testing.assert_allclose(exact, formula, rtol=0.02, atol=0.02 * np.diag(formula).max())
     draws = final_positions(step, problem)
     mean_z, covariance_z = covariance_z_scores(draws, problem.mean, exact)
@@ -84,6 +92,29 @@ def test_mean_and_covariance_equal_the_exact_biased_law(problem, gradient, batch
     # The bias is large enough for the test to see: the posterior itself would not pass.
     _, posterior_z = covariance_z_scores(draws, problem.mean, np.linalg.inv(problem.precision))
     assert np.abs(posterior_z).max() > 2 * Z_BOUND
+
+
+def test_averaged_noises_of_exact_gradients_have_the_law_of_the_posterior(problem):
+    """For half of the largest stable step, by iteration of the transition itself."""
+    root = np.linalg.cholesky(np.linalg.inv(problem.precision))
+    dynamics = AveragedLangevin(Dense(root @ root.T), Dense(root))
+    rng, step_size = np.random.default_rng(8), 2.0
+    state = (np.zeros((DIMENSION, CHAINS)), root @ rng.normal(size=(DIMENSION, CHAINS)))
+    state = (state[0], 0.5 * np.sqrt(step_size) * state[1])
+    for _ in range(40):
+        before = state[0]
+        noise = rng.normal(size=(CHAINS, DIMENSION))
+        scaled = dynamics.scaled_noise(noise, np.full(CHAINS, step_size)).T
+        state, *_ = dynamics.transition(
+            state, lambda at: -problem.precision @ at, scaled, step_size
+        )
+    exact = np.linalg.inv(problem.precision)
+    mean_z, covariance_z = covariance_z_scores(state[0].T, np.zeros(DIMENSION), exact)
+    assert max(np.abs(mean_z).max(), np.abs(covariance_z).max()) < Z_BOUND
+    correlation = state[0] @ before.T / CHAINS @ problem.precision
+    np.testing.assert_allclose(
+        correlation, (1 - step_size / 4) * np.eye(DIMENSION), atol=2 * Z_BOUND / np.sqrt(CHAINS)
+    )
 
 
 @pytest.mark.slow

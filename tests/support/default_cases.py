@@ -283,7 +283,8 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     ),
     "test_notebooks.py::test_notebook_runs": ("quickstart",),
     "step_methods/test_stationary_law.py::test_mean_and_covariance_equal_the_exact_biased_law": (
-        "shuffle-cv",
+        "shuffle-cv-euler",
+        "shuffle-plain-averaged",
     ),
     "tuning/test_funnel.py::test_ratio_is_that_of_the_exact_law": (
         "Effects(groups=8, records=300, scale=0.1)",

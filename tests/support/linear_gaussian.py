@@ -100,14 +100,17 @@ def sgld_covariance(
     step_size: float,
     center: np.ndarray | None = None,
     preconditioner: np.ndarray | None = None,
+    integrator: str = "euler",
 ) -> np.ndarray:
     """Stationary covariance of SGLD by enumeration of equally likely minibatches.
 
-    It solves L = mean_S[F_S L F_S'] + hM + h^2/4 mean_S[M r_S r_S' M] with F_S = I - h/2 M B_S and
-    r_S the estimate at the posterior mean. The stationary mean is the posterior mean.
+    It solves L = mean_S[F_S L F_S'] + Q + h^2/4 mean_S[M r_S r_S' M] with F_S = I - h/2 M B_S and
+    r_S the estimate at the posterior mean. The stationary mean is the posterior mean. The injected
+    noise Q is hM, and h/4 (F M + M F') + h/2 M where noises are averaged, with F the mean of F_S.
     """
     d = problem.dimension
     M = np.eye(d) if preconditioner is None else preconditioner
+    injected = injected_covariance(M, problem.precision, step_size, integrator)
     operator, source, count = np.zeros((d * d, d * d)), np.zeros((d, d)), 0
     for rows in minibatches:
         shift, slope = affine_estimate(problem, np.asarray(rows), center)
@@ -119,8 +122,18 @@ def sgld_covariance(
     operator /= count
     radius = np.abs(np.linalg.eigvals(operator)).max()
     assert radius < 1, f"the chain is unstable: spectral radius {radius}"
-    constant = step_size * M + step_size**2 / 4 * source / count
+    constant = injected + step_size**2 / 4 * source / count
     return np.linalg.solve(np.eye(d * d) - operator, constant.ravel()).reshape(d, d)
+
+
+def injected_covariance(
+    M: np.ndarray, precision: np.ndarray, step_size: float, integrator: str
+) -> np.ndarray:
+    """What the injected noise adds to the covariance of a position in a transition."""
+    if integrator == "euler":
+        return step_size * M
+    F = np.eye(len(M)) - step_size / 2 * M @ precision
+    return step_size / 4 * (F @ M + M @ F.T) + step_size / 2 * M
 
 
 def formula_covariance(
@@ -129,6 +142,7 @@ def formula_covariance(
     variance_factor: float,
     step_size: float,
     center: np.ndarray | None = None,
+    integrator: str = "euler",
 ) -> np.ndarray:
     """Stationary covariance of SGLD with M = I from the noise operator in closed form."""
     d, N = problem.dimension, problem.n_rows
@@ -140,7 +154,8 @@ def formula_covariance(
     F = np.eye(d) - step_size / 2 * problem.precision
     operator = np.kron(F, F) + step_size**2 / 4 * noise_operator
     assert np.abs(np.linalg.eigvals(operator)).max() < 1
-    constant = step_size * np.eye(d) + step_size**2 / 4 * scale * np.cov(r.T, bias=True)
+    constant = injected_covariance(np.eye(d), problem.precision, step_size, integrator)
+    constant = constant + step_size**2 / 4 * scale * np.cov(r.T, bias=True)
     return np.linalg.solve(np.eye(d * d) - operator, constant.ravel()).reshape(d, d)
 
 
