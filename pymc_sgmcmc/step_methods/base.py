@@ -30,6 +30,7 @@ from pymc_sgmcmc.adaptation.step_size import LangevinStepSize
 from pymc_sgmcmc.batching import Batching
 from pymc_sgmcmc.chain import Chain, ChainState, Draws, missing_value
 from pymc_sgmcmc.checks import FEW_NAMES, quoted
+from pymc_sgmcmc.dynamics import EULER, Law
 from pymc_sgmcmc.engine import TransitionBlock
 from pymc_sgmcmc.errors import ModelError, NonFinitePositionError
 from pymc_sgmcmc.marginal.accuracy import quadrature_of, tell_of_quadrature
@@ -122,6 +123,7 @@ class StochasticGradientStep(StepMethod):
     _state_class = StochasticGradientState
 
     _kind: ClassVar[Kind] = Kind()
+    _law: Law = EULER
     _preconditioner: str | np.ndarray | Matrix = "identity"
     posterior: Posterior
     batching: Batching
@@ -141,7 +143,7 @@ class StochasticGradientStep(StepMethod):
             )
         install()
         began = time.monotonic()
-        setup = Setup(type(self).__name__, settings, self._kind, self._preconditioner)
+        setup = Setup(type(self).__name__, settings, self._kind, self._preconditioner, self._law)
         estimator = setup.estimator
         self.bias = setup.bias
         self.posterior = setup.posterior

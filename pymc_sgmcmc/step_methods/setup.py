@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -169,6 +169,8 @@ class Setup:
     kind : Kind
     preconditioner : str, numpy.ndarray or Matrix
         Setting of the sampler, where it has one.
+    law : Law
+        The law by which step size and batch size are computed.
 
     Attributes
     ----------
@@ -187,8 +189,9 @@ class Setup:
         settings: Settings,
         kind: Kind,
         preconditioner: str | np.ndarray | Matrix,
+        law: Law = EULER,
     ):
-        self.name = name
+        self.name, self.law = name, law
         self.model = settings.model
         self.local: LocalVariables | None = None
         if settings.local is not None:
@@ -388,7 +391,7 @@ class Setup:
                 self.center,
                 order=self._order or int(reduces_variance),
                 joint_draws=self.joint_draws,
-                cost=(lambda rows, drawn, kept: least_cost(rows, drawn, *operations, kept))
+                cost=partial(least_cost, operations=operations, law=self.law, error=self.bias)
                 if self._keeps_rows
                 else None,
             )
@@ -433,7 +436,14 @@ class Setup:
             noise *= 2  # Positions of reference vary about the centre as much as the chain.
         rows, matrix = _operations(self.posterior, self.center)
         rows_always = len(noise_of_rows.kept) * rows
-        return choose_batch_size(noise, noise_of_rows.n_rows, rows, matrix + rows_always)
+        return choose_batch_size(
+            noise,
+            noise_of_rows.n_rows,
+            rows,
+            matrix + rows_always,
+            law=self.law,
+            error=self.bias,
+        )
 
     def gradient_deviations(self) -> np.ndarray:
         r"""Rows whose sum of outer products is V, the covariance of the gradient estimate.
@@ -473,7 +483,7 @@ class Setup:
 
     # --- Step size ---------------------------------------------------------------------------
 
-    def choose_step_size(self, root: Matrix, law: Law = EULER) -> StepSizeChoice:
+    def choose_step_size(self, root: Matrix) -> StepSizeChoice:
         """Step size in closed form for a preconditioner M = L Lᵀ."""
         if root is self.center.curvature.root:
             noise = self._noise_along_curvature
@@ -486,15 +496,15 @@ class Setup:
             row_noise=noise,
             noise_factors=self.estimator.noise_factors,
             inflation=self.bias,
-            law=law,
+            law=self.law,
         )
 
-    def closed_form(self, root: Matrix, law: Law = EULER, *, tuned: bool = False) -> Pace:
+    def closed_form(self, root: Matrix, *, tuned: bool = False) -> Pace:
         """Step size in closed form, and one relaxation time a draw.
 
         Both change at the end of tuning where the step size is `tuned`.
         """
-        return paced(self.choose_step_size(root, law), tuned=tuned)
+        return paced(self.choose_step_size(root), tuned=tuned)
 
     def pace(self, compute: Callable[[], Pace], thin: int = 1) -> Pace:
         """Step size and thinning as given, or computed and logged.

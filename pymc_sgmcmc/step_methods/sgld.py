@@ -88,16 +88,15 @@ class SGLD(StochasticGradientStep):
         integrator: str = "euler",
         **settings: Unpack[CommonSettings],
     ):
-        self._integrator = one_of("integrator", integrator, tuple(INTEGRATORS))
+        self._dynamics = INTEGRATORS[one_of("integrator", integrator, tuple(INTEGRATORS))]
+        self._law = self._dynamics.integrated
         super().__init__(vars, **settings)
 
     def _design(self, setup: Setup) -> Design:
         matrix, root = setup.preconditioner(self._preconditioner)
-        kind = INTEGRATORS[self._integrator]
-        dynamics = kind(matrix.map(setup.shared), root.map(setup.shared), setup.mirrored())
-        law = kind.integrated
-        pace = setup.pace(lambda: setup.closed_form(root, law, tuned=True))
-        return Design(dynamics, pace)
+        pace = setup.pace(lambda: setup.closed_form(root, tuned=True))
+        matrices = matrix.map(setup.shared), root.map(setup.shared)
+        return Design(self._dynamics(*matrices, setup.mirrored()), pace)
 
 
 @documented

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from pymc_sgmcmc.dynamics.law import EULER, Law
+from pymc_sgmcmc.tuning.step_size import VARIANCE_INFLATION
+
 OVERHEAD_OPERATIONS = 12_000
 """A transition costs as much as this many multiplications, beside its rows and its matrix product.
 They take about 2 microseconds."""
@@ -16,21 +19,26 @@ transitions."""
 
 
 def choose_batch_size(
-    noise_rows: float, n_rows: int, row_operations: int, matrix_operations: int = 0
+    noise_rows: float,
+    n_rows: int,
+    row_operations: int,
+    matrix_operations: int = 0,
+    *,
+    law: Law = EULER,
+    error: float = VARIANCE_INFLATION,
 ) -> int:
     r"""Smallest batch size at which an effective draw costs hardly more than the least.
 
-    At a variance inflation :math:`\delta` the step is
-    :math:`h = 4\delta / (\lambda_V + \lambda_H)`, with gradient noise
-    :math:`\lambda_V = \tfrac{R}{n} c(n)\, \lambda_H`, and an independent draw takes a number of
-    transitions in proportion to 1/h. A transition costs as much as :math:`r_0 + n` rows, so
+    An independent draw takes a number of transitions in proportion to 1/h, with h the step of the
+    law for the stated error and for gradient noise :math:`\lambda_V = \tfrac{R}{n} c(n)\,
+    \lambda_H`. A transition costs as much as :math:`r_0 + n` rows, so
 
-    .. math:: \mathrm{cost}(n) \propto (r_0 + n) \left(1 + \tfrac{R}{n}\, c(n)\right), \qquad
-              c(n) = \tfrac{N - n}{N - 1}
+    .. math:: \mathrm{cost}(n) \propto (r_0 + n) / h(n), \qquad c(n) = \tfrac{N - n}{N - 1}.
 
-    whatever :math:`\delta` is. The cost is smallest at about :math:`\sqrt{r_0 R}` for R far below
-    N. For R of about N, as without control variates, it is nearly constant beyond a few times
-    :math:`r_0`. The smallest batch size is taken whose cost is at most 10 % above the least.
+    For Euler's scheme it is smallest at about :math:`\sqrt{r_0 R}` for R far below N, whatever the
+    error. For R of about N, as without control variates, it is nearly constant beyond a few times
+    :math:`r_0`. For averaged noises fewer rows than a multiple of R over the error make the step
+    smaller. The smallest batch size is taken whose cost is at most 10 % above the least.
 
     Parameters
     ----------
@@ -42,6 +50,9 @@ def choose_batch_size(
         Number of multiplications for the gradient of one row.
     matrix_operations : int
         Number of multiplications with the preconditioner in a transition, 2 d² for a dense one.
+    law : Law
+    error : float
+        The relative error of the variance.
 
     Examples
     --------
@@ -50,26 +61,35 @@ def choose_batch_size(
     >>> choose_batch_size(1e6, 1_000_000, row_operations=40, matrix_operations=200)
     3044
     """
-    sizes, costs = _costs(noise_rows, n_rows, row_operations, matrix_operations)
+    operations = row_operations, matrix_operations
+    sizes, costs = _costs(noise_rows, n_rows, operations, law, error)
     return int(sizes[np.argmax(costs <= ALLOWED_COST * costs.min())])
 
 
 def least_cost(
-    noise_rows: float, n_rows: int, row_operations: int, matrix_operations: int, kept: int
+    noise_rows: float,
+    n_rows: int,
+    kept: int,
+    *,
+    operations: tuple[int, int],
+    law: Law,
+    error: float,
 ) -> float:
     """Cost of an effective draw at the best batch size, in arbitrary units.
 
     The parameters are those of `choose_batch_size`; `kept` is the number of rows that each
     transition takes beside its minibatch.
     """
-    matrix_operations += kept * row_operations
-    return float(_costs(noise_rows, n_rows, row_operations, matrix_operations)[1].min())
+    of_row, of_matrix = operations
+    operations = of_row, of_matrix + kept * of_row
+    return float(_costs(noise_rows, n_rows, operations, law, error)[1].min())
 
 
 def _costs(
-    noise_rows: float, n_rows: int, row_operations: int, matrix_operations: int
+    noise_rows: float, n_rows: int, operations: tuple[int, int], law: Law, error: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    overhead = (OVERHEAD_OPERATIONS + matrix_operations) / max(1, row_operations)
+    of_row, of_matrix = operations
+    overhead = (OVERHEAD_OPERATIONS + of_matrix) / max(1, of_row)
     sizes = np.unique(np.geomspace(1, n_rows, 1000).astype(int))
-    factors = (n_rows - sizes) / max(1, n_rows - 1)
-    return sizes, (overhead + sizes) * (1 + noise_rows / sizes * factors)
+    noises = noise_rows / sizes * (n_rows - sizes) / max(1, n_rows - 1)
+    return sizes, (overhead + sizes) / np.array([law.step_size(v, 1.0, error) for v in noises])
