@@ -8,27 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from pytensor.compile.executor import Function
 from pytensor.compile.mode import Mode, get_mode
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.link.jax.linker import JAXLinker
 from pytensor.link.numba.linker import NumbaLinker
-from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.dynamics import Dynamics
 from pymc_sgmcmc.gradient_estimators import GradientEstimator
 from pymc_sgmcmc.noise import fill_standard_normal
 from pymc_sgmcmc.numba_loop import LoopOfTransitions, with_numpy_products
 from pymc_sgmcmc.posterior.compiled import (
-    NUMPY_MODE,
     WRONG_REWRITES,
-    compile_on_arrays,
     compile_quietly,
 )
 
@@ -52,37 +47,6 @@ class Transitions(NamedTuple):
     gradients: np.ndarray
     auxiliaries: tuple[np.ndarray, ...]
     stats: tuple[np.ndarray, ...]
-
-
-class _ScaledLoop:
-    """A loop of transitions after the noise of all of them was scaled."""
-
-    def __init__(
-        self,
-        noise: TensorVariable,
-        step_sizes: TensorVariable,
-        scaled: TensorVariable,
-        loop: LoopOfTransitions,
-    ):
-        self._variables = noise, step_sizes, scaled
-        self._loop = loop
-
-    @cached_property
-    def _scale(self) -> Function:
-        noise, step_sizes, scaled = self._variables
-        function = compile_on_arrays([noise, step_sizes], [scaled], NUMPY_MODE)
-        function.trust_input = True
-        return function
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Everything but the function, which is compiled again when needed."""
-        return {name: value for name, value in vars(self).items() if name != "_scale"}
-
-    def __call__(self, *arguments: np.ndarray, reuse: bool = False) -> Sequence[np.ndarray]:
-        state = arguments[: self._loop.states]
-        indices, noise, step_sizes, *remember = arguments[self._loop.states :]
-        (scaled,) = self._scale(noise, step_sizes)
-        return self._loop(state, [indices, scaled, step_sizes, *remember], reuse=reuse)
 
 
 class TransitionBlock:
@@ -156,19 +120,24 @@ class TransitionBlock:
             indices = pt.tensor("indices", dtype=indices.dtype, shape=shape)
         noise = pt.tensor("noise", shape=(passes, self.noise_size), dtype=self.dtype)
         step_sizes = pt.tensor("step_sizes", shape=(passes,), dtype=self.dtype)
-        scaled = pt.as_tensor(self.dynamics.scaled_noise(noise, step_sizes))
         memory = () if self.memory is None else self.memory.variables
         remember = [pt.vector("remember", dtype="bool")] if memory else []
         if self.memory_noise_size:
             shape = (passes, self.memory_noise_size)
             remember.append(pt.tensor("memory_noise", shape=shape, dtype=self.dtype))
-        sequences = [indices, scaled, step_sizes, *remember]
+        sequences = [indices, noise, step_sizes, *remember]
         mode = with_numpy_products(compile_kwargs.get("mode")).excluding(*WRONG_REWRITES)
         if isinstance(mode.linker, NumbaLinker):
             # A loop of its own, which Numba compiles sooner than a scan.
             entries = [sequence[0].type() for sequence in sequences]
-            loop = LoopOfTransitions(self._transition(estimator), entries, state, memory, mode)
-            return _ScaledLoop(noise, step_sizes, scaled, loop)
+            body = self._transition(estimator)
+
+            def transition(index, noise, step_size, *rest):
+                scaled = pt.as_tensor(self.dynamics.scaled_noise(noise[None], step_size[None]))
+                return body(index, scaled[0], step_size, *rest)
+
+            return LoopOfTransitions(transition, entries, state, memory, mode)
+        sequences[1] = pt.as_tensor(self.dynamics.scaled_noise(noise, step_sizes))
         outputs = pytensor.scan(
             self._transition(estimator),
             sequences=sequences,
@@ -276,7 +245,7 @@ class TransitionBlock:
         if len(self._noise) < passes:
             self._noise = np.zeros((passes, self.noise_size), dtype=self.dtype)
         noise = self._noise[:passes]
-        compiled = isinstance(self._function, _ScaledLoop)
+        compiled = isinstance(self._function, LoopOfTransitions)
         fill_standard_normal(rng, noise[:transitions], compiled=compiled)
         noise[transitions:] = 0
         return noise
@@ -324,7 +293,7 @@ class TransitionBlock:
                 _pad(noise, passes, self.dtype),
                 _pad(step_sizes, passes, self.dtype),
                 *remember,
-                **({"reuse": reuse} if isinstance(self._function, _ScaledLoop) else {}),
+                **({"reuse": reuse} if isinstance(self._function, LoopOfTransitions) else {}),
             )
         positions, *others = (np.asarray(output) for output in outputs)
         auxiliaries, (gradients, *stats) = (

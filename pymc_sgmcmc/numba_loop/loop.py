@@ -127,20 +127,22 @@ class LoopOfTransitions:
         self.__dict__.update(state)
         self._compile()
 
-    def __call__(
-        self, state: Sequence[np.ndarray], sequences: Sequence[np.ndarray], reuse: bool = False
-    ) -> tuple[np.ndarray, ...]:
+    def __call__(self, *arguments: np.ndarray, reuse: bool = False) -> tuple[np.ndarray, ...]:
         """State and records after each transition, with transitions as the first axis.
+
+        The arguments are the state and then the sequences.
 
         With `reuse` they are in memory that the next such call uses again.
         """
+        state = list(arguments[: self.states])
+        sequences = arguments[self.states :]
         records = self._memory_for_records(len(sequences[0]), reuse)
         if reuse:
             # The state may be a part of the records, which are written while it is read.
             state = [np.array(part) for part in state]
         shared = [variable.get_value(borrow=True) for variable in (*self._memory, *self._shared)]
-        arguments = [*state, *shared, *self._constants]
-        memory = self._function(*sequences, *map(_argument, arguments), *records)
+        given = map(_argument, [*state, *shared, *self._constants])
+        memory = self._function(*sequences, *given, *records)
         for variable, value in zip(self._memory, memory, strict=True):
             variable.set_value(value, borrow=True)
         return tuple(records)

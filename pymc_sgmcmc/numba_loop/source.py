@@ -34,7 +34,7 @@ from pytensor.tensor.subtensor import (
 from pytensor.tensor.type import TensorType
 
 from pymc_sgmcmc.numba_loop.prefetch import prefetch_in_numba
-from pymc_sgmcmc.numba_loop.products import FLOATING, contiguous_in_numba
+from pymc_sgmcmc.numba_loop.products import FLOATING, contiguous_in_numba, product_in_numba
 
 VERSION = 14
 """This number is a part of the key in the compile cache. It changes with the code of this folder,
@@ -105,7 +105,11 @@ class Source:
     ):
         self.names: dict[Variable, str] = {}
         self.constants: list[np.ndarray] = []
-        self.environment: dict[str, Any] = {"np": np, "contiguous": contiguous_in_numba()}
+        self.environment: dict[str, Any] = {
+            "np": np,
+            "contiguous": contiguous_in_numba(),
+            "product": product_in_numba(),
+        }
         self._carried, self._recorded = carried, recorded
         self._in_records: set[str] = set()
         self._before: list[str] = []
@@ -355,7 +359,7 @@ class Source:
     def _product(self, out: Variable, x: str, y: str, lengths: Sequence[str]) -> str:
         """Write a product of a matrix and a vector or matrix."""
         result = self.allocate(out, lengths)
-        self.line(f"np.dot(contiguous({x}), contiguous({y}), {result})")
+        self.line(f"product({x}, {y}, {result})")
         return result
 
     @write.register

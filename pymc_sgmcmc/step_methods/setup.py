@@ -441,6 +441,7 @@ class Setup:
             noise_of_rows.n_rows,
             rows,
             matrix + rows_always,
+            noise_of_rows.largest / largest,
             law=self.law,
             error=self.bias,
         )
@@ -497,6 +498,7 @@ class Setup:
             noise_factors=self.estimator.noise_factors,
             inflation=self.bias,
             law=self.law,
+            largest=self.noise.largest,
         )
 
     def closed_form(self, root: Matrix, *, tuned: bool = False) -> Pace:

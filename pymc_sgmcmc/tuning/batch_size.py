@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from pymc_sgmcmc.dynamics.law import EULER, Law
-from pymc_sgmcmc.tuning.step_size import VARIANCE_INFLATION
+from pymc_sgmcmc.tuning.step_size import VARIANCE_INFLATION, largest_step_of_rows
 
 OVERHEAD_OPERATIONS = 12_000
 """A transition costs as much as this many multiplications, beside its rows and its matrix product.
 They take about 2 microseconds."""
 
+
+OPERATIONS_OF_FUNCTIONS = 50
+"""The functions of a row, such as an exponential, cost as much as this many multiplications."""
 
 ALLOWED_COST = 1.1
 """The smallest batch size is taken whose cost is at most this many times the least. It is a
@@ -23,6 +26,7 @@ def choose_batch_size(
     n_rows: int,
     row_operations: int,
     matrix_operations: int = 0,
+    largest: float = 0.0,
     *,
     law: Law = EULER,
     error: float = VARIANCE_INFLATION,
@@ -35,7 +39,8 @@ def choose_batch_size(
 
     .. math:: \mathrm{cost}(n) \propto (r_0 + n) / h(n), \qquad c(n) = \tfrac{N - n}{N - 1}.
 
-    For Euler's scheme it is smallest at about :math:`\sqrt{r_0 R}` for R far below N, whatever the
+    No row moves the chain by more than half a posterior standard deviation. For Euler's scheme it
+    is smallest at about :math:`\sqrt{r_0 R}` for R far below N, whatever the
     error. For R of about N, as without control variates, it is nearly constant beyond a few times
     :math:`r_0`. For averaged noises fewer rows than a multiple of R over the error make the step
     smaller. The smallest batch size is taken whose cost is at most 10 % above the least.
@@ -50,6 +55,8 @@ def choose_batch_size(
         Number of multiplications for the gradient of one row.
     matrix_operations : int
         Number of multiplications with the preconditioner in a transition, 2 d² for a dense one.
+    largest : float
+        The largest gradient of a row, see `RowNoise`.
     law : Law
     error : float
         The relative error of the variance.
@@ -62,12 +69,15 @@ def choose_batch_size(
     3044
     """
     operations = row_operations, matrix_operations
-    sizes, costs = _costs(noise_rows, n_rows, operations, law, error)
-    return int(sizes[np.argmax(costs <= ALLOWED_COST * costs.min())])
+    sizes, costs = _costs(noise_rows, largest, n_rows, operations, law, error)
+    size = int(sizes[np.argmax(costs <= ALLOWED_COST * costs.min())])
+    # So many rows cost little beside a transition, and make the noise smaller.
+    return max(size, min(n_rows, int((ALLOWED_COST - 1) * _overhead(operations))))
 
 
 def least_cost(
     noise_rows: float,
+    largest: float,
     n_rows: int,
     kept: int,
     *,
@@ -82,14 +92,26 @@ def least_cost(
     """
     of_row, of_matrix = operations
     operations = of_row, of_matrix + kept * of_row
-    return float(_costs(noise_rows, n_rows, operations, law, error)[1].min())
+    return float(_costs(noise_rows, largest, n_rows, operations, law, error)[1].min())
 
 
 def _costs(
-    noise_rows: float, n_rows: int, operations: tuple[int, int], law: Law, error: float
+    noise_rows: float,
+    largest: float,
+    n_rows: int,
+    operations: tuple[int, int],
+    law: Law,
+    error: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    of_row, of_matrix = operations
-    overhead = (OVERHEAD_OPERATIONS + of_matrix) / max(1, of_row)
+    overhead = _overhead(operations)
     sizes = np.unique(np.geomspace(1, n_rows, 1000).astype(int))
     noises = noise_rows / sizes * (n_rows - sizes) / max(1, n_rows - 1)
-    return sizes, (overhead + sizes) / np.array([law.step_size(v, 1.0, error) for v in noises])
+    bounds = [largest_step_of_rows(largest, size) if size < n_rows else np.inf for size in sizes]
+    steps = np.minimum([law.step_size(noise, 1.0, error) for noise in noises], bounds)
+    return sizes, (overhead + sizes) / steps
+
+
+def _overhead(operations: tuple[int, int]) -> float:
+    """Cost of a transition beside its rows, in rows."""
+    of_row, of_matrix = operations
+    return (OVERHEAD_OPERATIONS + of_matrix) / (of_row + OPERATIONS_OF_FUNCTIONS)

@@ -414,7 +414,7 @@ class GradientDraws(_Visits):
             difference = rows[0] - rows[1] if control_variate else rows[0]
             bessel = np.sqrt(len(difference) / max(1, len(difference) - 1))
             deviations.append(bessel * (difference - difference.mean(axis=0)))
-        return RowNoise(np.concatenate(deviations), complete.n_groups, np.empty(0, dtype=int))
+        return RowNoise(np.concatenate(deviations), complete.n_groups, 0.0, np.empty(0, dtype=int))
 
     def remaining(self, position: np.ndarray, blocks: np.ndarray) -> float:
         """Autocorrelation that a visit at a position leaves of local variables in use."""

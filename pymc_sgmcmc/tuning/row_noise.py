@@ -88,12 +88,17 @@ class RowNoise:
         :math:`V = \tfrac{N^2}{n} c\, C`.
     n_rows : int
         N, the number of these rows.
+    largest : float
+        The largest of the gradients of these rows, times N and in units of the posterior: how far
+        a single row would move a chain by a step of 2 with n = 1. It is 0 for orders below 2, whose
+        noise does not grow faster than the distance from the centre.
     kept : numpy.ndarray of int
         Numbers of the other rows, which every transition should evaluate.
     """
 
     deviations: np.ndarray
     n_rows: int
+    largest: float
     kept: np.ndarray
 
 
@@ -103,7 +108,7 @@ def row_noise(
     *,
     order: int,
     joint_draws: Points | None = None,
-    cost: Callable[[float, int, int], float] | None = None,
+    cost: Callable[[float, float, int, int], float] | None = None,
 ) -> RowNoise:
     r"""Noise of the rows at the centre.
 
@@ -119,8 +124,9 @@ def row_noise(
         moves add to the noise. They are `laplace_draws` where not given.
     cost : callable, optional
         Cost of an effective draw, from the number of rows at which noise and curvature would be
-        equal, the number of rows that minibatches are drawn from, and the number of rows that every
-        transition evaluates. Where it is given, rows are kept if that is much cheaper.
+        equal, `RowNoise.largest`, the number of rows that minibatches are drawn from, and the
+        number of rows that every transition evaluates. Where it is given, rows are kept if that is
+        much cheaper.
     """
     rows = _Rows(posterior, center, order, joint_draws)
     n_rows = posterior.n_rows
@@ -132,29 +138,34 @@ def row_noise(
     sample = numbers_without(worst, places)
     of_sample = rows.deviations_apart(sample) * np.sqrt(others / len(sample))
     of_worst = rows.deviations_at_all(worst)
-    of_worst /= np.sqrt(len(of_worst))
     # The search has few points, and differences of first order.
-    lengths = np.einsum("pri,pri->r", *[of_worst @ center.curvature.root] * 2)
+    root = center.curvature.root
+    lengths = np.array([np.linalg.norm(rows_at @ root, axis=1) for rows_at in of_worst]).max(0)
     descending = np.argsort(-lengths, kind="stable")
-    worst, of_worst = worst[descending], of_worst[:, descending]
+    worst, of_worst, lengths = worst[descending], of_worst[:, descending], lengths[descending]
+    lengths = np.append(lengths, 0.0)  # The others are smaller than all of these.
+    of_worst /= np.sqrt(len(of_worst))
 
     kept = 0
     if cost is not None and order:
-        root = center.curvature.root
         curvature = float(center.curvature.relative_to(root).max())
         white = of_sample @ root, np.array([rows_at @ root for rows_at in of_worst])
         candidates = [number for number in CANDIDATES if number <= count]
         costs = {}
         for number, square in zip(candidates, _squares_without(*white, candidates), strict=True):
             drawn = n_rows - number
-            costs[number] = cost(drawn**2 * square / max(1, drawn) / curvature, drawn, number)
+            rows_needed = drawn**2 * square / max(1, drawn) / curvature
+            largest = drawn * float(lengths[number]) if order == 2 else 0.0
+            costs[number] = cost(rows_needed, largest, drawn, number)
         cheapest = min(costs, key=lambda number: costs[number])
         if costs[0] > WORTHWHILE_GAIN * costs[cheapest]:
             kept = cheapest
     # Their mean outer product is C where the worst `kept` rows are left out.
     deviations = np.concatenate([of_sample, of_worst[:, kept:].reshape(-1, of_sample.shape[1])])
     deviations *= np.sqrt(len(deviations) / max(1, n_rows - kept))
-    return RowNoise(deviations, n_rows - kept, np.sort(worst[:kept]))
+    drawn = n_rows - kept
+    largest = drawn * float(lengths[kept]) if order == 2 else 0.0
+    return RowNoise(deviations, drawn, largest, np.sort(worst[:kept]))
 
 
 def _squares_without(

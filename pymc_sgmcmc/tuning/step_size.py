@@ -17,6 +17,12 @@ standard deviation is then too large by 2.5 %, which hardly shows beside the Mon
 few hundred draws."""
 
 
+LARGEST_MOVE = 0.5
+"""A single row moves a chain by at most this many posterior standard deviations. Larger moves lead
+to where the noise is larger still: with control variates of second order it grows with the fourth
+power of the distance from the centre."""
+
+
 @dataclass(frozen=True)
 class StepSizeChoice:
     r"""A step size in closed form, and the noise and curvature from which it was computed.
@@ -52,6 +58,7 @@ def choose_step_size(
     noise_factors: tuple[float, float] = (1.0, 0.0),
     inflation: float = VARIANCE_INFLATION,
     law: Law = EULER,
+    largest: float = 0.0,
 ) -> StepSizeChoice:
     r"""Largest step whose stationary variance exceeds the posterior's by at most a given fraction.
 
@@ -68,6 +75,8 @@ def choose_step_size(
     inflation : float
         The relative error :math:`\delta` of the variance.
     law : Law
+    largest : float
+        The largest gradient of a row, see `RowNoise`.
     """
     n_rows, batch_size = batching.n_rows, batching.batch_size
     curvatures = center.curvature.relative_to(preconditioner_root)
@@ -76,6 +85,8 @@ def choose_step_size(
     factor = batching.variance_factor
     noise = of_noise * n_rows**2 / batch_size * factor * row_noise + of_curvature * curvature
     step_size = law.step_size(noise, curvature, inflation)
+    if batch_size < n_rows:
+        step_size = min(step_size, largest_step_of_rows(largest * curvature, batch_size))
     # Solve N²/n c(n) λ = λ_max(MH) for n, with c = (N - n)/(N - 1) without replacement.
     ratio = of_noise * n_rows**2 * row_noise / curvature
     ratio += of_curvature * batch_size / max(factor, np.finfo(float).tiny)
@@ -83,3 +94,8 @@ def choose_step_size(
         ratio = ratio * n_rows / (n_rows - 1 + ratio)
     needed = int(np.clip(np.ceil(ratio), 1, n_rows))
     return StepSizeChoice(float(step_size), inflation, float(noise), curvature, smallest, needed)
+
+
+def largest_step_of_rows(largest: float, batch_size: int) -> float:
+    """Largest step with which no single row moves the chain far, in units of the curvature."""
+    return 2 * LARGEST_MOVE * batch_size / max(largest, np.finfo(float).tiny)
