@@ -49,13 +49,14 @@ from pytensor.tensor.subtensor import (
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 
+from pymc_sgmcmc.batching import MOST_COPIED
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.threads import OfRows
 
 MOST_EXTRA_MEMORY = 1 / 2
 """Columns are stored where they take at most this fraction of the memory of the data, after
-subtracting the data that are no longer needed. It is a compromise between the memory and the time
-of a second evaluation at the centre in each transition."""
+subtracting the data that are no longer needed, or a fraction of a gigabyte. It is a compromise
+between the memory and the time of a second evaluation at the centre in each transition."""
 
 SELECTIONS = (
     AdvancedSubtensor,
@@ -382,7 +383,8 @@ def find_center_difference(
     row_bytes = [dtype.itemsize * int(np.prod(shape)) for dtype, shape in posterior.row_types]
     extra = sum(np.dtype(vector.dtype).itemsize for vector in cut)
     extra += sum(row_bytes[index] for index in needed) - sum(row_bytes)
-    if extra > MOST_EXTRA_MEMORY * sum(row_bytes):
+    is_large = extra * posterior.n_rows > MOST_COPIED
+    if is_large and extra > MOST_EXTRA_MEMORY * sum(row_bytes):
         cut, column_rows, with_columns, needed = [], (), graph, _needed(graph, rows)
     if store_columns:
         with_columns = _with_fixed_quantities(posterior, with_columns, fixed)

@@ -18,6 +18,8 @@ from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor.basic import cast
 from pytensor.tensor.math import Dot
 
+from pymc_sgmcmc.numba_loop.trigamma import register_trigamma
+
 FLOATING = ("float32", "float64")
 """These are the types of numbers that BLAS multiplies."""
 
@@ -84,6 +86,7 @@ def _register() -> None:
     """Tell PyTensor how Numba computes the product; its dispatch imports Numba, in a second."""
     if "numba" in vars(NumpyDot):
         return
+    register_trigamma()
     from numba.extending import overload
     from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
 
