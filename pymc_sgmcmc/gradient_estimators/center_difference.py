@@ -278,7 +278,7 @@ class _Derivative:
         return {name: value for name, value in vars(self).items() if name != "_function"}
 
     def __call__(self, posterior: Posterior, rows: Sequence[np.ndarray]) -> np.ndarray:
-        (along_all,) = self._function(np.int64(len(rows[0])), *rows)
+        (along_all,) = self._function(np.array(len(rows[0])), *rows)
         return np.asarray(along_all, dtype=float)
 
 
