@@ -416,7 +416,10 @@ def test_thinning_and_short_batches_are_named():
 def run():
     model = two_variable_model()
     with model:
-        step = SGLDCV(compile_kwargs={"mode": "NUMBA"}, batch_size=50, thin=1)
+        step = SGLDCV(
+            compile_kwargs={"mode": "NUMBA"}, batch_size=50, thin=1, gradient="cv",
+            integrator="euler",
+        )  # fmt: skip
         idata = pm.sample(
             step=step, draws=1500, tune=100, chains=4, cores=1, random_seed=1, **QUIET
         )
