@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from pymc.model import Model
 
+from pymc_sgmcmc.dynamics import EULER
 from pymc_sgmcmc.engine import is_jax_mode
 from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.gradient_estimators import SVRG
@@ -74,7 +75,7 @@ def repeated_step(
             step_size=step_size,
             preconditioner=stored_matrix(arrays, "preconditioner"),
             gradient=estimator,
-            integrator=settings[LAW],
+            integrator=settings.get(LAW, EULER.name),
             thin=thin,
             compile_kwargs=kwargs,
             center=center,
