@@ -15,7 +15,7 @@ from pymc_sgmcmc.adaptation import Seen
 from pymc_sgmcmc.adaptation.step_size import LangevinStepSize
 from pymc_sgmcmc.dynamics import AVERAGED, EULER
 from pymc_sgmcmc.errors import CenterWarning
-from pymc_sgmcmc.matrices import Dense
+from pymc_sgmcmc.matrices import Dense, Diagonal
 from pymc_sgmcmc.record import MOMENTS
 from pymc_sgmcmc.tuning import Center
 from pymc_sgmcmc.tuning.curvature import Curvature, diagonal_curvature
@@ -63,8 +63,12 @@ def seen(positions, gradients, *, thin=THIN, tuning=True, boundary=True):
     return Seen(positions, gradients, partial(np.arange, 3), tuning, boundary, thin, sizes)
 
 
-def factor(center, positions, gradients, *, thin=THIN, step_size=0.2, bias=0.05, law=EULER):
-    tuning = LangevinStepSize(law, center.curvature.covariance, thin, step_size, bias, center)
+def factor(
+    center, positions, gradients, *,
+    thin=THIN, step_size=0.2, bias=0.05, law=EULER, preconditioner=None,
+):  # fmt: skip
+    matrix = center.curvature.covariance if preconditioner is None else preconditioner
+    tuning = LangevinStepSize(law, matrix, thin, step_size, bias, center)
     state = tuning.begin(center.position)
     state, _ = tuning.update(state, seen(positions, gradients, thin=thin))
     return tuning.step_size_factor(state)
@@ -80,6 +84,19 @@ def test_step_is_that_of_the_closed_form(rng, noise, law):
     chain = gaussian_chain(rng, center, noise_root, 0.05, 2000, THIN, law)
     expected = 0.9 / (noise + (0.045 if law is AVERAGED else 1.045))
     assert factor(center, *chain, law=law) == pytest.approx(min(5.0, expected), rel=0.06)
+
+
+@pytest.mark.parametrize(("law", "largest"), [(EULER, 4.18), (AVERAGED, 2.18)])
+def test_noise_where_the_curvature_is_small(rng, law, largest):
+    """Curvatures 4 and 1 with noise 0 and 2, M the unit matrix.
+
+    Euler's errors are h 4 / (4 - 4h) and h 3 / (4 - h). Of averaged noises it is h 2 / (4 - h), for
+    which the denominator of the first is taken.
+    """
+    center = center_with(np.array([4.0, 1.0]))
+    chain = gaussian_chain(rng, center, np.diag([0.0, np.sqrt(2)]), 0.05, 2000, 4 * THIN, law)
+    found = factor(center, *chain, thin=4 * THIN, law=law, preconditioner=Diagonal(np.ones(2)))
+    assert found == pytest.approx(0.9 / largest, rel=0.06)
 
 
 @pytest.mark.parametrize("noise", [0.5, 0.0])
