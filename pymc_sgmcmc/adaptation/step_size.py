@@ -177,17 +177,17 @@ class LangevinStepSize(Adaptation):
         chance = STANDARD_ERRORS * np.sqrt(2 / (draws * SQUARES_A_DRAW))
         squares = max(0.0, 1 - chance) * state["excess"] / draws
         expected = self._law.expected_squares(self._preconditioner, self._precision)
-        noise, most = max(0.0, float((squares - expected).max())), 1.0
+        # In the direction in which noise and what the curvature adds to it are largest.
+        share, most = self._law.of_curvature, 1.0
+        largest = float((squares - (1 - share) * expected).max())
         if self._searches:
             means = state["residuals"] / state["counts"][:, None]
             products = state["products"] / state["counts"][:, None, None]
             noises = products - means[:, :, None] * means[:, None, :]
-            # In the direction in which noise and what the curvature adds to it are largest.
-            share = self._law.of_curvature
             added = share * self._curvature
             whitened = [added + Dense(V).congruence(self._root).values for V in noises]
-            noise = max(noise, _largest_direction(*whitened) - share * self._largest)
-            most = LARGEST_FACTOR
+            largest, most = max(largest, _largest_direction(*whitened)), LARGEST_FACTOR
+        noise = max(0.0, largest - share * self._largest)
         step_size = self._law.step_size(noise, self._largest, MARGIN * self._bias)
         return float(np.clip(step_size / self._step_size, SMALLEST_FACTOR, most))
 

@@ -155,16 +155,18 @@ class Law:
         directions = root @ vectors
         sums = values[:, None] + values
         variances = np.einsum("ij,j,ij->i", directions, 1 / values, directions)
-        scaled = np.sqrt(0.5 * h) * (gradients @ directions)
-        expected = (1 - self.of_curvature) * 0.5 * step_sizes.mean() * np.diag(values)
+        # Squares of the last column are half the step sizes, which may be those of each chain.
+        scaled = np.sqrt(0.5 * h) * np.insert(gradients @ directions, len(values), 1.0, axis=-1)
+        share = 1 - self.of_curvature
 
         def errors(rows: np.ndarray) -> np.ndarray:
-            excess = (rows.T @ rows / len(rows) - expected) / sums
+            products = rows.T @ rows / len(rows)
+            excess = (products[:-1, :-1] - share * products[-1, -1] * np.diag(values)) / sums
             return np.einsum("ij,jk,ik->i", directions, excess, directions) / variances
 
         batches = np.concatenate(split_into_batches(scaled))
         return Estimate(
-            errors(scaled.reshape(-1, gradients.shape[-1])),
+            errors(np.concatenate(scaled)),
             standard_error(np.array([errors(batch) for batch in batches])),
         )
 

@@ -1,6 +1,7 @@
 """Docstrings of the step methods, with the entries of the settings that they share.
 
-A step method that gives a setting another meaning has its own entry for it.
+Entries of the class above are those of a step method too. One that gives a setting another meaning
+has its own entry for it.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ def documented[Class: type](cls: Class) -> Class:
     parameters = _PARAMETERS.search(doc, 0, end)
     start = end if parameters is None else parameters.start()
     own = _entries(doc[start:end])
-    common = _entries(inspect.cleandoc(Settings.__doc__ or ""))
-    names = [name for name in inspect.signature(cls).parameters if name in own or name in common]
-    entries = "".join(own.get(name, common.get(name, "")) for name in names)
+    above, common = (
+        _entries(inspect.cleandoc(each.__doc__ or "")) for each in (cls.__base__, Settings)
+    )
+    known = common | above | own
+    entries = "".join(known.get(name, "") for name in inspect.signature(cls).parameters)
     cls.__doc__ = f"{doc[:start]}Parameters\n----------\n{entries}\n{doc[end:]}"
     return cls
 

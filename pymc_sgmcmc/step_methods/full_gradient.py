@@ -49,12 +49,6 @@ class ULA(SGLD):
     samplers on densities in the plane. Observed variables without rows, such as a single number,
     are a part of it.
 
-    Parameters
-    ----------
-    step_size : float or callable, optional
-        The step size h. Default: :math:`4\delta / \lambda_{\max}(MH)` for the variance inflation
-        :math:`\delta` given as `bias`.
-
     Raises
     ------
     TypeError

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 from pymc.model import Model
 
+from pymc_sgmcmc.dynamics import EULER
 from pymc_sgmcmc.engine import is_jax_mode
 from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.gradient_estimators import SVRG
 from pymc_sgmcmc.matrices import Dense, Diagonal, LowRank, Matrix
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.record import KEPT_ROWS, stored_matrix, stored_rows
+from pymc_sgmcmc.record import KEPT_ROWS, LAW, stored_matrix, stored_rows
 from pymc_sgmcmc.step_methods.center import JointCenter
 from pymc_sgmcmc.step_methods.estimators import make_estimator
+from pymc_sgmcmc.step_methods.settings import CONTROL_VARIATES
 from pymc_sgmcmc.step_methods.sgld import SGLD, SGLDCV
 from pymc_sgmcmc.tuning import Center, Curvature, center_at
 
@@ -36,8 +38,8 @@ def repeated_step(
 ) -> SGLD:
     """Step method with all settings of a run but its step size and thinning.
 
-    Rows of the data, minibatches, rows in each transition, estimator, centre and preconditioner
-    are those of the run.
+    Rows of the data, minibatches, rows in each transition, estimator, integrator, centre and
+    preconditioner are those of the run.
 
     Parameters
     ----------
@@ -64,6 +66,7 @@ def repeated_step(
         int(settings["batch_size"]),
         kept=kept,
         static=is_jax_mode(kwargs),
+        order=CONTROL_VARIATES.get(settings["gradient"], 0),
     )
     with model, warnings.catch_warnings():
         # The user has seen the warnings about this centre in the first run.
@@ -72,6 +75,7 @@ def repeated_step(
             step_size=step_size,
             preconditioner=stored_matrix(arrays, "preconditioner"),
             gradient=estimator,
+            integrator=settings.get(LAW, EULER.name),
             thin=thin,
             compile_kwargs=kwargs,
             center=center,

@@ -102,9 +102,11 @@ class Settings:
         depend on it.
     step_size : float or callable, optional
         The step size h, or a function of the transition number (from 0) such as `PolynomialDecay`.
-        Default: the closed form :math:`h = 4\delta / (\lambda_{\max}(MV) + \lambda_{\max}(MH))` for
-        the variance inflation :math:`\delta` given as `bias`. It is computed anew during tuning
-        from the gradients along the chain.
+        Default: the closed form for the error :math:`\delta` of the variance given as `bias`,
+        :math:`h = 4\delta / (\lambda_{\max}(MV) + (1 + \delta) \lambda_{\max}(MH))`. For averaged
+        noises it has :math:`\delta` in place of :math:`1 + \delta`, and is at most
+        :math:`1 / \lambda_{\max}(MH)`. It is computed anew during tuning from the gradients along
+        the chain.
     bias : float, optional
         Relative error of the posterior variance that you accept, in (0, 1), instead of a
         `step_size`. Default: 0.05. `bias_report` estimates the error of a run.

@@ -33,6 +33,15 @@ class SGLD(StochasticGradientStep):
 
     **Cost.** A transition takes one gradient of n rows, independent of N.
 
+    Parameters
+    ----------
+    integrator : {"euler", "averaged"}
+        How the diffusion is made discrete. "euler" is the algorithm as Welling and Teh, and Baker
+        et al., print it. "averaged" takes the mean of two successive noises (Leimkuhler and
+        Matthews 2013): the law is then exact for Gaussian posteriors without gradient noise, and
+        of second order in h for others. The default is "averaged" for `SGLDCV` and its subclasses,
+        and "euler" for the others.
+
     Raises
     ------
     ModelError

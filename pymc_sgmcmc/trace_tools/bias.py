@@ -84,8 +84,8 @@ def bias_report(
 
     For Langevin dynamics with a known preconditioner (`SGLD`, `SGLDCV`, `ULA`) the variance error
     is computed from the second moment of the gradients that the chain met, for a Gaussian with the
-    curvature at the centre, see `pymc_sgmcmc.dynamics.Law`. Its Monte-Carlo error
-    is a few percent of itself. It is positive by construction. Another estimate, by Stein's
+    curvature at the centre, see `pymc_sgmcmc.dynamics.Law`. Its Monte-Carlo error is a few percent
+    of itself. For Euler's scheme it is positive by construction. Another estimate, by Stein's
     identity, is :math:`-\mathrm{Cov}(\theta_i, (M \hat\nabla)_i) / M_{ii} - 1`: zero for draws
     of the posterior, and negative where the draws do not cover it. It has a Monte-Carlo error of
     about :math:`\sqrt{2 / K}` after K effective draws. For other step methods it is the only one,
@@ -95,12 +95,12 @@ def bias_report(
     whatever the bias, nor that a step size makes variances too small, as it may on skewed
     posteriors: for Langevin dynamics Stein's identity is above zero at stationarity. The skewness
     around the centre predicts the error of the mean to first order. Where it may be large,
-    `pymc.sample` measures both at the end of a run of `SGLD` or `SGLDCV`, and ``rerun=True`` does
-    so for any such run: from the last draw of each chain a pair of chains follows, at the whole and
-    at half the step size, with common noise, so that the differences of their moments are known
-    from few draws. Errors are of first order in the step size h, so that twice this difference is
-    the error at h, and the mean less this error, ``extrapolated``, is off by terms of second order
-    only (Richardson's extrapolation).
+    `pymc.sample` measures both at the end of a run of `SGLD` or `SGLDCV` with
+    ``integrator="euler"``, and ``rerun=True`` does so for any such run: from the last draw of each
+    chain a pair of chains follows, at the whole and at half the step size, with common noise, so
+    that the differences of their moments are known from few draws. Errors are of first order in the
+    step size h, so that twice this difference is the error at h, and the mean less this error,
+    ``extrapolated``, is off by terms of second order only (Richardson's extrapolation).
 
     **Verdicts.** A coordinate is "mean off" where the error of its mean is beyond doubt larger than
     0.1 standard deviations, "variance too large" where a variance error is beyond doubt larger
@@ -139,9 +139,9 @@ def bias_report(
     bias : float, optional
         Stated relative error of the variance. The default is that of the run.
     rerun : bool
-        Measure the errors of means and variances by pairs of chains, for `SGLD` and `SGLDCV` that
-        move all variables. They take at most about as many gradients as the run, and end sooner
-        where the errors are known to 0.02 posterior standard deviations.
+        Measure the errors of means and variances by pairs of chains, for `SGLD` and `SGLDCV` with
+        ``integrator="euler"`` that move all variables. They take at most about as many gradients as
+        the run, and end sooner where the errors are known to 0.02 posterior standard deviations.
     random_seed : optional
         Seed of the pairs.
     compile_kwargs : mapping, optional

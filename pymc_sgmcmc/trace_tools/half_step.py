@@ -1,11 +1,11 @@
 r"""Pairs of chains at the whole and at half the step size, which show errors of mean and variance.
 
 Both chains of a pair have the same Brownian motion: two normal numbers of the chain at half the
-step size add up to one of the other. So their positions stay close together, and the mean
-of their difference is known from far fewer draws than either mean. Errors are of first order in the
-step size h, so that the error of the mean at h is twice that difference. With positions x and y of
-the two chains, the difference of their variances is the mean of :math:`(x - \bar x)^2 -
-(y - \bar y)^2`.
+step size add up to one of the other. So their positions stay close together, and the mean of their
+difference is known from far fewer draws than either mean. Errors of Euler's scheme are of first
+order in the step size h, so that the error of the mean at h is twice that difference. With
+positions x and y of the two chains, the difference of their variances is the mean of :math:`(x -
+\bar x)^2 - (y - \bar y)^2`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from xarray import DataTree
 
 from pymc_sgmcmc.chain import Chain
 from pymc_sgmcmc.checks import quoted
+from pymc_sgmcmc.dynamics import EULER
 from pymc_sgmcmc.posterior.position import layout_from_model
 from pymc_sgmcmc.record import (
     DIMENSION,
     GIVEN,
     HALF_STEP,
+    LAW,
     SETTINGS,
     STEP_METHODS,
     labels_of,
@@ -76,6 +78,11 @@ def check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model) -> N
         raise ValueError(
             f"`rerun=True` can repeat runs of {' and '.join(RERUN_SAMPLERS)}, but the trace is of "
             f"{name or 'an unknown step method'}. {BY_HAND}"
+        )
+    if settings.get(LAW, EULER.name) != EULER.name:
+        raise ValueError(
+            f'`rerun=True` can repeat runs with `integrator="{EULER.name}"`, but that of the trace '
+            f'is "{settings[LAW]}", whose error is of second order in the step size. {BY_HAND}'
         )
     if local := stored_local(settings):
         raise ValueError(

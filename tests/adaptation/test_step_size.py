@@ -13,11 +13,13 @@ import pytest
 from pymc_sgmcmc import SGLDCV
 from pymc_sgmcmc.adaptation import Seen
 from pymc_sgmcmc.adaptation.step_size import LangevinStepSize
+from pymc_sgmcmc.dynamics import AVERAGED, EULER
 from pymc_sgmcmc.errors import CenterWarning
-from pymc_sgmcmc.matrices import Dense
+from pymc_sgmcmc.matrices import Dense, Diagonal
 from pymc_sgmcmc.record import MOMENTS
 from pymc_sgmcmc.tuning import Center
 from pymc_sgmcmc.tuning.curvature import Curvature, diagonal_curvature
+from tests.support.langevin_chains import langevin
 from tests.support.models import logistic_model
 
 THIN = 5
@@ -36,18 +38,23 @@ def center_with(precision: np.ndarray) -> Center:
     return Center(np.arange(1.0, d + 1), np.zeros(d), np.zeros(d), curvature)
 
 
-def gaussian_chain(rng, center, noise_root, step_size, draws, thin):
-    """Positions and gradients of a Langevin chain on the Gaussian of a centre, M its covariance."""
-    curvature, d = center.curvature, len(center.position)
-    root, precision = curvature.root, curvature.precision
-    white = rng.standard_normal(d)
-    positions, gradients = np.empty((2, draws * thin, d))
-    for k in range(draws * thin):
-        at = root @ white
-        gradient = -(precision @ at) + noise_root @ rng.standard_normal(d)
-        positions[k], gradients[k] = center.position + at, gradient
-        white = white + step_size / 2 * (root.T @ gradient)
-        white = white + np.sqrt(step_size) * rng.standard_normal(d)
+def gaussian_chain(rng, center, noise_root, step_size, draws, thin, law=EULER):
+    """Positions and gradients of a chain on the Gaussian of a centre, M its covariance."""
+    curvature = center.curvature
+
+    def gradient(theta, rng):
+        noise = rng.normal(size=theta.shape) @ noise_root.T
+        return (center.position - theta) @ curvature.precision + noise
+
+    (positions,), (gradients,) = langevin(
+        gradient,
+        (center.position + curvature.root @ rng.standard_normal(len(noise_root)))[None],
+        draws * thin,
+        step_size,
+        curvature.covariance.dense(),
+        rng,
+        averaged=law.averaged,
+    )
     return positions, gradients
 
 
@@ -56,21 +63,40 @@ def seen(positions, gradients, *, thin=THIN, tuning=True, boundary=True):
     return Seen(positions, gradients, partial(np.arange, 3), tuning, boundary, thin, sizes)
 
 
-def factor(center, positions, gradients, *, thin=THIN, step_size=0.2, bias=0.05):
-    tuning = LangevinStepSize(center.curvature.covariance, thin, step_size, bias, center)
+def factor(
+    center, positions, gradients, *,
+    thin=THIN, step_size=0.2, bias=0.05, law=EULER, preconditioner=None,
+):  # fmt: skip
+    matrix = center.curvature.covariance if preconditioner is None else preconditioner
+    tuning = LangevinStepSize(law, matrix, thin, step_size, bias, center)
     state = tuning.begin(center.position)
     state, _ = tuning.update(state, seen(positions, gradients, thin=thin))
     return tuning.step_size_factor(state)
 
 
+@pytest.mark.parametrize("law", [EULER, AVERAGED], ids=lambda law: law.name)
 @pytest.mark.parametrize("noise", [0.0, 1.0, 3.0])
-def test_step_is_that_of_the_closed_form(rng, noise):
-    """With V = noise * H: h = 4 * 0.05 / (1 + noise), here in units of 0.2."""
+def test_step_is_that_of_the_closed_form(rng, noise, law):
+    """With V = noise * H, in units of 0.2: an error of h (V + 1) / (4 - h), or h V / (4 - h)."""
     H = np.array([[4.0, 1.0, 0.0], [1.0, 2.0, 0.5], [0.0, 0.5, 9.0]])
     center = center_with(H)
     noise_root = np.sqrt(noise) * np.linalg.cholesky(H)
-    chain = gaussian_chain(rng, center, noise_root, 0.05, 2000, THIN)
-    assert factor(center, *chain) == pytest.approx(0.9 / (1 + noise), rel=0.06)
+    chain = gaussian_chain(rng, center, noise_root, 0.05, 2000, THIN, law)
+    expected = 0.9 / (noise + (0.045 if law is AVERAGED else 1.045))
+    assert factor(center, *chain, law=law) == pytest.approx(min(5.0, expected), rel=0.06)
+
+
+@pytest.mark.parametrize(("law", "largest"), [(EULER, 4.18), (AVERAGED, 2.18)])
+def test_noise_where_the_curvature_is_small(rng, law, largest):
+    """Curvatures 4 and 1 with noise 0 and 2, M the unit matrix.
+
+    Euler's errors are h 4 / (4 - 4h) and h 3 / (4 - h). Of averaged noises it is h 2 / (4 - h), for
+    which the denominator of the first is taken.
+    """
+    center = center_with(np.array([4.0, 1.0]))
+    chain = gaussian_chain(rng, center, np.diag([0.0, np.sqrt(2)]), 0.05, 2000, 4 * THIN, law)
+    found = factor(center, *chain, thin=4 * THIN, law=law, preconditioner=Diagonal(np.ones(2)))
+    assert found == pytest.approx(0.9 / largest, rel=0.06)
 
 
 @pytest.mark.parametrize("noise", [0.5, 0.0])
@@ -84,17 +110,17 @@ def test_step_follows_the_worst_direction(rng, noise):
     noise_root = root @ np.hstack([np.sqrt(4 - noise) * u, np.zeros((d, d - 1))])
     positions, gradients = gaussian_chain(rng, center, noise_root, 0.02, 1000, THIN)
     gradients += np.sqrt(noise) * rng.standard_normal(gradients.shape) @ root.T
-    assert factor(center, positions, gradients) == pytest.approx(0.9 / 5, rel=0.1)
+    assert factor(center, positions, gradients) == pytest.approx(0.9 / 5.045, rel=0.1)
 
 
 def test_few_draws_in_many_dimensions_leave_the_step(rng):
     """Without noise, 100 draws of 120 coordinates reduce the step size only by the margin."""
     center = center_with(np.eye(120))
     chain = gaussian_chain(rng, center, np.zeros((120, 120)), 0.2, 100, 10)
-    assert factor(center, *chain, thin=10) == pytest.approx(0.9, abs=0.03)
+    assert factor(center, *chain, thin=10) == pytest.approx(0.9 / 1.045, abs=0.03)
 
 
-@pytest.mark.parametrize(("step_size", "expected"), [(0.02, 9.0), (0.002, 10.0)])
+@pytest.mark.parametrize(("step_size", "expected"), [(0.02, 9.0 / 1.045), (0.002, 10.0)])
 def test_step_grows_within_a_bound(rng, step_size, expected):
     center = center_with(np.eye(3))
     chain = gaussian_chain(rng, center, np.zeros((3, 3)), 0.2, 500, THIN)
@@ -110,21 +136,23 @@ def test_curvature_that_is_larger_than_at_the_centre(rng):
     positions += center.position
     # The mean square of the gradient there is 9, less what may be chance in 5000 draws, 7 %; the
     # residuals alone would give 1 + 4.
-    assert factor(center, positions, gradients) == pytest.approx(0.9 / (0.93 * 9), rel=0.08)
+    assert factor(center, positions, gradients) == pytest.approx(0.9 / (0.93 * 9 + 0.045), rel=0.08)
 
 
 def test_only_coordinates_in_high_dimension(rng, monkeypatch):
     monkeypatch.setattr("pymc_sgmcmc.adaptation.step_size.DENSE_DIMENSION", 2)
     center = center_with(np.ones(3))
     positions = rng.standard_normal((5000 * THIN, 3))
-    assert factor(center, positions, -0.1 * positions) == 1.0
-    assert factor(center, positions, -2 * positions) == pytest.approx(0.9 / 4, rel=0.1)
+    # Without noise the curvature at the centre leaves this; here the step never becomes larger.
+    assert factor(center, positions, -0.1 * positions) == pytest.approx(0.9 / 1.045)
+    assert factor(center, positions, -0.1 * positions, step_size=0.02) == 1.0
+    assert factor(center, positions, -2 * positions) == pytest.approx(0.9 / 4.045, rel=0.1)
 
 
 def test_runs_of_any_length_give_the_same(rng):
     center = center_with(np.eye(2))
     positions, gradients = gaussian_chain(rng, center, np.eye(2), 0.2, 300, THIN)
-    tuning = LangevinStepSize(Dense(np.eye(2)), THIN, 0.2, 0.05, center)
+    tuning = LangevinStepSize(EULER, Dense(np.eye(2)), THIN, 0.2, 0.05, center)
     states = []
     for stops in ((300,), (20, 21, 60, 300)):
         state, start = tuning.begin(center.position), 0
@@ -142,7 +170,7 @@ def test_runs_of_any_length_give_the_same(rng):
 def test_a_bad_beginning_is_forgotten(rng):
     """A first window with huge gradients: later ones give the step back."""
     center = center_with(np.eye(2))
-    tuning = LangevinStepSize(Dense(np.eye(2)), THIN, 0.2, 0.05, center)
+    tuning = LangevinStepSize(EULER, Dense(np.eye(2)), THIN, 0.2, 0.05, center)
     state, factors = tuning.begin(center.position), []
     for number in range(7):
         positions, gradients = gaussian_chain(rng, center, np.zeros((2, 2)), 0.2, 100, THIN)
@@ -150,12 +178,12 @@ def test_a_bad_beginning_is_forgotten(rng):
         state, _ = tuning.update(state, seen(size * positions, size * gradients))
         factors.append(tuning.step_size_factor(state))
     assert factors[0] == 0.01
-    assert factors[-1] == pytest.approx(0.9, rel=0.1)
+    assert factors[-1] == pytest.approx(0.9 / 1.045, rel=0.1)
 
 
 def test_nothing_changes_after_tuning(rng):
     center = center_with(np.eye(2))
-    tuning = LangevinStepSize(Dense(np.eye(2)), THIN, 0.2, 0.05, center)
+    tuning = LangevinStepSize(EULER, Dense(np.eye(2)), THIN, 0.2, 0.05, center)
     state = tuning.begin(center.position)
     chain = gaussian_chain(rng, center, 2 * np.eye(2), 0.2, 200, THIN)
     state, _ = tuning.update(state, seen(*chain))
@@ -185,7 +213,10 @@ def test_draws_keep_their_time_where_tuning_makes_the_step_smaller(thin):
     center = {"beta": np.array([1.0, 1.5, -0.5])}
     numba = {"mode": "NUMBA"}
     with pytest.warns(CenterWarning, match="too far for control variates"):
-        step = SGLDCV(model=model, thin=thin, batch_size=10, center=center, compile_kwargs=numba)
+        step = SGLDCV(
+            model=model, thin=thin, batch_size=10, center=center, gradient="cv",
+            integrator="euler", compile_kwargs=numba,
+        )  # fmt: skip
     with model:
         idata = pm.sample(step=step, draws=200, tune=400, chains=2, cores=1, random_seed=1, **QUIET)
     ratio = idata.sample_stats["step_size"].values[:, -1] / step.step_size

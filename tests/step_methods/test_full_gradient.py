@@ -76,10 +76,13 @@ def test_ula_is_sgld_with_all_rows():
 
 
 def test_default_step_of_ula():
-    """Five percent of variance in the steepest direction."""
+    """Five percent of variance in the steepest direction, h / (4 - h) where M is the covariance."""
     problem = LinearGaussian.simulate(30, 3, seed=4)
     step = ULA(model=problem.model(), compile_kwargs=NUMBA)
-    assert step.step_size == pytest.approx(0.2, rel=1e-3)
+    assert step.step_size / (4 - step.step_size) == pytest.approx(0.05, rel=1e-3)
+    # Averaged noises have no error here, and take the largest step.
+    averaged = ULA(model=problem.model(), integrator="averaged", compile_kwargs=NUMBA)
+    assert averaged.step_size == pytest.approx(1.0, rel=1e-3)
 
 
 def test_the_data_are_not_copied():

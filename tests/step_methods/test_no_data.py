@@ -60,7 +60,7 @@ def test_default_settings_are_those_of_the_curvature():
     step = ULA(model=model, compile_kwargs=QUICK)
     np.testing.assert_allclose(step.center.position, MEAN, atol=1e-6)
     np.testing.assert_allclose(step.center.curvature.covariance.dense(), COVARIANCE, rtol=1e-5)
-    assert step.step_size == pytest.approx(0.2, rel=1e-3)
+    assert step.step_size == pytest.approx(0.2 / 1.05, rel=1e-3)
     idata = sample(model, step, draws=5, tune=2, chains=1)
     assert idata.sample_stats.attrs["sgmcmc_n_rows"] == 0
     assert idata.sample_stats.attrs["sgmcmc_noise"] == 0

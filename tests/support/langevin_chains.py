@@ -28,11 +28,19 @@ def langevin(
     burn_in: int = 0,
     thin: int = 1,
     injected: float = 1.0,
+    averaged: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Positions and the gradients there of every `thin`-th transition, (chains, draws, d) each."""
+    """Positions and the gradients there of every `thin`-th transition, (chains, draws, d) each.
+
+    Where noises are averaged, the half of the first one is added to the start.
+    """
     rng = np.random.default_rng(seed)
     root = np.linalg.cholesky(preconditioner)
-    theta = np.array(start, dtype=float)
+    theta, before = np.array(start, dtype=float), 0.0
+    share = injected * step_size**0.5 * (0.5 if averaged else 1.0)
+    if averaged:
+        before = share * rng.normal(size=theta.shape) @ root.T
+        theta = theta + before
     positions = np.empty((len(theta), draws, theta.shape[1]))
     gradients = np.empty_like(positions)
     for number in range(burn_in + thin * draws):
@@ -40,8 +48,10 @@ def langevin(
         kept, left = divmod(number - burn_in, thin)
         if kept >= 0 and left == 0:
             positions[:, kept], gradients[:, kept] = theta, g
-        noise = rng.normal(size=theta.shape) @ root.T
-        theta = theta + step_size / 2 * g @ preconditioner + injected * step_size**0.5 * noise
+        noise = share * rng.normal(size=theta.shape) @ root.T
+        theta = theta + step_size / 2 * g @ preconditioner + before + noise
+        if averaged:
+            before = noise
     return positions, gradients
 
 
@@ -68,7 +78,7 @@ def as_trace(
     groups = {"posterior": posterior, "sample_stats": stats}
     if step_size is not None:
         stats["step_size"] = (("chain", "draw"), np.full((chains, draws), step_size))
-        settings = {"sampler": "SGLD", "thin": 1, **settings}
+        settings = {"sampler": "SGLD", "law": "euler", "thin": 1, **settings}
         other = f"{dims[2]}_of_column"
         groups["sgmcmc_settings"] = xr.Dataset(
             {"preconditioner": ((*dims[2:], other), preconditioner)},
@@ -86,29 +96,61 @@ class Gaussian:
     noise: np.ndarray
     mean: np.ndarray = field(default=None)  # type: ignore[assignment]
 
-    def covariance(self, step_size: float, preconditioner: np.ndarray) -> np.ndarray:
-        """Exact stationary covariance of Langevin dynamics."""
+    def autocovariances(
+        self,
+        lags: int,
+        step_size: float,
+        preconditioner: np.ndarray,
+        *,
+        thin: int = 1,
+        averaged: bool = False,
+    ) -> np.ndarray:
+        """Exact covariances of position and gradient with those of lag 0, 1, ... draws before.
+
+        The chain of position, injected noise and gradient noise is Markov. The result has the shape
+        (lags, 2d, 2d).
+        """
         M, h, d = preconditioner, step_size, len(self.precision)
-        F = np.eye(d) - h / 2 * M @ self.precision
-        constant = h * M + h**2 / 4 * M @ self.noise @ M
-        solved = np.linalg.solve(np.eye(d * d) - np.kron(F, F), constant.ravel())
-        return solved.reshape(d, d)
+        one, zero = np.eye(d), np.zeros((d, d))
+        transition = np.zeros((3 * d, 3 * d))
+        transition[:d] = np.hstack([one - h / 2 * M @ self.precision, averaged * one, h / 2 * M])
+        injected = h * M / (4 if averaged else 1)
+        driven = np.block([[injected, injected, zero]] * 2 + [[zero, zero, self.noise]])
+        operator = np.eye(9 * d * d) - np.kron(transition, transition)
+        law = np.linalg.solve(operator, driven.ravel()).reshape(3 * d, 3 * d)
+        seen = np.block([[one, zero, zero], [-self.precision, zero, one]])
+        of_draw, covariances = np.linalg.matrix_power(transition, thin), []
+        for _ in range(lags):
+            covariances.append(seen @ law @ seen.T)
+            law = of_draw @ law
+        return np.array(covariances)
+
+    def covariance(
+        self, step_size: float, preconditioner: np.ndarray, *, averaged: bool = False
+    ) -> np.ndarray:
+        """Exact stationary covariance of Langevin dynamics."""
+        d = len(self.precision)
+        return self.autocovariances(1, step_size, preconditioner, averaged=averaged)[0, :d, :d]
 
     def chains(
-        self, count: int, draws: int, step_size: float, preconditioner: np.ndarray, seed: int, **kw
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self, count: int, draws: int, step_size: float, preconditioner: np.ndarray, seed: int, *,
+        averaged: bool = False, **kw,
+    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
         """Chains that start at their stationary law."""
         d = len(self.precision)
         mean = np.zeros(d) if self.mean is None else self.mean
         noise_root = np.linalg.cholesky(self.noise) if self.noise.any() else self.noise
         rng = np.random.default_rng(seed + 1)
-        law = self.covariance(step_size, preconditioner)
+        law = self.covariance(step_size, preconditioner, averaged=averaged)
+        if averaged:
+            law = law - step_size / 4 * preconditioner  # given the first noise
         start = mean + rng.normal(size=(count, d)) @ np.linalg.cholesky(law).T
 
         def gradient(theta, rng):
             noise = rng.normal(size=theta.shape) @ noise_root.T
             return (mean - theta) @ self.precision + noise
 
+        kw = {"averaged": averaged, **kw}
         return langevin(gradient, start, draws, step_size, preconditioner, seed, **kw)
 
 

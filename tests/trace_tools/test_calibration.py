@@ -11,7 +11,7 @@ import xarray as xr
 from scipy.special import expit, gamma, polygamma
 
 from pymc_sgmcmc import SGLD, SGLDCV, CalibrationError, stein_calibrate
-from pymc_sgmcmc.trace_tools.affine_map import _langevin_precision, _sums_of_draws, shrink
+from pymc_sgmcmc.trace_tools.affine_map import _langevin_precision, _Sums, _sums_of_draws, shrink
 from pymc_sgmcmc.trace_tools.calibration import GROUP, METHODS
 from pymc_sgmcmc.trace_tools.reader import read_run
 from tests.support.langevin_chains import Gaussian, Logistic, as_trace, langevin
@@ -66,6 +66,19 @@ def test_covariance_of_a_noisy_chain(method, preconditioner):
     assert (report["sd_error"] < 0.03).all()
     assert report.attrs["asymmetry"] < 0.02
     assert report.attrs["third_order"] < 0.05
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_precision_of_second_moments_is_exact(averaged):
+    """From the exact covariances of position and gradient, for matrices that do not commute."""
+    H, M, h = correlated(3, 2), correlated(3, 3), 0.3 / np.linalg.norm(correlated(3, 3))
+    target, law = Gaussian(H, 2 * np.diag(np.diag(H))), "averaged" if averaged else "euler"
+    exact = target.autocovariances(1, h, M, averaged=averaged)[0]
+    assert np.abs(exact[:3, :3] @ H - np.eye(3)).max() > 0.05
+    moments = _Sums(*np.zeros((3, 3)), exact[:3, :3], exact[:3, 3:], h * exact[3:, 3:])
+    sums = moments._replace(counts=np.array(1))
+    run = read_run(as_trace(*target.chains(1, 8, h, M, seed=1), h, M, law=law))
+    np.testing.assert_allclose(_langevin_precision(sums, run), H, rtol=1e-9)
 
 
 @pytest.mark.parametrize("noise", [0.02, 30.0])
@@ -405,7 +418,7 @@ def run():
         pm.Deterministic("twice", 2 * model["sigma"])
         step = SGLDCV(
             compile_kwargs={"mode": "NUMBA"}, batch_size=50, step_size=0.8,
-            preconditioner="curvature", thin=2,
+            preconditioner="curvature", thin=2, gradient="cv", integrator="euler",
         )  # fmt: skip
         idata = pm.sample(
             step=step, draws=1000, tune=100, chains=4, cores=1, random_seed=1, **QUIET

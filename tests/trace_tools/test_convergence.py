@@ -10,6 +10,7 @@ import xarray as xr
 
 from pymc_sgmcmc import discard_unconverged, gradient_convergence
 from pymc_sgmcmc.adaptation.convergence import window_mean_variance
+from pymc_sgmcmc.dynamics import AVERAGED, EULER
 from pymc_sgmcmc.trace_tools.convergence import window_means
 from pymc_sgmcmc.trace_tools.langevin import langevin_window_covariance
 from tests.support.langevin_chains import Gaussian, as_trace, langevin
@@ -75,6 +76,24 @@ def test_level_with_more_coordinates_than_windows():
     ]
     error = np.std(shares, ddof=1) / np.sqrt(40)
     assert 0.95 - 4.5 * error < np.mean(shares) < 0.98 + 4.5 * error
+
+
+@pytest.mark.parametrize("law", [EULER, AVERAGED], ids=lambda law: law.name)
+@pytest.mark.parametrize("thin", [1, 3])
+def test_closed_form_is_that_of_the_autocovariances(law, thin):
+    """Sums over the exact covariances of the chain itself, for matrices that do not commute."""
+    gaussian, M = target(3.0)
+    M, h, length = np.diag(np.diag(M)), 0.5, 7
+    of_gradients = gaussian.autocovariances(
+        length, h, M, thin=thin, averaged=law.averaged
+    )[:, DIMENSION:, DIMENSION:]  # fmt: skip
+    weights = np.arange(length, 0, -1)[:, None, None] / length**2
+    once = (weights * of_gradients).sum(0)
+    expected = once + once.T - of_gradients[0] / length
+    found = langevin_window_covariance(
+        of_gradients[0], h, M, gaussian.precision, length, thin, law=law
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_closed_form_in_one_dimension_with_the_exact_stationary_law():

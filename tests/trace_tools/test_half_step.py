@@ -90,7 +90,8 @@ def test_the_report_has_means_without_their_error(skewed):
 
 def test_no_error_is_found_where_there_is_none():
     model = logistic_model()
-    idata = sample(model, SGLDCV(model=model, compile_kwargs=NUMBA), draws=1000)
+    step = SGLDCV(model=model, gradient="cv", integrator="euler", compile_kwargs=NUMBA)
+    idata = sample(model, step, draws=1000)
     report = bias_report(idata, model, rerun=True, random_seed=2, compile_kwargs=NUMBA)
     assert (report["mean_error"].abs() < 4.5 * report["mean_error_se"] + 0.02).all()
     assert (report["mean_error_se"] <= 0.02).all()
@@ -128,7 +129,7 @@ def groups_of_few_records() -> pm.Model:
 def test_a_run_on_a_skewed_posterior_measures_its_means(caplog, tmp_path):
     model = groups_of_few_records()
     with caplog.at_level(logging.INFO, logger="pymc.sgmcmc"), model:
-        step = SGLDCV(bias=0.1, compile_kwargs=NUMBA)
+        step = SGLDCV(bias=0.1, gradient="cv", integrator="euler", compile_kwargs=NUMBA)
         idata = pm.sample(
             step=step, draws=1000, tune=200, chains=4, cores=1, random_seed=1, progressbar=False
         )
@@ -143,10 +144,25 @@ def test_a_run_on_a_skewed_posterior_measures_its_means(caplog, tmp_path):
     assert bias_report(xr.open_datatree(tmp_path / "run.nc")).equals(report)
 
 
+def test_averaged_noises_have_no_error_of_first_order(caplog):
+    """Twice the difference of a pair would not be the error, so there is none."""
+    model = log_rate()
+    with caplog.at_level(logging.INFO, logger="pymc.sgmcmc"), model:
+        step = SGLD(
+            batch_size=len(COUNTS), step_size=STEP_SIZE, preconditioner="identity",
+            integrator="averaged", thin=4, compile_kwargs=NUMBA,
+        )  # fmt: skip
+        idata = pm.sample(step=step, draws=100, tune=100, chains=2, cores=1, random_seed=1)
+    assert "pairs of chains" not in caplog.text
+    assert HALF_STEP not in idata.children
+    with pytest.raises(ValueError, match='is "averaged", whose error is of second order'):
+        bias_report(idata, model, rerun=True)
+
+
 def test_a_run_on_a_nearly_gaussian_posterior_does_not(caplog):
     model = logistic_model()
     with caplog.at_level(logging.INFO, logger="pymc.sgmcmc"), model:
-        step = SGLDCV(compile_kwargs=NUMBA)
+        step = SGLDCV(gradient="cv", integrator="euler", compile_kwargs=NUMBA)
         idata = pm.sample(
             step=step, draws=300, tune=100, chains=4, cores=1, random_seed=1, progressbar=False
         )

@@ -435,7 +435,7 @@ def thinned_run():
         slope = pm.Normal("slope", 0, 10)
         scale = pm.HalfNormal("scale", 3)
         pm.Normal("y", slope * x, scale, observed=2 * x + rng.normal(size=3000))
-        step = SGLDCV(compile_kwargs=NUMBA)
+        step = SGLDCV(gradient="cv", integrator="euler", compile_kwargs=NUMBA)
         idata = pm.sample(
             step=step, draws=1000, tune=200, chains=2, cores=1, random_seed=1, **QUIET
         )

@@ -10,6 +10,7 @@ import pytest
 import xarray as xr
 
 from pymc_sgmcmc import SGLDCV, gradients, stein_calibrate, zero_variance
+from pymc_sgmcmc.dynamics import AVERAGED, EULER
 from pymc_sgmcmc.trace_tools.langevin import langevin_gain
 from pymc_sgmcmc.trace_tools.zero_variance.coefficients import REGRESSIONS, fit_coefficients
 from pymc_sgmcmc.trace_tools.zero_variance.estimate import controlled_means
@@ -118,8 +119,9 @@ def test_the_printed_formulas_fail():
 def test_gain_is_that_predicted(noise, step_size):
     """1 + 1/delta exactly in closed form, within 15 % on a chain (8 000 batches: 2 %)."""
     predicted = 1 + 1 / (step_size * noise / 4)
-    closed = langevin_gain(ONE, noise * ONE, ONE, step_size, ONE)
-    assert closed[0] == pytest.approx(predicted, rel=1e-10)
+    for law in (EULER, AVERAGED):  # Sums over all transitions have each noise as a whole.
+        closed = langevin_gain(ONE, noise * ONE, ONE, step_size, ONE, law=law)
+        assert closed[0] == pytest.approx(predicted, rel=1e-10)
     x, g = Gaussian(ONE, noise * ONE).chains(400, 12_000, step_size, ONE, seed=1)
     found = zero_variance(as_trace(x, g, step_size, ONE), batches=20)
     assert found.variance_ratio["theta"].item() == pytest.approx(predicted, rel=0.15)
@@ -128,12 +130,16 @@ def test_gain_is_that_predicted(noise, step_size):
     assert marginal.variance_ratio["theta"].item() < 0.8 * predicted
 
 
+def matrices_that_do_not_commute() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """H, V and M, with 1 as the largest eigenvalue of M H."""
+    roots = np.random.default_rng(3).normal(size=(3, 3, 3))
+    H, V, M = (root @ root.T + np.eye(3) for root in roots)
+    return H, 5 * V, M / np.linalg.eigvals(M @ H).real.max()
+
+
 def test_closed_form_of_several_dimensions_and_of_thinned_chains():
     """Gain from the covariances of very long sums, for matrices that do not commute."""
-    rng = np.random.default_rng(3)
-    roots = rng.normal(size=(3, 3, 3))
-    H, V, M = (root @ root.T + np.eye(3) for root in roots)
-    H, V, M = H, 5 * V, M / np.linalg.eigvals(M @ H).real.max()
+    H, V, M = matrices_that_do_not_commute()
     thin, h = 3, 0.5
     x, g = Gaussian(H, V).chains(2000, 2000, h, M, seed=2, thin=thin)
     f, z = x.mean(1), g.mean(1)
@@ -144,6 +150,19 @@ def test_closed_form_of_several_dimensions_and_of_thinned_chains():
     np.testing.assert_allclose(np.diag(both)[:3] / np.diag(left), found, rtol=0.16)
     every = langevin_gain(H, V, M, h, np.eye(3), 1)
     assert (every > 1.5 * found).all()
+
+
+@pytest.mark.parametrize("law", [EULER, AVERAGED], ids=lambda law: law.name)
+@pytest.mark.parametrize("thin", [1, 3])
+def test_gain_is_that_of_all_autocovariances(law, thin):
+    """Sums over lags of the exact covariances of the chain itself, until these are zero."""
+    H, V, M, h = *matrices_that_do_not_commute(), 0.5
+    every = Gaussian(H, V).autocovariances(3000, h, M, thin=thin, averaged=law.averaged)
+    assert np.abs(every[-1]).max() < 1e-12 * np.abs(every[0]).max()
+    S = every.sum(0) + every[1:].sum(0).T
+    left = S[:3, :3] - S[:3, 3:] @ np.linalg.solve(S[3:, 3:], S[3:, :3])
+    found = langevin_gain(H, V, M, h, np.eye(3), thin, law=law)
+    np.testing.assert_allclose(found, np.diag(S)[:3] / np.diag(left), rtol=1e-8)
 
 
 def test_gain_of_chains_with_step_sizes_of_their_own():
@@ -397,7 +416,10 @@ def test_thinning_and_short_batches_are_named():
 def run():
     model = two_variable_model()
     with model:
-        step = SGLDCV(compile_kwargs={"mode": "NUMBA"}, batch_size=50, thin=1)
+        step = SGLDCV(
+            compile_kwargs={"mode": "NUMBA"}, batch_size=50, thin=1, gradient="cv",
+            integrator="euler",
+        )  # fmt: skip
         idata = pm.sample(
             step=step, draws=1500, tune=100, chains=4, cores=1, random_seed=1, **QUIET
         )

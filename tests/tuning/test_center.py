@@ -12,6 +12,7 @@ import pytest
 
 from pymc_sgmcmc import tuning
 from pymc_sgmcmc.batching import make_batching
+from pymc_sgmcmc.dynamics import AVERAGED, EULER
 from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.matrices import as_matrix, largest_mean_square, matrix_root
 from pymc_sgmcmc.posterior import Posterior
@@ -209,14 +210,15 @@ def test_search_from_an_impossible_start(posterior):
         find_center(posterior, np.full(4, np.nan))
 
 
-def noise_of_rows(posterior, center, root, control_variate):
-    noise = row_noise(posterior, center, control_variate=control_variate)
+def noise_of_rows(posterior, center, root, order):
+    noise = row_noise(posterior, center, order=order)
     return largest_mean_square(noise.deviations @ root)
 
 
 @pytest.mark.parametrize("scheme", ["shuffle", "replace"])
-@pytest.mark.parametrize("control_variate", [False, True])
-def test_step_size_keeps_the_stated_inflation(problem, posterior, scheme, control_variate):
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("law", [EULER, AVERAGED], ids=lambda law: law.name)
+def test_step_size_keeps_the_stated_inflation(problem, posterior, scheme, order, law):
     """The largest variance inflation of the exact law is the stated 5 %, to leading order."""
     center = find_center(posterior, np.zeros(4))
     batching = make_batching(scheme, posterior.data, 50)
@@ -224,19 +226,21 @@ def test_step_size_keeps_the_stated_inflation(problem, posterior, scheme, contro
         center,
         center.curvature.root,
         batching,
-        row_noise=noise_of_rows(posterior, center, center.curvature.root, control_variate),
+        row_noise=noise_of_rows(posterior, center, center.curvature.root, order),
+        law=law,
     )
     # The law with M = H^-1 is that with M = I in whitened coordinates.
     root = center.curvature.root
     white = LinearGaussian(problem.X @ root, problem.y - problem.X @ problem.mean, prior_sd=1e9)
-    law = formula_covariance(
+    covariance = formula_covariance(
         white,
         50,
         batching.variance_factor,
         choice.step_size,
-        np.zeros(4) if control_variate else None,
+        np.zeros(4) if order else None,
+        law.name,
     )
-    inflation = np.linalg.eigvalsh(law)[-1] - 1
+    inflation = np.linalg.eigvalsh(covariance)[-1] - 1
     assert 0.03 < inflation < 0.065
     assert choice.curvature == pytest.approx(1.0, rel=1e-6)
 
@@ -251,7 +255,7 @@ def test_batch_size_needed_balances_noise_and_curvature(problem, posterior):
             center,
             root,
             batching,
-            row_noise=noise_of_rows(posterior, center, root, False),
+            row_noise=noise_of_rows(posterior, center, root, 0),
         )
 
     needed = choice(20).batch_size_needed
@@ -272,7 +276,7 @@ def test_curvature_under_any_preconditioner(problem, posterior, preconditioner):
         center,
         root,
         batching,
-        row_noise=noise_of_rows(posterior, center, root, True),
+        row_noise=noise_of_rows(posterior, center, root, 1),
     )
     expected = np.linalg.eigvals(as_matrix(matrix) @ problem.precision).real.max()
     assert choice.curvature == pytest.approx(expected, rel=1e-5)

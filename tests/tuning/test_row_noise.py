@@ -51,40 +51,63 @@ def found_noise(model, **settings):
 
 
 @pytest.mark.parametrize(("extreme", "rare"), [((), 0), ((17, 20_000), 0), ((), 6)])
-@pytest.mark.parametrize("control_variate", [False, True])
-def test_covariance_is_that_of_all_rows(extreme, rare, control_variate):
+@pytest.mark.parametrize("order", [0, 1])
+def test_covariance_is_that_of_all_rows(extreme, rare, order):
     """This also holds where two or six rows, which a sample would miss, cause most of the noise."""
     model, X, covariance, mean = regression(extreme=extreme, rare=rare)
     y = model.rvs_to_values[model["y"]].data
-    deviations = found_noise(model, control_variate=control_variate).deviations
+    deviations = found_noise(model, order=order).deviations
     # E over the posterior of (x x⊤ δ)(x x⊤ δ)⊤ = x x⊤ (x⊤ P x), exactly.
     leverage = np.einsum("ni,ij,nj->n", X, covariance, X)
-    weights = leverage if control_variate else (y - X @ mean) ** 2
+    weights = leverage if order else (y - X @ mean) ** 2
     exact = np.einsum("n,ni,nj->ij", weights, X, X) / len(X)
     root = np.linalg.cholesky(covariance)
     ratio = np.trace(root.T @ (deviations.T @ deviations / len(deviations)) @ root)
     ratio /= np.trace(root.T @ exact @ root)
     # With control variates sixteen points stand for a row: a chi-square of 16 has an sd of 35 %.
-    assert ratio == pytest.approx(1.0, abs=0.7 if control_variate else 0.1)
+    assert ratio == pytest.approx(1.0, abs=0.7 if order else 0.1)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_rows_at_one_point_are_those_of_the_order(order):
+    """By hand: counts with the logarithm of the mean linear, less the derivative for order 2."""
+    rng = np.random.default_rng(4)
+    X = rng.normal(size=(8, 2))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=2)
+        pm.Poisson("y", pm.math.exp(X @ beta), observed=rng.poisson(1.0, size=8))
+    posterior = Posterior(model)
+    center = find_center(posterior, posterior.initial_position)
+    shift = np.array([0.7, -0.4])
+    points = [{"beta": center.position + shift}]
+    found = row_noise(posterior, center, order=order, joint_draws=points).deviations
+    at_center, moved = np.exp(X @ center.position), X @ shift
+    rows = at_center * (np.exp(moved) - 1 - (moved if order == 2 else 0))
+    rows = -rows[:, None] * X
+    exact = 8 / 7 * np.cov(rows.T, bias=True)
+    np.testing.assert_allclose(found.T @ found / len(found), exact, rtol=1e-6)
 
 
 def test_extreme_rows_are_kept():
     model, *_ = regression(extreme=(17, 20_000))
-    noise = found_noise(model, control_variate=True, cost=cost)
+    noise = found_noise(model, order=1, cost=cost)
     assert {17, 20_000} <= set(noise.kept)
     assert noise.n_rows == 30_000 - len(noise.kept)
     # Plain gradients take no rows always, and neither does a run without any reason for it.
-    assert not len(found_noise(model, control_variate=False, cost=cost).kept)
-    assert not len(found_noise(regression()[0], control_variate=True, cost=cost).kept)
+    assert not len(found_noise(model, order=0, cost=cost).kept)
+    assert not len(found_noise(regression()[0], order=1, cost=cost).kept)
+    # Of second order the rows of a linear regression have no noise at all.
+    assert not len(found_noise(model, order=2, cost=cost).kept)
 
 
 @pytest.mark.slow
 def test_rows_that_are_kept_make_draws_cheaper():
     """With these rows in every transition the step size is more than ten times as large."""
     model, *_ = regression(rare=6)
-    step = SGLDCV(model=model, compile_kwargs=NUMBA)
+    settings = {"model": model, "gradient": "cv", "integrator": "euler", "compile_kwargs": NUMBA}
+    step = SGLDCV(**settings)
     with pytest.warns(BatchSizeWarning, match="parameters that only a few rows inform"):
-        given = SGLDCV(model=model, batch_size=step.batch_size, compile_kwargs=NUMBA)
+        given = SGLDCV(batch_size=step.batch_size, **settings)
     assert step.run_settings.attributes["kept_rows"] >= 6
     assert given.run_settings.attributes["kept_rows"] == 0
     assert "others in every transition" in step.run_settings.attributes["why"]
@@ -93,11 +116,10 @@ def test_rows_that_are_kept_make_draws_cheaper():
 
 @pytest.mark.parametrize(("step_class", "mode"), [(SGLDCV, "CVM"), (SGHMC, "CVM"), (SGLDCV, "JAX")])
 def test_law_with_kept_rows(step_class, mode):
-    """With rare rows and default settings, means and variances are those of the posterior."""
+    """With rare rows, means and variances are those of the posterior."""
     model, _, covariance, mean = regression(rare=6)
-    settings = {} if step_class is SGLDCV else {"gradient": "cv"}
     with model:
-        step = step_class(compile_kwargs={"mode": mode}, **settings)
+        step = step_class(gradient="cv", compile_kwargs={"mode": mode})
         assert step.run_settings.attributes["kept_rows"] >= 6
         idata = pm.sample(
             step=step, draws=1000, tune=300, chains=2, cores=1, random_seed=1, **QUIET
