@@ -17,6 +17,7 @@ import pytensor.tensor as pt
 from pymc.logprob.utils import CheckParameterValue
 from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.random.op import RandomVariable
 
@@ -418,6 +419,43 @@ class Posterior(SymbolicPosterior):
                 total += gradient
         return totals.reshape(np.shape(position))
 
+    def likelihood_curvature(
+        self,
+        position: np.ndarray,
+        directions: np.ndarray | None = None,
+        rows: Sequence[np.ndarray] | None = None,
+    ) -> np.ndarray | None:
+        r"""The matrix :math:`A = -\sum_j \nabla^2 \log p(x_j \mid \theta)`, or its products.
+
+        It is a sum over given rows or all, by one pass.
+
+        Parameters
+        ----------
+        position : numpy.ndarray, shape (d,)
+        directions : numpy.ndarray, shape (d, directions), optional
+            The products :math:`A v` with these columns are returned, in the same shape.
+        rows : sequence of numpy.ndarray, optional
+
+        Returns
+        -------
+        numpy.ndarray or None
+            The symmetric matrix, shape (d, d), or the products. None where PyTensor takes no second
+            derivatives on arrays, as of groups and loops.
+        """
+        if self._curvature_function is None:
+            return None
+        each = np.eye(self.dimension) if directions is None else directions.T
+        of_rows = partial(
+            _curvature_products,
+            position=self._as_position(position),
+            directions=self._as_position(each),
+        )
+        total = np.zeros(each.shape)
+        pieces = self.each_chunk(of_rows) if rows is None else self._of_pieces(of_rows, rows)
+        for products in pieces:
+            total += products
+        return 0.5 * (total + total.T) if directions is None else total.T
+
     def log_prior_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient of the part of the log density without rows."""
         # For small matrices, as in normal vectors, starting threads would take most of the time.
@@ -628,6 +666,21 @@ class Posterior(SymbolicPosterior):
         return self.compile_for_setup([position, *rows], [gradient])
 
     @cached_property
+    def _curvature_function(self) -> SharedFunction | None:
+        """Curvature of rows times directions, None where it is no function of arrays."""
+        if self.rows_are_groups:
+            return None
+        position, rows = self.position_and_rows()
+        directions = pt.tensor("directions", shape=(None, self.dimension), dtype=self.dtype)
+        try:
+            products = self.rows_curvature(position, rows, rows[0].shape[0], directions)
+            if any(isinstance(node.op, HasInnerGraph) for node in toposort([products])):
+                return None
+            return self.compile_for_setup([position, directions, *rows], [products])
+        except Exception:  # Operations may fail in any way where they have no second derivative.
+            return None
+
+    @cached_property
     def _row_gradients_function(self):
         position, rows = self.position_and_rows()
         gradients = self.single_row_gradients(position, rows)
@@ -684,6 +737,25 @@ def _log_likelihood_and_gradient(
     posterior.count_evaluated(len(rows[0]))
     value, gradient = posterior._log_likelihood_function(position, *rows)
     return float(value), np.array(gradient)
+
+
+def _curvature_products(
+    posterior: Posterior,
+    rows: Sequence[np.ndarray],
+    *,
+    position: np.ndarray,
+    directions: np.ndarray,
+) -> np.ndarray:
+    """Sums over rows of the products of their curvature with each direction.
+
+    Many rows have one matrix, which takes no more memory than they do.
+    """
+    posterior.count_evaluated(len(rows[0]))
+    function, total = posterior._curvature_function, np.zeros(directions.shape)
+    assert function is not None
+    for piece in posterior.pieces(rows, len(directions)):
+        total += function(position, directions, *piece)[0]
+    return total
 
 
 def _likelihood_gradients(
