@@ -85,6 +85,10 @@ FEWEST_COORDINATES_TOGETHER = 50
 0.3 seconds, as long as hundreds of evaluations for single ones, which shorter positions never
 need."""
 
+ARRAYS_OF_PRODUCTS = 5
+"""Second derivatives have about so many arrays of rows and directions at the same time. All of them
+should be in the cache."""
+
 POSSIBLE_ROWS = 1000
 """Whether a position is possible is looked at in so many rows, evenly spaced. Their densities take
 some hundredth of a millisecond."""
@@ -419,15 +423,20 @@ class Posterior(SymbolicPosterior):
                 total += gradient
         return totals.reshape(np.shape(position))
 
+    @property
+    def has_second_derivatives(self) -> bool:
+        """Whether PyTensor takes those of the rows, on arrays. It does not of groups and loops."""
+        return self._curvature_function is not None
+
     def likelihood_curvature(
         self,
         position: np.ndarray,
         directions: np.ndarray | None = None,
         rows: Sequence[np.ndarray] | None = None,
-    ) -> np.ndarray | None:
+    ) -> np.ndarray:
         r"""The matrix :math:`A = -\sum_j \nabla^2 \log p(x_j \mid \theta)`, or its products.
 
-        It is a sum over given rows or all, by one pass.
+        It is a sum over given rows or all, by one pass, where `has_second_derivatives`.
 
         Parameters
         ----------
@@ -438,12 +447,9 @@ class Posterior(SymbolicPosterior):
 
         Returns
         -------
-        numpy.ndarray or None
-            The symmetric matrix, shape (d, d), or the products. None where PyTensor takes no second
-            derivatives on arrays, as of groups and loops.
+        numpy.ndarray
+            The symmetric matrix, shape (d, d), or the products.
         """
-        if self._curvature_function is None:
-            return None
         each = np.eye(self.dimension) if directions is None else directions.T
         of_rows = partial(
             _curvature_products,
@@ -753,7 +759,7 @@ def _curvature_products(
     posterior.count_evaluated(len(rows[0]))
     function, total = posterior._curvature_function, np.zeros(directions.shape)
     assert function is not None
-    for piece in posterior.pieces(rows, len(directions)):
+    for piece in posterior.pieces(rows, ARRAYS_OF_PRODUCTS * len(directions)):
         total += function(position, directions, *piece)[0]
     return total
 
