@@ -61,7 +61,7 @@ def center_at(
 ) -> Center:
     """Centre at a given point, by one pass over the data where its gradient is not known."""
     if gradient is None:
-        _, gradient = posterior.log_density_and_gradient(position)
+        gradient = posterior.gradient(position)
     _, prior_gradient = posterior.log_prior_and_gradient(position)
     if not np.isfinite(gradient).all():
         labels = [

@@ -64,15 +64,15 @@ def judge_at(posterior: Posterior, center: Center, large: Subsample) -> ControlV
     posterior : Posterior
     center : Center
     large : Subsample
-        Rows on which the noise is measured, as many as can be afforded, since a few of them may
-        cause most of it. Their curvature at the centre takes the place of that of few rows, where
-        that of all is not known.
+        Rows whose curvature at the centre takes the place of that of few rows, where that of all
+        is not known.
     """
-    affordable = Subsample(posterior, evaluations=8 * max(FEWEST_PAIRS, posterior.dimension)).count
-    first = second = affordable
-    if affordable > fewest_rows(posterior):
-        needed = _rows_needed(posterior, center, large)
-        first, second = (min(rows, affordable) for rows in needed)
+    # The noise is measured on all rows that can be afforded: a few may cause most of it.
+    affordable = Subsample(posterior, evaluations=8 * max(FEWEST_PAIRS, posterior.dimension))
+    first = second = affordable.count
+    if first > fewest_rows(posterior):
+        needed = _rows_needed(posterior, center, affordable)
+        first, second = (min(rows, affordable.count) for rows in needed)
     scale = center.curvature.conditional_deviations
     few = Subsample(posterior, count=second, fewest=SINGLE_ROWS)
     of_all = center.likelihood_curvature
@@ -85,7 +85,7 @@ def judge_at(posterior: Posterior, center: Center, large: Subsample) -> ControlV
     return ControlVariates(Subsample(posterior, count=first), center)
 
 
-def _rows_needed(posterior: Posterior, center: Center, large: Subsample) -> tuple[int, int]:
+def _rows_needed(posterior: Posterior, center: Center, subsample: Subsample) -> tuple[int, int]:
     """Rows with control variates of first and of second order, all where they are not known.
 
     Of second order is what remains of the mean of two gradients at opposite points.
@@ -93,9 +93,9 @@ def _rows_needed(posterior: Posterior, center: Center, large: Subsample) -> tupl
     rng, root = np.random.default_rng(1736), center.curvature.root
     shift = root @ rng.standard_normal(posterior.dimension)
     positions = center.position + np.outer([0, 1, -1], shift)
-    blocks = np.array_split(rng.permutation(large.count), NOISE_BLOCKS)
+    blocks = np.array_split(rng.permutation(subsample.count), NOISE_BLOCKS)
     sums = [
-        posterior.likelihood_gradient(positions, posterior.part(large.rows, np.sort(block)))
+        posterior.likelihood_gradient(positions, posterior.part(subsample.rows, np.sort(block)))
         for block in blocks
     ]
     at_center, ahead, behind = np.moveaxis(np.array(sums) @ root, 1, 0)
@@ -105,7 +105,7 @@ def _rows_needed(posterior: Posterior, center: Center, large: Subsample) -> tupl
         [(ahead + behind) / 2 - at_center],
     ):
         # Variances of rows, from those of sums over blocks of them.
-        variance = np.var(differences, axis=1, ddof=1).max() * NOISE_BLOCKS / large.count
+        variance = np.var(differences, axis=1, ddof=1).max() * NOISE_BLOCKS / subsample.count
         # The error of a sum over all N rows from n of them is N sd / sqrt(n).
         rows = posterior.n_rows**2 * variance / LARGEST_JUDGE_ERROR**2
         needed.append(int(rows) if rows < posterior.n_rows else posterior.n_rows)

@@ -181,7 +181,7 @@ def _by_newton(
     """
     nearest, at_nearest, before, is_rough = position, None, np.inf, True
     while True:
-        _, gradient = posterior.log_density_and_gradient(position)
+        gradient = posterior.gradient(position)
         distance = float(np.max(np.abs(curvature.root.T @ gradient)))
         if distance <= CENTER_TOLERANCE:
             return position, gradient

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from pymc_sgmcmc.batching import RowOrder, numbers_without
+from pymc_sgmcmc.batching import numbers_without
 from pymc_sgmcmc.matrices import (
     GRAM_DIMENSION,
     Matrix,
@@ -123,7 +123,7 @@ def row_noise(
     worst = rows.worst(count)
     others = n_rows - count
     most = int(np.clip(NOISE_ELEMENTS // posterior.dimension, ROWS_A_POINT, NOISE_ROWS))
-    places = RowOrder(others, 2018)(np.arange(min(most, others)))
+    places = np.random.default_rng(2018).choice(others, min(most, others), replace=False)
     sample = numbers_without(worst, places)
     of_sample = rows.deviations_apart(sample) * np.sqrt(others / len(sample))
     of_worst = rows.deviations_at_all(worst)
