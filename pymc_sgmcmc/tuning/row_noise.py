@@ -223,7 +223,7 @@ class _Rows:
             sketch=sketch,
         )
         numbers, sizes, start = np.empty(0, dtype=np.int64), np.empty(0), 0
-        for rows, of_chunk, size in posterior.each_chunk(function, d):
+        for rows, of_chunk, size in posterior.each_chunk(function, 2 * d):
             numbers = np.concatenate([numbers, start + rows])
             sizes, start = np.concatenate([sizes, of_chunk]), start + size
             chosen = largest(sizes, min(count, len(sizes)))
