@@ -183,6 +183,29 @@ class SymbolicPosterior(ABC):
         weighted = self._gradient_at(prepared(total), position)
         return by_weights(weighted, self.dimension, weights, length)
 
+    def rows_curvature(
+        self,
+        position: TensorVariable,
+        rows: Sequence[TensorVariable],
+        length: TensorVariable,
+        directions: TensorVariable,
+    ) -> TensorVariable:
+        """Symbolic products of minus the Hessian of the log likelihood of rows with directions.
+
+        A regression takes two matrix products for all directions together.
+
+        Parameters
+        ----------
+        position, rows, length
+            As of `rows_gradient`.
+        directions : TensorVariable, shape (directions, d)
+            The products have the same shape.
+        """
+        direction = pt.tensor("direction", shape=(None,), dtype=self.dtype)
+        gradient = self.layout.gradient(self._log_likelihood_graph(rows, length))
+        product = -self.layout.gradient(pt.dot(gradient, direction))
+        return self.vectorized(product, position, {direction: directions}, directions.shape[0])
+
     @cached_property
     def prior_depends_on_others(self) -> bool:
         """Whether the part without rows depends on variables outside the position and within it."""

@@ -33,6 +33,8 @@ class Center:
     likelihood_gradient : numpy.ndarray, shape (d,)
         The part of the gradient that comes from the rows.
     curvature : Curvature
+    likelihood_curvature : numpy.ndarray, shape (d, d), optional
+        Minus the Hessian of the log likelihood of all rows there, where it has been computed.
     bend : numpy.ndarray, shape (d,), optional
         Error of each mean, in standard deviations and to first order, for a chain whose variances
         are all too large by a factor of two. It comes from third derivatives of the log density.
@@ -42,6 +44,7 @@ class Center:
     gradient: np.ndarray
     likelihood_gradient: np.ndarray
     curvature: Curvature
+    likelihood_curvature: np.ndarray | None = None
     bend: np.ndarray | None = None
 
     @property
@@ -58,7 +61,7 @@ def center_at(
 ) -> Center:
     """Centre at a given point, by one pass over the data where its gradient is not known."""
     if gradient is None:
-        _, gradient = posterior.log_density_and_gradient(position)
+        gradient = posterior.gradient(position)
     _, prior_gradient = posterior.log_prior_and_gradient(position)
     if not np.isfinite(gradient).all():
         labels = [

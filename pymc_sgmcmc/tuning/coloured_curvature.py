@@ -1,8 +1,8 @@
-r"""Curvature of rows that each depend on few coordinates, from the gradients of a few positions.
+r"""Curvature of rows that each depend on few coordinates, from products with a few directions.
 
 A row of a hierarchical model depends on the effects of its own groups and on the parameters of all
-groups. The effects of two groups are then in no row together, so both may be moved at once: each
-element of the change of the gradient is due to one of them. Coordinates that are moved together
+groups. The effects of two groups are then in no row together, so one direction may have both: each
+element of the product is due to one of them. Coordinates that are in a direction together
 have a colour (Curtis, Powell and Reid 1974). Those that meet most others have one each, since by
 symmetry their columns tell their rows (Coleman and Moré 1984).
 
@@ -30,8 +30,8 @@ LARGEST_PART = 0.25
 """Colours are used where they are at most this part of the number of coordinates."""
 
 LARGEST_ERROR = 1e-3
-"""The product of the curvature and a random vector may differ from the change of the gradient by
-this part of the elements of the row. Differences over finite widths leave 1e-6, and a pattern that
+"""The product of the matrix with a random vector may differ from that of the curvature by this part
+of the elements of the row. Differences over finite widths leave 1e-6, and a pattern that
 lacks elements leaves errors of about their size."""
 
 PROBES = 3
@@ -43,7 +43,7 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Colouring:
-    """Coordinates that are moved together, and the elements that they tell.
+    """Coordinates that are in a direction together, and the elements that they tell.
 
     Attributes
     ----------
@@ -126,19 +126,16 @@ def _with_alone(pattern: sparse.csr_array, alone: np.ndarray) -> Colouring:
 
 
 def coloured_curvature(
-    gradients: Callable[[np.ndarray], np.ndarray],
-    position: np.ndarray,
-    width: np.ndarray,
-    colouring: Colouring,
+    products: Callable[[np.ndarray], np.ndarray], scale: np.ndarray, colouring: Colouring
 ) -> np.ndarray | None:
-    """Minus the Jacobian of a gradient, symmetric, from differences along each colour.
+    """A curvature matrix from its products with a direction for each colour.
 
     Parameters
     ----------
-    gradients : callable
-        Gradients at several positions, both of shape (positions, d).
-    position, width : numpy.ndarray, shape (d,)
-        Position, and how far each coordinate is moved to both sides.
+    products : callable
+        Products of the matrix with several directions, both of shape (directions, d).
+    scale : numpy.ndarray, shape (d,)
+        Rough standard deviations, in which directions have elements of size one.
     colouring : Colouring
 
     Returns
@@ -146,27 +143,26 @@ def coloured_curvature(
     numpy.ndarray, shape (d, d), or None
         None where the curvature has elements that the pattern lacks.
     """
-    d, count = len(position), colouring.count
-    shifts = np.zeros((count + PROBES, d))
-    shifts[colouring.colours, np.arange(d)] = width
+    d, count = len(scale), colouring.count
+    directions = np.zeros((count + PROBES, d))
+    directions[colouring.colours, np.arange(d)] = scale
     # Factors that differ, since equal ones may hide an element that two others have taken up.
     rng = np.random.default_rng(1974)
     signs = rng.choice([-1.0, 1.0], size=(PROBES, d))
-    shifts[count:] = width * signs * rng.uniform(0.5, 1.5, size=(PROBES, d))
-    behind, ahead = np.split(gradients(np.concatenate([position - shifts, position + shifts])), 2)
-    changes = (behind - ahead) / 2
+    directions[count:] = scale * signs * rng.uniform(0.5, 1.5, size=(PROBES, d))
+    found = products(directions)
     rows, columns = colouring.pattern.nonzero()
     told = colouring.alone[columns] | ~colouring.alone[rows]
     rows, columns = rows[told], columns[told]
     curvature = np.zeros((d, d))
-    curvature[rows, columns] = changes[colouring.colours[columns], rows] / width[columns]
+    curvature[rows, columns] = found[colouring.colours[columns], rows] / scale[columns]
     # Elements that are told once, from the columns that are alone.
     once = np.ix_(~colouring.alone, colouring.alone)
     curvature[np.ix_(colouring.alone, ~colouring.alone)] = curvature[once].T
     curvature = 0.5 * (curvature + curvature.T)
-    # In units of the widths, and each coordinate beside the elements of its own row.
-    error = np.abs(shifts[count:] @ curvature - changes[count:])
-    size = np.abs(curvature) @ width
-    if not (error <= LARGEST_ERROR * size + ROUNDING * (width * size).max() / width).all():
+    # In units of the scales, and each coordinate beside the elements of its own row.
+    error = np.abs(directions[count:] @ curvature - found[count:])
+    size = np.abs(curvature) @ scale
+    if not (error <= LARGEST_ERROR * size + ROUNDING * (scale * size).max() / scale).all():
         return None
     return curvature

@@ -121,6 +121,7 @@ def curvature_at(
     subsample: Subsample,
     position: np.ndarray,
     scale: np.ndarray | None = None,
+    of_rows: np.ndarray | None = None,
 ) -> Curvature:
     """Curvature at a position, dense up to `DENSE_DIMENSION`, of low rank or diagonal beyond.
 
@@ -131,47 +132,94 @@ def curvature_at(
     if posterior.dimension > DENSE_DIMENSION:
         width = difference_width(posterior)
         return low_rank_curvature(subsample.gradients_alone, position, scale, width)
-    return dense_curvature(scaled_precision(posterior, subsample, position, scale), scale)
+    return dense_curvature(scaled_precision(posterior, subsample, position, scale, of_rows), scale)
 
 
 def scaled_precision(
-    posterior: Posterior, subsample: Subsample, position: np.ndarray, scale: np.ndarray
+    posterior: Posterior,
+    subsample: Subsample,
+    position: np.ndarray,
+    scale: np.ndarray,
+    of_rows: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Minus the Hessian of the log density of a subsample in scaled coordinates, shape (d, d).
+    """Minus the Hessian of the log density in scaled coordinates, shape (d, d).
+
+    The part of the likelihood is that of the subsample where it is not given.
+    """
+    if of_rows is None:
+        of_rows = likelihood_curvature(posterior, subsample, position, scale)
+    width = difference_width(posterior)
+    of_prior = _over_short_distances(
+        lambda near: curvature_by_differences(posterior.prior_gradients, position, width * near),
+        scale,
+    )
+    return (of_prior + of_rows) * np.outer(scale, scale)
+
+
+def likelihood_curvature(
+    posterior: Posterior,
+    subsample: Subsample,
+    position: np.ndarray,
+    scale: np.ndarray,
+    *,
+    all_rows: bool = False,
+) -> np.ndarray:
+    """Minus the Hessian of the log likelihood of a subsample or of all rows, shape (d, d).
+
+    Where there are no second derivatives it is from differences of gradients of the subsample.
+    """
+    rows, weight = (None, 1.0) if all_rows else (subsample.rows, subsample.weight)
+    width = difference_width(posterior)
+
+    def exact(directions: np.ndarray) -> np.ndarray:
+        return weight * posterior.likelihood_curvature(position, directions.T, rows).T
+
+    def by_differences(directions: np.ndarray) -> np.ndarray:
+        shifts = width * directions
+        sides = np.concatenate([position - shifts, position + shifts])
+        behind, ahead = np.split(posterior.likelihood_gradient(sides, subsample.rows), 2)
+        return subsample.weight * (behind - ahead) / (2 * width)
+
+    products = exact if posterior.has_second_derivatives else by_differences
+    return _over_short_distances(
+        lambda near: _from_products(products, subsample, position, near), scale
+    )
+
+
+def _from_products(
+    products: Callable[[np.ndarray], np.ndarray],
+    subsample: Subsample,
+    position: np.ndarray,
+    scale: np.ndarray,
+) -> np.ndarray:
+    """A curvature matrix from its products with as few directions as rows allow."""
+    for anew in (False, True):  # Where the colours were made more elements may have been zero.
+        colouring = subsample.colouring(position, scale, anew=anew)
+        if colouring is None:
+            break
+        found = coloured_curvature(products, scale, colouring)
+        if found is not None:
+            return found
+    columns = products(np.diag(scale)) / scale[:, None]
+    return 0.5 * (columns + columns.T)
+
+
+def _over_short_distances(
+    curvature_over: Callable[[np.ndarray], np.ndarray], scale: np.ndarray
+) -> np.ndarray:
+    """A curvature by differences over given distances, over shorter ones where they overflow.
 
     A coordinate that rows and prior hardly inform has a large scale, over which gradients may
-    overflow. Then the differences in it are taken over shorter distances.
+    overflow.
     """
-    width = scale * difference_width(posterior)
     for _ in range(MOST_SHORTER):
-        precision = _precision_by_colours(posterior, subsample, position, width)
-        if precision is None:
-            precision = curvature_by_differences(subsample.gradients_alone, position, width)
-        finite = np.isfinite(precision)
+        curvature = curvature_over(scale)
+        finite = np.isfinite(curvature)
         if finite.all():
             break
         overflows = ~finite.diagonal() if not finite.diagonal().all() else ~finite.all(axis=1)
-        width = np.where(overflows, width * SHORTER, width)
-    return precision * np.outer(scale, scale)
-
-
-def _precision_by_colours(
-    posterior: Posterior, subsample: Subsample, position: np.ndarray, width: np.ndarray
-) -> np.ndarray | None:
-    """Minus the Hessian, shape (d, d), None where most coordinates are in rows together."""
-
-    def gradients(positions: np.ndarray) -> np.ndarray:
-        return posterior.likelihood_gradient(positions, subsample.rows)
-
-    for anew in (False, True):  # Where the colours were made more elements may have been zero.
-        colouring = subsample.colouring(position, width, anew=anew)
-        if colouring is None:
-            return None
-        of_rows = coloured_curvature(gradients, position, width, colouring)
-        if of_rows is not None:
-            of_prior = curvature_by_differences(posterior.prior_gradients, position, width)
-            return of_prior + subsample.weight * of_rows
-    return None
+        scale = np.where(overflows, scale * SHORTER, scale)
+    return curvature
 
 
 def diagonal_curvature(scale: np.ndarray, remainder: float = 1.0) -> Curvature:

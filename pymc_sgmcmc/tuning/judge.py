@@ -6,9 +6,9 @@ import numpy as np
 
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center
-from pymc_sgmcmc.tuning.curvature import difference_width, scaled_precision
+from pymc_sgmcmc.tuning.curvature import likelihood_curvature
 from pymc_sgmcmc.tuning.gaussian import FEWEST_PAIRS
-from pymc_sgmcmc.tuning.subsample import Subsample, fewest_rows
+from pymc_sgmcmc.tuning.subsample import SINGLE_ROWS, Subsample, fewest_rows
 
 LARGEST_JUDGE_ERROR = 0.05
 """The rows that judge a Gaussian leave an error of at most this many standard deviations in a
@@ -56,53 +56,56 @@ def judge_at(posterior: Posterior, center: Center, large: Subsample) -> ControlV
     """The log posterior around a centre, with which to compare the Gaussian of this centre.
 
     Control variates at the centre leave the noise of the differences of the rows' gradients, which
-    sets the number of rows. Where rows depend on few coordinates each, the curvature of many rows
-    takes few gradients. With it only third derivatives are left, and far fewer rows are enough.
+    sets the number of rows. With the curvature of many rows, where it takes few passes, only third
+    derivatives are left, and far fewer rows are enough.
 
     Parameters
     ----------
     posterior : Posterior
     center : Center
     large : Subsample
-        Rows on which the noise is measured, as many as can be afforded, since a few of them may
-        cause most of it. Their curvature at the centre takes the place of that of few rows.
+        Rows whose curvature at the centre takes the place of that of few rows, where that of all
+        is not known.
     """
+    # The noise is measured on all rows that can be afforded: a few may cause most of it.
     affordable = Subsample(posterior, evaluations=8 * max(FEWEST_PAIRS, posterior.dimension))
-    if affordable.count <= fewest_rows(posterior):
-        return ControlVariates(affordable, center)
-    first, second = _rows_needed(posterior, center, large)
-    first, second = (min(rows, affordable.count) for rows in (first, second))
+    first = second = affordable.count
+    if first > fewest_rows(posterior):
+        needed = _rows_needed(posterior, center, affordable)
+        first, second = (min(rows, affordable.count) for rows in needed)
     scale = center.curvature.conditional_deviations
-    width = scale * difference_width(posterior)
-    few = Subsample(posterior, count=second)
-    if few.count < first and large.colouring(center.position, width) is not None:
-        excess, of_large = (
-            scaled_precision(posterior, rows, center.position, scale) for rows in (few, large)
-        )
-        excess -= of_large
+    few = Subsample(posterior, count=second, fewest=SINGLE_ROWS)
+    of_all = center.likelihood_curvature
+    if of_all is None and few.count < first and large.has_few_products(center.position, scale):
+        of_all = likelihood_curvature(posterior, large, center.position, scale)
+    if few.weight > 1 and of_all is not None:
+        excess = likelihood_curvature(posterior, few, center.position, scale) - of_all
         if np.isfinite(excess).all():
-            return ControlVariates(few, center, excess / np.outer(scale, scale))
+            return ControlVariates(few, center, excess)
     return ControlVariates(Subsample(posterior, count=first), center)
 
 
-def _rows_needed(posterior: Posterior, center: Center, large: Subsample) -> tuple[int, int]:
-    """Rows with control variates of first and of second order, all where they are not known."""
+def _rows_needed(posterior: Posterior, center: Center, subsample: Subsample) -> tuple[int, int]:
+    """Rows with control variates of first and of second order, all where they are not known.
+
+    Of second order is what remains of the mean of two gradients at opposite points.
+    """
     rng, root = np.random.default_rng(1736), center.curvature.root
     shift = root @ rng.standard_normal(posterior.dimension)
-    width = difference_width(posterior)
-    positions = center.position + np.outer([0, 1, -1, width, -width], shift)
-    blocks = np.array_split(rng.permutation(large.count), NOISE_BLOCKS)
+    positions = center.position + np.outer([0, 1, -1], shift)
+    blocks = np.array_split(rng.permutation(subsample.count), NOISE_BLOCKS)
     sums = [
-        posterior.likelihood_gradient(positions, posterior.part(large.rows, np.sort(block)))
+        posterior.likelihood_gradient(positions, posterior.part(subsample.rows, np.sort(block)))
         for block in blocks
     ]
-    at_center, ahead, behind, *near = np.moveaxis(np.array(sums) @ root, 1, 0)
-    change = (near[0] - near[1]) / (2 * width)
-    first = np.array([ahead - at_center, behind - at_center])
+    at_center, ahead, behind = np.moveaxis(np.array(sums) @ root, 1, 0)
     needed = []
-    for differences in (first, first - [change, -change]):
+    for differences in (
+        [ahead - at_center, behind - at_center],
+        [(ahead + behind) / 2 - at_center],
+    ):
         # Variances of rows, from those of sums over blocks of them.
-        variance = differences.var(axis=1, ddof=1).max() * NOISE_BLOCKS / large.count
+        variance = np.var(differences, axis=1, ddof=1).max() * NOISE_BLOCKS / subsample.count
         # The error of a sum over all N rows from n of them is N sd / sqrt(n).
         rows = posterior.n_rows**2 * variance / LARGEST_JUDGE_ERROR**2
         needed.append(int(rows) if rows < posterior.n_rows else posterior.n_rows)

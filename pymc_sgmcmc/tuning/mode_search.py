@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 from scipy import linalg, optimize
@@ -20,6 +21,7 @@ from pymc_sgmcmc.tuning.curvature import (
     coordinate_scale,
     curvature_at,
     dense_curvature,
+    likelihood_curvature,
     prior_precision_diagonal,
     row_information,
     scaled_precision,
@@ -54,12 +56,9 @@ step, and many where it goes along an edge."""
 MOST_HALVINGS = 10
 """The way from the first start to the mode of a subsample is halved at most so often."""
 
-NEWTON_STEPS = 3
-"""At most this many Newton steps are tried on all rows. With the curvature of a large subsample one
-leaves a hundredth of the distance, or less."""
-
 NEWTON_PROGRESS = 0.3
-"""A Newton step that leaves more than this part of the distance is left to another search."""
+"""After a Newton step that leaves more than this part of the distance, the curvature is computed
+anew, and after another one the steps are left to another search."""
 
 COLLAPSED_PRIOR = 1e8
 """The prior of a coordinate has collapsed where the curvature of its log density is more than this
@@ -81,21 +80,15 @@ def find_mode(
     start: np.ndarray,
     scale: np.ndarray,
 ) -> Center:
-    """Search the mode on a subsample, on a larger one, and then on all rows.
+    """Search the mode on a subsample, and then on all rows.
 
     A pass over all rows may read files, so the last search takes as few as it can.
     """
-    found = None
     with warnings.catch_warnings():
         # A few rows may not inform some coordinates, which only makes the search longer.
         warnings.simplefilter("ignore", CenterWarning)
         position, rough = _mode_of_subsample(posterior, subsample, start, scale)
-        if large.weight > 1:
-            position = _minimize_towards(
-                large.log_density_and_gradient, start, position, rough.root, tolerance=0.1
-            )
-            rough = curvature_at(posterior, large, position)
-            found = _by_newton(posterior, position, rough)
+        found = _by_newton(posterior, subsample, position, rough)
     gradient = None
     if found is not None:
         position, gradient = found
@@ -103,7 +96,21 @@ def find_mode(
         position = _minimize_towards(
             posterior.log_density_and_gradient, start, position, rough.root, CENTER_TOLERANCE
         )
-    return center_at(posterior, position, curvature_at(posterior, large, position), gradient)
+    of_rows = _curvature_of_all_rows(posterior, subsample, position)
+    rows = large if of_rows is None else subsample
+    curvature = curvature_at(posterior, rows, position, of_rows=of_rows)
+    center = center_at(posterior, position, curvature, gradient)
+    return replace(center, likelihood_curvature=of_rows)
+
+
+def _curvature_of_all_rows(
+    posterior: Posterior, subsample: Subsample, position: np.ndarray
+) -> np.ndarray | None:
+    """Minus the Hessian of the log likelihood of all rows, None where that takes many passes."""
+    if posterior.dimension > DENSE_DIMENSION or not posterior.has_second_derivatives:
+        return None
+    scale = coordinate_scale(posterior, subsample, position)
+    return likelihood_curvature(posterior, subsample, position, scale, all_rows=True)
 
 
 def _mode_of_subsample(
@@ -166,19 +173,28 @@ def _off_saddles(
 
 
 def _by_newton(
-    posterior: Posterior, position: np.ndarray, curvature: Curvature
+    posterior: Posterior, subsample: Subsample, position: np.ndarray, curvature: Curvature
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Mode near a position with its gradient, None where Newton steps do not come nearer to it."""
-    distance = np.inf
-    for _ in range(NEWTON_STEPS + 1):
-        _, gradient = posterior.log_density_and_gradient(position)
-        before, distance = distance, float(np.max(np.abs(curvature.root.T @ gradient)))
+    """Mode near a position with its gradient, None where Newton steps do not come nearer to it.
+
+    Where the curvature of a subsample is too rough for them, that of all rows takes its place.
+    """
+    nearest, at_nearest, before, is_rough = position, None, np.inf, True
+    while True:
+        gradient = posterior.gradient(position)
+        distance = float(np.max(np.abs(curvature.root.T @ gradient)))
         if distance <= CENTER_TOLERANCE:
             return position, gradient
-        if not distance <= NEWTON_PROGRESS * before:
-            return None
-        position = position + curvature.covariance @ gradient
-    return None
+        progress = distance <= NEWTON_PROGRESS * before
+        if at_nearest is None or distance <= before:
+            nearest, at_nearest, before = position, gradient, distance
+        if not progress:
+            of_rows = _curvature_of_all_rows(posterior, subsample, nearest) if is_rough else None
+            if of_rows is None:
+                return None
+            curvature = curvature_at(posterior, subsample, nearest, of_rows=of_rows)
+            before, is_rough = float(np.max(np.abs(curvature.root.T @ at_nearest))), False
+        position = nearest + curvature.covariance @ at_nearest
 
 
 def collapsed_coordinates(

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from pymc_sgmcmc.batching import RowOrder, numbers_without
+from pymc_sgmcmc.batching import numbers_without
 from pymc_sgmcmc.matrices import (
     GRAM_DIMENSION,
     Matrix,
@@ -53,13 +53,9 @@ POINTS_A_ROW = 16
 `NOISE_ELEMENTS` allows. It is a compromise between the noise of their mean and their time and
 memory."""
 
-SEARCH_POINTS = (2, 8)
-"""All rows are searched for the worst ones at a number of points within these bounds. Each point
-costs a pass over the data, and a single point could miss a row by chance."""
-
-SEARCH_ELEMENTS = 100_000_000
-"""The search for the worst rows uses as many points as keep rows times dimensions times points
-below this number, which bounds its time."""
+SEARCH_POINTS = 2
+"""All rows are searched for the worst ones at this many points. Each point costs a pass over the
+data, and a single point could miss a row by chance."""
 
 SKETCH = 32
 """The lengths of gradients of higher dimension are measured in this many random directions, which
@@ -134,7 +130,7 @@ def row_noise(
     worst = rows.worst(count)
     others = n_rows - count
     most = int(np.clip(NOISE_ELEMENTS // posterior.dimension, ROWS_A_POINT, NOISE_ROWS))
-    places = RowOrder(others, 2018)(np.arange(min(most, others)))
+    places = np.random.default_rng(2018).choice(others, min(most, others), replace=False)
     sample = numbers_without(worst, places)
     of_sample = rows.deviations_apart(sample) * np.sqrt(others / len(sample))
     of_worst = rows.deviations_at_all(worst)
@@ -228,9 +224,8 @@ class _Rows:
     def worst(self, count: int) -> np.ndarray:
         """Numbers of the rows with the largest gradients, the largest first."""
         posterior, root, d = self._posterior, self._center.curvature.root, self._posterior.dimension
-        elements = posterior.n_rows * d
-        of_search = int(np.clip(SEARCH_ELEMENTS // elements, *SEARCH_POINTS))
-        points = self._points[:: max(1, len(self._points) // of_search)][:of_search] or (None,)
+        step = max(1, len(self._points) // SEARCH_POINTS)
+        points = self._points[::step][:SEARCH_POINTS] or (None,)
         sketch: Matrix | np.ndarray = root
         if d > SKETCH:
             directions = np.random.default_rng(1984).standard_normal((SKETCH, d))
@@ -243,7 +238,7 @@ class _Rows:
             sketch=sketch,
         )
         numbers, sizes, start = np.empty(0, dtype=np.int64), np.empty(0), 0
-        for rows, of_chunk, size in posterior.each_chunk(function, d):
+        for rows, of_chunk, size in posterior.each_chunk(function, 2 * d):
             numbers = np.concatenate([numbers, start + rows])
             sizes, start = np.concatenate([sizes, of_chunk]), start + size
             chosen = largest(sizes, min(count, len(sizes)))

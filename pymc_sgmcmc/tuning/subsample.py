@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from pymc_sgmcmc.posterior import Posterior
@@ -31,7 +33,8 @@ SUBSAMPLE_OPERATIONS = 1_000_000_000
 number. This is a second of work where a row has twenty elements, and several where it has few."""
 
 SINGLE_ROWS = 200
-"""The information of rows is estimated from the gradients of so many, up to a tenth."""
+"""The information of rows is estimated from the gradients of so many, up to a tenth. Third
+derivatives are judged by no fewer."""
 
 
 def fewest_rows(posterior: Posterior) -> int:
@@ -54,6 +57,8 @@ class Subsample:
         Rows times elements of a row times evaluations up to which more rows are taken.
     count : int, optional
         Number of rows, or more, in place of that from `operations`.
+    fewest : int, optional
+        Least number of rows, in place of `fewest_rows`.
     """
 
     def __init__(
@@ -62,8 +67,10 @@ class Subsample:
         evaluations: int = 0,
         operations: int = SUBSAMPLE_OPERATIONS,
         count: int = 0,
+        fewest: int | None = None,
     ):
-        count = max(count, fewest_rows(posterior), 20 * posterior.dimension)
+        fewest = fewest_rows(posterior) if fewest is None else fewest
+        count = max(count, fewest, 20 * posterior.dimension)
         if evaluations:
             count = max(count, operations // (evaluations * max(1, posterior.row_operations)))
         self.count = count = min(posterior.n_rows, count)
@@ -71,13 +78,16 @@ class Subsample:
         self._is_coloured = False
         self.posterior = posterior
         self.weight = posterior.n_rows / count
-        if count == posterior.n_rows:
-            self.rows = posterior.take(slice(None))
-        else:
-            rng = np.random.default_rng(2011)
-            self.rows = posterior.take(
-                np.sort(rng.choice(posterior.n_rows, size=count, replace=False))
-            )
+
+    @cached_property
+    def rows(self) -> list[np.ndarray]:
+        """The rows, which are read at their first use."""
+        posterior = self.posterior
+        if self.count == posterior.n_rows:
+            return posterior.take(slice(None))
+        rng = np.random.default_rng(2011)
+        chosen = rng.choice(posterior.n_rows, size=self.count, replace=False)
+        return posterior.take(np.sort(chosen))
 
     def log_density_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
         """Log density of prior and weighted rows, and its gradient."""
@@ -109,8 +119,13 @@ class Subsample:
         prior = self.posterior.prior_gradients(positions)
         return prior + self.weight * self.posterior.likelihood_gradient(positions, self.rows)
 
+    def has_few_products(self, position: np.ndarray, scale: np.ndarray) -> bool:
+        """Whether the curvature takes few passes, as by second derivatives or colours."""
+        is_quick = self.posterior.has_second_derivatives
+        return is_quick or self.colouring(position, scale) is not None
+
     def colouring(
-        self, position: np.ndarray, width: np.ndarray, *, anew: bool = False
+        self, position: np.ndarray, scale: np.ndarray, *, anew: bool = False
     ) -> Colouring | None:
         """Coordinates that no row has together, None where they would save no time.
 
@@ -124,7 +139,7 @@ class Subsample:
             most = LARGEST_PART * posterior.dimension
             # At a position like an initial point derivatives may be zero by chance.
             rng = np.random.default_rng(1984)
-            near = position + width * rng.standard_normal(len(position))
+            near = position + scale * rng.standard_normal(len(position))
             pieces = posterior.pieces(self.rows, posterior.dimension)
             pattern = pattern_of((posterior.row_gradients(near, piece) for piece in pieces), most)
             colouring = None if pattern is None else coloured(pattern)

@@ -145,6 +145,42 @@ def test_chunks_add_up(name, length, monkeypatch):
     close(posterior.log_density_and_gradient(position)[1], gradient)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in NAMED_BY_THE_ISSUE else pytest.mark.slow)
+        for name in CASES
+    ],
+)
+def test_curvature_is_the_derivative_of_the_gradient(name, monkeypatch):
+    posterior, position = posterior_of(name, "ordinary"), positions(name, 1)[0]
+    d, width = posterior.dimension, 1e-5
+    sides = [position + sign * width * np.eye(d) for sign in (-1, 1)]
+    behind, ahead = (posterior.likelihood_gradient(side) for side in sides)
+    expected = (behind - ahead) / (2 * width)
+    found = posterior.likelihood_curvature(position)
+    size = np.abs(expected).max()
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7 * size)
+    directions = np.random.default_rng(3).normal(size=(d, 2))
+    monkeypatch.setattr(posterior_module, "CHUNK_ELEMENTS", 7 * posterior._widest_row)
+    close(posterior.likelihood_curvature(position, directions), found @ directions)
+    numbers = np.array([3, 3, 20])
+    of_rows = [
+        posterior.likelihood_curvature(position, rows=posterior.take(rows))
+        for rows in (numbers, *numbers[:, None])
+    ]
+    close(of_rows[0], sum(of_rows[1:]))
+
+
+def test_no_curvature_where_an_operation_has_no_second_derivative():
+    with pm.Model() as model:
+        slopes = pm.Normal("slopes", shape=3)
+        pm.VonMises("y", X @ slopes, slopes[0] ** 2 + 1, observed=np.tanh(Y))
+    posterior = Posterior(model)
+    assert np.isfinite(posterior.gradient(np.ones(3))).all()
+    assert not posterior.has_second_derivatives
+
+
 def test_conditions_are_settled_by_all_chunks(monkeypatch):
     """A condition may hold for all rows of one chunk and not for all rows."""
     monkeypatch.setattr(posterior_module, "CHUNK_ELEMENTS", 1)

@@ -86,7 +86,8 @@ def test_a_pass_has_the_bits_of_one_thread(monkeypatch, rng):
     def passes():
         posterior = Posterior(model)
         value, gradient = posterior.log_density_and_gradient(position)
-        return np.array([value, *gradient, *posterior.likelihood_gradient(position)])
+        curvature = posterior.likelihood_curvature(position)
+        return np.array([value, *gradient, *posterior.likelihood_gradient(position), *curvature[0]])
 
     expected = passes()
     monkeypatch.setattr(posterior_module, "threads_of_blas", lambda: 4)

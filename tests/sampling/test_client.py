@@ -297,6 +297,8 @@ def test_passes_have_the_sums_of_ranges_in_memory(client, rng, partition_rows, m
         remote.log_density_and_gradient(at), local.log_density_and_gradient(at), strict=True
     ):
         np.testing.assert_array_equal(found, exact)
+    curvatures = [posterior.likelihood_curvature(at) for posterior in (remote, local)]
+    np.testing.assert_array_equal(*curvatures)
 
 
 def test_standardising(client, arrays):

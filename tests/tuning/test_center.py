@@ -66,7 +66,7 @@ def test_few_passes_where_the_rows_are_many(monkeypatch):
     posterior = Posterior(model)
     whole = find_center(posterior, np.zeros(3))
     passes = []
-    evaluate = posterior.log_density_and_gradient
+    evaluate = posterior.gradient
 
     def counted(position):
         passes.append(position)
@@ -75,14 +75,14 @@ def test_few_passes_where_the_rows_are_many(monkeypatch):
     # With more rows the large subsample is a part of them.
     few = partial(Subsample, operations=0)
     monkeypatch.setattr(find_center_module, "Subsample", few)
-    monkeypatch.setattr(posterior, "log_density_and_gradient", counted)
+    monkeypatch.setattr(posterior, "gradient", counted)
     center = find_center(posterior, np.zeros(3))
-    assert len(passes) <= 3
+    assert 1 <= len(passes) <= 3
     away = whole.curvature.root.inverse @ (center.position - whole.position)
     assert np.abs(away).max() < 0.03
     np.testing.assert_array_equal(center.gradient, posterior.gradient(center.position))
     far = center.position + 1000 * center.curvature.standard_deviations
-    assert mode_search._by_newton(posterior, far, center.curvature) is None
+    assert mode_search._by_newton(posterior, Subsample(posterior), far, center.curvature) is None
 
 
 def test_a_flat_direction_is_reported_where_the_rows_are_many():

@@ -45,8 +45,8 @@ def test_colours_of_crossed_effects_tell_every_element(rng):
     values += values.T
     colouring = coloured(sparse.csr_array(pattern))
     assert colouring.count < 30
-    width = rng.uniform(0.5, 2, size=40)
-    found = coloured_curvature(lambda x: -x @ values, rng.normal(size=40), width, colouring)
+    scale = rng.uniform(0.5, 2, size=40)
+    found = coloured_curvature(lambda directions: directions @ values, scale, colouring)
     np.testing.assert_allclose(found, values, atol=1e-12)
 
 
@@ -61,12 +61,11 @@ def test_an_element_that_the_pattern_lacks_is_noticed(rng):
         values[first, second] = values[second, first] = 0.1 * np.sqrt(
             diagonal[first] * diagonal[second]
         )
-        width = diagonal**-0.5
 
-        def gradients(positions, values=values):
-            return -positions @ values
+        def products(directions, values=values):
+            return directions @ values
 
-        assert coloured_curvature(gradients, np.zeros(40), width, colouring) is None
+        assert coloured_curvature(products, diagonal**-0.5, colouring) is None
 
 
 def test_colours_are_made_anew_where_those_of_another_position_lack_elements(rng, without_compiler):
@@ -107,13 +106,13 @@ def test_models_have_the_curvature_of_differences_along_each_coordinate(
     position = posterior.initial_position
     scale = np.full(posterior.dimension, 0.1)
     found = scaled_precision(posterior, subsample, position, scale)
-    assert (subsample.colouring(position, 1e-4 * scale) is not None) == saves
+    assert (subsample.colouring(position, scale) is not None) == saves
     width = scale * of_curvature.difference_width(posterior)
     wanted = curvature_by_differences(subsample.gradients_alone, position, width)
     np.testing.assert_allclose(found, wanted * np.outer(scale, scale), atol=1e-6)
     if saves:
         # Few gradients were taken: the pattern is of use.
-        assert subsample.colouring(position, width).count <= posterior.dimension / 4
+        assert subsample.colouring(position, scale).count <= posterior.dimension / 4
 
 
 def test_short_positions_and_dense_rows_have_no_colours(rng, without_compiler):
@@ -124,4 +123,4 @@ def test_short_positions_and_dense_rows_have_no_colours(rng, without_compiler):
             pm.Normal("y", X[:, :columns] @ beta, 1, observed=X[:, 0])
         posterior = Posterior(model)
         position = posterior.initial_position
-        assert Subsample(posterior).colouring(position, np.full(columns, 1e-3)) is None
+        assert Subsample(posterior).colouring(position, np.ones(columns)) is None
