@@ -29,7 +29,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.gradient import pushforward
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import clone_replace, vectorize_graph
+from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, toposort
@@ -69,6 +69,9 @@ SELECTIONS = (
 )
 """These operations are linear in their first input. The others are shapes and indices."""
 
+COMPARED_ROWS = 23
+"""What is found by evaluation is compared for so many rows, of which a few may be alike."""
+
 _REWRITES = RewriteDatabaseQuery(include=["merge", "canonicalize", "stabilize"])
 """These rewrites bring the two gradients into one form before their difference is taken."""
 
@@ -86,11 +89,14 @@ class CenterDifference:
     derivative_of : callable, optional
         The matrix by which the shift from the centre is multiplied in control variates of second
         order, of a posterior and some of its rows. None for those of first order.
+    known_curvature : numpy.ndarray, shape (d, d), optional
+        Minus the sum of the second derivatives of all rows at the centre.
     """
 
     needed: tuple[int, ...]
     column_types: tuple[tuple[np.dtype, tuple[int, ...]], ...]
     derivative_of: OfRows | None
+    known_curvature: np.ndarray | None
     _posterior: Posterior
     _columns_of: Callable[[Sequence[np.ndarray]], list[np.ndarray]] | None
     _graph: TensorVariable
@@ -131,11 +137,19 @@ class CenterDifference:
 
     @cached_property
     def derivative(self) -> np.ndarray:
-        """The sum of `derivative_of` over all rows, shape (d, d), symmetric."""
-        assert self.derivative_of is not None
-        dimension = self._posterior.dimension
-        total = np.zeros((dimension, dimension))
-        for part in self._posterior.each_chunk(self.derivative_of, dimension):
+        """The sum of `derivative_of` over all rows, shape (d, d), symmetric.
+
+        Where it is the curvature of the posterior that takes one pass, or none if it is known.
+        """
+        posterior, of_rows = self._posterior, self.derivative_of
+        assert of_rows is not None
+        center = self._center.get_value()
+        if isinstance(of_rows, _Derivative) and of_rows.is_curvature(center):
+            if self.known_curvature is None:
+                return -posterior.likelihood_curvature(center)
+            return -self.known_curvature
+        total = np.zeros((posterior.dimension, posterior.dimension))
+        for part in posterior.each_chunk(of_rows, posterior.dimension):
             total += part
         return 0.5 * (total + total.T)
 
@@ -267,19 +281,35 @@ class _Derivative:
 
     @cached_property
     def _function(self) -> Function:
-        d = self._posterior.dimension
-        # Data in compiled graphs are shared variables.
-        directions = pytensor.shared(np.eye(d, dtype=self._posterior.dtype), shape=(d, d))
-        along_all = vectorize_graph(self._tangent, {self._shift: directions})
-        return self._posterior.compile_for_setup(list(self._inputs), [along_all])
+        inputs = [self._shift, *self._inputs]
+        return self._posterior.compile_for_setup(inputs, [self._tangent])
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the function, which is compiled again when needed."""
         return {name: value for name, value in vars(self).items() if name != "_function"}
 
     def __call__(self, posterior: Posterior, rows: Sequence[np.ndarray]) -> np.ndarray:
-        (along_all,) = self._function(np.array(len(rows[0])), *rows)
-        return np.asarray(along_all, dtype=float)
+        identity = np.eye(posterior.dimension, dtype=posterior.dtype)
+        return np.array([self.along(direction, rows) for direction in identity])
+
+    def along(self, direction: np.ndarray, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """The product with a direction, shape (d,)."""
+        (product,) = self._function(direction, np.array(len(rows[0])), *rows)
+        return np.asarray(product, dtype=float)
+
+    def is_curvature(self, center: np.ndarray) -> bool:
+        """Whether it is minus the curvature that the posterior computes, for a part of the rows."""
+        posterior = self._posterior
+        if posterior.others or not posterior.has_second_derivatives:
+            return False
+        rng = np.random.default_rng(2013)
+        count = min(posterior.n_rows, COMPARED_ROWS)
+        rows = posterior.take(rng.choice(posterior.n_rows, size=count, replace=False))
+        direction = rng.standard_normal(posterior.dimension).astype(posterior.dtype)
+        curved = posterior.likelihood_curvature(center, direction[:, None], rows)[:, 0]
+        along = self.along(direction, rows)
+        tolerance = np.sqrt(np.finfo(posterior.dtype).eps) * np.abs(along).max()
+        return bool(np.allclose(along, -curved, rtol=0, atol=tolerance))
 
 
 def find_center_difference(
@@ -289,6 +319,7 @@ def find_center_difference(
     *,
     store_columns: bool = True,
     order: int = 1,
+    curvature: np.ndarray | None = None,
 ) -> CenterDifference:
     """Find the difference to the gradient at a centre, and compute its per-row quantities.
 
@@ -304,6 +335,8 @@ def find_center_difference(
         fixed.
     order : {1, 2}
         Order of the control variates.
+    curvature : numpy.ndarray, shape (d, d), optional
+        Minus the Hessian of the log likelihood of all rows at the centre, where it is known.
     """
     rows = tuple(
         pt.tensor(f"rows_{index}", dtype=dtype, shape=(None, *shape))
@@ -344,6 +377,7 @@ def find_center_difference(
             tuple(range(len(rows))),
             tuple((np.dtype(posterior.dtype), shape) for shape in shapes),
             _DerivativeOfGroups(of_groups) if order == 2 else None,
+            None,
             posterior,
             of_groups,
             graph,
@@ -394,6 +428,7 @@ def find_center_difference(
         tuple(needed),
         tuple((np.dtype(vector.dtype), vector.type.shape[1:]) for vector in cut),
         derivative_of,
+        curvature,
         posterior,
         _Columns(posterior, (length, *rows), cut) if cut else None,
         with_columns,
@@ -740,7 +775,7 @@ def _aligned(posterior, candidates, rows, length) -> set[Variable]:
     """
     function = posterior.compile_for_setup([length, *rows], candidates, quick=True)
     chosen = np.random.default_rng(2019).choice(
-        posterior.n_rows, size=min(posterior.n_rows, 23), replace=False
+        posterior.n_rows, size=min(posterior.n_rows, COMPARED_ROWS), replace=False
     )
     parts = [chosen, chosen[:7], chosen[7:]]
     together, first, second = (

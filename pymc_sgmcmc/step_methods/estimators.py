@@ -69,7 +69,11 @@ def make_estimator(
         raise ValueError(f'`gradient="{gradient}"` needs a centre.')
     center = joint_center.center
     difference = find_center_difference(
-        posterior, center.position, joint_center.others, order=order
+        posterior,
+        center.position,
+        joint_center.others,
+        order=order,
+        curvature=center.likelihood_curvature,
     )
     scheme = batching_of(
         posterior,

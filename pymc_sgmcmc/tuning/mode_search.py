@@ -21,7 +21,6 @@ from pymc_sgmcmc.tuning.curvature import (
     coordinate_scale,
     curvature_at,
     dense_curvature,
-    likelihood_curvature,
     prior_precision_diagonal,
     row_information,
     scaled_precision,
@@ -96,21 +95,21 @@ def find_mode(
         position = _minimize_towards(
             posterior.log_density_and_gradient, start, position, rough.root, CENTER_TOLERANCE
         )
-    of_rows = _curvature_of_all_rows(posterior, subsample, position)
+    of_rows = _curvature_of_all_rows(posterior, position)
     rows = large if of_rows is None else subsample
     curvature = curvature_at(posterior, rows, position, of_rows=of_rows)
     center = center_at(posterior, position, curvature, gradient)
     return replace(center, likelihood_curvature=of_rows)
 
 
-def _curvature_of_all_rows(
-    posterior: Posterior, subsample: Subsample, position: np.ndarray
-) -> np.ndarray | None:
-    """Minus the Hessian of the log likelihood of all rows, None where that takes many passes."""
+def _curvature_of_all_rows(posterior: Posterior, position: np.ndarray) -> np.ndarray | None:
+    """Minus the Hessian of the log likelihood of all rows, None where that takes many passes.
+
+    Control variates of second order need each element, so none is taken for zero from a sample.
+    """
     if posterior.dimension > DENSE_DIMENSION or not posterior.has_second_derivatives:
         return None
-    scale = coordinate_scale(posterior, subsample, position)
-    return likelihood_curvature(posterior, subsample, position, scale, all_rows=True)
+    return posterior.likelihood_curvature(position)
 
 
 def _mode_of_subsample(
@@ -189,7 +188,7 @@ def _by_newton(
         if at_nearest is None or distance <= before:
             nearest, at_nearest, before = position, gradient, distance
         if not progress:
-            of_rows = _curvature_of_all_rows(posterior, subsample, nearest) if is_rough else None
+            of_rows = _curvature_of_all_rows(posterior, nearest) if is_rough else None
             if of_rows is None:
                 return None
             curvature = curvature_at(posterior, subsample, nearest, of_rows=of_rows)
