@@ -17,7 +17,7 @@ import pytensor
 from pytensor.compile.sharedvalue import SharedVariable
 
 from pymc_sgmcmc.adaptation import Adaptation
-from pymc_sgmcmc.batching import ANY_NOISE, check_batch_size
+from pymc_sgmcmc.batching import ANY_NOISE, MOST_COPIED, check_batch_size
 from pymc_sgmcmc.dynamics import EULER, Dynamics, Law
 from pymc_sgmcmc.errors import BatchSizeWarning, ModelError
 from pymc_sgmcmc.gradient_estimators import FullGradient, GradientEstimator
@@ -362,14 +362,16 @@ class Setup:
     @cached_property
     def _order(self) -> int:
         """Order of the control variates at the centre, 0 without them."""
-        order = self.settings.order
-        if order == 2 and self.posterior.dimension > DENSE_DIMENSION:
+        order, posterior = self.settings.order, self.posterior
+        matrices = posterior.n_rows if posterior.rows_are_groups else 1
+        too_large = 8 * matrices * posterior.dimension**2 > MOST_COPIED
+        if order == 2 and (too_large or posterior.dimension > DENSE_DIMENSION):
             log.info(
-                "%s: control variates of first order, since the position has %d coordinates, and "
-                "those of second order take matrices of at most %d",
+                "%s: control variates of first order, since those of second order would take %d "
+                "matrices of %d coordinates",
                 self.name,
-                self.posterior.dimension,
-                DENSE_DIMENSION,
+                matrices,
+                posterior.dimension,
             )
             return 1
         return order
