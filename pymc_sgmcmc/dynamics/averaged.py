@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import pytensor.tensor as pt
+
 from pymc_sgmcmc.dynamics.base import Array, Auxiliary, Gradient, State, Transition, folded
 from pymc_sgmcmc.dynamics.langevin import Langevin
 from pymc_sgmcmc.dynamics.law import AVERAGED, Law
@@ -31,6 +33,8 @@ class AveragedLangevin(Langevin):
     Noise of covariance V adds about :math:`\tfrac{h}{4} M V`. On posteriors that are not Gaussian
     the error is of second order in h.
 
+    Where a coordinate is mirrored, so is the noise that the next transition takes.
+
     The attributes are those of `Langevin`.
     """
 
@@ -56,4 +60,7 @@ class AveragedLangevin(Langevin):
         estimate = gradient(position)
         drift = self.preconditioner @ estimate
         following = position + 0.5 * step_size * drift + (before + scaled_noise)
-        return Transition((folded(following, self.mirrored), scaled_noise), estimate)
+        reflected = folded(following, self.mirrored)
+        if self.mirrored is not None:
+            scaled_noise = pt.where(pt.eq(reflected, following), scaled_noise, -scaled_noise)
+        return Transition((reflected, scaled_noise), estimate)

@@ -113,20 +113,25 @@ class SGLDCV(SGLD):
     r"""Stochastic gradient Langevin dynamics with control variates.
 
     .. math::
-        \theta' &= \theta + \tfrac{h}{2} M \tilde\nabla(\theta) + N(0, h M) \\
+        \theta_{k+1} &= \theta_k + \tfrac{h}{2} M \tilde\nabla(\theta_k)
+              + \tfrac{\sqrt{h}}{2} L (\xi_k + \xi_{k+1}), \qquad M = L L^\top \\
         \tilde\nabla(\theta) &= \nabla \log \pi(\hat\theta)
               + [\nabla \log p(\theta) - \nabla \log p(\hat\theta)] \\
               &\quad + \tfrac{N}{n} \sum_{j \in S} [\nabla \log p(x_j \mid \theta)
                                             - \nabla \log p(x_j \mid \hat\theta)]
 
-    with the same rows S in both terms (Baker et al. 2019, algorithm 1). It is the same as `SGLD`
-    with ``gradient="cv"``.
+    with the same rows S in both terms, less what is linear in the position, which is exact from all
+    rows (see `ControlVariateGradient`). It is the same as `SGLD` with ``gradient="second_order"``
+    and ``integrator="averaged"``. ``gradient="cv"`` and ``integrator="euler"`` make it algorithm 1
+    of Baker et al. (2019).
 
-    **Law.** The law is that of `SGLD`, with a gradient covariance V that is proportional to the
-    squared distance from the centre. For a posterior that contracts like :math:`N^{-1/2}` around
-    the centre, V does not grow relative to the curvature, so the same batch size is right for all
-    N. Where the batch size is computed, every transition evaluates the rows that would cause most
-    of V, such as those of a rare level of a factor. These rows then cause no noise.
+    **Law.** On a Gaussian posterior the covariance is too large by the relative amount
+    :math:`\tfrac{h}{4} MV`, and exact without gradient noise. The gradient covariance V grows with
+    the fourth power of the distance from the centre, or with its square for "cv". For a posterior
+    that contracts like :math:`N^{-1/2}` around the centre, V does not grow relative to the
+    curvature, so the same batch size is right for all N. Where the batch size is computed, every
+    transition evaluates the rows that would cause most of V, such as those of a rare level of a
+    factor. These rows then cause no noise.
 
     **Cost.** A transition takes at most two gradients of n rows, independent of N. Their difference
     is taken inside sums and products, so that a regression needs one matrix product for both.

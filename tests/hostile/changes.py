@@ -238,7 +238,7 @@ def names_of_a_dimension():
 
 @case("columns|sigma|data", slow=True)
 def data_before_the_rerun_of_a_bias_report():
-    run = changed(lambda: None, expected)
+    run = changed(lambda: None, expected, integrator="euler")
     idata = run.trace()
     with run.model:
         pm.set_data({"sigma": 3.0})

@@ -323,6 +323,7 @@ refuse(
     saga_with_windows=Together(gradient="saga", batching="shufle"),
 )
 refuse(SGHMC, "integrator", misspelt="leapfrog", number=1)
+refuse(SGLDCV, "integrator", misspelt="avaraged", of_sghmc="baoab", number=1)
 refuse(
     SGHMC,
     "friction",

@@ -40,7 +40,7 @@ def accurate(model, step, accuracy=0.05, **settings):
 @pytest.fixture(scope="module")
 def linear():
     model = two_variable_model()
-    return model, SGLDCV(model=model, batch_size=40, **NUMBA)
+    return model, SGLDCV(model=model, batch_size=40, gradient="cv", integrator="euler", **NUMBA)
 
 
 @pytest.mark.slow
@@ -192,7 +192,7 @@ def skewed_moments(prior_sd: float = 5.0) -> tuple[float, float]:
 @pytest.fixture(scope="module")
 def skewed():
     model = skewed_model()
-    return model, SGLDCV(model=model, batch_size=20, **NUMBA)
+    return model, SGLDCV(model=model, batch_size=20, gradient="cv", integrator="euler", **NUMBA)
 
 
 def test_shorter_steps_where_the_posterior_is_skewed(skewed):

@@ -96,6 +96,19 @@ def test_law_of_the_chain(step_size):
     assert np.abs(z).max() < 4
 
 
+def test_averaged_noises_are_mirrored_with_the_position():
+    """Of half a Gaussian the law is exact, as it is of the whole one."""
+    with pm.Model():
+        pm.HalfNormal("scale", 1.0, default_transform=None)
+        step = ULA(
+            step_size=1.0, preconditioner="identity", thin=4, integrator="averaged",
+            positive="mirror", **COMPILED,
+        )  # fmt: skip
+        draws = long_run(step)
+    z = [z_score(chain**2, 1.0) for chain in draws]
+    assert np.abs(z).max() < 4
+
+
 def test_the_law_tends_to_the_posterior():
     """The error is of first order in the step size, while that of no mirror does not vanish."""
     precision, mean = posterior_moments()
