@@ -1,4 +1,4 @@
-"""Runs of a stated accuracy: the longest steps whose error can be corrected, or small ones."""
+"""Runs of a stated accuracy: steps for half of the error, and as many transitions as it takes."""
 
 from __future__ import annotations
 
@@ -10,37 +10,20 @@ from pymc.model import Model
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import positive_number
-from pymc_sgmcmc.errors import NonFinitePositionError
 from pymc_sgmcmc.record import labels_of
 from pymc_sgmcmc.sampling.workers import interrupts_noted
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
 from pymc_sgmcmc.trace_tools.calibrated import with_stated_errors
-from pymc_sgmcmc.trace_tools.stated import StatedErrors, compared, of_calibration, of_draws
+from pymc_sgmcmc.trace_tools.stated import StatedErrors, of_calibration, of_draws
 from pymc_sgmcmc.trace_tools.verdict import rounded_up
 
-LONGEST_BIAS = 0.5
-"""Long steps make variances too large by this share. The chain then forgets most of a position in
-each transition, so that longer steps gain little, and is still far from its limit of stability,
-which is at a share of one where the noise of the gradients is small."""
-
 RELAXATION_TIMES = 4
-"""A draw with long steps has so many relaxation times. They take fewer transitions than one of
-default steps, and their moments halve the Monte-Carlo errors of the correction."""
+"""A draw has so many relaxation times. Draws are then independent, and the moments of all
+transitions halve Monte-Carlo errors."""
 
 MOST_RELAXATION_TIMES = 16
 """A repeated run has at most so many relaxation times a draw."""
-
-MOST_RUNS = 3
-"""So many runs with long steps are tried. Each takes a small part of the time of one with small
-steps."""
-
-MOST_COST = 2
-"""No run with long steps has more than this many times the transitions a draw of the default."""
-
-AFTER_REFUSAL = 4
-"""Where no correction is possible, the next steps are for a variance error that is smaller by this
-factor."""
 
 MARGIN = 0.8
 """A repeated run aims at this part of the accuracy, since errors are estimates."""
@@ -55,11 +38,10 @@ class DrawsOf(Protocol):
 
 
 class _Attempt(NamedTuple):
-    """A run with its errors, and the variance error for which its steps are."""
+    """A run with its errors."""
 
     idata: DataTree
     errors: StatedErrors
-    bias: float
 
 
 def check_accuracy(accuracy: Any, step: StochasticGradientStep) -> None:
@@ -90,9 +72,9 @@ def sample_accurately(
     *,
     checks: bool,
 ) -> DataTree:
-    """Run with long steps and correct the draws, or with small ones where that is not accurate.
+    """Run with the steps for an accuracy, and again with longer draws where these are too few.
 
-    Ctrl-C ends the present run. Where it has no draws yet, the best one before is the result.
+    Ctrl-C ends the present run. Where it has no draws yet, the one before is the result.
 
     Raises
     ------
@@ -100,141 +82,60 @@ def sample_accurately(
         As of the run.
     """
     attempts: list[_Attempt] = []
-    refused: list[DataTree] = []
-    try:
-        return _attempted(attempts, refused, draws_of, step, accuracy, model, checks=checks)
-    except KeyboardInterrupt:
-        if not attempts and not refused:
-            raise
-        log.warning("Ctrl-C before the draws of another run. Those of the run before are kept.")
-        if attempts:
-            return _finished(_best(attempts), model, accuracy, interrupted=True)
-        log.warning("The errors of the run are not known.")
-        return refused[-1]
-
-
-def _attempted(
-    attempts: list[_Attempt],
-    refused: list[DataTree],
-    draws_of: DrawsOf,
-    step: StochasticGradientStep,
-    accuracy: float,
-    model: Model,
-    *,
-    checks: bool,
-) -> DataTree:
-    """The trace of the first run that is accurate, or of the best.
-
-    Runs are added to the attempts, and those whose correction is refused to the refused ones.
-    """
-    bias, times, reason = LONGEST_BIAS, RELAXATION_TIMES, ""
-    paces = set()
-    for number in range(MOST_RUNS):
-        candidate = _within_cost(step, bias, times)
-        pace = candidate.chain.step_size, candidate.thin
-        if pace in paces:  # The draws would be the same again.
-            break
-        paces.add(pace)
-        if number:
-            log.info("%s Sampling again, with shorter steps or longer draws.", reason)
+    times = RELAXATION_TIMES
+    while True:
         try:
-            idata, interrupted = draws_of(candidate, checks=False, warnings=False)
-        except NonFinitePositionError:
-            reason = f"With steps for a variance error of {bias:.2g} a chain diverged."
-            bias = max(accuracy, bias / AFTER_REFUSAL)
-            continue
+            idata, interrupted = draws_of(step.at_bias(accuracy, times), checks=checks)
+        except KeyboardInterrupt:
+            if not attempts:
+                raise
+            log.warning("Ctrl-C before the draws of another run. Those of the run before are kept.")
+            return _finished(attempts[0], model, accuracy, interrupted=True)
         with interrupts_noted() as late:
             try:
-                attempts.append(_Attempt(idata, of_calibration(idata), bias))
-                attempts[:] = _compared(attempts, refused, accuracy)
-                stopped = interrupted or bool(late)
-                if stopped or attempts[-1].errors.largest <= accuracy:
-                    best = _best(attempts)
-                    return _finished(best, model, accuracy, reason, interrupted=stopped)
-            except ValueError as error:  # A CalibrationError is one too.
-                if interrupted or late:
-                    if attempts:
-                        best = _best(attempts)
-                        return _finished(best, model, accuracy, reason, interrupted=True)
-                    log.warning("The errors of the run are not known. %s", _first_sentence(error))
-                    return idata
-                reason, bias = _first_sentence(error), max(accuracy, bias / AFTER_REFUSAL)
-                refused.append(idata)
-                continue
-        errors = attempts[-1].errors
-        reason = (
-            f"A run with steps for a variance error of {bias:.2g} had a stated error of "
-            f"{errors.largest:.2g}, more than {accuracy:g}."
-        )
-        # Half of the accuracy is for the bias, and half for the Monte-Carlo error.
-        if 2 * errors.bias > accuracy:
-            bias = max(accuracy, bias * MARGIN * accuracy / (2 * errors.bias))
-        if 2 * errors.monte_carlo > accuracy:
-            needed = times * (2 * errors.monte_carlo / accuracy) ** 2 / MARGIN
-            times = int(min(np.ceil(needed), MOST_RELAXATION_TIMES))
-    if not any(attempt.errors.bias <= accuracy for attempt in attempts):
-        log.info("Small steps are taken, for a variance error of %g. %s", accuracy, reason)
-        idata, _ = draws_of(step.at_bias(accuracy), checks=checks)
-        with interrupts_noted():
-            try:
-                attempts.append(_Attempt(idata, of_draws(idata), accuracy))
+                attempts.append(_Attempt(idata, _smallest_errors(idata)))
             except ValueError as error:
                 log.warning("The errors of the run are not known. %s", _first_sentence(error))
                 return idata
-            with suppress(ValueError):  # No correction may be possible.
-                attempts.append(_Attempt(idata, of_calibration(idata), accuracy))
-                attempts = _compared(attempts, refused, accuracy)
-    with interrupts_noted():
-        return _finished(_best(attempts), model, accuracy, reason)
+            best = min(attempts, key=lambda attempt: attempt.errors.largest)
+            errors, interrupted = best.errors, interrupted or bool(late)
+            # Half of the accuracy is for the bias, and half for the Monte-Carlo error.
+            needed = times * (2 * errors.monte_carlo / accuracy) ** 2 / MARGIN
+            longer = int(min(np.ceil(needed), MOST_RELAXATION_TIMES))
+            if interrupted or errors.largest <= accuracy or longer <= times or len(attempts) > 1:
+                return _finished(best, model, accuracy, interrupted=interrupted)
+        log.info(
+            "A run had a stated error of %.2g, more than %g. Sampling again, with longer draws.",
+            errors.largest,
+            accuracy,
+        )
+        times = longer
 
 
-def _compared(attempts: list[_Attempt], refused: list[DataTree], accuracy: float) -> list[_Attempt]:
-    """The attempts with errors from all corrected runs, where one was found far from Gaussian.
+def _smallest_errors(idata: DataTree) -> StatedErrors:
+    """Errors of the draws as they are, or corrected where that is possible and more accurate.
 
-    The estimate of what a correction leaves is small by chance in some run, however large it was in
-    the runs before: it is believed alone only where none before it objected.
+    Raises
+    ------
+    ValueError
+        Where the trace cannot be used.
     """
-    corrected = [attempt for attempt in attempts if attempt.errors.covariance is not None]
-    objections = [attempt for attempt in corrected[:-1] if 2 * attempt.errors.bias > accuracy]
-    if not refused and not objections:
-        return attempts
-    others = [attempt for attempt in attempts if attempt.errors.covariance is None]
-    errors = compared([attempt.errors for attempt in corrected])
-    return others + [
-        attempt._replace(errors=each) for attempt, each in zip(corrected, errors, strict=True)
-    ]
-
-
-def _best(attempts: list[_Attempt]) -> _Attempt:
-    return min(attempts, key=lambda attempt: attempt.errors.largest)
-
-
-def _within_cost(
-    step: StochasticGradientStep, bias: float, relaxation_times: int
-) -> StochasticGradientStep:
-    """The sampler for a variance error, with fewer relaxation times a draw where they cost more."""
-    candidate = step.at_bias(bias)
-    affordable = MOST_COST * step.thin // candidate.thin
-    return step.at_bias(bias, max(1, min(relaxation_times, affordable)))
+    errors = of_draws(idata)
+    with suppress(ValueError):  # No correction may be possible.
+        errors = min(errors, of_calibration(idata), key=lambda each: each.largest)
+    return errors
 
 
 def _first_sentence(error: Exception) -> str:
     return str(error).split("\n")[0].split(". ")[0].rstrip(".") + "."
 
 
-def _finished(
-    attempt: _Attempt,
-    model: Model,
-    accuracy: float,
-    reason: str = "",
-    *,
-    interrupted: bool = False,
-) -> DataTree:
+def _finished(attempt: _Attempt, model: Model, accuracy: float, *, interrupted: bool) -> DataTree:
     """The trace of a run with its stated errors, which are logged."""
-    idata, errors, bias = attempt
+    idata, errors = attempt
     with_correction = ", and a correction" if errors.covariance is not None else ""
-    why = f"Steps for a variance error of {bias:.2g}{with_correction}. {reason}".strip()
-    attributes = {"accuracy": accuracy, "bias": bias, "why": why}
+    why = f"Steps for a variance error of {accuracy:.2g}{with_correction}."
+    attributes = {"accuracy": accuracy, "bias": accuracy, "why": why}
     idata = with_stated_errors(idata, errors, model, attributes)
     log.info(
         "%s Stated errors: at most %.2g posterior standard deviations of means, and %.2g of "
@@ -253,7 +154,7 @@ def _finished(
             f"{stated.max():.2g}."
         )
         if interrupted:
-            message += " The run was interrupted before it could be repeated with other steps."
+            message += " The run was interrupted before it could be repeated with longer draws."
         elif errors.bias <= accuracy / 2:
             times = (2 * errors.monte_carlo / (MARGIN * accuracy)) ** 2
             needed = idata["posterior"].sizes["draw"] * times

@@ -8,15 +8,13 @@ the true error in 95 % of cases.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from xarray import DataTree
 
 from pymc_sgmcmc.record import MEAN_SHIFT, MOMENTS, SETTINGS
 from pymc_sgmcmc.trace_tools.affine_map import (
-    LARGEST_SHARE,
     Calibration,
     FewDrawsError,
     calibrate,
@@ -47,8 +45,6 @@ class StatedErrors:
         Relative errors of the standard deviations.
     covariance : numpy.ndarray, shape (d, d), or None
         Corrected covariance, None where draws were not corrected.
-    correction : numpy.ndarray, shape (d,), or None
-        Changes of the log standard deviations by the correction.
     """
 
     mean: np.ndarray
@@ -58,7 +54,6 @@ class StatedErrors:
     sd_bias: np.ndarray
     sd_monte_carlo: np.ndarray
     covariance: np.ndarray | None = None
-    correction: np.ndarray | None = None
 
     @property
     def mean_error(self) -> np.ndarray:
@@ -119,49 +114,7 @@ def of_calibration(idata: DataTree) -> StatedErrors:
         sd_bias=calibration.nonlinear_error,
         sd_monte_carlo=calibration.monte_carlo_error,
         covariance=calibration.covariance,
-        correction=np.log(calibration.sd_ratio),
     )
-
-
-def compared(runs: Sequence[StatedErrors]) -> list[StatedErrors]:
-    r"""Stated errors of corrected runs on a posterior that may be far from Gaussian, from them all.
-
-    Where the posterior is not Gaussian the correction x of a log standard deviation L is wrong by a
-    part of itself, so that :math:`L = \log\sigma + s x`. The share s is the same in runs with
-    different step sizes, up to terms of higher order. Their differences show it far better than
-    what each run by itself says of what is left, which they replace. It counts with its Monte-Carlo
-    error, up to `LARGEST_SHARE`, which is stated where there is one run alone.
-
-    Examples
-    --------
-    Two runs whose standard deviations are corrected by 20 % and by 5 %, and differ by 5 %.
-
-    >>> one, small = np.ones(1), np.full(1, 1e-4)
-    >>> first, second = (
-    ...     StatedErrors(0 * one, sd * one, 0 * one, small, 0 * one, small, np.eye(1), -x * one)
-    ...     for sd, x in ((0.93, 0.2), (0.98, 0.05))
-    ... )
-    >>> [run.sd_bias.round(3).item() for run in compared([first, second])]
-    [0.070, 0.018]
-    >>> compared([second])[0].sd_bias.item()
-    0.025
-    """
-    x = np.array([run.correction for run in runs])
-    weights = np.array([run.sd_monte_carlo for run in runs]) ** -2.0
-    x_from_mean = x - (weights * x).sum(0) / weights.sum(0)
-    lever = (weights * x_from_mean**2).sum(0)
-    log_sd = np.log([run.sd for run in runs])
-    with np.errstate(divide="ignore", invalid="ignore"):  # A share that nothing shows.
-        share = (weights * x_from_mean * log_sd).sum(0) / lever
-        share_error = lever**-0.5
-    left = []
-    for run, correction in zip(runs, np.abs(x), strict=True):
-        most = LARGEST_SHARE * correction
-        if len(runs) > 1:
-            size = np.abs(share * correction) + STANDARD_ERRORS * share_error * correction
-            most = np.fmin(most, size)
-        left.append(replace(run, sd_bias=most))
-    return left
 
 
 def of_draws(idata: DataTree) -> StatedErrors:
