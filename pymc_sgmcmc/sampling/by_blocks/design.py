@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pymc_sgmcmc.adaptation.rmsprop import rmsprop_diagonal
-from pymc_sgmcmc.sampling.by_blocks.setup import Gradients, Scale, largest_curvature
+from pymc_sgmcmc.sampling.by_blocks.setup import Blocks, Scale, largest_curvature
 from pymc_sgmcmc.sampling.by_blocks.steps import (
     BlockStep,
     LangevinBlocks,
@@ -61,18 +61,18 @@ class Design:
 
 
 def design_of(
-    name: str, gradients: Gradients, scale: Scale, *, preconditioner: str, memory: int
+    name: str, blocks: Blocks, scale: Scale, *, preconditioner: str, memory: int
 ) -> Design:
     """The design of one of `STEP_NAMES`."""
 
     def largest_of(diagonal: np.ndarray) -> float:
-        return largest_curvature(gradients, scale.start, diagonal)
+        return largest_curvature(blocks, scale.start, diagonal)
 
     if name == "psgld":
         diagonal = rmsprop_diagonal(scale.moment, REGULARIZATION)
         largest, variance = largest_of(diagonal), float((diagonal * scale.variance).mean())
         size = largest + variance
-        step = RMSpropBlocks(int(gradients.counts.sum()), DECAY, REGULARIZATION, size)
+        step = RMSpropBlocks(int(blocks.counts.sum()), DECAY, REGULARIZATION, size)
         return Design(step, (), largest / size, variance / size)
     inverse = np.ones_like(scale.start) if preconditioner == IDENTITY else 1 / scale.curvature
     largest, variance = largest_of(inverse), float((inverse * scale.variance).mean())

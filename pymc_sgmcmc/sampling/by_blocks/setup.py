@@ -1,16 +1,17 @@
-r"""Where a chain starts, the curvature there, and the step size, from gradients of whole parts."""
+r"""A model in blocks; its start, the curvature there, and what step sizes follow from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import cloudpickle
 import numpy as np
 from scipy import optimize
 from scipy.sparse import linalg as sparse_linalg
 
-from pymc_sgmcmc.posterior.two_sided import TwoSided
-from pymc_sgmcmc.sampling.by_blocks.block import Places, Turn, UserGroup, user_groups
+from pymc_sgmcmc.posterior.two_sided import TwoSided, rows_of_block
+from pymc_sgmcmc.sampling.by_blocks.block import Turn, UserGroup
 from pymc_sgmcmc.sampling.by_blocks.grid import Grid
 
 SEARCH_STEPS = 50
@@ -29,47 +30,90 @@ FEWEST_ESTIMATES = 16
 """With minibatches the variance of the gradient is estimated from so many, or from one a part."""
 
 
-class Gradients:
-    """Gradients of the parts at a position, (d,), of all users and then all items, computed here.
+class Blocks:
+    """The blocks of a model and their places in a position, (d,), of its posterior.
 
     Parameters
     ----------
     model : TwoSided
     grid : Grid
     batch_size : int, optional
-        As of the run.
+        The most rows of a block that one gradient of a run takes.
+
+    Attributes
+    ----------
+    groups : list of UserGroup
+        Without settings.
+    shares : numpy.ndarray, shape (B,)
+        The probabilities of the parts.
     """
 
     def __init__(self, model: TwoSided, grid: Grid, batch_size: int | None = None):
-        self.sides, self.places = model.sides, Places.of(model, grid)
-        self._whole = user_groups(model, grid, ())
-        self._batches = user_groups(model, grid, (), batch_size)
+        self.model, self.grid, self.batch_size = model, grid, batch_size
         self.counts = grid.counts()
         self.shares = self.counts / self.counts.sum()
-        self._has_batches = batch_size is not None
+        density, (users, items) = cloudpickle.dumps(model.density), model.sides
+        self._users, self._items = (
+            [side.places[numbers].ravel() for numbers in groups]
+            for side, groups in zip(model.sides, grid.groups, strict=True)
+        )
+        shapes = [(len(numbers), items.places.shape[1]) for numbers in grid.groups[1]]
+        data = [[values[numbers] for values in items.data] for numbers in grid.groups[1]]
+        self.groups = [
+            UserGroup(
+                number=b,
+                density=density,
+                dtype=model.density.log_density.dtype,
+                shapes=((len(numbers), users.places.shape[1]), shapes),
+                rows=[
+                    rows_of_block(model.posterior.take(rows), model.sides, (numbers, others))
+                    for rows, others in zip(grid.rows[b], grid.groups[1], strict=True)
+                ],
+                data=([values[numbers] for values in users.data], data),
+                batch_size=batch_size,
+            )
+            for b, numbers in enumerate(grid.groups[0])
+        ]
+
+    def places(self, users: int, items: int) -> np.ndarray:
+        """Places of the coordinates of a group of users, and then of a group of items."""
+        return np.concatenate([self._users[users], self._items[items]])
+
+    def with_settings(self, settings: Sequence[np.ndarray]) -> list[UserGroup]:
+        """The groups with arrays of a sampler, each of shape (d,)."""
+        of_items = [[values[places] for places in self._items] for values in settings]
+        return [
+            replace(
+                group,
+                settings=[
+                    (values[self._users[group.number]], items)
+                    for values, items in zip(settings, of_items, strict=True)
+                ],
+            )
+            for group in self.groups
+        ]
 
     def turn(self, part: int, iteration: int = 0) -> Turn:
         """An iteration with this part."""
         return Turn(0, 0, iteration, part, 1 / self.shares[part], 1.0)
 
     def of_part(
-        self, groups: Sequence[UserGroup], turn: Turn, at: np.ndarray
+        self, turn: Turn, at: np.ndarray, batch_size: int | None = None
     ) -> tuple[float, np.ndarray]:
         """Value and gradient of the prior and of the weighted rows of a part."""
         total, gradient = 0.0, np.zeros_like(at)
         with np.errstate(all="ignore"):
-            for b, group in enumerate(groups):
-                block = b, group.items(turn)
-                value, found = group.value_and_gradients(turn, *self.places.cut(at, *block))
+            for group in self.groups:
+                places = self.places(group.number, group.items(turn))
+                value, gradient[places] = group.value_and_gradient(turn, at[places], batch_size)
                 total += value
-                self.places.fill(gradient, *block, found)
         return total, gradient
 
     def whole(self, at: np.ndarray) -> tuple[float, np.ndarray]:
         """Log posterior and its gradient, as the mean over the parts with their probabilities."""
         total, gradient = 0.0, np.zeros_like(at)
         for part in np.flatnonzero(self.counts):
-            value, of_part = self.of_part(self._whole, self.turn(int(part)), at)
+            value, of_part = self.of_part(self.turn(int(part)), at)
             total += self.shares[part] * value
             gradient += self.shares[part] * of_part
         return total, gradient
@@ -77,19 +121,22 @@ class Gradients:
     def estimates(self, at: np.ndarray) -> Iterator[tuple[float, np.ndarray]]:
         """Gradients as the iterations see them, each with its probability."""
         parts = np.flatnonzero(self.counts)
-        repeats = -(-FEWEST_ESTIMATES // len(parts)) if self._has_batches else 1
+        repeats = -(-FEWEST_ESTIMATES // len(parts)) if self.batch_size is not None else 1
         for iteration in range(repeats):
             for part in parts:
-                turn = self.turn(int(part), iteration)
-                _, gradient = self.of_part(self._batches, turn, at)
+                _, gradient = self.of_part(self.turn(int(part), iteration), at, self.batch_size)
                 yield self.shares[part] / repeats, gradient
 
+    def curvature_along(self, at: np.ndarray, step: np.ndarray) -> np.ndarray:
+        """Product of the curvature with a short step, by a central difference of gradients."""
+        return (self.whole(at - step)[1] - self.whole(at + step)[1]) / 2
 
-def find_start(gradients: Gradients, initial: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+
+def find_start(blocks: Blocks, initial: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A point of large density, by L-BFGS from near the initial point."""
 
     def negative(at: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = gradients.whole(at)
+        value, gradient = blocks.whole(at)
         return -value, -gradient
 
     begin = initial + START_SCALE * rng.standard_normal(len(initial))
@@ -99,56 +146,44 @@ def find_start(gradients: Gradients, initial: np.ndarray, rng: np.random.Generat
     return result.x if np.isfinite(result.fun) else begin
 
 
-def diagonal_curvature(gradients: Gradients, at: np.ndarray) -> np.ndarray:
+def diagonal_curvature(blocks: Blocks, at: np.ndarray) -> np.ndarray:
     """Diagonal of the curvature, from differences of gradients.
 
     Rows of a user do not depend on other users. So one difference, with the same coordinate of all
     users moved, gives the curvature of that coordinate for all of them.
     """
     curvature = np.zeros_like(at)
-    first, second = gradients.sides
-    of_sides = np.split(np.arange(len(at)), [first.size * first.width])
-    for side, places in zip((first, second), of_sides, strict=True):
-        for column in range(side.width):
-            moved = places[column :: side.width]
-            for sign in (-1, 1):
-                beside = at.copy()
-                beside[moved] += sign * DIFFERENCE
-                curvature[moved] -= sign * gradients.whole(beside)[1][moved] / (2 * DIFFERENCE)
-        positive = curvature[places][curvature[places] > 0]
+    for side in blocks.model.sides:
+        for moved in side.places.T:
+            step = np.zeros_like(at)
+            step[moved] = DIFFERENCE
+            curvature[moved] = blocks.curvature_along(at, step)[moved] / DIFFERENCE
+        found = curvature[side.places]
         # Where the density is not log-concave a coordinate may have none.
-        curvature[places] = np.maximum(curvature[places], positive.min() if len(positive) else 1.0)
+        least = found[found > 0].min() if (found > 0).any() else 1.0
+        curvature[side.places] = np.maximum(found, least)
     return curvature
 
 
-def largest_curvature(gradients: Gradients, at: np.ndarray, diagonal: np.ndarray) -> float:
+def largest_curvature(blocks: Blocks, at: np.ndarray, diagonal: np.ndarray) -> float:
     """Largest eigenvalue of MH for a diagonal M, to a few per cent, by the Lanczos method."""
-    scales = np.sqrt(diagonal)
+    root, d = np.sqrt(diagonal), len(at)
 
     def product(direction: np.ndarray) -> np.ndarray:
-        step = scales * np.ravel(direction)
-        step = step * (DIFFERENCE * np.sqrt(len(step)) / np.linalg.norm(step))
-        change = np.zeros(len(step))
-        for sign in (-1, 1):
-            change -= sign * gradients.whole(at + sign * step)[1]
-        length = np.linalg.norm(step / scales) / np.linalg.norm(direction)
-        return scales * change / (2 * length)
+        step = root * direction.ravel()
+        short = DIFFERENCE * np.sqrt(d) / np.linalg.norm(step)
+        return root * blocks.curvature_along(at, short * step) / short
 
-    d = len(scales)
-    if d < 3:  # too few for Lanczos
-        matrix = np.column_stack([product(column) for column in np.eye(d)])
-        return float(np.linalg.eigvalsh((matrix + matrix.T) / 2)[-1])
-    start = np.random.default_rng(1980).standard_normal(d)
-    values = sparse_linalg.eigsh(
+    (largest,) = sparse_linalg.eigsh(
         sparse_linalg.LinearOperator((d, d), matvec=product, dtype=float),
         k=1,
         which="LA",
-        v0=start,
+        v0=np.random.default_rng(1980).standard_normal(d),
         tol=0.05,
         ncv=min(d, 8),
         return_eigenvectors=False,
     )
-    return float(values[0])
+    return float(largest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,19 +207,19 @@ class Scale:
     moment: np.ndarray
 
 
-def measure(gradients: Gradients, start: np.ndarray, rng: np.random.Generator) -> Scale:
+def measure(blocks: Blocks, start: np.ndarray, rng: np.random.Generator) -> Scale:
     """Curvature and variance of the gradient around a start.
 
     The variance is that at a draw from the Gaussian with the diagonal curvature, since at a mode
     the residuals of rows are smaller than where a chain is.
     """
-    curvature = diagonal_curvature(gradients, start)
+    curvature = diagonal_curvature(blocks, start)
     mean, square = np.zeros_like(start), np.zeros_like(start)
-    for share, estimate in gradients.estimates(draw_around(start, curvature, rng)):
+    for share, estimate in blocks.estimates(draw_around(start, curvature, rng)):
         mean += share * estimate
         square += share * estimate**2
     variance = np.maximum(square - mean**2, 0)
-    return Scale(start, curvature, variance, square / gradients.counts.sum() ** 2)
+    return Scale(start, curvature, variance, square / blocks.counts.sum() ** 2)
 
 
 def draw_around(start: np.ndarray, curvature: np.ndarray, rng: np.random.Generator) -> np.ndarray:
