@@ -70,9 +70,11 @@ class SAGAGradient(GradientEstimator):
     Parameters
     ----------
     posterior : Posterior
-    batching : Batching
-        Minibatch scheme over the data of the posterior, with one derived array of shape (N, w), see
-        `make`.
+    batch_size : int
+    batching : {"shuffle", "replace"}, optional
+        The minibatch scheme. Default: with replacement, unless the batch has all rows.
+    noise_share : float
+        As of `make_batching`.
     gradients : RowGradients, optional
         The columns of the table; by default those of `stored_gradients`.
 
@@ -112,36 +114,15 @@ class SAGAGradient(GradientEstimator):
     def __init__(
         self,
         posterior: Posterior,
-        batching: Batching,
-        gradients: RowGradients | None = None,
-    ):
-        super().__init__(posterior, batching)
-        gradients = stored_gradients(posterior) if gradients is None else gradients
-        shapes = [(batching.n_rows, *array.type.shape[1:]) for array in batching.derived]
-        expected = (batching.n_rows, gradients.width)
-        if shapes != [expected]:
-            raise ValueError(
-                f"`batching` should have one derived array of shape {expected}, but has {shapes}. "
-                "Use `SAGAGradient.make`."
-            )
-        self.memory = _Table(posterior, batching, self._scale, gradients)
-
-    @classmethod
-    def make(
-        cls,
-        posterior: Posterior,
         batch_size: int,
         *,
         batching: str | None = None,
         noise_share: float = ANY_NOISE,
-    ) -> SAGAGradient:
-        """Estimator with a minibatch scheme by name and a table of zeros.
-
-        Without a name rows are drawn with replacement, unless the batch has all of them.
-        """
+        gradients: RowGradients | None = None,
+    ):
         if batching is None:
             batching = "replace" if batch_size < posterior.n_rows else "shuffle"
-        gradients = stored_gradients(posterior)
+        gradients = gradients or stored_gradients(posterior)
         shape = posterior.n_rows, gradients.width
         table_bytes = shape[0] * shape[1] * np.dtype(posterior.dtype).itemsize
         check_table_memory(table_bytes, *shape)
@@ -149,8 +130,9 @@ class SAGAGradient(GradientEstimator):
         scheme = make_batching(
             batching, posterior.data, batch_size, derived=[table], noise_share=noise_share
         )
+        super().__init__(posterior, scheme)
+        self.memory = _Table(posterior, scheme, self._scale, gradients)
         log.info("SAGA: %.3g MB for the gradients of all rows", table_bytes / 1e6)
-        return cls(posterior, scheme, gradients)
 
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
         """Gradient estimate, shape (d,), from the present memory."""
