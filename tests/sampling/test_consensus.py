@@ -278,7 +278,8 @@ def test_shards_that_have_not_converged_are_named(rng, caplog):
     with caplog.at_level(logging.WARNING):
         _shards_group(positions, ("a", "b"))
     (message,) = [record.getMessage() for record in caplog.records]
-    assert message.startswith("Shard 1 has not converged: R-hat of `b` is ")
+    assert message.startswith("Shard 1 has not converged: 1 of 2 coordinates have R-hat above 1.05")
+    assert "such as `b`" in message
     positions[2, ..., 0] = 1.0
     with pytest.raises(ValueError, match="`a` in shard 2 do not vary"):
         _shards_group(positions, ("a", "b"))
