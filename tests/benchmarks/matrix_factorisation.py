@@ -240,7 +240,7 @@ def draw(results: list[dict[str, Any]], title: str, path: Path) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark."""
     settings = parse_arguments(arguments)
-    from pymc_sgmcmc.sampling.by_blocks.design import design_of
+    from pymc_sgmcmc.sampling.by_blocks.setup import design_of
 
     client = None
     if settings.workers:

@@ -30,9 +30,9 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE
 from pymc_sgmcmc.posterior.two_sided import two_sided
 from pymc_sgmcmc.sampling.by_blocks.block import window
-from pymc_sgmcmc.sampling.by_blocks.design import design_of
 from pymc_sgmcmc.sampling.by_blocks.grid import dealt_out, make_grid
 from pymc_sgmcmc.sampling.by_blocks.setup import (
+    design_of,
     diagonal_curvature,
     find_start,
     largest_curvature,

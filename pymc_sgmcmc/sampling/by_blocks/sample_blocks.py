@@ -20,16 +20,18 @@ from pymc_sgmcmc.posterior.check_rows import check_rows
 from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.posterior.two_sided import two_sided
 from pymc_sgmcmc.sampling.by_blocks.block import Turn
-from pymc_sgmcmc.sampling.by_blocks.design import (
+from pymc_sgmcmc.sampling.by_blocks.grid import make_grid
+from pymc_sgmcmc.sampling.by_blocks.setup import (
     CURVATURE,
     IDENTITY,
     STEP_NAMES,
+    Blocks,
     Design,
     design_of,
-    with_given_step_size,
+    draw_around,
+    find_start,
+    measure,
 )
-from pymc_sgmcmc.sampling.by_blocks.grid import make_grid
-from pymc_sgmcmc.sampling.by_blocks.setup import Blocks, draw_around, find_start, measure
 from pymc_sgmcmc.sampling.by_blocks.tasks import BlockChain, tasks_of
 from pymc_sgmcmc.sampling.dealt_rows import check_submits, posterior_to_deal_out
 from pymc_sgmcmc.sampling.trace import groups_of_points, recorded_names
@@ -186,10 +188,9 @@ def sample_blocks(
 
     **Messages.** A group of users stays on its worker with its rows. In an iteration only states of
     groups of items go to another worker, 8 bytes a coordinate times 1 for "sgld", 3 for "psgld" and
-    3M - 2 for "hamcmc", which sends (M - 1)(2M + 1) numbers a block besides. There are 2 tasks a
-    block, 4 for "hamcmc", and Dask took 5 milliseconds a task on a machine of two cores. So small
-    blocks run faster without a client, see `docs/many_rows.md`. An executor of processes gets all
-    rows of a group with each task, so that it suits small data only.
+    3M - 2 for "hamcmc", which sends (M - 1)(2M + 1) numbers a block besides. Small blocks run
+    faster without a client, see `docs/many_rows.md`. An executor of processes gets all rows of a
+    group with each task, so that it suits small data only.
 
     References
     ----------
@@ -253,7 +254,14 @@ def sample_blocks(
     blocks = Blocks(problem, grid, batch_size)
     begin = time.time()
     scale = measure(blocks, find_start(blocks, initial, searching), searching)
-    design = design_of(step, blocks, scale, preconditioner=preconditioner, memory=memory)
+    design = design_of(
+        step,
+        blocks,
+        scale,
+        preconditioner=preconditioner,
+        memory=memory,
+        is_rescaled=step_size is None,
+    )
     settings: dict[str, Any] = {"parts": parts, "step": step, "tune": tune, "thin": thin}
     settings |= {"preconditioner": preconditioner} if step != "psgld" else {}
     settings |= {"memory": memory} if step == "hamcmc" else {}
@@ -263,7 +271,7 @@ def sample_blocks(
         step_size = design.step_size(settings["bias"], blocks.shares[blocks.shares > 0].min())
         remedy = f"Give a smaller `bias` than {settings['bias']:g}."
     else:
-        design, remedy = with_given_step_size(design), "Give a smaller `step_size`, or none."
+        remedy = "Give a smaller `step_size`, or none."
     set_up = time.time() - begin
     seed = int(running.integers(2**62))
     run = _Run(blocks, design, step_size, seed, draws, tune, thin, remedy)

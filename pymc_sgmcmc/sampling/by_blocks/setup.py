@@ -10,9 +10,17 @@ import numpy as np
 from scipy import optimize
 from scipy.sparse import linalg as sparse_linalg
 
+from pymc_sgmcmc.adaptation.rmsprop import rmsprop_diagonal
 from pymc_sgmcmc.posterior.two_sided import TwoSided, rows_of_block
 from pymc_sgmcmc.sampling.by_blocks.block import Turn, UserGroup
 from pymc_sgmcmc.sampling.by_blocks.grid import Grid
+from pymc_sgmcmc.sampling.by_blocks.steps import (
+    BlockStep,
+    LangevinBlocks,
+    QuasiNewtonBlocks,
+    RMSpropBlocks,
+)
+from pymc_sgmcmc.step_methods.hamcmc import REGULARIZATION as PART_OF_LARGEST
 
 SEARCH_STEPS = 50
 """The search for a start takes at most so many steps. A chain needs a start of large density and no
@@ -28,6 +36,17 @@ DIFFERENCE = 1e-4
 
 FEWEST_ESTIMATES = 16
 """With minibatches the variance of the gradient is estimated from so many, or from one a part."""
+
+
+DECAY, REGULARIZATION = 0.99, 1e-5
+"""These are α and λ of RMSprop, the defaults of `PSGLD`."""
+
+STEP_NAMES = ("sgld", "psgld", "hamcmc")
+"""These are the names of the samplers."""
+
+CURVATURE, IDENTITY = "curvature", "identity"
+"""These are the preconditioners of SGLD: the inverse diagonal of the curvature at the start, and
+none."""
 
 
 class Blocks:
@@ -225,3 +244,65 @@ def measure(blocks: Blocks, start: np.ndarray, rng: np.random.Generator) -> Scal
 def draw_around(start: np.ndarray, curvature: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A draw from the Gaussian with a diagonal curvature at a point of large density."""
     return start + rng.standard_normal(len(start)) / np.sqrt(curvature)
+
+
+@dataclass(frozen=True, eq=False)
+class Design:
+    """A sampler, its settings, and what its step size follows from.
+
+    Attributes
+    ----------
+    step : BlockStep
+    settings : sequence of numpy.ndarray, shape (d,)
+    largest_curvature : float
+        λ_max(MH), with M of the settings.
+    mean_variance : float
+        The mean over the coordinates of the diagonal of MV.
+    """
+
+    step: BlockStep
+    settings: Sequence[np.ndarray]
+    largest_curvature: float
+    mean_variance: float
+
+    def step_size(self, bias: float, smallest_share: float) -> float:
+        r"""The step size h for a variance that is too large by `bias`, on average.
+
+        .. math:: h = \frac{4\,\mathrm{bias}}{\overline{(MV)_{jj}} + \lambda_{\max}(MH)}
+
+        It is at most :math:`2 \min_i |\Omega_i| / (N \lambda_{\max}(MH))`: the weighted curvature
+        of a part is at most :math:`N / |\Omega_i|` times that of all, and a longer step could
+        diverge where the same part is drawn repeatedly.
+        """
+        wanted = 4 * bias / (self.mean_variance + self.largest_curvature)
+        return float(min(wanted, 2 * smallest_share / self.largest_curvature))
+
+
+def design_of(
+    name: str,
+    blocks: Blocks,
+    scale: Scale,
+    *,
+    preconditioner: str,
+    memory: int,
+    is_rescaled: bool = True,
+) -> Design:
+    """The design of one of `STEP_NAMES`, with M of PSGLD as in the paper where not rescaled."""
+
+    def largest_of(diagonal: np.ndarray) -> float:
+        return largest_curvature(blocks, scale.start, diagonal)
+
+    if name == "psgld":
+        diagonal = rmsprop_diagonal(scale.moment, REGULARIZATION)
+        largest, variance = largest_of(diagonal), float((diagonal * scale.variance).mean())
+        size = largest + variance if is_rescaled else 1.0
+        step = RMSpropBlocks(int(blocks.counts.sum()), DECAY, REGULARIZATION, size)
+        return Design(step, (), largest / size, variance / size)
+    inverse = np.ones_like(scale.start) if preconditioner == IDENTITY else 1 / scale.curvature
+    largest, variance = largest_of(inverse), float((inverse * scale.variance).mean())
+    if name == "sgld":
+        return Design(LangevinBlocks(), (inverse,), largest, variance)
+    threshold = PART_OF_LARGEST * largest
+    gamma = 1 / (largest + threshold)
+    settings = gamma * inverse, threshold / inverse, threshold / inverse
+    return Design(QuasiNewtonBlocks(memory), settings, 1.0, gamma * variance)
