@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytensor
-from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.batching import ANY_NOISE
 from pymc_sgmcmc.checks import whole_number
 from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Reference
 from pymc_sgmcmc.gradient_estimators.center_difference import (
-    CenterDifference,
     find_center_difference,
 )
 from pymc_sgmcmc.gradient_estimators.minibatches import batching_of
@@ -53,7 +51,7 @@ class SVRG:
             whole_number("refresh", self.refresh, 1, " of transitions")
 
 
-class SVRGGradient(GradientEstimator):
+class SVRGGradient(GradientEstimator, Reference):
     r"""The minibatch gradient with control variates at an earlier position of the chain.
 
     .. math:: \tilde\nabla(\theta) = \nabla \log p(\theta)
@@ -148,10 +146,8 @@ class SVRGGradient(GradientEstimator):
             shape=(posterior.dimension,),
         )
         self.refresh = SVRG(refresh).refresh or max(1, round(scheme.n_rows / scheme.batch_size))
-        self.reference = GradientReference(
-            posterior, self._difference, self._likelihood_gradient, self.refresh
-        )
-        self.reference.load(self.reference.at(posterior.initial_position))
+        self.reference = self
+        self.load(self.at(posterior.initial_position))
 
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
         """Gradient estimate, shape (d,)."""
@@ -167,33 +163,9 @@ class SVRGGradient(GradientEstimator):
         """Twice the noise of control variates at the mode."""
         return 2.0, 0.0
 
-
-class GradientReference(Reference):
-    """A position, with the values of other variables and the gradient of the likelihood there.
-
-    Parameters
-    ----------
-    posterior : Posterior
-    difference : CenterDifference
-    likelihood_gradient : SharedVariable, shape (d,)
-    refresh : int
-    """
-
-    def __init__(
-        self,
-        posterior: Posterior,
-        difference: CenterDifference,
-        likelihood_gradient: SharedVariable,
-        refresh: int,
-    ):
-        self.refresh = refresh
-        self._posterior = posterior
-        self._difference = difference
-        self._likelihood_gradient = likelihood_gradient
-
     def at(self, position: np.ndarray) -> dict[str, np.ndarray]:
         """Reference at a position and the present values of the other variables."""
-        posterior = self._posterior
+        posterior = self.posterior
         position = np.array(position, dtype=posterior.dtype)
         others = {
             f"{_OTHER}{name}": np.array(shared.get_value())
@@ -216,5 +188,5 @@ class GradientReference(Reference):
             },
         )
         self._likelihood_gradient.set_value(
-            np.asarray(arrays["likelihood_gradient"], dtype=self._posterior.dtype)
+            np.asarray(arrays["likelihood_gradient"], dtype=self.posterior.dtype)
         )
