@@ -109,61 +109,6 @@ def load_cod_rna(
     return load(f"cod-rna-{subset}", data_home, _read_cod_rna)
 
 
-@documented("randhie")
-def load_randhie() -> Dataset:
-    """RAND Health Insurance Experiment: visits to a doctor, given insurance and health.
-
-    The table is part of statsmodels; nothing is downloaded.
-
-    Returns
-    -------
-    Dataset
-        20190 rows. The target is mdvis, the number of outpatient visits to a doctor. Features:
-        lncoins, ln(coinsurance + 1) with coinsurance in per cent; idp, 1 for an individual
-        deductible plan; lpi, ln of the annual participation incentive payment (at least 1); fmde, 0
-        if idp = 1, else ln(max(1, MDE / (0.01 coinsurance))); physlm, 1 for a physical limitation;
-        disea, number of chronic diseases; hlthg, hlthf, hlthp, 1 for self-rated health good, fair
-        or poor.
-
-    Examples
-    --------
-    >>> from pymc_sgmcmc.datasets import load_randhie
-    >>> randhie = load_randhie()
-    >>> randhie.X.shape
-    (20190, 9)
-    >>> float(randhie.y.mean())
-    2.86
-    """
-    return _load_statsmodels("randhie")
-
-
-@documented("fair")
-def load_fair() -> Dataset:
-    """Extramarital affairs of 6366 women.
-
-    The table is part of statsmodels; nothing is downloaded.
-
-    Returns
-    -------
-    Dataset
-        6366 rows, all float64. The target is affairs, a measure of the time spent in affairs
-        (0 = none). Features: rate_marriage (1 = very poor to 5 = very good), age (years),
-        yrs_married (years, by intervals), children (number), religious (1 = not to 4 = strongly),
-        educ (years of school: 9, 12, 14, 16, 17 or 20), occupation and occupation_husb (classes 1
-        to 6).
-
-    Examples
-    --------
-    >>> from pymc_sgmcmc.datasets import load_fair
-    >>> fair = load_fair()
-    >>> fair.X.shape
-    (6366, 8)
-    >>> float((fair.y > 0).mean())
-    0.322
-    """
-    return _load_statsmodels("fair")
-
-
 # --- Ratings and words ---
 
 
@@ -263,14 +208,6 @@ def _read_cod_rna(path: Path, entry: Entry) -> pd.DataFrame:
     return _frame(entry, X, (labels == 1).astype(np.int8))
 
 
-def _load_statsmodels(name: str) -> Dataset:
-    module = import_optional(f"statsmodels.datasets.{name}", "datasets", f"The data set {name}")
-    frame = module.load_pandas().data
-    facts = REGISTRY[name].facts
-    facts["feature_names"] = tuple(frame.columns.drop(facts["target"]))
-    return Dataset(frame=frame, origin="package statsmodels", **facts)
-
-
 def _frame(entry: Entry, X: np.ndarray, y: np.ndarray) -> pd.DataFrame:
     return pd.DataFrame(X, columns=list(entry.feature_names)).assign(**{str(entry.target): y})
 
@@ -314,20 +251,32 @@ def _read_lda_c(path: Path) -> np.ndarray:
     return np.array(rows)
 
 
-# --- Tables without more than a file to read ---
+# --- Tables that need no more than a reader ---
 
 
 def _loader(
     name: str, reader: Callable[[Path, Entry], pd.DataFrame] = read_table
 ) -> Callable[..., Dataset]:
-    def loader(data_home: str | os.PathLike[str] | None = None) -> Dataset:
+    """Loader of a data set that is in a file, where it has one, and otherwise in statsmodels."""
+
+    def of_file(data_home: str | os.PathLike[str] | None = None) -> Dataset:
         return load(name, data_home, reader)
 
+    def of_statsmodels() -> Dataset:
+        module = import_optional(f"statsmodels.datasets.{name}", "datasets", f"The data set {name}")
+        frame = module.load_pandas().data
+        facts = REGISTRY[name].facts
+        facts["feature_names"] = tuple(frame.columns.drop(facts["target"]))
+        return Dataset(frame=frame, origin="package statsmodels", **facts)
+
+    loader: Callable[..., Dataset] = of_file if REGISTRY[name].files else of_statsmodels
     loader.__name__ = loader.__qualname__ = f"load_{name.replace('-', '_')}"
     loader.__doc__ = REGISTRY[name].doc
     return documented(name)(loader)
 
 
+load_randhie = _loader("randhie")
+load_fair = _loader("fair")
 load_skin = _loader("skin", _read_skin)
 load_run_or_walk = _loader("run-or-walk")
 load_sleepstudy = _loader("sleepstudy")
