@@ -134,7 +134,9 @@ def two_sided(posterior: Posterior) -> TwoSided:
         Where the model has other variables than those that one of two index arrays selects from,
         or a prior that does not treat users, or items, independently.
     """
-    terms = _terms(posterior)
+    _, rows = posterior.position_and_rows()
+    length = pt.lscalar("length")
+    terms = _Terms(rows, length, *posterior.graphs_of_variables(rows, length))
     indexed = _indexed(posterior, terms)
     sides = _sides(posterior, terms, indexed)
     density, sides = _block_density(posterior, terms, indexed, sides)
@@ -151,13 +153,6 @@ class _Terms:
     length: TensorVariable
     likelihood: TensorVariable
     priors: dict[str, TensorVariable]
-
-
-def _terms(posterior: Posterior) -> _Terms:
-    _, rows = posterior.position_and_rows()
-    length = pt.lscalar("length")
-    likelihood, priors = posterior.graphs_of_variables(rows, length)
-    return _Terms(rows, length, likelihood, priors)
 
 
 def _indexed(posterior: Posterior, terms: _Terms) -> dict[int, list[Apply]]:

@@ -16,7 +16,7 @@ from pymc.model import Model
 from rich.progress import Progress
 from xarray import DataTree
 
-from pymc_sgmcmc.checks import generator, one_of, or_none, whole_number
+from pymc_sgmcmc.checks import generator, one_of, or_none, quoted, whole_number
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import given_model
@@ -31,10 +31,10 @@ from pymc_sgmcmc.sampling.combine import (
     semiparametric,
     semiparametric_errors,
 )
-from pymc_sgmcmc.sampling.dealt_rows import check_submits
+from pymc_sgmcmc.sampling.dealt_rows import check_submits, posterior_to_deal_out
 from pymc_sgmcmc.sampling.groups import MakeStep
 from pymc_sgmcmc.sampling.run import sample
-from pymc_sgmcmc.sampling.shards import POSITION, ShardDensity, deal_out, posterior_to_share
+from pymc_sgmcmc.sampling.shards import POSITION, ShardDensity, deal_out
 from pymc_sgmcmc.sampling.trace import groups_of_positions
 from pymc_sgmcmc.sampling.workers import default_cores
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
@@ -181,7 +181,13 @@ def consensus(
     cores = whole_number("cores", cores, 1)
     _check_step(step)
     or_none(check_submits, "client", client)
-    posterior = posterior_to_share(model, rows)
+    discrete = [value.name for value in model.value_vars if not value.dtype.startswith("float")]
+    if discrete:
+        raise ModelError(
+            f"`consensus` combines continuous variables, but {quoted(discrete)} "
+            f"{'is' if len(discrete) == 1 else 'are'} discrete. Marginalise them out."
+        )
+    posterior = posterior_to_deal_out(model, rows, by="consensus", to="shards")
     _check_sizes(posterior, parts, combine, chains * draws)
     dealing, *seeds, combining = generator("random_seed", random_seed).spawn(parts + 2)
     numbers = deal_out(posterior.n_rows, parts, dealing)

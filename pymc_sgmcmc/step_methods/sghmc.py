@@ -128,9 +128,6 @@ class SGHMC(StochasticGradientStep):
         Number of transitions after which v is drawn anew from N(0, M), or "draw" for once in each
         recorded draw. It is not needed, since friction has the same effect, except for "naive".
         Frequent resampling makes the chain a random walk.
-    thin : int, optional
-        Number of transitions for each recorded draw. Default: one relaxation time of the slowest
-        direction, at most 1000, where the step size is computed, and 1 where it is given.
 
     Raises
     ------

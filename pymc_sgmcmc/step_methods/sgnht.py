@@ -96,9 +96,6 @@ class SGNHT(StochasticGradientStep):
     preconditioner : {"curvature", "identity"}, float, (d,) or (d, d) array, optional
         M, the inverse of the mass matrix. Default: "curvature". It is needed where
         `step_size` is given.
-    thin : int, optional
-        Number of transitions for each recorded draw. Default: one relaxation time of the slowest
-        direction, at most 1000, where the step size is computed, and 1 where it is given.
 
     Raises
     ------

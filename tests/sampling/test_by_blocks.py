@@ -540,7 +540,7 @@ def test_blocks_move_as_hamcmc(parts, memory):
         np.testing.assert_allclose(blocks.read(chain), values[0], rtol=1e-7, atol=1e-9)
         # A pair is judged in the iteration after the one that made it.
         if accepted:
-            assert bool(chain._coefficients.accepted[-1]) == accepted[-1]
+            assert bool(chain._coefficients[-1][-1]) == accepted[-1]
         accepted.append(bool(is_accepted))
     assert any(accepted)
     assert not all(accepted)

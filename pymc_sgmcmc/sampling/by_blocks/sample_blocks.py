@@ -395,7 +395,7 @@ def _positions(
     turns, coefficients = zip(*kept[:count], strict=True)
     stats = {"step_size": [turn.step_size for turn in turns], "part": [turn.part for turn in turns]}
     if step.reduces:
-        stats["pair_accepted"] = [each.accepted.mean() for each in coefficients]
+        stats["pair_accepted"] = [accepted.mean() for *_, accepted in coefficients]
     return positions[:count].reshape(*size, -1), {
         name: np.reshape(values, size) for name, values in stats.items()
     }

@@ -143,12 +143,8 @@ class Looked(NamedTuple):
     noise: np.ndarray
 
 
-class Coefficients(NamedTuple):
-    """Coefficients of a move, see `move_coefficients`."""
-
-    a: np.ndarray
-    b: np.ndarray
-    accepted: np.ndarray
+type Coefficients = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Coefficients a and b of a move, and which pairs were accepted, see `move_coefficients`."""
 
 
 @dataclass(frozen=True)
@@ -191,21 +187,21 @@ class QuasiNewtonBlocks(BlockStep):
         """Coefficients of the move from the products of all blocks, in their order."""
         pair_noise = turn.step_size**0.5 * turn.generator(PAIRS).standard_normal(self.memory - 1)
         in_use = turn.iteration >= self.memory
-        return Coefficients(*move_coefficients(reduce(add, products), pair_noise, in_use))
+        return move_coefficients(reduce(add, products), pair_noise, in_use)
 
     def move(self, group: UserGroup, turn: Turn, state: State, *sums: Any) -> State:
         """One step of the chain whose turn it is, and the pair that it makes.
 
         The order of operations is the same on any machine.
         """
-        (looked, coefficients), (scale, regularization, _) = sums, group.settings_of(turn)
+        (looked, (a, b, _)), (scale, regularization, _) = sums, group.settings_of(turn)
         position, earlier, displacements, changes = state
         drift = looked.drift
-        for a, change in zip(coefficients.a, changes, strict=True):
-            drift = drift - a * change
+        for factor, change in zip(a, changes, strict=True):
+            drift = drift - factor * change
         move = scale * drift + looked.noise
-        for b, displacement in zip(coefficients.b, displacements, strict=True):
-            move = move + b * displacement
+        for factor, displacement in zip(b, displacements, strict=True):
+            move = move + factor * displacement
         following = earlier[0] + move
         change = looked.gradient - group.gradient(turn, following) + regularization * move
         return (
