@@ -179,14 +179,8 @@ class SVRGGradient(GradientEstimator, Reference):
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Set the shared variables of the estimator."""
-        self._difference.move_center(
-            arrays["position"],
-            {
-                name.removeprefix(_OTHER): value
-                for name, value in arrays.items()
-                if name.startswith(_OTHER)
-            },
-        )
+        others = {name: arrays[f"{_OTHER}{name}"] for name in self.posterior.others}
+        self._difference.move_center(arrays["position"], others)
         self._likelihood_gradient.set_value(
             np.asarray(arrays["likelihood_gradient"], dtype=self.posterior.dtype)
         )

@@ -109,9 +109,6 @@ class MALA(StochasticGradientStep):
         :math:`\lambda_i` the eigenvalues of MH. For M the inverse curvature this is
         :math:`1.65^2 d^{-1/3}`, at which Roberts and Rosenthal (1998) find the acceptance rate
         of 0.574 that is best in high dimension.
-    preconditioner : {"curvature", "identity"}, float, (d,) or (d, d) array, optional
-        The matrix M, symmetric positive definite. Default: "curvature". It is needed where
-        `step_size` is given.
 
     Raises
     ------

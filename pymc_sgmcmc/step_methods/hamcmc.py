@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import ClassVar, Unpack
 
 import numpy as np
-from scipy.sparse import linalg as sparse_linalg
 
 from pymc_sgmcmc.checks import one_of, or_none, positive_number
 from pymc_sgmcmc.dynamics.hamcmc import QuasiNewtonLangevin
-from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix
+from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix, largest_of_products
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
@@ -192,12 +191,14 @@ class HAMCMC(StochasticGradientStep):
             squares = 1 / setup.center.curvature.precision.diagonal()
         if None in given or setup.settings.step_size is None:
             largest = steepest_curvature(setup.posterior, setup.center, np.sqrt(squares))
-        regularization = _given_or(self._regularization, REGULARIZATION * largest)
-        threshold = self._curvature_threshold
+        scale, regularization, threshold = given
+        if regularization is None:
+            regularization = REGULARIZATION * largest
         if threshold is None:
             smallest = _least_curvature(setup.center, np.sqrt(squares))
             threshold = max(REGULARIZATION * largest, LEAST_CURVATURE_OF_PAIRS * smallest)
-        scale = _given_or(self._initial_scale, 1.0 / (largest + regularization))
+        if scale is None:
+            scale = 1.0 / (largest + regularization)
 
         def computed() -> Pace:
             root = _regularized_root(setup.center, regularization / squares)
@@ -255,17 +256,7 @@ def steepest_curvature(posterior: Posterior, center: Center, scales: np.ndarray)
         change = gradient(center.position - shift) - gradient(center.position + shift)
         return scales * change / (2 * size)
 
-    dimension = posterior.dimension
-    operator = sparse_linalg.LinearOperator((dimension, dimension), matvec=product, dtype=float)
-    values = sparse_linalg.eigsh(
-        operator,
-        k=1,
-        which="LA",
-        v0=rng.standard_normal(dimension),
-        tol=1e-2,
-        return_eigenvectors=False,
-    )
-    return float(values[0])
+    return largest_of_products(product, rng.standard_normal(posterior.dimension), 1e-2)
 
 
 def _least_curvature(center: Center, scales: np.ndarray) -> float:
@@ -282,10 +273,6 @@ def _regularized_root(center: Center, regularization: np.ndarray) -> Matrix:
         return Diagonal((precision.diagonal() + regularization) ** -0.5)
     values = precision.dense()
     return Dense(np.linalg.inv(values + np.diag(regularization))).root
-
-
-def _given_or(given: float | None, default: float) -> float:
-    return default if given is None else given
 
 
 def _check_memory(memory: int, pairs: str) -> int:

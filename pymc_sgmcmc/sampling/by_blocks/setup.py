@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import cloudpickle
 import numpy as np
 from scipy import optimize
-from scipy.sparse import linalg as sparse_linalg
 
 from pymc_sgmcmc.adaptation.rmsprop import rmsprop_diagonal
+from pymc_sgmcmc.matrices import largest_of_products
 from pymc_sgmcmc.posterior.two_sided import TwoSided, rows_of_block
 from pymc_sgmcmc.sampling.by_blocks.block import Turn, UserGroup
 from pymc_sgmcmc.sampling.by_blocks.grid import Grid
@@ -193,16 +193,8 @@ def largest_curvature(blocks: Blocks, at: np.ndarray, diagonal: np.ndarray) -> f
         short = DIFFERENCE * np.sqrt(d) / np.linalg.norm(step)
         return root * blocks.curvature_along(at, short * step) / short
 
-    (largest,) = sparse_linalg.eigsh(
-        sparse_linalg.LinearOperator((d, d), matvec=product, dtype=float),
-        k=1,
-        which="LA",
-        v0=np.random.default_rng(1980).standard_normal(d),
-        tol=0.05,
-        ncv=min(d, 8),
-        return_eigenvectors=False,
-    )
-    return float(largest)
+    start = np.random.default_rng(1980).standard_normal(d)
+    return largest_of_products(product, start, 0.05, min(d, 8))
 
 
 @dataclass(frozen=True, eq=False)
