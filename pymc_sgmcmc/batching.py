@@ -55,6 +55,9 @@ own, whose memory and time would be more than what windows save in a run of usua
 FIRST_ORDER = 0
 """The rows are in the order of this seed before a chain begins. Its value has no meaning."""
 
+NO_TABLE = "No table of all rows is in memory. Use another gradient estimator."
+"""This is the message of schemes that can store nothing for each row."""
+
 
 class Batching(ABC):
     """A minibatch scheme over arrays with a common leading length N.
@@ -137,55 +140,41 @@ class Batching(ABC):
         return (self.n_rows - self.batch_size) / max(1, self.n_rows - 1)
 
     @property
-    @abstractmethod
     def index_size(self) -> int:
         """Integers that one index takes."""
+        return 1
 
-    @abstractmethod
     def index_variable(self, name: str) -> TensorVariable:
         """Symbolic indices of a run of minibatches, with minibatches as the first axis."""
+        return pt.lvector(name)
 
     @abstractmethod
     def rows(self, index: TensorVariable) -> list[TensorVariable]:
         """Symbolic rows of all data arrays that one index selects."""
 
-    @abstractmethod
     def stored_rows(self, table: TensorVariable, index: TensorVariable) -> TensorVariable:
         """Rows of a table, of the kind of `derived`, that one index selects."""
+        raise ValueError(NO_TABLE)
 
-    @abstractmethod
     def with_stored_rows(
         self, table: TensorVariable, index: TensorVariable, rows: TensorVariable
     ) -> TensorVariable:
         """The table with the rows of an index replaced. A repeated row is stored once."""
+        raise ValueError(NO_TABLE)
 
+    @abstractmethod
     def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
         """Draw the indices of minibatches, with minibatches as the first axis.
 
-        Drawing a and then b minibatches gives the same as drawing a + b at once.
+        Drawing a and then b minibatches gives the same as drawing a + b at once. The schemes that a
+        user can choose take N, n and the excluded rows alone, so that `GatheredRows` has the same.
         """
-        return self.indices(rng, minibatches, self.n_rows, self.batch_size, self.excluded)
-
-    @staticmethod
-    def indices(
-        rng: np.random.Generator,
-        minibatches: int,
-        n_rows: int,
-        batch_size: int,
-        excluded: np.ndarray,
-    ) -> np.ndarray:
-        """Draw the indices of minibatches of n of N rows, where other numbers are excluded.
-
-        A scheme has this or a `draw` of its own. `GatheredRows` takes it from the scheme in memory.
-        """
-        raise NotImplementedError
 
     @abstractmethod
     def selected(self, index: np.ndarray) -> np.ndarray:
         """Row numbers in the original data, shape (n,), that an index has at present."""
 
-    @abstractmethod
-    def set_order(self, seed: int) -> None:
+    def set_order(self, seed: int) -> None:  # noqa: B027  # Most schemes have none.
         """Put the rows in the random order of a seed, where the scheme has an order."""
 
     @property
@@ -268,11 +257,6 @@ class ShuffledWindows(Batching):
     _present: np.ndarray | None
     """Permutation of the present order, kept after its first use."""
 
-    @property
-    def index_size(self) -> int:
-        """One start."""
-        return 1
-
     def index_variable(self, name: str) -> TensorVariable:
         """Window starts, shape (minibatches,), or starts and strides, (minibatches, 2)."""
         return pt.tensor(name, dtype="int64", shape=(None, 2)) if self.static else pt.lvector(name)
@@ -312,18 +296,11 @@ class ShuffledWindows(Batching):
             self._fill(buffer, np.asarray(values, dtype=buffer.dtype), permutation)
             shared.set_value(buffer, borrow=True)
 
-    @staticmethod
-    def indices(
-        rng: np.random.Generator,
-        minibatches: int,
-        n_rows: int,
-        batch_size: int,
-        excluded: np.ndarray,
-    ) -> np.ndarray:
+    def draw(self: Batching, rng: np.random.Generator, minibatches: int) -> np.ndarray:
         """Starts, uniform over the N rows."""
-        if batch_size == n_rows:
+        if self.batch_size == self.n_rows:
             return np.zeros(minibatches, dtype=np.int64)
-        return rng.integers(n_rows, size=minibatches)
+        return rng.integers(self.n_rows, size=minibatches)
 
     def in_memory(self, index: np.ndarray, rng: np.random.Generator, following: int) -> np.ndarray:
         """Starts, or on JAX starts with the stride 1."""
@@ -488,9 +465,6 @@ class GatheredByNumber(Batching):
         """The index itself."""
         return np.asarray(index)
 
-    def set_order(self, seed: int) -> None:
-        """Nothing to do, since no order has an effect on the law."""
-
 
 class WithReplacement(GatheredByNumber):
     """n independent uniform rows, as in `pymc.Minibatch`. A row may be drawn several times."""
@@ -498,16 +472,11 @@ class WithReplacement(GatheredByNumber):
     name = "replace"
     without_replacement = False
 
-    @staticmethod
-    def indices(
-        rng: np.random.Generator,
-        minibatches: int,
-        n_rows: int,
-        batch_size: int,
-        excluded: np.ndarray,
-    ) -> np.ndarray:
+    def draw(self: Batching, rng: np.random.Generator, minibatches: int) -> np.ndarray:
         """Row numbers, uniform and independent, shape (minibatches, n)."""
-        return numbers_without(excluded, rng.integers(n_rows, size=(minibatches, batch_size)))
+        return numbers_without(
+            self.excluded, rng.integers(self.n_rows, size=(minibatches, self.batch_size))
+        )
 
 
 class StridedRows(GatheredByNumber):
@@ -525,24 +494,17 @@ class StridedRows(GatheredByNumber):
     name = "shuffle"
     without_replacement = True
 
-    @staticmethod
-    def indices(
-        rng: np.random.Generator,
-        minibatches: int,
-        n_rows: int,
-        batch_size: int,
-        excluded: np.ndarray,
-    ) -> np.ndarray:
+    def draw(self: Batching, rng: np.random.Generator, minibatches: int) -> np.ndarray:
         """Row numbers, shape (minibatches, n), without a row twice in a minibatch."""
-        prime = smallest_prime_from(n_rows)
-        drawn = rng.integers(n_rows * (prime - 1), size=minibatches)
-        starts, strides = drawn % n_rows, 1 + drawn // n_rows
-        places = strides[:, None] * np.arange(batch_size) % prime
-        while (outside := np.nonzero(places >= n_rows))[0].size:
+        prime = smallest_prime_from(self.n_rows)
+        drawn = rng.integers(self.n_rows * (prime - 1), size=minibatches)
+        starts, strides = drawn % self.n_rows, 1 + drawn // self.n_rows
+        places = strides[:, None] * np.arange(self.batch_size) % prime
+        while (outside := np.nonzero(places >= self.n_rows))[0].size:
             places[outside] = places[outside] * strides[outside[0]] % prime
         places += starts[:, None]
-        places[places >= n_rows] -= n_rows
-        return numbers_without(excluded, first_order(n_rows)(places))
+        places[places >= self.n_rows] -= self.n_rows
+        return numbers_without(self.excluded, first_order(self.n_rows)(places))
 
 
 class WeightedRows(WithReplacement):
@@ -590,15 +552,6 @@ class AllRows(Batching):
     name = "all"
     without_replacement = True
 
-    @property
-    def index_size(self) -> int:
-        """One number, which has no meaning."""
-        return 1
-
-    def index_variable(self, name: str) -> TensorVariable:
-        """A number for each transition, shape (transitions,)."""
-        return pt.lvector(name)
-
     def rows(self, index: TensorVariable) -> list[TensorVariable]:
         """All rows, whatever the index."""
         return list(self._shared)
@@ -620,9 +573,6 @@ class AllRows(Batching):
     def selected(self, index: np.ndarray) -> np.ndarray:
         """Numbers of all rows."""
         return np.arange(self.n_rows)
-
-    def set_order(self, seed: int) -> None:
-        """Nothing to do, since there is no order."""
 
 
 SCHEMES = ("shuffle", "replace")

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor
-import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.batching import (
@@ -150,10 +149,6 @@ class GatheredRows(Batching):
         """Minibatches in the given memory."""
         return max(1, int(self._most_bytes // (self._row_bytes * self.batch_size)))
 
-    def index_variable(self, name: str) -> TensorVariable:
-        """Starts of minibatches in the gathered rows, shape (minibatches,)."""
-        return pt.lvector(name)
-
     def rows(self, index: TensorVariable) -> list[TensorVariable]:
         """Gathered rows from ``start`` to ``start + n``."""
         return [
@@ -161,33 +156,13 @@ class GatheredRows(Batching):
             for shared, of_all in zip(self._shared, self._shared_by_rows, strict=True)
         ]
 
-    def stored_rows(self, table: TensorVariable, index: TensorVariable) -> TensorVariable:
-        """Refused, since no table has all rows.
-
-        Raises
-        ------
-        ValueError
-        """
-        raise ValueError("No table of all rows is in memory. Use another gradient estimator.")
-
-    def with_stored_rows(
-        self, table: TensorVariable, index: TensorVariable, rows: TensorVariable
-    ) -> TensorVariable:
-        """Refused, since no table has all rows.
-
-        Raises
-        ------
-        ValueError
-        """
-        raise ValueError("No table of all rows is in memory. Use another gradient estimator.")
-
     def __getstate__(self) -> dict[str, Any]:
         """Everything but what a thread reads."""
         return {**vars(self), "_following": None}
 
     def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
         """Indices of the scheme: starts of windows, or numbers of rows."""
-        return self._scheme.indices(rng, minibatches, self.n_rows, self.batch_size, self.excluded)
+        return self._scheme.draw(self, rng, minibatches)
 
     def selected(self, index: np.ndarray) -> np.ndarray:
         """Row numbers in the original data, shape (n,)."""

@@ -334,6 +334,18 @@ def largest_eigenvalue(matrix: Matrix, root: Matrix, dimension: int) -> float:
     return float(eigsh(operator, k=1, v0=start, tol=1e-4, return_eigenvectors=False)[0])
 
 
+def largest_of_products(
+    product: Callable[[np.ndarray], np.ndarray],
+    start: np.ndarray,
+    tolerance: float,
+    vectors: int | None = None,
+) -> float:
+    """Largest eigenvalue of a symmetric matrix, by Lanczos' method from products with vectors."""
+    operator = LinearOperator((len(start),) * 2, matvec=product, dtype=float)
+    how = {"v0": start, "tol": tolerance, "ncv": vectors, "return_eigenvectors": False}
+    return float(eigsh(operator, k=1, which="LA", **how)[0])
+
+
 def largest_dense_eigenvalue(matrix: np.ndarray) -> float:
     """Largest eigenvalue of a symmetric matrix."""
     return float(linalg.eigvalsh(matrix, subset_by_index=[len(matrix) - 1] * 2)[0])

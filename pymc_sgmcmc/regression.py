@@ -28,6 +28,7 @@ from pymc_sgmcmc.checks import import_optional
 from pymc_sgmcmc.errors import NonFinitePositionError
 from pymc_sgmcmc.record import SAMPLE_DIMS
 from pymc_sgmcmc.sampling import sample
+from pymc_sgmcmc.sampling.store import write_file
 from pymc_sgmcmc.sampling.trace import groups_of_points
 from pymc_sgmcmc.step_methods import SGLDCV
 from pymc_sgmcmc.trace_tools.bias import bias_report
@@ -58,19 +59,14 @@ def run(options: argparse.Namespace, example: str, paths: Sequence[Path]) -> lis
     failed = []
 
     def write(path: Path, make: Callable[[], bytes]) -> None:
-        part = path.with_name(f".{path.name}.part")
         try:
-            part.write_bytes(make())
-            part.replace(path)  # so that an incomplete file never replaces a complete one
+            write_file(path, make())
             console.print(f"Written: {path}", soft_wrap=True)  # unbroken, to be copied
         except (OSError, ImportError) as error:
             failed.append(
                 f"{str(path)!r} could not be written: {getattr(error, 'strerror', None) or error}. "
                 "Make room for it or give another folder by --output, then run again."
             )
-        finally:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
 
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: console.print(f"Warning: {message}")

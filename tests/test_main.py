@@ -232,14 +232,14 @@ def test_failed_write_is_one_line_and_the_rest_is_kept(obstacle, tmp_path, monke
         number, reason = {"disk": (28, "No space left"), "permission": (13, "Permission denied")}[
             obstacle
         ]
-        write_bytes = Path.write_bytes
+        opened = Path.open
 
-        def failing(path, content):
-            if ".nc" in path.name:
+        def failing(path, mode="r", **options):
+            if ".nc" in path.name and mode == "wb":
                 raise OSError(number, os.strerror(number))
-            write_bytes(path, content)
+            return opened(path, mode, **options)
 
-        monkeypatch.setattr(Path, "write_bytes", failing)
+        monkeypatch.setattr(Path, "open", failing)
     status, printed, errors = run("--data", "fair", "--output", tmp_path, "--overwrite", *QUICK)
     lines = [line for line in errors.splitlines() if "error" in line]
     assert status == 1

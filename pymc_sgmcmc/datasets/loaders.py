@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -20,6 +21,7 @@ from pymc_sgmcmc.datasets.reading import (
     check_shape,
     read_arrays,
     read_integers,
+    read_table,
 )
 from pymc_sgmcmc.datasets.registry import REGISTRY, Entry
 
@@ -46,27 +48,6 @@ published file is far smaller."""
 
 
 # --- Regression and classification ---
-
-
-@documented("skin")
-def load_skin(data_home: str | os.PathLike[str] | None = None) -> Dataset:
-    """Skin Segmentation: is a pixel skin, given its colour.
-
-    The rows are 245 057 pixels from photographs of faces, 50 859 of them skin. The values are
-    checked by their SHA-256, whatever the format of the file.
-
-    Returns
-    -------
-    Dataset
-        ``X`` is (245057, 3) and ``y`` (245057,), both uint8. (The file codes skin as 1 and not
-        skin as 2.)
-
-    Examples
-    --------
-    >>> load_skin("my_data").X.shape  # doctest: +SKIP
-    (245057, 3)
-    """
-    return load("skin", data_home, _read_skin)
 
 
 @documented("covertype")
@@ -126,179 +107,6 @@ def load_cod_rna(
     """
     one_of("subset", subset, ("train", "test"))
     return load(f"cod-rna-{subset}", data_home, _read_cod_rna)
-
-
-@documented("run-or-walk")
-def load_run_or_walk(data_home: str | os.PathLike[str] | None = None) -> Dataset:
-    """Run or walk: what a person does, given accelerometer and gyroscope.
-
-    Kaggle asks for an account, so this data set is only read from a folder. Download it by hand
-    from https://www.kaggle.com/datasets/vmalyi/run-or-walk. Its ``dataset.csv`` may be renamed to
-    ``run_or_walk.csv``, or stay in ``run-or-walk.zip``.
-
-    Returns
-    -------
-    Dataset
-        ``X`` is (88588, 6) float64: three axes of acceleration and three of rotation, in the
-        units of the file; ``y`` is (88588,) int8. The frame has the date, time, user name and
-        wrist as well.
-
-    Examples
-    --------
-    >>> load_run_or_walk("my_data").X.shape  # doctest: +SKIP
-    (88588, 6)
-    """
-    return load("run-or-walk", data_home)
-
-
-@documented("randhie")
-def load_randhie() -> Dataset:
-    """RAND Health Insurance Experiment: visits to a doctor, given insurance and health.
-
-    The table is part of statsmodels; nothing is downloaded.
-
-    Returns
-    -------
-    Dataset
-        20190 rows. The target is mdvis, the number of outpatient visits to a doctor. Features:
-        lncoins, ln(coinsurance + 1) with coinsurance in per cent; idp, 1 for an individual
-        deductible plan; lpi, ln of the annual participation incentive payment (at least 1); fmde, 0
-        if idp = 1, else ln(max(1, MDE / (0.01 coinsurance))); physlm, 1 for a physical limitation;
-        disea, number of chronic diseases; hlthg, hlthf, hlthp, 1 for self-rated health good, fair
-        or poor.
-
-    Examples
-    --------
-    >>> from pymc_sgmcmc.datasets import load_randhie
-    >>> randhie = load_randhie()
-    >>> randhie.X.shape
-    (20190, 9)
-    >>> float(randhie.y.mean())
-    2.86
-    """
-    return _load_statsmodels("randhie")
-
-
-@documented("fair")
-def load_fair() -> Dataset:
-    """Extramarital affairs of 6366 women.
-
-    The table is part of statsmodels; nothing is downloaded.
-
-    Returns
-    -------
-    Dataset
-        6366 rows, all float64. The target is affairs, a measure of the time spent in affairs
-        (0 = none). Features: rate_marriage (1 = very poor to 5 = very good), age (years),
-        yrs_married (years, by intervals), children (number), religious (1 = not to 4 = strongly),
-        educ (years of school: 9, 12, 14, 16, 17 or 20), occupation and occupation_husb (classes 1
-        to 6).
-
-    Examples
-    --------
-    >>> from pymc_sgmcmc.datasets import load_fair
-    >>> fair = load_fair()
-    >>> fair.X.shape
-    (6366, 8)
-    >>> float((fair.y > 0).mean())
-    0.322
-    """
-    return _load_statsmodels("fair")
-
-
-# --- Mixed models, from R packages through Rdatasets ---
-
-
-@documented("sleepstudy")
-def load_sleepstudy(data_home: str | os.PathLike[str] | None = None) -> Dataset:
-    """Reaction times of 18 subjects over ten days of sleep deprivation.
-
-    Returns
-    -------
-    Dataset
-        180 rows: Reaction (the target), Days, Subject (the group).
-
-    Examples
-    --------
-    >>> load_sleepstudy().frame["Subject"].nunique()  # doctest: +SKIP
-    18
-    """
-    return load("sleepstudy", data_home)
-
-
-@documented("cbpp")
-def load_cbpp(data_home: str | os.PathLike[str] | None = None) -> Dataset:
-    """Cases of contagious bovine pleuropneumonia in 15 herds over four periods.
-
-    Returns
-    -------
-    Dataset
-        56 rows: incidence (the target), size (at the start of the period: the number of trials of
-        a binomial model), period (1 to 4, a category), herd (the group, 1 to 15).
-
-    Examples
-    --------
-    >>> load_cbpp().frame[["incidence", "size"]].sum().tolist()  # doctest: +SKIP
-    [99, 842]
-    """
-    return load("cbpp", data_home)
-
-
-@documented("contraception")
-def load_contraception(data_home: str | os.PathLike[str] | None = None) -> Dataset:
-    """Use of contraception by 1934 women in 60 districts of Bangladesh.
-
-    Returns
-    -------
-    Dataset
-        1934 rows: woman (a number), district (the group), use (the target), livch (living
-        children, ordered categories "0", "1", "2", "3+"), age, urban. The file has Y and N for
-        use and urban. Encode livch before you use ``X``.
-
-    Examples
-    --------
-    >>> load_contraception().y.mean()  # doctest: +SKIP
-    0.392
-    """
-    return load("contraception", data_home)
-
-
-@documented("epil")
-def load_epil(data_home: str | os.PathLike[str] | None = None) -> Dataset:
-    """Seizures of 59 epileptics over four periods of two weeks.
-
-    Returns
-    -------
-    Dataset
-        236 rows: y (the target), trt (categories "placebo" and "progabide"), base, age, V4,
-        subject (the group, 1 to 59), period, lbase and lage. Encode trt before you use ``X``.
-
-    Examples
-    --------
-    >>> load_epil().frame["subject"].nunique()  # doctest: +SKIP
-    59
-    """
-    return load("epil", data_home)
-
-
-@documented("salamander")
-def load_salamander(data_home: str | os.PathLike[str] | None = None) -> Dataset:
-    """Mating of salamanders of two populations: two crossed groups, 60 males and 60 females.
-
-    Returns
-    -------
-    Dataset
-        360 rows: Season (categories "Fall" and "Summer"), Experiment (1 to 3), TypeM and TypeF
-        (categories "R" and "W"), Cross (categories "RR", "RW", "WR", "WW"), Male and Female (the
-        groups, 1 to 60 each), Mate (the target). The first letter of Cross is the type of the
-        female. Encode the categories before you use ``X``.
-
-    Examples
-    --------
-    >>> load_salamander().frame["Cross"].value_counts().tolist()  # doctest: +SKIP
-    [90, 90, 90, 90]
-    """
-    return load("salamander", data_home)
 
 
 # --- Ratings and words ---
@@ -400,14 +208,6 @@ def _read_cod_rna(path: Path, entry: Entry) -> pd.DataFrame:
     return _frame(entry, X, (labels == 1).astype(np.int8))
 
 
-def _load_statsmodels(name: str) -> Dataset:
-    module = import_optional(f"statsmodels.datasets.{name}", "datasets", f"The data set {name}")
-    frame = module.load_pandas().data
-    facts = REGISTRY[name].facts
-    facts["feature_names"] = tuple(frame.columns.drop(facts["target"]))
-    return Dataset(frame=frame, origin="package statsmodels", **facts)
-
-
 def _frame(entry: Entry, X: np.ndarray, y: np.ndarray) -> pd.DataFrame:
     return pd.DataFrame(X, columns=list(entry.feature_names)).assign(**{str(entry.target): y})
 
@@ -449,3 +249,38 @@ def _read_lda_c(path: Path) -> np.ndarray:
             raise ValueError(f"found {len(items)} words in line {document + 1}, expected {n_items}")
         rows += [(document, *map(int, item.split(":"))) for item in items]
     return np.array(rows)
+
+
+# --- Tables that need no more than a reader ---
+
+
+def _loader(
+    name: str, reader: Callable[[Path, Entry], pd.DataFrame] = read_table
+) -> Callable[..., Dataset]:
+    """Loader of a data set that is in a file, where it has one, and otherwise in statsmodels."""
+
+    def of_file(data_home: str | os.PathLike[str] | None = None) -> Dataset:
+        return load(name, data_home, reader)
+
+    def of_statsmodels() -> Dataset:
+        module = import_optional(f"statsmodels.datasets.{name}", "datasets", f"The data set {name}")
+        frame = module.load_pandas().data
+        facts = REGISTRY[name].facts
+        facts["feature_names"] = tuple(frame.columns.drop(facts["target"]))
+        return Dataset(frame=frame, origin="package statsmodels", **facts)
+
+    loader: Callable[..., Dataset] = of_file if REGISTRY[name].files else of_statsmodels
+    loader.__name__ = loader.__qualname__ = f"load_{name.replace('-', '_')}"
+    loader.__doc__ = REGISTRY[name].doc
+    return documented(name)(loader)
+
+
+load_randhie = _loader("randhie")
+load_fair = _loader("fair")
+load_skin = _loader("skin", _read_skin)
+load_run_or_walk = _loader("run-or-walk")
+load_sleepstudy = _loader("sleepstudy")
+load_cbpp = _loader("cbpp")
+load_contraception = _loader("contraception")
+load_epil = _loader("epil")
+load_salamander = _loader("salamander")

@@ -17,6 +17,8 @@ class Entry:
 
     Attributes
     ----------
+    doc : str
+        The docstring of the loader, where that does nothing but read the file.
     files : sequence of str
         File names to look for in a folder, in order: the download, a file in it, or a converted
         file.
@@ -47,6 +49,7 @@ class Entry:
     feature_names: tuple[str, ...] = ()
     group_names: tuple[str, ...] = ()
     n_rows: int
+    doc: str = ""
     files: Sequence[str] = ()
     member: str = ""
     url: str | None = None

@@ -15,7 +15,7 @@ from pymc_sgmcmc.marginal.local_transitions import LocalTransitions
 from pymc_sgmcmc.posterior import Posterior
 
 
-class FisherGradient(GradientEstimator):
+class FisherGradient(GradientEstimator, Memory):
     r"""The minibatch gradient at draws of the local variables of its groups.
 
     .. math:: \hat\nabla(\theta) = \nabla \log p(\theta) + \frac{G}{n} \sum_{g \in S}
@@ -48,7 +48,6 @@ class FisherGradient(GradientEstimator):
     """
 
     name = "fisher"
-    memory: Memory
 
     def __init__(
         self,
@@ -61,30 +60,6 @@ class FisherGradient(GradientEstimator):
         super().__init__(posterior, batching)
         self.local = local
         self.reduces_variance = at_center is not None
-        self.memory = _Blocks(posterior, batching, local, blocks, at_center, self._scale)
-
-    def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
-        """Gradient estimate, shape (d,), at the present local variables."""
-        memory = self.memory
-        assert isinstance(memory, _Blocks)
-        numbers = self.batching.rows(index)[0]
-        return memory.gradient(position, numbers, [table[numbers] for table in memory.variables])
-
-
-class _Blocks(Memory):
-    """The local variables of all groups."""
-
-    def __init__(
-        self,
-        posterior: Posterior,
-        batching: Batching,
-        local: LocalTransitions,
-        blocks: np.ndarray,
-        at_center: tuple[np.ndarray, np.ndarray] | None,
-        scale: TensorVariable,
-    ):
-        self._posterior, self._batching, self._local = posterior, batching, local
-        self._scale = scale
         self._first = np.array(blocks, dtype=local.complete.dtype)
         self.noise_size = batching.batch_size * local.transitions * local.noise_size
         self._center = self._total = None
@@ -100,6 +75,12 @@ class _Blocks(Memory):
             pytensor.shared(self._first.copy(), name, shape=(None, blocks.shape[1]))
             for name in names
         )
+        self.memory = self
+
+    def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
+        """Gradient estimate, shape (d,), at the present local variables."""
+        numbers = self.batching.rows(index)[0]
+        return self.gradient(position, numbers, [table[numbers] for table in self.variables])
 
     def begin(self, position: np.ndarray) -> None:
         """Blocks as given."""
@@ -119,7 +100,7 @@ class _Blocks(Memory):
 
     def point(self) -> Mapping[str, np.ndarray]:
         """Values of the local value variables."""
-        return self._local.complete.point(self.variables[0].get_value(borrow=True))
+        return self.local.complete.point(self.variables[0].get_value(borrow=True))
 
     def estimate(
         self,
@@ -131,14 +112,14 @@ class _Blocks(Memory):
     ) -> tuple[TensorVariable, tuple[TensorVariable, ...]]:
         """Gradient estimate at new local variables, and the tables with these."""
         assert noise is not None
-        numbers = self._batching.rows(index)[0]
-        shape = (self._local.transitions, numbers.shape[0], self._local.noise_size)
+        numbers = self.batching.rows(index)[0]
+        shape = (self.local.transitions, numbers.shape[0], self.local.noise_size)
         standard = noise.reshape(shape)
         # The same noise at the centre makes the difference of both gradients small.
         positions = [position] if self._center is None else [position, self._center]
         before = [table[numbers] for table in values]
         after = [
-            self._local.run(at, numbers, block, standard)
+            self.local.run(at, numbers, block, standard)
             for at, block in zip(positions, before, strict=True)
         ]
         tables = tuple(
@@ -151,9 +132,9 @@ class _Blocks(Memory):
         self, position: TensorVariable, numbers: TensorVariable, blocks: Sequence[TensorVariable]
     ) -> TensorVariable:
         """Gradient estimate at given local variables of the groups with these numbers."""
-        complete, dtype = self._local.complete, self._posterior.dtype
+        complete, dtype = self.local.complete, self.posterior.dtype
         gradient = complete.gradient(position, numbers, blocks[0])
-        whole = self._posterior.prior_gradient(position)
+        whole = self.posterior.prior_gradient(position)
         if self._center is not None:
             gradient = gradient - complete.gradient(self._center, numbers, blocks[1])
             whole = whole + self._total

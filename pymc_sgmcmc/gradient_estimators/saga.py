@@ -9,7 +9,7 @@ import pytensor
 import pytensor.tensor as pt
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.batching import ANY_NOISE, Batching, make_batching
+from pymc_sgmcmc.batching import ANY_NOISE, make_batching
 from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Memory
 from pymc_sgmcmc.limits import free_memory
 from pymc_sgmcmc.posterior import Posterior
@@ -22,7 +22,7 @@ CHUNK_ELEMENTS = 2_000_000
 bounds the memory beside the table."""
 
 
-class SAGAGradient(GradientEstimator):
+class SAGAGradient(GradientEstimator, Memory):
     r"""The minibatch gradient with the last gradient seen of each row as control variate.
 
     .. math:: \tilde\nabla(\theta) = \nabla \log p(\theta) + \sum_{i=1}^N \alpha_i
@@ -70,9 +70,11 @@ class SAGAGradient(GradientEstimator):
     Parameters
     ----------
     posterior : Posterior
-    batching : Batching
-        Minibatch scheme over the data of the posterior, with one derived array of shape (N, w), see
-        `make`.
+    batch_size : int
+    batching : {"shuffle", "replace"}, optional
+        The minibatch scheme. Default: with replacement, unless the batch has all rows.
+    noise_share : float
+        As of `make_batching`.
     gradients : RowGradients, optional
         The columns of the table; by default those of `stored_gradients`.
 
@@ -107,41 +109,19 @@ class SAGAGradient(GradientEstimator):
 
     name = "saga"
     reduces_variance = True
-    memory: Memory
 
     def __init__(
         self,
-        posterior: Posterior,
-        batching: Batching,
-        gradients: RowGradients | None = None,
-    ):
-        super().__init__(posterior, batching)
-        gradients = stored_gradients(posterior) if gradients is None else gradients
-        shapes = [(batching.n_rows, *array.type.shape[1:]) for array in batching.derived]
-        expected = (batching.n_rows, gradients.width)
-        if shapes != [expected]:
-            raise ValueError(
-                f"`batching` should have one derived array of shape {expected}, but has {shapes}. "
-                "Use `SAGAGradient.make`."
-            )
-        self.memory = _Table(posterior, batching, self._scale, gradients)
-
-    @classmethod
-    def make(
-        cls,
         posterior: Posterior,
         batch_size: int,
         *,
         batching: str | None = None,
         noise_share: float = ANY_NOISE,
-    ) -> SAGAGradient:
-        """Estimator with a minibatch scheme by name and a table of zeros.
-
-        Without a name rows are drawn with replacement, unless the batch has all of them.
-        """
+        gradients: RowGradients | None = None,
+    ):
         if batching is None:
             batching = "replace" if batch_size < posterior.n_rows else "shuffle"
-        gradients = stored_gradients(posterior)
+        gradients = gradients or stored_gradients(posterior)
         shape = posterior.n_rows, gradients.width
         table_bytes = shape[0] * shape[1] * np.dtype(posterior.dtype).itemsize
         check_table_memory(table_bytes, *shape)
@@ -149,12 +129,19 @@ class SAGAGradient(GradientEstimator):
         scheme = make_batching(
             batching, posterior.data, batch_size, derived=[table], noise_share=noise_share
         )
+        super().__init__(posterior, scheme)
+        self._gradients = gradients
+        total = pytensor.shared(
+            np.zeros(posterior.dimension), "sum_of_stored", shape=(posterior.dimension,)
+        )
+        # The gradients of all rows, and their sum in double precision.
+        self.variables = (scheme.derived[0], total)
+        self.memory = self
         log.info("SAGA: %.3g MB for the gradients of all rows", table_bytes / 1e6)
-        return cls(posterior, scheme, gradients)
 
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
         """Gradient estimate, shape (d,), from the present memory."""
-        return self.memory.estimate(position, index, self.memory.variables, pt.constant(False))[0]
+        return self.estimate(position, index, self.variables, pt.constant(False))[0]
 
     @property
     def noise_factors(self) -> tuple[float, float]:
@@ -163,29 +150,9 @@ class SAGAGradient(GradientEstimator):
             return 2.0, 1.0
         return 2.0, 2.0 / self.batching.batch_size
 
-
-class _Table(Memory):
-    """The gradients of all rows, and their sum in double precision."""
-
-    def __init__(
-        self,
-        posterior: Posterior,
-        batching: Batching,
-        scale: TensorVariable,
-        gradients: RowGradients,
-    ):
-        self._posterior = posterior
-        self._gradients = gradients
-        self._batching = batching
-        self._scale = scale
-        total = pytensor.shared(
-            np.zeros(posterior.dimension), "sum_of_stored", shape=(posterior.dimension,)
-        )
-        self.variables = (batching.derived[0], total)
-
     def begin(self, position: np.ndarray) -> None:
         """Gradients of all rows at a position."""
-        posterior, gradients = self._posterior, self._gradients
+        posterior, gradients = self.posterior, self._gradients
         table = np.empty((posterior.n_rows, gradients.width), dtype=posterior.dtype)
         length = max(1, CHUNK_ELEMENTS // max(gradients.width, posterior.row_elements))
         for start in range(0, posterior.n_rows, length):
@@ -195,23 +162,23 @@ class _Table(Memory):
 
     def read(self) -> tuple[np.ndarray, ...]:
         """The table in the order of the data, and the sum."""
-        (table,) = self._batching.read_derived()
+        (table,) = self.batching.read_derived()
         return table, self.variables[1].get_value()
 
     def write(self, values: tuple[np.ndarray, ...]) -> None:
         """Set the table, and its sum where given."""
         table, *total = values
-        self._batching.write_derived([table])
+        self.batching.write_derived([table])
         self.variables[1].set_value(total[0] if total else self._gradients.total_of_all(table))
 
     def settle(self) -> None:
         """Sum the table again."""
-        (table,) = self._batching.read_derived()
+        (table,) = self.batching.read_derived()
         self.variables[1].set_value(self._gradients.total_of_all(table))
 
     def arranged(self, indices: np.ndarray) -> np.ndarray:
         """Sorted indices where a row may be drawn twice: equal rows are then neighbours."""
-        return indices if self._batching.without_replacement else np.sort(indices)
+        return indices if self.batching.without_replacement else np.sort(indices)
 
     def estimate(
         self,
@@ -222,7 +189,7 @@ class _Table(Memory):
         noise: TensorVariable | None = None,
     ) -> tuple[TensorVariable, tuple[TensorVariable, ...]]:
         """Gradient estimate, and the table and its sum afterwards."""
-        posterior, batching, gradients = self._posterior, self._batching, self._gradients
+        posterior, batching, gradients = self.posterior, self.batching, self._gradients
         table, total = values
         rows = batching.rows(index)[: len(posterior.data)]
         new = gradients.of_rows(position, rows).astype(posterior.dtype)

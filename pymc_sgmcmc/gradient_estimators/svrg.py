@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytensor
-from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.batching import ANY_NOISE, Batching
+from pymc_sgmcmc.batching import ANY_NOISE
 from pymc_sgmcmc.checks import whole_number
 from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Reference
 from pymc_sgmcmc.gradient_estimators.center_difference import (
-    CenterDifference,
     find_center_difference,
 )
 from pymc_sgmcmc.gradient_estimators.minibatches import batching_of
@@ -53,7 +51,7 @@ class SVRG:
             whole_number("refresh", self.refresh, 1, " of transitions")
 
 
-class SVRGGradient(GradientEstimator):
+class SVRGGradient(GradientEstimator, Reference):
     r"""The minibatch gradient with control variates at an earlier position of the chain.
 
     .. math:: \tilde\nabla(\theta) = \nabla \log p(\theta)
@@ -84,12 +82,15 @@ class SVRGGradient(GradientEstimator):
     Parameters
     ----------
     posterior : Posterior
-    batching : Batching
-        Minibatch scheme over `data` of the difference.
-    difference : CenterDifference
-        Difference that was found with ``store_columns=False``.
+    batch_size : int
+    batching : {"shuffle", "replace"}
+        The minibatch scheme.
     refresh : int, optional
         Number of transitions between two references. Default: N / n.
+    static : bool
+        Whether shapes are known, as JAX needs.
+    noise_share : float
+        As of `make_batching`.
 
     References
     ----------
@@ -119,48 +120,34 @@ class SVRGGradient(GradientEstimator):
     def __init__(
         self,
         posterior: Posterior,
-        batching: Batching,
-        difference: CenterDifference,
-        refresh: int | None = None,
-    ):
-        super().__init__(posterior, batching)
-        if difference.column_types:
-            raise ValueError(
-                "`difference` stores columns that belong to one centre. Find it with "
-                "`find_center_difference(..., store_columns=False)`."
-            )
-        self._difference = difference
-        # A vector of length one broadcasts only with a static shape.
-        self._likelihood_gradient = pytensor.shared(
-            np.zeros(posterior.dimension, dtype=posterior.dtype),
-            "likelihood_gradient_at_reference",
-            shape=(posterior.dimension,),
-        )
-        self.refresh = SVRG(refresh).refresh or max(1, round(batching.n_rows / batching.batch_size))
-        self.reference = GradientReference(
-            posterior, difference, self._likelihood_gradient, self.refresh
-        )
-        self.reference.load(self.reference.at(posterior.initial_position))
-
-    @classmethod
-    def make(
-        cls,
-        posterior: Posterior,
         batch_size: int,
         *,
         batching: str = "shuffle",
         refresh: int | None = None,
         static: bool = False,
         noise_share: float = ANY_NOISE,
-    ) -> SVRGGradient:
-        """Estimator with a minibatch scheme by name. The parameters are those of its parts."""
-        difference = find_center_difference(
+    ):
+        self._difference = find_center_difference(
             posterior, posterior.initial_position, store_columns=False
         )
         scheme = batching_of(
-            posterior, batching, batch_size, difference, static=static, noise_share=noise_share
+            posterior,
+            batching,
+            batch_size,
+            self._difference,
+            static=static,
+            noise_share=noise_share,
         )
-        return cls(posterior, scheme, difference, refresh)
+        super().__init__(posterior, scheme)
+        # A vector of length one broadcasts only with a static shape.
+        self._likelihood_gradient = pytensor.shared(
+            np.zeros(posterior.dimension, dtype=posterior.dtype),
+            "likelihood_gradient_at_reference",
+            shape=(posterior.dimension,),
+        )
+        self.refresh = SVRG(refresh).refresh or max(1, round(scheme.n_rows / scheme.batch_size))
+        self.reference = self
+        self.load(self.at(posterior.initial_position))
 
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
         """Gradient estimate, shape (d,)."""
@@ -176,33 +163,9 @@ class SVRGGradient(GradientEstimator):
         """Twice the noise of control variates at the mode."""
         return 2.0, 0.0
 
-
-class GradientReference(Reference):
-    """A position, with the values of other variables and the gradient of the likelihood there.
-
-    Parameters
-    ----------
-    posterior : Posterior
-    difference : CenterDifference
-    likelihood_gradient : SharedVariable, shape (d,)
-    refresh : int
-    """
-
-    def __init__(
-        self,
-        posterior: Posterior,
-        difference: CenterDifference,
-        likelihood_gradient: SharedVariable,
-        refresh: int,
-    ):
-        self.refresh = refresh
-        self._posterior = posterior
-        self._difference = difference
-        self._likelihood_gradient = likelihood_gradient
-
     def at(self, position: np.ndarray) -> dict[str, np.ndarray]:
         """Reference at a position and the present values of the other variables."""
-        posterior = self._posterior
+        posterior = self.posterior
         position = np.array(position, dtype=posterior.dtype)
         others = {
             f"{_OTHER}{name}": np.array(shared.get_value())
@@ -216,14 +179,8 @@ class GradientReference(Reference):
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Set the shared variables of the estimator."""
-        self._difference.move_center(
-            arrays["position"],
-            {
-                name.removeprefix(_OTHER): value
-                for name, value in arrays.items()
-                if name.startswith(_OTHER)
-            },
-        )
+        others = {name: arrays[f"{_OTHER}{name}"] for name in self.posterior.others}
+        self._difference.move_center(arrays["position"], others)
         self._likelihood_gradient.set_value(
-            np.asarray(arrays["likelihood_gradient"], dtype=self._posterior.dtype)
+            np.asarray(arrays["likelihood_gradient"], dtype=self.posterior.dtype)
         )

@@ -31,7 +31,6 @@ from pymc_sgmcmc.errors import (
 )
 from pymc_sgmcmc.marginal.blocks import split_blocks
 from pymc_sgmcmc.marginal.check import checked_density
-from pymc_sgmcmc.marginal.em import ExpectationMaximization, iterate
 from pymc_sgmcmc.marginal.exact import exact, is_quadratic
 from pymc_sgmcmc.marginal.likelihood import (
     Groups,
@@ -47,7 +46,6 @@ from pymc_sgmcmc.marginal.maximum import (
     approach,
     at_boundary,
     check_start,
-    climb,
     information_at,
     maximize,
     scaled_eigenvectors,
@@ -62,10 +60,10 @@ from pymc_sgmcmc.marginal.structure import find_structure
 from pymc_sgmcmc.posterior.compiled import quick_graphs
 from pymc_sgmcmc.posterior.position import given_model
 
-LINEAR_METHODS = ("quasi-newton", "em")
-"""Methods for linear mixed models, whose local variables are integrated out exactly."""
+LINEAR = "quasi-newton"
+"""This method is for linear mixed models, whose local variables are integrated out exactly."""
 
-METHODS = (*LINEAR_METHODS, "laplace", "aghq", "mcem")
+METHODS = (LINEAR, "laplace", "aghq", "mcem")
 
 POINTS = {1: 25, 2: 11, 3: 7}
 """Nodes in each direction by the number of local quantities of a group. 25 are what `lme4` takes at
@@ -85,10 +83,6 @@ SEED = 20_181_203
 MONTE_CARLO_ERROR = 0.05
 """By default the Monte-Carlo error of an estimate is at most this many standard errors. It adds a
 quarter of a percent to the variance, and a tenth of it costs a hundred times as many draws."""
-
-FINAL_STEPS = 20
-"""Newton's method takes at most this many steps from where EM ends, which is the maximum up to
-rounding."""
 
 
 def fit_marginal(
@@ -117,12 +111,11 @@ def fit_marginal(
         On the full data, without potentials.
     names : str, variable, or a sequence of these
         Free variables whose entries belong to groups, as for `marginalize`.
-    method : {"quasi-newton", "em", "laplace", "aghq", "mcem"}, optional
-        "quasi-newton" and "em" (accelerated by SQUAREM) are for linear mixed models, which are
-        integrated exactly. "laplace" and "aghq", adaptive Gauss-Hermite quadrature, are for others.
-        "mcem", EM with draws of the local variables, is for more of them than quadrature takes.
-        Default: "quasi-newton" where the joint log density is quadratic in the local variables,
-        "laplace" otherwise.
+    method : {"quasi-newton", "laplace", "aghq", "mcem"}, optional
+        "quasi-newton" is for linear mixed models, which are integrated exactly. "laplace" and
+        "aghq", adaptive Gauss-Hermite quadrature, are for others. "mcem", EM with draws of the
+        local variables, is for more of them than quadrature takes. Default: "quasi-newton" where
+        the joint log density is quadratic in the local variables, "laplace" otherwise.
     reml : bool
         Whether to integrate out the fixed effects of a linear mixed model too, with a flat prior
         (restricted maximum likelihood). They are the global variables in which the marginal log
@@ -134,7 +127,7 @@ def fit_marginal(
         Largest Monte-Carlo error of "mcem" on the unconstrained scale, in standard errors of the
         estimate. The time grows with the square of its inverse. Default: 0.05.
     max_iterations : int
-        Of the optimiser, or of EM.
+        Of the optimiser, or of the EM steps of "mcem".
     random_seed : optional
         Seed of "mcem", as for `numpy.random.default_rng`. The same seed gives the same estimates.
 
@@ -158,7 +151,7 @@ def fit_marginal(
     Notes
     -----
     The search starts at the initial point of the model and runs on the unconstrained scale:
-    L-BFGS-B or EM, then Newton's method with differences of the gradient. Standard errors are those
+    L-BFGS-B, then Newton's method with differences of the gradient. Standard errors are those
     of the observed information, for all parameters together, by the delta method. `lme4` takes the
     variances as known for those of the fixed effects in linear mixed models; in balanced designs
     this is the same. A maximum is local; fit from several initial points if in doubt.
@@ -182,8 +175,6 @@ def fit_marginal(
     El hanchi (2018), Stochastic gradient MCMC algorithms and their applications.
     Louis (1982), Finding the observed information matrix when using the EM algorithm.
     McCulloch (1997), Maximum likelihood algorithms for generalized linear mixed models.
-    Varadhan and Roland (2008), Simple and globally convergent methods for accelerating the
-    convergence of any EM algorithm.
 
     Examples
     --------
@@ -246,7 +237,7 @@ def fit_marginal(
         if reml:
             fixed = fixed_effects(groups, sample or likelihood)
             restricted = RestrictedLikelihood(likelihood, fixed, start)
-        maximum = _search(groups, likelihood, sample, restricted, method, max_iterations)
+        maximum = _search(groups, likelihood, sample, restricted, max_iterations)
         return _result(groups, likelihood, restricted, maximum, method)
 
 
@@ -268,24 +259,24 @@ def _advised(model: Model, names: Sequence[str]) -> Iterator[None]:
 
 
 def _check_method(method: str, linear: bool, reml: bool) -> None:
-    if method in LINEAR_METHODS and not linear:
+    if method == LINEAR and not linear:
         raise ModelError(
             f'method="{method}" is for linear mixed models, but the joint log density is not '
             'quadratic in the local variables. Use "laplace" or "aghq".'
         )
-    if reml and method not in LINEAR_METHODS:
+    if reml and method != LINEAR:
         raise ModelError(
             "`reml=True` is for linear mixed models, but the joint log density is not quadratic "
             "in the local variables. Use `reml=False`."
             if not linear
-            else f'`reml=True` should go with method="quasi-newton" or "em", but got "{method}".'
+            else f'`reml=True` should go with method="quasi-newton", but got "{method}".'
         )
 
 
 def _likelihood(groups: Groups, method: str, points: int | None) -> Likelihood:
     density = groups.density
     size = density.block_size
-    if method in LINEAR_METHODS:
+    if method == LINEAR:
         return Likelihood(groups, exact(density))
     if method == "laplace":
         return Likelihood(groups, laplace(density))
@@ -338,7 +329,6 @@ def _search(
     likelihood: Likelihood,
     sample: Likelihood | None,
     restricted: RestrictedLikelihood | None,
-    method: str,
     max_iterations: int,
 ) -> Maximum:
     objective: Objective = likelihood if restricted is None else restricted
@@ -352,13 +342,6 @@ def _search(
     near = None
     if of_sample is not None:
         near = _maximum_inside(of_sample, start, max_iterations, labels)
-    if method == "em":
-        check_start(objective, start)
-        update = ExpectationMaximization(groups, restricted)
-        position = start if near is None else near.position
-        position, iterations = iterate(update, position, max_iterations, objective)
-        maximum = climb(objective, position, FINAL_STEPS, labels)
-        return Maximum(maximum.position, maximum.value, maximum.information, iterations)
     ended = None if near is None else _from_sample(objective, near)
     if ended is not None:
         return ended
@@ -494,7 +477,7 @@ def _warn_of_boundary(groups: Groups, errors: Uncertainty) -> None:
 def _modes(groups: Groups, position: np.ndarray, method: str) -> np.ndarray:
     """Conditional modes of the local variables, shape (G, q)."""
     density = groups.density
-    mode = quadratic_mode(density) if method in LINEAR_METHODS else find_mode(density)
+    mode = quadratic_mode(density) if method == LINEAR else find_mode(density)
     function = groups.compile([density.numbers], [groups.at_position(mode.block)])
     return np.concatenate([function(numbers, position)[0] for numbers in groups.chunks(1)])
 

@@ -266,20 +266,13 @@ class RestrictedLikelihood:
             effects = effects + factor @ (factor.T @ slope(effects))
         return effects, factor
 
-    def points(self, rest: np.ndarray) -> np.ndarray:
-        """The 2 p positions over which means are taken."""
-        return self._around(*self.estimate(rest), rest)
-
-    def _around(self, effects: np.ndarray, factor: np.ndarray, rest: np.ndarray) -> np.ndarray:
-        spread = np.sqrt(len(effects)) * factor.T
-        return np.array([self.complete(effects + offset, rest) for offset in (*spread, *-spread)])
-
     def __call__(self, rest: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient by the coordinates that are not fixed effects."""
         effects, factor = self.estimate(rest)
         if not np.isfinite(factor).all():
             return np.nan, np.full(len(rest), np.nan)
-        points = self._around(effects, factor, rest)
+        spread = np.sqrt(len(effects)) * factor.T
+        points = [self.complete(effects + offset, rest) for offset in (*spread, *-spread)]
         values, gradients = zip(*map(self._likelihood, points), strict=True)
         # The log likelihood at the points is p / 2 lower than at the maximum.
         at_maximum = np.mean(values) + 0.5 * len(effects)

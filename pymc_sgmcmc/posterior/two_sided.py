@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import pytensor.tensor as pt
@@ -37,12 +38,9 @@ MODE = "NUMBA"
 """The functions of blocks are called in each iteration, on few rows."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Side:
     """One of the two sides of a model: the variables that one index array selects from.
-
-    The position of a side is a matrix with a row for each user or item, in which the variables
-    stand beside each other.
 
     Attributes
     ----------
@@ -50,12 +48,11 @@ class Side:
         Name of the index array.
     leaf : int
         Its number among the data arrays of the rows.
-    size : int
-        The number of users or items.
     variables : tuple of int
         Numbers of the value variables, in the order of the layout.
-    shapes : tuple of tuple of int
-        Shapes of one row of each.
+    places : numpy.ndarray, shape (size, width)
+        Places in the position of the coordinates of each user or item, those of one variable after
+        those of another.
     data : tuple of numpy.ndarray
         Arrays of the model with an entry for each user or item that are no variables, as prior
         means are.
@@ -63,32 +60,14 @@ class Side:
 
     index: str
     leaf: int
-    size: int
     variables: tuple[int, ...]
-    shapes: tuple[tuple[int, ...], ...]
+    places: np.ndarray
     data: tuple[np.ndarray, ...] = ()
 
     @property
-    def widths(self) -> tuple[int, ...]:
-        """Coordinates of a row of each variable."""
-        return tuple(int(np.prod(shape)) for shape in self.shapes)
-
-    @property
-    def width(self) -> int:
-        """Coordinates of a user or item."""
-        return sum(self.widths)
-
-    def matrix(self, values: Sequence[np.ndarray]) -> np.ndarray:
-        """The position, (size, width), of values of the variables."""
-        return np.concatenate([np.reshape(value, (len(value), -1)) for value in values], axis=1)
-
-    def values(self, matrix: np.ndarray) -> list[np.ndarray]:
-        """Values of the variables at a position; the inverse of `matrix`."""
-        pieces = np.split(matrix, np.cumsum(self.widths)[:-1], axis=1)
-        return [
-            piece.reshape(len(matrix), *shape)
-            for piece, shape in zip(pieces, self.shapes, strict=True)
-        ]
+    def size(self) -> int:
+        """The number of users or items."""
+        return len(self.places)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,23 +119,6 @@ class TwoSided:
     sides: tuple[Side, Side]
     density: BlockDensity
 
-    def matrices(self, point: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Positions of both sides at a point of value variables."""
-        names = self.posterior.layout.names
-        first, second = (
-            side.matrix([point[names[number]] for number in side.variables]) for side in self.sides
-        )
-        return first, second
-
-    def point(self, matrices: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-        """The point of value variables at positions of both sides."""
-        names = self.posterior.layout.names
-        return {
-            names[number]: value
-            for side, matrix in zip(self.sides, matrices, strict=True)
-            for number, value in zip(side.variables, side.values(matrix), strict=True)
-        }
-
 
 def two_sided(posterior: Posterior) -> TwoSided:
     """Find the two sides of a posterior, and make the log density of their blocks.
@@ -172,7 +134,9 @@ def two_sided(posterior: Posterior) -> TwoSided:
         Where the model has other variables than those that one of two index arrays selects from,
         or a prior that does not treat users, or items, independently.
     """
-    terms = _terms(posterior)
+    _, rows = posterior.position_and_rows()
+    length = pt.lscalar("length")
+    terms = _Terms(rows, length, *posterior.graphs_of_variables(rows, length))
     indexed = _indexed(posterior, terms)
     sides = _sides(posterior, terms, indexed)
     density, sides = _block_density(posterior, terms, indexed, sides)
@@ -189,13 +153,6 @@ class _Terms:
     length: TensorVariable
     likelihood: TensorVariable
     priors: dict[str, TensorVariable]
-
-
-def _terms(posterior: Posterior) -> _Terms:
-    _, rows = posterior.position_and_rows()
-    length = pt.lscalar("length")
-    likelihood, priors = posterior.graphs_of_variables(rows, length)
-    return _Terms(rows, length, likelihood, priors)
 
 
 def _indexed(posterior: Posterior, terms: _Terms) -> dict[int, list[Apply]]:
@@ -288,22 +245,17 @@ def _sides(
             f"`{free[0].name}` is used without an index, so that all blocks of users and items "
             f"share it. {USE_SAMPLE}"
         )
-    sides = []
+    sides, coordinates = [], np.arange(layout.dimension)
     for leaf in (first, second):
-        shapes = [layout.shapes[number] for number in of_index[leaf]]
-        sizes = {shape[0] for shape in shapes}
+        sizes = {layout.shapes[number][0] for number in of_index[leaf]}
         if len(sizes) > 1:
             raise ModelError(
                 f"The variables that `{names[leaf]}` indexes should have one length, but have "
                 f"{sorted(sizes)}. Give all of them an entry for each of the larger number."
             )
-        side = Side(
-            names[leaf],
-            leaf,
-            sizes.pop(),
-            tuple(of_index[leaf]),
-            tuple(shape[1:] for shape in shapes),
-        )
+        size = sizes.pop()
+        places = [coordinates[layout.slices[n]].reshape(size, -1) for n in of_index[leaf]]
+        side = Side(names[leaf], leaf, tuple(of_index[leaf]), np.concatenate(places, axis=1))
         codes = posterior.data[leaf]
         if codes.min() < 0 or codes.max() >= side.size:
             raise ModelError(
@@ -341,8 +293,13 @@ def _block_density(
     matrices, replacements, lengths, data, complete = [], {}, [], [], []
     for side, graphs in zip(sides, priors, strict=True):
         matrix = pt.matrix(f"position_of_{side.index}", dtype=layout.dtype)
-        pieces = _pieces(side, matrix)
-        for number, piece in zip(side.variables, pieces, strict=True):
+        stop = 0
+        for number in side.variables:
+            shape = layout.shapes[number][1:]
+            start, stop = stop, stop + int(np.prod(shape))
+            piece = matrix[:, start:stop]
+            if len(shape) != 1:
+                piece = piece.reshape((matrix.shape[0], *shape))
             replacements[layout.variables[number]] = piece
         selected = [node.inputs[0] for node in indexed[side.leaf]]
         found = _data_of_side([*graphs, *selected], side)
@@ -364,16 +321,6 @@ def _block_density(
     gradients = pt.grad(log_density, matrices)
     inputs = [*matrices, weight, *terms.rows, *data]
     return BlockDensity(inputs, log_density, gradients), (complete[0], complete[1])
-
-
-def _pieces(side: Side, matrix: TensorVariable) -> list[TensorVariable]:
-    """Symbolic values of the variables of a side."""
-    pieces, start = [], 0
-    for shape, width in zip(side.shapes, side.widths, strict=True):
-        columns = matrix[:, start : start + width]
-        start += width
-        pieces.append(columns.reshape((matrix.shape[0], *shape)) if len(shape) != 1 else columns)
-    return pieces
 
 
 def _data_of_side(graphs: Sequence[Variable], side: Side) -> dict[Variable, np.ndarray]:
@@ -409,41 +356,36 @@ def _check_blocks(model: TwoSided) -> None:
     position = position.astype(posterior.dtype)
     count = min(posterior.n_rows, CHECKED_ROWS)
     rows = posterior.take(np.sort(rng.choice(posterior.n_rows, size=count, replace=False)))
-    matrices = model.matrices(posterior.layout.unravel(position))
     try:
         function = posterior.compile_for_setup(
             model.density.inputs, [model.density.log_density, *model.density.gradients]
         )
-        value, gradients = 0.0, [np.zeros(matrix.shape) for matrix in matrices]
-        halves = [np.array_split(rng.permutation(side.size), 2) for side in sides]
-        one = np.asarray(1.0, posterior.dtype)
-        for chosen in [(0, 0), (1, 1), (0, 1), (1, 0)]:
-            numbers = [half[which] for half, which in zip(halves, chosen, strict=True)]
-            pieces = [matrix[n] for matrix, n in zip(matrices, numbers, strict=True)]
+        value, gradient = 0.0, np.zeros(posterior.dimension)
+        # Each user is in two of the blocks, which count its prior once in their mean.
+        two = np.asarray(2.0, posterior.dtype)
+        for numbers in product(*(np.array_split(rng.permutation(side.size), 2) for side in sides)):
+            places = [side.places[n] for side, n in zip(sides, numbers, strict=True)]
             data = [x[n] for side, n in zip(sides, numbers, strict=True) for x in side.data]
-            block = _rows_of_block(rows, sides, numbers)
-            found = function(*pieces, one, *block, *data)
-            if chosen[0] != chosen[1]:  # The blocks before have counted the prior.
-                prior = function(*pieces, one, *(values[:0] for values in block), *data)
-                found = [left - right for left, right in zip(found, prior, strict=True)]
-            value += float(found[0])
-            for total, n, gradient in zip(gradients, numbers, found[1:], strict=True):
-                total[n] += gradient
+            block = rows_of_block(rows, sides, numbers)
+            of_block, *of_sides = function(*(position[at] for at in places), two, *block, *data)
+            value += float(of_block) / 2
+            for at, of_side in zip(places, of_sides, strict=True):
+                gradient[at] += of_side / 2
     except Exception as error:  # A graph may fail in any way on other lengths.
         raise _not_in_blocks(sides) from error
     with np.errstate(all="ignore"):
-        expected, of_prior_gradient = posterior.log_prior_and_gradient(position)
-        of_rows, rows_gradient = posterior.log_likelihood_and_gradient(position, rows)
-    whole = model.matrices(posterior.layout.unravel(of_prior_gradient + rows_gradient))
-    expected += of_rows
+        of_prior, of_prior_gradient = posterior.log_prior_and_gradient(position)
+        of_rows, of_rows_gradient = posterior.log_likelihood_and_gradient(position, rows)
     relative = 10 * np.sqrt(np.finfo(posterior.dtype).eps)
-    pairs = [(np.array(value), np.array(expected)), *zip(gradients, whole, strict=True)]
+    pairs = [(np.array([value]), np.array([of_prior + of_rows]))]
+    expected = of_prior_gradient + of_rows_gradient
+    pairs += [(gradient[side.places], expected[side.places]) for side in sides]
     for left, right in pairs:
-        if not np.allclose(left, right, rtol=0, atol=relative * (1 + np.abs(right).max(initial=0))):
+        if not np.allclose(left, right, rtol=0, atol=relative * (1 + np.abs(right).max())):
             raise _not_in_blocks(sides)
 
 
-def _rows_of_block(
+def rows_of_block(
     rows: Sequence[np.ndarray], sides: Sequence[Side], numbers: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
     """Rows whose user and item are both among these numbers, with indices within the numbers."""

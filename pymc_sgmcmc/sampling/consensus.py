@@ -16,7 +16,7 @@ from pymc.model import Model
 from rich.progress import Progress
 from xarray import DataTree
 
-from pymc_sgmcmc.checks import generator, one_of, or_none, whole_number
+from pymc_sgmcmc.checks import generator, one_of, or_none, quoted, whole_number
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import given_model
@@ -31,17 +31,17 @@ from pymc_sgmcmc.sampling.combine import (
     semiparametric,
     semiparametric_errors,
 )
-from pymc_sgmcmc.sampling.dealt_rows import check_submits
+from pymc_sgmcmc.sampling.dealt_rows import check_submits, posterior_to_deal_out
 from pymc_sgmcmc.sampling.groups import MakeStep
 from pymc_sgmcmc.sampling.run import sample
-from pymc_sgmcmc.sampling.shards import POSITION, ShardDensity, deal_out, posterior_to_share
+from pymc_sgmcmc.sampling.shards import POSITION, ShardDensity, deal_out
 from pymc_sgmcmc.sampling.trace import groups_of_positions
 from pymc_sgmcmc.sampling.workers import default_cores
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.pymc_hook import log
 from pymc_sgmcmc.step_methods.sgld import SGLDCV
 from pymc_sgmcmc.trace_tools.bias import bias_warnings
-from pymc_sgmcmc.trace_tools.verdict import ess_and_r_hat
+from pymc_sgmcmc.trace_tools.verdict import ess_and_r_hat, of_convergence
 
 GAUSSIAN, AVERAGE, SEMIPARAMETRIC = "gaussian", "average", "semiparametric"
 """These are the ways to combine the draws of the shards."""
@@ -51,12 +51,6 @@ NUTS = "nuts"
 
 SHARDS = "consensus_shards"
 """This group of a trace has moments and diagnostics of the shards."""
-
-LARGEST_R_HAT = 1.05
-"""A shard with a larger R-hat is reported: the combination would have its error."""
-
-FEWEST_EFFECTIVE_DRAWS = 100
-"""A shard with fewer effective draws is reported: its covariance is not known to a tenth."""
 
 NOT_CONVERGED = "Not converged"
 """A report of `bias_warnings` on what has not converged begins with these words."""
@@ -187,7 +181,13 @@ def consensus(
     cores = whole_number("cores", cores, 1)
     _check_step(step)
     or_none(check_submits, "client", client)
-    posterior = posterior_to_share(model, rows)
+    discrete = [value.name for value in model.value_vars if not value.dtype.startswith("float")]
+    if discrete:
+        raise ModelError(
+            f"`consensus` combines continuous variables, but {quoted(discrete)} "
+            f"{'is' if len(discrete) == 1 else 'are'} discrete. Marginalise them out."
+        )
+    posterior = posterior_to_deal_out(model, rows, by="consensus", to="shards")
     _check_sizes(posterior, parts, combine, chains * draws)
     dealing, *seeds, combining = generator("random_seed", random_seed).spawn(parts + 2)
     numbers = deal_out(posterior.n_rows, parts, dealing)
@@ -218,7 +218,9 @@ def consensus(
     group["rows"] = ("shard", [len(part) for part in numbers])
     if combine == SEMIPARAMETRIC:
         combined = semiparametric(positions, combining)
-        _check_mixing(combined, posterior.labels)
+        _warn_of_convergence(
+            f'combine="{SEMIPARAMETRIC}"', ess_and_r_hat(combined), posterior.labels
+        )
         group["mean_error"] = (DIMENSION, semiparametric_errors(positions, combining))
         _warn_of_kernels(group["mean_error"].values)
     else:
@@ -390,21 +392,8 @@ def _shards_group(positions: np.ndarray, labels: Sequence[str]) -> xr.Dataset:
                 "parts."
             )
     ess, r_hat = map(np.stack, zip(*map(ess_and_r_hat, positions), strict=True))
-    for number in range(len(positions)):
-        worst = int(np.argmax(r_hat[number]))  # NaN where there is one
-        fewest = int(np.argmin(ess[number]))
-        if not r_hat[number, worst] <= LARGEST_R_HAT:
-            log.warning(
-                "Shard %d has not converged: R-hat of `%s` is %.2f, but should be at most %g. Its "
-                "error is that of the combination. Raise `tune` or take fewer parts.",
-                *(number, labels[worst], r_hat[number, worst], LARGEST_R_HAT),
-            )
-        elif ess[number, fewest] < FEWEST_EFFECTIVE_DRAWS:
-            log.warning(
-                "Shard %d has %.0f effective draws of `%s`, but should have %d for its "
-                "covariance. Raise `draws`.",
-                *(number, ess[number, fewest], labels[fewest], FEWEST_EFFECTIVE_DRAWS),
-            )
+    for number, of_shard in enumerate(zip(ess, r_hat, strict=True)):
+        _warn_of_convergence(f"Shard {number}", of_shard, labels)
     means, covariances = moments(positions)
     dims = ("shard", DIMENSION)
     return xr.Dataset(
@@ -449,13 +438,12 @@ def _warn_of_kernels(errors: np.ndarray) -> None:
         )
 
 
-def _check_mixing(combined: np.ndarray, labels: Sequence[str]) -> None:
-    """Warn where the sampler of the mixture has not converged."""
-    _, r_hat = ess_and_r_hat(combined)
-    worst = int(np.argmax(r_hat))
-    if not r_hat[worst] <= LARGEST_R_HAT:
+def _warn_of_convergence(
+    what: str, ess_and_r_hat: tuple[np.ndarray, np.ndarray], labels: Sequence[str]
+) -> None:
+    """Warn where draws have not converged, whose error would be that of the combination."""
+    said = of_convergence(*ess_and_r_hat, tuple(labels), len(labels))
+    if said is not None:
         log.warning(
-            "The semiparametric combination has not converged: R-hat of `%s` is %.2f. There are "
-            'too few draws for %d coordinates. Raise `draws`, or take combine="%s".',
-            *(labels[worst], r_hat[worst], len(labels), AVERAGE),
+            "%s has not converged: %s Raise `tune` or `draws`, or take fewer parts.", what, said
         )

@@ -109,8 +109,11 @@ class Groups:
         ]
         groups = {name: group for name, group in idata.children.items()}
         groups["posterior"] = DataTree(posterior[kept])
-        for name, group in _data(self.joint).items():
-            groups[name] = group
+        no_draws = {"draw": np.zeros((1, 1))}  # PyMC makes the other groups beside draws only.
+        with_data = pm.to_inference_data(prior=no_draws, model=self.joint)
+        for name in ("observed_data", "constant_data"):
+            if name in with_data.children:
+                groups[name] = with_data[name].copy()
         completed = DataTree(idata.to_dataset(), children=groups, name=idata.name)
         attributes = completed["sample_stats"].attrs
         attributes[f"{PREFIX}{INTEGRATED}"] = json.dumps(list(self.names))
@@ -249,11 +252,3 @@ def _integrated(
     if error is not None and error.shift_of_means is None:
         warn_of_quadrature(error)  # The step method has no centre to compare it at.
     return Groups(model, names, groups, made)
-
-
-def _data(model: Model) -> dict[str, DataTree]:
-    """Groups with the observed and constant data of a model."""
-    no_draws = {"draw": np.zeros((1, 1))}  # PyMC makes these groups beside draws only.
-    idata = pm.to_inference_data(prior=no_draws, model=model)
-    names = ("observed_data", "constant_data")
-    return {name: idata[name].copy() for name in names if name in idata.children}

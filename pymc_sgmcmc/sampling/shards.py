@@ -11,40 +11,14 @@ import pytensor.tensor as pt
 from pymc.model import Model
 from pytensor.tensor.variable import TensorVariable
 
-from pymc_sgmcmc.checks import quoted
-from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.graphs import rebuild
-from pymc_sgmcmc.sampling.dealt_rows import posterior_to_deal_out
 
 POSITION = "position"
 """The only free variable of a shard's model, the unconstrained position, has this name."""
 
 COORDINATE = "coordinate"
 """This is its dimension. Its coordinates are the labels of the position."""
-
-
-def posterior_to_share(model: Model, rows: str | Sequence[str] | None = None) -> Posterior:
-    """The posterior of a model whose rows can be dealt out to shards.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    rows : str or sequence of str, optional
-        Names of the data that run over the rows, where that is ambiguous.
-
-    Raises
-    ------
-    ModelError
-        For discrete variables, minibatches, rows of a source, and rows that are groups of records.
-    """
-    discrete = [value.name for value in model.value_vars if not value.dtype.startswith("float")]
-    if discrete:
-        raise ModelError(
-            f"`consensus` combines continuous variables, but {quoted(discrete)} "
-            f"{'is' if len(discrete) == 1 else 'are'} discrete. Marginalise them out."
-        )
-    return posterior_to_deal_out(model, rows, by="consensus", to="shards")
 
 
 def deal_out(n_rows: int, parts: int, rng: np.random.Generator) -> list[np.ndarray]:

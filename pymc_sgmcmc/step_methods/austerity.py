@@ -130,25 +130,8 @@ class AusterityMH(StepMethod):
 
     Examples
     --------
-    >>> import numpy as np, pymc as pm
-    >>> rng = np.random.default_rng(1)
-    >>> x = rng.normal(size=5000)
-    >>> with pm.Model():
-    ...     slope = pm.Normal("slope", 0, 10)
-    ...     _ = pm.Normal("y", slope * x, 1.0, observed=2 * x + rng.normal(size=5000))
-    ...     idata = pm.sample(
-    ...         step=AusterityMH(error=0.05),
-    ...         draws=300,
-    ...         tune=0,
-    ...         chains=1,
-    ...         random_seed=1,
-    ...         progressbar=False,
-    ...         quiet=True,
-    ...         compute_convergence_checks=False,
-    ...     )
-    >>> bool(abs(idata.posterior["slope"].mean() - 2) < 0.1)
-    True
-    >>> bool(idata.sample_stats["rows_read"].mean() < 5000)
+    >>> step = AusterityMH(error=0.05)
+    >>> bool(idata.sample_stats["rows_read"].mean() < 1000)
     True
     """
 

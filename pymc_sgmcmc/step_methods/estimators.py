@@ -47,7 +47,7 @@ def make_estimator(
                 '`gradient="saga"` does not run on JAX, which would copy its memory at each call. '
                 'Use `compile_kwargs={"mode": "NUMBA"}`, or `gradient="svrg"`.'
             )
-        return SAGAGradient.make(posterior, batch_size, batching=batching, noise_share=noise_share)
+        return SAGAGradient(posterior, batch_size, batching=batching, noise_share=noise_share)
     batching = batching or "shuffle"
     if gradient == "plain":
         scheme = batching_of(
@@ -57,7 +57,7 @@ def make_estimator(
     if gradient == "svrg":
         gradient = SVRG()
     if isinstance(gradient, SVRG):
-        return SVRGGradient.make(
+        return SVRGGradient(
             posterior,
             batch_size,
             batching=batching,

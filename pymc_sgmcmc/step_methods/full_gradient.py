@@ -62,18 +62,7 @@ class ULA(SGLD):
 
     Examples
     --------
-    >>> import numpy as np, pymc as pm
-    >>> rng = np.random.default_rng(1)
-    >>> x = rng.normal(size=1000)
-    >>> with pm.Model():
-    ...     slope = pm.Normal("slope", 0, 10)
-    ...     _ = pm.Normal("y", slope * x, 1.0, observed=2 * x + rng.normal(size=1000))
-    ...     step = ULA(compile_kwargs={"mode": "FAST_COMPILE"})
-    ...     idata = pm.sample(
-    ...         step=step, draws=200, tune=0, chains=1, random_seed=1, progressbar=False, quiet=True
-    ...     )
-    >>> bool(abs(idata.posterior["slope"].mean() - 2) < 0.1)
-    True
+    >>> step = ULA(compile_kwargs={"mode": "FAST_COMPILE"})
     """
 
     name = "ula"
@@ -114,9 +103,6 @@ class MALA(StochasticGradientStep):
         :math:`\lambda_i` the eigenvalues of MH. For M the inverse curvature this is
         :math:`1.65^2 d^{-1/3}`, at which Roberts and Rosenthal (1998) find the acceptance rate
         of 0.574 that is best in high dimension.
-    preconditioner : {"curvature", "identity"}, float, (d,) or (d, d) array, optional
-        The matrix M, symmetric positive definite. Default: "curvature". It is needed where
-        `step_size` is given.
 
     Raises
     ------
@@ -140,18 +126,7 @@ class MALA(StochasticGradientStep):
 
     Examples
     --------
-    >>> import numpy as np, pymc as pm
-    >>> rng = np.random.default_rng(1)
-    >>> x = rng.normal(size=1000)
-    >>> with pm.Model():
-    ...     slope = pm.Normal("slope", 0, 10)
-    ...     _ = pm.Normal("y", slope * x, 1.0, observed=2 * x + rng.normal(size=1000))
-    ...     step = MALA(compile_kwargs={"mode": "FAST_COMPILE"})
-    ...     idata = pm.sample(
-    ...         step=step, draws=200, tune=0, chains=1, random_seed=1, progressbar=False, quiet=True
-    ...     )
-    >>> bool(abs(idata.posterior["slope"].mean() - 2) < 0.1)
-    True
+    >>> step = MALA(compile_kwargs={"mode": "FAST_COMPILE"})
     >>> bool(idata.sample_stats["acceptance_rate"].mean() > 0.5)
     True
 

@@ -20,6 +20,7 @@ from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.conjugate import HOW_TO_WRITE, NormalVectors, find_normal_vectors
 from pymc_sgmcmc.posterior.position import added_or_removed, given_model, names_of
 from pymc_sgmcmc.step_methods.contract import StepMethod
+from pymc_sgmcmc.step_methods.documentation import documented
 
 CHECKED_VECTORS, CHECKED_POINTS = 3, 4
 """The full conditional is compared with the model at so many random points of mean and precision,
@@ -30,6 +31,7 @@ SEED = 20_180_427
 result."""
 
 
+@documented
 class NormalInverseWishart(StepMethod):
     r"""Exact draws of mean and covariance of normal vectors, given the vectors: a Gibbs step.
 
@@ -74,15 +76,8 @@ class NormalInverseWishart(StepMethod):
     ----------
     vars : sequence of two variables
         The mean μ and the precision Λ, in any order.
-    model : pymc.Model, optional
-    initial_point : mapping, optional
-        Not needed, since the draws do not depend on the last ones.
     compile_kwargs : dict, optional
         Not used, since nothing is compiled.
-    blocked : bool
-        Whether to draw the variables together, which is the only choice here.
-    rng : optional
-        Seed or generator for use outside `pymc.sample`.
 
     Raises
     ------

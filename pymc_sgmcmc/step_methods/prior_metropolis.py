@@ -21,6 +21,7 @@ from pymc_sgmcmc.posterior.position import added_or_removed, given_model, names_
 from pymc_sgmcmc.posterior.support import bounded_variables
 from pymc_sgmcmc.posterior.terms import check_total_size, model_terms
 from pymc_sgmcmc.step_methods.contract import StepMethod
+from pymc_sgmcmc.step_methods.documentation import documented
 from pymc_sgmcmc.step_methods.settings import check_compile_kwargs
 
 CHECKS = 8
@@ -31,6 +32,7 @@ SEED = 20_160_620
 """The elements that the check changes come from this fixed seed."""
 
 
+@documented
 class PriorMetropolis(StepMethod):
     r"""Metropolis-Hastings with proposals from the prior, for each element by itself.
 
@@ -60,15 +62,8 @@ class PriorMetropolis(StepMethod):
         Free variables of one shape, which are proposed together. Each element may change one
         element of the terms that depend on it: observed variables, potentials and other free
         variables of the same shape. A variable of shape () may change all of them.
-    model : pymc.Model, optional
-    initial_point : mapping, optional
-        Not needed.
     compile_kwargs : dict, optional
         Arguments of `pytensor.function` for the terms, such as the mode.
-    blocked : bool
-        Whether to propose the variables together, which is the only choice here.
-    rng : optional
-        Seed or generator for use outside `pymc.sample`.
 
     Raises
     ------

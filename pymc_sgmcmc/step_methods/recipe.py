@@ -10,6 +10,7 @@ import pytensor.tensor as pt
 from scipy import linalg
 
 from pymc_sgmcmc.checks import FEW_NAMES, accepts
+from pymc_sgmcmc.dynamics.blocks import assemble
 from pymc_sgmcmc.dynamics.recipe import GaussianAuxiliary, RecipeDynamics
 from pymc_sgmcmc.matrices import SINGULAR, Dense, Diagonal, Matrix, as_matrix, dependent_coordinates
 from pymc_sgmcmc.posterior import Posterior
@@ -287,10 +288,8 @@ class _Matrices:
         step_size = pt.scalar("step_size", dtype=posterior.dtype)
         D, Q = dynamics.matrices(parts)
         injected = dynamics.injected_covariance(D, Q, step_size)
-        self._places = [list(blocks) for blocks in (D, Q, injected)]
-        self._evaluate = compile_quietly(
-            [*parts, step_size], [*D.values(), *Q.values(), *injected.values()], PYTHON_MODE
-        )
+        dense = [assemble(blocks, self.sizes) for blocks in (D, Q, injected)]
+        self._evaluate = compile_quietly([*parts, step_size], dense, PYTHON_MODE)
         self.dtype = posterior.dtype
         present = {i for i, _ in D}
         diffusing = np.repeat([i in present for i in range(len(self.sizes))], self.sizes)
@@ -298,18 +297,8 @@ class _Matrices:
 
     def __call__(self, state: Sequence[np.ndarray], step_size: float = 0.0) -> list[np.ndarray]:
         """D, Q and the covariance of the injected noise divided by h."""
-        arguments = [np.asarray(part, dtype=self.dtype) for part in state]
-        values = iter(self._evaluate(*arguments, np.asarray(step_size, dtype=self.dtype)))
-        stops = np.cumsum(self.sizes)
-        matrices = []
-        for places in self._places:
-            matrix = np.zeros((sum(self.sizes),) * 2)
-            for i, j in places:
-                block = as_matrix(next(values)).dense(self.sizes[i])
-                rows, columns = stops[i] - self.sizes[i], stops[j] - self.sizes[j]
-                matrix[rows : stops[i], columns : stops[j]] = block
-            matrices.append(matrix)
-        return matrices
+        arguments = [np.asarray(each, dtype=self.dtype) for each in (*state, step_size)]
+        return [np.asarray(matrix, dtype=float) for matrix in self._evaluate(*arguments)]
 
 
 def _random_states(
@@ -511,21 +500,13 @@ def _linearised(
             f"A step size is computed for at most {LARGEST_LINEAR_STATE} coordinates, but the "
             f"state has {total}. Give `step_size`."
         )
-    state = [
-        setup.center.position,
-        *(
-            np.full(size, gaussian.mean)
-            for gaussian, size in zip(gaussians, values.sizes[1:], strict=True)
-        ),
-    ]
-    D, Q, _ = values(state)
+    sizes = values.sizes[1:]
+    means = [np.full(n, each.mean) for n, each in zip(sizes, gaussians, strict=True)]
+    D, Q, _ = values([setup.center.position, *means])
     precision = np.zeros((total, total))
     precision[:d, :d] = setup.center.curvature.precision.dense()
-    variances = [
-        np.full(size, gaussian.variance)
-        for gaussian, size in zip(gaussians, values.sizes[1:], strict=True)
-    ]
-    precision[range(d, total), range(d, total)] = 1 / np.concatenate([[], *variances])
+    variances = np.repeat([each.variance for each in gaussians], sizes)
+    precision[range(d, total), range(d, total)] = 1 / variances
     deviations = setup.gradient_deviations()
     noise = deviations.T @ deviations
     if subtracted is not None:

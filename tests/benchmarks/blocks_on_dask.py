@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from common.program import make_parser, print_table, say, write_results
-from matrix_factorisation import simulated
+from matrix_factorisation import simulated, wait_for
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -72,17 +72,17 @@ def sampler(step: str, d: int) -> tuple[Any, Any]:
 
 def measure(problem: Any, grid: Any, step: str, client: Any, iterations: int) -> dict[str, Any]:
     """Seconds of an iteration, and bytes between workers."""
-    from pymc_sgmcmc.sampling.by_blocks.block import Places, Turn, user_groups
+    from pymc_sgmcmc.sampling.by_blocks.block import Turn
+    from pymc_sgmcmc.sampling.by_blocks.setup import Blocks
     from pymc_sgmcmc.sampling.by_blocks.tasks import BlockChain, tasks_of
 
-    d = sum(side.size * side.width for side in problem.sides)
+    d = problem.posterior.dimension
     design, settings = sampler(step, d)
-    tasks = tasks_of(client)
-    placed = [tasks.place(group) for group in user_groups(problem, grid, settings)]
+    tasks, blocks = tasks_of(client), Blocks(problem, grid)
+    placed = [tasks.place(group) for group in blocks.with_settings(settings)]
     rng = np.random.default_rng(3)
-    places = Places.of(problem, grid)
-    chain = BlockChain(tasks, design, placed, places, 0.1 * rng.standard_normal(d), np.ones(d))
-    shares = grid.counts() / grid.counts().sum()
+    chain = BlockChain(tasks, design, placed, blocks, 0.1 * rng.standard_normal(d), np.ones(d))
+    shares = blocks.shares
     parts = rng.choice(grid.parts, size=20 + iterations, p=shares)
 
     def advance(first: int, last: int) -> None:
@@ -90,8 +90,8 @@ def measure(problem: Any, grid: Any, step: str, client: Any, iterations: int) ->
             part = int(parts[iteration])
             chain.advance(Turn(1, 0, iteration, part, 1 / shares[part], 0.01))
             if iteration % 10 == 9:  # as draws are waited for
-                chain.wait()
-        chain.wait()
+                wait_for(chain, client)
+        wait_for(chain, client)
 
     advance(0, 20)  # compiles
     before, begin = sent(client), time.perf_counter()
@@ -120,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     results = []
     for ratings in settings.ratings:
         problem, grid = problem_of(ratings, settings.rank, settings.parts)
-        items = problem.sides[1].size * problem.sides[1].width
+        items = problem.sides[1].places.size
         for workers in settings.workers:
             for step in settings.steps:
                 client = None

@@ -26,8 +26,8 @@ from common.machine import restrict_to_one_core
 from common.markdown import write_tables
 from common.program import make_parser, print_table, say, write_results
 
-LINEAR = ("quasi-newton", "em", "MixedLM")
-METHODS = ("laplace", "aghq", "mcem", "quasi-newton", "em")
+LINEAR = ("quasi-newton", "MixedLM")
+METHODS = ("laplace", "aghq", "mcem", "quasi-newton")
 PEERS = ("BinomialBayesMixedGLM", "MixedLM")
 MOST_GROUPS = {"mcem": 10_000, "BinomialBayesMixedGLM": 1000, "MixedLM": 10_000}
 """More groups take many minutes, or more memory than there is."""
@@ -36,7 +36,6 @@ TITLES = {
     "aghq": 'logistic, "aghq" with 25 nodes',
     "mcem": 'logistic, "mcem"',
     "quasi-newton": 'linear, "quasi-newton"',
-    "em": 'linear, "em"',
 }
 """Names of the fits in the table of the documentation."""
 

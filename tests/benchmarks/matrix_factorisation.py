@@ -114,7 +114,7 @@ class Problem:
         from pymc_sgmcmc.posterior import Posterior
         from pymc_sgmcmc.posterior.two_sided import two_sided
         from pymc_sgmcmc.sampling.by_blocks.grid import make_grid
-        from pymc_sgmcmc.sampling.by_blocks.setup import Gradients, find_start, measure
+        from pymc_sgmcmc.sampling.by_blocks.setup import Blocks, find_start, measure
 
         user, movie, rating, self.source = read_ratings(settings)
         rng = np.random.default_rng(5)
@@ -132,12 +132,12 @@ class Problem:
         self.problem = two_sided(Posterior(model))
         codes = [self.problem.posterior.data[side.leaf] for side in self.problem.sides]
         self.grid = make_grid(codes, self.shape, settings.parts, rng)
-        self.gradients = Gradients(self.problem, self.grid)
+        self.blocks = Blocks(self.problem, self.grid)
         say(f"{self.source}: {self.shape}, {self.rows} rows; model {time.time() - begin:.1f} s")
         zero = np.zeros(sum(self.shape) * settings.rank)
-        found = find_start(self.gradients, zero, rng)
+        found = find_start(self.blocks, zero, rng)
         say(f"RMSE at the mode {self.error(self.predicted(found)):.4f}")
-        self.scale = measure(self.gradients, found, rng)
+        self.scale = measure(self.blocks, found, rng)
         self.set_up = time.time() - begin
         # All samplers start here, far from the mode.
         self.start = 0.3 * rng.standard_normal(len(zero))
@@ -155,29 +155,27 @@ def run(
     problem: Problem, name: str, step_size: float, iterations: int, every: int, client: Any
 ) -> dict[str, Any]:
     """Errors of the mean prediction after the burn-in, and of the present one before."""
-    from pymc_sgmcmc.sampling.by_blocks.block import Turn, user_groups
+    from pymc_sgmcmc.sampling.by_blocks.block import Turn
     from pymc_sgmcmc.sampling.by_blocks.tasks import BlockChain, tasks_of
 
     design = problem.designs[name]
     tasks, grid = tasks_of(client), problem.grid
-    groups = user_groups(problem.problem, grid, design.settings)
-    placed = [tasks.place(group) for group in groups]
-
-    places = problem.gradients.places
-    chain = BlockChain(tasks, design.step, placed, places, problem.start, problem.scale.moment)
-    chain.wait()
+    blocks = problem.blocks
+    placed = [tasks.place(group) for group in blocks.with_settings(design.settings)]
+    chain = BlockChain(tasks, design.step, placed, blocks, problem.start, problem.scale.moment)
+    wait_for(chain, client)
     rng = np.random.default_rng(7)
     total, count, seconds = 0.0, 0, 0.0
     trace: dict[str, list[float]] = {"iteration": [], "seconds": [], "rmse": []}
     begin = time.perf_counter()
     for iteration in range(iterations):
-        part = int(rng.choice(grid.parts, p=problem.gradients.shares))
-        weight = 1 / problem.gradients.shares[part]
+        part = int(rng.choice(grid.parts, p=problem.blocks.shares))
+        weight = 1 / problem.blocks.shares[part]
         tuning = iteration < BURN_IN
         chain.advance(Turn(1, 0, iteration, part, weight, step_size, tuning))
         if (iteration + 1) % every:
             continue
-        chain.wait()
+        wait_for(chain, client)
         seconds += time.perf_counter() - begin
         position, _ = chain.read(*chain.ask())
         predicted = problem.predicted(position)
@@ -193,9 +191,17 @@ def run(
     return {"name": name, "step_size": step_size, "diverged": False, **trace}
 
 
+def wait_for(chain: Any, client: Any) -> None:
+    """Wait until all iterations of a chain so far are done."""
+    if client is not None:
+        from distributed import wait
+
+        wait(chain._pairs)
+
+
 def tuned(problem: Problem, name: str, settings: argparse.Namespace, client: Any) -> list[Any]:
     """Pilot runs of all step sizes, from the smallest up to the first that diverges."""
-    default = problem.designs[name].step_size(0.05, float(problem.gradients.shares.min()))
+    default = problem.designs[name].step_size(0.05, float(problem.blocks.shares.min()))
     pilots = []
     for factor in FACTORS:
         pilot = run(problem, name, factor * default, settings.pilot, settings.every, client)
@@ -234,7 +240,7 @@ def draw(results: list[dict[str, Any]], title: str, path: Path) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark."""
     settings = parse_arguments(arguments)
-    from pymc_sgmcmc.sampling.by_blocks.design import design_of
+    from pymc_sgmcmc.sampling.by_blocks.setup import design_of
 
     client = None
     if settings.workers:
@@ -248,7 +254,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name in settings.contenders:
         step, preconditioner, memory = CONTENDERS[name]
         problem.designs[name] = design_of(
-            step, problem.gradients, problem.scale, preconditioner=preconditioner, memory=memory
+            step, problem.blocks, problem.scale, preconditioner=preconditioner, memory=memory
         )
     results = []
     for name in settings.contenders:

@@ -74,12 +74,12 @@ def estimate_function(posterior, scheme, estimator_name, noise_share=20.0):
     center = np.array([0.3, -0.2, 0.5])
     share = {"noise_share": noise_share}
     if estimator_name == "svrg":
-        estimator = SVRGGradient.make(posterior, BATCH_SIZE, batching=scheme, **share)
+        estimator = SVRGGradient(posterior, BATCH_SIZE, batching=scheme, **share)
         reference = estimator.reference
         reference.load(reference.at(center))
         batching = estimator.batching
     elif estimator_name == "saga":
-        estimator = SAGAGradient.make(posterior, BATCH_SIZE, batching=scheme, **share)
+        estimator = SAGAGradient(posterior, BATCH_SIZE, batching=scheme, **share)
         estimator.memory.write((random_table(),))
         batching = estimator.batching
     elif estimator_name in ("cv", "kept", *SECOND_ORDER):

@@ -11,7 +11,6 @@ import pytensor
 import pytest
 
 from pymc_sgmcmc import SGLD, Posterior, chain
-from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.dynamics import Langevin
 from pymc_sgmcmc.engine import TransitionBlock
 from pymc_sgmcmc.gradient_estimators import SAGAGradient, saga
@@ -97,7 +96,7 @@ def compiled_transition(block, problem, index, step_size):
 @pytest.mark.parametrize("batching", ["shuffle", "replace"])
 def test_exact_law_of_position_and_table(problem, batching):
     step_size = 0.4 / np.linalg.eigvalsh(problem.precision)[-1]
-    estimator = SAGAGradient.make(
+    estimator = SAGAGradient(
         Posterior(problem.model()), BATCH_SIZE, batching=batching, noise_share=1.0
     )
     block = TransitionBlock(IDENTITY, estimator)
@@ -215,7 +214,7 @@ def test_the_table_starts_with_the_gradients_at_the_first_position(model):
 )
 def test_rows_seen_are_updated_and_no_others(model, batching, noise_share):
     """Against a plain NumPy chain, new orders of the rows and the last passes included."""
-    estimator = SAGAGradient.make(Posterior(model), 150, batching=batching, noise_share=noise_share)
+    estimator = SAGAGradient(Posterior(model), 150, batching=batching, noise_share=noise_share)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chain, "EPOCHS_BETWEEN_SHUFFLES", 0.5)
         step = saga_step(model, thin=3, gradient=estimator, batch_size=None)
@@ -277,7 +276,7 @@ def test_order_of_the_rows_of_the_data_changes_nothing(problem):
     results = []
     for row_order in (np.arange(N_ROWS), order):
         permuted = LinearGaussian(problem.X[row_order], problem.y[row_order])
-        estimator = SAGAGradient.make(Posterior(permuted.model()), BATCH_SIZE, batching="replace")
+        estimator = SAGAGradient(Posterior(permuted.model()), BATCH_SIZE, batching="replace")
         block = TransitionBlock(IDENTITY, estimator, NUMBA)
         estimator.memory.begin(np.array([0.3, -0.2]))
         where = np.argsort(row_order)
@@ -294,7 +293,7 @@ def test_the_table_is_changed_in_place(model, mode, batching, request):
     if mode == "FAST_COMPILE":  # The Python code of this mode, beside the C code of the other.
         request.getfixturevalue("without_compiler")
     posterior = Posterior(model)
-    estimator = SAGAGradient.make(posterior, 20, batching=batching)
+    estimator = SAGAGradient(posterior, 20, batching=batching)
     block = TransitionBlock(IDENTITY, estimator, {"mode": mode})
     (table, _) = estimator.memory.variables
     estimator.memory.begin(np.full(3, 0.1))
@@ -475,7 +474,7 @@ def test_a_table_that_does_not_fit(model, monkeypatch):
 
 def test_the_size_of_the_table_is_logged(model, caplog):
     with caplog.at_level(logging.INFO, logger="pymc.sgmcmc"):
-        SAGAGradient.make(Posterior(model), 20)
+        SAGAGradient(Posterior(model), 20)
     assert "0.0096 MB" in caplog.text
 
 
@@ -491,13 +490,6 @@ def test_jax_is_refused(model):
         )
 
 
-def test_a_scheme_without_a_table_is_refused(model):
-    posterior = Posterior(model)
-    batching = make_batching("shuffle", posterior.data, 20)
-    with pytest.raises(ValueError, match=r"derived array of shape \(400, 3\), but has \[\]"):
-        SAGAGradient(posterior, batching)
-
-
 @pytest.mark.parametrize("batching", ["replace", "shuffle"])
 def test_bound_of_the_noise_where_autocorrelations_are_small(batching):
     """Positions independent of the references, the worst case, for the mean of a Gaussian.
@@ -511,7 +503,7 @@ def test_bound_of_the_noise_where_autocorrelations_are_small(batching):
     with pm.Model() as model:
         mean = pm.Normal("mean", 0, 5)
         pm.Normal("y", mean, 2.0, observed=y)
-    estimator = SAGAGradient.make(Posterior(model), n, batching=batching, noise_share=1.0)
+    estimator = SAGAGradient(Posterior(model), n, batching=batching, noise_share=1.0)
     curvature = N / 4 + 1 / 25
     center = y.sum() / 4 / curvature
     stored = np.full(N, center)

@@ -12,7 +12,6 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_sgmcmc import SGLD, Posterior, chain
-from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.dynamics import Langevin
 from pymc_sgmcmc.engine import TransitionBlock
 from pymc_sgmcmc.gradient_estimators import SAGAGradient, saga
@@ -317,10 +316,9 @@ def scaled_products():
 
 def estimator_of(posterior, batch_size, batching, whole=False):
     if not whole:
-        return SAGAGradient.make(posterior, batch_size, batching=batching)
-    table = np.zeros((posterior.n_rows, posterior.dimension))
-    scheme = make_batching(batching, posterior.data, batch_size, derived=[table])
-    return SAGAGradient(posterior, scheme, RowGradients(posterior))
+        return SAGAGradient(posterior, batch_size, batching=batching)
+    gradients = RowGradients(posterior)
+    return SAGAGradient(posterior, batch_size, batching=batching, gradients=gradients)
 
 
 def run(estimator, mode, transitions=30, step_size=1e-3):
@@ -381,7 +379,7 @@ def test_unbiased_whatever_is_stored(batching):
         effect = (scale * z)[codes]
         pm.Normal("y", effect[:, 0] * effect[:, 1], 1.0, observed=y)
     posterior = Posterior(model)
-    estimator = SAGAGradient.make(posterior, 2, batching=batching)
+    estimator = SAGAGradient(posterior, 2, batching=batching)
     (table, _) = estimator.memory.variables
     assert table.type.shape[1] == 3 < posterior.dimension
     estimator.memory.write((np.random.default_rng(4).normal(size=(4, 3)),))
@@ -427,7 +425,7 @@ def test_a_state_resumes_where_it_was_read(monkeypatch):
 def test_float32_keeps_the_sum_in_double_precision():
     with pytensor.config.change_flags(floatX="float32"):
         posterior, width = posterior_of(scales_and_factors)
-        estimator = SAGAGradient.make(posterior, 15)
+        estimator = SAGAGradient(posterior, 15)
         estimator.memory.begin(random_position(posterior))
         table, total = estimator.memory.read()
     assert table.dtype == np.float32
@@ -446,8 +444,8 @@ def test_memory_is_that_of_the_table(monkeypatch, caplog):
     size = N_ROWS * width * 8
     monkeypatch.setattr(saga, "free_memory", lambda: 2 * size - 1)
     with pytest.raises(MemoryError, match=rf"stores {width} numbers for each of {N_ROWS} rows"):
-        SAGAGradient.make(posterior, 10)
+        SAGAGradient(posterior, 10)
     monkeypatch.setattr(saga, "free_memory", lambda: 2 * size)
     with caplog.at_level(logging.INFO, logger="pymc.sgmcmc"):
-        SAGAGradient.make(posterior, 10)
+        SAGAGradient(posterior, 10)
     assert f"SAGA: {size / 1e6:.3g} MB" in caplog.text

@@ -15,7 +15,6 @@ from pymc_sgmcmc.errors import BoundaryWarning, ConvergenceError, ModelError
 from pymc_sgmcmc.marginal import fit as fitting
 from pymc_sgmcmc.marginal import fit_marginal, likelihood, marginalize
 from pymc_sgmcmc.marginal.check import checked_density
-from pymc_sgmcmc.marginal.em import ExpectationMaximization, iterate
 from pymc_sgmcmc.marginal.exact import exact
 from pymc_sgmcmc.marginal.likelihood import (
     Groups,
@@ -99,9 +98,8 @@ def cbpp(data_folder):
 # The values are those of lme4, which are published with these data.
 
 
-@pytest.mark.parametrize("method", ["quasi-newton", "em"])
-def test_sleepstudy_by_maximum_likelihood(sleepstudy, method):
-    fit = fit_marginal(sleepstudy, ["u"], method=method)
+def test_sleepstudy_by_maximum_likelihood(sleepstudy):
+    fit = fit_marginal(sleepstudy, ["u"], method="quasi-newton")
     estimates, errors = fit.estimates, fit.standard_errors
     np.testing.assert_allclose(fit.minus_two_log_likelihood, 1751.9393, atol=5e-5)
     np.testing.assert_allclose(fit.aic, 1763.9393, atol=5e-5)
@@ -121,9 +119,8 @@ def test_sleepstudy_by_maximum_likelihood(sleepstudy, method):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["quasi-newton", "em"])
-def test_sleepstudy_by_restricted_maximum_likelihood(sleepstudy, method):
-    fit = fit_marginal(sleepstudy, ["u"], method=method, reml=True)
+def test_sleepstudy_by_restricted_maximum_likelihood(sleepstudy):
+    fit = fit_marginal(sleepstudy, ["u"], method="quasi-newton", reml=True)
     np.testing.assert_allclose(fit.minus_two_log_likelihood, 1743.628, atol=5e-4)
     np.testing.assert_allclose(fit.estimates["beta"], [251.4051, 10.4673], atol=5e-5)
     np.testing.assert_allclose(fit.standard_errors["beta"], [6.825, 1.546], atol=5e-4)
@@ -178,29 +175,6 @@ def test_unbalanced_groups_as_statsmodels(rng, reml):
     np.testing.assert_allclose(fit.estimates["sigma"] ** 2, reference.scale, atol=1e-4)
     np.testing.assert_allclose(fit.estimates["sd"] ** 2, reference.cov_re.iloc[0, 0], atol=1e-4)
     np.testing.assert_allclose(fit.minus_two_log_likelihood, -2 * reference.llf, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_em_ends_where_quasi_newton_does_and_squarem_sooner_than_em(rng):
-    model = linear_model(*random_intercepts(rng, sd=0.5))
-    newton = fit_marginal(model, ["z"])
-    accelerated = fit_marginal(model, ["z"], method="em")
-    for name, values in newton.estimates.items():
-        np.testing.assert_allclose(accelerated.estimates[name], values, atol=1e-6)
-    groups = groups_of(model, ["z"])
-    objective = Likelihood(groups, exact(groups.density))
-    start = groups.layout.ravel(groups.initial_point)
-    update = ExpectationMaximization(groups, None)
-    plain, iterations = iterate(update, start, 5000)
-    squarem, fewer = iterate(update, start, 5000, objective)
-    assert fewer < iterations / 3
-    np.testing.assert_allclose(squarem, plain, atol=1e-6)
-    # No iteration lowers the likelihood.
-    values, position = [objective(start)[0]], start
-    for _ in range(20):
-        position = update(position)
-        values.append(objective(position)[0])
-    assert (np.diff(values) > 0).all()
 
 
 def assert_gradient(objective, position: np.ndarray) -> None:
@@ -283,8 +257,6 @@ def test_observed_variables_without_local_ones_count(rng):
     estimates = fit.to_dataframe()["estimate"].to_numpy()
     np.testing.assert_allclose(fit.minus_two_log_likelihood, -2 * log_likelihood(estimates))
     assert np.abs(approx_fprime(estimates, log_likelihood, 1e-7)).max() < 1e-3
-    second = fit_marginal(model, ["z"], method="em")
-    np.testing.assert_allclose(second.to_dataframe(), fit.to_dataframe(), atol=1e-6)
     information = np.array(
         [
             approx_fprime(estimates, lambda p, i=i: approx_fprime(p, log_likelihood, 1e-4)[i], 1e-4)
@@ -359,18 +331,15 @@ def test_chunks_of_groups_change_nothing(rng, monkeypatch):
     model = linear_model(*random_intercepts(rng))
 
     def results():
-        groups = groups_of(model, ["z"])
-        start = groups.layout.ravel(groups.initial_point)
-        return groups, fit_marginal(model, ["z"]), ExpectationMaximization(groups, None)(start)
+        return groups_of(model, ["z"]), fit_marginal(model, ["z"])
 
-    _, together, step = results()
+    _, together = results()
     monkeypatch.setattr(likelihood, "ELEMENTS", 20)
-    groups, apart, step_apart = results()
+    groups, apart = results()
     assert len(groups.chunks(1)) > 5
     np.testing.assert_array_equal(np.concatenate(groups.chunks(1)), np.arange(N_GROUPS))
     np.testing.assert_allclose(apart.to_dataframe(), together.to_dataframe(), rtol=1e-7)
     np.testing.assert_allclose(apart.modes["z"], together.modes["z"], atol=1e-7)
-    np.testing.assert_allclose(step_apart, step, rtol=1e-8)
 
 
 @pytest.fixture
@@ -413,10 +382,10 @@ def test_a_search_on_a_sample_ends_at_the_maximum_of_all_groups(rng, sampled, ki
         fixed = fixed_effects(groups, objective)
         restricted = RestrictedLikelihood(objective, fixed, np.zeros(4))
     sample = fitting._sample(groups, objective)
-    quick = fitting._search(groups, objective, sample, restricted, "laplace", 100)
+    quick = fitting._search(groups, objective, sample, restricted, 100)
     assert sampled == [True]
     assert quick.inside
-    on_all = fitting._search(groups, objective, None, restricted, "laplace", 100)
+    on_all = fitting._search(groups, objective, None, restricted, 100)
     errors = 1 / np.sqrt(np.diag(on_all.information))
     assert (np.abs(quick.position - on_all.position) < 1e-6 * errors).all()
     scale = np.outer(errors, errors)
@@ -555,10 +524,9 @@ def test_variables_that_replace_each_other_are_refused(rng, reml, match):
 @pytest.mark.parametrize(
     ("settings", "error", "match"),
     [
-        ({"method": "em"}, ModelError, 'method="em" is for linear mixed models'),
         ({"method": "quasi-newton"}, ModelError, "not quadratic in the local variables"),
         ({"reml": True}, ModelError, "`reml=True` is for linear mixed models"),
-        ({"method": "lme4"}, ValueError, "`method` should be one of 'quasi-newton', 'em'"),
+        ({"method": "lme4"}, ValueError, "`method` should be one of 'quasi-newton', 'laplace'"),
         ({"points": 5}, ValueError, '`points` should be given with method="aghq" only'),
         ({"method": "aghq", "points": 0}, ValueError, "`points` should be a whole number"),
         ({"max_iterations": 2}, ConvergenceError, "did not converge within 2 iterations"),
@@ -572,21 +540,14 @@ def test_settings_that_do_not_fit_the_model(rng, settings, error, match):
         fit_marginal(model, ["z"], **settings)
 
 
-@pytest.mark.parametrize(
-    ("settings", "match"),
-    [
-        ({"method": "em", "max_iterations": 3}, "EM did not converge within 3 iterations"),
-        ({"max_iterations": 1}, "did not converge within 1 iterations"),
-    ],
-)
-def test_too_few_iterations_of_a_linear_model(rng, settings, match):
-    with pytest.raises(ConvergenceError, match=match):
-        fit_marginal(linear_model(*random_intercepts(rng)), ["z"], **settings)
+def test_too_few_iterations_of_a_linear_model(rng):
+    with pytest.raises(ConvergenceError, match="did not converge within 1 iterations"):
+        fit_marginal(linear_model(*random_intercepts(rng)), ["z"], max_iterations=1)
 
 
 def test_reml_needs_an_exact_method_and_fixed_effects(rng):
     group, x, y = random_intercepts(rng)
-    with pytest.raises(ModelError, match='should go with method="quasi-newton" or "em"'):
+    with pytest.raises(ModelError, match='should go with method="quasi-newton"'):
         fit_marginal(linear_model(group, x, y), ["z"], reml=True, method="laplace")
     with pm.Model() as model:
         sd = pm.HalfNormal("sd")

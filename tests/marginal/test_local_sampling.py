@@ -177,7 +177,7 @@ def test_exact_law_on_a_linear_mixed_model(small, remaining):
     """Mean and covariance are those of the chain of position and local variables together."""
     problem, model, step, step_size = small
     mean, covariance = problem.exact_law(step_size, 2, remaining)
-    local = step.block.memory._local
+    local = step.block.memory.local
     assert isinstance(local, LangevinTransitions)
     local.correlation = remaining
     idata = sample(model, step, 2500)
@@ -193,7 +193,7 @@ def test_exact_law_on_a_linear_mixed_model(small, remaining):
 def test_local_draws_follow_their_law(small):
     """Each draw in the trace has local variables, with the mean and variance given the records."""
     problem, model, step, _ = small
-    step.block.memory._local.correlation = 0.0
+    step.block.memory.local.correlation = 0.0
     idata = sample(model, step, 2500)
     mean, covariance = problem.exact_law(step.step_size, 2, 0.0)
     shift, slope = problem.conditional()
@@ -435,7 +435,7 @@ def test_lag_during_a_run_is_warned_of(small):
     step = small[2]
     blocks = step.block.memory.read()[0]
     assert step._local.lag(np.zeros(2), blocks) is None
-    local = step.block.memory._local
+    local = step.block.memory.local
     roots = local._roots.get_value()
     local._roots.set_value(100 * roots)
     try:
@@ -475,7 +475,7 @@ def test_other_observed_variables_count_in_full():
             batch_size=4,
             compile_kwargs={"mode": "FAST_COMPILE"},
         )
-    posterior, complete = step.posterior, step.block.memory._local.complete
+    posterior, complete = step.posterior, step.block.memory.local.complete
     rng = np.random.default_rng(3)
     position, blocks = rng.normal(size=2), rng.normal(size=(20, 1))
     _, gradient = posterior.log_prior_and_gradient(position)

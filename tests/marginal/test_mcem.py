@@ -159,7 +159,7 @@ def test_a_standard_deviation_of_zero_is_said(rng):
     ("settings", "error", "match"),
     [
         ({"points": 5}, ValueError, '`points` should be given with method="aghq" only'),
-        ({"reml": True}, ModelError, '`reml=True` should go with method="quasi-newton" or "em"'),
+        ({"reml": True}, ModelError, '`reml=True` should go with method="quasi-newton"'),
         ({"monte_carlo_error": -0.1}, ValueError, "`monte_carlo_error` should be positive"),
         ({"monte_carlo_error": "0.1"}, TypeError, "`monte_carlo_error` should be a positive"),
         (

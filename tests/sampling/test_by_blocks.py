@@ -30,9 +30,9 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE
 from pymc_sgmcmc.posterior.two_sided import two_sided
 from pymc_sgmcmc.sampling.by_blocks.block import window
-from pymc_sgmcmc.sampling.by_blocks.design import design_of
 from pymc_sgmcmc.sampling.by_blocks.grid import dealt_out, make_grid
 from pymc_sgmcmc.sampling.by_blocks.setup import (
+    design_of,
     diagonal_curvature,
     find_start,
     largest_curvature,
@@ -43,7 +43,7 @@ from pymc_sgmcmc.sampling.by_blocks.steps import (
     QuasiNewtonBlocks,
     RMSpropBlocks,
 )
-from tests.support.blocks import N_ITEMS, N_ROWS, N_USERS, Blocks, biases_model, factors_model
+from tests.support.blocks import N_ITEMS, N_ROWS, N_USERS, FedBlocks, biases_model, factors_model
 from tests.support.blocks import indices as some_indices
 from tests.support.exact_law import AffineTransition, stationary_law
 
@@ -103,22 +103,19 @@ def test_sides_of_a_model(make, variables):
 @pytest.mark.parametrize("make", [biases_model, factors_model, poisson_model])
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])
 def test_the_mean_over_the_parts_is_the_gradient(make, parts):
-    blocks = Blocks(make, parts)
+    blocks = FedBlocks(make, parts)
     posterior = blocks.posterior
     position = np.random.default_rng(1).normal(size=posterior.dimension)
-    at = blocks.vector(position)
-    value, gradient = posterior.log_density_and_gradient(position)
-    expected = blocks.vector(gradient)
+    value, expected = posterior.log_density_and_gradient(position)
     total, mean = 0.0, 0.0
-    for share, part in zip(blocks.gradients.shares, range(parts), strict=True):
-        turn = blocks.turn(part, 1.0)
-        of_value, of_part = blocks.gradients.of_part(blocks.gradients._whole, turn, at)
+    for share, part in zip(blocks.shares, range(parts), strict=True):
+        of_value, of_part = blocks.of_part(blocks.turn(part), position)
         total = total + share * of_value
         mean = mean + share * of_part
     scale = 1 + np.abs(expected).max()
     np.testing.assert_allclose(mean, expected, rtol=0, atol=1e-12 * scale)
     np.testing.assert_allclose(total, value, rtol=1e-12)
-    of_set_up = blocks.gradients.whole(at)
+    of_set_up = blocks.whole(position)
     np.testing.assert_allclose(of_set_up[0], value, rtol=1e-12)
     np.testing.assert_allclose(of_set_up[1], mean, rtol=0, atol=1e-12 * scale)
 
@@ -302,18 +299,16 @@ def test_windows_have_each_row_equally_often():
 @pytest.mark.usefixtures("on_numpy")
 def test_minibatches_of_blocks_are_unbiased():
     # All windows of all blocks of a part, with the noise off.
-    blocks = Blocks(factors_model, 2, batch_size=4)
+    blocks = FedBlocks(factors_model, 2, batch_size=4)
     at = np.random.default_rng(1).normal(size=blocks.dimension)
-    turn = blocks.turn(1, 1.0)
-    _, expected = blocks.gradients.of_part(blocks.gradients._whole, turn, at)
+    turn = blocks.turn(1)
+    _, expected = blocks.of_part(turn, at)
     mean = np.zeros(blocks.dimension)
-    for b, group in enumerate(blocks.gradients._batches):
-        block = b, (b + 1) % 2
-        pieces = blocks.gradients.places.cut(at, *block)
-        count = len(group.rows[block[1]][0])
-        found = [group.gradients(turn_with_start(turn, start), *pieces) for start in range(count)]
-        averages = (np.mean(of_side, axis=0) for of_side in zip(*found, strict=True))
-        blocks.gradients.places.fill(mean, *block, averages)
+    for b, group in enumerate(blocks.groups):
+        items = (b + 1) % 2
+        places, count = blocks.places(b, items), len(group.rows[items][0])
+        turns = [turn_with_start(turn, start) for start in range(count)]
+        mean[places] = np.mean([group.gradient(each, at[places]) for each in turns], axis=0)
     np.testing.assert_allclose(mean, expected, rtol=1e-10)
 
 
@@ -332,21 +327,19 @@ def turn_with_start(turn, start):
 # --- One iteration -------------------------------------------------------------------------------
 
 
-def part_gradient(blocks, part, vector):
+def part_gradient(blocks, part, position):
     """The gradient of a part by the functions of the posterior, on all of its rows at once."""
-    posterior, problem = blocks.posterior, blocks.problem
-    position = posterior.layout.ravel(problem.point(blocks.split(vector)))
+    posterior = blocks.posterior
     numbers = [
         blocks.grid.rows[b][(b + part) % blocks.grid.parts] for b in range(blocks.grid.parts)
     ]
     rows = posterior.take(np.concatenate(numbers))
     _, prior = posterior.log_prior_and_gradient(position)
     _, likelihood = posterior.log_likelihood_and_gradient(position, rows)
-    gradient = prior + posterior.n_rows / len(rows[0]) * likelihood
-    return blocks.vector(gradient)
+    return prior + posterior.n_rows / len(rows[0]) * likelihood
 
 
-REFUSING = (1.0, 1.0, 8.0)
+REFUSING = (1.0, 1.0, 4.0)
 
 
 def random_settings(blocks, count, sizes=(1.0, 1.0, 1.0)):
@@ -359,7 +352,7 @@ def random_settings(blocks, count, sizes=(1.0, 1.0, 1.0)):
 @pytest.mark.parametrize("make", [factors_model, poisson_model])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_blocks_move_as_all_coordinates_at_once(make, parts):
-    blocks = Blocks(make, parts)
+    blocks = FedBlocks(make, parts)
     rng = np.random.default_rng(8)
     theta = 0.3 * rng.normal(size=blocks.dimension)
     (M,) = settings = random_settings(blocks, 1)
@@ -367,7 +360,7 @@ def test_blocks_move_as_all_coordinates_at_once(make, parts):
     h = 0.01
     for iteration in range(5):
         part, xi = int(rng.integers(parts)), rng.normal(size=blocks.dimension)
-        chain.advance(blocks.turn(part, h, iteration, xi=xi))
+        chain.advance(blocks.fed(part, h, iteration, xi=xi))
         theta = theta + h / 2 * M * part_gradient(blocks, part, theta) + np.sqrt(h * M) * xi
         np.testing.assert_allclose(blocks.read(chain), theta, rtol=0, atol=1e-11)
 
@@ -380,7 +373,7 @@ def linear_problem(blocks):
         b = part_gradient(blocks, part, np.zeros(d))
         H = np.column_stack([b - part_gradient(blocks, part, unit) for unit in np.eye(d)])
         of_parts.append((H, b))
-    shares = blocks.gradients.shares
+    shares = blocks.shares
     H = sum(p * H_i for p, (H_i, _) in zip(shares, of_parts, strict=True))
     b = sum(p * b_i for p, (_, b_i) in zip(shares, of_parts, strict=True))
     return H, np.linalg.solve(H, b), of_parts
@@ -391,7 +384,7 @@ def langevin_law(blocks, M, h):
     _, m, of_parts = linear_problem(blocks)
     d = blocks.dimension
     operator, constant = np.zeros((d * d, d * d)), h * np.diag(M)
-    for p, (H, b) in zip(blocks.gradients.shares, of_parts, strict=True):
+    for p, (H, b) in zip(blocks.shares, of_parts, strict=True):
         F = np.eye(d) - h / 2 * M[:, None] * H
         residual = h / 2 * M * (b - H @ m)
         operator += p * np.kron(F, F)
@@ -406,7 +399,7 @@ def read_transition(blocks, make_chain, part, h):
 
     def moved(start, xi):
         chain = make_chain(start)
-        chain.advance(blocks.turn(part, h, xi=xi))
+        chain.advance(blocks.fed(part, h, xi=xi))
         return blocks.read(chain)
 
     zero, units = np.zeros(blocks.dimension), np.eye(blocks.dimension)
@@ -420,8 +413,8 @@ def read_transition(blocks, make_chain, part, h):
 
 @pytest.mark.parametrize("step", ["sgld", "psgld"])
 def test_stationary_law_is_exact(step):
-    blocks = Blocks(biases_model, 2)
-    assert abs(blocks.gradients.shares[0] - 0.5) > 0.01  # Equal probabilities would be wrong.
+    blocks = FedBlocks(biases_model, 2)
+    assert abs(blocks.shares[0] - 0.5) > 0.01  # Equal probabilities would be wrong.
     h = 0.3
     if step == "sgld":
         M = random_settings(blocks, 1)[0] / 4
@@ -435,7 +428,7 @@ def test_stationary_law_is_exact(step):
         return blocks.chain(sampler, start, settings, moment)
 
     transitions = [read_transition(blocks, make_chain, part, h) for part in range(2)]
-    mean, covariance = stationary_law(transitions, blocks.gradients.shares)
+    mean, covariance = stationary_law(transitions, blocks.shares)
     expected_mean, expected = langevin_law(blocks, M, h)
     H, _, _ = linear_problem(blocks)
     # It is far from the posterior, so that the formula of the excess is tested.
@@ -446,7 +439,7 @@ def test_stationary_law_is_exact(step):
 
 def test_preconditioner_follows_as_rmsprop():
     """For one part the state of the blocks is that of the package's `RMSprop`."""
-    blocks = Blocks(factors_model, 1)
+    blocks = FedBlocks(factors_model, 1)
     rng = np.random.default_rng(10)
     theta = 0.3 * rng.normal(size=blocks.dimension)
     moment = rng.uniform(0.5, 2.0, size=blocks.dimension)
@@ -469,7 +462,7 @@ def test_preconditioner_follows_as_rmsprop():
         for _ in range(100):
             gradients.append(part_gradient(blocks, 0, theta))
             xi = rng.normal(size=blocks.dimension)
-            chain.advance(blocks.turn(0, 1e-3, iteration, tuning, xi=xi))
+            chain.advance(blocks.fed(0, 1e-3, iteration, tuning, xi=xi))
             M = state["preconditioner"]
             theta = theta + 5e-4 * M * gradients[-1] + np.sqrt(1e-3 * M) * xi
             iteration += 1
@@ -511,7 +504,7 @@ def test_moves_from_dot_products_are_those_of_the_recursion(pairs):
 @pytest.mark.parametrize(("parts", "memory"), [(1, 2), (1, 3), (3, 2), (3, 4)])
 def test_blocks_move_as_hamcmc(parts, memory):
     """The package's compiled transition on all coordinates, with the same gradients and noise."""
-    blocks = Blocks(factors_model, parts)
+    blocks = FedBlocks(factors_model, parts)
     d = blocks.dimension
     # The threshold is in the range of the curvatures, so that some pairs are refused.
     scale, regularization, threshold = settings = random_settings(blocks, 3, REFUSING)
@@ -543,11 +536,11 @@ def test_blocks_move_as_hamcmc(parts, memory):
         *values, is_accepted = function(
             scale, regularization, threshold, *values, np.concatenate([xi, pair_noise]), number
         )
-        chain.advance(blocks.turn(number, h, iteration, xi=xi, pair_noise=pair_noise))
+        chain.advance(blocks.fed(number, h, iteration, xi=xi, pair_noise=pair_noise))
         np.testing.assert_allclose(blocks.read(chain), values[0], rtol=1e-7, atol=1e-9)
         # A pair is judged in the iteration after the one that made it.
         if accepted:
-            assert bool(chain._coefficients.accepted[-1]) == accepted[-1]
+            assert bool(chain._coefficients[-1][-1]) == accepted[-1]
         accepted.append(bool(is_accepted))
     assert any(accepted)
     assert not all(accepted)
@@ -557,41 +550,41 @@ def test_blocks_move_as_hamcmc(parts, memory):
 
 
 def test_curvature_and_variance_are_those_of_the_matrices():
-    blocks = Blocks(biases_model, 2)
+    blocks = FedBlocks(biases_model, 2)
     H, _, _ = linear_problem(blocks)
     at = np.random.default_rng(13).normal(size=blocks.dimension)
-    found = diagonal_curvature(blocks.gradients, at)
+    found = diagonal_curvature(blocks, at)
     np.testing.assert_allclose(found, np.diag(H), rtol=1e-6)
     M = 1 / np.diag(H)
     values = np.linalg.eigvals(M[:, None] * H).real
-    largest = largest_curvature(blocks.gradients, at, M)
+    largest = largest_curvature(blocks, at, M)
     assert abs(largest / values.max() - 1) < 0.05
     rng = np.random.default_rng(14)
-    scale = measure(blocks.gradients, at, np.random.default_rng(14))
+    scale = measure(blocks, at, np.random.default_rng(14))
     vector = at + rng.standard_normal(len(at)) / np.sqrt(scale.curvature)
     estimates = np.array([part_gradient(blocks, part, vector) for part in range(2)])
-    shares = blocks.gradients.shares
+    shares = blocks.shares
     mean = shares @ estimates
     np.testing.assert_allclose(scale.variance, shares @ (estimates - mean) ** 2, rtol=1e-6)
     np.testing.assert_allclose(scale.moment, shares @ estimates**2 / N_ROWS**2, rtol=1e-6)
 
 
 def test_search_comes_to_the_mode():
-    blocks = Blocks(biases_model, 2)
+    blocks = FedBlocks(biases_model, 2)
     _, m, _ = linear_problem(blocks)
     zero = np.zeros(blocks.dimension)
-    start = find_start(blocks.gradients, zero, np.random.default_rng(15))
+    start = find_start(blocks, zero, np.random.default_rng(15))
     np.testing.assert_allclose(start, m, atol=1e-3)
 
 
 @pytest.mark.parametrize("parts", [1, 3])
 def test_default_step_size_keeps_its_promise(parts):
     """The excess of the variances, by the exact law, is on average what was asked for."""
-    blocks = Blocks(biases_model, parts)
+    blocks = FedBlocks(biases_model, parts)
     H, m, _ = linear_problem(blocks)
-    scale = measure(blocks.gradients, m, np.random.default_rng(16))
-    design = design_of("sgld", blocks.gradients, scale, preconditioner="curvature", memory=3)
-    h = design.step_size(0.05, blocks.gradients.shares.min())
+    scale = measure(blocks, m, np.random.default_rng(16))
+    design = design_of("sgld", blocks, scale, preconditioner="curvature", memory=3)
+    h = design.step_size(0.05, blocks.shares.min())
     (M,) = design.settings
     _, covariance = langevin_law(blocks, M, h)
     excess = np.diag(covariance) / np.diag(np.linalg.inv(H)) - 1
@@ -760,7 +753,7 @@ def test_thinned_draws_are_some_of_the_others():
 
 def test_long_run_has_the_exact_law():
     """Parts and noise as they are drawn, against the law of the parts' curvatures."""
-    blocks = Blocks(biases_model, 2)
+    blocks = FedBlocks(biases_model, 2)
     idata = sample_blocks(
         shared(biases_model),
         parts=2,
@@ -778,7 +771,7 @@ def test_long_run_has_the_exact_law():
     draws = np.concatenate([group["a"].values[0], group["b"].values[0]], axis=1)
     # The run has dealt out users and items otherwise than `blocks`, so the parts are its own.
     blocks.grid = grid_of_run(blocks, 2, 6)
-    blocks.gradients = type(blocks.gradients)(blocks.problem, blocks.grid)
+    blocks.shares = blocks.grid.counts() / N_ROWS
     np.testing.assert_array_equal(idata["block_parts"]["rows"].values, blocks.grid.counts())
     mean, covariance = langevin_law(blocks, np.ones(blocks.dimension), 0.05)
     H, _, _ = linear_problem(blocks)
@@ -791,14 +784,14 @@ def test_long_run_has_the_exact_law():
     z = squares.mean(0) / (squares.std(0, ddof=1) / 60**0.5)
     assert np.abs(z).max() < Z
     frequencies = np.bincount(idata["sample_stats"]["part"].values.ravel()) / 6_000
-    share = blocks.gradients.shares[0]
+    share = blocks.shares[0]
     assert abs(frequencies[0] - share) < Z * np.sqrt(share * (1 - share) / 6_000)
 
 
 def grid_of_run(blocks, parts, seed):
     dealing = np.random.default_rng(seed).spawn(3)[0]
-    codes = [blocks.posterior.data[side.leaf] for side in blocks.problem.sides]
-    return make_grid(codes, [side.size for side in blocks.problem.sides], parts, dealing)
+    codes = [blocks.posterior.data[side.leaf] for side in blocks.model.sides]
+    return make_grid(codes, [side.size for side in blocks.model.sides], parts, dealing)
 
 
 @pytest.mark.usefixtures("on_numpy")

@@ -14,9 +14,11 @@ from arviz_stats.base import array_stats
 from scipy import special, stats
 
 from pymc_sgmcmc import SGLDCV, ModelError, consensus, marginalize
+from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.sampling import combine
 from pymc_sgmcmc.sampling.consensus import _add_mean_error, _shards_group, _warn_of_kernels
-from pymc_sgmcmc.sampling.shards import POSITION, ShardDensity, deal_out, posterior_to_share
+from pymc_sgmcmc.sampling.dealt_rows import posterior_to_deal_out
+from pymc_sgmcmc.sampling.shards import POSITION, ShardDensity, deal_out
 from tests.support.models import logistic_model, two_variable_model
 from tests.support.sources import CountedRows
 
@@ -74,7 +76,7 @@ def two_tables_model() -> pm.Model:
 )
 def test_log_densities_of_shards_add_up_to_that_of_the_model(build, rows, rng, without_compiler):
     model = build()
-    posterior = posterior_to_share(model, rows)
+    posterior = posterior_to_deal_out(model, rows, by="consensus", to="shards")
     numbers = deal_out(30, 3, rng)
     assert np.array_equal(np.sort(np.concatenate(numbers)), np.arange(30))
     density = ShardDensity.of(posterior, 3)
@@ -89,7 +91,7 @@ def test_log_densities_of_shards_add_up_to_that_of_the_model(build, rows, rng, w
 
 
 def test_density_that_is_sent_has_no_rows(without_compiler):
-    density = ShardDensity.of(posterior_to_share(logistic_model(n_rows=20_000)), 8)
+    density = ShardDensity.of(Posterior(logistic_model(n_rows=20_000)), 8)
     assert len(cloudpickle.dumps(density)) < 50_000  # All rows are 500 KB.
 
 
@@ -278,7 +280,8 @@ def test_shards_that_have_not_converged_are_named(rng, caplog):
     with caplog.at_level(logging.WARNING):
         _shards_group(positions, ("a", "b"))
     (message,) = [record.getMessage() for record in caplog.records]
-    assert message.startswith("Shard 1 has not converged: R-hat of `b` is ")
+    assert message.startswith("Shard 1 has not converged: 1 of 2 coordinates have R-hat above 1.05")
+    assert "such as `b`" in message
     positions[2, ..., 0] = 1.0
     with pytest.raises(ValueError, match="`a` in shard 2 do not vary"):
         _shards_group(positions, ("a", "b"))

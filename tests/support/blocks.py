@@ -11,9 +11,9 @@ import pymc as pm
 
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.two_sided import TwoSided, two_sided
-from pymc_sgmcmc.sampling.by_blocks.block import ITEMS, PAIRS, USERS, Turn, user_groups
-from pymc_sgmcmc.sampling.by_blocks.grid import Grid, make_grid
-from pymc_sgmcmc.sampling.by_blocks.setup import Gradients
+from pymc_sgmcmc.sampling.by_blocks.block import ITEMS, PAIRS, USERS, Turn
+from pymc_sgmcmc.sampling.by_blocks.grid import make_grid
+from pymc_sgmcmc.sampling.by_blocks.setup import Blocks
 from pymc_sgmcmc.sampling.by_blocks.tasks import BlockChain, Tasks
 
 N_USERS, N_ITEMS, N_ROWS = 7, 5, 60
@@ -58,19 +58,20 @@ def factors_model(rank: int = 2) -> pm.Model:
 
 @dataclass(frozen=True)
 class FedTurn(Turn):
-    """An iteration whose noise is given for all users, all items and the pairs."""
+    """An iteration whose noise is given for all coordinates, (d,), and for the pairs."""
 
-    grid: Grid | None = None
-    noise: tuple[np.ndarray, ...] = ()
+    blocks: Blocks | None = None
+    xi: np.ndarray | None = None
+    pair_noise: np.ndarray | None = None
 
     def generator(self, kind: int, group: int = 0):
         """Something that gives the numbers of a group as a generator would draw them."""
-        if kind not in (USERS, ITEMS, PAIRS):
+        if kind == PAIRS:
+            return _Fed(self.pair_noise)
+        if kind not in (USERS, ITEMS):
             return super().generator(kind, group)
-        values = self.noise[{USERS: 0, ITEMS: 1, PAIRS: 2}[kind]]
-        if kind != PAIRS:
-            values = values[self.grid.groups[kind][group]]
-        return _Fed(values.ravel())
+        numbers = self.blocks.grid.groups[kind][group]
+        return _Fed(self.xi[self.blocks.model.sides[kind].places[numbers].ravel()])
 
 
 @dataclass(frozen=True)
@@ -87,59 +88,43 @@ def _problem(make: Callable[[], pm.Model]) -> TwoSided:
     return two_sided(Posterior(make()))
 
 
-class Blocks:
+class FedBlocks(Blocks):
     """A model in blocks, whose chains run here with given noise."""
 
     def __init__(self, make: Callable[[], pm.Model], parts: int, batch_size: int | None = None):
-        self.problem = _problem(make)
-        self.posterior = self.problem.posterior
-        sides = self.problem.sides
-        codes = [self.posterior.data[side.leaf] for side in sides]
-        sizes = [side.size for side in sides]
-        self.grid = make_grid(codes, sizes, parts, np.random.default_rng(4))
-        self.gradients = Gradients(self.problem, self.grid, batch_size)
-        self.shapes = [(side.size, side.width) for side in sides]
-        self.sizes = [int(np.prod(shape)) for shape in self.shapes]
-        self.batch_size = batch_size
+        problem = _problem(make)
+        self.posterior = problem.posterior
+        codes = [self.posterior.data[side.leaf] for side in problem.sides]
+        sizes = [side.size for side in problem.sides]
+        grid = make_grid(codes, sizes, parts, np.random.default_rng(4))
+        super().__init__(problem, grid, batch_size)
 
     @property
     def dimension(self) -> int:
-        return sum(self.sizes)
+        return self.posterior.dimension
 
-    def vector(self, position: np.ndarray) -> np.ndarray:
-        """All users and then all items of a position of the posterior."""
-        matrices = self.problem.matrices(self.posterior.layout.unravel(position))
-        return np.concatenate([matrix.ravel() for matrix in matrices])
-
-    def split(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Matrices of users and items of a vector."""
-        users, items = np.split(vector, [self.sizes[0]])
-        return users.reshape(self.shapes[0]), items.reshape(self.shapes[1])
-
-    def turn(self, part: int, step_size: float, iteration: int = 0, tuning: bool = False, **noise):
+    def fed(self, part: int, step_size: float, iteration: int = 0, tuning: bool = False, **noise):
         """An iteration, with ``xi`` (d,) and ``pair_noise``, both zero where not given."""
-        xi = noise.get("xi", np.zeros(self.dimension))
-        pair_noise = np.asarray(noise.get("pair_noise", np.zeros(1)))
         return FedTurn(
             seed=0,
             chain=0,
             iteration=iteration,
             part=part,
-            weight=1 / self.gradients.shares[part],
+            weight=1 / self.shares[part],
             step_size=step_size,
             tuning=tuning,
-            grid=self.grid,
-            noise=(*self.split(xi), pair_noise),
+            blocks=self,
+            xi=noise.get("xi", np.zeros(self.dimension)),
+            pair_noise=np.asarray(noise.get("pair_noise", np.zeros(1))),
         )
 
     def chain(self, step, start: np.ndarray, settings=(), moment=None) -> BlockChain:
         """A chain of a sampler from a start, (d,)."""
         moment = np.ones(self.dimension) if moment is None else moment
-        groups = user_groups(self.problem, self.grid, settings, self.batch_size)
-        return BlockChain(Tasks(), step, groups, self.gradients.places, start, moment)
+        return BlockChain(Tasks(), step, self.with_settings(settings), self, start, moment)
 
     def read(self, chain: BlockChain, auxiliary: int = 0) -> np.ndarray:
         """The position of a chain, or an auxiliary of its states with a number a coordinate."""
         promises, met = chain.ask()
-        pieces = [tuple(state[auxiliary] for state in pair) for pair in chain._pairs]
+        pieces = [np.concatenate([state[auxiliary] for state in pair]) for pair in chain._pairs]
         return chain.read([*pieces, promises[-1]], met)[0]

@@ -22,7 +22,6 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "logistic, unequal groups",
         "two outcomes",
     ),
-    "marginal/test_fit.py::test_sleepstudy_by_maximum_likelihood": ("quasi-newton",),
     "marginal/test_fit.py::test_the_gradient_is_that_of_the_value": (
         "logistic_intercepts-1",
         "logistic_intercepts-3",

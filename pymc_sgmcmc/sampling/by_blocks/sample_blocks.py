@@ -18,30 +18,26 @@ from pymc_sgmcmc.checks import generator, one_of, or_none, positive_number, whol
 from pymc_sgmcmc.errors import NonFinitePositionError
 from pymc_sgmcmc.posterior.check_rows import check_rows
 from pymc_sgmcmc.posterior.position import given_model
-from pymc_sgmcmc.posterior.two_sided import TwoSided, two_sided
-from pymc_sgmcmc.sampling.by_blocks.block import Turn, user_groups
-from pymc_sgmcmc.sampling.by_blocks.design import (
+from pymc_sgmcmc.posterior.two_sided import two_sided
+from pymc_sgmcmc.sampling.by_blocks.block import Turn
+from pymc_sgmcmc.sampling.by_blocks.grid import make_grid
+from pymc_sgmcmc.sampling.by_blocks.setup import (
     CURVATURE,
     IDENTITY,
     STEP_NAMES,
+    Blocks,
     Design,
     design_of,
-    with_given_step_size,
-)
-from pymc_sgmcmc.sampling.by_blocks.grid import Grid, make_grid
-from pymc_sgmcmc.sampling.by_blocks.setup import (
-    Gradients,
-    Scale,
     draw_around,
     find_start,
     measure,
 )
-from pymc_sgmcmc.sampling.by_blocks.tasks import BlockChain, Tasks, tasks_of
+from pymc_sgmcmc.sampling.by_blocks.tasks import BlockChain, tasks_of
 from pymc_sgmcmc.sampling.dealt_rows import check_submits, posterior_to_deal_out
 from pymc_sgmcmc.sampling.trace import groups_of_points, recorded_names
 from pymc_sgmcmc.schedules import StepSize, check_step_size, step_sizes
 from pymc_sgmcmc.step_methods.pymc_hook import log
-from pymc_sgmcmc.trace_tools.verdict import LARGEST_R_HAT, SMALLEST_ESS, ess_and_r_hat
+from pymc_sgmcmc.trace_tools.verdict import ess_and_r_hat, of_convergence
 from pymc_sgmcmc.tuning import VARIANCE_INFLATION
 
 PARTS = "block_parts"
@@ -58,8 +54,8 @@ as they do."""
 FEWEST_DRAWS = 8
 """R-hat is computed of no fewer draws of a chain."""
 
-LOOKED_AT = 100
-"""R-hat is computed of at most so many entries of a variable, since there may be millions."""
+LOOKED_AT = 200
+"""R-hat is computed of at most so many coordinates, since there may be millions."""
 
 
 def sample_blocks(
@@ -192,10 +188,9 @@ def sample_blocks(
 
     **Messages.** A group of users stays on its worker with its rows. In an iteration only states of
     groups of items go to another worker, 8 bytes a coordinate times 1 for "sgld", 3 for "psgld" and
-    3M - 2 for "hamcmc", which sends (M - 1)(2M + 1) numbers a block besides. There are 2 tasks a
-    block, 4 for "hamcmc", and Dask took 5 milliseconds a task on a machine of two cores. So small
-    blocks run faster without a client, see `docs/many_rows.md`. An executor of processes gets all
-    rows of a group with each task, so that it suits small data only.
+    3M - 2 for "hamcmc", which sends (M - 1)(2M + 1) numbers a block besides. Small blocks run
+    faster without a client, see `docs/many_rows.md`. An executor of processes gets all rows of a
+    group with each task, so that it suits small data only.
 
     References
     ----------
@@ -219,57 +214,84 @@ def sample_blocks(
     >>> dict(idata["posterior"].sizes)
     {'chain': 1, 'draw': 200, 'a_dim_0': 30, 'b_dim_0': 20}
     """
-    settings = _Settings.of(locals())
+    one_of("step", step, STEP_NAMES)
+    one_of("preconditioner", preconditioner, (CURVATURE, IDENTITY))
+    parts, memory = whole_number("parts", parts, 1), whole_number("memory", memory, 2)
+    draws, tune = whole_number("draws", draws, 1), whole_number("tune", tune, 0)
+    chains = whole_number("chains", chains, 1)
+    batch_size = or_none(whole_number, "batch_size", batch_size, 1)
+    bias = or_none(positive_number, "bias", bias)
+    step_size = or_none(lambda _, value: check_step_size(value), "", step_size)
+    if bias is not None and step_size is not None:
+        raise ValueError(
+            f"`step_size={step_size}` leaves nothing to compute for `bias={bias}`. Leave one "
+            "of them out."
+        )
+    turns = memory if step == "hamcmc" else 1
+    thin = or_none(whole_number, "thin", thin, 1) or -(-THINNING // turns) * turns
+    if thin % turns:
+        raise ValueError(
+            f"`thin={thin}` should be a multiple of `memory={memory}`, since that many chains "
+            "of HAMCMC move in turn and draws should be of one of them."
+        )
     or_none(check_submits, "client", client)
     recorded_names(given_model(model), var_names)
-    whole = posterior_to_deal_out(
+    posterior = posterior_to_deal_out(
         model, rows, by="sample_blocks", to="blocks", initial_point=initial_point
     )
-    check_rows(whole)
-    problem = two_sided(whole)
-    _check_parts(problem, settings.parts)
+    check_rows(posterior)
+    problem = two_sided(posterior)
+    for side in problem.sides:
+        if side.size < parts:
+            raise ValueError(
+                f"`parts={parts}` needs as many groups of `{side.index}`, but it has {side.size} "
+                "entries. Take fewer parts."
+            )
     dealing, searching, running = generator("random_seed", random_seed).spawn(3)
-    posterior = problem.posterior
+    posterior, initial = problem.posterior, problem.posterior.initial_position
     codes = [posterior.data[side.leaf] for side in problem.sides]
-    grid = make_grid(codes, [side.size for side in problem.sides], settings.parts, dealing)
-    gradients = Gradients(problem, grid, settings.batch_size)
-    matrices = problem.matrices(posterior.layout.unravel(posterior.initial_position))
-    initial = np.concatenate([matrix.ravel() for matrix in matrices])
+    grid = make_grid(codes, [side.size for side in problem.sides], parts, dealing)
+    blocks = Blocks(problem, grid, batch_size)
     begin = time.time()
-    start = find_start(gradients, initial, searching)
-    scale = measure(gradients, start, searching)
+    scale = measure(blocks, find_start(blocks, initial, searching), searching)
     design = design_of(
-        settings.step,
-        gradients,
+        step,
+        blocks,
         scale,
-        preconditioner=settings.preconditioner,
-        memory=settings.memory,
+        preconditioner=preconditioner,
+        memory=memory,
+        is_rescaled=step_size is None,
     )
-    if settings.step_size is None:
-        chosen: StepSize = design.step_size(settings.bias, float(_used(gradients.shares).min()))
+    settings: dict[str, Any] = {"parts": parts, "step": step, "tune": tune, "thin": thin}
+    settings |= {"preconditioner": preconditioner} if step != "psgld" else {}
+    settings |= {"memory": memory} if step == "hamcmc" else {}
+    settings |= {"batch_size": batch_size} if batch_size is not None else {}
+    if step_size is None:
+        settings["bias"] = bias or VARIANCE_INFLATION
+        step_size = design.step_size(settings["bias"], blocks.shares[blocks.shares > 0].min())
+        remedy = f"Give a smaller `bias` than {settings['bias']:g}."
     else:
-        chosen, design = settings.step_size, with_given_step_size(design)
+        remedy = "Give a smaller `step_size`, or none."
     set_up = time.time() - begin
     seed = int(running.integers(2**62))
-    points, stats, (kept_chains, kept_draws) = _run(
-        _Run(problem, grid, gradients, scale, design, settings, chosen, seed),
-        [
-            draw_around(scale.start, scale.curvature, running) if initial_point is None else initial
-            for _ in range(settings.chains)
-        ],
-        tasks_of(client),
-        progressbar,
-    )
-    _warn_of_slow_coordinates(points, kept_chains)
+    run = _Run(blocks, design, step_size, seed, draws, tune, thin, remedy)
+    starts = [
+        draw_around(scale.start, scale.curvature, running) if initial_point is None else initial
+        for _ in range(chains)
+    ]
+    positions, stats = _positions(run, starts, scale.moment, client, progressbar)
+    _warn_of_slow_coordinates(positions, posterior.layout.labels)
+    kept_chains, kept_draws, _ = positions.shape
+    points = posterior.layout.unravel_all(positions.reshape(-1, posterior.dimension))
     groups = groups_of_points(model, points, kept_chains, var_names)
     groups["sample_stats"] = xr.Dataset(
         {name: (("chain", "draw"), values) for name, values in stats.items()},
         coords={"chain": range(kept_chains), "draw": range(kept_draws)},
     )
     groups[PARTS] = xr.Dataset(
-        {"rows": ("part", grid.counts()), "probability": ("part", gradients.shares)},
-        coords={"part": np.arange(settings.parts)},
-        attrs=settings.attributes()
+        {"rows": ("part", blocks.counts), "probability": ("part", blocks.shares)},
+        coords={"part": np.arange(parts)},
+        attrs=settings
         | {
             "largest_curvature": design.largest_curvature,
             "mean_variance": design.mean_variance,
@@ -280,118 +302,21 @@ def sample_blocks(
     return DataTree.from_dict(groups)
 
 
-# --- Settings ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """The checked arguments."""
-
-    parts: int
-    step: str
-    draws: int
-    tune: int
-    thin: int
-    chains: int
-    step_size: StepSize | None
-    bias: float
-    batch_size: int | None
-    preconditioner: str
-    memory: int
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> _Settings:
-        """Check the arguments of `sample_blocks`.
-
-        Raises
-        ------
-        TypeError, ValueError
-        """
-        step = one_of("step", given["step"], STEP_NAMES)
-        memory = whole_number("memory", given["memory"], 2)
-        bias = or_none(positive_number, "bias", given["bias"])
-        step_size = or_none(lambda _, value: check_step_size(value), "", given["step_size"])
-        if bias is not None and step_size is not None:
-            raise ValueError(
-                f"`step_size={step_size}` leaves nothing to compute for `bias={bias}`. Leave one "
-                "of them out."
-            )
-        thin = or_none(whole_number, "thin", given["thin"], 1)
-        if step == "hamcmc" and thin is not None and thin % memory:
-            raise ValueError(
-                f"`thin={thin}` should be a multiple of `memory={memory}`, since that many chains "
-                "of HAMCMC move in turn and draws should be of one of them."
-            )
-        if thin is None:
-            thin = -(-THINNING // memory) * memory if step == "hamcmc" else THINNING
-        return cls(
-            parts=whole_number("parts", given["parts"], 1),
-            step=step,
-            draws=whole_number("draws", given["draws"], 1),
-            tune=whole_number("tune", given["tune"], 0),
-            thin=thin,
-            chains=whole_number("chains", given["chains"], 1),
-            step_size=step_size,
-            bias=VARIANCE_INFLATION if bias is None else bias,
-            batch_size=or_none(whole_number, "batch_size", given["batch_size"], 1),
-            preconditioner=one_of("preconditioner", given["preconditioner"], (CURVATURE, IDENTITY)),
-            memory=memory,
-        )
-
-    def attributes(self) -> dict[str, Any]:
-        """Those of a trace."""
-        names = ["parts", "step", "tune", "thin"]
-        names += ["preconditioner"] if self.step != "psgld" else []
-        names += ["memory"] if self.step == "hamcmc" else []
-        names += ["bias"] if self.step_size is None else []
-        names += ["batch_size"] if self.batch_size is not None else []
-        return {name: getattr(self, name) for name in names}
-
-
-def _check_parts(problem: TwoSided, parts: int) -> None:
-    for side in problem.sides:
-        if side.size < parts:
-            raise ValueError(
-                f"`parts={parts}` needs as many groups of `{side.index}`, but it has {side.size} "
-                "entries. Take fewer parts."
-            )
-
-
-def _warn_of_slow_coordinates(points: Mapping[str, np.ndarray], chains: int) -> None:
-    """Warn where draws of the value variables are few effective ones, or chains disagree."""
-    slowest, slow, looked_at = ("", np.inf, 0.0), 0, 0
-    for name, values in points.items():
-        draws = values.reshape(chains, len(values) // chains, -1)
-        if draws.shape[1] < FEWEST_DRAWS:
-            return
-        numbers = np.unique(np.linspace(0, draws.shape[2] - 1, LOOKED_AT).astype(int))
-        ess, r_hat = ess_and_r_hat(draws[:, :, numbers])
-        slow += int(np.sum((ess < SMALLEST_ESS) | (r_hat > LARGEST_R_HAT)))
-        looked_at += len(numbers)
-        worst = int(np.argmin(ess))
-        place = np.unravel_index(numbers[worst], values.shape[1:])
-        label = f"{name}[{', '.join(map(str, place))}]"
-        slowest = min(slowest, (label, float(ess[worst]), float(r_hat[worst])), key=lambda x: x[1])
-    if slow:
-        label, effective, ratio = slowest
+def _warn_of_slow_coordinates(positions: np.ndarray, labels: Sequence[str]) -> None:
+    """Warn where draws of coordinates are few effective ones, or chains disagree."""
+    _, draws, d = positions.shape
+    if draws < FEWEST_DRAWS:
+        return
+    looked_at = np.unique(np.linspace(0, d - 1, LOOKED_AT).astype(int))
+    ess, r_hat = ess_and_r_hat(positions[:, :, looked_at])
+    said = of_convergence(ess, r_hat, tuple(labels[n] for n in looked_at), len(looked_at))
+    if said is not None:
         log.warning(
-            "Not converged: %d of %d coordinates have R-hat above %g or fewer than %g effective "
-            "draws, such as `%s` with R-hat %.2f and %.2g effective draws. Use more draws or a "
-            "larger `thin`. Factors can be rotated, and biases shifted against each other, so look "
-            "at R-hat of what you use, such as products `U[i] @ V[j]` and sums.",
-            slow,
-            looked_at,
-            LARGEST_R_HAT,
-            SMALLEST_ESS,
-            label,
-            ratio,
-            effective,
+            "Not converged: %s Use more draws or a larger `thin`. Factors can be rotated, and "
+            "biases shifted against each other, so look at R-hat of what you use, such as products "
+            "`U[i] @ V[j]` and sums.",
+            said,
         )
-
-
-def _used(shares: np.ndarray) -> np.ndarray:
-    """Probabilities of the parts that have rows."""
-    return shares[shares > 0]
 
 
 # --- The run -----------------------------------------------------------------------------------
@@ -401,41 +326,41 @@ def _used(shares: np.ndarray) -> np.ndarray:
 class _Run:
     """What all chains share."""
 
-    problem: TwoSided
-    grid: Grid
-    gradients: Gradients
-    scale: Scale
+    blocks: Blocks
     design: Design
-    settings: _Settings
     step_size: StepSize
     seed: int
+    draws: int
+    tune: int
+    thin: int
+    remedy: str
 
     def turns(self, chain: int) -> Iterator[list[Turn]]:
         """The iterations of a chain, those of one draw at a time."""
-        settings = self.settings
+        shares = self.blocks.shares
         rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(chain,)))
-        for draw in range(settings.tune + settings.draws):
-            first = draw * settings.thin
-            parts = rng.choice(settings.parts, size=settings.thin, p=self.gradients.shares)
-            sizes = step_sizes(self.step_size, first, settings.thin)
+        for draw in range(self.tune + self.draws):
+            first = draw * self.thin
+            parts = rng.choice(len(shares), size=self.thin, p=shares)
+            sizes = step_sizes(self.step_size, first, self.thin)
             yield [
                 Turn(
                     seed=self.seed,
                     chain=chain,
                     iteration=first + number,
                     part=int(part),
-                    weight=1 / self.gradients.shares[part],
+                    weight=1 / shares[part],
                     step_size=float(size),
-                    tuning=draw < settings.tune,
+                    tuning=draw < self.tune,
                 )
                 for number, (part, size) in enumerate(zip(parts, sizes, strict=True))
             ]
 
 
-def _run(
-    run: _Run, starts: Sequence[np.ndarray], tasks: Tasks, progressbar: bool
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], tuple[int, int]]:
-    """Points of all chains, their statistics, and the numbers of chains and draws.
+def _positions(
+    run: _Run, starts: Sequence[np.ndarray], moment: np.ndarray, client: Any, progressbar: bool
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Positions, shape (chains, draws, d), and statistics, (chains, draws).
 
     After Ctrl-C these are the whole chains or, in the first chain, the draws so far.
 
@@ -444,66 +369,50 @@ def _run(
     KeyboardInterrupt
         Before the first draw that is kept.
     """
-    settings = run.settings
-    groups = [
-        tasks.place(group)
-        for group in user_groups(run.problem, run.grid, run.design.settings, settings.batch_size)
-    ]
-    shape = settings.chains * settings.draws, len(starts[0])
-    positions = np.empty(shape, run.problem.posterior.dtype)
+    tasks, step = tasks_of(client), run.design.step
+    groups = [tasks.place(group) for group in run.blocks.with_settings(run.design.settings)]
+    positions = np.empty(
+        (len(starts) * run.draws, len(starts[0])), run.blocks.model.posterior.dtype
+    )
     kept: list[tuple[Turn, Any]] = []
     with Progress(disable=not progressbar) as progress:
-        bar = progress.add_task("Draws", total=settings.chains * (settings.tune + settings.draws))
+        bar = progress.add_task("Draws", total=len(starts) * (run.tune + run.draws))
         try:
-            for chain, start in enumerate(starts):
-                states = BlockChain(
-                    tasks, run.design.step, groups, run.gradients.places, start, run.scale.moment
-                )
-                for number, turn, at, coefficients in _draws(run, chain, states):
+            for number, start in enumerate(starts):
+                chain = BlockChain(tasks, step, groups, run.blocks, start, moment)
+                for turn, at, coefficients in _draws(run, number, chain):
                     progress.advance(bar)
                     _check_finite(at, turn, run)
-                    if number >= 0:
+                    if not turn.tuning:
                         positions[len(kept)] = at
                         kept.append((turn, coefficients))
         except KeyboardInterrupt:
             if not kept:
                 raise
             log.warning("Interrupted: the trace has the chains, or draws of the first, so far.")
-    size = max(1, len(kept) // settings.draws), min(len(kept), settings.draws)
-    draws = size[0] * size[1]
-    turns, coefficients = zip(*kept[:draws], strict=True)
+    size = max(1, len(kept) // run.draws), min(len(kept), run.draws)
+    count = size[0] * size[1]
+    turns, coefficients = zip(*kept[:count], strict=True)
     stats = {"step_size": [turn.step_size for turn in turns], "part": [turn.part for turn in turns]}
-    if run.design.step.reduces:
-        stats["pair_accepted"] = [each.accepted.mean() for each in coefficients]
-    sides = run.problem.sides
-    names = run.problem.posterior.layout.names
-    points = {}
-    of_sides = np.split(positions[:draws], [sides[0].size * sides[0].width], axis=1)
-    for side, of_side in zip(sides, of_sides, strict=True):
-        flat = side.values(of_side.reshape(-1, side.width))
-        for variable, values in zip(side.variables, flat, strict=True):
-            points[names[variable]] = values.reshape(draws, side.size, *values.shape[1:])
-    return points, {name: np.reshape(values, size) for name, values in stats.items()}, size
+    if step.reduces:
+        stats["pair_accepted"] = [accepted.mean() for *_, accepted in coefficients]
+    return positions[:count].reshape(*size, -1), {
+        name: np.reshape(values, size) for name, values in stats.items()
+    }
 
 
-def _draws(
-    run: _Run, chain: int, states: BlockChain
-) -> Iterator[tuple[int, Turn, np.ndarray, Any]]:
-    """Positions at each draw, numbered from 0 after tuning, some draws behind the tasks."""
-    waiting: deque[tuple[int, Turn, Any]] = deque()
-
-    def next_one() -> tuple[int, Turn, np.ndarray, Any]:
-        number, turn, asked = waiting.popleft()
-        return number, turn, *states.read(*asked)
-
-    for draw, turns in enumerate(run.turns(chain)):
+def _draws(run: _Run, number: int, chain: BlockChain) -> Iterator[tuple[Turn, np.ndarray, Any]]:
+    """The last iteration, position and coefficients of each draw, some draws behind the tasks."""
+    waiting: deque[tuple[Turn, Any]] = deque()
+    for turns in run.turns(number):
         for turn in turns:
-            states.advance(turn)
-        waiting.append((draw - run.settings.tune, turns[-1], states.ask()))
+            chain.advance(turn)
+        waiting.append((turns[-1], chain.ask()))
         if len(waiting) > DRAWS_AHEAD:
-            yield next_one()
-    while waiting:
-        yield next_one()
+            turn, asked = waiting.popleft()
+            yield turn, *chain.read(*asked)
+    for turn, asked in waiting:
+        yield turn, *chain.read(*asked)
 
 
 def _check_finite(at: np.ndarray, turn: Turn, run: _Run) -> None:
@@ -513,14 +422,8 @@ def _check_finite(at: np.ndarray, turn: Turn, run: _Run) -> None:
     ------
     NonFinitePositionError
     """
-    if np.isfinite(at).all():
-        return
-    raise NonFinitePositionError(
-        f"The chain left the finite numbers before iteration {turn.iteration + 1}, with a step "
-        f"size of {turn.step_size:.3g}. "
-        + (
-            "Give a smaller `step_size`, or none."
-            if run.settings.step_size is not None
-            else f"Give a smaller `bias` than {run.settings.bias:g}."
+    if not np.isfinite(at).all():
+        raise NonFinitePositionError(
+            f"The chain left the finite numbers before iteration {turn.iteration + 1}, with a "
+            f"step size of {turn.step_size:.3g}. {run.remedy}"
         )
-    )

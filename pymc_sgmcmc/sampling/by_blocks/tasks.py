@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from pymc_sgmcmc.sampling.by_blocks.block import Places, Sides, Turn, UserGroup
+from pymc_sgmcmc.sampling.by_blocks.block import Turn, UserGroup
 from pymc_sgmcmc.sampling.by_blocks.grid import item_group
-from pymc_sgmcmc.sampling.by_blocks.steps import BlockStep, Coefficients, Looked, Pair, State
+from pymc_sgmcmc.sampling.by_blocks.setup import Blocks
+from pymc_sgmcmc.sampling.by_blocks.steps import BlockStep, Coefficients, Looked, State
 
 MESSAGE_BYTES = 4_000_000
 """The rows of a group go to a Dask cluster in messages of at most this size. Dask warns of those of
 10 MB."""
+
+type Pair = tuple[State, State]
+"""The states of a group of users and of a group of items."""
 
 
 class Tasks:
@@ -41,10 +45,6 @@ class Tasks:
     def results(self, promises: Sequence[Any]) -> list[Any]:
         """Results, on this machine."""
         return list(promises)
-
-    def wait(self, promises: Sequence[Any]) -> None:
-        """Wait until these have been computed."""
-        self.results(promises)
 
 
 class OnExecutor(Tasks):
@@ -95,21 +95,6 @@ class OnDask(Tasks):
         """Results, gathered in one message."""
         return self._client.gather(list(promises))
 
-    def wait(self, promises: Sequence[Any]) -> None:
-        """Wait for all, without gathering them.
-
-        Raises
-        ------
-        Exception
-            Where a task has failed.
-        """
-        from distributed import wait
-
-        wait(promises)
-        for promise in promises:
-            if promise.status == "error":
-                promise.result()
-
 
 def tasks_of(client: Any) -> Tasks:
     """Where the tasks of a client run."""
@@ -125,12 +110,20 @@ def _unpickled(*pieces: bytes) -> UserGroup:
 # --- Tasks of an iteration ----------------------------------------------------------------------
 
 
-def start(step: BlockStep, positions: Sides, moments: Sides) -> Pair:
-    """States of a group of users and of a group of items."""
-    users, items = (
-        step.start(position, moment) for position, moment in zip(positions, moments, strict=True)
-    )
+def _pair(group: UserGroup, state: State) -> Pair:
+    """The states of the users and of the items of a block."""
+    users, items = zip(*(np.split(part, [group.size], axis=-1) for part in state), strict=True)
     return users, items
+
+
+def _state(pair: Pair, items: State) -> State:
+    """The state of a block of the users of a pair and of the given items."""
+    return tuple(np.concatenate(parts, axis=-1) for parts in zip(pair[0], items, strict=True))
+
+
+def start(group: UserGroup, step: BlockStep, position: np.ndarray, moment: np.ndarray) -> Pair:
+    """States of a group of users and of a group of items."""
+    return _pair(group, step.start(position, moment))
 
 
 def moved(
@@ -139,13 +132,13 @@ def moved(
     """States after one iteration of a block, of its users and of the given items."""
     # What leaves the finite numbers is found by `sample_blocks`.
     with np.errstate(all="ignore"):
-        return step.move(group, turn, (pair[0], items), *sums)
+        return _pair(group, step.move(group, turn, _state(pair, items), *sums))
 
 
 def looked(group: UserGroup, step: Any, turn: Turn, pair: Pair, items: State) -> Looked:
     """The first stage of an iteration with sums over all blocks."""
     with np.errstate(all="ignore"):
-        return step.look(group, turn, (pair[0], items))
+        return step.look(group, turn, _state(pair, items))
 
 
 def reduced(step: Any, turn: Turn, *products: Any) -> Coefficients:
@@ -154,9 +147,9 @@ def reduced(step: Any, turn: Turn, *products: Any) -> Coefficients:
         return step.reduced(turn, products)
 
 
-def positions(pair: Pair) -> Sides:
-    """Positions of the users and items of a block."""
-    return pair[0][0], pair[1][0]
+def position(pair: Pair) -> np.ndarray:
+    """Position of a block."""
+    return np.concatenate([pair[0][0], pair[1][0]])
 
 
 class BlockChain:
@@ -168,8 +161,8 @@ class BlockChain:
     step : BlockStep
     groups : sequence
         `Tasks.place` of each group of users.
-    places : Places
-    position, moment : numpy.ndarray, shape (d,)
+    blocks : Blocks
+    at, moment : numpy.ndarray, shape (d,)
         Where the chain starts, and what `BlockStep.start` takes besides.
     """
 
@@ -178,64 +171,55 @@ class BlockChain:
         tasks: Tasks,
         step: BlockStep,
         groups: Sequence[Any],
-        places: Places,
-        position: np.ndarray,
+        blocks: Blocks,
+        at: np.ndarray,
         moment: np.ndarray,
     ):
-        self._tasks, self._step, self._groups = tasks, step, list(groups)
-        self._places = places
-        self._pairs = [
-            tasks.submit(b, start, step, places.cut(position, b, b), places.cut(moment, b, b))
-            for b in range(len(self._groups))
-        ]
+        self._tasks, self._step, self._groups, self._blocks = tasks, step, list(groups), blocks
         # The group of items c was last met by this group of users.
         self._met = list(range(len(self._groups)))
+        places = [blocks.places(number, number) for number in self._met]
+        self._pairs = self._of_each(
+            start, [(step, at[numbers], moment[numbers]) for numbers in places]
+        )
         self._coefficients: Any = None
+
+    def _of_each(self, function: Callable[..., Any], arguments: Sequence[tuple]) -> list[Any]:
+        """Promises of a function of each group of users and of arguments of its own."""
+        return [
+            self._tasks.submit(number, function, group, *own)
+            for number, (group, own) in enumerate(zip(self._groups, arguments, strict=True))
+        ]
 
     def advance(self, turn: Turn) -> None:
         """One iteration."""
         parts = len(self._groups)
         items_of = [item_group(number, turn.part, parts) for number in range(parts)]
-        items = [
-            self._tasks.submit(self._met[group], itemgetter(1), self._pairs[self._met[group]])
-            for group in items_of
+        met = [self._met[items] for items in items_of]
+        items = [self._tasks.submit(n, itemgetter(1), self._pairs[n]) for n in met]
+        arguments: list[tuple] = [
+            (self._step, turn, *both) for both in zip(self._pairs, items, strict=True)
         ]
-        arguments = [
-            (self._groups[number], self._step, turn, self._pairs[number], items[number])
-            for number in range(parts)
-        ]
-        sums: list[tuple] = [()] * parts
         if self._step.reduces:
-            found = [
-                self._tasks.submit(number, looked, *arguments[number]) for number in range(parts)
-            ]
-            products = [
-                self._tasks.submit(number, itemgetter(0), found[number]) for number in range(parts)
-            ]
+            found = self._of_each(looked, arguments)
+            products = [self._tasks.submit(n, itemgetter(0), each) for n, each in enumerate(found)]
             self._coefficients = self._tasks.submit(0, reduced, self._step, turn, *products)
-            sums = [(of_block, self._coefficients) for of_block in found]
-        self._pairs = [
-            self._tasks.submit(number, moved, *arguments[number], *sums[number])
-            for number in range(parts)
-        ]
+            arguments = [
+                (*own, each, self._coefficients) for own, each in zip(arguments, found, strict=True)
+            ]
+        self._pairs = self._of_each(moved, arguments)
         for number, group in enumerate(items_of):
             self._met[group] = number
 
-    def wait(self) -> None:
-        """Wait until all iterations so far are done."""
-        self._tasks.wait(self._pairs)
-
     def ask(self) -> tuple[list[Any], list[int]]:
         """Promises of the positions of all blocks and of the coefficients, and where they stand."""
-        promises = [
-            self._tasks.submit(number, positions, pair) for number, pair in enumerate(self._pairs)
-        ]
+        promises = [self._tasks.submit(n, position, pair) for n, pair in enumerate(self._pairs)]
         return [*promises, self._coefficients], list(self._met)
 
     def read(self, promises: Sequence[Any], met: Sequence[int]) -> tuple[np.ndarray, Any]:
         """The position, (d,), and the coefficients that `ask` promised."""
         *pieces, coefficients = self._tasks.results(promises)
-        at = np.empty(sum(map(len, (*self._places.users, *self._places.items))))
+        at = np.empty(sum(side.places.size for side in self._blocks.model.sides))
         for group, number in enumerate(met):
-            self._places.fill(at, number, group, pieces[number])
+            at[self._blocks.places(number, group)] = pieces[number]
         return at, coefficients
