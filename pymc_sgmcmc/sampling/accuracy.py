@@ -33,7 +33,7 @@ class DrawsOf(Protocol):
     """A run with a step method, with its draws and whether Ctrl-C ended it."""
 
     def __call__(  # noqa: D102
-        self, step: StochasticGradientStep, *, checks: bool, warnings: bool = True
+        self, step: StochasticGradientStep, *, checks: bool
     ) -> tuple[DataTree, bool]: ...
 
 

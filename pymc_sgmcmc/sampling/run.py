@@ -375,9 +375,7 @@ class _Run:
     client: Any
     vectorized: bool
 
-    def draws_of(
-        self, step: StochasticGradientStep, *, checks: bool, warnings: bool = True
-    ) -> tuple[DataTree, bool]:
+    def draws_of(self, step: StochasticGradientStep, *, checks: bool) -> tuple[DataTree, bool]:
         """Draws of a step method, the same ones each time, and whether Ctrl-C ended the run.
 
         Raises
@@ -411,9 +409,8 @@ class _Run:
         bar = RunProgress(step, bars, self.draws, self.tune, shown)
 
         def tell_warnings(job: Job) -> None:
-            if warnings:
-                told = [one for one in job.stats[-1]["warning"] if one is not None]
-                log_warning_stats([{"warning": one} for one in told])
+            told = [one for one in job.stats[-1]["warning"] if one is not None]
+            log_warning_stats([{"warning": one} for one in told])
 
         def progress(number: int) -> None:
             job = jobs[number]

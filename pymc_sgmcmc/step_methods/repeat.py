@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from pymc.model import Model
 
-from pymc_sgmcmc.dynamics import EULER
 from pymc_sgmcmc.engine import is_jax_mode
 from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.gradient_estimators import SVRG
@@ -19,12 +18,8 @@ from pymc_sgmcmc.record import KEPT_ROWS, LAW, stored_matrix, stored_rows
 from pymc_sgmcmc.step_methods.center import JointCenter
 from pymc_sgmcmc.step_methods.estimators import make_estimator
 from pymc_sgmcmc.step_methods.settings import CONTROL_VARIATES
-from pymc_sgmcmc.step_methods.sgld import SGLD, SGLDCV
+from pymc_sgmcmc.step_methods.sgld import SGLD
 from pymc_sgmcmc.tuning import Center, Curvature, center_at
-
-STEP_METHODS: dict[str, type[SGLD]] = {method.__name__: method for method in (SGLD, SGLDCV)}
-"""These step methods can be made again from a trace. The others have settings that a trace does not
-hold."""
 
 
 def repeated_step(
@@ -36,7 +31,7 @@ def repeated_step(
     thin: int,
     compile_kwargs: Mapping[str, Any] | None = None,
 ) -> SGLD:
-    """Step method with all settings of a run but its step size and thinning.
+    """Step method of the law of a run, with all its settings but step size and thinning.
 
     Rows of the data, minibatches, rows in each transition, estimator, integrator, centre and
     preconditioner are those of the run.
@@ -71,11 +66,11 @@ def repeated_step(
     with model, warnings.catch_warnings():
         # The user has seen the warnings about this centre in the first run.
         warnings.simplefilter("ignore", CenterWarning)
-        return STEP_METHODS[settings["sampler"]](
+        return SGLD(
             step_size=step_size,
             preconditioner=stored_matrix(arrays, "preconditioner"),
             gradient=estimator,
-            integrator=settings.get(LAW, EULER.name),
+            integrator=settings[LAW],
             thin=thin,
             compile_kwargs=kwargs,
             center=center,

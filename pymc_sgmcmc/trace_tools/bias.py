@@ -95,12 +95,12 @@ def bias_report(
     whatever the bias, nor that a step size makes variances too small, as it may on skewed
     posteriors: for Langevin dynamics Stein's identity is above zero at stationarity. The skewness
     around the centre predicts the error of the mean to first order. Where it may be large,
-    `pymc.sample` measures both at the end of a run of `SGLD` or `SGLDCV` with
-    ``integrator="euler"``, and ``rerun=True`` does so for any such run: from the last draw of each
-    chain a pair of chains follows, at the whole and at half the step size, with common noise, so
-    that the differences of their moments are known from few draws. Errors are of first order in the
-    step size h, so that twice this difference is the error at h, and the mean less this error,
-    ``extrapolated``, is off by terms of second order only (Richardson's extrapolation).
+    `pymc.sample` measures both at the end of a run of `SGLD` or `SGLDCV`, and ``rerun=True`` does
+    so for any such run: from the last draw of each chain a pair of chains follows, at the whole and
+    at half the step size, with common noise, so that the differences of their moments are known
+    from few draws. Errors of first order in the step size h are twice this difference, and the mean
+    less this error, ``extrapolated``, is off by terms of second order only (Richardson's
+    extrapolation). The errors of second order of averaged noises are two thirds of that.
 
     **Verdicts.** A coordinate is "mean off" where the error of its mean is beyond doubt larger than
     0.1 standard deviations, "variance too large" where a variance error is beyond doubt larger
@@ -139,9 +139,9 @@ def bias_report(
     bias : float, optional
         Stated relative error of the variance. The default is that of the run.
     rerun : bool
-        Measure the errors of means and variances by pairs of chains, for `SGLD` and `SGLDCV` with
-        ``integrator="euler"`` that move all variables. They take at most about as many gradients as
-        the run, and end sooner where the errors are known to 0.02 posterior standard deviations.
+        Measure the errors of means and variances by pairs of chains, for `SGLD` and `SGLDCV` that
+        move all variables. They take at most about as many gradients as the run, and end sooner
+        where the errors are known to 0.02 posterior standard deviations.
     random_seed : optional
         Seed of the pairs.
     compile_kwargs : mapping, optional

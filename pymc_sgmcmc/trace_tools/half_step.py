@@ -2,8 +2,9 @@ r"""Pairs of chains at the whole and at half the step size, which show errors of
 
 Both chains of a pair have the same Brownian motion: two normal numbers of the chain at half the
 step size add up to one of the other. So their positions stay close together, and the mean of their
-difference is known from far fewer draws than either mean. Errors of Euler's scheme are of first
-order in the step size h, so that the error of the mean at h is twice that difference. With
+difference is known from far fewer draws than either mean. Errors of Euler's scheme, and of noise of
+the gradients, are of first order in the step size h, so that the error of the mean at h is twice
+that difference. The other errors of averaged noises are of second order, and at most so large. With
 positions x and y of the two chains, the difference of their variances is the mean of :math:`(x -
 \bar x)^2 - (y - \bar y)^2`.
 """
@@ -20,7 +21,7 @@ from xarray import DataTree
 
 from pymc_sgmcmc.chain import Chain
 from pymc_sgmcmc.checks import quoted
-from pymc_sgmcmc.dynamics import EULER
+from pymc_sgmcmc.dynamics import LAWS
 from pymc_sgmcmc.posterior.position import layout_from_model
 from pymc_sgmcmc.record import (
     DIMENSION,
@@ -35,10 +36,8 @@ from pymc_sgmcmc.record import (
 )
 from pymc_sgmcmc.stein import Estimate
 from pymc_sgmcmc.step_methods.repeat import repeated_step
+from pymc_sgmcmc.step_methods.settings import GRADIENTS
 from pymc_sgmcmc.trace_tools.gradients import changed_data
-
-RERUN_SAMPLERS = ("SGLD", "SGLDCV")
-"""These step methods can be run again by `bias_report` from the settings in a trace."""
 
 BY_HAND = "Sample again with half the step size, and compare the two."
 """This remedy ends messages about runs that `bias_report` cannot repeat."""
@@ -73,23 +72,19 @@ def check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model) -> N
             "`rerun=True` can repeat runs in which one step method moves all variables, but the "
             f"trace is of {settings[STEP_METHODS]} step methods. {BY_HAND}"
         )
-    name = settings.get("sampler")
-    if name not in RERUN_SAMPLERS or SETTINGS not in idata.children:
+    by_hand = settings.get("estimator_from") == GIVEN
+    is_known = settings.get(LAW) in LAWS and (by_hand or settings.get("gradient") in GRADIENTS)
+    if not is_known or SETTINGS not in idata.children:
         raise ValueError(
-            f"`rerun=True` can repeat runs of {' and '.join(RERUN_SAMPLERS)}, but the trace is of "
-            f"{name or 'an unknown step method'}. {BY_HAND}"
-        )
-    if settings.get(LAW, EULER.name) != EULER.name:
-        raise ValueError(
-            f'`rerun=True` can repeat runs with `integrator="{EULER.name}"`, but that of the trace '
-            f'is "{settings[LAW]}", whose error is of second order in the step size. {BY_HAND}'
+            "`rerun=True` can repeat runs whose law is known, as of `SGLDCV`, but the trace is of "
+            f"{settings.get('sampler', 'an unknown step method')}. {BY_HAND}"
         )
     if local := stored_local(settings):
         raise ValueError(
             f"`rerun=True` can repeat runs without `local`, but that of the trace has sampled "
             f"{quoted(local)} by it. {BY_HAND}"
         )
-    if settings.get("estimator_from") == GIVEN:
+    if by_hand:
         raise ValueError(
             "`rerun=True` can repeat runs whose `gradient` is a name or `SVRG`, but that of the "
             f"trace is an estimator made by hand. {BY_HAND}"

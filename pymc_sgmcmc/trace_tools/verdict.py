@@ -311,8 +311,8 @@ def _of_unknown(report: pd.DataFrame, stated: float, called: str, draws: int) ->
     if predicted.notna().any():
         reasons.append(
             f"The error of the mean of `{predicted.idxmax()}`, which gradients do not show, may be "
-            f"about {predicted.max():.1g} standard deviations. Use a smaller `bias`, or sample "
-            "again with half the step size, and compare the two."
+            f"about {predicted.max():.1g} standard deviations. Use `rerun=True` to see it, or a "
+            "smaller `bias`."
         )
     return " ".join(reasons)
 

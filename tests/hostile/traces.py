@@ -792,9 +792,3 @@ def bias_report_rerun_with_another_model():
         slope = pm.Normal("slope", 0, 2)
         pm.Normal("y", slope * X[:, 1], 1.0, observed=Y)
     return bias_report(idata, model, rerun=True, compile_kwargs=QUICK).attrs["verdict"]
-
-
-@case("integrator.*averaged.*second order", slow=True)
-def bias_report_rerun_of_averaged_noises():
-    """Pairs of chains measure errors of first order."""
-    return bias_report(sound(), shared_line(), rerun=True, compile_kwargs=QUICK).attrs["verdict"]

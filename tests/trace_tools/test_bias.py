@@ -31,7 +31,7 @@ from pymc_sgmcmc.dynamics import AVERAGED, EULER
 from pymc_sgmcmc.matrices import Dense, Diagonal
 from pymc_sgmcmc.record import SETTINGS
 from pymc_sgmcmc.stein import mean_gradient_test, stein_variance_error
-from pymc_sgmcmc.step_methods.repeat import STEP_METHODS
+from pymc_sgmcmc.step_methods import repeat
 from pymc_sgmcmc.trace_tools.bias import bias_warnings
 from pymc_sgmcmc.trace_tools.verdict import (
     beyond_doubt,
@@ -589,7 +589,7 @@ def test_pairs_have_the_center_of_the_run(monkeypatch):
     """The mean of the nearest Gaussian is no mode, and curvature there is no guide."""
     model, made = flat_hierarchy(), []
 
-    class Recorded(SGLDCV):
+    class Recorded(SGLD):
         def __init__(self, *args, **settings):
             super().__init__(*args, **settings)
             made.append((self, settings))
@@ -597,7 +597,7 @@ def test_pairs_have_the_center_of_the_run(monkeypatch):
     with model:
         first = SGLDCV(gradient="cv", integrator="euler", compile_kwargs=NUMBA)
     idata = sample(model, first, draws=20, tune=20)
-    monkeypatch.setitem(STEP_METHODS, "SGLDCV", Recorded)
+    monkeypatch.setattr(repeat, "SGLD", Recorded)
     bias_report(idata, model, rerun=True, compile_kwargs=NUMBA)
     ((second, settings),) = made
     assert settings["compile_kwargs"] == NUMBA
