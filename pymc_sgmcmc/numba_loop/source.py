@@ -36,7 +36,7 @@ from pytensor.tensor.type import TensorType
 from pymc_sgmcmc.numba_loop.prefetch import prefetch_in_numba
 from pymc_sgmcmc.numba_loop.products import FLOATING, contiguous_in_numba, product_in_numba
 
-VERSION = 14
+VERSION = 15
 """This number is a part of the key in the compile cache. It changes with the code of this folder,
 and with the names of its modules, by which cached functions find what they call."""
 
@@ -553,7 +553,9 @@ class Source:
             self.line(f"n_{places[axis]} = {lengths[0] if lengths else 1}")
             for other in dict.fromkeys(lengths):
                 if other != lengths[0]:
-                    self.line(_same_length(other, f"n_{places[axis]}"))
+                    # Each place that raises an error frees all arrays, and takes long to compile.
+                    count = f"n_{places[axis]}"
+                    self.line(f"if {other} != {count}:\n    unequal, {count} = True, 0")
         return places, [f"for {places[axis]} in range(n_{places[axis]}):" for axis in axes]
 
     def _scalar(self, op: ScalarOp, values: Sequence[str], node: Apply) -> list[str]:
@@ -632,8 +634,10 @@ class Source:
         ]
         lines = [
             f"transitions = len({sequences[0]})",
+            "unequal = False",
             *self._before,
             _nested(["for k in range(transitions):"], body),
+            "if unequal:\n    raise ValueError('lengths differ')",
             f"return ({''.join(f'{name}, ' for name in carried[states:])})",
         ]
         head = f"def transitions({', '.join([*sequences, *self._arguments, *records])}):"
