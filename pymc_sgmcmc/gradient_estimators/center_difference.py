@@ -89,14 +89,11 @@ class CenterDifference:
     derivative_of : callable, optional
         The matrix by which the shift from the centre is multiplied in control variates of second
         order, of a posterior and some of its rows. None for those of first order.
-    known_curvature : numpy.ndarray, shape (d, d), optional
-        Minus the sum of the second derivatives of all rows at the centre.
     """
 
     needed: tuple[int, ...]
     column_types: tuple[tuple[np.dtype, tuple[int, ...]], ...]
     derivative_of: OfRows | None
-    known_curvature: np.ndarray | None
     _posterior: Posterior
     _columns_of: Callable[[Sequence[np.ndarray]], list[np.ndarray]] | None
     _graph: TensorVariable
@@ -139,15 +136,14 @@ class CenterDifference:
     def derivative(self) -> np.ndarray:
         """The sum of `derivative_of` over all rows, shape (d, d), symmetric.
 
-        Where it is the curvature of the posterior that takes one pass, or none if it is known.
+        Where it is the curvature of the posterior that takes one pass, or none if it was computed
+        before at the centre.
         """
         posterior, of_rows = self._posterior, self.derivative_of
         assert of_rows is not None
         center = self._center.get_value()
         if isinstance(of_rows, _Derivative) and of_rows.is_curvature(center):
-            if self.known_curvature is None:
-                return -posterior.likelihood_curvature(center)
-            return -self.known_curvature
+            return -posterior.likelihood_curvature(center)
         total = np.zeros((posterior.dimension, posterior.dimension))
         for part in posterior.each_chunk(of_rows, posterior.dimension):
             total += part
@@ -319,7 +315,6 @@ def find_center_difference(
     *,
     store_columns: bool = True,
     order: int = 1,
-    curvature: np.ndarray | None = None,
 ) -> CenterDifference:
     """Find the difference to the gradient at a centre, and compute its per-row quantities.
 
@@ -335,8 +330,6 @@ def find_center_difference(
         fixed.
     order : {1, 2}
         Order of the control variates.
-    curvature : numpy.ndarray, shape (d, d), optional
-        Minus the Hessian of the log likelihood of all rows at the centre, where it is known.
     """
     rows = tuple(
         pt.tensor(f"rows_{index}", dtype=dtype, shape=(None, *shape))
@@ -377,7 +370,6 @@ def find_center_difference(
             tuple(range(len(rows))),
             tuple((np.dtype(posterior.dtype), shape) for shape in shapes),
             _DerivativeOfGroups(of_groups) if order == 2 else None,
-            None,
             posterior,
             of_groups,
             graph,
@@ -428,7 +420,6 @@ def find_center_difference(
         tuple(needed),
         tuple((np.dtype(vector.dtype), vector.type.shape[1:]) for vector in cut),
         derivative_of,
-        curvature,
         posterior,
         _Columns(posterior, (length, *rows), cut) if cut else None,
         with_columns,

@@ -73,7 +73,6 @@ def make_estimator(
         center.position,
         joint_center.others,
         order=order,
-        curvature=center.likelihood_curvature,
     )
     scheme = batching_of(
         posterior,

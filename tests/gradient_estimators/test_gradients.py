@@ -232,6 +232,30 @@ def derivatives_of_rows(posterior: Posterior, center: np.ndarray) -> np.ndarray:
     return derivatives
 
 
+def test_second_order_beside_other_step_methods():
+    """The centre of the other variables is fixed, and their moves cause noise but no bias."""
+    rng = np.random.default_rng(12)
+    X = rng.normal(size=(N_ROWS, 2))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=2)
+        log_scale = pm.Normal("log_scale", 0, 1)
+        eta = X @ beta * pm.math.exp(log_scale)
+        pm.Bernoulli("y", logit_p=eta, observed=rng.integers(0, 2, size=N_ROWS))
+    posterior, center = Posterior(model, [beta]), np.array([0.3, -0.2])
+    difference = find_center_difference(posterior, center, order=2)
+    full = posterior.gradient(center) - posterior.log_prior_and_gradient(center)[1]
+    batching = make_batching("replace", difference.data, BATCH_SIZE, derived=difference.columns)
+    estimator = ControlVariateGradient(posterior, batching, difference, full)
+    at, index = pt.tensor("at", shape=(2,), dtype="float64"), pt.lvector("index")
+    estimate = pytensor.function([at, index], estimator(at, index), mode="FAST_COMPILE")
+    position = np.array([0.1, 0.7])
+    for moved in (0.0, 0.4):
+        posterior.set_others({"log_scale": np.array(moved)})
+        estimates = [estimate(position, rows) for rows in all_subsets(N_ROWS, BATCH_SIZE)]
+        exact = posterior.gradient(position)
+        np.testing.assert_allclose(np.mean(estimates, axis=0), exact, rtol=0, atol=1e-13)
+
+
 def test_derivatives_of_a_part_of_the_rows_are_biased(posterior):
     """The planted error: the sum at the centre has to be that of all rows."""
     center, position = np.array([0.3, -0.2, 0.5]), np.array([0.1, 0.7, -0.4])
