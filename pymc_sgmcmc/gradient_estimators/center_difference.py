@@ -4,8 +4,8 @@ The control variate needs :math:`\sum_{j \in S} [\nabla \log p(x_j \mid \theta)
 - \nabla \log p(x_j \mid \hat\theta)]` in each transition. For a generalised linear model this is
 :math:`X_S^\top (\hat\mu_S - \mu_S)`. The outcomes cancel, one matrix product is enough for both
 gradients, and the means :math:`\hat\mu_j` at the centre never change. This module finds such
-forms in any gradient graph. It takes the difference inside sums and products. Vectors with one
-entry a row that depend only on the rows and the centre are computed once, for all rows.
+forms in any gradient graph. It takes the difference inside sums and products. Arrays with entries
+for each row that depend only on the rows and the centre are computed once, for all rows.
 
 Control variates of second order subtract :math:`\sum_{j \in S} \nabla^2 \log p(x_j \mid \hat\theta)
 (\theta - \hat\theta)` as well. With a linear predictor :math:`\eta_j` what is left is
@@ -68,6 +68,10 @@ SELECTIONS = (
     Subtensor,
 )
 """These operations are linear in their first input. The others are shapes and indices."""
+
+MOST_OPERATIONS = 2
+"""A difference of second order that has more than this many times the operations of the gradient
+takes minutes to compile. Derivatives of each row at the centre are then stored, where they fit."""
 
 COMPARED_ROWS = 23
 """What is found by evaluation is compared for so many rows, of which a few may be alike."""
@@ -144,6 +148,8 @@ class CenterDifference:
         center = self._center.get_value()
         if isinstance(of_rows, _Derivative) and of_rows.is_curvature(center):
             return -posterior.likelihood_curvature(center)
+        if isinstance(of_rows, _StoredDerivative) and posterior.source is None:
+            return self.columns[1].sum(axis=0, dtype=float)
         total = np.zeros((posterior.dimension, posterior.dimension))
         for part in posterior.each_chunk(of_rows, posterior.dimension):
             total += part
@@ -354,24 +360,24 @@ def find_center_difference(
         posterior.rows_gradient(center_variable, rows, length), others, rebuild_strict=False
     )
     shift = position - center_variable
-    if posterior.rows_are_groups and store_columns:
-        stored = pt.tensor("stored", dtype=posterior.dtype, shape=(None, posterior.dimension))
-        shapes: list[tuple[int, ...]] = [(posterior.dimension,)]
-        columns = [stored]
-        graph = posterior.rows_gradient(position, rows, length) - stored.sum(axis=0)
+
+    def of_stored_derivatives() -> CenterDifference:
+        shapes = [(posterior.dimension,) * number for number in range(1, order + 1)]
+        dtype = np.dtype(posterior.dtype)
+        columns = [
+            pt.tensor(f"derivative_{number}", dtype=dtype, shape=(None, *shape))
+            for number, shape in enumerate(shapes)
+        ]
+        graph = posterior.rows_gradient(position, rows, length) - columns[0].sum(axis=0)
         if order == 2:
-            shapes.append((posterior.dimension, posterior.dimension))
-            columns.append(
-                pt.tensor("derivatives", dtype=posterior.dtype, shape=(None, *shapes[-1]))
-            )
-            graph -= columns[-1].sum(axis=0) @ shift
-        of_groups = partial(_of_groups, order, posterior, center, center_of_others)
+            graph -= columns[1].sum(axis=0) @ shift
+        columns_of = partial(_derivatives_of_rows, order, posterior, center, center_of_others)
         return CenterDifference(
             tuple(range(len(rows))),
-            tuple((np.dtype(posterior.dtype), shape) for shape in shapes),
-            _DerivativeOfGroups(of_groups) if order == 2 else None,
+            tuple((dtype, shape) for shape in shapes),
+            _StoredDerivative(columns_of) if order == 2 else None,
             posterior,
-            of_groups,
+            columns_of,
             graph,
             position,
             (*rows, *columns),
@@ -379,6 +385,9 @@ def find_center_difference(
             center_variable,
             others_by_name,
         )
+
+    if posterior.rows_are_groups and store_columns:
+        return of_stored_derivatives()
     own = [row for row, of_all in zip(rows, posterior.shared_by_rows, strict=True) if not of_all]
     pair = posterior.rows_gradient(position, rows, length), gradient_at_center
     left, right = _rewritten(pair, own, length)
@@ -395,6 +404,11 @@ def find_center_difference(
             tangent = pt.zeros_like(along)
         derivative_of = _Derivative(posterior, (length, *rows), tangent, along)
     (graph,) = _rewritten([graph], own, length)
+    if store_columns and order == 2:
+        matrices = posterior.n_rows * posterior.dimension**2 * np.dtype(posterior.dtype).itemsize
+        is_longer = _operations(graph) > MOST_OPERATIONS * _operations(left)
+        if is_longer and matrices <= MOST_COPIED:
+            return of_stored_derivatives()
 
     fixed, moving = {center_variable, *others.values()}, {position, *posterior.others.values()}
     cut = _last_row_vectors(posterior, graph, rows, length, fixed, moving) if store_columns else []
@@ -407,7 +421,9 @@ def find_center_difference(
     )
     needed = _needed(with_columns, rows)
     row_bytes = [dtype.itemsize * int(np.prod(shape)) for dtype, shape in posterior.row_types]
-    extra = sum(np.dtype(vector.dtype).itemsize for vector in cut)
+    extra = sum(
+        np.dtype(vector.dtype).itemsize * int(np.prod(vector.type.shape[1:])) for vector in cut
+    )
     extra += sum(row_bytes[index] for index in needed) - sum(row_bytes)
     is_large = extra * posterior.n_rows > MOST_COPIED
     if is_large and extra > MOST_EXTRA_MEMORY * sum(row_bytes):
@@ -431,6 +447,11 @@ def find_center_difference(
     )
 
 
+def _operations(graph: Variable) -> int:
+    """Number of operations of a graph."""
+    return sum(1 for _ in toposort([graph]))
+
+
 def _by_rows(quantities: Sequence[TensorVariable]) -> list[Variable]:
     """The same quantities, with products of rows and a vector as sums within each row.
 
@@ -451,7 +472,7 @@ def _sum_within_rows(_: FunctionGraph, node: Apply) -> list[TensorVariable] | No
     return [sums.astype(node.outputs[0].type.dtype)]
 
 
-def _of_groups(
+def _derivatives_of_rows(
     order: int,
     posterior: Posterior,
     center: np.ndarray,
@@ -478,13 +499,14 @@ def _of_groups(
             (gradients(center + step) - gradients(center - step)) / (2 * step.sum())
             for step in np.diag(steps)
         ]
-        columns.append(np.stack(derivatives, axis=1))
+        matrices = np.stack(derivatives, axis=1)
+        columns.append(0.5 * (matrices + matrices.swapaxes(1, 2)))
     posterior.set_others(present)
     return columns
 
 
 @dataclass(frozen=True)
-class _DerivativeOfGroups:
+class _StoredDerivative:
     """Sum over rows of the stored derivatives at the centre, as a function of rows."""
 
     _columns_of: Callable[[Sequence[np.ndarray]], list[np.ndarray]]
@@ -685,7 +707,7 @@ def _last_row_vectors(
     fixed: set[Variable],
     moving: set[Variable],
 ) -> list[TensorVariable]:
-    """Vectors with one entry a row that depend only on rows and centre, and that others use."""
+    """Arrays with entries for each row that depend only on rows and centre, and that others use."""
     nodes = list(toposort([graph]))
     of_rows, of_fixed, of_moving = (_descendants(nodes, roots) for roots in (rows, fixed, moving))
     candidates = [
@@ -695,7 +717,7 @@ def _last_row_vectors(
         if output in of_rows
         and output in of_fixed
         and output not in of_moving
-        and _has_one_entry_a_row(output)
+        and _can_be_stored(output)
     ]
     if not candidates or posterior.n_rows < 8:
         return []
@@ -739,16 +761,12 @@ def _with_fixed_quantities(
     return clone_replace(graph, replacements, rebuild_strict=False)
 
 
-def _has_one_entry_a_row(variable: Variable) -> bool:
-    """Whether the type allows one floating number a row: shape (n,), (n, 1), ..."""
+def _can_be_stored(variable: Variable) -> bool:
+    """Whether the type allows so many floating numbers a row: shape (n,), (n, 1), (n, 3), ..."""
     if not isinstance(variable.type, TensorType) or not variable.type.ndim:
         return False
     length, *others = variable.type.shape
-    return (
-        length != 1
-        and all(size == 1 for size in others)
-        and variable.type.dtype.startswith("float")
-    )
+    return length != 1 and None not in others and variable.type.dtype.startswith("float")
 
 
 def _descendants(nodes: Iterable[Apply], roots: Iterable[Variable]) -> set[Variable]:
