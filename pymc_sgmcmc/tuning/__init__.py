@@ -1,4 +1,4 @@
-"""Centre, curvature and step size of a posterior, from its gradients alone.
+"""Centre, curvature and step size of a posterior.
 
 The results are deterministic for a given model and data, since rows are sampled with fixed seeds.
 """

@@ -1,4 +1,4 @@
-r"""Curvature of a log posterior, :math:`H = -\nabla^2 \log \pi`, from its gradients alone."""
+r"""Curvature of a log posterior, :math:`H = -\nabla^2 \log \pi`."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Curvature:
         return self.remainder * values
 
 
-@stage("Computing the curvature", "It takes a gradient of some rows for each coordinate.")
+@stage("Computing the curvature", "It takes longer the more coordinates there are.")
 def curvature_at(
     posterior: Posterior,
     subsample: Subsample,

@@ -144,7 +144,8 @@ def _may_be_guide(
     posterior: Posterior, subsample: Subsample, judge: ControlVariates, center: Center
 ) -> bool:
     """Whether a few rows and points leave it open that the Gaussian of a mode is near the mass."""
-    if judge.subsample.count <= subsample.count and posterior.dimension <= FEWEST_PAIRS:
+    pairs = max(FEWEST_PAIRS, posterior.dimension)
+    if judge.subsample.count * pairs <= 2 * subsample.count * PAIRS_ALONG_COORDINATES:
         return True  # The comparison itself takes no longer.
     return mismatch_along_at(posterior, subsample, center).shift <= LARGEST_SHIFT
 

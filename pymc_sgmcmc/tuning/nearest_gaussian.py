@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from pymc_sgmcmc.tuning.curvature import (
     coordinate_scale,
     dense_curvature,
     difference_width,
+    likelihood_curvature,
     scaled_precision,
 )
 from pymc_sgmcmc.tuning.gaussian import (
@@ -142,6 +144,15 @@ def nearest_gaussian(
         collapsed = collapsed_coordinates(posterior, subsample, center, start)
         return bool(len(collapsed)), _unlikeness(misfit)
 
+    def fits(misfit: Mismatch, center: Center, deviation: float) -> bool:
+        collapsed, _ = unlikeness(misfit, center)
+        return is_guide(misfit) and not collapsed and deviation <= LARGEST_SPREAD
+
+    around = _around_mode(posterior, judge, mode, large)
+    if around is not None and fits(*around):
+        misfit, center, _ = around
+        if response(posterior, center, misfit) <= LARGEST_RESPONSE:
+            return center, misfit, True
     evaluations = EXPECTED_ITERATIONS * 2 * max(FEWEST_PAIRS, posterior.dimension)
     more = Subsample(posterior, evaluations, 4 * SUBSAMPLE_OPERATIONS)
     far: list[tuple[tuple[bool, float], Center]] = []
@@ -159,15 +170,14 @@ def nearest_gaussian(
                 center, misfit, deviation = _fitted(posterior, rows, large, position, begin)
             except (ValueError, linalg.LinAlgError):  # Gradient or curvature are not finite there.
                 break
-            rank = unlikeness(misfit, center)
-            fits = is_guide(misfit) and not rank[0] and deviation <= LARGEST_SPREAD
-            if fits and response(posterior, center, misfit) <= LARGEST_RESPONSE:
+            near = fits(misfit, center, deviation)
+            if near and response(posterior, center, misfit) <= LARGEST_RESPONSE:
                 return center, misfit, True
-            far.append((rank, center))
+            far.append((unlikeness(misfit, center), center))
             # More rows help neither where the log density bends upwards over the Gaussian nor where
             # the posterior is much wider.
             agree = misfit.scales[0] > FLAT and misfit.scales[-1] < MOST_UNLIKE_GAUSSIAN
-            if rows.count == more.count or fits or not agree:
+            if rows.count == more.count or near or not agree:
                 break
             position, begin = center.position, center
     far.insert(0, (unlikeness(mismatch_at(judge, mode), mode), mode))
@@ -176,6 +186,35 @@ def nearest_gaussian(
         judge = judge_at(posterior, center, large)
     center = _narrowed(posterior, judge, center)
     return center, mismatch_at(judge, center), False
+
+
+def _around_mode(
+    posterior: Posterior, judge: ControlVariates, mode: Center, large: Subsample
+) -> tuple[Mismatch, Center, float] | None:
+    """Mismatch, centre and spread of the Gaussian that a search from the mode finds.
+
+    The mean of a regression with many predictors lies a few standard deviations from the mode,
+    where control variates of second order at the mode still hold, and few rows are enough. It is
+    None without these, and where the search does not end within some steps.
+    """
+    if judge.excess is None:
+        return None
+    with suppress(ValueError, linalg.LinAlgError):
+        root = mode.curvature.root.dense()
+        fitted = fit_gaussian(judge.gradients, mode.position, root, steps=STEPS_AROUND_CENTER)
+        if fitted.converged:
+            center = center_at(posterior, fitted.mean, _curvature_of(fitted.root))
+            of_rows = likelihood_curvature(
+                posterior,
+                large,
+                center.position,
+                center.curvature.standard_deviations,
+                all_rows=True,
+            )
+            center = replace(center, likelihood_curvature=of_rows)
+            judge = judge_at(posterior, center, large)
+            return mismatch_at(judge, center), center, spread(judge, center)
+    return None
 
 
 def _fitted(

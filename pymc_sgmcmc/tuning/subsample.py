@@ -58,7 +58,7 @@ class Subsample:
     count : int, optional
         Number of rows, or more, in place of that from `operations`.
     fewest : int, optional
-        Least number of rows, in place of `fewest_rows`.
+        Least number of rows. Default: `fewest_rows`, and 20 a coordinate.
     """
 
     def __init__(
@@ -69,8 +69,9 @@ class Subsample:
         count: int = 0,
         fewest: int | None = None,
     ):
-        fewest = fewest_rows(posterior) if fewest is None else fewest
-        count = max(count, fewest, 20 * posterior.dimension)
+        if fewest is None:
+            fewest = max(fewest_rows(posterior), 20 * posterior.dimension)
+        count = max(count, fewest)
         if evaluations:
             count = max(count, operations // (evaluations * max(1, posterior.row_operations)))
         self.count = count = min(posterior.n_rows, count)

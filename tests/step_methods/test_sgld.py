@@ -246,12 +246,10 @@ def test_a_centre_that_is_no_numbers(model):
 
 
 def test_a_centre_out_of_sight_of_the_posterior():
-    """The curvature there consists of rounding errors."""
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, 1, shape=2)
         pm.Normal("y", beta[np.arange(40) % 2], 1.0, observed=np.arange(40.0))
-    with pytest.warns(CenterWarning, match="flat or bends"):
-        refuse(ValueError, "`center` is more than 1,000,000", model, center=[1e9, -1e9])
+    refuse(ValueError, "`center` is more than 1,000,000", model, center=[1e9, -1e9])
 
 
 @pytest.mark.parametrize(

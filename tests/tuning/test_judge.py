@@ -9,7 +9,7 @@ import pymc as pm
 import pytest
 
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.tuning import find_center, judge, subsample
+from pymc_sgmcmc.tuning import find_center, judge, nearest_gaussian, subsample
 from pymc_sgmcmc.tuning.center import center_at
 from pymc_sgmcmc.tuning.curvature import diagonal_curvature
 from pymc_sgmcmc.tuning.judge import LARGEST_JUDGE_ERROR, ControlVariates, _rows_needed, judge_at
@@ -108,3 +108,20 @@ def test_all_rows_are_taken_where_a_gradient_is_not_finite(rng, few_are_enough):
     center = center_at(posterior, np.ones(1), diagonal_curvature(np.array([3.0])))
     found = judge_at(posterior, center, Subsample(posterior, evaluations=1))
     assert found.subsample.count == ROWS
+
+
+def test_the_mean_of_many_coefficients_is_found_from_their_mode(rng, monkeypatch):
+    """Rare events move the mean of the intercept by a standard deviation."""
+    X, rows, columns = rng.normal(size=(20_000, 60)), 20_000, 60
+    y = rng.random(rows) < 1 / (1 + np.exp(3 - 0.1 * X @ rng.normal(size=columns)))
+    with pm.Model() as model:
+        intercept, slopes = pm.Normal("intercept", 0, 5), pm.Normal("slopes", shape=columns)
+        pm.Bernoulli("y", logit_p=intercept + X @ slopes, observed=y)
+    posterior = Posterior(model)
+    monkeypatch.setattr(nearest_gaussian, "_fitted", None)  # the search from few rows
+    center = find_center(posterior, posterior.initial_position)
+    assert center.distance > nearest_gaussian.LARGEST_SHIFT
+    whole = Subsample(posterior, count=rows)
+    found = mismatch_at(ControlVariates(whole, center), center)
+    assert found.shift < nearest_gaussian.LARGEST_SHIFT / 3
+    np.testing.assert_allclose(found.scales, 1, atol=0.15)
