@@ -218,7 +218,7 @@ def test_nothing_keeps_the_memory_of_a_run(sampler, monkeypatch):
 
     def run_and_overwrite(chain, *arguments):
         draws = run(chain, *arguments)
-        for memory in (chain.block._noise, *chain.block._function._loop._records):
+        for memory in (chain.block._noise, *chain.block._function._records):
             memory[:] = np.nan
         return draws
 

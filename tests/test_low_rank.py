@@ -70,7 +70,8 @@ def test_a_long_position(wide_model, tmp_path):
     # Averages over many coordinates: of the mean squared error and the variance ratio.
     sd = np.sqrt(np.diag(covariance))
     assert np.mean((report["sd"] / sd) ** 2) == pytest.approx(1.0, abs=0.06)
-    assert report["variance_error"].between(0, 0.06).all()
+    errors, uncertain = report["variance_error"], report["variance_error_se"]
+    assert ((errors - 4.5 * uncertain < 0.05) & (errors + 4.5 * uncertain > -0.05)).all()
     assert report.attrs["method"] == "second moment of the gradients"
     idata.to_netcdf(tmp_path / "run.nc")
     # A second run takes the preconditioner from the trace.

@@ -55,7 +55,7 @@ def numbers_of(printed: str) -> pd.DataFrame:
     """The table that a run prints."""
     columns = ["mean", "sd", "lower", "upper", "ess", "r_hat"]
     columns += ["reference_mean", "reference_sd", "error"]
-    row = re.compile(r"(\S.*?) +((?:-?[\d.e+-]+ +){8}[\d.]+|nan) *$")
+    row = re.compile(r"(\S.*?) +((?:-?[\d.e+-]+ +){8}-?[\d.]+|nan) *$")
     rows = [row.match(line) for line in printed.partition("\ncoefficient ")[2].splitlines()]
     numbers = {found[1]: map(float, found[2].split()) for found in rows if found}
     return pd.DataFrame.from_dict(numbers, orient="index", columns=columns)
@@ -154,7 +154,7 @@ def test_csv_formula_and_bias(patients, tmp_path):
     formula = "cured ~ age * C(ward)"
     status, printed, errors = run(
         *("--file", tmp_path / "trial.csv", "--formula", formula, "--bias", "0.1"),
-        *("--output", tmp_path, *QUICK),
+        *("--output", tmp_path, *QUICK, "--draws", "300"),
     )
     assert status == 0, errors
     table = numbers_of(printed)

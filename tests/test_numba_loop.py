@@ -30,7 +30,7 @@ TRANSITIONS = 12
 def check_same(make, rng, steps=TRANSITIONS):
     """Positions, gradients, auxiliaries, statistics and memory are the same on both backends."""
     ours, reference = make({"mode": "NUMBA"}), make({"mode": "FAST_COMPILE"})
-    assert isinstance(ours.block._function._loop, LoopOfTransitions)
+    assert isinstance(ours.block._function, LoopOfTransitions)
     block = reference.block
     indices = block.batching.draw(np.random.default_rng(1), steps + block.lag)
     noise = rng.normal(size=(steps, block.noise_size))
@@ -167,7 +167,7 @@ def run(function, state, noise=None, memory=()):
     entries, mode = [index, vectors[0], step_size], with_numpy_products("NUMBA")
     loop = LoopOfTransitions(function, entries, vectors[1:], memory, mode)
     noise = np.zeros((3, size)) if noise is None else noise
-    return loop([np.asarray(state, float)], [np.arange(3), noise, np.ones(3)])
+    return loop(np.asarray(state, float), np.arange(3), noise, np.ones(3))
 
 
 def test_lengths_that_differ_are_an_error():
@@ -390,9 +390,9 @@ def test_a_large_memory_is_not_copied():
     loop = LoopOfTransitions(transition, entries, [pt.tensor(shape=(10,))], memory, mode)
     arrays = [variable.get_value(borrow=True) for variable in memory]
     numbers = np.tile(np.arange(4), (3000, 1))
-    loop([np.zeros(10)], [numbers[:1, 0], numbers[:1]])
+    loop(np.zeros(10), numbers[:1, 0], numbers[:1])
     before = time.process_time()
-    loop([np.zeros(10)], [numbers[:, 0], numbers])
+    loop(np.zeros(10), numbers[:, 0], numbers)
     assert time.process_time() - before < 5
     for variable, array in zip(memory, arrays, strict=True):
         assert np.shares_memory(variable.get_value(borrow=True), array)
@@ -463,7 +463,7 @@ def test_a_state_may_be_a_part_of_an_array_of_this_transition():
     function = LoopOfTransitions(
         transition, [pt.vector("noise", shape=(3,))], state, (), with_numpy_products("NUMBA")
     )
-    results = function([x, y], [steps])
+    results = function(x, y, steps)
     for k, noise in enumerate(steps):
         product = [0.5, 1.0, 2.0] * x
         x, y = np.concatenate([x + y, noise * y])[::2], product[::-1]
@@ -483,7 +483,7 @@ def test_arrays_are_written_to_where_they_are_recorded():
     state = expected = np.array([1.0, 2.0, 4.0])
     for number in range(3):
         noise = np.arange(3.0) + number
-        states, again, products = loop([state], [noise[None]], reuse=True)
+        states, again, products = loop(state, noise[None], reuse=True)
         expected = expected[::-1] + noise
         np.testing.assert_array_equal(states, expected[None])
         np.testing.assert_array_equal(again, states)

@@ -56,6 +56,10 @@ GROUPS_BESIDE = 5
 """Where groups are the rows, a transition has a fixed cost as large as that of this many groups:
 19 microseconds beside 4.2 a group of ten records and nine nodes."""
 
+OPERATIONS_OF_NODES = 125
+"""Where groups are the rows, their quadrature takes so many times the multiplications of the
+records alone, which is measured with nine nodes."""
+
 READING_HINT = "Write a loop of variables as one variable with an index."
 PASS_HINT = "More threads share a pass: set OMP_NUM_THREADS before Python starts."
 NOISE_HINT = "With `step_size`, `preconditioner` and `batch_size` it is not needed."
@@ -605,6 +609,7 @@ def _operations(posterior: Posterior, center: Center) -> tuple[int, int]:
     matrix = center.curvature.covariance
     elements = 2 * matrix.vectors.size if isinstance(matrix, LowRank) else matrix.values.size
     rows = 4 * max(1, posterior.row_elements)
+    rows *= OPERATIONS_OF_NODES if posterior.rows_are_groups else 1
     return rows, 2 * elements + (GROUPS_BESIDE * rows if posterior.rows_are_groups else 0)
 
 

@@ -64,9 +64,9 @@ def choose_batch_size(
     Examples
     --------
     >>> choose_batch_size(10.0, 1_000_000, row_operations=40, matrix_operations=200)
-    24
+    17
     >>> choose_batch_size(1e6, 1_000_000, row_operations=40, matrix_operations=200)
-    3044
+    1291
     """
     operations = row_operations, matrix_operations
     sizes, costs = _costs(noise_rows, largest, n_rows, operations, law, error)

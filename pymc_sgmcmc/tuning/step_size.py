@@ -98,4 +98,4 @@ def choose_step_size(
 
 def largest_step_of_rows(largest: float, batch_size: int) -> float:
     """Largest step with which no single row moves the chain far, in units of the curvature."""
-    return 2 * LARGEST_MOVE * batch_size / max(largest, np.finfo(float).tiny)
+    return 2 * LARGEST_MOVE * batch_size / largest if largest else np.inf

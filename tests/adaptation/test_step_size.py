@@ -235,7 +235,9 @@ def test_draws_keep_their_time_where_tuning_makes_the_step_smaller(thin):
 
 def test_too_few_transitions_a_draw_are_said(caplog):
     with caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
-        step = SGLDCV(model=logistic_model(), bias=1e-5, compile_kwargs={"mode": "NUMBA"})
+        step = SGLDCV(
+            model=logistic_model(), bias=1e-5, integrator="euler", compile_kwargs={"mode": "NUMBA"}
+        )
     assert "expect few effective draws" in caplog.text
     assert step.thin == 1000
     assert "the most by default, so draws depend" in step.run_settings.attributes["why"]

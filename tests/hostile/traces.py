@@ -48,8 +48,8 @@ def sound() -> DataTree:
 
 @functools.cache
 def of_small_steps() -> DataTree:
-    """The same at a thirtieth of the step size, every transition recorded."""
-    step_size = float(sound()["sample_stats"]["step_size"][0, -1]) / 30
+    """The same at a three-hundredth of the step size, every transition recorded."""
+    step_size = float(sound()["sample_stats"]["step_size"][0, -1]) / 300
     with shared_line():
         return sampled(
             SGLDCV(step_size=step_size, preconditioner="curvature", compile_kwargs=NUMBA)

@@ -154,13 +154,31 @@ def test_size_of_the_mean_gradient_test(rng, name):
 
 @pytest.mark.parametrize("noise_rows", [3.0, 300.0, 1e5])
 def test_batch_size_is_near_the_cheapest(noise_rows):
+    error = 0.05
     N, row, d = 100_000, 40, 10
     sizes = np.arange(1, N + 1)
-    overhead = (12_000 + 2 * d**2) / row
-    cost = (overhead + sizes) * (1 + noise_rows / sizes * (N - sizes) / (N - 1))
-    chosen = choose_batch_size(noise_rows, N, row, 2 * d**2)
+    overhead = (12_000 + 2 * d**2) / (row + 50)
+    cost = (overhead + sizes) * (1 + error + noise_rows / sizes * (N - sizes) / (N - 1))
+    chosen = choose_batch_size(noise_rows, N, row, 2 * d**2, error=error)
     assert cost[chosen - 1] <= 1.1 * cost.min()
-    assert chosen <= np.argmin(cost) + 1
+    assert chosen <= max(np.argmin(cost) + 1, 0.1 * overhead)
+
+
+def test_batch_size_of_averaged_noises():
+    """Rows that cost little, and more where noise or single rows would make the step smaller."""
+    N, row = 100_000, 40
+    overhead = 12_000 / (row + 50)
+    settings = {"law": AVERAGED, "error": 0.05}
+    assert choose_batch_size(0.01, N, row, **settings) == int(0.1 * overhead)
+    noisy = choose_batch_size(100.0, N, row, **settings)
+    sizes = np.arange(1, N + 1)
+    noise = 100.0 / sizes * (N - sizes) / (N - 1)
+    cost = (overhead + sizes) / np.minimum(4 * 0.05 / (noise + 0.05), 1)
+    assert noisy > 10 * int(0.1 * overhead)
+    assert cost[noisy - 1] <= 1.11 * cost.min()
+    # A step of 1 moves a chain by half of the largest row over the batch size.
+    far = choose_batch_size(0.01, N, row, largest=400.0, **settings)
+    assert 0.5 * 400.0 / far * 0.5 <= 0.5 < 0.5 * 400.0 / int(0.1 * overhead)
 
 
 @pytest.mark.usefixtures("uncompiled")
@@ -348,7 +366,7 @@ def test_report_of_other_samplers(step_class):
     report = bias_report(idata)
     assert report.attrs["method"] == "Stein's identity"
     assert (report["variance_error"].abs() < 4.5 * report["variance_error_se"] + 0.06).all()
-    with pytest.raises(ValueError, match=r"can repeat runs of SGLD and SGLDCV, but .* of "):
+    with pytest.raises(ValueError, match=r"can repeat runs whose law is known, .* of "):
         bias_report(idata, model, rerun=True)
 
 

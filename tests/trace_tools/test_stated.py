@@ -14,9 +14,7 @@ from pymc_sgmcmc.trace_tools.affine_map import calibrate
 from pymc_sgmcmc.trace_tools.reader import read_run
 from pymc_sgmcmc.trace_tools.stated import (
     SHARE_OF_SHIFT,
-    StatedErrors,
     _shift,
-    compared,
     of_calibration,
     of_draws,
 )
@@ -80,44 +78,6 @@ def test_chains_that_have_not_converged_are_refused():
 
 
 # --- Several runs --------------------------------------------------------------------------
-
-
-def test_compared_runs_cover_what_their_own_estimates_do_not(rng):
-    """A correction of which a third is wrong, in runs whose own estimates say that nothing is.
-
-    Of 2000 pairs of runs, 95 % of the errors are within the stated ones, up to 4.5 binomial
-    deviations, for the better of the two runs.
-    """
-    share, monte_carlo, count = 1 / 3, 0.006, 2000
-    x = -np.array([0.2, 0.06])[:, None]
-    log_sd = share * x + monte_carlo * rng.normal(size=(2, count))
-    zero, noise = np.zeros(count), np.full(count, monte_carlo)
-    runs = [
-        StatedErrors(zero, np.exp(each), zero, zero, zero, noise, np.eye(1), np.full(count, one))
-        for each, one in zip(log_sd, x[:, 0], strict=True)
-    ]
-    both = compared(runs)
-    stated = np.array([run.sd_error for run in both])
-    best = stated.argmin(0)
-    covered = (np.abs(log_sd) <= stated)[best, np.arange(count)]
-    bound = 4.5 * np.sqrt(0.05 * 0.95 / count)
-    assert covered.mean() > 0.95 - bound
-    assert (np.abs(log_sd[1]) <= runs[1].sd_error).mean() < 0.2
-    assert np.median(stated[1]) < 2.5 * share * 0.06 + 2 * monte_carlo
-    # One run alone may be off by half of its correction.
-    np.testing.assert_allclose(compared(runs[1:])[0].sd_bias, 0.03)
-
-
-def test_corrections_that_agree_leave_little():
-    zero, noise = np.zeros(2), np.full(2, 1e-4)
-    runs = [
-        StatedErrors(zero, np.ones(2), zero, zero, zero, noise, np.eye(2), np.full(2, x))
-        for x in (-0.2, -0.1)
-    ]
-    assert all((run.sd_bias < 1e-3).all() for run in compared(runs))
-    # Runs with the same steps say nothing of the share.
-    same = compared([runs[0], runs[0]])
-    np.testing.assert_allclose([run.sd_bias for run in same], 0.1)
 
 
 # --- A skewed posterior, whose chains are off in the mean too -----------------------------------

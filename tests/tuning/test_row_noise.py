@@ -17,6 +17,7 @@ from pymc_sgmcmc import (
     Posterior,
     bias_report,
 )
+from pymc_sgmcmc.dynamics import EULER
 from pymc_sgmcmc.tuning import find_center, least_cost, row_noise
 from pymc_sgmcmc.tuning.row_noise import CANDIDATES, _squares_without, largest
 
@@ -40,8 +41,8 @@ def regression(n_rows=30_000, extreme=(), rare=0, seed=3):
     return model, X, covariance, covariance @ X.T @ y
 
 
-def cost(noise_rows, drawn, kept):
-    return least_cost(noise_rows, drawn, 16, 18, kept)
+def cost(noise_rows, largest, drawn, kept):
+    return least_cost(noise_rows, largest, drawn, kept, operations=(16, 18), law=EULER, error=0.05)
 
 
 def found_noise(model, **settings):
