@@ -349,15 +349,15 @@ class Setup:
         """Points of all continuous variables around a known centre, see `JointCenter`."""
         return None if self.known_center is None else self._joint_center.joint_draws
 
-    def mean_error(self) -> tuple[str, float] | None:
-        """Label and size of the largest error of a mean that the stated bias causes, if known.
+    def mean_error(self, inflation: float) -> tuple[str, float] | None:
+        """Label and size of the largest error of a mean beside this error of variances, if known.
 
         The size is in posterior standard deviations and to first order, see `Center`.
         """
         center = self.known_center
         if self.kind.is_exact or center is None or center.bend is None:
             return None
-        errors = self.bias * np.abs(center.bend)
+        errors = inflation * np.abs(center.bend)
         worst = int(np.argmax(errors))
         return str(self.posterior.labels[worst]), float(errors[worst])
 
@@ -553,13 +553,15 @@ class Setup:
             choice.noise,
             choice.curvature,
         )
-        label, error = self.mean_error() or ("", 0.0)
+        # Averaged noises leave what the noise of the gradients adds, and Euler's scheme all of it.
+        inflation = self.law.inflation(choice.step_size, choice.noise, choice.curvature)
+        label, error = self.mean_error(inflation) or ("", 0.0)
         if error > LARGEST_MEAN_ERROR:
             log.warning(
                 "%s: with variances too large by %.2g the mean of `%s` is off by up to about %.1g "
                 "standard deviations, as the posterior is skewed. %s",
                 self.name,
-                self.bias,
+                inflation,
                 label,
                 error,
                 f"Use `bias={self.bias * LARGEST_MEAN_ERROR / error:.1g}` where that matters."
