@@ -69,7 +69,7 @@ class Law:
         (0.8, 1.0)
         """
         step_size = 4 * error / (noise + (self.of_curvature + error) * curvature)
-        return min(step_size, 1 / curvature) if self.averaged else step_size
+        return min(step_size, self.largest_step_size(curvature) / 4) if self.averaged else step_size
 
     def inflation(self, step_size: float, noise: float, curvature: float) -> float:
         """Relative error of the variance in a direction with this noise and curvature.
@@ -87,7 +87,7 @@ class Law:
         return 4 / curvature
 
     def relaxation_time(self, step_size: float, curvature: float) -> float:
-        """Transitions after which a chain has forgotten its state in a direction."""
+        """Transitions after which a chain has forgotten its state in a direction: 2 / (h H)."""
         return 2 / (step_size * curvature)
 
     def excess(

@@ -628,8 +628,7 @@ def default_thinning(step_size: float, curvature: float) -> int:
 
     The slowest direction is that of the smallest curvature.
     """
-    rate = step_size * curvature / 2
-    if rate <= 1 / MOST_THINNING:
+    if step_size * curvature <= 2 / MOST_THINNING:
         return MOST_THINNING
     # Where all directions are alike the curvatures are equal up to rounding.
-    return max(1, int(np.ceil((1 - 1e-6) / rate)))
+    return max(1, int(np.ceil((1 - 1e-6) * EULER.relaxation_time(step_size, curvature))))
