@@ -29,7 +29,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.gradient import pushforward
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import clone_replace
+from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, toposort
@@ -138,22 +138,18 @@ class CenterDifference:
 
     @cached_property
     def derivative(self) -> np.ndarray:
-        """The sum of `derivative_of` over all rows, shape (d, d), symmetric.
+        """The sum of `derivative_of` over all rows, shape (d, d).
 
-        Where it is the curvature of the posterior that takes one pass, or none if it was computed
-        before at the centre.
+        It is the sum of the very matrices that minibatches subtract, which need not be symmetric.
         """
         posterior, of_rows = self._posterior, self.derivative_of
         assert of_rows is not None
-        center = self._center.get_value()
-        if isinstance(of_rows, _Derivative) and of_rows.is_curvature(center):
-            return -posterior.likelihood_curvature(center)
         if isinstance(of_rows, _StoredDerivative) and posterior.source is None:
             return self.columns[1].sum(axis=0, dtype=float)
         total = np.zeros((posterior.dimension, posterior.dimension))
         for part in posterior.each_chunk(of_rows, posterior.dimension):
             total += part
-        return 0.5 * (total + total.T)
+        return total
 
     def along_shift(self, position: TensorVariable) -> TensorVariable:
         """The product of `derivative` and the shift of a position from the centre, shape (d,)."""
@@ -283,35 +279,22 @@ class _Derivative:
 
     @cached_property
     def _function(self) -> Function:
-        inputs = [self._shift, *self._inputs]
-        return self._posterior.compile_for_setup(inputs, [self._tangent])
+        d = self._posterior.dimension
+        # Data in compiled graphs are shared variables.
+        directions = pytensor.shared(np.eye(d, dtype=self._posterior.dtype), shape=(d, d))
+        along_all = vectorize_graph(self._tangent, {self._shift: directions})
+        return self._posterior.compile_for_setup(list(self._inputs), [along_all])
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the function, which is compiled again when needed."""
         return {name: value for name, value in vars(self).items() if name != "_function"}
 
     def __call__(self, posterior: Posterior, rows: Sequence[np.ndarray]) -> np.ndarray:
-        identity = np.eye(posterior.dimension, dtype=posterior.dtype)
-        return np.array([self.along(direction, rows) for direction in identity])
-
-    def along(self, direction: np.ndarray, rows: Sequence[np.ndarray]) -> np.ndarray:
-        """The product with a direction, shape (d,)."""
-        (product,) = self._function(direction, np.array(len(rows[0])), *rows)
-        return np.asarray(product, dtype=float)
-
-    def is_curvature(self, center: np.ndarray) -> bool:
-        """Whether it is minus the curvature that the posterior computes, for a part of the rows."""
-        posterior = self._posterior
-        if posterior.others or not posterior.has_second_derivatives:
-            return False
-        rng = np.random.default_rng(2013)
-        count = min(posterior.n_rows, COMPARED_ROWS)
-        rows = posterior.take(rng.choice(posterior.n_rows, size=count, replace=False))
-        direction = rng.standard_normal(posterior.dimension).astype(posterior.dtype)
-        curved = posterior.likelihood_curvature(center, direction[:, None], rows)[:, 0]
-        along = self.along(direction, rows)
-        tolerance = np.sqrt(np.finfo(posterior.dtype).eps) * np.abs(along).max()
-        return bool(np.allclose(along, -curved, rtol=0, atol=tolerance))
+        total = np.zeros((posterior.dimension, posterior.dimension))
+        for piece in posterior.pieces(rows, posterior.dimension):
+            (along_all,) = self._function(np.array(len(piece[0])), *piece)
+            total += np.asarray(along_all).T  # a row of it is the product with a direction
+        return total
 
 
 def find_center_difference(

@@ -171,7 +171,6 @@ class Posterior(SymbolicPosterior):
         self._model, self._names = model, names_of(model)
         self._checked, self._variables, self._named_rows = checked, variables, rows
         self._evaluated: deque[int] = deque()  # which several threads add to
-        self._last_curvature: tuple[bytes, np.ndarray] | None = None
         refuse_labelled(model)
         refuse_imputed(model)
         with without_blas_warning():
@@ -440,8 +439,7 @@ class Posterior(SymbolicPosterior):
     ) -> np.ndarray:
         r"""The matrix :math:`A = -\sum_j \nabla^2 \log p(x_j \mid \theta)`, or its products.
 
-        It is a sum over given rows or all, by one pass, where `has_second_derivatives`. That of all
-        rows at the last position is kept.
+        It is a sum over given rows or all, by one pass, where `has_second_derivatives`.
 
         Parameters
         ----------
@@ -455,10 +453,6 @@ class Posterior(SymbolicPosterior):
         numpy.ndarray
             The symmetric matrix, shape (d, d), or the products.
         """
-        is_whole = directions is None and rows is None and not self.others
-        at = self._as_position(position).tobytes()
-        if is_whole and self._last_curvature is not None and self._last_curvature[0] == at:
-            return self._last_curvature[1].copy()
         each = np.eye(self.dimension) if directions is None else directions.T
         of_rows = partial(
             _curvature_products,
@@ -469,10 +463,7 @@ class Posterior(SymbolicPosterior):
         pieces = self.each_chunk(of_rows) if rows is None else self._of_pieces(of_rows, rows)
         for products in pieces:
             total += products
-        products = 0.5 * (total + total.T) if directions is None else total.T
-        if is_whole:
-            self._last_curvature = at, products.copy()
-        return products
+        return 0.5 * (total + total.T) if directions is None else total.T
 
     def log_prior_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient of the part of the log density without rows."""
