@@ -70,6 +70,8 @@ class LangevinStepSize(Adaptation):
         Stated relative error :math:`\delta`.
     center : Center
         The centre, with c and H.
+    largest : float
+        The step is never longer.
     """
 
     only_tunes = True
@@ -82,9 +84,11 @@ class LangevinStepSize(Adaptation):
         step_size: float,
         bias: float,
         center: Center,
+        largest: float = np.inf,
     ):
         self.transitions = FIRST_WINDOW * thin
         self._law, self._bias, self._step_size = law, bias, step_size
+        self._longest = largest
         self._preconditioner = preconditioner
         self._center = center.position
         self._precision = center.curvature.precision
@@ -189,6 +193,7 @@ class LangevinStepSize(Adaptation):
             largest, most = max(largest, _largest_direction(*whitened)), LARGEST_FACTOR
         noise = max(0.0, largest - share * self._largest)
         step_size = self._law.step_size(noise, self._largest, MARGIN * self._bias)
+        step_size = min(step_size, self._longest)
         return float(np.clip(step_size / self._step_size, SMALLEST_FACTOR, most))
 
 

@@ -369,7 +369,8 @@ def find_center_difference(
             others_by_name,
         )
 
-    if posterior.rows_are_groups and store_columns:
+    is_symbolic = order < 2 or posterior.has_second_derivatives
+    if store_columns and (posterior.rows_are_groups or not is_symbolic):
         return of_stored_derivatives()
     own = [row for row, of_all in zip(rows, posterior.shared_by_rows, strict=True) if not of_all]
     pair = posterior.rows_gradient(position, rows, length), gradient_at_center
@@ -562,7 +563,11 @@ class _Expansion:
     def tangent(self, left: Variable, right: Variable) -> Variable | None:
         """Derivative at the centre along the shift, None where it is zero."""
         if (left, right) not in self._tangents:
-            self._tangents[left, right] = self._tangent(left, right)
+            tangent = self._tangent(left, right)
+            if tangent is not None:
+                # Lengths of one broadcast only where the type has them.
+                tangent = pt.specify_shape(tangent, right.type.shape)
+            self._tangents[left, right] = tangent
         return self._tangents[left, right]
 
     def _tangent(self, left: Variable, right: Variable) -> Variable | None:

@@ -260,7 +260,7 @@ class StochasticGradientStep(StepMethod):
             )
         law = self.block.dynamics.law
         assert law is not None
-        step_size = law.step_size(choice.noise, choice.curvature, bias)
+        step_size = min(law.step_size(choice.noise, choice.curvature, bias), choice.largest)
         choice = replace(choice, step_size=step_size, error=bias)
         if self._thin_given:
             pace = replace(self._pace, step_size=choice.step_size, choice=choice)
@@ -718,7 +718,11 @@ def _tuning(design: Design, setup: Setup) -> tuple[Adaptation, ...]:
     if law is None or matrix is None or pace.choice is None:
         return ()
     assert isinstance(pace.step_size, float)
-    return (LangevinStepSize(law, matrix, pace.thin, pace.step_size, setup.bias, setup.center),)
+    return (
+        LangevinStepSize(
+            law, matrix, pace.thin, pace.step_size, setup.bias, setup.center, pace.choice.largest
+        ),
+    )
 
 
 def _monitor(design: Design, setup: Setup) -> Adaptation:

@@ -3,8 +3,7 @@ r"""The draw from which on each chain of a trace has converged, by means of stor
 At stationarity the mean of a window of successive gradients has expectation zero. While a chain is
 still on its way to the posterior, this mean is larger by orders of magnitude. Its variance at
 stationarity depends on the sampler, its step size, its thinning and the noise of its gradients. It
-is either measured, on windows of the last half of the chains of any sampler, or computed in closed
-form for Langevin dynamics.
+is measured, on windows of the last half of the chains of any sampler.
 """
 
 from __future__ import annotations
@@ -22,14 +21,10 @@ from xarray import DataTree
 
 from pymc_sgmcmc.adaptation.convergence import CONVERGENCE_RULES
 from pymc_sgmcmc.checks import one_of, positive_number, whole_number
-from pymc_sgmcmc.matrices import as_matrix, covariance_root
+from pymc_sgmcmc.matrices import covariance_root
 from pymc_sgmcmc.record import MOMENTS, PREFIX, groups_of, is_of_draws
 from pymc_sgmcmc.stein import split_into_batches
-from pymc_sgmcmc.trace_tools.langevin import langevin_window_covariance
 from pymc_sgmcmc.trace_tools.reader import StoredRun, read_run
-
-VARIANCES = ("batch_means", "closed_form")
-"""These are the names of the two methods that give the variance of the mean of a window."""
 
 WINDOWS_IN_HALF = 25
 """By default half a chain has this number of windows. The number is a compromise: longer windows
@@ -56,7 +51,6 @@ def gradient_convergence(
     idata: DataTree,
     *,
     rule: str = "chi2",
-    variance: str = "batch_means",
     window: int | None = None,
     level: float = 0.95,
     b: float = 1.0,
@@ -64,17 +58,12 @@ def gradient_convergence(
     r"""Test each window of successive stored gradients of a trace for a mean of zero.
 
     With ``rule="chi2"`` the statistic of a window with mean :math:`\bar Y` is
-    :math:`\bar Y^\top \mathrm{Var}(\bar Y)^{-1} \bar Y`. The variance is that of
-
-    - ``variance="batch_means"``: the means of windows of the last half of all chains, without the
-      windows near the tested one. This holds for the trace of any sampler, with any thinning. The
-      bound is Hotelling's, from the F distribution. Its degrees of freedom are the number of
-      windows, or fewer where successive windows are correlated. With too few windows for the number
-      of coordinates, the statistic is the largest of those of single coordinates, with Bonferroni's
-      bound.
-    - ``variance="closed_form"``: Langevin dynamics (`SGLD`, `SGLDCV`, `ULA`) on a near-Gaussian
-      posterior, whose trace has step size, preconditioner and curvature. Thinning is allowed, and
-      few draws are needed. The bound is that of :math:`\chi^2_d`.
+    :math:`\bar Y^\top \mathrm{Var}(\bar Y)^{-1} \bar Y`. The variance is that of the means of
+    windows of the last half of all chains, without the windows near the tested one. This holds for
+    the trace of any sampler, with any thinning. The bound is Hotelling's, from the F distribution.
+    Its degrees of freedom are the number of windows, or fewer where successive windows are
+    correlated. With too few windows for the number of coordinates, the statistic is the largest of
+    those of single coordinates, with Bonferroni's bound.
 
     With ``rule="elementwise"``, the rule of El hanchi (2018), eq. 17, the statistic is the largest
     :math:`|\bar Y_i| / \sqrt{(H + V)_{ii} / n_w}` and the bound is `b`. The print lacks a constant,
@@ -91,8 +80,6 @@ def gradient_convergence(
         Trace with `position` and `gradient` in `sample_stats`: from `pymc.sample` with a step
         method of this package, or from `gradients`. It is not changed.
     rule : {"chi2", "elementwise"}
-    variance : {"batch_means", "closed_form"}
-        Source of the variance for the first rule.
     window : int, optional
         Number of draws in a window, :math:`n_w`. The default is a fiftieth of the draws of a chain,
         or more where successive windows of this length are correlated.
@@ -110,14 +97,12 @@ def gradient_convergence(
         the end of that window: 0 where the very first window passes, and all draws where none
         passes. ``last_half_probability`` has for each chain the probability of so large a mean
         gradient in the last half at stationarity. Below 10⁻⁴ the chain counts as not converged
-        throughout. The attributes are ``window``, ``rule``, ``variance``, ``level`` and
-        ``degrees_of_freedom``.
+        throughout. The attributes are ``window``, ``rule``, ``level`` and ``degrees_of_freedom``.
 
     Raises
     ------
     ValueError
-        Where the trace has no stored gradients, or draws are not finite or too few. For the closed
-        form, also where the trace is not that of Langevin dynamics with known matrices.
+        Where the trace has no stored gradients, or draws are not finite or too few.
 
     See Also
     --------
@@ -141,7 +126,6 @@ def gradient_convergence(
     array([ 0, 37])
     """
     one_of("rule", rule, CONVERGENCE_RULES)
-    one_of("variance", variance, VARIANCES)
     if positive_number("level", level) >= 1:
         raise ValueError(f"`level` should be in (0, 1), but got {level!r}.")
     positive_number("b", b)
@@ -149,13 +133,8 @@ def gradient_convergence(
     draws = run.positions.shape[1]
     length = _window_length(run, window)
     if rule == "elementwise":
-        variance = "none"
         statistic, bound = _elementwise(run, length), np.full((len(run.chains), 1), b)
         degrees = np.nan
-    elif variance == "closed_form":
-        statistic = _closed_form(idata, run, length)
-        degrees = float(run.dimension)
-        bound = np.full((len(run.chains), 1), 2 * special.gammaincinv(run.dimension / 2, level))
     else:
         statistic, bound, degrees = _measured(run, length, level)
     bound = np.broadcast_to(bound, statistic.shape)
@@ -183,7 +162,6 @@ def gradient_convergence(
         attrs={
             "window": length,
             "rule": rule,
-            "variance": variance,
             "level": level if rule == "chi2" else np.nan,
             "degrees_of_freedom": degrees,
         },
@@ -368,8 +346,7 @@ def _measured(run: StoredRun, length: int, level: float) -> tuple[np.ndarray, np
         raise ValueError(
             f"The last half of the chains should have {FEWEST_WINDOWS} independent windows, but "
             f"has about {max(0, fewest):.0f} of {length} draws: chains are slow or still on their "
-            "way, or `gradient` is of other data. Sample more draws, or try a shorter `window` or "
-            '`variance="closed_form"`.'
+            "way, or `gradient` is of other data. Sample more draws, or try a shorter `window`."
         )
     joint = fewest > 2 * d + 2
     total = np.einsum("cbi,cbj->ij", batches.means, batches.means)
@@ -466,52 +443,6 @@ def _elementwise(run: StoredRun, length: int) -> np.ndarray:
     variances = np.mean(np.square(last, dtype=float), axis=(0, 1))
     scale = np.sqrt(variances / length)
     return np.array([np.abs(window_means(chain, length) / scale).max(1) for chain in run.gradients])
-
-
-def _closed_form(idata: DataTree, run: StoredRun, length: int) -> np.ndarray:
-    """Statistics with the variance of Langevin dynamics in closed form."""
-    missing = [name for name in ("preconditioner", "precision") if name not in run.arrays]
-    if run.law is None or missing:
-        missing += ["constant step sizes"] * (run.step_sizes is None)
-        raise ValueError(
-            "The closed form is for SGLD, SGLDCV and ULA, but the trace is of "
-            f"{run.settings.get('sampler', 'another sampler')}"
-            + (f" and has no {' and no '.join(missing)}" if missing else "")
-            + '. Use `variance="batch_means"`.'
-        )
-    assert run.step_sizes is not None
-    chains, draws, d = run.gradients.shape
-    last = run.gradients[:, draws // 2 :].reshape(-1, d).astype(float)
-    second_moment = last.T @ last / len(last)
-    if run.thin is None:
-        raise ValueError(
-            "The closed form is for evenly spaced draws, but the draws have the labels "
-            f"{_draw_labels(idata, draws)[:5]}... Select others, as by "
-            '`idata.sel(draw=slice(None, None, 10))`, or use `variance="batch_means"`.'
-        )
-    precision = as_matrix(run.arrays["precision"]).dense(d)
-    statistic = np.empty((chains, draws - length + 1))
-    for chain in range(chains):
-        covariance = langevin_window_covariance(
-            second_moment,
-            float(run.step_sizes[chain]),
-            run.preconditioner,
-            precision,
-            length,
-            run.thin,
-            law=run.law,
-        )
-        try:
-            root = covariance_root(covariance)
-        except linalg.LinAlgError:
-            raise ValueError(
-                "The covariance of the mean of a window should be positive, but is not for the "
-                'curvature at the centre. Use `variance="batch_means"`.'
-            ) from None
-        means = window_means(run.gradients[chain], length)
-        whitened = linalg.solve_triangular(root, means.T, lower=True)
-        statistic[chain] = np.einsum("ik,ik->k", whitened, whitened)
-    return statistic
 
 
 def _draw_labels(idata: DataTree, draws: int) -> np.ndarray:

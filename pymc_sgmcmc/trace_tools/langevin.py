@@ -17,7 +17,6 @@ import numpy as np
 from scipy import linalg
 
 from pymc_sgmcmc.dynamics.law import EULER, Law
-from pymc_sgmcmc.matrices import covariance_root
 
 
 def langevin_gain(
@@ -104,65 +103,3 @@ def _long_run_covariances(
     S_fg = S_fe - S_ff @ precision
     S_gg = precision @ S_ff @ precision - precision @ S_fe - (precision @ S_fe).T + noise
     return np.array([S_ff, S_fg, S_gg])
-
-
-def langevin_window_covariance(
-    second_moment: np.ndarray,
-    step_size: float,
-    preconditioner: np.ndarray,
-    precision: np.ndarray,
-    length: int,
-    thin: int = 1,
-    law: Law = EULER,
-) -> np.ndarray:
-    r"""Covariance of the mean of a window of gradients of a stationary Langevin chain.
-
-    With :math:`G = \mathrm{E}[g g^\top]`, and every T-th transition recorded, it is
-
-    .. math:: \mathrm{Var}(\bar Y) = \frac{G}{n_w} - \frac{1}{n_w^2} \sum_{l=1}^{n_w - 1} (n_w - l)
-              \bigl[H F^{Tl - 1} C + (H F^{Tl - 1} C)^\top\bigr], \qquad
-              C = \tfrac{h}{2} M G - \Lambda H - r \tfrac{h}{4} M H
-
-    where the stationary covariance solves :math:`M H \Lambda + \Lambda H M = 2 M + \tfrac{h}{2} M
-    (G - r H) M` and r is that of the law. It is computed in the basis in which M is I and H is
-    diagonal. El hanchi (2018), eq. 17, has only the first term.
-
-    Parameters
-    ----------
-    second_moment : numpy.ndarray, shape (d, d)
-        G.
-    step_size : float
-        h.
-    preconditioner, precision : numpy.ndarray, shape (d, d)
-        M and H.
-    length : int
-        :math:`n_w`, the number of gradients in the window.
-    thin : int
-        T, the number of transitions from one gradient to the next.
-    law : Law
-
-    Returns
-    -------
-    numpy.ndarray, shape (d, d)
-
-    Examples
-    --------
-    A window of one gradient has its second moment.
-
-    >>> langevin_window_covariance(3 * np.eye(1), 0.1, np.eye(1), np.eye(1), 1)
-    array([[3.]])
-    """
-    h = step_size
-    root = covariance_root(preconditioner)
-    values, vectors = linalg.eigh(root.T @ precision @ root)
-    W = root @ vectors  # M = W Wᵀ, Wᵀ H W is diagonal
-    G = W.T @ second_moment @ W
-    r = 1 - law.of_curvature
-    Lambda = (2 * np.eye(len(G)) + h / 2 * (G - r * np.diag(values))) / (values[:, None] + values)
-    C = h / 2 * G - Lambda * values - r * h / 4 * np.diag(values)
-    lags = np.arange(1, length)
-    powers = (1 - h / 2 * values)[:, None] ** (thin * lags - 1)
-    lagged = -((values * (powers @ (length - lags)))[:, None] * C)
-    covariance = G / length + (lagged + lagged.T) / length**2
-    inverse = linalg.inv(W)
-    return inverse.T @ covariance @ inverse

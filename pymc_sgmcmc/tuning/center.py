@@ -38,6 +38,8 @@ class Center:
     bend : numpy.ndarray, shape (d,), optional
         Error of each mean, in standard deviations and to first order, for a chain whose variances
         are all too large by a factor of two. It comes from third derivatives of the log density.
+    steepest : float
+        Largest curvature that was met at points of the Gaussian, in units of its own.
     """
 
     position: np.ndarray
@@ -46,6 +48,7 @@ class Center:
     curvature: Curvature
     likelihood_curvature: np.ndarray | None = None
     bend: np.ndarray | None = None
+    steepest: float = 1.0
 
     @property
     def distance(self) -> float:

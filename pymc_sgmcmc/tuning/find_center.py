@@ -19,6 +19,7 @@ from pymc_sgmcmc.tuning.curvature import (
     Curvature,
     coordinate_scale,
     curvature_at,
+    difference_width,
 )
 from pymc_sgmcmc.tuning.funnel import warn_of_funnel
 from pymc_sgmcmc.tuning.gaussian import (
@@ -27,6 +28,7 @@ from pymc_sgmcmc.tuning.gaussian import (
     PAIRS_ALONG_COORDINATES,
     Mismatch,
     MismatchAlongCoordinates,
+    steepest_curvature,
 )
 from pymc_sgmcmc.tuning.judge import ControlVariates, judge_at
 from pymc_sgmcmc.tuning.mean_field import mean_field
@@ -115,7 +117,7 @@ def find_center(posterior: Posterior, start: np.ndarray) -> Center:
         if is_guide(misfit):
             warn_of_other_modes(posterior, subsample, center, start, scale)
             warn_of_funnel(posterior, large, center)
-            return _with_bend(center, misfit.gradient)
+            return _with_surroundings(posterior, judge, center, misfit.gradient)
     with np.errstate(all="ignore"):
         better, misfit, near = nearest_gaussian(
             posterior, judge, center, start, scale, subsample, large
@@ -137,7 +139,7 @@ def find_center(posterior: Posterior, start: np.ndarray) -> Center:
     )
     warn_of_other_modes(posterior, subsample, better, start, scale, at_mode=False)
     warn_of_funnel(posterior, large, better)
-    return _with_bend(better, misfit.gradient)
+    return _with_surroundings(posterior, judge, better, misfit.gradient)
 
 
 def _may_be_guide(
@@ -150,8 +152,10 @@ def _may_be_guide(
     return mismatch_along_at(posterior, subsample, center).shift <= LARGEST_SHIFT
 
 
-def _with_bend(center: Center, mean_gradient: np.ndarray) -> Center:
-    r"""Centre with the shift of the mean of a chain whose variances are too large.
+def _with_surroundings(
+    posterior: Posterior, judge: ControlVariates, center: Center, mean_gradient: np.ndarray
+) -> Center:
+    r"""Centre with the shift of the mean of a chain whose variances are too large, and steepness.
 
     The mean of :math:`\nabla \log \pi` over :math:`N(m, \Lambda)`, less its value at m, is half
     the third derivatives times Λ. A chain whose covariance exceeds Λ by δΛ has δ times this mean
@@ -165,7 +169,11 @@ def _with_bend(center: Center, mean_gradient: np.ndarray) -> Center:
     """
     root = center.curvature.root
     balance = mean_gradient - root.T @ center.gradient
-    return replace(center, bend=root @ balance / center.curvature.standard_deviations)
+    steepest = steepest_curvature(
+        judge.gradients, center.position, root.dense(), difference_width(posterior)
+    )
+    bend = root @ balance / center.curvature.standard_deviations
+    return replace(center, bend=bend, steepest=max(1.0, steepest))
 
 
 def _long_center(

@@ -329,38 +329,29 @@ def mismatch(
 
 
 def steepest_curvature(
-    gradient: Callable[[np.ndarray], np.ndarray],
-    mean: np.ndarray,
-    root: np.ndarray,
-    rng: np.random.Generator,
-    width: float,
+    gradients: Callable[[np.ndarray], np.ndarray], mean: np.ndarray, root: np.ndarray, width: float
 ) -> float:
     """Largest curvature at points of a Gaussian, in units in which it is N(0, I).
 
-    It is computed by power iteration at each point. Where no Gaussian is near the posterior, a step
-    has to be stable at the steepest of the points.
+    It is computed by power iteration at each point. A step has to be stable at the steepest one.
 
     Parameters
     ----------
-    gradient, mean, root, rng
+    gradients, mean, root
         As for `mismatch`.
     width : float
         Width of the differences of gradients, in units of the root.
     """
-    d = len(mean)
-    steepest = 0.0
-    for _ in range(STEEPEST_POINTS):
-        point = mean + root @ rng.standard_normal(d)
-        direction = rng.standard_normal(d)
-        for _ in range(POWER_ITERATIONS):
-            shift = root @ (width / np.linalg.norm(direction) * direction)
-            direction = root.T @ (gradient(point - shift) - gradient(point + shift)) / (2 * width)
-            length = float(np.linalg.norm(direction))
-            if not (np.isfinite(length) and length > 0):
-                break
-        else:
-            steepest = max(steepest, length)
-    return steepest
+    rng = np.random.default_rng(1953)
+    points, directions = rng.standard_normal((2, STEEPEST_POINTS, len(mean)))
+    points = mean + points @ root.T
+    lengths = np.linalg.norm(directions, axis=1)
+    for _ in range(POWER_ITERATIONS):
+        shifts = (width / lengths[:, None] * directions) @ root.T
+        ahead, behind = np.split(gradients(np.concatenate([points + shifts, points - shifts])), 2)
+        directions = (behind - ahead) @ root / (2 * width)
+        lengths = np.linalg.norm(directions, axis=1)
+    return float(lengths[np.isfinite(lengths)].max(initial=0.0))
 
 
 def fit_gaussian(

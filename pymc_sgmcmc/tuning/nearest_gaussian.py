@@ -316,13 +316,8 @@ def _narrowed(posterior: Posterior, judge: ControlVariates, center: Center) -> C
             root = root / 2  # Some points are outside of the support.
         center = replace(center, curvature=_curvature_of(root))
     root = center.curvature.root.dense()
-    steepest = steepest_curvature(
-        judge.gradient,
-        center.position,
-        root,
-        np.random.default_rng(1953),
-        difference_width(posterior),
-    )
+    width = difference_width(posterior)
+    steepest = steepest_curvature(judge.gradients, center.position, root, width)
     return replace(center, curvature=_curvature_of(root / np.sqrt(max(1.0, steepest))))
 
 

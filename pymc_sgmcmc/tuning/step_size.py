@@ -33,6 +33,9 @@ class StepSizeChoice:
         That of the law, see `Law.step_size`.
     error : float
         The relative error of the variance that it was computed for.
+    largest : float
+        No step is longer, whatever the stated error: so that no single row moves a chain far, and
+        half of what is stable where the posterior is steepest around its centre.
     noise : float
         :math:`\lambda_{\max}(MV)`, gradient noise in units of curvature.
     curvature, smallest_curvature : float
@@ -43,6 +46,7 @@ class StepSizeChoice:
 
     step_size: float
     error: float
+    largest: float
     noise: float
     curvature: float
     smallest_curvature: float
@@ -84,16 +88,19 @@ def choose_step_size(
     of_noise, of_curvature = noise_factors
     factor = batching.variance_factor
     noise = of_noise * n_rows**2 / batch_size * factor * row_noise + of_curvature * curvature
-    step_size = law.step_size(noise, curvature, inflation)
+    longest = law.largest_step_size(curvature * center.steepest) / 2
     if batch_size < n_rows:
-        step_size = min(step_size, largest_step_of_rows(largest * curvature, batch_size))
+        longest = min(longest, largest_step_of_rows(largest * curvature, batch_size))
+    step_size = min(law.step_size(noise, curvature, inflation), longest)
     # Solve N²/n c(n) λ = λ_max(MH) for n, with c = (N - n)/(N - 1) without replacement.
     ratio = of_noise * n_rows**2 * row_noise / curvature
     ratio += of_curvature * batch_size / max(factor, np.finfo(float).tiny)
     if batching.without_replacement:
         ratio = ratio * n_rows / (n_rows - 1 + ratio)
     needed = int(np.clip(np.ceil(ratio), 1, n_rows))
-    return StepSizeChoice(float(step_size), inflation, float(noise), curvature, smallest, needed)
+    return StepSizeChoice(
+        float(step_size), inflation, float(longest), float(noise), curvature, smallest, needed
+    )
 
 
 def largest_step_of_rows(largest: float, batch_size: int) -> float:

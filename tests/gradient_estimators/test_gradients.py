@@ -9,6 +9,8 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
 
 from pymc_sgmcmc.batching import (
     ShuffledWindows,
@@ -281,6 +283,69 @@ def test_second_order_where_an_index_moves(monkeypatch, stored):
         estimates = [estimate(position, rows) for rows in all_subsets(N_ROWS, BATCH_SIZE)]
         exact = posterior.gradient(position)
         np.testing.assert_allclose(np.mean(estimates, axis=0), exact, rtol=0, atol=1e-12)
+
+
+def normal_mixture() -> pm.Model:
+    counts = np.random.default_rng(14).normal([-3.0, 0.0, 3.0], size=(N_ROWS // 3, 3)).ravel()
+    with pm.Model() as model:
+        weights = pm.Dirichlet("weights", np.ones(3))
+        means, scales = pm.Normal("means", 0, 3, shape=3), pm.HalfNormal("scales", 1, shape=3)
+        pm.NormalMixture("y", weights, mu=means, sigma=scales, observed=counts)
+    return model
+
+
+class Wave(Op):
+    """A sine, or a cosine that has no derivative."""
+
+    __props__ = ("of_cosine",)
+
+    def __init__(self, of_cosine: bool):
+        self.of_cosine = of_cosine
+
+    def make_node(self, x):
+        return Apply(self, [x], [x.type()])
+
+    def perform(self, node, inputs, outputs):
+        outputs[0][0] = (np.cos if self.of_cosine else np.sin)(inputs[0])
+
+    def pullback(self, inputs, outputs, cotangents):
+        if self.of_cosine:
+            raise NotImplementedError
+        return [cotangents[0] * Wave(True)(inputs[0])]
+
+
+def model_of_wave() -> pm.Model:
+    rng = np.random.default_rng(15)
+    X = rng.normal(size=(N_ROWS, 2))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=2)
+        pm.Normal("y", Wave(False)(X @ beta), 1.0, observed=rng.normal(size=N_ROWS))
+    return model
+
+
+@pytest.mark.parametrize("model", [normal_mixture, model_of_wave])
+def test_second_order_of_long_graphs_and_of_operations_without_derivative(monkeypatch, model):
+    """Derivatives of rows are stored only where PyTensor has none; the estimate has no bias."""
+    monkeypatch.setattr(center_difference, "MOST_OPERATIONS", np.inf)
+    posterior = Posterior(model())
+    center = np.random.default_rng(16).normal(size=posterior.dimension)
+    difference = find_center_difference(posterior, center, order=2)
+    assert posterior.has_second_derivatives == (model is normal_mixture)
+    at = center + 0.3
+    types = [(row.dtype, row.shape[1:]) for row in difference.rows_of(np.arange(2))]
+    rows = [pt.tensor(dtype=dtype, shape=(None, *shape)) for dtype, shape in types]
+    position, length = pt.tensor("position", shape=center.shape, dtype="float64"), pt.lscalar()
+    function = pytensor.function(
+        [position, length, *rows],
+        difference(position, rows, length),
+        mode="FAST_COMPILE",
+        on_unused_input="ignore",
+    )
+    parts = np.split(np.arange(N_ROWS), 3)
+    sums = [function(at, len(part), *difference.rows_of(part)) for part in parts]
+    gradients = [posterior.likelihood_gradient(x, posterior.data) for x in (at, center)]
+    exact = gradients[0] - gradients[1] - difference.derivative @ (at - center)
+    np.testing.assert_allclose(np.sum(sums, axis=0), exact, rtol=1e-9, atol=1e-9)
 
 
 def test_derivatives_of_a_part_of_the_rows_are_biased(posterior):

@@ -624,7 +624,6 @@ misuse(
 )
 misuse("stein_thin_gradients_of_minibatches", stein_thin, "minibatch", draws=5)
 misuse("gradient_convergence_rule", gradient_convergence, "rule", rule="chi")
-misuse("gradient_convergence_variance", gradient_convergence, "variance", variance="batch")
 misuse("gradient_convergence_level", gradient_convergence, "level", level=95)
 misuse("gradient_convergence_level_as_text", gradient_convergence, "level", level="high")
 misuse("gradient_convergence_window_zero", gradient_convergence, "window", window=0)

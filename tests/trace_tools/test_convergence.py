@@ -9,10 +9,8 @@ import pytest
 import xarray as xr
 
 from pymc_sgmcmc import discard_unconverged, gradient_convergence
-from pymc_sgmcmc.adaptation.convergence import window_mean_variance
-from pymc_sgmcmc.dynamics import AVERAGED, EULER
 from pymc_sgmcmc.trace_tools.convergence import window_means
-from pymc_sgmcmc.trace_tools.langevin import langevin_window_covariance
+from pymc_sgmcmc.trace_tools.reader import read_run
 from tests.support.langevin_chains import Gaussian, as_trace, langevin
 
 DIMENSION = 3
@@ -44,13 +42,12 @@ def gradient(gaussian: Gaussian):
 # --- Level -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variance", ["batch_means", "closed_form"])
 @pytest.mark.parametrize(
     ("step_size", "noise", "thin", "chains", "draws"),
     [(0.5, 3.0, 1, 1, 1000), (0.1, 0.0, 20, 4, 400), (0.1, 50.0, 3, 4, 400)],
     ids=["one chain", "exact and thinned", "noisy and thinned"],
 )
-def test_level_at_stationarity(variance, step_size, noise, thin, chains, draws):
+def test_level_at_stationarity(step_size, noise, thin, chains, draws):
     """Chains from their exact law: the share of windows that pass, over 20 traces."""
     gaussian, M = target(noise)
     x, g = gaussian.chains(20 * chains, draws, step_size, M, seed=7, thin=thin)
@@ -58,7 +55,7 @@ def test_level_at_stationarity(variance, step_size, noise, thin, chains, draws):
     for start in range(0, len(x), chains):
         part = slice(start, start + chains)
         trace = trace_of(x[part], g[part], step_size, M, gaussian.precision, thin)
-        found = gradient_convergence(trace, variance=variance)
+        found = gradient_convergence(trace)
         assert (found["last_half_probability"] > 1e-4).all()
         shares.append(found["passed"].mean().item())
     z = (np.mean(shares) - 0.95) / (np.std(shares, ddof=1) / np.sqrt(len(shares)))
@@ -78,63 +75,21 @@ def test_level_with_more_coordinates_than_windows():
     assert 0.95 - 4.5 * error < np.mean(shares) < 0.98 + 4.5 * error
 
 
-@pytest.mark.parametrize("law", [EULER, AVERAGED], ids=lambda law: law.name)
-@pytest.mark.parametrize("thin", [1, 3])
-def test_closed_form_is_that_of_the_autocovariances(law, thin):
-    """Sums over the exact covariances of the chain itself, for matrices that do not commute."""
-    gaussian, M = target(3.0)
-    M, h, length = np.diag(np.diag(M)), 0.5, 7
-    of_gradients = gaussian.autocovariances(
-        length, h, M, thin=thin, averaged=law.averaged
-    )[:, DIMENSION:, DIMENSION:]  # fmt: skip
-    weights = np.arange(length, 0, -1)[:, None, None] / length**2
-    once = (weights * of_gradients).sum(0)
-    expected = once + once.T - of_gradients[0] / length
-    found = langevin_window_covariance(
-        of_gradients[0], h, M, gaussian.precision, length, thin, law=law
-    )
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_closed_form_in_one_dimension_with_the_exact_stationary_law():
-    """Where the stationary variance is that of the posterior it is the formula of OSGFS."""
-    h, length = 0.4, 7
-    # Lambda = 1 / H, H = 1, asks for G with 1 = 1 + h G / 4: none, so compare the correction.
-    for noise in (0.0, 3.0):
-        G = (1 + h * noise / 4) / (1 - h / 4) + noise
-        found = langevin_window_covariance(G * np.eye(1), h, np.eye(1), np.eye(1), length)[0, 0]
-        variance = (1 + h * noise / 4) / (1 - h / 4)
-        phi, fraction = 1 - h / 2, h / 2
-        lags = np.arange(1, length)
-        lagged = phi ** (lags - 1) * (phi * variance - fraction * noise)
-        expected = (variance + noise) / length + 2 / length**2 * ((length - lags) * lagged).sum()
-        assert found == pytest.approx(expected, rel=1e-12)
-        exact = window_mean_variance(np.array([noise]), np.array([fraction]), length)[0]
-        correction = (variance - 1) * (
-            1 / length + 2 / length**2 * ((length - lags) * phi**lags).sum()
-        )
-        assert found == pytest.approx(exact + correction, rel=1e-12)
-
-
 def test_selected_draws_count_as_thinned():
-    """Every tenth draw of a trace: the closed form knows from the labels of the draws."""
+    """Every tenth draw of a trace: its thinning is known from the labels of the draws."""
     gaussian, M = target(0.0)
     x, g = gaussian.chains(4, 4000, 0.1, M, seed=1)
     trace = trace_of(x, g, 0.1, M, gaussian.precision)
     every = trace.sel(draw=slice(None, None, 10))
     thinned = trace_of(x[:, ::10], g[:, ::10], 0.1, M, gaussian.precision, thin=10)
-    one, other = (gradient_convergence(t, variance="closed_form") for t in (every, thinned))
-    np.testing.assert_allclose(one["statistic"], other["statistic"])
-    uneven = trace.isel(draw=[0, 1, 3, *range(10, 60)])
-    with pytest.raises(ValueError, match="evenly spaced draws"):
-        gradient_convergence(uneven, variance="closed_form")
+    assert read_run(every).thin == read_run(thinned).thin == 10
+    assert read_run(trace.isel(draw=[0, 1, 3, *range(10, 60)]), agreeing_chains=False).thin is None
 
 
 # --- Chains from afar ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variance", ["batch_means", "closed_form"])
-def test_chain_from_afar_is_flagged_until_it_arrives(variance):
+def test_chain_from_afar_is_flagged_until_it_arrives():
     """20 standard deviations away; it halves its distance every 14 draws."""
     h = 0.1
     gaussian, M = target(1.0)
@@ -142,7 +97,7 @@ def test_chain_from_afar_is_flagged_until_it_arrives(variance):
     start = np.zeros((4, DIMENSION))
     start[2] = 20 * root[:, 0]
     x, g = langevin(gradient(gaussian), start, 2000, h, M, seed=1)
-    found = gradient_convergence(trace_of(x, g, h, M, gaussian.precision), variance=variance)
+    found = gradient_convergence(trace_of(x, g, h, M, gaussian.precision))
     length = found.attrs["window"]
     distance = np.linalg.norm(np.linalg.solve(root, x[2].T), axis=0)
     gone = int(np.argmax(distance < 5))
@@ -204,7 +159,7 @@ def test_chains_that_never_converge():
 def test_one_slow_chain_is_refused():
     gaussian, M = target(1.0)
     x, g = langevin(gradient(gaussian), np.full((1, DIMENSION), 20.0), 400, 0.004, M, seed=1)
-    with pytest.raises(ValueError, match=r"still on their way.*variance=\"closed_form\""):
+    with pytest.raises(ValueError, match=r"still on their way.*shorter `window`"):
         gradient_convergence(as_trace(x, g))
 
 
@@ -215,17 +170,12 @@ def test_one_slow_chain_is_refused():
     ("settings", "message"),
     [
         ({"rule": "chi"}, "`rule` should be one of"),
-        ({"variance": "exact"}, "`variance` should be one of"),
         ({"level": 1.0}, r"`level` should be in \(0, 1\)"),
         ({"b": 0.0}, "`b` should be positive"),
         ({"window": 0}, "`window` should be a whole number of draws, at least 1, but got 0"),
         ({"window": 26}, "at most a quarter of the 100 draws of a chain, 25, but got 26"),
         ({"window": 2.5}, "`window` should be a whole number"),
         ({"window": 25}, "should have 8 independent windows, but has about 0 of 25"),
-        (
-            {"variance": "closed_form"},
-            "is of another sampler and has no preconditioner and no precision",
-        ),
     ],
 )
 def test_wrong_settings(settings, message):
@@ -237,14 +187,6 @@ def test_wrong_settings(settings, message):
 def test_trace_without_gradients():
     with pytest.raises(ValueError, match="gradients\\(idata, model\\)"):
         gradient_convergence(xr.DataTree.from_dict({"posterior": xr.Dataset()}))
-
-
-def test_closed_form_with_an_unstable_step_size():
-    gaussian, M = target(0.0)
-    x, g = gaussian.chains(2, 400, 0.5, M, seed=1)
-    trace = trace_of(x, 10 * g, 4.5, M, gaussian.precision)
-    with pytest.raises(ValueError, match="covariance of the mean of a window should be positive"):
-        gradient_convergence(trace, variance="closed_form")
 
 
 def test_window_means_are_those_of_slices(rng):

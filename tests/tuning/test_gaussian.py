@@ -15,6 +15,7 @@ from pymc_sgmcmc.marginal import marginalize
 from pymc_sgmcmc.matrices import triangular_root
 from pymc_sgmcmc.tuning import find_center
 from pymc_sgmcmc.tuning.gaussian import (
+    STEEPEST_POINTS,
     Mismatch,
     _is_hopeless,
     fit_gaussian,
@@ -216,8 +217,29 @@ def test_steepest_curvature_of_a_quadratic(rng):
     A = rng.normal(size=(3, 3))
     H, R = A @ A.T + np.eye(3), random_root(rng, 3)
     largest = np.linalg.eigvalsh(R.T @ H @ R)[-1]
-    curvature = steepest_curvature(lambda x: -H @ x, np.zeros(3), R, rng, 1e-3)
+    curvature = steepest_curvature(lambda x: -x @ H, np.zeros(3), R, 1e-3)
     assert curvature == pytest.approx(largest, rel=0.05)
+
+
+def test_steepest_curvature_of_a_curved_ridge():
+    """The largest eigenvalue of the Hessian over the points, where the centre has one."""
+    width, R = 0.2, np.diag([1.0, 0.2])
+
+    def hessian(x):  # of (x_2 - x_1²)² / (2 width²) + x_1² / 2
+        across = np.array([-2 * x[0], 1.0])
+        bent = np.diag([1 - 2 * (x[1] - x[0] ** 2) / width**2, 0.0])
+        return np.outer(across, across) / width**2 + bent
+
+    def gradients(positions):
+        x, y = positions.T
+        across = (y - x**2) / width**2
+        return np.stack([2 * x * across - x, -across], axis=1)
+
+    points = np.random.default_rng(1953).standard_normal((2, STEEPEST_POINTS, 2))[0] @ R
+    largest = max(np.abs(np.linalg.eigvalsh(R @ hessian(x) @ R)).max() for x in points)
+    found = steepest_curvature(gradients, np.zeros(2), R, 1e-4)
+    assert found == pytest.approx(largest, rel=0.02)
+    assert found > 30
 
 
 @pytest.mark.slow
@@ -235,11 +257,11 @@ def test_center_where_no_gaussian_is_near():
     with pytest.warns(CenterWarning, match="No Gaussian was found near the posterior"):
         center = find_center(posterior, posterior.initial_position)
 
-    def gradient(position):
-        return posterior.log_density_and_gradient(position)[1]
+    def gradients(positions):
+        return np.array([posterior.gradient(position) for position in positions])
 
     root = center.curvature.root.dense()
-    steepest = steepest_curvature(gradient, center.position, root, rng, 1e-3)
+    steepest = steepest_curvature(gradients, center.position, root, 1e-3)
     assert steepest < 2
 
 
