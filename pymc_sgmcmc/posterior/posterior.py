@@ -57,7 +57,7 @@ from pymc_sgmcmc.posterior.row_access import (
 )
 from pymc_sgmcmc.posterior.rows import RowLeaf, record_of
 from pymc_sgmcmc.posterior.separation import separate_rows
-from pymc_sgmcmc.posterior.several_priors import SeveralPriors, several_priors
+from pymc_sgmcmc.posterior.several_priors import Priors, several_priors
 from pymc_sgmcmc.posterior.symbolic import SymbolicPosterior
 from pymc_sgmcmc.posterior.terms import without_scaling
 from pymc_sgmcmc.posterior.threads import (
@@ -480,21 +480,12 @@ class Posterior(SymbolicPosterior):
 
         Long positions are evaluated together where that is right and saves time.
         """
-        positions = self._as_position(positions)
-        if (found := self._priors_together(positions)) is not None:
-            return found
+        return self._several_priors(self._as_position(positions))
+
+    def _priors_one_by_one(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         pairs = [self.log_prior_and_gradient(position) for position in positions]
         values, gradients = zip(*pairs, strict=True)
         return np.array(values), np.array(gradients)
-
-    def _priors_together(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        if self._several_priors is None:
-            return None
-        try:
-            return self._several_priors(positions)
-        except Exception:  # Shapes may depend on values.
-            self._several_priors = None
-            return None
 
     def is_possible(self, position: np.ndarray, *, rows: bool = True) -> bool:
         """Whether the log densities of the prior part and of some of the rows are finite.
@@ -647,14 +638,14 @@ class Posterior(SymbolicPosterior):
         return self.compile_for_setup([position], [value, self.prior_gradient(position)])
 
     @cached_property
-    def _several_priors(self) -> SeveralPriors | None:
-        """The prior part at several positions together, None where one by one is as good."""
+    def _several_priors(self) -> Priors:
+        """Values and gradients of the prior part at several positions."""
         if self.dimension < FEWEST_COORDINATES_TOGETHER:
-            return None
+            return self._priors_one_by_one
         return several_priors(
             self.prior_log_density,
             self.prior_gradient,
-            self.log_prior_and_gradient,
+            self._priors_one_by_one,
             self.compile_for_setup,
             self.initial_position.astype(self.dtype),
         )

@@ -6,8 +6,7 @@ several positions together there are as many calls as for one.
 
 from __future__ import annotations
 
-import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytensor.tensor as pt
@@ -19,109 +18,69 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.posterior.threads import SharedFunction, on_one_thread
 
-PIECE_BYTES = 8_000_000
-"""So many positions are evaluated together that their arrays take about this memory. They are then
-mostly in the cache of a core."""
-
-FEWEST_TOGETHER = 16
-"""Where fewer positions have so much memory, arithmetic takes most of the time, and nothing is
-saved. These are normal vectors of a hundred elements and data of thousands of values."""
+TOGETHER = 64
+"""So many positions are evaluated together. Calls take little of the time then, and arrays of more
+positions would leave the cache of a core."""
 
 COMPARED = 3
 """The results are compared with those for single positions at this many."""
 
-TOLERANCE = {"float64": 1e-8, "float32": 1e-3}
-"""Largest differences of both, beside the largest element."""
-
-
-class SeveralPriors:
-    """Log densities and gradients at several positions.
-
-    Parameters
-    ----------
-    function : SharedFunction
-        Of positions, shape (positions, d).
-    most : int
-        So many positions are evaluated together.
-    """
-
-    def __init__(self, function: SharedFunction, most: int):
-        self._function, self._most = function, most
-
-    def __call__(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Values, shape (positions,), and gradients, of the shape of the positions."""
-        values = np.empty(len(positions))
-        gradients = np.empty(positions.shape)
-        for start in range(0, len(positions), self._most):
-            part = slice(start, start + self._most)
-            # What does not depend on the position is there once, for all of them.
-            values[part], gradients[part] = on_one_thread(self._function, positions[part])
-        return values, gradients
+Priors = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""Values, shape (positions,), and gradients, (positions, d), at positions, (positions, d)."""
 
 
 def several_priors(
     log_density: Callable[[TensorVariable], TensorVariable],
     gradient: Callable[[TensorVariable], TensorVariable],
-    single: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    one_by_one: Priors,
     compiled: Callable[[list, list], SharedFunction],
     position: np.ndarray,
-) -> SeveralPriors | None:
-    """Function of several positions, None where it is wrong, fails, or would save no time.
+) -> Priors:
+    """Function of several positions, `one_by_one` where another is wrong or fails.
 
     Parameters
     ----------
     log_density, gradient : callable
         Symbolic value and gradient at a symbolic position.
-    single : callable
-        Value and gradient at one position.
+    one_by_one : callable
+        Values and gradients, each by a call of its own.
     compiled : callable
         Compiles a function of inputs and outputs.
     position : numpy.ndarray, shape (d,)
         The functions are compared near this position.
     """
-    rng = np.random.default_rng(1965)
-    near = position + 0.1 * rng.standard_normal((COMPARED, len(position)))
-    near = near.astype(position.dtype)
-    expected = [single(each) for each in near]
-    most = PIECE_BYTES // max(1, _peak_bytes(lambda: single(near[0])))
-    if most < FEWEST_TOGETHER:
-        return None
     one = pt.tensor("position", shape=(None,), dtype=position.dtype)
     several = pt.tensor("positions", shape=(None, len(position)), dtype=position.dtype)
     outputs = [log_density(one), gradient(one)]
     # Linear algebra of many matrices has large graphs, whose rewrites take much time and memory.
     if any(isinstance(node.op, Blockwise | HasInnerGraph) for node in toposort(outputs)):
-        return None
+        return one_by_one
+    near = position + 0.1 * np.random.default_rng(1965).standard_normal((COMPARED, len(position)))
+    near = near.astype(position.dtype)
     try:
         function = compiled([several], vectorize_graph(outputs, {one: several}))
-        together = SeveralPriors(function, most)
-        values, gradients = together(near)
+        found = _in_parts(function, near)
     except Exception:  # Operations may fail in any way where they do not allow another axis.
-        return None
-    agree = _agree(np.column_stack([gradients, values]), expected, position.dtype)
-    return together if agree else None
+        return one_by_one
+    tolerance = np.sqrt(np.finfo(position.dtype).eps)
+    for values, wanted in zip(found, one_by_one(near), strict=True):
+        largest = np.abs(wanted[np.isfinite(wanted)]).max(initial=0)
+        if not np.allclose(values, wanted, tolerance, tolerance * largest, equal_nan=True):
+            return one_by_one
+
+    def together(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        try:
+            return _in_parts(function, positions)
+        except Exception:  # Shapes may depend on values.
+            return one_by_one(positions)
+
+    return together
 
 
-def _agree(
-    found: np.ndarray, expected: Sequence[tuple[float, np.ndarray]], dtype: np.dtype
-) -> bool:
-    wanted = np.array([np.append(gradient, value) for value, gradient in expected])
-    tolerance = TOLERANCE[dtype.name]
-    largest = np.abs(wanted[np.isfinite(wanted)]).max(initial=0)
-    return np.allclose(found, wanted, rtol=tolerance, atol=tolerance * largest, equal_nan=True)
-
-
-def _peak_bytes(call: Callable[[], object]) -> int:
-    """Memory that the arrays of a call take at most at the same time."""
-    started = not tracemalloc.is_tracing()
-    if started:
-        tracemalloc.start()
-    try:
-        tracemalloc.reset_peak()
-        before, _ = tracemalloc.get_traced_memory()
-        call()
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        if started:
-            tracemalloc.stop()
-    return peak - before
+def _in_parts(function: SharedFunction, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    values, gradients = np.empty(len(positions)), np.empty(positions.shape)
+    for start in range(0, len(positions), TOGETHER):
+        part = slice(start, start + TOGETHER)
+        # What does not depend on the position is there once, for all of them.
+        values[part], gradients[part] = on_one_thread(function, positions[part])
+    return values, gradients
