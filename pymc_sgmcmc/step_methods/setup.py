@@ -367,9 +367,11 @@ class Setup:
     def _order(self) -> int:
         """Order of the control variates at the centre, 0 without them."""
         order, posterior = self.settings.order, self.posterior
-        matrices = posterior.n_rows if posterior.rows_are_groups else 1
+        if order < 2:
+            return order
+        matrices = 1 if posterior.has_second_derivatives else posterior.n_rows
         too_large = 8 * matrices * posterior.dimension**2 > MOST_COPIED
-        if order == 2 and (too_large or posterior.dimension > DENSE_DIMENSION):
+        if too_large or posterior.dimension > DENSE_DIMENSION:
             log.info(
                 "%s: control variates of first order, since those of second order would take %d "
                 "matrices of %d coordinates",
