@@ -48,6 +48,12 @@ ANY_NOISE = 20.0
 """Bound on the part of a variance that is due to noise, which is at most 1, in units of an accepted
 error of 5 %, the default of the step methods."""
 
+USUAL_TRANSITIONS = 10_000
+"""Windows save the time to gather the rows of minibatches, and the copy for them takes that time
+for all rows. It is made where a run of so many transitions reads more: the length of a run is not
+known when a sampler is made, and PyMC's default is 4 chains of 1000 draws, of a few transitions
+each."""
+
 MOST_COPIED = 2**28
 """Data of at most so many bytes, 0.25 GB, are copied for windows. Each process has a copy of its
 own, whose memory and time would be more than what windows save in a run of usual length."""
@@ -588,7 +594,8 @@ def scheme_class(
 ) -> type[ShuffledWindows | WithReplacement | StridedRows]:
     """Class of a minibatch scheme by name.
 
-    Rows in random order are read as windows only where one order has no effect to speak of.
+    Rows in random order are read as windows only where one order has no effect to speak of, and
+    where a run reads more rows than the copy in this order has.
 
     Parameters
     ----------
@@ -608,7 +615,8 @@ def scheme_class(
     if name == WithReplacement.name:
         return WithReplacement
     check_batch_size(batch_size, n_rows)
-    copied = n_rows * row_bytes <= MOST_COPIED or batch_size == n_rows
+    copied = n_rows <= USUAL_TRANSITIONS * batch_size and n_rows * row_bytes <= MOST_COPIED
+    copied = copied or batch_size == n_rows
     windows = copied and windows_suffice(n_rows, batch_size, noise_share)
     return ShuffledWindows if windows else StridedRows
 

@@ -6,7 +6,6 @@ and an index. All are unbiased for each position. They differ in their variance.
 
 from pymc_sgmcmc.gradient_estimators.base import GradientEstimator, Memory, Reference
 from pymc_sgmcmc.gradient_estimators.control_variate import SECOND_ORDER, ControlVariateGradient
-from pymc_sgmcmc.gradient_estimators.fisher_identity import FisherGradient
 from pymc_sgmcmc.gradient_estimators.full import FullGradient
 from pymc_sgmcmc.gradient_estimators.plain import PlainGradient
 from pymc_sgmcmc.gradient_estimators.saga import SAGAGradient
@@ -17,7 +16,6 @@ __all__ = [
     "SECOND_ORDER",
     "SVRG",
     "ControlVariateGradient",
-    "FisherGradient",
     "FullGradient",
     "GradientEstimator",
     "Memory",

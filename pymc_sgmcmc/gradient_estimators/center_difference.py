@@ -51,6 +51,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.batching import MOST_COPIED
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.posterior import ARRAYS_OF_PRODUCTS
 from pymc_sgmcmc.posterior.threads import OfRows
 
 MOST_EXTRA_MEMORY = 1 / 2
@@ -90,14 +91,15 @@ class CenterDifference:
         Numbers of the arrays of the posterior's data that the difference needs.
     column_types : tuple of (numpy.dtype, tuple of int)
         Type, and shape of one row, of the stored quantities. Empty where nothing is stored.
-    derivative_of : callable, optional
-        The matrix by which the shift from the centre is multiplied in control variates of second
-        order, of a posterior and some of its rows. None for those of first order.
+    sums_of : callable, optional
+        Gradient at the centre, and the matrix by which the shift from it is multiplied in control
+        variates of second order, of a posterior and some of its rows. None for those of first
+        order.
     """
 
     needed: tuple[int, ...]
     column_types: tuple[tuple[np.dtype, tuple[int, ...]], ...]
-    derivative_of: OfRows | None
+    sums_of: OfRows | None
     _posterior: Posterior
     _columns_of: Callable[[Sequence[np.ndarray]], list[np.ndarray]] | None
     _graph: TensorVariable
@@ -137,29 +139,38 @@ class CenterDifference:
             shared.set_value(np.array(value, dtype=shared.dtype))
 
     @cached_property
-    def derivative(self) -> np.ndarray:
-        """The sum of `derivative_of` over all rows, shape (d, d).
+    def sums(self) -> tuple[np.ndarray, np.ndarray]:
+        """The sums of `sums_of` over all rows by one pass, shapes (d,) and (d, d).
 
-        It is the sum of the very matrices that minibatches subtract, which need not be symmetric.
+        The second is that of the very matrices that minibatches subtract. It need not be symmetric.
         """
-        posterior, of_rows = self._posterior, self.derivative_of
+        posterior, of_rows = self._posterior, self.sums_of
         assert of_rows is not None
-        if isinstance(of_rows, _StoredDerivative) and posterior.source is None:
-            return self.columns[1].sum(axis=0, dtype=float)
-        total = np.zeros((posterior.dimension, posterior.dimension))
-        for part in posterior.each_chunk(of_rows, posterior.dimension):
-            total += part
-        return total
+        if isinstance(of_rows, _StoredSums) and posterior.source is None:
+            gradients, matrices = self.columns
+            return gradients.sum(axis=0, dtype=float), matrices.sum(axis=0, dtype=float)
+        gradient = np.zeros(posterior.dimension)
+        derivative = np.zeros((posterior.dimension, posterior.dimension))
+        for of_part, derivative_of_part in posterior.each_chunk(of_rows, posterior.dimension):
+            gradient += of_part
+            derivative += derivative_of_part
+        return gradient, derivative
+
+    @property
+    def curvature(self) -> np.ndarray:
+        """Minus the Hessian of the log likelihood of all rows at the centre, shape (d, d)."""
+        _, derivative = self.sums
+        return -0.5 * (derivative + derivative.T)
 
     def along_shift(self, position: TensorVariable) -> TensorVariable:
-        """The product of `derivative` and the shift of a position from the centre, shape (d,)."""
+        """The sum of the matrices times the shift of a position from the centre, shape (d,)."""
         dimension = self._posterior.dimension
+        # Rounded to single precision it would hide directions of small curvature.
         derivative = pytensor.shared(
-            self.derivative.astype(self._posterior.dtype),
-            "derivative_at_center",
-            shape=(dimension, dimension),
+            self.sums[1], "derivative_at_center", shape=(dimension, dimension)
         )
-        return derivative @ (position - self._center)
+        shift = (position - self._center).astype(derivative.dtype)
+        return (derivative @ shift).astype(self._posterior.dtype)
 
     def rows_of(self, numbers: np.ndarray) -> list[np.ndarray]:
         """Rows of the data that are needed, followed by those of the stored quantities."""
@@ -259,14 +270,16 @@ class _Columns:
 
 
 @dataclass(frozen=True)
-class _Derivative:
-    """Sum over rows of the second derivatives at the centre, as a function of rows.
+class _Sums:
+    """Gradient of rows at the centre and its derivative there, as functions of rows.
 
     Parameters
     ----------
     posterior : Posterior
     inputs : sequence of TensorVariable
         The number of rows, and rows of each array of data.
+    gradient : TensorVariable, shape (d,)
+        The sum of the gradients.
     tangent : TensorVariable, shape (d,)
         Derivative of the sum of the gradients along `shift`.
     shift : TensorVariable, shape (d,)
@@ -274,6 +287,7 @@ class _Derivative:
 
     _posterior: Posterior
     _inputs: Sequence[TensorVariable]
+    _gradient: TensorVariable
     _tangent: TensorVariable
     _shift: TensorVariable
 
@@ -282,19 +296,24 @@ class _Derivative:
         d = self._posterior.dimension
         # Data in compiled graphs are shared variables.
         directions = pytensor.shared(np.eye(d, dtype=self._posterior.dtype), shape=(d, d))
-        along_all = vectorize_graph(self._tangent, {self._shift: directions})
-        return self._posterior.compile_for_setup(list(self._inputs), [along_all])
+        with np.errstate(divide="ignore"):  # PyTensor divides by the length of an empty variable.
+            along_all = vectorize_graph(self._tangent, {self._shift: directions})
+        return self._posterior.compile_for_setup(list(self._inputs), [self._gradient, along_all])
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the function, which is compiled again when needed."""
         return {name: value for name, value in vars(self).items() if name != "_function"}
 
-    def __call__(self, posterior: Posterior, rows: Sequence[np.ndarray]) -> np.ndarray:
-        total = np.zeros((posterior.dimension, posterior.dimension))
-        for piece in posterior.pieces(rows, posterior.dimension):
-            (along_all,) = self._function(np.array(len(piece[0])), *piece)
-            total += np.asarray(along_all).T  # a row of it is the product with a direction
-        return total
+    def __call__(
+        self, posterior: Posterior, rows: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        posterior.count_evaluated(len(rows[0]))
+        total = np.zeros((1 + posterior.dimension, posterior.dimension))
+        for piece in posterior.pieces(rows, ARRAYS_OF_PRODUCTS * posterior.dimension):
+            gradient, along_all = self._function(np.array(len(piece[0])), *piece)
+            total[0] += gradient
+            total[1:] += along_all
+        return total[0], total[1:].T  # a row of `along_all` is the product with a direction
 
 
 def find_center_difference(
@@ -358,7 +377,7 @@ def find_center_difference(
         return CenterDifference(
             tuple(range(len(rows))),
             tuple((dtype, shape) for shape in shapes),
-            _StoredDerivative(columns_of) if order == 2 else None,
+            _StoredSums(columns_of) if order == 2 else None,
             posterior,
             columns_of,
             graph,
@@ -369,13 +388,15 @@ def find_center_difference(
             others_by_name,
         )
 
-    is_symbolic = order < 2 or posterior.has_second_derivatives
-    if store_columns and (posterior.rows_are_groups or not is_symbolic):
+    is_differentiable = not posterior.rows_are_groups
+    if order == 2:
+        is_differentiable = posterior.has_second_derivatives
+    if store_columns and not is_differentiable:
         return of_stored_derivatives()
     own = [row for row, of_all in zip(rows, posterior.shared_by_rows, strict=True) if not of_all]
     pair = posterior.rows_gradient(position, rows, length), gradient_at_center
     left, right = _rewritten(pair, own, length)
-    derivative_of = None
+    sums_of = None
     if order == 1:
         graph = _difference(left, right)
     else:
@@ -386,7 +407,7 @@ def find_center_difference(
         tangent = expansion.tangent(left, right)
         if tangent is None:
             tangent = pt.zeros_like(along)
-        derivative_of = _Derivative(posterior, (length, *rows), tangent, along)
+        sums_of = _Sums(posterior, (length, *rows), right, tangent, along)
     (graph,) = _rewritten([graph], own, length)
     if store_columns and order == 2:
         matrices = posterior.n_rows * posterior.dimension**2 * np.dtype(posterior.dtype).itemsize
@@ -419,7 +440,7 @@ def find_center_difference(
     return CenterDifference(
         tuple(needed),
         tuple((np.dtype(vector.dtype), vector.type.shape[1:]) for vector in cut),
-        derivative_of,
+        sums_of,
         posterior,
         _Columns(posterior, (length, *rows), cut) if cut else None,
         with_columns,
@@ -490,13 +511,16 @@ def _derivatives_of_rows(
 
 
 @dataclass(frozen=True)
-class _StoredDerivative:
-    """Sum over rows of the stored derivatives at the centre, as a function of rows."""
+class _StoredSums:
+    """Sums over rows of the stored gradients and derivatives at the centre."""
 
     _columns_of: Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 
-    def __call__(self, posterior: Posterior, rows: Sequence[np.ndarray]) -> np.ndarray:
-        return self._columns_of(rows)[1].sum(axis=0, dtype=float)
+    def __call__(
+        self, posterior: Posterior, rows: Sequence[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        gradients, matrices = self._columns_of(rows)
+        return gradients.sum(axis=0, dtype=float), matrices.sum(axis=0, dtype=float)
 
 
 def _rewritten(
@@ -566,7 +590,7 @@ class _Expansion:
             tangent = self._tangent(left, right)
             if tangent is not None:
                 # Lengths of one broadcast only where the type has them.
-                tangent = pt.specify_shape(tangent, right.type.shape)
+                tangent = pt.specify_shape(tangent, right.type.shape).astype(right.type.dtype)
             self._tangents[left, right] = tangent
         return self._tangents[left, right]
 

@@ -66,7 +66,7 @@ class ControlVariateGradient(GradientEstimator):
         self._difference = difference
         if kept is not None:
             self.kept = np.asarray(kept)
-        if difference.derivative_of is not None:
+        if difference.sums_of is not None:
             self.name = SECOND_ORDER
         self._kept_data = [
             pytensor.shared(
@@ -91,7 +91,7 @@ class ControlVariateGradient(GradientEstimator):
             + self._likelihood_gradient
             + self._scale * difference
         )
-        if self._difference.derivative_of is not None:
+        if self._difference.sums_of is not None:
             estimate = estimate + self._difference.along_shift(position)
         if self.kept_rows:
             length = (

@@ -432,38 +432,18 @@ class Posterior(SymbolicPosterior):
         return self._curvature_function is not None
 
     def likelihood_curvature(
-        self,
-        position: np.ndarray,
-        directions: np.ndarray | None = None,
-        rows: Sequence[np.ndarray] | None = None,
+        self, position: np.ndarray, rows: Sequence[np.ndarray] | None = None
     ) -> np.ndarray:
-        r"""The matrix :math:`A = -\sum_j \nabla^2 \log p(x_j \mid \theta)`, or its products.
+        r"""The matrix :math:`A = -\sum_j \nabla^2 \log p(x_j \mid \theta)`, shape (d, d).
 
         It is a sum over given rows or all, by one pass, where `has_second_derivatives`.
-
-        Parameters
-        ----------
-        position : numpy.ndarray, shape (d,)
-        directions : numpy.ndarray, shape (d, directions), optional
-            The products :math:`A v` with these columns are returned, in the same shape.
-        rows : sequence of numpy.ndarray, optional
-
-        Returns
-        -------
-        numpy.ndarray
-            The symmetric matrix, shape (d, d), or the products.
         """
-        each = np.eye(self.dimension) if directions is None else directions.T
-        of_rows = partial(
-            _curvature_products,
-            position=self._as_position(position),
-            directions=self._as_position(each),
-        )
-        total = np.zeros(each.shape)
+        of_rows = partial(_curvature, position=self._as_position(position))
+        total = np.zeros((self.dimension, self.dimension))
         pieces = self.each_chunk(of_rows) if rows is None else self._of_pieces(of_rows, rows)
         for products in pieces:
             total += products
-        return 0.5 * (total + total.T) if directions is None else total.T
+        return 0.5 * (total + total.T)
 
     def log_prior_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient of the part of the log density without rows."""
@@ -739,18 +719,15 @@ def _log_likelihood_and_gradient(
     return float(value), np.array(gradient)
 
 
-def _curvature_products(
-    posterior: Posterior,
-    rows: Sequence[np.ndarray],
-    *,
-    position: np.ndarray,
-    directions: np.ndarray,
+def _curvature(
+    posterior: Posterior, rows: Sequence[np.ndarray], *, position: np.ndarray
 ) -> np.ndarray:
     """Sums over rows of the products of their curvature with each direction.
 
     Many rows have one matrix, which takes no more memory than they do.
     """
     posterior.count_evaluated(len(rows[0]))
+    directions = np.eye(posterior.dimension, dtype=posterior.dtype)
     function, total = posterior._curvature_function, np.zeros(directions.shape)
     assert function is not None
     for piece in posterior.pieces(rows, ARRAYS_OF_PRODUCTS * len(directions)):

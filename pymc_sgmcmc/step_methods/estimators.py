@@ -68,12 +68,11 @@ def make_estimator(
     if joint_center is None:
         raise ValueError(f'`gradient="{gradient}"` needs a centre.')
     center = joint_center.center
-    difference = find_center_difference(
-        posterior,
-        center.position,
-        joint_center.others,
-        order=order,
-    )
+    difference = center.difference if order == 2 else None
+    if difference is None:
+        difference = find_center_difference(
+            posterior, center.position, joint_center.others, order=order
+        )
     scheme = batching_of(
         posterior,
         batching,

@@ -72,6 +72,13 @@ MOST_LENGTHENING = 16
 """After tuning a draw has at most this many times the computed number of transitions. It is a
 compromise between effective draws and the time of a run, which may grow by this factor."""
 
+ALLOWED_ROUNDING = 0.1
+"""Rounding may take this part of the stated error, as sums over rows round more than once."""
+
+TIMES_BESIDE_OTHERS = 3
+"""Averaged noises belong to values of the other variables that change after each draw. The error of
+a standard deviation is then at most a tenth, times exp(-k) for draws of k relaxation times."""
+
 FAR_MEAN = 1.0
 """An error of a mean beyond this many standard deviations is not small enough for the first order
 in which it is computed, and no small `bias` mends it."""
@@ -369,18 +376,25 @@ class Setup:
         order, posterior = self.settings.order, self.posterior
         if order < 2:
             return order
-        is_long = posterior.dimension > DENSE_DIMENSION
-        matrices = 1 if is_long or posterior.has_second_derivatives else posterior.n_rows
-        if is_long or 8 * matrices * posterior.dimension**2 > MOST_COPIED:
-            log.info(
-                "%s: control variates of first order, since those of second order would take %d "
-                "matrices of %d coordinates",
-                self.name,
-                matrices,
-                posterior.dimension,
-            )
-            return 1
-        return order
+        matrices = 1 if posterior.has_second_derivatives else posterior.n_rows
+        too_large = 8 * matrices * posterior.dimension**2 > MOST_COPIED
+        reason = None
+        if too_large or posterior.dimension > DENSE_DIMENSION:
+            reason = f"would take {matrices} matrices of {posterior.dimension} coordinates"
+        elif self._rounding > ALLOWED_ROUNDING * self.bias:
+            reason = f"drown in the rounding of {posterior.dtype}: center predictors or use float64"
+        if reason is None:
+            return order
+        log.info("%s: control variates of first order, since those of second %s", self.name, reason)
+        return 1
+
+    @property
+    def _rounding(self) -> float:
+        """Relative error of a variance where the curvature of each coordinate is rounded."""
+        curvature = self.center.curvature
+        conditional = curvature.conditional_deviations
+        inflation = (curvature.standard_deviations / conditional) ** 2
+        return float(np.finfo(self.posterior.dtype).eps * inflation.sum())
 
     @cached_property
     def noise(self) -> RowNoise:
@@ -510,11 +524,12 @@ class Setup:
         )
 
     def closed_form(self, root: Matrix, *, tuned: bool = False) -> Pace:
-        """Step size in closed form, and one relaxation time a draw.
+        """Step size in closed form, and relaxation times a draw: one, or more beside other steps.
 
         Both change at the end of tuning where the step size is `tuned`.
         """
-        return paced(self.choose_step_size(root), tuned=tuned)
+        times = TIMES_BESIDE_OTHERS if self.law.averaged and self.posterior.others else 1
+        return paced(self.choose_step_size(root), tuned=tuned, relaxation_times=times)
 
     def pace(self, compute: Callable[[], Pace], thin: int = 1) -> Pace:
         """Step size and thinning as given, or computed and logged.

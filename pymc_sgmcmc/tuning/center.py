@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.gradient_estimators.center_difference import CenterDifference
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.tuning.curvature import (
-    Curvature,
-    curvature_at,
-)
+from pymc_sgmcmc.tuning.curvature import DENSE_DIMENSION, Curvature, curvature_at
 from pymc_sgmcmc.tuning.gaussian import FEWEST_PAIRS, chi_quantiles
 from pymc_sgmcmc.tuning.subsample import Subsample
 
@@ -33,8 +31,8 @@ class Center:
     likelihood_gradient : numpy.ndarray, shape (d,)
         The part of the gradient that comes from the rows.
     curvature : Curvature
-    likelihood_curvature : numpy.ndarray, shape (d, d), optional
-        Minus the Hessian of the log likelihood of all rows there, where it has been computed.
+    difference : CenterDifference, optional
+        The second-order expansion of the rows there, where their sum has been computed.
     bend : numpy.ndarray, shape (d,), optional
         Error of each mean, in standard deviations and to first order, for a chain whose variances
         are all too large by a factor of two. It comes from third derivatives of the log density.
@@ -46,7 +44,7 @@ class Center:
     gradient: np.ndarray
     likelihood_gradient: np.ndarray
     curvature: Curvature
-    likelihood_curvature: np.ndarray | None = None
+    difference: CenterDifference | None = field(default=None, repr=False, compare=False)
     bend: np.ndarray | None = None
     steepest: float = 1.0
 
@@ -54,6 +52,11 @@ class Center:
     def distance(self) -> float:
         """Estimated distance to the mode in posterior standard deviations (largest axis)."""
         return float(np.max(np.abs(self.curvature.root.T @ self.gradient)))
+
+
+def second_order_is_quick(posterior: Posterior) -> bool:
+    """Whether one pass sums the second-order expansion of all rows at a position."""
+    return posterior.dimension <= DENSE_DIMENSION and posterior.has_second_derivatives
 
 
 def center_at(

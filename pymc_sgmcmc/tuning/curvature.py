@@ -14,7 +14,6 @@ from pymc_sgmcmc.errors import CenterWarning, ModelError
 from pymc_sgmcmc.matrices import Dense, Diagonal, LowRank, Matrix, largest_eigenvalue
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.stages import stage
-from pymc_sgmcmc.tuning.coloured_curvature import coloured_curvature
 from pymc_sgmcmc.tuning.subsample import Subsample
 
 DENSE_DIMENSION = 500
@@ -157,51 +156,24 @@ def scaled_precision(
 
 
 def likelihood_curvature(
-    posterior: Posterior,
-    subsample: Subsample,
-    position: np.ndarray,
-    scale: np.ndarray,
-    *,
-    all_rows: bool = False,
+    posterior: Posterior, subsample: Subsample, position: np.ndarray, scale: np.ndarray
 ) -> np.ndarray:
-    """Minus the Hessian of the log likelihood of a subsample or of all rows, shape (d, d).
+    """Minus the Hessian of the log likelihood of a subsample, shape (d, d).
 
-    Where there are no second derivatives it is from differences of gradients of the subsample.
+    Where there are no second derivatives it is from differences of gradients.
     """
-    rows, weight = (None, 1.0) if all_rows else (subsample.rows, subsample.weight)
+    rows = subsample.rows
+    if posterior.has_second_derivatives:
+        return subsample.weight * posterior.likelihood_curvature(position, rows)
     width = difference_width(posterior)
-
-    def exact(directions: np.ndarray) -> np.ndarray:
-        return weight * posterior.likelihood_curvature(position, directions.T, rows).T
-
-    def by_differences(directions: np.ndarray) -> np.ndarray:
-        shifts = width * directions
-        sides = np.concatenate([position - shifts, position + shifts])
-        behind, ahead = np.split(posterior.likelihood_gradient(sides, subsample.rows), 2)
-        return subsample.weight * (behind - ahead) / (2 * width)
-
-    products = exact if posterior.has_second_derivatives else by_differences
-    return _over_short_distances(
-        lambda near: _from_products(products, subsample, position, near), scale
+    return subsample.weight * _over_short_distances(
+        lambda near: curvature_by_differences(
+            lambda positions: posterior.likelihood_gradient(positions, rows),
+            position,
+            width * near,
+        ),
+        scale,
     )
-
-
-def _from_products(
-    products: Callable[[np.ndarray], np.ndarray],
-    subsample: Subsample,
-    position: np.ndarray,
-    scale: np.ndarray,
-) -> np.ndarray:
-    """A curvature matrix from its products with as few directions as rows allow."""
-    for anew in (False, True):  # Where the colours were made more elements may have been zero.
-        colouring = subsample.colouring(position, scale, anew=anew)
-        if colouring is None:
-            break
-        found = coloured_curvature(products, scale, colouring)
-        if found is not None:
-            return found
-    columns = products(np.diag(scale)) / scale[:, None]
-    return 0.5 * (columns + columns.T)
 
 
 def _over_short_distances(

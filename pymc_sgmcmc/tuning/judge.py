@@ -75,8 +75,8 @@ def judge_at(posterior: Posterior, center: Center, large: Subsample) -> ControlV
         first, second = (min(rows, affordable.count) for rows in needed)
     scale = center.curvature.conditional_deviations
     few = Subsample(posterior, count=second, fewest=SINGLE_ROWS)
-    of_all = center.likelihood_curvature
-    if of_all is None and few.count < first and large.has_few_products(center.position, scale):
+    of_all = None if center.difference is None else center.difference.curvature
+    if of_all is None and few.count < first and posterior.has_second_derivatives:
         of_all = likelihood_curvature(posterior, large, center.position, scale)
     if few.weight > 1 and of_all is not None:
         excess = likelihood_curvature(posterior, few, center.position, scale) - of_all

@@ -6,15 +6,20 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from math import isqrt
 
 import numpy as np
 from scipy import linalg, optimize
 
 from pymc_sgmcmc.errors import CenterWarning, ModelError
+from pymc_sgmcmc.gradient_estimators.center_difference import (
+    CenterDifference,
+    find_center_difference,
+)
 from pymc_sgmcmc.matrices import Diagonal, Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.stages import log
-from pymc_sgmcmc.tuning.center import Center, center_at
+from pymc_sgmcmc.tuning.center import Center, center_at, second_order_is_quick
 from pymc_sgmcmc.tuning.curvature import (
     DENSE_DIMENSION,
     Curvature,
@@ -79,7 +84,7 @@ def find_mode(
     start: np.ndarray,
     scale: np.ndarray,
 ) -> Center:
-    """Search the mode on a subsample, and then on all rows.
+    """Search the mode on a subsample, then on more rows, and then on all.
 
     A pass over all rows may read files, so the last search takes as few as it can.
     """
@@ -87,29 +92,23 @@ def find_mode(
         # A few rows may not inform some coordinates, which only makes the search longer.
         warnings.simplefilter("ignore", CenterWarning)
         position, rough = _mode_of_subsample(posterior, subsample, start, scale)
-        found = _by_newton(posterior, subsample, position, rough)
-    gradient = None
-    if found is not None:
-        position, gradient = found
-    else:
+        if second_order_is_quick(posterior) and posterior.source is None:
+            # With the geometric mean both searches begin equally far from their modes.
+            more = Subsample(posterior, count=isqrt(subsample.count * posterior.n_rows))
+            if (found := _by_newton(posterior, more, position, rough, of_all=False)) is not None:
+                position, *_ = found
+                rough = curvature_at(posterior, more, position)
+        found = _by_newton(posterior, subsample, position, rough, of_all=True)
+    if found is None:
         position = _minimize_towards(
             posterior.log_density_and_gradient, start, position, rough.root, CENTER_TOLERANCE
         )
-    of_rows = _curvature_of_all_rows(posterior, position)
-    rows = large if of_rows is None else subsample
+    position, gradient, difference = found or (position, None, None)
+    if second_order_is_quick(posterior):
+        difference = difference or find_center_difference(posterior, position, order=2)
+    rows, of_rows = (large, None) if difference is None else (subsample, difference.curvature)
     curvature = curvature_at(posterior, rows, position, of_rows=of_rows)
-    center = center_at(posterior, position, curvature, gradient)
-    return replace(center, likelihood_curvature=of_rows)
-
-
-def _curvature_of_all_rows(posterior: Posterior, position: np.ndarray) -> np.ndarray | None:
-    """Minus the Hessian of the log likelihood of all rows, None where that takes many passes.
-
-    Control variates of second order need each element, so none is taken for zero from a sample.
-    """
-    if posterior.dimension > DENSE_DIMENSION or not posterior.has_second_derivatives:
-        return None
-    return posterior.likelihood_curvature(position)
+    return replace(center_at(posterior, position, curvature, gradient), difference=difference)
 
 
 def _mode_of_subsample(
@@ -119,14 +118,13 @@ def _mode_of_subsample(
 
     A search in rough scales that has taken as many steps as the curvature takes gradients goes on
     in the scales of the curvature. It is then at most about twice as long as the shorter one of
-    searches in the one or the other.
+    searches in the one or the other. Second derivatives take no longer than few gradients.
     """
     density = subsample.log_density_and_gradient
     if posterior.dimension > DENSE_DIMENSION:
         position = minimize(density, start, Diagonal(scale), tolerance=0.1)
         return position, curvature_at(posterior, subsample, position)
-    colouring = subsample.colouring(start, scale)
-    columns = posterior.dimension if colouring is None else colouring.count
+    columns = 0 if posterior.has_second_derivatives else posterior.dimension
     steps = max(FEWEST_STEPS, 2 * columns)
     near = minimize(density, start, Diagonal(scale), tolerance=0.1, steps=steps)
     try:
@@ -172,27 +170,47 @@ def _off_saddles(
 
 
 def _by_newton(
-    posterior: Posterior, subsample: Subsample, position: np.ndarray, curvature: Curvature
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Mode near a position with its gradient, None where Newton steps do not come nearer to it.
+    posterior: Posterior,
+    subsample: Subsample,
+    position: np.ndarray,
+    curvature: Curvature,
+    *,
+    of_all: bool,
+) -> tuple[np.ndarray, np.ndarray, CenterDifference | None] | None:
+    """Mode of a subsample or of all rows near a position, its gradient and expansion there.
 
-    Where the curvature of a subsample is too rough for them, that of all rows takes its place.
+    It is None where Newton steps do not come nearer to it. Where the curvature is too rough for
+    them, that of all rows takes its place. A step that should end at the mode of all rows is
+    followed by the pass for the expansion there, which has the gradient too.
     """
-    nearest, at_nearest, before, is_rough = position, None, np.inf, True
+    expands = of_all and second_order_is_quick(posterior)
+    nearest, at_nearest, before = position, None, np.inf
+    known: CenterDifference | None = None
+    used, ends = known, False
     while True:
-        gradient = posterior.gradient(position)
+        difference = find_center_difference(posterior, position, order=2) if ends else None
+        if difference is not None:
+            gradient = difference.sums[0] + posterior.log_prior_and_gradient(position)[1]
+        elif of_all:
+            gradient = posterior.gradient(position)
+        else:
+            (gradient,) = subsample.gradients_alone(position[None])
         distance = float(np.max(np.abs(curvature.root.T @ gradient)))
         if distance <= CENTER_TOLERANCE:
-            return position, gradient
+            return position, gradient, difference
         progress = distance <= NEWTON_PROGRESS * before
+        # The next step goes as much nearer as the last one did.
+        ends = ends or (expands and distance**2 <= CENTER_TOLERANCE * before < np.inf)
         if at_nearest is None or distance <= before:
-            nearest, at_nearest, before = position, gradient, distance
-        if not progress:
-            of_rows = _curvature_of_all_rows(posterior, nearest) if is_rough else None
-            if of_rows is None:
+            nearest, at_nearest, before, known = position, gradient, distance, difference
+        if not progress and (known is None or known is used):
+            if used is not None or not expands:
                 return None
-            curvature = curvature_at(posterior, subsample, nearest, of_rows=of_rows)
-            before, is_rough = float(np.max(np.abs(curvature.root.T @ at_nearest))), False
+            known = find_center_difference(posterior, nearest, order=2)
+        if known is not None and known is not used:
+            used = known
+            curvature = curvature_at(posterior, subsample, nearest, of_rows=known.curvature)
+            before = float(np.max(np.abs(curvature.root.T @ at_nearest)))
         position = nearest + curvature.covariance @ at_nearest
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from scipy import linalg
 
 from pymc_sgmcmc.errors import CenterWarning
+from pymc_sgmcmc.gradient_estimators.center_difference import find_center_difference
 from pymc_sgmcmc.matrices import Dense, triangular_root
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center, center_at
@@ -18,7 +19,6 @@ from pymc_sgmcmc.tuning.curvature import (
     coordinate_scale,
     dense_curvature,
     difference_width,
-    likelihood_curvature,
     scaled_precision,
 )
 from pymc_sgmcmc.tuning.gaussian import (
@@ -204,14 +204,9 @@ def _around_mode(
         fitted = fit_gaussian(judge.gradients, mode.position, root, steps=STEPS_AROUND_CENTER)
         if fitted.converged:
             center = center_at(posterior, fitted.mean, _curvature_of(fitted.root))
-            of_rows = likelihood_curvature(
-                posterior,
-                large,
-                center.position,
-                center.curvature.standard_deviations,
-                all_rows=True,
+            center = replace(
+                center, difference=find_center_difference(posterior, center.position, order=2)
             )
-            center = replace(center, likelihood_curvature=of_rows)
             judge = judge_at(posterior, center, large)
             return mismatch_at(judge, center), center, spread(judge, center)
     return None

@@ -192,6 +192,17 @@ def _squares_without(
     return squares[::-1]
 
 
+def points_around(posterior: Posterior) -> int:
+    """Number of points around the centre, which a mean over them needs.
+
+    The distances vary the less the more coordinates there are. These need more points all the same,
+    ten each, since the noise at a point is largest along its own direction.
+    """
+    d = posterior.dimension
+    most = NOISE_POINTS_OF_GROUPS if posterior.rows_are_groups else NOISE_POINTS
+    return min(most, 2 * NOISE_POINTS // d + 10 * d)
+
+
 def largest(values: np.ndarray, count: int) -> np.ndarray:
     """Numbers of the largest values, the largest first and NaN last, equal ones in their order."""
     if not count:
@@ -216,8 +227,7 @@ class _Rows:
         self._posterior, self._center, self._order = posterior, center, order
         self._points: Points = ()
         if order:
-            points = NOISE_POINTS_OF_GROUPS if posterior.rows_are_groups else NOISE_POINTS
-            self._points = joint_draws or laplace_draws(posterior, center, points)
+            self._points = joint_draws or laplace_draws(posterior, center, points_around(posterior))
         # Mean of the gradients of all rows at the centre.
         self._mean = center.likelihood_gradient / posterior.n_rows
 

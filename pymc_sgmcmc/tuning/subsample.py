@@ -7,13 +7,6 @@ from functools import cached_property
 import numpy as np
 
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.tuning.coloured_curvature import (
-    FEWEST_COORDINATES,
-    LARGEST_PART,
-    Colouring,
-    coloured,
-    pattern_of,
-)
 
 SUBSAMPLE_ROWS = 10_000
 """The curvature is computed, and the search for the mode begins, on this many rows or more. An
@@ -75,8 +68,6 @@ class Subsample:
         if evaluations:
             count = max(count, operations // (evaluations * max(1, posterior.row_operations)))
         self.count = count = min(posterior.n_rows, count)
-        self._colouring: Colouring | None = None
-        self._is_coloured = False
         self.posterior = posterior
         self.weight = posterior.n_rows / count
 
@@ -119,35 +110,6 @@ class Subsample:
         """
         prior = self.posterior.prior_gradients(positions)
         return prior + self.weight * self.posterior.likelihood_gradient(positions, self.rows)
-
-    def has_few_products(self, position: np.ndarray, scale: np.ndarray) -> bool:
-        """Whether the curvature takes few passes, as by second derivatives or colours."""
-        is_quick = self.posterior.has_second_derivatives
-        return is_quick or self.colouring(position, scale) is not None
-
-    def colouring(
-        self, position: np.ndarray, scale: np.ndarray, *, anew: bool = False
-    ) -> Colouring | None:
-        """Coordinates that no row has together, None where they would save no time.
-
-        It is made near the first position, and `anew` near this one. In single precision gradients
-        are too coarse to tell whether it is right.
-        """
-        posterior = self.posterior
-        if posterior.dimension < FEWEST_COORDINATES or posterior.rows_are_groups:
-            return None
-        if (anew or not self._is_coloured) and posterior.dtype == "float64":
-            most = LARGEST_PART * posterior.dimension
-            # At a position like an initial point derivatives may be zero by chance.
-            rng = np.random.default_rng(1984)
-            near = position + scale * rng.standard_normal(len(position))
-            pieces = posterior.pieces(self.rows, posterior.dimension)
-            pattern = pattern_of((posterior.row_gradients(near, piece) for piece in pieces), most)
-            colouring = None if pattern is None else coloured(pattern)
-            is_of_use = colouring is not None and colouring.count <= most
-            self._colouring = colouring if is_of_use else None
-        self._is_coloured = True
-        return self._colouring
 
     def gradients_of_some_rows(self, position: np.ndarray) -> np.ndarray:
         """Gradients of at most `SINGLE_ROWS` rows, shape (rows, d)."""

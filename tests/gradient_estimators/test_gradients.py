@@ -152,7 +152,9 @@ def test_windows_only_where_their_order_has_no_effect():
     assert isinstance(make_batching("shuffle", data, 51), StridedRows)
     assert isinstance(make_batching("shuffle", data, 10_000), ShuffledWindows)
     assert isinstance(make_batching("shuffle", data, 2500, **WINDOWS), ShuffledWindows)
-    # A copy of large data would take longer than it saves.
+    # The copy would take longer than it saves.
+    for rows, scheme in [(20_000, ShuffledWindows), (20_001, StridedRows)]:
+        assert isinstance(make_batching("shuffle", [np.zeros(rows)], 2), scheme)
     assert isinstance(make_batching("shuffle", data, 50, row_bytes=30_000), StridedRows)
 
 
@@ -219,10 +221,10 @@ def test_covariance_over_all_minibatches_is_the_formula(posterior, estimator, sc
 
 def derivatives_of_rows(posterior: Posterior, center: np.ndarray) -> np.ndarray:
     """Second derivatives of the log likelihood of each row at the centre, shape (rows, d, d)."""
-    of_rows = find_center_difference(posterior, center, order=2).derivative_of
+    of_rows = find_center_difference(posterior, center, order=2).sums_of
     assert of_rows is not None
     pieces = [posterior.take(np.array([number])) for number in range(N_ROWS)]
-    derivatives = np.array([of_rows(posterior, piece) for piece in pieces])
+    derivatives = np.array([of_rows(posterior, piece)[1] for piece in pieces])
     step = 1e-4
     for place, along in enumerate(np.eye(posterior.dimension)):
         ahead, back = (
@@ -344,16 +346,38 @@ def test_second_order_of_long_graphs_and_of_operations_without_derivative(monkey
     parts = np.split(np.arange(N_ROWS), 3)
     sums = [function(at, len(part), *difference.rows_of(part)) for part in parts]
     gradients = [posterior.likelihood_gradient(x, posterior.data) for x in (at, center)]
-    exact = gradients[0] - gradients[1] - difference.derivative @ (at - center)
+    exact = gradients[0] - gradients[1] - difference.sums[1] @ (at - center)
     np.testing.assert_allclose(np.sum(sums, axis=0), exact, rtol=1e-9, atol=1e-9)
+
+
+def test_second_order_in_single_precision():
+    """Whole outcomes make parts of a gradient double, and Numba takes one type of each variable."""
+    rng = np.random.default_rng(19)
+    x, counts = rng.normal(size=50).astype("float32"), rng.poisson(2, size=50)
+    with pytensor.config.change_flags(floatX="float32"):
+        with pm.Model() as model:
+            beta = pm.Normal("beta", 0, 1, shape=2)
+            pm.Poisson("y", pm.math.exp(beta[0] + beta[1] * x), observed=counts)
+        posterior = Posterior(model)
+        center = np.array([0.3, -0.2], dtype="float32")
+        difference = find_center_difference(posterior, center, order=2)
+        full = posterior.gradient(center) - posterior.log_prior_and_gradient(center)[1]
+        batching = make_batching("replace", difference.data, 50, derived=difference.columns)
+        estimator = ControlVariateGradient(posterior, batching, difference, full)
+        at, index = pt.tensor("at", shape=(2,), dtype="float32"), pt.lvector("index")
+        estimate = pytensor.function([at, index], estimator(at, index), mode="NUMBA")
+        position = np.array([0.5, 0.1], dtype="float32")
+        found = estimate(position, np.arange(50))
+        assert found.dtype == "float32"
+        np.testing.assert_allclose(found, posterior.gradient(position), rtol=1e-4)
 
 
 def test_derivatives_of_a_part_of_the_rows_are_biased(posterior):
     """The planted error: the sum at the centre has to be that of all rows."""
     center, position = np.array([0.3, -0.2, 0.5]), np.array([0.1, 0.7, -0.4])
     difference = find_center_difference(posterior, center, order=2)
-    part = difference.derivative_of(posterior, posterior.take(np.arange(BATCH_SIZE)))
-    vars(difference)["derivative"] = N_ROWS / BATCH_SIZE * part
+    gradient, part = difference.sums_of(posterior, posterior.take(np.arange(BATCH_SIZE)))
+    vars(difference)["sums"] = gradient, N_ROWS / BATCH_SIZE * part
     batching = make_batching("replace", difference.data, BATCH_SIZE, derived=difference.columns)
     full = posterior.gradient(center) - posterior.log_prior_and_gradient(center)[1]
     estimator = ControlVariateGradient(posterior, batching, difference, full)

@@ -161,12 +161,11 @@ def test_curvature_is_the_derivative_of_the_gradient(name, monkeypatch):
     found = posterior.likelihood_curvature(position)
     size = np.abs(expected).max()
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7 * size)
-    directions = np.random.default_rng(3).normal(size=(d, 2))
     monkeypatch.setattr(posterior_module, "CHUNK_ELEMENTS", 7 * posterior._widest_row)
-    close(posterior.likelihood_curvature(position, directions), found @ directions)
+    close(posterior.likelihood_curvature(position), found)
     numbers = np.array([3, 3, 20])
     of_rows = [
-        posterior.likelihood_curvature(position, rows=posterior.take(rows))
+        posterior.likelihood_curvature(position, posterior.take(rows))
         for rows in (numbers, *numbers[:, None])
     ]
     close(of_rows[0], sum(of_rows[1:]))

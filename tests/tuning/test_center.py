@@ -83,7 +83,10 @@ def test_few_passes_where_the_rows_are_many(monkeypatch):
     assert np.abs(away).max() < 0.03
     np.testing.assert_array_equal(center.gradient, posterior.gradient(center.position))
     far = center.position + 1000 * center.curvature.standard_deviations
-    assert mode_search._by_newton(posterior, Subsample(posterior), far, center.curvature) is None
+    assert (
+        mode_search._by_newton(posterior, Subsample(posterior), far, center.curvature, of_all=True)
+        is None
+    )
 
 
 def test_a_flat_direction_is_reported_where_the_rows_are_many():

@@ -86,7 +86,7 @@ def test_rows_needed_follow_from_the_noise_of_single_rows(factor, rng):
         assert 0.5 < (1 + rows) / (1 + min(exact, ROWS)) < 2
 
 
-def test_rows_without_second_derivatives_or_colours_have_control_variates_of_first_order(
+def test_rows_without_second_derivatives_have_control_variates_of_first_order(
     rng, few_are_enough, monkeypatch
 ):
     monkeypatch.setattr(Posterior, "has_second_derivatives", False)
