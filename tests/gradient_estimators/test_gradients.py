@@ -350,28 +350,6 @@ def test_second_order_of_long_graphs_and_of_operations_without_derivative(monkey
     np.testing.assert_allclose(np.sum(sums, axis=0), exact, rtol=1e-9, atol=1e-9)
 
 
-def test_second_order_in_single_precision():
-    """Whole outcomes make parts of a gradient double, and Numba takes one type of each variable."""
-    rng = np.random.default_rng(19)
-    x, counts = rng.normal(size=50).astype("float32"), rng.poisson(2, size=50)
-    with pytensor.config.change_flags(floatX="float32"):
-        with pm.Model() as model:
-            beta = pm.Normal("beta", 0, 1, shape=2)
-            pm.Poisson("y", pm.math.exp(beta[0] + beta[1] * x), observed=counts)
-        posterior = Posterior(model)
-        center = np.array([0.3, -0.2], dtype="float32")
-        difference = find_center_difference(posterior, center, order=2)
-        full = posterior.gradient(center) - posterior.log_prior_and_gradient(center)[1]
-        batching = make_batching("replace", difference.data, 50, derived=difference.columns)
-        estimator = ControlVariateGradient(posterior, batching, difference, full)
-        at, index = pt.tensor("at", shape=(2,), dtype="float32"), pt.lvector("index")
-        estimate = pytensor.function([at, index], estimator(at, index), mode="NUMBA")
-        position = np.array([0.5, 0.1], dtype="float32")
-        found = estimate(position, np.arange(50))
-        assert found.dtype == "float32"
-        np.testing.assert_allclose(found, posterior.gradient(position), rtol=1e-4)
-
-
 def test_derivatives_of_a_part_of_the_rows_are_biased(posterior):
     """The planted error: the sum at the centre has to be that of all rows."""
     center, position = np.array([0.3, -0.2, 0.5]), np.array([0.1, 0.7, -0.4])

@@ -10,6 +10,7 @@ import pymc as pm
 import pytensor
 import pytest
 from pymc.step_methods.compound import Competence
+from scipy import linalg
 
 from pymc_sgmcmc import SGLD, SGLDCV, ModelError, NonFinitePositionError, Posterior, chain
 from pymc_sgmcmc.batching import ShuffledWindows
@@ -362,6 +363,60 @@ def test_float32():
     assert idata.posterior["beta"].dtype == np.float32
     assert idata.sample_stats["gradient"].dtype == np.float32
     assert np.isfinite(idata.posterior["beta"]).all()
+
+
+def test_float32_with_whole_outcomes():
+    """They make parts of the gradient double, and a loop of Numba takes one type of each."""
+    rng = np.random.default_rng(19)
+    x, counts = rng.normal(size=500).astype("float32"), rng.poisson(2, size=500)
+    with pytensor.config.change_flags(floatX="float32"):
+        with pm.Model() as model:
+            beta = pm.Normal("beta", 0, 1, shape=2)
+            pm.Poisson("y", pm.math.exp(beta[0] + beta[1] * x), observed=counts)
+        idata = sample(model, SGLDCV(model=model, compile_kwargs=NUMBA), draws=20)
+    assert idata.posterior["beta"].dtype == np.float32
+    assert np.isfinite(idata.posterior["beta"]).all()
+
+
+def test_curvature_that_rounds_away_leaves_first_order(caplog):
+    """A predictor far from zero: in single precision the curvature along the line is lost."""
+    rng = np.random.default_rng(20)
+    names = {}
+    for offset in (0, 1000):
+        x = (offset + rng.normal(size=500)).astype("float32")
+        with pytensor.config.change_flags(floatX="float32"):
+            with pm.Model() as model:
+                a, b = pm.Normal("a", 0, np.float32(100)), pm.Normal("b", 0, np.float32(100))
+                pm.Normal("y", a + b * x, 1, observed=rng.normal(size=500).astype("float32"))
+            caplog.clear()
+            with caplog.at_level(logging.INFO, logger="pymc.sgmcmc"):
+                SGLDCV(model=model)
+        names[offset] = "drown in the rounding of float32" in caplog.text
+    assert names == {0: False, 1000: True}
+
+
+def test_draws_are_longer_beside_other_step_methods():
+    """The last noise belongs to the values that the others had. Three relaxation times are right
+    to half a per cent, by the exact law of a Gaussian of which another step draws one part."""
+
+    def error(correlation: float, thin: int) -> float:
+        h, law = 1.0, np.zeros((3, 3))
+        move = np.array([[1 - h / 2, 1, h / 2 * correlation], [0, 0, 0], [0, 0, 1.0]])
+        moves, noise = np.eye(3), np.diag([h / 4, h / 4, 0])
+        noise[0, 1] = noise[1, 0] = h / 4
+        for _ in range(thin):
+            moves, law = move @ moves, move @ law @ move.T + noise
+        draw = np.array([[1, 0, 0], [0, 1, 0], [correlation, 0, 0]])
+        law = draw @ law @ draw.T + np.diag([0, 0, 1.0])
+        law = linalg.solve_discrete_lyapunov(draw @ moves, law)
+        return float(np.sqrt(law[0, 0] * (1 - correlation**2)) - 1)
+
+    assert error(0.99, 2) > 0.05
+    assert abs(error(0.99, 6)) < 0.006
+    model = two_variable_model()
+    alone = SGLDCV(model=model)
+    beside = SGLDCV([model["slope"], model["intercept"]], model=model)
+    assert (alone.thin, beside.thin) == (2, 6)
 
 
 # --- Starts, interrupts and failures --------------------------------------------------------
