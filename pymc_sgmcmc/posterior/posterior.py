@@ -38,7 +38,6 @@ from pymc_sgmcmc.posterior.group_access import (
     on_groups,
 )
 from pymc_sgmcmc.posterior.no_rows import NO_DATA
-from pymc_sgmcmc.posterior.open_checks import has_open_checks
 from pymc_sgmcmc.posterior.position import (
     PositionLayout,
     added_or_removed,
@@ -472,21 +471,21 @@ class Posterior(SymbolicPosterior):
 
         Other than their gradients, they show where a constraint is violated or a parameter invalid.
         """
-        posterior = self._with_checks or self
+        position, rows = self._as_position(position), rows and self.has_rows
         with np.errstate(all="ignore"):
-            value, _ = posterior.log_prior_and_gradient(position)
-            if np.isfinite(value) and rows and self.has_rows and self.some_rows:
+            if self._with_checks is not None:
+                values = self._with_checks._densities_function(position, *self.some_rows)
+                return bool(np.isfinite(values[: 1 + rows]).all())
+            value, _ = self.log_prior_and_gradient(position)
+            if np.isfinite(value) and rows and self.some_rows:
                 # They are few, and no part of the cost of a set-up.
-                function = posterior._log_likelihood_function
-                value, _ = function(self._as_position(position), *self.some_rows)
+                value, _ = self._log_likelihood_function(position, *self.some_rows)
         return bool(np.isfinite(value))
 
     @cached_property
     def _with_checks(self) -> Posterior | None:
-        """The posterior with checks of parameters, None where it has them or needs none."""
+        """The posterior with checks of parameters, None where it has them or cannot have them."""
         if self._checked or self.source is not None or self.rows_are_groups:
-            return None
-        if not has_open_checks(self._model):
             return None
         point = self.layout.unravel(self.initial_position)
         others = {name: shared.get_value() for name, shared in self.others.items()}
@@ -644,6 +643,14 @@ class Posterior(SymbolicPosterior):
         position, rows = self.position_and_rows()
         gradient = self.rows_gradient(position, rows, rows[0].shape[0])
         return self.compile_for_setup([position, *rows], [gradient])
+
+    @cached_property
+    def _densities_function(self):
+        """Log densities of prior part and rows. It has no gradients, which take time to compile."""
+        position, rows = self.position_and_rows()
+        of_rows = self.rows_log_density(position, rows, rows[0].shape[0])
+        outputs = [self.prior_log_density(position), of_rows]
+        return self.compile_for_setup([position, *rows], outputs, quick=True)
 
     @cached_property
     def _curvature_function(self) -> SharedFunction | None:
