@@ -50,9 +50,8 @@ error of 5 %, the default of the step methods."""
 
 USUAL_TRANSITIONS = 10_000
 """Windows save the time to gather the rows of minibatches, and the copy for them takes that time
-for all rows. It is made where a run of so many transitions reads more: the length of a run is not
-known when a sampler is made, and PyMC's default is 4 chains of 1000 draws, of a few transitions
-each."""
+for all rows. It is made where a run of so many transitions reads more. The length of a run is not
+known when a sampler is made, and PyMC's default is 4 chains of 1000 draws of a few transitions."""
 
 MOST_COPIED = 2**28
 """Data of at most so many bytes, 0.25 GB, are copied for windows. Each process has a copy of its

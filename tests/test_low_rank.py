@@ -49,6 +49,7 @@ def test_no_direction_is_better_than_others(rng):
 def wide_model(monkeypatch):
     """A position that counts as long."""
     monkeypatch.setattr(curvature, "DENSE_DIMENSION", 50)
+    monkeypatch.setattr(curvature, "DENSE_OPERATIONS", 0)
     rng = np.random.default_rng(5)
     d, n_rows = 60, 3000
     X = 2 * rng.normal(size=(n_rows, 1)) + rng.normal(size=(n_rows, d))

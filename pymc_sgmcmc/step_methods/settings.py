@@ -113,8 +113,8 @@ class Settings:
     gradient : {"plain", "cv", "second_order", "svrg", "saga"}, SVRG or GradientEstimator
         Estimator of the gradient. "plain" is the scaled minibatch gradient. "cv" has control
         variates at the centre (Baker et al.), and "second_order" the derivatives there as well, see
-        `ControlVariateGradient`; beyond 500 coordinates it is "cv". "svrg" has control variates at
-        an earlier position of the chain (`SVRG` sets how often it is refreshed). "saga" stores a
+        `ControlVariateGradient`; without a dense curvature it is "cv". "svrg" has control variates
+        at an earlier position of the chain (`SVRG` sets how often it is refreshed). "saga" stores a
         gradient for each row. An estimator made by hand has its own posterior and minibatch scheme.
         The default is "plain" for `SGLD`, `SGRLD`, `OSGFS` and `Recipe`, "second_order" for
         `SGLDCV`, and "cv" for the others: plain gradients take many more transitions.

@@ -42,12 +42,12 @@ from pymc_sgmcmc.step_methods.mirror import (
 )
 from pymc_sgmcmc.step_methods.settings import Settings, check_preconditioner, is_curvature
 from pymc_sgmcmc.tuning import (
-    DENSE_DIMENSION,
     Center,
     RowNoise,
     StepSizeChoice,
     choose_batch_size,
     choose_step_size,
+    has_dense_curvature,
     least_cost,
     row_noise,
 )
@@ -379,7 +379,7 @@ class Setup:
         matrices = 1 if posterior.has_second_derivatives else posterior.n_rows
         too_large = 8 * matrices * posterior.dimension**2 > MOST_COPIED
         reason = None
-        if too_large or posterior.dimension > DENSE_DIMENSION:
+        if too_large or not has_dense_curvature(posterior):
             reason = f"would take {matrices} matrices of {posterior.dimension} coordinates"
         elif self._rounding > ALLOWED_ROUNDING * self.bias:
             reason = f"drown in the rounding of {posterior.dtype}: center predictors or use float64"

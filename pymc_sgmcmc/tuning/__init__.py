@@ -10,6 +10,7 @@ from pymc_sgmcmc.tuning.curvature import (
     Curvature,
     dense_curvature,
     difference_width,
+    has_dense_curvature,
     prior_precision,
 )
 from pymc_sgmcmc.tuning.find_center import check_given_center, find_center
@@ -36,6 +37,7 @@ __all__ = [
     "dense_curvature",
     "difference_width",
     "find_center",
+    "has_dense_curvature",
     "laplace_draws",
     "laplace_pairs",
     "least_cost",

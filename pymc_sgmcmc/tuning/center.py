@@ -9,7 +9,7 @@ import numpy as np
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.gradient_estimators.center_difference import CenterDifference
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.tuning.curvature import DENSE_DIMENSION, Curvature, curvature_at
+from pymc_sgmcmc.tuning.curvature import Curvature, curvature_at, has_dense_curvature
 from pymc_sgmcmc.tuning.gaussian import FEWEST_PAIRS, chi_quantiles
 from pymc_sgmcmc.tuning.subsample import Subsample
 
@@ -56,7 +56,7 @@ class Center:
 
 def second_order_is_quick(posterior: Posterior) -> bool:
     """Whether one pass sums the second-order expansion of all rows at a position."""
-    return posterior.dimension <= DENSE_DIMENSION and posterior.has_second_derivatives
+    return has_dense_curvature(posterior) and posterior.has_second_derivatives
 
 
 def center_at(

@@ -20,6 +20,11 @@ DENSE_DIMENSION = 500
 """Positions up to this length have dense curvature matrices. With 500 coordinates a matrix takes 2
 MB, and a product with it 250 000 multiplications."""
 
+DENSE_OPERATIONS = 2e11
+"""Longer positions have them too where a row has data for each coordinate, as in a regression, and
+the curvature takes so many multiplications at most: some ten seconds of BLAS. In other models most
+elements are zero, and few directions describe the others."""
+
 LOW_RANK_DIMENSION = 20_000
 """Positions up to this length have a diagonal curvature with a few directions, and longer positions
 a diagonal one. The bound limits the memory of the directions, at most 8 MB, and the time to find
@@ -114,6 +119,15 @@ class Curvature:
         return self.remainder * values
 
 
+def has_dense_curvature(posterior: Posterior) -> bool:
+    """Whether the curvature is a dense matrix, by its time and memory."""
+    d = posterior.dimension
+    # A decomposition takes as long as the curvature of about ten rows a coordinate.
+    operations = (posterior.n_rows + 10 * d) * d**2
+    is_long_regression = posterior.row_elements >= d and operations <= DENSE_OPERATIONS
+    return d <= DENSE_DIMENSION or (is_long_regression and posterior.has_second_derivatives)
+
+
 @stage("Computing the curvature", "It takes longer the more coordinates there are.")
 def curvature_at(
     posterior: Posterior,
@@ -122,13 +136,13 @@ def curvature_at(
     scale: np.ndarray | None = None,
     of_rows: np.ndarray | None = None,
 ) -> Curvature:
-    """Curvature at a position, dense up to `DENSE_DIMENSION`, of low rank or diagonal beyond.
+    """Curvature at a position: dense, or of low rank or diagonal for long positions.
 
     Rough scales of the coordinates are computed where not given.
     """
     if scale is None:
         scale = coordinate_scale(posterior, subsample, position)
-    if posterior.dimension > DENSE_DIMENSION:
+    if not has_dense_curvature(posterior):
         width = difference_width(posterior)
         return low_rank_curvature(subsample.gradients_alone, position, scale, width)
     return dense_curvature(scaled_precision(posterior, subsample, position, scale, of_rows), scale)

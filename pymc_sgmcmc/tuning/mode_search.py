@@ -21,11 +21,11 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.stages import log
 from pymc_sgmcmc.tuning.center import Center, center_at, second_order_is_quick
 from pymc_sgmcmc.tuning.curvature import (
-    DENSE_DIMENSION,
     Curvature,
     coordinate_scale,
     curvature_at,
     dense_curvature,
+    has_dense_curvature,
     prior_precision_diagonal,
     row_information,
     scaled_precision,
@@ -121,7 +121,7 @@ def _mode_of_subsample(
     searches in the one or the other. Second derivatives take no longer than few gradients.
     """
     density = subsample.log_density_and_gradient
-    if posterior.dimension > DENSE_DIMENSION:
+    if not has_dense_curvature(posterior):
         position = minimize(density, start, Diagonal(scale), tolerance=0.1)
         return position, curvature_at(posterior, subsample, position)
     columns = 0 if posterior.has_second_derivatives else posterior.dimension

@@ -189,6 +189,7 @@ def test_centre_of_columns_on_very_different_scales():
 
 def test_diagonal_curvature_beyond_the_dense_bound(problem, posterior, monkeypatch):
     monkeypatch.setattr(tuning.curvature, "DENSE_DIMENSION", 3)
+    monkeypatch.setattr(tuning.curvature, "DENSE_OPERATIONS", 0)
     monkeypatch.setattr(tuning.curvature, "LOW_RANK_DIMENSION", 3)
     center = find_center(posterior, np.zeros(4))
     assert center.distance < 0.05
