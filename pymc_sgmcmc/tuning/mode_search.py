@@ -92,13 +92,14 @@ def find_mode(
         # A few rows may not inform some coordinates, which only makes the search longer.
         warnings.simplefilter("ignore", CenterWarning)
         position, rough = _mode_of_subsample(posterior, subsample, start, scale)
+        more = subsample
         if second_order_is_quick(posterior) and posterior.source is None:
             # With the geometric mean both searches begin equally far from their modes.
             more = Subsample(posterior, count=isqrt(subsample.count * posterior.n_rows))
             if (found := _by_newton(posterior, more, position, rough, of_all=False)) is not None:
                 position, *_ = found
                 rough = curvature_at(posterior, more, position)
-        found = _by_newton(posterior, subsample, position, rough, of_all=True)
+        found = _by_newton(posterior, more, position, rough, of_all=True)
     if found is None:
         position = _minimize_towards(
             posterior.log_density_and_gradient, start, position, rough.root, CENTER_TOLERANCE
@@ -179,14 +180,13 @@ def _by_newton(
 ) -> tuple[np.ndarray, np.ndarray, CenterDifference | None] | None:
     """Mode of a subsample or of all rows near a position, its gradient and expansion there.
 
-    It is None where Newton steps do not come nearer to it. Where the curvature is too rough for
-    them, that of all rows takes its place. A step that should end at the mode of all rows is
-    followed by the pass for the expansion there, which has the gradient too.
+    It is None where Newton steps do not come nearer to it, with the curvature at the nearest
+    position. A step that should end at the mode of all rows is followed by the pass for
+    the expansion there, which has the gradient too.
     """
     expands = of_all and second_order_is_quick(posterior)
     nearest, at_nearest, before = position, None, np.inf
-    known: CenterDifference | None = None
-    used, ends = known, False
+    ends = is_of_nearest = False
     while True:
         difference = find_center_difference(posterior, position, order=2) if ends else None
         if difference is not None:
@@ -199,17 +199,18 @@ def _by_newton(
         if distance <= CENTER_TOLERANCE:
             return position, gradient, difference
         progress = distance <= NEWTON_PROGRESS * before
+        if not progress and is_of_nearest:
+            return None
         # The next step goes as much nearer as the last one did.
-        ends = ends or (expands and distance**2 <= CENTER_TOLERANCE * before < np.inf)
+        ends = expands and distance**2 <= CENTER_TOLERANCE * before < np.inf
         if at_nearest is None or distance <= before:
-            nearest, at_nearest, before, known = position, gradient, distance, difference
-        if not progress and (known is None or known is used):
-            if used is not None or not expands:
-                return None
-            known = find_center_difference(posterior, nearest, order=2)
-        if known is not None and known is not used:
-            used = known
-            curvature = curvature_at(posterior, subsample, nearest, of_rows=known.curvature)
+            nearest, at_nearest, before = position, gradient, distance
+        is_of_nearest = not progress
+        if not progress:
+            of_rows = None
+            if expands and posterior.source is not None:  # A pass more is dear, and few rows rough.
+                of_rows = find_center_difference(posterior, nearest, order=2).curvature
+            curvature = curvature_at(posterior, subsample, nearest, of_rows=of_rows)
             before = float(np.max(np.abs(curvature.root.T @ at_nearest)))
         position = nearest + curvature.covariance @ at_nearest
 

@@ -90,13 +90,8 @@ class Subsample:
     def log_densities_and_gradients(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Log densities at positions (positions, d), and their gradients of the same shape."""
         values, gradients = self.posterior.log_priors_and_gradients(positions)
-        for number, position in enumerate(positions):
-            row_value, row_gradient = self.posterior.log_likelihood_and_gradient(
-                position, self.rows
-            )
-            values[number] += self.weight * row_value
-            gradients[number] += self.weight * row_gradient
-        return values, gradients
+        of_rows, slopes = self.posterior.log_likelihoods_and_gradients(positions, self.rows)
+        return values + self.weight * of_rows, gradients + self.weight * slopes
 
     def gradient(self, position: np.ndarray) -> np.ndarray:
         """Gradient of the log density, NaN where the density is zero."""
