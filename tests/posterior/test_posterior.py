@@ -841,7 +841,7 @@ def test_large_data_are_no_slower(way):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_prior_of_several_positions_at_once(name, rng, monkeypatch):
+def test_prior_and_rows_of_several_positions_at_once(name, rng, monkeypatch):
     monkeypatch.setattr(posterior_module, "FEWEST_COORDINATES_TOGETHER", 1)
     posterior = Posterior(CASES[name].ordinary())
     positions = posterior.initial_position + 0.1 * rng.normal(size=(120, posterior.dimension))
@@ -852,6 +852,13 @@ def test_prior_of_several_positions_at_once(name, rng, monkeypatch):
         wanted, of_gradient = posterior.log_prior_and_gradient(position)
         assert value == pytest.approx(wanted, rel=1e-12)
         np.testing.assert_allclose(gradient, of_gradient, rtol=1e-10, atol=1e-12)
+    monkeypatch.setattr(posterior_module, "CHUNK_ELEMENTS", 70 * len(positions))  # pieces of rows
+    values, gradients = posterior.log_likelihoods_and_gradients(positions, posterior.data)
+    for position, value, gradient in zip(positions[:9], values, gradients, strict=False):
+        wanted, of_gradient = posterior.log_likelihood_and_gradient(position, posterior.data)
+        assert value == pytest.approx(wanted, rel=1e-10)
+        largest = np.abs(of_gradient).max()
+        np.testing.assert_allclose(gradient, of_gradient, rtol=1e-10, atol=1e-10 * largest)
 
 
 def test_a_prior_without_position_has_values_for_each(monkeypatch):

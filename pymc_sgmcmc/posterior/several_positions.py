@@ -1,7 +1,8 @@
-"""The part of a log density without rows at several positions in one call.
+"""Parts of a log density and their gradients at several positions in one call.
 
-It has some hundred operations on short arrays, whose calls take longer than their arithmetic. For
-several positions together there are as many calls as for one.
+The part without rows has some hundred operations on short arrays, whose calls take longer than
+their arithmetic. For several positions together there are as many calls as for one. Rows of many
+predictors take products of matrices for several positions in place of a matrix and a vector.
 """
 
 from __future__ import annotations
@@ -72,34 +73,63 @@ def several_priors(
     ----------
     log_density, gradient : callable
         Symbolic value and gradient at a symbolic position.
+    single, compiled, position
+        As of `at_several_positions`.
+    """
+    single(position)  # which compiles it
+    most = PIECE_BYTES // max(1, _peak_bytes(lambda: single(position)))
+    if most < FEWEST_TOGETHER:
+        return None
+    one = pt.tensor("position", shape=(None,), dtype=position.dtype)
+    outputs = [log_density(one), gradient(one)]
+    function = at_several_positions(outputs, one, [], single, compiled, position)
+    return None if function is None else SeveralPriors(function, most)
+
+
+def at_several_positions(
+    outputs: Sequence[TensorVariable],
+    one: TensorVariable,
+    others: Sequence[TensorVariable],
+    single: Callable[..., tuple[float, np.ndarray]],
+    compiled: Callable[[list, list], SharedFunction],
+    position: np.ndarray,
+    *arrays: np.ndarray,
+) -> SharedFunction | None:
+    """Function of several positions, None where it is wrong or fails.
+
+    Parameters
+    ----------
+    outputs : sequence of TensorVariable
+        Value and gradient at `one` position.
+    one : TensorVariable, shape (d,)
+    others : sequence of TensorVariable
+        Other inputs.
     single : callable
-        Value and gradient at one position.
+        Value and gradient at one position, of this and the other inputs.
     compiled : callable
         Compiles a function of inputs and outputs.
     position : numpy.ndarray, shape (d,)
         The functions are compared near this position.
+    *arrays : numpy.ndarray
+        The other inputs for which they are compared.
     """
     rng = np.random.default_rng(1965)
     near = position + 0.1 * rng.standard_normal((COMPARED, len(position)))
     near = near.astype(position.dtype)
-    expected = [single(each) for each in near]
-    most = PIECE_BYTES // max(1, _peak_bytes(lambda: single(near[0])))
-    if most < FEWEST_TOGETHER:
-        return None
-    one = pt.tensor("position", shape=(None,), dtype=position.dtype)
     several = pt.tensor("positions", shape=(None, len(position)), dtype=position.dtype)
-    outputs = [log_density(one), gradient(one)]
     # Linear algebra of many matrices has large graphs, whose rewrites take much time and memory.
     if any(isinstance(node.op, Blockwise | HasInnerGraph) for node in toposort(outputs)):
         return None
     try:
-        function = compiled([several], vectorize_graph(outputs, {one: several}))
-        together = SeveralPriors(function, most)
-        values, gradients = together(near)
+        expected = [single(each, *arrays) for each in near]
+        function = compiled([several, *others], vectorize_graph(outputs, {one: several}))
+        values, gradients = on_one_thread(function, near, *arrays)
+        values = np.broadcast_to(values, len(near))  # It may not depend on the position.
+        gradients = np.broadcast_to(gradients, near.shape)
     except Exception:  # Operations may fail in any way where they do not allow another axis.
         return None
     agree = _agree(np.column_stack([gradients, values]), expected, position.dtype)
-    return together if agree else None
+    return function if agree else None
 
 
 def _agree(
