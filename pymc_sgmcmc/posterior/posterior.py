@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,9 +19,7 @@ from pymc.logprob.utils import CheckParameterValue
 from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.op import HasInnerGraph
-from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import toposort
-from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.random.op import RandomVariable
 
 from pymc_sgmcmc.posterior.bad_rows import parameters_error
@@ -58,7 +57,7 @@ from pymc_sgmcmc.posterior.row_access import (
 )
 from pymc_sgmcmc.posterior.rows import RowLeaf, record_of
 from pymc_sgmcmc.posterior.separation import separate_rows
-from pymc_sgmcmc.posterior.several_priors import Priors, several_priors
+from pymc_sgmcmc.posterior.several_positions import at_several_positions, in_parts
 from pymc_sgmcmc.posterior.symbolic import SymbolicPosterior
 from pymc_sgmcmc.posterior.terms import without_scaling
 from pymc_sgmcmc.posterior.threads import (
@@ -461,9 +460,10 @@ class Posterior(SymbolicPosterior):
 
         Long positions are evaluated together where that is right and saves time.
         """
-        return self._several_priors(self._as_position(positions))
-
-    def _priors_one_by_one(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        positions, together = self._as_position(positions), self._several_priors_function
+        if together is not None:
+            with suppress(Exception):  # Shapes may depend on values.
+                return in_parts(together, positions)
         pairs = [self.log_prior_and_gradient(position) for position in positions]
         values, gradients = zip(*pairs, strict=True)
         return np.array(values), np.array(gradients)
@@ -541,14 +541,16 @@ class Posterior(SymbolicPosterior):
 
         Products of matrices for all positions take less time than those for one after the other.
         """
-        if self._several_likelihoods_function is None:
-            each = [self.log_likelihood_and_gradient(position, rows) for position in positions]
-            return np.array([value for value, _ in each]), np.array([slope for _, slope in each])
-        of_rows = partial(_log_likelihoods_and_gradients, positions=self._as_position(positions))
-        pieces = self.pieces(rows, ARRAYS_OF_PRODUCTS * len(positions))
         total = np.zeros((len(positions), 1 + self.dimension))
-        for of_piece in in_order(of_rows, self, pieces, self._threads):
-            total += of_piece
+        if self._several_likelihoods_function is not None:
+            each = self._as_position(positions)
+            of_rows = partial(_log_likelihoods_and_gradients, positions=each)
+            pieces = self.pieces(rows, ARRAYS_OF_PRODUCTS * len(positions))
+            for of_piece in in_order(of_rows, self, pieces, self._threads):
+                total += of_piece
+        else:
+            for of_one, position in zip(total, positions, strict=True):
+                of_one[0], of_one[1:] = self.log_likelihood_and_gradient(position, rows)
         return total[:, 0], total[:, 1:]
 
     def row_gradients(self, position: np.ndarray, rows: Sequence[np.ndarray]) -> np.ndarray:
@@ -636,14 +638,16 @@ class Posterior(SymbolicPosterior):
         return self.compile_for_setup([position], [value, self.prior_gradient(position)])
 
     @cached_property
-    def _several_priors(self) -> Priors:
-        """Values and gradients of the prior part at several positions."""
+    def _several_priors_function(self) -> SharedFunction | None:
+        """Prior part and gradient at several positions, None where one by one is as good."""
         if self.dimension < FEWEST_COORDINATES_TOGETHER:
-            return self._priors_one_by_one
-        return several_priors(
-            self.prior_log_density,
-            self.prior_gradient,
-            self._priors_one_by_one,
+            return None
+        one = pt.tensor("position", shape=(None,), dtype=self.dtype)
+        return at_several_positions(
+            [self.prior_log_density(one), self.prior_gradient(one)],
+            one,
+            [],
+            self.log_prior_and_gradient,
             self.compile_for_setup,
             self.initial_position.astype(self.dtype),
         )
@@ -659,37 +663,21 @@ class Posterior(SymbolicPosterior):
 
     @cached_property
     def _several_likelihoods_function(self) -> SharedFunction | None:
-        """Log likelihoods and gradients at several positions, None where that is not quick."""
+        """Log likelihoods and gradients at several positions, None where one by one is as good."""
         if self.rows_are_groups or self.dimension < FEWEST_COORDINATES_TOGETHER:
             return None
         position, rows = self.position_and_rows()
-        positions = pt.tensor("positions", shape=(None, self.dimension), dtype=self.dtype)
         length = rows[0].shape[0]
-        outputs = [
-            self.rows_log_density(position, rows, length),
-            self.rows_gradient(position, rows, length),
-        ]
-        if any(isinstance(node.op, Blockwise | HasInnerGraph) for node in toposort(outputs)):
-            return None
-        try:
-            several = vectorize_graph(outputs, {position: positions})
-            function = self.compile_for_setup([positions, *rows], several)
-            # Whether operations allow another axis is seen by evaluation.
-            near = self.initial_position + 0.1 * np.random.default_rng(1965).standard_normal(
-                (2, self.dimension)
-            )
-            few = [part[:COMPARED_ROWS] for part in self.some_rows]
-            with np.errstate(all="ignore"):
-                values, slopes = function(self._as_position(near), *few)
-                each = [self._log_likelihood_function(self._as_position(at), *few) for at in near]
-            expected = np.array([[value, *slope] for value, slope in each])
-        except Exception:  # They may fail in any way where they do not.
-            return None
-        size = np.abs(expected[np.isfinite(expected)]).max(initial=0)
-        tolerance = np.sqrt(np.finfo(self.dtype).eps)
-        found = np.column_stack([values, slopes])
-        same = np.allclose(found, expected, tolerance, tolerance * size, equal_nan=True)
-        return function if same else None
+        value = self.rows_log_density(position, rows, length)
+        return at_several_positions(
+            [value, self.rows_gradient(position, rows, length)],
+            position,
+            rows,
+            self._log_likelihood_function,
+            self.compile_for_setup,
+            self.initial_position.astype(self.dtype),
+            *self.some_rows,
+        )
 
     @cached_property
     def _likelihood_gradient_function(self):
@@ -736,7 +724,7 @@ class Posterior(SymbolicPosterior):
     def __getstate__(self) -> dict:
         """Everything but the functions for set-up, which are compiled again when needed."""
         compiled = {name for name in vars(self) if name.endswith("_function")}
-        compiled |= {"_several_priors", "_with_checks"}
+        compiled.add("_with_checks")
         return {name: value for name, value in vars(self).items() if name not in compiled}
 
     def compile_for_setup(self, inputs: list, outputs: list, *, quick: bool = False):
@@ -786,7 +774,9 @@ def _log_likelihoods_and_gradients(
     posterior.count_evaluated(len(positions) * len(rows[0]))
     function = posterior._several_likelihoods_function
     assert function is not None
-    return np.column_stack(function(positions, *rows))
+    found = np.empty((len(positions), 1 + posterior.dimension))
+    found[:, 0], found[:, 1:] = function(positions, *rows)
+    return found
 
 
 def _curvature(

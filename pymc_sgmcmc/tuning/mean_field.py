@@ -84,17 +84,21 @@ def mean_field(
 
     def objective(coordinates: np.ndarray) -> tuple[float, np.ndarray]:
         mean, deviations = coordinates[:d], scale * np.exp(coordinates[d:])
+        total, gradient = 0.0, np.zeros(2 * d)
         shifts = deviations * np.repeat(directions, 2, axis=0)
         shifts[1::2] *= -1
-        values, slopes = posterior.log_priors_and_gradients(mean + shifts)
-        for place, block in enumerate(blocks):
-            its = np.arange(len(shifts)) // 2 % len(blocks) == place
+        points = len(shifts)
+        prior = posterior.log_priors_and_gradients(mean + shifts)
+        for number, (shift, value, slope) in enumerate(zip(shifts, *prior, strict=True)):
+            block = blocks[number // 2 % len(blocks)]
             weight = posterior.n_rows / len(block[0])
-            of_rows = posterior.log_likelihoods_and_gradients(mean + shifts[its], block)
-            values[its] += weight * of_rows[0]
-            slopes[its] += weight * of_rows[1]
-        gradient = np.concatenate([slopes.mean(0) + slant, (slopes * shifts).mean(0) + 1])
-        return values.mean() + slant @ (mean - start) + coordinates[d:].sum(), gradient
+            row_value, row_slope = posterior.log_likelihood_and_gradient(mean + shift, block)
+            slope = slope + weight * row_slope
+            total += value + weight * row_value
+            gradient += np.concatenate([slope, slope * shift])
+        gradient = gradient / points + np.repeat([0.0, 1.0], d)
+        gradient[:d] += slant
+        return total / points + slant @ (mean - start) + coordinates[d:].sum(), gradient
 
     scaling = Diagonal(np.concatenate([scale, np.ones(d)]))
     for logarithm in np.log(NARROWER) * np.arange(MOST_NARROWER):

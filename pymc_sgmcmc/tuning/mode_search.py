@@ -184,7 +184,7 @@ def _by_newton(
     position. A step that should end at the mode of all rows is followed by the pass for
     the expansion there, which has the gradient too.
     """
-    expands = of_all and second_order_is_quick(posterior)
+    is_quick = second_order_is_quick(posterior)
     nearest, at_nearest, before = position, None, np.inf
     ends = is_of_nearest = False
     while True:
@@ -199,16 +199,16 @@ def _by_newton(
         if distance <= CENTER_TOLERANCE:
             return position, gradient, difference
         progress = distance <= NEWTON_PROGRESS * before
-        if not progress and is_of_nearest:
+        if not progress and (is_of_nearest or not is_quick):
             return None
         # The next step goes as much nearer as the last one did.
-        ends = expands and distance**2 <= CENTER_TOLERANCE * before < np.inf
+        ends = of_all and is_quick and distance**2 <= CENTER_TOLERANCE * before < np.inf
         if at_nearest is None or distance <= before:
             nearest, at_nearest, before = position, gradient, distance
         is_of_nearest = not progress
         if not progress:
             of_rows = None
-            if expands and posterior.source is not None:  # A pass more is dear, and few rows rough.
+            if of_all and posterior.source is not None:  # A pass more is dear, and few rows rough.
                 of_rows = find_center_difference(posterior, nearest, order=2).curvature
             curvature = curvature_at(posterior, subsample, nearest, of_rows=of_rows)
             before = float(np.max(np.abs(curvature.root.T @ at_nearest)))

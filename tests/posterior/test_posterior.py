@@ -841,18 +841,24 @@ def test_large_data_are_no_slower(way):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_prior_of_several_positions_at_once(name, rng, monkeypatch):
+def test_prior_and_rows_of_several_positions_at_once(name, rng, monkeypatch):
     monkeypatch.setattr(posterior_module, "FEWEST_COORDINATES_TOGETHER", 1)
     posterior = Posterior(CASES[name].ordinary())
     positions = posterior.initial_position + 0.1 * rng.normal(size=(120, posterior.dimension))
     values, gradients = posterior.log_priors_and_gradients(positions)
     # Priors of simplices have an operation with a graph inside, and are evaluated one by one.
-    one_by_one = posterior._several_priors == posterior._priors_one_by_one
-    assert one_by_one == (name in ("simplex", "mixture"))
+    assert (posterior._several_priors_function is None) == (name in ("simplex", "mixture"))
     for position, value, gradient in zip(positions, values, gradients, strict=True):
         wanted, of_gradient = posterior.log_prior_and_gradient(position)
         assert value == pytest.approx(wanted, rel=1e-12)
         np.testing.assert_allclose(gradient, of_gradient, rtol=1e-10, atol=1e-12)
+    monkeypatch.setattr(posterior_module, "CHUNK_ELEMENTS", 70 * len(positions))  # pieces of rows
+    values, gradients = posterior.log_likelihoods_and_gradients(positions, posterior.data)
+    for position, value, gradient in zip(positions[:9], values, gradients, strict=False):
+        wanted, of_gradient = posterior.log_likelihood_and_gradient(position, posterior.data)
+        assert value == pytest.approx(wanted, rel=1e-10)
+        largest = np.abs(of_gradient).max()
+        np.testing.assert_allclose(gradient, of_gradient, rtol=1e-10, atol=1e-10 * largest)
 
 
 def test_a_prior_without_position_has_values_for_each(monkeypatch):
@@ -878,7 +884,7 @@ def test_priors_that_are_evaluated_one_by_one(rng):
     posterior = Posterior(model, rows="y")
     positions = rng.normal(size=(4, 60))
     values, gradients = posterior.log_priors_and_gradients(positions)
-    assert posterior._several_priors == posterior._priors_one_by_one
+    assert posterior._several_priors_function is None
     for position, value, gradient in zip(positions, values, gradients, strict=True):
         wanted, of_gradient = posterior.log_prior_and_gradient(position)
         assert value == wanted
@@ -896,7 +902,7 @@ def test_normal_vectors_at_several_positions(rng, caplog):
     shifts = 0.1 * rng.normal(size=(5, posterior.dimension))
     positions = posterior.initial_position + shifts
     values, gradients = posterior.log_priors_and_gradients(positions)
-    assert posterior._several_priors == posterior._priors_one_by_one
+    assert posterior._several_priors_function is None
     assert "Rewrite failure" not in caplog.text
     for position, value, gradient in zip(positions, values, gradients, strict=True):
         wanted, of_gradient = posterior.log_prior_and_gradient(position)
