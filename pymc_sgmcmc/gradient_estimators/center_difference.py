@@ -74,6 +74,10 @@ MOST_OPERATIONS = 2
 """A difference of second order that has more than this many times the operations of the gradient
 takes minutes to compile. Derivatives of each row at the centre are then stored, where they fit."""
 
+BEYOND = 3.0
+"""The length of a Gaussian vector is about normal with a standard deviation below 1. So far beyond
+its mean are few draws of a posterior near a Gaussian, and of others the expansion there is poor."""
+
 COMPARED_ROWS = 23
 """What is found by evaluation is compared for so many rows, of which a few may be alike."""
 
@@ -108,6 +112,7 @@ class CenterDifference:
     _length: TensorVariable
     _center: SharedVariable
     _center_of_others: Mapping[str, SharedVariable]
+    _weight: TensorVariable | None = None
 
     def move_center(
         self, center: np.ndarray, center_of_others: Mapping[str, np.ndarray] | None = None
@@ -162,15 +167,26 @@ class CenterDifference:
         _, derivative = self.sums
         return -0.5 * (derivative + derivative.T)
 
-    def along_shift(self, position: TensorVariable) -> TensorVariable:
-        """The sum of the matrices times the shift of a position from the centre, shape (d,)."""
+    def along_shift(self, position: TensorVariable) -> tuple[TensorVariable, TensorVariable]:
+        r"""The sum of the matrices times the shift from the centre, shape (d,), and its weight.
+
+        Beyond `reach` the shift is taken only as far. The difference of two gradients may be
+        bounded, and a product with a long shift is not: its noise would drive a chain away that is
+        far from the centre. The estimate is unbiased for any weight that the rows do not change.
+        """
         dimension = self._posterior.dimension
         # Rounded to single precision it would hide directions of small curvature.
         derivative = pytensor.shared(
             self.sums[1], "derivative_at_center", shape=(dimension, dimension)
         )
         shift = (position - self._center).astype(derivative.dtype)
-        return (derivative @ shift).astype(self._posterior.dtype)
+        product = derivative @ shift
+        weight = pt.constant(1.0)
+        if self._weight is not None:
+            square = pt.maximum(-(shift * product).sum(), np.finfo(float).tiny)
+            weight = pt.minimum(1.0, reach(dimension) / pt.sqrt(square))
+        dtype = self._posterior.dtype
+        return (weight * product).astype(dtype), weight.astype(dtype)
 
     def rows_of(self, numbers: np.ndarray) -> list[np.ndarray]:
         """Rows of the data that are needed, followed by those of the stored quantities."""
@@ -220,7 +236,11 @@ class CenterDifference:
         return [] if self._columns_of is None else self._columns_of(rows)
 
     def __call__(
-        self, position: TensorVariable, rows: Sequence[TensorVariable], length: TensorVariable
+        self,
+        position: TensorVariable,
+        rows: Sequence[TensorVariable],
+        length: TensorVariable,
+        weight: TensorVariable | None = None,
     ) -> TensorVariable:
         """Gradient of the log likelihood of the given rows less that at the centre, shape (d,).
 
@@ -231,10 +251,23 @@ class CenterDifference:
             Rows of `data`, followed by those of `columns`.
         length : TensorVariable
             Number of rows.
+        weight : TensorVariable, optional
+            That of `along_shift`, for control variates of second order.
         """
         replacements = dict(zip(self._rows, rows, strict=True))
         replacements |= {self._length: length, self._here: position}
+        if self._weight is not None:
+            assert weight is not None
+            replacements[self._weight] = weight
         return clone_replace(self._graph, replacements, rebuild_strict=False)
+
+
+def reach(dimension: int) -> float:
+    """How far the shift is taken, in standard deviations of a likelihood with this curvature.
+
+    A Gaussian law of so many coordinates is hardly ever `BEYOND` standard deviations farther.
+    """
+    return float(np.sqrt(dimension)) + BEYOND
 
 
 class _Columns:
@@ -362,6 +395,7 @@ def find_center_difference(
         posterior.rows_gradient(center_variable, rows, length), others, rebuild_strict=False
     )
     shift = position - center_variable
+    weight = pt.scalar("weight", dtype=posterior.dtype)
 
     def of_stored_derivatives() -> CenterDifference:
         shapes = [(posterior.dimension,) * number for number in range(1, order + 1)]
@@ -372,7 +406,7 @@ def find_center_difference(
         ]
         graph = posterior.rows_gradient(position, rows, length) - columns[0].sum(axis=0)
         if order == 2:
-            graph -= columns[1].sum(axis=0) @ shift
+            graph -= weight * (columns[1].sum(axis=0) @ shift)
         columns_of = partial(_derivatives_of_rows, order, posterior, center, center_of_others)
         return CenterDifference(
             tuple(range(len(rows))),
@@ -386,6 +420,7 @@ def find_center_difference(
             length,
             center_variable,
             others_by_name,
+            weight if order == 2 else None,
         )
 
     is_differentiable = not posterior.rows_are_groups
@@ -396,14 +431,19 @@ def find_center_difference(
     own = [row for row, of_all in zip(rows, posterior.shared_by_rows, strict=True) if not of_all]
     pair = posterior.rows_gradient(position, rows, length), gradient_at_center
     left, right = _rewritten(pair, own, length)
-    sums_of = None
+    sums_of, is_linear = None, True
     if order == 1:
         graph = _difference(left, right)
     else:
         along = pt.tensor("shift", dtype=posterior.dtype, shape=(posterior.dimension,))
-        expansion = _Expansion(position, center_variable, along)
+        expansion = _Expansion(position, center_variable, along, weight)
         graph = _through_linear(left, right, expansion.remainder)
-        graph = clone_replace(graph, {along: shift}, rebuild_strict=False)
+        is_linear = not expansion.bends
+        replacements = {
+            along: shift,
+            **({weight: weight.type.filter_variable(1.0)} if is_linear else {}),
+        }
+        graph = clone_replace(graph, replacements, rebuild_strict=False)
         tangent = expansion.tangent(left, right)
         if tangent is None:
             tangent = pt.zeros_like(along)
@@ -415,7 +455,8 @@ def find_center_difference(
         if is_longer and matrices <= MOST_COPIED:
             return of_stored_derivatives()
 
-    fixed, moving = {center_variable, *others.values()}, {position, *posterior.others.values()}
+    fixed = {center_variable, *others.values()}
+    moving = {position, weight, *posterior.others.values()}
     cut = _last_row_vectors(posterior, graph, rows, length, fixed, moving) if store_columns else []
     column_rows = tuple(
         pt.tensor(f"column_{index}", dtype=vector.dtype, shape=(None, *vector.type.shape[1:]))
@@ -449,6 +490,7 @@ def find_center_difference(
         length,
         center_variable,
         others_by_name,
+        None if is_linear else weight,
     )
 
 
@@ -577,10 +619,18 @@ class _Expansion:
     ----------
     here, center, shift : Variable
         The position, the centre, and the first less the second.
+    weight : Variable
+        The part of the tangent that is subtracted.
+
+    Attributes
+    ----------
+    bends : bool
+        Whether a part of the function was not linear.
     """
 
-    def __init__(self, here: Variable, center: Variable, shift: Variable):
-        self._here, self._center, self._shift = here, center, shift
+    def __init__(self, here: Variable, center: Variable, shift: Variable, weight: Variable):
+        self._here, self._center, self._shift, self._weight = here, center, shift, weight
+        self.bends = False
         self._tangents: dict[tuple[Variable, Variable], Variable | None] = {}
         self._values: dict[tuple[Variable, Variable], Variable] = {}
 
@@ -654,12 +704,13 @@ class _Expansion:
         return left.owner.op.make_node(*inputs).outputs[left.owner.outputs.index(left)]
 
     def remainder(self, left: Variable, right: Variable) -> Variable:
-        """Graph of the value less that at the centre and the tangent."""
+        """Graph of the value less that at the centre and the part of the tangent."""
         tangent = self.tangent(left, right)
         if tangent is not None and self._is_linear(left, right):
-            return pt.zeros_like(right)
+            return (1 - self._weight) * tangent
+        self.bends = True
         value = self.value(left, right)
-        return value - right if tangent is None else value - right - tangent
+        return value - right if tangent is None else value - right - self._weight * tangent
 
 
 def _pairs(first: Apply, second: Apply) -> list[tuple[Variable, Variable]]:

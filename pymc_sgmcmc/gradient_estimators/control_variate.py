@@ -31,7 +31,8 @@ class ControlVariateGradient(GradientEstimator):
     of each row j, with :math:`A_j = \nabla^2 \log p(x_j \mid \hat\theta)`, and add
     :math:`\sum_{j=1}^N A_j (\theta - \hat\theta)`. The variance then grows with the fourth power of
     the distance. The estimate is unbiased since the sum is over all rows; that of a sample of the
-    rows would not do.
+    rows would not do. Far from the centre the shift is taken shorter in all of these terms, see
+    `CenterDifference.along_shift`.
 
     Other step methods may move other variables of the posterior. The differences are then between
     the present values of these variables and those for which the centre was computed, so the
@@ -85,19 +86,22 @@ class ControlVariateGradient(GradientEstimator):
 
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
         """Gradient estimate, shape (d,)."""
-        difference = self._difference(position, self.batching.rows(index), self.batching.length)
+        along_shift, weight = None, None
+        if self._difference.sums_of is not None:
+            along_shift, weight = self._difference.along_shift(position)
+        rows = self.batching.rows(index), self.batching.length
         estimate = (
             self.posterior.prior_gradient(position)
             + self._likelihood_gradient
-            + self._scale * difference
+            + self._scale * self._difference(position, *rows, weight)
         )
-        if self._difference.sums_of is not None:
-            estimate = estimate + self._difference.along_shift(position)
+        if along_shift is not None:
+            estimate = estimate + along_shift
         if self.kept_rows:
             length = (
                 pt.constant(self.kept_rows, dtype="int64")
                 if self.batching.static
                 else self._kept_data[0].shape[0]
             )
-            estimate = estimate + self._difference(position, self._kept_data, length)
+            estimate = estimate + self._difference(position, self._kept_data, length, weight)
         return estimate

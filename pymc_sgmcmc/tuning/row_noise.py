@@ -16,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from pymc_sgmcmc.batching import numbers_without
+from pymc_sgmcmc.gradient_estimators.center_difference import reach
 from pymc_sgmcmc.matrices import (
     GRAM_DIMENSION,
     Matrix,
@@ -136,7 +137,9 @@ def row_noise(
     of_worst = rows.deviations_at_all(worst)
     # The search has few points, and differences of first order.
     root = center.curvature.root
-    lengths = np.array([np.linalg.norm(rows_at @ root, axis=1) for rows_at in of_worst]).max(0)
+    # Of second order the gradients of rows bend: they are largest where a long run comes to.
+    extreme = rows.deviations_at_all(worst, far=True) if order == 2 else of_worst
+    lengths = np.array([np.linalg.norm(rows_at @ root, axis=1) for rows_at in extreme]).max(0)
     descending = np.argsort(-lengths, kind="stable")
     worst, of_worst, lengths = worst[descending], of_worst[:, descending], lengths[descending]
     lengths = np.append(lengths, 0.0)  # The others are smaller than all of these.
@@ -271,8 +274,10 @@ class _Rows:
             deviations[part] = bessel * (difference - difference.mean(0))
         return deviations
 
-    def deviations_at_all(self, numbers: np.ndarray) -> np.ndarray:
+    def deviations_at_all(self, numbers: np.ndarray, *, far: bool = False) -> np.ndarray:
         """Deviations of rows, each at several points, shape (points, rows, d).
+
+        Points that are `far` have the distance from the centre that a long run comes to.
 
         The mean difference of all rows is not known at each point. It is not subtracted, since the
         differences of these rows are far larger.
@@ -286,7 +291,17 @@ class _Rows:
             return at_center[None] - self._mean
         count = int(np.clip(NOISE_ELEMENTS // (len(numbers) * dimension), 1, POINTS_A_ROW))
         points = self._points[:count]
+        if far:
+            points = [self._farther(point) for point in points]
         return np.array([self._difference(point, rows, at_center) for point in points])
+
+    def _farther(self, point: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The point in the same direction at `reach`."""
+        layout, center = self._posterior.layout, self._center
+        shift = layout.ravel(point) - center.position
+        length = np.linalg.norm(center.curvature.root.inverse @ shift)
+        position = center.position + reach(len(shift)) / length * shift
+        return {**point, **layout.unravel(position)}
 
     def _at_center(self, rows: Sequence[np.ndarray]) -> np.ndarray:
         return self._posterior.row_gradients(self._center.position, rows).astype(float, copy=False)

@@ -339,7 +339,7 @@ def test_second_order_of_long_graphs_and_of_operations_without_derivative(monkey
     position, length = pt.tensor("position", shape=center.shape, dtype="float64"), pt.lscalar()
     function = pytensor.function(
         [position, length, *rows],
-        difference(position, rows, length),
+        difference(position, rows, length, pt.constant(1.0)),
         mode="FAST_COMPILE",
         on_unused_input="ignore",
     )
@@ -348,6 +348,31 @@ def test_second_order_of_long_graphs_and_of_operations_without_derivative(monkey
     gradients = [posterior.likelihood_gradient(x, posterior.data) for x in (at, center)]
     exact = gradients[0] - gradients[1] - difference.sums[1] @ (at - center)
     np.testing.assert_allclose(np.sum(sums, axis=0), exact, rtol=1e-9, atol=1e-9)
+
+
+def test_second_order_far_from_the_centre():
+    """Differences of gradients are bounded here, so the noise is bounded too; there is no bias."""
+    posterior = Posterior(logistic_model(n_rows=N_ROWS))
+    center = np.array([0.3, -0.2, 0.5])
+    difference = find_center_difference(posterior, center, order=2)
+    full = posterior.gradient(center) - posterior.log_prior_and_gradient(center)[1]
+    batching = make_batching("replace", difference.data, BATCH_SIZE, derived=difference.columns)
+    estimator = ControlVariateGradient(posterior, batching, difference, full)
+    at, index = pt.tensor("at", shape=(3,), dtype="float64"), pt.lvector("index")
+    outputs = [estimator(at, index), difference.along_shift(at)[1]]
+    estimate = pytensor.function([at, index], outputs, mode="FAST_COMPILE")
+    spreads = []
+    for distance in (5, 5000):
+        position = center + distance * np.array([1.0, -1.0, 1.0])
+        found = [estimate(position, rows) for rows in all_subsets(N_ROWS, BATCH_SIZE)]
+        exact = posterior.gradient(position)
+        estimates = np.array([values for values, _ in found])
+        np.testing.assert_allclose(
+            estimates.mean(0), exact, rtol=1e-12, atol=1e-12 * np.abs(estimates).max()
+        )
+        spreads.append(np.ptp(estimates, axis=0).max())
+    assert found[0][1] < 0.01
+    assert spreads[1] < 3 * spreads[0]
 
 
 def test_derivatives_of_a_part_of_the_rows_are_biased(posterior):
