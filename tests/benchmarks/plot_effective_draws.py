@@ -10,6 +10,7 @@ reads docs/effective_draws.txt and writes docs/_static/seconds_to_draws.svg.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -47,19 +48,22 @@ def read_table(path: Path) -> dict[str, list[tuple[float, float | None]]]:
     return table
 
 
-def main() -> None:
-    """Write the figure."""
-    table = read_table(DOCS / "effective_draws.txt")
-    style = {
-        "svg.hashsalt": "seconds",
+def style(salt: str) -> dict[str, Any]:
+    """Settings of Matplotlib of a figure that is legible on white and on black."""
+    coloured = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    return {
+        "svg.hashsalt": salt,
         "svg.fonttype": "none",
         "font.family": "sans-serif",
         "font.size": 11,
-        **dict.fromkeys(
-            ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), GREY
-        ),
+        **dict.fromkeys(coloured, GREY),
     }
-    with mpl.rc_context(style):
+
+
+def main() -> None:
+    """Write the figure."""
+    table = read_table(DOCS / "effective_draws.txt")
+    with mpl.rc_context(style("seconds")):
         figure, axes = plt.subplots(figsize=(8, 4.4), layout="constrained")
         for contender, (label, colour, marker, line, width) in LABELS.items():
             finished = [(rows, seconds) for rows, seconds in table[contender] if seconds]
