@@ -46,12 +46,15 @@ CONTENDERS = {
     "ours_long": "`sample(10_000)`",
 }
 IN_JAX = ("pathfinder", "sgld_cv")
-"""Contenders that cannot integrate groups out."""
+WITHOUT_GROUPS = (*IN_JAX, "ours_long")
+"""Contenders that cannot integrate groups out, and one that would draw millions of effects."""
+FILLING = ("laplace", "pathfinder", "sgld_cv", "ours")
+"""Contenders that are run twice: the others need no compiled functions of their own."""
 BATCHES = (20, 100, 500)
 """Sizes of minibatches of blackjax, of which the most accurate one counts."""
-DRAWS = {1000: 32_768, 10_000: 32_768}
-FEWER = 16_384
-"""Draws of the references, by the number of rows, and of those with more rows."""
+DRAWS = {1000: 32_768, 10_000: 32_768, 100_000: 16_384}
+FEWER = 4096
+"""Draws of the references, by the number of rows, and of those with more rows or with groups."""
 LARGEST_K = 0.5
 QUANTITIES = ("mean", "sd", "q05", "q95")
 COLUMNS = ("posterior", "rows", "contender", "mean", "sd", "5 %", "95 %", "s", "k or rows")
@@ -74,7 +77,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def measure(contender: str, name: str, rows: int, limit: float, **settings: Any) -> dict[str, Any]:
-    """Run in a fresh process whose compile caches an equal one has filled."""
+    """Run in a fresh process whose compile caches an earlier one has filled."""
     run = partial(
         run_in_fresh_process,
         "laplace_benchmark.contenders:measure",
@@ -86,7 +89,7 @@ def measure(contender: str, name: str, rows: int, limit: float, **settings: Any)
         rows=rows,
         **settings,
     )
-    if contender not in ("reference", "nuts"):
+    if contender in FILLING:
         run()
     return run()
 
@@ -122,7 +125,8 @@ def worst_quantile(result: Mapping[str, Any]) -> float:
 
 def reference(name: str, rows: int, nuts: int | None) -> dict[str, Any]:
     """Moments and quantiles of the posterior, by importance sampling where k allows it."""
-    truth = measure("reference", name, rows, None, draws=DRAWS.get(rows, FEWER))
+    draws = FEWER if name == MODELS[-1] else DRAWS.get(rows, FEWER)
+    truth = measure("reference", name, rows, None, draws=draws)
     say(f"  reference: k = {truth['k']:.2f}, standard error {truth['error']:.4f} sd")
     if nuts or truth["k"] > LARGEST_K:
         exact = measure("nuts", name, rows, None, draws=nuts or 40_000)
@@ -223,7 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
                 known = [key | {"contender": "reference"} | reference(name, rows, settings.nuts)]
                 stored += known
             for contender in settings.contenders:
-                if contender in IN_JAX and name == MODELS[-1]:
+                if contender in WITHOUT_GROUPS and name == MODELS[-1]:
                     continue
                 this = key | {"contender": contender}
                 stored = [one for one in stored if not this.items() <= one.items()]

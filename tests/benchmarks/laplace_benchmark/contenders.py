@@ -15,7 +15,7 @@ import scipy.optimize
 from common.timing import process_clocks
 from scipy import stats
 
-from laplace_benchmark.models import build
+from laplace_benchmark.models import INTEGRATED, build
 
 DRAWS = 4000
 QUANTILES = (0.05, 0.95)
@@ -236,15 +236,19 @@ def reference(name: str, rows: int, draws: int) -> dict[str, Any]:
 
 
 def nuts(name: str, rows: int, draws: int) -> dict[str, Any]:
-    """NUTS of nutpie on the same density."""
+    """NUTS of nutpie, with the effects of groups beside the other variables."""
     import nutpie
 
-    model = build(name, rows)
     idata = nutpie.sample(
-        nutpie.compile_pymc_model(model), draws=draws // 4, chains=4, cores=1, seed=1,
-        progress_bar=False, store_unconstrained=True,
+        nutpie.compile_pymc_model(build(name, rows, integrated=False)), draws=draws // 4, chains=4,
+        cores=1, seed=1, progress_bar=False, store_unconstrained=name not in INTEGRATED,
     )  # fmt: skip
-    positions = idata.sample_stats["unconstrained_draw"].values
+    if name in INTEGRATED:
+        values = idata.posterior
+        logarithm = np.log(values["sd"].values)[..., None]
+        positions = np.concatenate([logarithm, values["coefficients"].values], axis=-1)
+    else:
+        positions = idata.sample_stats["unconstrained_draw"].values
     return of_draws(positions.reshape(-1, positions.shape[-1]))
 
 
