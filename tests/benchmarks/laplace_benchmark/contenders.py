@@ -19,6 +19,8 @@ from laplace_benchmark.models import INTEGRATED, build
 
 DRAWS = 4000
 QUANTILES = (0.05, 0.95)
+MOST_TRANSITIONS = 500_000
+"""Of blackjax's SGLD-CV, which then makes fewer draws."""
 ELBO_DRAWS = 10
 """Of each approximation on Pathfinder's path. The default, 200, takes a minute for 10⁵ rows."""
 DEGREES = 10
@@ -204,7 +206,8 @@ def sgld_cv(name: str, rows: int, batch: int) -> dict[str, Any]:
             theta = jax.lax.scan(transition, theta, jax.random.split(key, thin))[0]
             return theta, theta
 
-        return jax.lax.scan(draw, start, jax.random.split(key, DRAWS))[1]
+        draws = min(DRAWS, MOST_TRANSITIONS // thin)
+        return jax.lax.scan(draw, start, jax.random.split(key, draws))[1]
 
     positions = np.asarray(chain(jax.random.key(1), jax.numpy.asarray(mode), *model.data))
     return {**of_draws(positions), "batch": batch}

@@ -24,6 +24,8 @@ METHODS = (*OF_FIRST_ORDER, "second-order")
 """SGLD and SGLD-CV by Euler's scheme without preconditioner, and what `SGLDCV()` does: averaged
 noises and control variates of second order, preconditioned by the curvature, its step size 1."""
 
+MOST_KEPT = 20_000
+
 CONTENDERS = ("ours", "numba", "sgmcmcjax", "blackjax")
 """Contenders in the order of the table's columns."""
 
@@ -33,6 +35,21 @@ Run = Callable[[int], Any]
 The argument is the seed. The value is an array of shape (transitions, features), the position after
 every transition, complete when the function returns (no pending device work).
 """
+
+
+def in_parts(chain: Callable[[int, int], Any], transitions: int) -> Run:
+    """A run whose positions stay in the processor's caches: only those of its last part are kept.
+
+    Short transitions would otherwise take less time than the pages of memory of their positions.
+    """
+    parts = max(1, transitions // MOST_KEPT)
+
+    def run(seed: int) -> Any:
+        for part in range(parts):
+            positions = chain(seed * parts + part, transitions // parts)
+        return positions
+
+    return run
 
 
 @dataclass(frozen=True)

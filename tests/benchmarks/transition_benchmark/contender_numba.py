@@ -25,7 +25,7 @@ from common.problem import Problem, full_gradient, sigmoid
 from common.program import say
 from common.timing import best, timed
 
-from transition_benchmark import Run, Settings
+from transition_benchmark import Run, Settings, in_parts
 
 PACKAGES = ("numba", "numpy", "scipy")
 _TRIAL_SECONDS = 0.01
@@ -80,15 +80,15 @@ def prepare(problem: Problem, settings: Settings) -> dict[str, Run]:
     at_mode_of_rows = at_mode_of_rows.astype(problem.dtype)
     begin = np.linalg.solve(root, start - problem.mode).astype(problem.dtype)
 
-    def run_second_order(seed: int) -> np.ndarray:
-        out = np.empty((settings.transitions, problem.features), problem.dtype)
+    def second_order(seed: int, transitions: int) -> np.ndarray:
+        out = np.empty((transitions, problem.features), problem.dtype)
         _second_order_chain(
             whitened, at_mode_of_rows, problem.rows, settings.batch, np.random.default_rng(seed),
             begin, out,
         )  # fmt: skip
         return problem.mode.astype(problem.dtype) + out @ root.T
 
-    runs["second-order"] = run_second_order
+    runs["second-order"] = in_parts(second_order, settings.transitions)
     return runs
 
 

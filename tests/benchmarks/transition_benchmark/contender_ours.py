@@ -11,7 +11,7 @@ import numpy as np
 from common.model import build_model, engine_chain, make_step
 from common.problem import Problem
 
-from transition_benchmark import METHODS, Run, Settings
+from transition_benchmark import METHODS, Run, Settings, in_parts
 
 PACKAGES = ("pymc_sgmcmc", "pymc", "pytensor", "numba", "numpy")
 
@@ -29,6 +29,8 @@ def prepare(problem: Problem, settings: Settings) -> dict[str, Run]:
             given = {"center": problem.mode, "step_size": 1.0, "preconditioner": covariance}
         step = make_step(model, method, settings.batch, **given)
         chain = engine_chain(step, problem.start, given["step_size"])
+        if method == "second-order":
+            return in_parts(chain, settings.transitions)
         return lambda seed: chain(seed, settings.transitions)
 
     return {method: make_run(method) for method in METHODS}

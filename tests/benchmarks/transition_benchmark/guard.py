@@ -13,6 +13,8 @@ is close to a Gaussian with precision H, so both of these are known in advance f
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from common.problem import GRADIENT_NOISE_INFLATION, Problem
 
@@ -49,6 +51,7 @@ def examine(
     increments = np.diff(positions, axis=0, prepend=problem.start[None])
     if method == "second-order":
         increments = increments @ np.linalg.cholesky(problem.curvature)
+    settings = replace(settings, transitions=len(positions))
     mean, increment_square = _expectations(problem, settings, method)
     posterior_sd = np.sqrt(np.diag(np.linalg.inv(problem.curvature)))
     error = (positions.mean(axis=0) - mean) / posterior_sd
