@@ -22,4 +22,4 @@ DRAWS = 10_000
 thousand effective draws, then has a Monte Carlo error of about one per cent."""
 
 LONG = 50_000
-"""Draws of `sample` of this package, so that what is measured is not the cost of a call."""
+"""Draws of this package, so that what is measured is not the cost of a call."""
