@@ -77,9 +77,12 @@ def measure(settings: argparse.Namespace, features: int, batch: int) -> list[dic
 
     def at_once(chains: int, seed: int) -> Any:
         rng = np.random.default_rng(seed)
-        starts = np.repeat(problem.mode[None].astype(settings.dtype), chains, axis=0)
+        start = problem.mode.astype(settings.dtype)
+        auxiliaries = on_jax.block.dynamics.initial_auxiliaries
+        begun = [(start, *auxiliaries(start, rng)) for _ in range(chains)]
+        parts = tuple(np.array(part, settings.dtype) for part in zip(*begun, strict=True))
         seeds = rng.integers(2**32, size=(chains, 2), dtype=np.uint32)
-        state = device.begin(seeds, (starts,))
+        state = device.begin(seeds, parts)
         for _ in range(calls[chains]):
             state, draws = device.advance(state, np.full(length, step_size), thin)
         return draws.positions

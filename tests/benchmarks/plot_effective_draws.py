@@ -10,6 +10,7 @@ reads docs/effective_draws.txt and writes docs/_static/seconds_to_draws.svg.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -22,6 +23,7 @@ GREY = "#808080"  # legible on white and on black
 LABELS = {
     "ours": ("SGLDCV()", "#2a8fd8", "o", "-", 2.4),
     "corrected": ("sample(accuracy=0.02)", "#d9822b", "s", "-", 2.4),
+    "laplace": ("Laplace's approximation", "#808080", "*", ":", 1.2),
     "nutpie": ("NUTS (nutpie)", "#c94f7c", "^", "-", 1.4),
     "hmcecs": ("HMC-ECS (NumPyro)", "#8e6bd1", "v", "-", 1.4),
     "blackjax_fine": ("SGLD-CV, blackjax, small steps", "#4b9e5f", "D", "--", 1.2),
@@ -32,7 +34,7 @@ LABELS = {
 
 
 def read_table(path: Path) -> dict[str, list[tuple[float, float | None]]]:
-    """Rows and seconds of wall time of each contender; None where it was stopped."""
+    """Rows and processor seconds of each contender; None where it was stopped."""
     lines = [
         [cell.strip() for cell in line.strip("|\n").split("|")]
         for line in path.read_text(encoding="utf-8").splitlines()
@@ -42,24 +44,27 @@ def read_table(path: Path) -> dict[str, list[tuple[float, float | None]]]:
     table: dict[str, list[tuple[float, float | None]]] = {}
     for line in lines[2:]:
         row = dict(zip(columns, line, strict=True))
-        seconds = float(row["warm wall s"]) if row["warm wall s"] else None
+        seconds = float(row["warm s"]) if row["warm wall s"] else None
         table.setdefault(row["contender"], []).append((float(row["N"]), seconds))
     return table
+
+
+def style(salt: str) -> dict[str, Any]:
+    """Settings of Matplotlib of a figure that is legible on white and on black."""
+    coloured = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    return {
+        "svg.hashsalt": salt,
+        "svg.fonttype": "none",
+        "font.family": "sans-serif",
+        "font.size": 11,
+        **dict.fromkeys(coloured, GREY),
+    }
 
 
 def main() -> None:
     """Write the figure."""
     table = read_table(DOCS / "effective_draws.txt")
-    style = {
-        "svg.hashsalt": "seconds",
-        "svg.fonttype": "none",
-        "font.family": "sans-serif",
-        "font.size": 11,
-        **dict.fromkeys(
-            ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), GREY
-        ),
-    }
-    with mpl.rc_context(style):
+    with mpl.rc_context(style("seconds")):
         figure, axes = plt.subplots(figsize=(8, 4.4), layout="constrained")
         for contender, (label, colour, marker, line, width) in LABELS.items():
             finished = [(rows, seconds) for rows, seconds in table[contender] if seconds]
@@ -81,7 +86,7 @@ def main() -> None:
             xscale="log",
             yscale="log",
             xlabel="rows",
-            ylabel="seconds to 1000 effective draws",
+            ylabel="processor seconds to 1000 effective draws",
             ylim=(0.7, LIMIT),
         )
         axes.set_yticks([1, 3, 10, 30, 60], ["1", "3", "10", "30", "stopped at 60"])

@@ -1,4 +1,4 @@
-"""Time of an SGLD and an SGLD-CV transition, for this package and its peers, on one core.
+"""Time of a transition of SGLD and SGLD-CV, for this package and its peers, on one core.
 
 Examples
 --------
@@ -24,12 +24,11 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from common import METHODS
 from common.child import BENCHMARKS
 from common.machine import restrict_to_one_core
 from common.peer_python import STORAGE, python_of, python_path
 from common.program import DTYPES, make_parser, print_table, say, write_results
-from transition_benchmark import CONTENDERS, Settings
+from transition_benchmark import CONTENDERS, METHODS, Settings
 
 REFERENCES = ("ours", "numba")
 """Ratios refer to the first of these that was timed."""
@@ -147,11 +146,14 @@ def measure(
                 except RuntimeError as error:
                     absent[name] = str(error)
         seconds: dict[tuple[str, str], list] = {
-            (contender.name, method): [] for contender in contenders for method in METHODS
+            (contender.name, method): []
+            for method in METHODS
+            for contender in contenders
+            if method in contender.guards
         }
         for number in range(rounds):
             for contender in contenders:
-                for method in METHODS:
+                for method in contender.guards:
                     taken = contender.time(method, number + 1)
                     seconds[contender.name, method].append(taken)
     return [
@@ -171,6 +173,7 @@ def measure(
         }
         for method in METHODS
         for contender in contenders
+        if method in contender.guards
     ]
 
 

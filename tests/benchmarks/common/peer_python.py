@@ -24,7 +24,7 @@ OTHERS = ("blackjax", "numpyro", "nutpie")
 EXTRAS = ("pymc_extras>=0.15", "pyarrow")
 """It needs an older PyMC than this package."""
 PYTHON_VARIABLE = "PYMC_SGMCMC_PEER_PYTHON"
-OF_THE_PACKAGE = ("ours", "corrected", "advi")
+OF_THE_PACKAGE = ("ours", "sample", "corrected", "euler", "euler_fine", "advi")
 """Contenders in an environment with the package and what it needs. Where JAX and Dask are installed
 too, ArviZ and xarray import them."""
 OF_THIS_ENVIRONMENT = ("numba",)

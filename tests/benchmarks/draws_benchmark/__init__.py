@@ -12,11 +12,14 @@ the data and the prior, and the curvature for a step size tuned by hand.
 """
 
 CONTENDERS = (
-    "ours", "corrected", "blackjax", "blackjax_fine", "sgmcmcjax", "hmcecs", "nutpie", "advi",
-    "pathfinder",
+    "ours", "sample", "corrected", "euler", "euler_fine", "blackjax", "blackjax_fine", "sgmcmcjax",
+    "hmcecs", "nutpie", "advi", "pathfinder", "laplace", "psis",
 )  # fmt: skip
 """Contenders in the order of the table's lines."""
 
 DRAWS = 10_000
 """Draws of samplers whose draws take little time: the standard deviation of a coordinate, from some
 thousand effective draws, then has a Monte Carlo error of about one per cent."""
+
+LONG = 50_000
+"""Draws of this package, so that what is measured is not the cost of a call."""

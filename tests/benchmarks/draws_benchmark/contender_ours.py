@@ -10,7 +10,7 @@ import pymc as pm
 from common.model import build_model
 from common.problem import Problem
 
-from draws_benchmark import DRAWS
+from draws_benchmark import LONG
 from pymc_sgmcmc import SGLDCV
 
 PACKAGES = ("pymc_sgmcmc", "pymc", "pytensor", "numba", "numpy")
@@ -24,7 +24,7 @@ def sample(problem: Problem, mark: Callable[..., None]) -> np.ndarray:
 
     with build_model(problem, 0, "ordinary"):
         idata = pm.sample(
-            DRAWS, step=SGLDCV(), chains=1, cores=1, random_seed=1, progressbar=False,
+            LONG, step=SGLDCV(), chains=1, cores=1, random_seed=1, progressbar=False,
             callback=watch,
         )  # fmt: skip
     return idata.posterior["coefficients"].values[0]

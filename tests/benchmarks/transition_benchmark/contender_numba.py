@@ -25,7 +25,7 @@ from common.problem import Problem, full_gradient, sigmoid
 from common.program import say
 from common.timing import best, timed
 
-from transition_benchmark import Run, Settings
+from transition_benchmark import Run, Settings, in_parts
 
 PACKAGES = ("numba", "numpy", "scipy")
 _TRIAL_SECONDS = 0.01
@@ -70,6 +70,25 @@ def prepare(problem: Problem, settings: Settings) -> dict[str, Run]:
         fastest = min(seconds, key=seconds.__getitem__)
         say(f"numba, {method}: the window is read by {fastest}")
         runs[method] = functools.partial(trials[fastest], transitions=settings.transitions)
+
+    # Second order: in coordinates in which the curvature is the unit matrix, so is the sum of what
+    # is subtracted from the rows, prior included, and a transition takes no product of d² numbers.
+    root = np.linalg.cholesky(np.linalg.inv(problem.curvature)).astype(problem.dtype)
+    whitened, predictor = design @ root, design @ problem.mode
+    fitted = sigmoid(predictor)
+    at_mode_of_rows = np.column_stack([predictor, fitted, fitted * (1 - fitted)])
+    at_mode_of_rows = at_mode_of_rows.astype(problem.dtype)
+    begin = np.linalg.solve(root, start - problem.mode).astype(problem.dtype)
+
+    def second_order(seed: int, transitions: int) -> np.ndarray:
+        out = np.empty((transitions, problem.features), problem.dtype)
+        _second_order_chain(
+            whitened, at_mode_of_rows, problem.rows, settings.batch, np.random.default_rng(seed),
+            begin, out,
+        )  # fmt: skip
+        return problem.mode.astype(problem.dtype) + out @ root.T
+
+    runs["second-order"] = in_parts(second_order, settings.transitions)
     return runs
 
 
@@ -108,6 +127,35 @@ def _chain(
             slope = weight * gradient[j] - precision * position[j] + addend[j]
             noise = real(rng.standard_normal())
             position[j] += half_step * slope + noise_scale * noise
+            out[k, j] = position[j]
+
+
+@_compiled
+def _second_order_chain(data, at_mode, rows, batch, rng, start, out):
+    """Averaged noises with step size 1, and control variates of second order, by rows."""
+    real = start.dtype.type
+    one, half, weight = real(1), real(0.5), real(rows / batch)
+    position = start.copy()
+    gradient, before = np.empty_like(position), np.empty_like(position)
+    for j in range(position.size):
+        before[j] = half * real(rng.standard_normal())
+    for k in range(out.shape[0]):
+        first = rng.integers(0, rows)
+        window = data[first : first + batch]
+        stored = at_mode[first : first + batch]
+        gradient[:] = real(0)
+        for i in range(batch):
+            row, shift = window[i], real(0)
+            for j in range(position.size):
+                shift += row[j] * position[j]
+            mean = one / (one + math.exp(-stored[i, 0] - shift))
+            residual = stored[i, 1] - mean + stored[i, 2] * shift
+            for j in range(position.size):
+                gradient[j] += residual * row[j]
+        for j in range(position.size):
+            noise = half * real(rng.standard_normal())
+            position[j] += half * (weight * gradient[j] - position[j]) + before[j] + noise
+            before[j] = noise
             out[k, j] = position[j]
 
 

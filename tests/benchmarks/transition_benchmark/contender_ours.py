@@ -7,11 +7,11 @@ is not timed, for any contender.
 
 from __future__ import annotations
 
-from common import METHODS
+import numpy as np
 from common.model import build_model, engine_chain, make_step
 from common.problem import Problem
 
-from transition_benchmark import Run, Settings
+from transition_benchmark import METHODS, Run, Settings, in_parts
 
 PACKAGES = ("pymc_sgmcmc", "pymc", "pytensor", "numba", "numpy")
 
@@ -21,10 +21,16 @@ def prepare(problem: Problem, settings: Settings) -> dict[str, Run]:
     model = build_model(problem, settings.batch)
 
     def make_run(method: str) -> Run:
-        given = {} if method == "sgld" else {"center": problem.mode}
-        given |= {"step_size": settings.step_size, "preconditioner": "identity"}
+        given = {"step_size": settings.step_size, "preconditioner": "identity"}
+        if method == "sgld-cv":
+            given |= {"center": problem.mode, "gradient": "cv", "integrator": "euler"}
+        elif method == "second-order":
+            covariance = np.linalg.inv(problem.curvature)
+            given = {"center": problem.mode, "step_size": 1.0, "preconditioner": covariance}
         step = make_step(model, method, settings.batch, **given)
-        chain = engine_chain(step, problem.start, settings.step_size)
+        chain = engine_chain(step, problem.start, given["step_size"])
+        if method == "second-order":
+            return in_parts(chain, settings.transitions)
         return lambda seed: chain(seed, settings.transitions)
 
     return {method: make_run(method) for method in METHODS}

@@ -13,6 +13,8 @@ is close to a Gaussian with precision H, so both of these are known in advance f
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from common.problem import GRADIENT_NOISE_INFLATION, Problem
 
@@ -47,6 +49,9 @@ def examine(
     """
     positions = np.asarray(positions, dtype=float)
     increments = np.diff(positions, axis=0, prepend=problem.start[None])
+    if method == "second-order":
+        increments = increments @ np.linalg.cholesky(problem.curvature)
+    settings = replace(settings, transitions=len(positions))
     mean, increment_square = _expectations(problem, settings, method)
     posterior_sd = np.sqrt(np.diag(np.linalg.inv(problem.curvature)))
     error = (positions.mean(axis=0) - mean) / posterior_sd
@@ -66,6 +71,9 @@ def _expectations(problem: Problem, settings: Settings, method: str) -> tuple[np
     h, count = settings.step_size, settings.transitions
     values, vectors = np.linalg.eigh(problem.curvature)
     offset = vectors.T @ (problem.start - problem.mode)
+    if method == "second-order":  # In the coordinates of the preconditioner all values are 1.
+        h, offset = 1.0, offset * np.sqrt(values)
+        vectors, values = vectors / np.sqrt(values), np.ones_like(values)
     factor = 1 - h * values / 2
     path_sum = factor * (1 - factor**count) / (1 - factor)
     mean = problem.mode + vectors @ (offset * path_sum / count)
@@ -73,6 +81,9 @@ def _expectations(problem: Problem, settings: Settings, method: str) -> tuple[np
     # Drift of the mean path, then of the fluctuations about it, E|H (theta - m)|^2 = tr(H Λ H).
     square_sum = (1 - factor ** (2 * count)) / (1 - factor**2)
     drift_square = np.sum((values * offset) ** 2 * square_sum) / count
+    if method == "second-order":
+        # Without gradient noise the law is the posterior, with increments of mean square h/2.
+        return mean, h / 2 + h**2 / 4 * float(drift_square) / problem.features
     noise_trace = 0.0
     inflation = 1.0
     if method == "sgld":
