@@ -175,9 +175,9 @@ def test_trace_is_that_of_chains_in_turn(made):
 
 
 def test_tuning_is_taken_over():
-    """A step size that tuning changes is that of all chains."""
+    """A step size that tuning changes, here by the noise of few rows, is that of all chains."""
     model = logistic_model()
-    step = SGLDCV(model=model, compile_kwargs=JAX)
+    step = SGLDCV(model=model, gradient="cv", integrator="euler", compile_kwargs=JAX)
     factors = []
     tuned = vectorized._tuned
 
