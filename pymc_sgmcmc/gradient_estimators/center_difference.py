@@ -27,7 +27,7 @@ from pytensor.compile.executor import Function
 from pytensor.compile.mode import optdb
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.gradient import pushforward
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable, clone_get_equiv
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
@@ -663,17 +663,22 @@ class _Expansion:
         inputs = [variable.type() for variable in second.inputs]
         output = second.op.make_node(*inputs).outputs[place]
         known = {a: t for a, t in zip(inputs, tangents, strict=True) if t is not None}
+        # So do these. A copy of all tangents for each operation would double them at each one.
+        stand_ins = {a: t.type() for a, t in known.items()}
         tangent = pushforward(
             output,
-            wrt=list(known),
-            tangents=list(known.values()),
+            wrt=list(stand_ins),
+            tangents=list(stand_ins.values()),
             disconnected_outputs="ignore",
             return_disconnected="none",
         )
         if tangent is None:
             return None
-        replacements = dict(zip(inputs, second.inputs, strict=True))
-        return clone_replace(tangent, replacements, rebuild_strict=False)
+        memo = dict(zip(inputs, second.inputs, strict=True))
+        memo |= {stand_in: known[a] for a, stand_in in stand_ins.items()}
+        return clone_get_equiv(
+            list(memo), [tangent], copy_inputs=False, copy_orphans=False, memo=memo
+        )[tangent]
 
     def _is_linear(self, left: Variable, right: Variable) -> bool:
         """Whether the value is that at the centre and the tangent."""
