@@ -70,8 +70,8 @@ class LangevinStepSize(Adaptation):
         Stated relative error :math:`\delta`.
     center : Center
         The centre, with c and H.
-    largest : float
-        The step is never longer.
+    longest : float
+        No step is longer.
     """
 
     only_tunes = True
@@ -84,11 +84,11 @@ class LangevinStepSize(Adaptation):
         step_size: float,
         bias: float,
         center: Center,
-        largest: float = np.inf,
+        longest: float = np.inf,
     ):
         self.transitions = FIRST_WINDOW * thin
         self._law, self._bias, self._step_size = law, bias, step_size
-        self._longest = largest
+        self._longest = longest
         self._preconditioner = preconditioner
         self._center = center.position
         self._precision = center.curvature.precision

@@ -260,7 +260,7 @@ class StochasticGradientStep(StepMethod):
             )
         law = self.block.dynamics.law
         assert law is not None
-        step_size = min(law.step_size(choice.noise, choice.curvature, bias), choice.largest)
+        step_size = min(law.step_size(choice.noise, choice.curvature, bias), choice.longest)
         choice = replace(choice, step_size=step_size, error=bias)
         if self._thin_given:
             pace = replace(self._pace, step_size=choice.step_size, choice=choice)
@@ -720,7 +720,7 @@ def _tuning(design: Design, setup: Setup) -> tuple[Adaptation, ...]:
     assert isinstance(pace.step_size, float)
     return (
         LangevinStepSize(
-            law, matrix, pace.thin, pace.step_size, setup.bias, setup.center, pace.choice.largest
+            law, matrix, pace.thin, pace.step_size, setup.bias, setup.center, pace.choice.longest
         ),
     )
 

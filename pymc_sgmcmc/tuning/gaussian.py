@@ -96,8 +96,8 @@ BEYOND_DOUBT = 5.0
 hardly any does so by chance."""
 
 STEEPEST_POINTS = 20
-"""Where no Gaussian is near the posterior, the largest curvature is computed at this many points.
-More points would find steeper places, but each takes `POWER_ITERATIONS` products."""
+"""The largest curvature around a centre is that at this many points. More points would find steeper
+places, but each takes `POWER_ITERATIONS` products."""
 
 POWER_ITERATIONS = 8
 """The power iteration makes this many products with the curvature at each point. A bound on the

@@ -351,7 +351,7 @@ def response(posterior: Posterior, center: Center, misfit: Mismatch) -> float:
     Bayes. *Journal of Machine Learning Research* 19 (51), 1-49.
     """
     root, precision = center.curvature.root, center.curvature.precision
-    # Half the gradient of the trace, see `find_center._with_bend`. It is zero for a Gaussian.
+    # Half the gradient of the trace, see `find_center._with_surroundings`, zero for a Gaussian.
     direction = misfit.gradient - root.T @ center.gradient
     direction = direction / max(float(np.linalg.norm(direction)), np.finfo(float).tiny)
     tilt = SMALL_FORCE * (precision @ (root @ direction))

@@ -134,11 +134,9 @@ def row_noise(
     places = np.random.default_rng(2018).choice(others, min(most, others), replace=False)
     sample = numbers_without(worst, places)
     of_sample = rows.deviations_apart(sample) * np.sqrt(others / len(sample))
-    of_worst = rows.deviations_at_all(worst)
+    of_worst, extreme = rows.deviations_at_all(worst)
     # The search has few points, and differences of first order.
     root = center.curvature.root
-    # Of second order the gradients of rows bend: they are largest where a long run comes to.
-    extreme = rows.deviations_at_all(worst, far=True) if order == 2 else of_worst
     lengths = np.array([np.linalg.norm(rows_at @ root, axis=1) for rows_at in extreme]).max(0)
     descending = np.argsort(-lengths, kind="stable")
     worst, of_worst, lengths = worst[descending], of_worst[:, descending], lengths[descending]
@@ -274,26 +272,29 @@ class _Rows:
             deviations[part] = bessel * (difference - difference.mean(0))
         return deviations
 
-    def deviations_at_all(self, numbers: np.ndarray, *, far: bool = False) -> np.ndarray:
-        """Deviations of rows, each at several points, shape (points, rows, d).
+    def deviations_at_all(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Deviations of rows, each at several points, shape (points, rows, d), and far away.
 
-        Points that are `far` have the distance from the centre that a long run comes to.
+        Those of second order bend, and are largest where a long run comes to. The second array has
+        them at points in the same directions there; for lower orders it is the first one.
 
         The mean difference of all rows is not known at each point. It is not subtracted, since the
         differences of these rows are far larger.
         """
         dimension = self._posterior.dimension
         if not len(numbers):
-            return np.empty((1, 0, dimension))
+            return (none := np.empty((1, 0, dimension))), none
         rows = self._posterior.take(numbers)
         at_center = self._at_center(rows)
         if not self._order:
-            return at_center[None] - self._mean
+            return (deviations := at_center[None] - self._mean), deviations
         count = int(np.clip(NOISE_ELEMENTS // (len(numbers) * dimension), 1, POINTS_A_ROW))
         points = self._points[:count]
-        if far:
-            points = [self._farther(point) for point in points]
-        return np.array([self._difference(point, rows, at_center) for point in points])
+        near = np.array([self._difference(point, rows, at_center) for point in points])
+        if self._order < 2:
+            return near, near
+        farther = [self._farther(point) for point in points]
+        return near, np.array([self._difference(point, rows, at_center) for point in farther])
 
     def _farther(self, point: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The point in the same direction at `reach`."""

@@ -33,7 +33,7 @@ class StepSizeChoice:
         That of the law, see `Law.step_size`.
     error : float
         The relative error of the variance that it was computed for.
-    largest : float
+    longest : float
         No step is longer, whatever the stated error: so that no single row moves a chain far, and
         half of what is stable where the posterior is steepest around its centre.
     noise : float
@@ -46,7 +46,7 @@ class StepSizeChoice:
 
     step_size: float
     error: float
-    largest: float
+    longest: float
     noise: float
     curvature: float
     smallest_curvature: float

@@ -273,7 +273,7 @@ def test_step_is_half_of_what_is_stable_at_the_steepest_point(problem, posterior
     batching = make_batching("shuffle", posterior.data, 50)
     root = center.curvature.root
     choice = choose_step_size(center, root, batching, row_noise=0.0, inflation=0.5, law=law)
-    assert choice.step_size == choice.largest == pytest.approx(2 / 50, rel=1e-6)
+    assert choice.step_size == choice.longest == pytest.approx(2 / 50, rel=1e-6)
 
 
 @pytest.mark.parametrize("preconditioner", ["scalar", "diagonal", "dense"])
