@@ -27,8 +27,10 @@ from pymc_sgmcmc.tuning import (
     center_at,
     check_given_center,
     find_center,
+    judge_at,
     laplace_draws,
     warn_of_jumps,
+    with_steepest,
 )
 
 FARTHEST_GIVEN_CENTER = 1e6
@@ -106,6 +108,9 @@ def _searched(settings: Settings, posterior: Posterior) -> JointCenter:
         joint_draws = laplace_draws(joint, joint_center, NOISE_POINTS)
         posterior.set_others({**model.initial_point(), **point})
         center = center_at(posterior, posterior.layout.ravel(point))
+        where = joint.layout.unravel(np.arange(joint.dimension))
+        index = posterior.layout.ravel(where).astype(int)
+        center = with_steepest(center, judge_at(joint, joint_center), joint_center, index)
     else:
         center = find_center(posterior, posterior.initial_position)
     return JointCenter(center, _values_of_others(posterior), joint_draws)
@@ -118,6 +123,7 @@ def _given(settings: Settings, posterior: Posterior) -> JointCenter:
     if isinstance(settings.center, Center):
         # The nearest Gaussian has a curvature of its own, and its mean may be away from the mode.
         center = center_at(posterior, position, settings.center.curvature)
+        center = with_steepest(center, judge_at(posterior, center))
         return JointCenter(center, _values_of_others(posterior))
     center = center_at(posterior, position)
     if not center.distance <= FARTHEST_GIVEN_CENTER:
@@ -127,6 +133,7 @@ def _given(settings: Settings, posterior: Posterior) -> JointCenter:
             "searched."
         )
     check_given_center(center)
+    center = with_steepest(center, judge_at(posterior, center))
     return JointCenter(center, _values_of_others(posterior))
 
 

@@ -14,6 +14,7 @@ from pymc_sgmcmc.tuning.curvature import (
     prior_precision,
 )
 from pymc_sgmcmc.tuning.find_center import check_given_center, find_center
+from pymc_sgmcmc.tuning.judge import judge_at, with_steepest
 from pymc_sgmcmc.tuning.jumps import warn_of_jumps
 from pymc_sgmcmc.tuning.row_noise import NOISE_POINTS, RowNoise, row_noise
 from pymc_sgmcmc.tuning.step_size import (
@@ -38,10 +39,12 @@ __all__ = [
     "difference_width",
     "find_center",
     "has_dense_curvature",
+    "judge_at",
     "laplace_draws",
     "laplace_pairs",
     "least_cost",
     "prior_precision",
     "row_noise",
     "warn_of_jumps",
+    "with_steepest",
 ]

@@ -37,7 +37,7 @@ class Center:
         Error of each mean, in standard deviations and to first order, for a chain whose variances
         are all too large by a factor of two. It comes from third derivatives of the log density.
     steepest : float
-        Largest curvature that was met at points of the Gaussian, in units of its own.
+        Largest curvature within reach of a long run, in units of that of the Gaussian.
     """
 
     position: np.ndarray

@@ -19,7 +19,6 @@ from pymc_sgmcmc.tuning.curvature import (
     Curvature,
     coordinate_scale,
     curvature_at,
-    difference_width,
 )
 from pymc_sgmcmc.tuning.funnel import warn_of_funnel
 from pymc_sgmcmc.tuning.gaussian import (
@@ -28,9 +27,8 @@ from pymc_sgmcmc.tuning.gaussian import (
     PAIRS_ALONG_COORDINATES,
     Mismatch,
     MismatchAlongCoordinates,
-    steepest_curvature,
 )
-from pymc_sgmcmc.tuning.judge import ControlVariates, judge_at
+from pymc_sgmcmc.tuning.judge import ControlVariates, judge_at, with_steepest
 from pymc_sgmcmc.tuning.mean_field import mean_field
 from pymc_sgmcmc.tuning.mode_search import (
     collapsed_coordinates,
@@ -117,7 +115,7 @@ def find_center(posterior: Posterior, start: np.ndarray) -> Center:
         if is_guide(misfit):
             warn_of_other_modes(posterior, subsample, center, start, scale)
             warn_of_funnel(posterior, large, center)
-            return _with_surroundings(posterior, judge, center, misfit.gradient)
+            return _with_surroundings(judge, center, misfit.gradient)
     with np.errstate(all="ignore"):
         better, misfit, near = nearest_gaussian(
             posterior, judge, center, start, scale, subsample, large
@@ -129,7 +127,7 @@ def find_center(posterior: Posterior, start: np.ndarray) -> Center:
         mode = center if better.position is center.position else None
         informed = informed_effects(posterior, subsample, better.position, start)
         _warn_of_no_guide(posterior, misfit, collapsed, informed, flat, mode)
-        return better
+        return with_steepest(better, judge)
     distance = np.abs((better.position - center.position) / better.curvature.standard_deviations)
     _log.info(
         "The posterior mode is up to %.2g standard deviations (%s) from the mean of the nearest "
@@ -139,7 +137,7 @@ def find_center(posterior: Posterior, start: np.ndarray) -> Center:
     )
     warn_of_other_modes(posterior, subsample, better, start, scale, at_mode=False)
     warn_of_funnel(posterior, large, better)
-    return _with_surroundings(posterior, judge, better, misfit.gradient)
+    return _with_surroundings(judge, better, misfit.gradient)
 
 
 def _may_be_guide(
@@ -152,9 +150,7 @@ def _may_be_guide(
     return mismatch_along_at(posterior, subsample, center).shift <= LARGEST_SHIFT
 
 
-def _with_surroundings(
-    posterior: Posterior, judge: ControlVariates, center: Center, mean_gradient: np.ndarray
-) -> Center:
+def _with_surroundings(judge: ControlVariates, center: Center, mean_gradient: np.ndarray) -> Center:
     r"""Centre with the shift of the mean of a chain whose variances are too large, and steepness.
 
     The mean of :math:`\nabla \log \pi` over :math:`N(m, \Lambda)`, less its value at m, is half
@@ -169,11 +165,8 @@ def _with_surroundings(
     """
     root = center.curvature.root
     balance = mean_gradient - root.T @ center.gradient
-    steepest = steepest_curvature(
-        judge.gradients, center.position, root.dense(), difference_width(posterior)
-    )
     bend = root @ balance / center.curvature.standard_deviations
-    return replace(center, bend=bend, steepest=max(1.0, steepest))
+    return with_steepest(replace(center, bend=bend), judge)
 
 
 def _long_center(
@@ -214,7 +207,7 @@ def _long_center(
         informed = informed_effects(posterior, subsample, center.position, start)
         end = center if at_mode else None
         _warn_of_no_guide(posterior, misfit, collapsed, informed, flat, end)
-    return center
+    return with_steepest(center, judge_at(posterior, center, large))
 
 
 def _around_mean_field(

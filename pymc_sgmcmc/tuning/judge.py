@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center
-from pymc_sgmcmc.tuning.curvature import likelihood_curvature
-from pymc_sgmcmc.tuning.gaussian import FEWEST_PAIRS
+from pymc_sgmcmc.tuning.curvature import difference_width, likelihood_curvature
+from pymc_sgmcmc.tuning.gaussian import (
+    FEWEST_PAIRS,
+    PAIRS_ALONG_COORDINATES,
+    steepest_curvature,
+)
 from pymc_sgmcmc.tuning.subsample import SINGLE_ROWS, Subsample, fewest_rows
 
 LARGEST_JUDGE_ERROR = 0.05
@@ -52,7 +58,9 @@ class ControlVariates:
         return self.gradients(position[None])[0]
 
 
-def judge_at(posterior: Posterior, center: Center, large: Subsample) -> ControlVariates:
+def judge_at(
+    posterior: Posterior, center: Center, large: Subsample | None = None
+) -> ControlVariates:
     """The log posterior around a centre, with which to compare the Gaussian of this centre.
 
     Control variates at the centre leave the noise of the differences of the rows' gradients, which
@@ -63,10 +71,15 @@ def judge_at(posterior: Posterior, center: Center, large: Subsample) -> ControlV
     ----------
     posterior : Posterior
     center : Center
-    large : Subsample
+    large : Subsample, optional
         Rows whose curvature at the centre takes the place of that of few rows, where that of all
         is not known.
     """
+    if not center.curvature.is_dense:
+        few = Subsample(posterior, evaluations=2 * PAIRS_ALONG_COORDINATES)
+        return ControlVariates(few, center)
+    if large is None:
+        large = Subsample(posterior, evaluations=2 * posterior.dimension)
     # The noise is measured on all rows that can be afforded: a few may cause most of it.
     affordable = Subsample(posterior, evaluations=8 * max(FEWEST_PAIRS, posterior.dimension))
     first = second = affordable.count
@@ -83,6 +96,34 @@ def judge_at(posterior: Posterior, center: Center, large: Subsample) -> ControlV
         if np.isfinite(excess).all():
             return ControlVariates(few, center, excess)
     return ControlVariates(Subsample(posterior, count=first), center)
+
+
+def with_steepest(
+    center: Center,
+    judge: ControlVariates,
+    around: Center | None = None,
+    index: slice | np.ndarray = slice(None),
+) -> Center:
+    """Centre with the largest curvature that a long run comes to.
+
+    Parameters
+    ----------
+    center : Center
+    judge : ControlVariates
+        The log posterior of all coordinates of `around`.
+    around : Center, optional
+        Centre of the position and of variables beside it that move too. Default: `center`.
+    index : slice or numpy.ndarray
+        The coordinates of the position among these.
+    """
+    around, root = around or center, center.curvature.root
+    width = difference_width(judge.subsample.posterior)
+    with np.errstate(all="ignore"):
+        largest = steepest_curvature(
+            judge.gradients, around.position, around.curvature.root, width, (index, root)
+        )
+    steepest = largest / float(center.curvature.relative_to(root).max())
+    return replace(center, steepest=max(1.0, steepest))
 
 
 def _rows_needed(posterior: Posterior, center: Center, subsample: Subsample) -> tuple[int, int]:

@@ -30,7 +30,6 @@ from pymc_sgmcmc.tuning.gaussian import (
     fit_gaussian,
     mismatch,
     mismatch_along_coordinates,
-    steepest_curvature,
 )
 from pymc_sgmcmc.tuning.judge import ControlVariates, judge_at
 from pymc_sgmcmc.tuning.mean_field import mean_field
@@ -184,7 +183,7 @@ def nearest_gaussian(
     _, center = min(far, key=lambda candidate: candidate[0])
     if center is not mode:
         judge = judge_at(posterior, center, large)
-    center = _narrowed(posterior, judge, center)
+    center = _narrowed(judge, center)
     return center, mismatch_at(judge, center), False
 
 
@@ -296,7 +295,7 @@ def _curvature_of(root: np.ndarray) -> Curvature:
     return Curvature(Dense(inverse.T @ inverse), Dense(lower @ lower.T), Dense(lower))
 
 
-def _narrowed(posterior: Posterior, judge: ControlVariates, center: Center) -> Center:
+def _narrowed(judge: ControlVariates, center: Center) -> Center:
     """Gaussian so narrow that the curvature at its points is not larger than its own."""
     for _ in range(MOST_NARROWINGS):
         misfit = mismatch_at(judge, center)
@@ -310,10 +309,7 @@ def _narrowed(posterior: Posterior, judge: ControlVariates, center: Center) -> C
         else:
             root = root / 2  # Some points are outside of the support.
         center = replace(center, curvature=_curvature_of(root))
-    root = center.curvature.root.dense()
-    width = difference_width(posterior)
-    steepest = steepest_curvature(judge.gradients, center.position, root, width)
-    return replace(center, curvature=_curvature_of(root / np.sqrt(max(1.0, steepest))))
+    return center
 
 
 def spread(density: ControlVariates, center: Center) -> float:

@@ -35,7 +35,7 @@ class StepSizeChoice:
         The relative error of the variance that it was computed for.
     longest : float
         No step is longer, whatever the stated error: so that no single row moves a chain far, and
-        half of what is stable where the posterior is steepest around its centre.
+        so that it is stable where the posterior is steepest within reach of a long run.
     noise : float
         :math:`\lambda_{\max}(MV)`, gradient noise in units of curvature.
     curvature, smallest_curvature : float
@@ -88,7 +88,7 @@ def choose_step_size(
     of_noise, of_curvature = noise_factors
     factor = batching.variance_factor
     noise = of_noise * n_rows**2 / batch_size * factor * row_noise + of_curvature * curvature
-    longest = law.largest_step_size(curvature * center.steepest) / 2
+    longest = law.largest_step_size(curvature * center.steepest)
     if batch_size < n_rows:
         longest = min(longest, largest_step_of_rows(largest * curvature, batch_size))
     step_size = min(law.step_size(noise, curvature, inflation), longest)

@@ -24,7 +24,8 @@ from pymc_sgmcmc import (
 from pymc_sgmcmc.matrices import Dense
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.step_methods.center import check_determined
-from pymc_sgmcmc.tuning import Curvature
+from pymc_sgmcmc.tuning import Curvature, find_center
+from pymc_sgmcmc.tuning.gaussian import FARTHEST
 from tests.support.models import logistic_data, logistic_model, two_variable_model
 
 NUMBA = {"mode": "NUMBA"}
@@ -389,3 +390,46 @@ def test_a_step_size_comes_with_its_preconditioner(step_class, step_size):
     message = '`step_size` should come with `preconditioner`, .* "curvature" .* "identity"'
     with pytest.raises(ValueError, match=message):
         step_class(model=logistic_model(), step_size=step_size, compile_kwargs=NUMBA)
+
+
+# --- Steepness around the centre ------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_step_of_a_given_centre_is_as_stable():
+    """A product of two variables makes a curved ridge, on which long steps are not stable."""
+    with pm.Model() as model:
+        a, b = pm.Normal("a", 2.0, 1.0), pm.Normal("b", 2.0, 1.0)
+        pm.Normal("y", a * b, 0.5, observed=np.full(10, 4.0))
+    searched = SGLDCV(model=model)
+    assert searched.center.steepest > 10
+    assert searched.step_size <= 4 / searched.center.steepest * (1 + 1e-9)
+    given = SGLDCV(model=model, center=searched.center)
+    assert given.center.steepest == pytest.approx(searched.center.steepest, rel=1e-6)
+    at_point = SGLDCV(model=model, center={"a": 2.0, "b": 2.0})
+    assert at_point.center.steepest > 10
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_step_beside_another_step_method_is_stable_where_that_one_moves():
+    """A scale that another step method moves makes effects steep: 1 / t² four sds below its mean.
+
+    The posterior of the effects alone, at one value of the scale, is a Gaussian without such
+    places.
+    """
+    rng = np.random.default_rng(3)
+    group = np.repeat(np.arange(40), 2)
+    y = 0.5 * rng.normal(size=40)[group] + rng.normal(size=80)
+    with pm.Model() as model:
+        t = pm.HalfNormal("t", 1.0)
+        u = pm.Normal("u", 0.0, t, shape=40)
+        pm.Normal("y", u[group], 1.0, observed=y)
+    step = SGLDCV([u], model=model)
+    joint = Posterior(model)
+    center = find_center(joint, joint.initial_position)
+    place = joint.labels.index("t_log__")
+    least = center.position[place] - FARTHEST * center.curvature.standard_deviations[place]
+    steepest = (2 + np.exp(-2 * least)) / (2 + np.exp(-2 * center.position[place]))
+    assert step.center.steepest == pytest.approx(steepest, rel=0.05)
+    alone = SGLDCV([u], model=model, center={"u": step.center.position})
+    assert alone.center.steepest == pytest.approx(1.0, abs=0.01)

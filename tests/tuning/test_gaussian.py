@@ -14,8 +14,9 @@ from pymc_sgmcmc import CenterWarning, Posterior
 from pymc_sgmcmc.marginal import marginalize
 from pymc_sgmcmc.matrices import triangular_root
 from pymc_sgmcmc.tuning import find_center
+from pymc_sgmcmc.tuning.curvature import curvature_by_differences
 from pymc_sgmcmc.tuning.gaussian import (
-    STEEPEST_POINTS,
+    FARTHEST,
     Mismatch,
     _is_hopeless,
     fit_gaussian,
@@ -221,8 +222,12 @@ def test_steepest_curvature_of_a_quadratic(rng):
     assert curvature == pytest.approx(largest, rel=0.05)
 
 
-def test_steepest_curvature_of_a_curved_ridge():
-    """The largest eigenvalue of the Hessian over the points, where the centre has one."""
+@pytest.mark.parametrize("moved", [False, True])
+def test_steepest_curvature_of_a_curved_ridge(moved):
+    """The largest eigenvalue of the Hessian `FARTHEST` from the centre, in all directions.
+
+    Where only the first coordinate is moved it is the largest curvature along that one.
+    """
     width, R = 0.2, np.diag([1.0, 0.2])
 
     def hessian(x):  # of (x_2 - x_1²)² / (2 width²) + x_1² / 2
@@ -235,16 +240,20 @@ def test_steepest_curvature_of_a_curved_ridge():
         across = (y - x**2) / width**2
         return np.stack([2 * x * across - x, -across], axis=1)
 
-    points = np.random.default_rng(1953).standard_normal((2, STEEPEST_POINTS, 2))[0] @ R
-    largest = max(np.abs(np.linalg.eigvalsh(R @ hessian(x) @ R)).max() for x in points)
-    found = steepest_curvature(gradients, np.zeros(2), R, 1e-4)
-    assert found == pytest.approx(largest, rel=0.02)
-    assert found > 30
+    angles = np.linspace(0, 2 * np.pi, 2000)
+    points = FARTHEST * np.column_stack([np.cos(angles), np.sin(angles)]) @ R
+    part = slice(0, 1) if moved else slice(None)
+    hessians = [(R @ hessian(x) @ R)[part, part] for x in points]
+    largest = max(np.abs(np.linalg.eigvalsh(each)).max() for each in hessians)
+    of = (part, R[part, part]) if moved else None
+    found = steepest_curvature(gradients, np.zeros(2), R, 1e-4, of)
+    assert found == pytest.approx(largest, rel=0.03)
+    assert found > 500
 
 
 @pytest.mark.slow
 def test_center_where_no_gaussian_is_near():
-    """The centre is narrow enough for a stable step, and a warning follows."""
+    """The centre is narrow, with how much steeper it is around, and a warning follows."""
     rng = np.random.default_rng(6)
     X = rng.normal(size=(200, 5))
     y = X[:, 0] - 0.5 * X[:, 1] + rng.normal(size=200)
@@ -257,12 +266,18 @@ def test_center_where_no_gaussian_is_near():
     with pytest.warns(CenterWarning, match="No Gaussian was found near the posterior"):
         center = find_center(posterior, posterior.initial_position)
 
-    def gradients(positions):
-        return np.array([posterior.gradient(position) for position in positions])
-
     root = center.curvature.root.dense()
-    steepest = steepest_curvature(gradients, center.position, root, 1e-3)
-    assert steepest < 2
+    points = np.random.default_rng(1).standard_normal((50, len(root))) @ root.T
+    hessians = [
+        curvature_by_differences(
+            lambda positions: np.array([posterior.gradient(position) for position in positions]),
+            center.position + point,
+            1e-4 * center.curvature.standard_deviations,
+        )
+        for point in points
+    ]
+    steepest = max(np.linalg.eigvalsh(root.T @ each @ root)[-1] for each in hessians)
+    assert center.steepest > steepest
 
 
 def test_spread_of_log_weights_is_that_over_all_rows():
