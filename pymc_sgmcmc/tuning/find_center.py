@@ -127,7 +127,7 @@ def find_center(posterior: Posterior, start: np.ndarray) -> Center:
         mode = center if better.position is center.position else None
         informed = informed_effects(posterior, subsample, better.position, start)
         _warn_of_no_guide(posterior, misfit, collapsed, informed, flat, mode)
-        return with_steepest(better, judge)
+        return better
     distance = np.abs((better.position - center.position) / better.curvature.standard_deviations)
     _log.info(
         "The posterior mode is up to %.2g standard deviations (%s) from the mean of the nearest "

@@ -336,12 +336,13 @@ def steepest_curvature(
     root: Matrix | np.ndarray,
     width: float,
     moved: tuple[slice | np.ndarray, Matrix | np.ndarray] | None = None,
-) -> float:
-    r"""Largest curvature within `FARTHEST` standard deviations of the mean of a Gaussian.
+) -> tuple[float, float]:
+    r"""Largest curvature at points of a Gaussian, and `FARTHEST` standard deviations from its mean.
 
-    A step has to be stable there. At a point the direction v of the largest curvature is found by
-    power iteration. The curvature in this direction increases most along the third derivatives
-    :math:`\nabla (v^\top H v)`, in whose direction it is then computed at the farthest point.
+    A long run comes so far, and a step has to be stable there. At a point the direction v of the
+    largest curvature is found by power iteration. The curvature in this direction increases most
+    along the third derivatives :math:`\nabla (v^\top H v)`, in whose direction it is then computed
+    at the farthest point.
 
     Parameters
     ----------
@@ -358,27 +359,27 @@ def steepest_curvature(
     points = rng.standard_normal((STEEPEST_POINTS, len(mean))) @ root.T
     directions = rng.standard_normal((STEEPEST_POINTS, len(mean[index])))
 
-    def around(size: float) -> tuple[np.ndarray, np.ndarray]:
+    def around(size: float) -> list[np.ndarray]:
         shifts = np.zeros_like(points)
         shifts[:, index] = size * directions @ unit.T
         at = mean + points
         return np.split(gradients(np.concatenate([at + shifts, at - shifts])), 2)
 
-    def lengths_after_power_iteration() -> np.ndarray:
+    def largest_by_power_iteration() -> float:
         nonlocal directions
         for _ in range(POWER_ITERATIONS):
             directions = _normalized(directions)
             ahead, behind = around(width)
             directions = (behind - ahead)[:, index] @ unit / (2 * width)
-        return np.linalg.norm(directions, axis=1)
+        lengths = np.linalg.norm(directions, axis=1)
+        return float(lengths[np.isfinite(lengths)].max(initial=0.0))
 
-    lengths_after_power_iteration()
+    near = largest_by_power_iteration()
     directions = _normalized(directions)
     ahead, behind = around(np.sqrt(width))  # second differences round more
     steeper = (2 * gradients(mean + points) - ahead - behind) @ root
     points = FARTHEST * _normalized(steeper) @ root.T
-    lengths = lengths_after_power_iteration()
-    return float(lengths[np.isfinite(lengths)].max(initial=0.0))
+    return near, largest_by_power_iteration()
 
 
 def _normalized(rows: np.ndarray) -> np.ndarray:

@@ -119,7 +119,7 @@ def with_steepest(
     around, root = around or center, center.curvature.root
     width = difference_width(judge.subsample.posterior)
     with np.errstate(all="ignore"):
-        largest = steepest_curvature(
+        _, largest = steepest_curvature(
             judge.gradients, around.position, around.curvature.root, width, (index, root)
         )
     steepest = largest / float(center.curvature.relative_to(root).max())

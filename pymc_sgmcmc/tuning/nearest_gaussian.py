@@ -30,6 +30,7 @@ from pymc_sgmcmc.tuning.gaussian import (
     fit_gaussian,
     mismatch,
     mismatch_along_coordinates,
+    steepest_curvature,
 )
 from pymc_sgmcmc.tuning.judge import ControlVariates, judge_at
 from pymc_sgmcmc.tuning.mean_field import mean_field
@@ -183,7 +184,7 @@ def nearest_gaussian(
     _, center = min(far, key=lambda candidate: candidate[0])
     if center is not mode:
         judge = judge_at(posterior, center, large)
-    center = _narrowed(judge, center)
+    center = _narrowed(posterior, judge, center)
     return center, mismatch_at(judge, center), False
 
 
@@ -295,7 +296,7 @@ def _curvature_of(root: np.ndarray) -> Curvature:
     return Curvature(Dense(inverse.T @ inverse), Dense(lower @ lower.T), Dense(lower))
 
 
-def _narrowed(judge: ControlVariates, center: Center) -> Center:
+def _narrowed(posterior: Posterior, judge: ControlVariates, center: Center) -> Center:
     """Gaussian so narrow that the curvature at its points is not larger than its own."""
     for _ in range(MOST_NARROWINGS):
         misfit = mismatch_at(judge, center)
@@ -309,7 +310,10 @@ def _narrowed(judge: ControlVariates, center: Center) -> Center:
         else:
             root = root / 2  # Some points are outside of the support.
         center = replace(center, curvature=_curvature_of(root))
-    return center
+    root = center.curvature.root.dense()
+    width = difference_width(posterior)
+    steepest, _ = steepest_curvature(judge.gradients, center.position, root, width)
+    return replace(center, curvature=_curvature_of(root / np.sqrt(max(1.0, steepest))))
 
 
 def spread(density: ControlVariates, center: Center) -> float:
