@@ -151,9 +151,6 @@ class CenterDifference:
         """
         posterior, of_rows = self._posterior, self.sums_of
         assert of_rows is not None
-        if isinstance(of_rows, _StoredSums) and posterior.source is None:
-            gradients, matrices = self.columns
-            return gradients.sum(axis=0, dtype=float), matrices.sum(axis=0, dtype=float)
         gradient = np.zeros(posterior.dimension)
         derivative = np.zeros((posterior.dimension, posterior.dimension))
         for of_part, derivative_of_part in posterior.each_chunk(of_rows, posterior.dimension):

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from math import isqrt
 
 import numpy as np
 from scipy import linalg, optimize
@@ -92,14 +91,7 @@ def find_mode(
         # A few rows may not inform some coordinates, which only makes the search longer.
         warnings.simplefilter("ignore", CenterWarning)
         position, rough = _mode_of_subsample(posterior, subsample, start, scale)
-        more = subsample
-        if second_order_is_quick(posterior) and posterior.source is None:
-            # With the geometric mean both searches begin equally far from their modes.
-            more = Subsample(posterior, count=isqrt(subsample.count * posterior.n_rows))
-            if (found := _by_newton(posterior, more, position, rough, of_all=False)) is not None:
-                position, *_ = found
-                rough = curvature_at(posterior, more, position)
-        found = _by_newton(posterior, more, position, rough, of_all=True)
+        found = _by_newton(posterior, subsample, position, rough)
     if found is None:
         position = _minimize_towards(
             posterior.log_density_and_gradient, start, position, rough.root, CENTER_TOLERANCE
@@ -175,26 +167,22 @@ def _by_newton(
     subsample: Subsample,
     position: np.ndarray,
     curvature: Curvature,
-    *,
-    of_all: bool,
 ) -> tuple[np.ndarray, np.ndarray, CenterDifference | None] | None:
-    """Mode of a subsample or of all rows near a position, its gradient and expansion there.
+    """Mode of all rows near that of a subsample, its gradient and expansion there.
 
     It is None where Newton steps do not come nearer to it, with the curvature at the nearest
-    position. A step that should end at the mode of all rows is followed by the pass for
-    the expansion there, which has the gradient too.
+    position. A step that should end at the mode is followed by the pass for the expansion there,
+    which has the gradient too.
     """
     is_quick = second_order_is_quick(posterior)
     nearest, at_nearest, before = position, None, np.inf
     ends = is_of_nearest = False
     while True:
         difference = find_center_difference(posterior, position, order=2) if ends else None
-        if difference is not None:
-            gradient = difference.sums[0] + posterior.log_prior_and_gradient(position)[1]
-        elif of_all:
+        if difference is None:
             gradient = posterior.gradient(position)
         else:
-            (gradient,) = subsample.gradients_alone(position[None])
+            gradient = difference.sums[0] + posterior.log_prior_and_gradient(position)[1]
         distance = float(np.max(np.abs(curvature.root.T @ gradient)))
         if distance <= CENTER_TOLERANCE:
             return position, gradient, difference
@@ -202,14 +190,12 @@ def _by_newton(
         if not progress and (is_of_nearest or not is_quick):
             return None
         # The next step goes as much nearer as the last one did.
-        ends = of_all and is_quick and distance**2 <= CENTER_TOLERANCE * before < np.inf
+        ends = is_quick and distance**2 <= CENTER_TOLERANCE * before < np.inf
         if at_nearest is None or distance <= before:
             nearest, at_nearest, before = position, gradient, distance
         is_of_nearest = not progress
         if not progress:
-            of_rows = None
-            if of_all and posterior.source is not None:  # A pass more is dear, and few rows rough.
-                of_rows = find_center_difference(posterior, nearest, order=2).curvature
+            of_rows = find_center_difference(posterior, nearest, order=2).curvature
             curvature = curvature_at(posterior, subsample, nearest, of_rows=of_rows)
             before = float(np.max(np.abs(curvature.root.T @ at_nearest)))
         position = nearest + curvature.covariance @ at_nearest

@@ -18,6 +18,7 @@ import zarr
 
 from pymc_sgmcmc import SGLDCV, sample, sources
 from pymc_sgmcmc.errors import RowsError
+from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.sources import (
     ArraySource,
     DaskArraySource,
@@ -26,6 +27,7 @@ from pymc_sgmcmc.sources import (
     ZarrSource,
     open_rows,
 )
+from pymc_sgmcmc.tuning import find_center
 
 COLUMNS = {"X": ["distance", "hour"], "y": "delay"}
 
@@ -219,6 +221,31 @@ def test_draws_are_those_of_rows_in_memory(name, regression, expected, tmp_path,
             group.create_array(column, data=values, chunks=400)
         rows = open_rows(group).transform(stacked)
     np.testing.assert_array_equal(draws(lambda: rows.head("X", "y"), rows), expected)
+
+
+def test_centre_is_that_of_rows_in_memory(rng):
+    """To the last bit, also where the mode of a few rows is far from that of all."""
+    X = rng.normal(size=(20_000, 3))
+    arrays = {"X": X, "y": (rng.logistic(size=20_000) < X @ [0.5, -0.3, 1.0] - 1).astype("int8")}
+    rows = open_rows(arrays)
+    centers = []
+    for source in (None, rows):
+        with pm.Model() as model:
+            if source is None:
+                X, y = (pm.Data(name, values) for name, values in arrays.items())
+            else:
+                X, y = rows.head(*arrays)
+            slopes = pm.Normal("slopes", 0, 1, shape=3)
+            pm.Bernoulli("outcome", logit_p=X @ slopes, observed=y)
+        posterior = Posterior(model, rows=source)
+        centers.append(find_center(posterior, posterior.initial_position))
+    of_memory, of_source = centers
+    assert np.abs(of_memory.gradient).max() < 1
+    np.testing.assert_array_equal(of_source.position, of_memory.position)
+    np.testing.assert_array_equal(
+        of_source.curvature.root.dense(), of_memory.curvature.root.dense()
+    )
+    np.testing.assert_array_equal(of_source.difference.curvature, of_memory.difference.curvature)
 
 
 @pytest.mark.parametrize(

@@ -81,12 +81,10 @@ def test_few_passes_where_the_rows_are_many(monkeypatch):
     assert 1 <= len(passes) <= 3
     away = whole.curvature.root.inverse @ (center.position - whole.position)
     assert np.abs(away).max() < 0.03
-    np.testing.assert_array_equal(center.gradient, posterior.gradient(center.position))
+    # The pass for the expansion at the centre gives the gradient, up to rounding.
+    np.testing.assert_allclose(center.gradient, posterior.gradient(center.position), atol=1e-9)
     far = center.position + 1000 * center.curvature.standard_deviations
-    assert (
-        mode_search._by_newton(posterior, Subsample(posterior), far, center.curvature, of_all=True)
-        is None
-    )
+    assert mode_search._by_newton(posterior, Subsample(posterior), far, center.curvature) is None
 
 
 def test_a_flat_direction_is_reported_where_the_rows_are_many():
