@@ -151,9 +151,14 @@ class CenterDifference:
         """
         posterior, of_rows = self._posterior, self.sums_of
         assert of_rows is not None
-        gradient = np.zeros(posterior.dimension)
-        derivative = np.zeros((posterior.dimension, posterior.dimension))
-        for of_part, derivative_of_part in posterior.each_chunk(of_rows, posterior.dimension):
+        d = posterior.dimension
+        if isinstance(of_rows, _StoredSums) and posterior.source is None:
+            # Sums of the same chunks, so that they are those of a source to the last bit.
+            pieces: Iterable[Any] = map(_sums, posterior.in_chunks(self.columns, d))
+        else:
+            pieces = posterior.each_chunk(of_rows, d)
+        gradient, derivative = np.zeros(d), np.zeros((d, d))
+        for of_part, derivative_of_part in pieces:
             gradient += of_part
             derivative += derivative_of_part
         return gradient, derivative
@@ -540,8 +545,7 @@ def _derivatives_of_rows(
         # Any matrices are right whose sum over all rows is known. Differences are close enough.
         steps = np.cbrt(np.finfo(posterior.dtype).eps) * np.maximum(1, np.abs(center))
         derivatives = [
-            (gradients(center + step) - gradients(center - step)) / (2 * step.sum())
-            for step in np.diag(steps)
+            (gradients(center + step) - columns[0]) / step.sum() for step in np.diag(steps)
         ]
         matrices = np.stack(derivatives, axis=1)
         columns.append(0.5 * (matrices + matrices.swapaxes(1, 2)))
@@ -558,8 +562,12 @@ class _StoredSums:
     def __call__(
         self, posterior: Posterior, rows: Sequence[np.ndarray]
     ) -> tuple[np.ndarray, np.ndarray]:
-        gradients, matrices = self._columns_of(rows)
-        return gradients.sum(axis=0, dtype=float), matrices.sum(axis=0, dtype=float)
+        return _sums(self._columns_of(rows))
+
+
+def _sums(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    gradients, matrices = columns
+    return gradients.sum(axis=0, dtype=float), matrices.sum(axis=0, dtype=float)
 
 
 def _rewritten(

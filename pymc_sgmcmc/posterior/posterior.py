@@ -597,6 +597,12 @@ class Posterior(SymbolicPosterior):
         for start in range(0, len(rows[0]), length):
             yield self.part(rows, slice(start, start + length))
 
+    def in_chunks(self, arrays: Sequence[np.ndarray], width: int) -> Iterator[list[np.ndarray]]:
+        """Arrays with an entry for each row, in the pieces of `chunks`."""
+        length = self._chunk_length(width)
+        for start in range(0, self.n_rows, length):
+            yield [array[start : start + length] for array in arrays]
+
     def part(self, rows: Sequence[np.ndarray], selection: slice | np.ndarray) -> list[np.ndarray]:
         """Some of the rows that were taken, by their places among these."""
         return self._rows.part(rows, selection)

@@ -101,7 +101,7 @@ FARTHEST = 4.0
 STEEPEST_POINTS = 8
 """The steepest place is searched from so many points, of which one can lead to another one."""
 
-POWER_ITERATIONS = 8
+POWER_ITERATIONS = 4
 """The power iteration makes this many products with the curvature at each point. A bound on the
 step size does not need many digits of the eigenvalue."""
 
