@@ -92,7 +92,8 @@ class HAMCMC(StochasticGradientStep):
         between chains, which leave no bias as h goes to zero and need M of at least 3.
     initial_scale : float, optional
         :math:`\gamma`, in squared units of the unconstrained position. Default:
-        :math:`1 / (\lambda_{\max}(DHD) + \lambda)`, at the centre.
+        :math:`1 / (\lambda_{\max}(DHD) + \lambda)`, at the centre, with a bound on
+        :math:`\lambda_{\max}` where no dense curvature is known.
     regularization : float, optional
         :math:`\lambda \ge 0`, in inverse units of :math:`\gamma`. It bounds :math:`H_t` by
         :math:`1/\lambda` in flat directions. Default: 0.01 :math:`\lambda_{\max}(DHD)`.
