@@ -561,16 +561,6 @@ class AllRows(Batching):
         """All rows, whatever the index."""
         return list(self._shared)
 
-    def stored_rows(self, table: TensorVariable, index: TensorVariable) -> TensorVariable:
-        """The whole table."""
-        return table
-
-    def with_stored_rows(
-        self, table: TensorVariable, index: TensorVariable, rows: TensorVariable
-    ) -> TensorVariable:
-        """The rows, which replace the whole table."""
-        return rows
-
     def draw(self, rng: np.random.Generator, minibatches: int) -> np.ndarray:
         """Zeros, since nothing is drawn."""
         return np.zeros(minibatches, dtype=np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -178,14 +178,15 @@ def names_among(name: str, value: Any, known: Sequence[str]) -> list[str]:
     ValueError
         Where it is empty, or has others.
     """
-    names = [value] if isinstance(value, str) else value
-    if not isinstance(names, Sequence) or not all(isinstance(each, str) for each in names):
+    several = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
+    names = list(value) if several else [value]
+    if not all(isinstance(each, str) for each in names):
         raise TypeError(f"`{name}` should name some of {quoted(known)}, but got {value!r}.")
     unknown = [each for each in names if each not in known]
     if unknown or not names:
         shown = quoted(unknown) or "an empty list"
         raise ValueError(f"`{name}` should name some of {quoted(known)}, but got {shown}.")
-    return list(names)
+    return names
 
 
 def quoted(names: Iterable[object]) -> str:

@@ -325,19 +325,14 @@ def triangular_root(root: np.ndarray) -> np.ndarray:
 
 def largest_eigenvalue(matrix: Matrix, root: Matrix, dimension: int) -> float:
     """Largest eigenvalue of L⊤ A L, from products alone."""
-    operator = LinearOperator(
-        (dimension, dimension),
-        matvec=lambda x: root.T @ (matrix @ (root @ x.ravel())),
-        dtype=float,
-    )
     start = np.ones(dimension)  # fixed, so that runs agree
-    return float(eigsh(operator, k=1, v0=start, tol=1e-4, return_eigenvectors=False)[0])
+    return largest_of_products(lambda x: root.T @ (matrix @ (root @ x.ravel())), start)
 
 
 def largest_of_products(
     product: Callable[[np.ndarray], np.ndarray],
     start: np.ndarray,
-    tolerance: float,
+    tolerance: float = 1e-4,
     vectors: int | None = None,
 ) -> float:
     """Largest eigenvalue of a symmetric matrix, by Lanczos' method from products with vectors."""
@@ -357,6 +352,5 @@ def largest_mean_square(rows: np.ndarray) -> float:
     if min(count, dimension) <= GRAM_DIMENSION:
         products = rows @ rows.T if count < dimension else rows.T @ rows
         return largest_dense_eigenvalue(products) / count
-    gram = LinearOperator((dimension, dimension), matvec=lambda x: rows.T @ (rows @ x), dtype=float)
     start = np.ones(dimension)  # fixed, so that runs agree
-    return float(eigsh(gram, k=1, v0=start, tol=1e-4, return_eigenvectors=False)[0] / count)
+    return largest_of_products(lambda x: rows.T @ (rows @ x), start) / count

@@ -71,9 +71,8 @@ class Adaptation(ABC):
     def begin(self, position: np.ndarray) -> AdaptationState:
         """State at the start of a chain."""
 
-    @abstractmethod
-    def load(self, state: AdaptationState) -> None:
-        """Set the shared variables of the compiled transitions for a state."""
+    def load(self, state: AdaptationState) -> None:  # noqa: B027  # nothing to set by default
+        """Set the shared variables of the compiled transitions for a state, where it has some."""
 
     def with_others(self, state: AdaptationState, position: np.ndarray) -> AdaptationState:
         """State after other step methods may have moved variables outside the position.

@@ -157,9 +157,9 @@ class NoiseModel(ABC):
         """The entries of the state that change with a run of transitions."""
         return {}
 
-    @abstractmethod
     def learn(self, state: AdaptationState, sample: RowSample | None) -> np.ndarray | None:
-        """V since the last update, or None where it follows from C alone."""
+        """V since the last update, or None, the default, where it follows from C alone."""
+        return None
 
     def covariance(self, rows: np.ndarray, learned: np.ndarray) -> np.ndarray:
         """V from the averages of C and of the results of `learn`."""
@@ -181,9 +181,6 @@ class PlainNoise(NoiseModel):
     def start(self, sample: RowSample) -> tuple[np.ndarray, float]:
         """V from C."""
         return self._scale * shrunk(sample.covariance, len(sample)), 0.0
-
-    def learn(self, state: AdaptationState, sample: RowSample | None) -> None:
-        """Nothing is learned, since V follows from C."""
 
     def covariance(self, rows: np.ndarray, learned: np.ndarray) -> np.ndarray:
         """V from the average of C."""

@@ -91,9 +91,6 @@ class RunningMoments(Adaptation):
             "thin": np.asarray(1),
         }
 
-    def load(self, state: AdaptationState) -> None:
-        """Nothing to set."""
-
     def update(
         self, state: AdaptationState, seen: Seen
     ) -> tuple[AdaptationState, dict[str, np.ndarray]]:

@@ -16,7 +16,8 @@ dynamics the left-hand side itself is estimated. The error of its mean over coor
 
 from __future__ import annotations
 
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -28,7 +29,45 @@ STATISTIC = "variance_error"
 """The running estimate is recorded under this name."""
 
 
-class LangevinMonitor(Adaptation):
+class _Monitor(Adaptation):
+    """Record of a statistic of running means over the draws, which begin anew after tuning."""
+
+    transitions = 10**9
+    stats: Mapping[str, type] = {STATISTIC: np.float64}
+
+    @abstractmethod
+    def _values(
+        self, state: AdaptationState, positions: np.ndarray, gradients: np.ndarray
+    ) -> np.ndarray:
+        """Values of some draws, shape (draws, ...), whose means are taken."""
+
+    @abstractmethod
+    def _statistic(self, means: np.ndarray, step_sizes: np.ndarray) -> np.ndarray:
+        """Statistic after each of some draws, from the means up to it."""
+
+    def begin(self, position: np.ndarray) -> AdaptationState:
+        """No draws yet."""
+        return {"total": np.asarray(0.0), "count": np.asarray(0), "tuning": np.asarray(True)}
+
+    def update(
+        self, state: AdaptationState, seen: Seen
+    ) -> tuple[AdaptationState, dict[str, np.ndarray]]:
+        """Add the recorded draws."""
+        if state["tuning"] and not seen.tuning:
+            anew = {"total": np.asarray(0.0), "count": np.asarray(0), "tuning": np.asarray(False)}
+            state = {**state, **anew}
+        recorded = slice(seen.thin - 1, None, seen.thin)
+        values = self._values(state, seen.positions[recorded], seen.gradients[recorded])
+        # Sequential sums do not depend on where a run of draws ends.
+        total = np.broadcast_to(state["total"], values.shape[1:])
+        totals = np.cumsum(np.vstack([total, values]), axis=0)[1:]
+        counts = int(state["count"]) + np.arange(1, len(totals) + 1)
+        statistic = self._statistic(totals / counts[:, None], seen.step_sizes[recorded])
+        state = {**state, "total": totals[-1], "count": np.asarray(counts[-1])}
+        return state, {STATISTIC: statistic}
+
+
+class LangevinMonitor(_Monitor):
     """Record of the variance error of a chain whose law is known.
 
     Parameters
@@ -40,89 +79,33 @@ class LangevinMonitor(Adaptation):
         The curvature H at the centre, the inverse of M where it is not given.
     """
 
-    transitions = 10**9
-
     def __init__(self, law: Law, preconditioner: Matrix, precision: Matrix | None = None):
-        self.stats = {STATISTIC: np.float64}
         self._law, self._matrices = law, (preconditioner, precision)
 
-    def begin(self, position: np.ndarray) -> AdaptationState:
-        """No draws yet."""
-        return {
-            "total": np.zeros(len(position)),
-            "count": np.asarray(0),
-            "tuning": np.asarray(True),
-        }
+    def _values(
+        self, state: AdaptationState, positions: np.ndarray, gradients: np.ndarray
+    ) -> np.ndarray:
+        return self._law.excess(gradients, *self._matrices)
 
-    def load(self, state: AdaptationState) -> None:
-        """Nothing to set."""
-
-    def update(
-        self, state: AdaptationState, seen: Seen
-    ) -> tuple[AdaptationState, dict[str, np.ndarray]]:
-        """Add the recorded draws."""
-        state = _anew_after_tuning(state, seen)
-        recorded = slice(seen.thin - 1, None, seen.thin)
-        excess = self._law.excess(seen.gradients[recorded], *self._matrices)
-        totals = _running_sum(state["total"], excess)
-        counts = int(state["count"]) + np.arange(1, len(totals) + 1)
-        running = seen.step_sizes[recorded] * (totals / counts[:, None]).max(1)
-        state = {**state, "total": totals[-1], "count": np.asarray(counts[-1])}
-        return state, {STATISTIC: running}
+    def _statistic(self, means: np.ndarray, step_sizes: np.ndarray) -> np.ndarray:
+        return step_sizes * means.max(1)
 
 
-class SteinMonitor(Adaptation):
+class SteinMonitor(_Monitor):
     r"""Record of the mean over coordinates of :math:`-\mathrm{Cov}(\theta_i, \hat\nabla_i) - 1`."""
-
-    transitions = 10**9
-
-    def __init__(self) -> None:
-        self.stats = {STATISTIC: np.float64}
 
     def begin(self, position: np.ndarray) -> AdaptationState:
         """No draws yet; positions count from the first."""
-        return {
-            "origin": np.asarray(position, dtype=float),
-            "total": np.zeros(2 * len(position) + 1),
-            "count": np.asarray(0),
-            "tuning": np.asarray(True),
-        }
+        return {**super().begin(position), "origin": np.asarray(position, dtype=float)}
 
-    def load(self, state: AdaptationState) -> None:
-        """Nothing to set."""
-
-    def update(
-        self, state: AdaptationState, seen: Seen
-    ) -> tuple[AdaptationState, dict[str, np.ndarray]]:
-        """Add the recorded draws."""
-        state = _anew_after_tuning(state, seen)
-        recorded = slice(seen.thin - 1, None, seen.thin)
-        positions = seen.positions[recorded].astype(float) - state["origin"]
-        gradients = seen.gradients[recorded].astype(float)
+    def _values(
+        self, state: AdaptationState, positions: np.ndarray, gradients: np.ndarray
+    ) -> np.ndarray:
+        positions, gradients = positions.astype(float) - state["origin"], gradients.astype(float)
         products = np.einsum("ki,ki->k", positions, gradients)
-        totals = _running_sum(state["total"], np.column_stack([positions, gradients, products]))
-        counts = int(state["count"]) + np.arange(1, len(totals) + 1)
-        means = totals / counts[:, None]
-        dimension = positions.shape[1]
-        centred = means[:, -1] - np.einsum(
-            "ki,ki->k", means[:, :dimension], means[:, dimension : 2 * dimension]
-        )
-        state = {**state, "total": totals[-1], "count": np.asarray(counts[-1])}
-        return state, {STATISTIC: -centred / dimension - 1}
+        return np.column_stack([positions, gradients, products])
 
-
-def _anew_after_tuning(state: AdaptationState, seen: Seen) -> AdaptationState:
-    """State whose sums begin with the first draw after tuning."""
-    if seen.tuning or not state["tuning"]:
-        return state
-    return {
-        **state,
-        "total": np.zeros_like(state["total"]),
-        "count": np.asarray(0),
-        "tuning": np.asarray(False),
-    }
-
-
-def _running_sum(total: Any, values: np.ndarray) -> np.ndarray:
-    """Sequential sums after each value, which do not depend on where a run of draws ends."""
-    return np.cumsum(np.vstack([total, values]), axis=0)[1:]
+    def _statistic(self, means: np.ndarray, step_sizes: np.ndarray) -> np.ndarray:
+        position, gradient = np.split(means[:, :-1], 2, axis=1)
+        centred = means[:, -1] - np.einsum("ki,ki->k", position, gradient)
+        return -centred / position.shape[1] - 1

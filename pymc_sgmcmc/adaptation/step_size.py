@@ -122,9 +122,6 @@ class LangevinStepSize(Adaptation):
             "counts": np.zeros(2, dtype=int),
         }
 
-    def load(self, state: AdaptationState) -> None:
-        """Nothing to set, since the step size is an argument of the transitions."""
-
     def step_size_factor(self, state: AdaptationState) -> float:
         """Factor that tuning has found."""
         return float(state["factor"])

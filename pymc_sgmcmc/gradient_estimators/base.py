@@ -43,8 +43,7 @@ class Memory(ABC):
     def write(self, values: tuple[np.ndarray, ...]) -> None:
         """Set the variables from the arrays that `read` returned."""
 
-    @abstractmethod
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027  # nothing accumulates by default
         """Remove accumulated rounding errors, when the rows get a new order."""
 
     def point(self) -> Mapping[str, np.ndarray]:

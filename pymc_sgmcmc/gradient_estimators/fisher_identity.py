@@ -95,9 +95,6 @@ class FisherGradient(GradientEstimator, Memory):
         for variable, blocks in zip(self.variables, values, strict=True):
             variable.set_value(np.array(blocks), borrow=True)
 
-    def settle(self) -> None:
-        """Nothing accumulates."""
-
     def point(self) -> Mapping[str, np.ndarray]:
         """Values of the local value variables."""
         return self.local.complete.point(self.variables[0].get_value(borrow=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +43,7 @@ from pymc_sgmcmc.trace_tools.reader import (
     check_sample_dims,
     check_trace,
     every_nth,
+    first_of,
     has_gradients,
     read_run,
 )
@@ -316,8 +316,8 @@ def _stored_positions(
     ):
         raise ValueError(
             "`model` should be the one that was sampled, but has the coordinates "
-            f"{_first(posterior.labels)}, where the run had {_first(stored)}. Pass that model, or "
-            "sample again."
+            f"{first_of(posterior.labels)}, where the run had {first_of(stored)}. Pass that model, "
+            "or sample again."
         )
     return values.astype(float)
 
@@ -327,10 +327,6 @@ def _stated_bias(idata: DataTree) -> float:
     if ACCURACY in idata.children:  # The accuracy is that of standard deviations.
         return 2 * float(idata[ACCURACY].attrs["accuracy"])
     return float(settings_of(idata).get("bias", VARIANCE_INFLATION))
-
-
-def _first(labels: Sequence[str], most: int = 5) -> str:
-    return quoted(labels[:most]) + (", ..." if len(labels) > most else "")
 
 
 def _evenly_spaced(positions: np.ndarray, count: int) -> np.ndarray:

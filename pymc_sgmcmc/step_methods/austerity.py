@@ -194,13 +194,8 @@ class AusterityMH(StepMethod):
         ModelError
             Where data or the variables of the model have changed.
         """
-        self._refuse_changed_model(self.posterior.changed_model())
-        changed = self.posterior.changed_data()
-        if changed is not None:
-            raise ModelError(
-                f"`{changed}` of the model was changed after the step method was made, which uses "
-                "its own copy. Make a new step method."
-            )
+        posterior = self.posterior
+        self._refuse_changed_model(posterior.changed_model(), posterior.changed_data())
         super().setup_chain(rng, tune, draws)
         self.begun = False
 

@@ -329,15 +329,10 @@ class StochasticGradientStep(StepMethod):
                 "This process was forked from one that uses JAX, so it may hang. Pass "
                 '`mp_ctx="forkserver"` or `mp_ctx="spawn"` to `pm.sample`, or `cores=1`.'
             )
-        self._refuse_changed_model(self.posterior.changed_model())
         changed = self.posterior.changed_data()
         if changed is None and self._local is not None:
             changed = self._local.complete.changed_data()
-        if changed is not None:
-            raise ModelError(
-                f"The data `{changed}` were changed after the step method was made, which uses its "
-                "own copy of them. Make a new step method."
-            )
+        self._refuse_changed_model(self.posterior.changed_model(), changed)
         super().setup_chain(rng, tune, draws)
         self.tune = tune > 0
         self.tune_draws = int(tune)

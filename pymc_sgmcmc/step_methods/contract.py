@@ -83,18 +83,23 @@ class StepMethod(BlockedStep, metaclass=_StepMethodType):
         return super().__new__(cls, *args, **kwargs)
 
     @staticmethod
-    def _refuse_changed_model(changed: str | None) -> None:
-        """Refuse a model whose variables are others than when the step method was made.
+    def _refuse_changed_model(variable: str | None, data: str | None = None) -> None:
+        """Refuse a model whose variables or data are others than when the step method was made.
 
         Raises
         ------
         ModelError
-            Where the name of a variable that was added or removed is given.
+            Where the name of a variable that was added or removed is given, or of changed data.
         """
-        if changed is not None:
+        if variable is not None:
             raise ModelError(
                 "The variables of the model have changed since the step method was made: "
-                f"`{changed}` was added or removed. Make a new step method."
+                f"`{variable}` was added or removed. Make a new step method."
+            )
+        if data is not None:
+            raise ModelError(
+                f"The data `{data}` were changed after the step method was made, which uses its "
+                "own copy of them. Make a new step method."
             )
 
     @staticmethod

@@ -9,8 +9,7 @@ import numpy as np
 
 from pymc_sgmcmc.checks import one_of, or_none, positive_number
 from pymc_sgmcmc.dynamics.hamcmc import QuasiNewtonLangevin
-from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix, largest_of_products
-from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix
 from pymc_sgmcmc.schedules import MOST_THINNING
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
@@ -20,7 +19,7 @@ from pymc_sgmcmc.step_methods.settings import (
     CommonSettings,
 )
 from pymc_sgmcmc.step_methods.setup import Design, Pace, Setup, default_thinning
-from pymc_sgmcmc.tuning import Center, difference_width
+from pymc_sgmcmc.tuning import Center
 
 REGULARIZATION = 1e-2
 """By default λ is this part of the largest curvature of the scaled position, and the threshold κ at
@@ -35,10 +34,6 @@ chains of a negative binomial regression with three predictors became infinite w
 PAIRS = ("own", "between")
 """The curvature is learnt from the moves of each chain ("own"), or from differences between the
 other chains ("between")."""
-
-CURVATURE_ROWS = 10_000
-"""In high dimension the largest curvature is computed from the gradients of at most this many rows,
-which bounds its time. The step size needs only a few digits of it."""
 
 
 @documented
@@ -97,7 +92,8 @@ class HAMCMC(StochasticGradientStep):
         between chains, which leave no bias as h goes to zero and need M of at least 3.
     initial_scale : float, optional
         :math:`\gamma`, in squared units of the unconstrained position. Default:
-        :math:`1 / (\lambda_{\max}(DHD) + \lambda)`, at the centre.
+        :math:`1 / (\lambda_{\max}(DHD) + \lambda)`, at the centre, with a bound on
+        :math:`\lambda_{\max}` where no dense curvature is known.
     regularization : float, optional
         :math:`\lambda \ge 0`, in inverse units of :math:`\gamma`. It bounds :math:`H_t` by
         :math:`1/\lambda` in flat directions. Default: 0.01 :math:`\lambda_{\max}(DHD)`.
@@ -190,13 +186,15 @@ class HAMCMC(StochasticGradientStep):
         if given == (None, None, None):
             squares = 1 / setup.center.curvature.precision.diagonal()
         if None in given or setup.settings.step_size is None:
-            largest = steepest_curvature(setup.posterior, setup.center, np.sqrt(squares))
+            curvatures = setup.center.curvature.relative_to(Diagonal(np.sqrt(squares)))
+            largest = float(curvatures.max())
         scale, regularization, threshold = given
         if regularization is None:
             regularization = REGULARIZATION * largest
         if threshold is None:
-            smallest = _least_curvature(setup.center, np.sqrt(squares))
-            threshold = max(REGULARIZATION * largest, LEAST_CURVATURE_OF_PAIRS * smallest)
+            threshold = REGULARIZATION * largest
+            if setup.center.curvature.is_dense:
+                threshold = max(threshold, LEAST_CURVATURE_OF_PAIRS * float(curvatures.min()))
         if scale is None:
             scale = 1.0 / (largest + regularization)
 
@@ -226,44 +224,6 @@ class HAMCMC(StochasticGradientStep):
         if self._pairs == "own":
             remedy += '. `pairs="between"` may help where the posterior is far from Gaussian'
         return remedy
-
-
-def steepest_curvature(posterior: Posterior, center: Center, scales: np.ndarray) -> float:
-    """Largest eigenvalue of the curvature at a centre, for coordinates in units of `scales`.
-
-    Where the matrix is not known, it is computed to about 1 % by the Lanczos method, from
-    differences of gradients of at most `CURVATURE_ROWS` rows.
-    """
-    curvature = center.curvature
-    if curvature.is_dense:
-        scaled = scales[:, None] * curvature.precision.dense() * scales
-        return float(np.linalg.eigvalsh(scaled)[-1])
-    rng = np.random.default_rng(1980)
-    count = min(posterior.n_rows, CURVATURE_ROWS)
-    rows = posterior.take(np.sort(rng.choice(posterior.n_rows, size=count, replace=False)))
-    weight = posterior.n_rows / count
-    width = difference_width(posterior)
-
-    def gradient(position: np.ndarray) -> np.ndarray:
-        _, prior = posterior.log_prior_and_gradient(position)
-        _, likelihood = posterior.log_likelihood_and_gradient(position, rows)
-        return prior + weight * likelihood
-
-    def product(direction: np.ndarray) -> np.ndarray:
-        direction = scales * np.ravel(direction)
-        size = width / np.linalg.norm(direction / curvature.standard_deviations)
-        shift = size * direction
-        change = gradient(center.position - shift) - gradient(center.position + shift)
-        return scales * change / (2 * size)
-
-    return largest_of_products(product, rng.standard_normal(posterior.dimension), 1e-2)
-
-
-def _least_curvature(center: Center, scales: np.ndarray) -> float:
-    """Smallest eigenvalue of the curvature for coordinates in units of `scales`, 0 if unknown."""
-    if not center.curvature.is_dense:
-        return 0.0
-    return float(center.curvature.relative_to(Diagonal(scales)).min())
 
 
 def _regularized_root(center: Center, regularization: np.ndarray) -> Matrix:

@@ -154,13 +154,8 @@ class NormalInverseWishart(StepMethod):
         ModelError
             Where data or the variables of the model have changed.
         """
-        self._refuse_changed_model(added_or_removed(self._model, self._names))
-        changed = self._vectors.changed_data()
-        if changed is not None:
-            raise ModelError(
-                f"The data `{changed}` were changed after the step method was made, which uses its "
-                "own copy of them. Make a new step method."
-            )
+        changed = added_or_removed(self._model, self._names)
+        self._refuse_changed_model(changed, self._vectors.changed_data())
         super().setup_chain(rng, tune, draws)
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list]:

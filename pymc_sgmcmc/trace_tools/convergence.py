@@ -20,7 +20,7 @@ from scipy import linalg, special
 from xarray import DataTree
 
 from pymc_sgmcmc.adaptation.convergence import CONVERGENCE_RULES
-from pymc_sgmcmc.checks import one_of, positive_number, whole_number
+from pymc_sgmcmc.checks import one_of, positive_number, unknown_argument, whole_number
 from pymc_sgmcmc.matrices import covariance_root
 from pymc_sgmcmc.record import MOMENTS, PREFIX, groups_of, is_of_draws
 from pymc_sgmcmc.stein import split_into_batches
@@ -206,12 +206,9 @@ def discard_unconverged(idata: DataTree, **settings: Any) -> DataTree:
     363
     """
     known = [name for name in signature(gradient_convergence).parameters if name != "idata"]
-    unknown = [name for name in settings if name not in known]
-    if unknown:
-        raise TypeError(
-            f"`{unknown[0]}` is not a setting of `gradient_convergence`. Its settings are "
-            f"{', '.join(f'`{name}`' for name in known)}."
-        )
+    for name in settings:
+        if name not in known:
+            raise unknown_argument("gradient_convergence", name, known)
     report = gradient_convergence(idata, **settings)
     draws = idata["sample_stats"].sizes["draw"]
     unconverged = report["unconverged_draws"].values

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import numpy as np
 import pymc as pm
 import xarray as xr
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant
 from xarray import DataTree
 
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.graphs import leaf_value
 from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.posterior.support import bounded_variables
 from pymc_sgmcmc.posterior.transforms import unconstrain
@@ -123,7 +121,7 @@ def changed_data(idata: DataTree, model: pm.Model) -> list[str]:
     changed = []
     for group in ("observed_data", "constant_data"):
         for name, stored in idata[group].data_vars.items() if group in idata.children else ():
-            values = _values(of_model.get(name))
+            values = leaf_value(of_model[name]) if name in of_model else None
             if values is not None and not np.array_equal(values, stored.values, equal_nan=True):
                 changed.append(f"`{name}`")
     return changed
@@ -147,13 +145,6 @@ def with_gradients(idata: DataTree, model: pm.Model | None) -> DataTree:
         return idata
     model = given_model(model)
     return idata if has_gradients(idata) else gradients(idata, model)
-
-
-def _values(variable: Any) -> np.ndarray | None:
-    """Value of a constant or of a shared variable, None for anything else."""
-    if isinstance(variable, SharedVariable):
-        return np.asarray(variable.get_value())
-    return np.asarray(variable.data) if isinstance(variable, Constant) else None
 
 
 def _rows(idata: DataTree) -> str | list[str] | None:

@@ -8,7 +8,7 @@ import numpy as np
 import pymc as pm
 from xarray import DataArray, DataTree
 
-from pymc_sgmcmc.checks import whole_number
+from pymc_sgmcmc.checks import import_optional, whole_number
 from pymc_sgmcmc.record import MOMENTS, groups_of, is_of_draws
 from pymc_sgmcmc.stein import Estimate
 from pymc_sgmcmc.stein import kernel_stein_discrepancy as discrepancy_of_arrays
@@ -140,7 +140,7 @@ def stein_thin(idata: DataTree, draws: int = 100, model: pm.Model | None = None)
     M. Riabiz et al. (2022). Optimal thinning of MCMC output. *Journal of the Royal Statistical
     Society B* 84, 1059–1081.
     """
-    thin = _library()
+    thin = import_optional("stein_thinning.thinning", "thinning", "`stein_thin`").thin
     whole_number("draws", draws, 1)
     used = idata if model is None else gradients(idata, model)
     run = read_run(used)
@@ -208,14 +208,3 @@ def _whitened(run: StoredRun, chosen: slice | np.ndarray) -> tuple[np.ndarray, n
         values[:, chosen].reshape(-1, d).astype(float) for values in (run.positions, run.gradients)
     )
     return whitening.positions(positions), whitening.gradients(gradients)
-
-
-def _library() -> Any:
-    """Function of the library `stein_thinning`, which is optional."""
-    try:
-        from stein_thinning.thinning import thin
-    except ImportError:
-        raise ImportError(
-            '`stein_thin` needs the library stein_thinning: `pip install "pymc_sgmcmc[thinning]"`.'
-        ) from None
-    return thin

@@ -12,6 +12,7 @@ import numpy as np
 from scipy import linalg
 from xarray import DataTree
 
+from pymc_sgmcmc.checks import FEW_NAMES, quoted
 from pymc_sgmcmc.dynamics.law import LAWS, Law
 from pymc_sgmcmc.matrices import Dense, as_matrix, covariance_root, dependent_coordinates
 from pymc_sgmcmc.record import (
@@ -302,18 +303,18 @@ def root_of_draws(covariance: np.ndarray, labels: tuple[str, ...], count: int) -
     try:
         return covariance_root(covariance)
     except linalg.LinAlgError:
-        names = [f"`{labels[number]}`" for number in dependent_coordinates(covariance)]
+        names = [labels[number] for number in dependent_coordinates(covariance)]
         raise ValueError(
             f"The {len(labels)} coordinates of {count} draws should not be linearly dependent, but "
-            f"{_first_of(names)} are. Sample more draws than there are coordinates, and fix "
+            f"{first_of(names)} are. Sample more draws than there are coordinates, and fix "
             "variables that are functions of others."
         ) from None
 
 
-def _first_of(names: Sequence[str], most: int = 5) -> str:
+def first_of(names: Sequence[str]) -> str:
     """List of the first names for a message, with the number of the others."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - FEW_NAMES
+    return quoted(names[:FEW_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _step_sizes(stats: Any, settings: dict[str, Any]) -> np.ndarray | None:
@@ -417,7 +418,7 @@ def check_constant(draws: np.ndarray, labels: tuple[str, ...], of: str = "positi
     """
     still = np.ptp(draws.reshape(-1, draws.shape[-1]), axis=0) == 0
     if still.any():
-        named = _first_of([f"`{labels[number]}`" for number in np.flatnonzero(still)])
+        named = first_of([labels[number] for number in np.flatnonzero(still)])
         if of == "gradient":
             raise ValueError(
                 f"All elements of `gradient` should vary, but those of {named} are constant over "
@@ -485,7 +486,7 @@ def _check_sign(
     covariances = 1 + error.value + CERTAIN * np.nan_to_num(error.standard_error, nan=np.inf)
     bad = covariances < -0.25
     if bad.any():
-        named = _first_of([f"`{labels[number]}`" for number in np.flatnonzero(bad)])
+        named = first_of([labels[number] for number in np.flatnonzero(bad)])
         if own:
             raise ValueError(
                 "The chains have not converged: gradients point away from where the draws are in "

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from xarray import DataTree
 
-from pymc_sgmcmc.checks import quoted
+from pymc_sgmcmc.checks import names_among
 from pymc_sgmcmc.record import SAMPLE_DIMS
 from pymc_sgmcmc.trace_tools.reader import (
     COMPUTE_THEM,
@@ -163,18 +163,8 @@ def functions_of_draws(
         )
     functions = posterior if func is None else _as_dataset(func(_read_only(posterior)), posterior)
     if var_names is not None:
-        if not isinstance(var_names, Iterable):
-            raise ValueError(
-                f"`var_names` should be a name or a sequence of names, but got {var_names!r}."
-            )
-        names = [var_names] if isinstance(var_names, str) else list(var_names)
-        unknown = [name for name in names if name not in functions.data_vars]
-        if unknown or not names:
-            raise ValueError(
-                f"`var_names` should name some of {quoted(functions.data_vars)}, but got "
-                f"{quoted(unknown) or 'an empty list'}."
-            )
-        functions = functions[names]
+        known = [str(name) for name in functions.data_vars]
+        functions = functions[names_among("var_names", var_names, known)]
     if not functions.data_vars:
         raise ValueError(
             "The group `posterior` should have variables with a value for each draw, but has none. "

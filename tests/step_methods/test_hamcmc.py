@@ -13,9 +13,8 @@ import pytest
 
 from pymc_sgmcmc import SGLDCV, BatchSizeWarning, NonFinitePositionError, Posterior, chain
 from pymc_sgmcmc.dynamics.hamcmc import preconditioned_move
-from pymc_sgmcmc.step_methods.hamcmc import HAMCMC, steepest_curvature
-from pymc_sgmcmc.tuning import Center
-from pymc_sgmcmc.tuning.curvature import diagonal_curvature
+from pymc_sgmcmc.step_methods.hamcmc import HAMCMC
+from pymc_sgmcmc.tuning import curvature as of_curvature
 from tests.support.exact_law import (
     affine_transition,
     all_indices,
@@ -728,17 +727,22 @@ def test_thinning_beside_other_step_methods():
 # --- High dimension -------------------------------------------------------------------------
 
 
-def test_largest_curvature_without_a_matrix():
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize("shared", [0.0, 3.0])
+def test_scale_without_a_matrix_is_that_of_a_bound_on_the_curvature(shared, monkeypatch):
+    """A bound on the largest curvature makes steps shorter, and never too long."""
+    monkeypatch.setattr(of_curvature, "DENSE_DIMENSION", 10)
+    monkeypatch.setattr(of_curvature, "DENSE_OPERATIONS", 0)
     rng = np.random.default_rng(3)
-    X = rng.normal(size=(800, 30)) * np.geomspace(1, 10, 30)
-    problem = LinearGaussian(X, rng.normal(size=800))
-    posterior = Posterior(problem.model())
-    diagonal = np.diag(problem.precision)
-    curvature = diagonal_curvature(diagonal**-0.5)
-    center = Center(problem.mean, np.zeros(30), np.zeros(30), curvature)
-    for scales in (np.ones(30), np.geomspace(2, 0.1, 30)):
-        exact = np.linalg.eigvalsh(scales[:, None] * problem.precision * scales)[-1]
-        assert steepest_curvature(posterior, center, scales) == pytest.approx(exact, rel=0.02)
+    X = rng.normal(size=(800, 30)) + shared * rng.normal(size=(800, 1))
+    problem = LinearGaussian(X * np.geomspace(1, 10, 30), rng.normal(size=800))
+    step = HAMCMC(model=problem.model(), batch_size=400, compile_kwargs=NUMPY)
+    assert not step.center.curvature.is_dense
+    H, squares = problem.precision, 1 / step.center.curvature.precision.diagonal()
+    exact = np.linalg.eigvalsh(np.sqrt(np.outer(squares, squares)) * H)[-1]
+    scale = step.block.dynamics.initial_scale.get_value() / squares
+    assert scale == pytest.approx(scale[0])
+    assert 0.5 < 1.01 * exact * scale[0] < 1.02
 
 
 @pytest.mark.slow

@@ -680,7 +680,7 @@ def test_bad_input(run):
         zero_variance(idata, func=lambda post: post[[]])
     with pytest.raises(ValueError, match=r"`func` should have at least one element .* shape"):
         zero_variance(idata, func=lambda post: np.ones((4, 1500, 0)))
-    with pytest.raises(ValueError, match="a sequence of names, but got 5"):
+    with pytest.raises(TypeError, match=r"`var_names` should name some of.*, but got 5"):
         zero_variance(idata, var_names=5)
     named = zero_variance(idata, func=lambda post: {"a": post["slope"].values, "b": post["slope"]})
     xr.testing.assert_equal(named.mean["a"], named.mean["b"])

@@ -12,10 +12,11 @@ which set the variance of a mean over a chain.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 from scipy import linalg
+
+from pymc_sgmcmc.checks import import_optional
 
 type _Method = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -109,7 +110,7 @@ def _least_squares(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 def _ridge(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Slopes with a penalty for each value, by leave-one-out cross-validation."""
-    RidgeCV = _sklearn("linear_model").RidgeCV
+    RidgeCV = import_optional("sklearn.linear_model", "regression", "`regression`").RidgeCV
     penalties = PENALTIES * terms.shape[0] * terms.var(0).mean()
     ridge = RidgeCV(alphas=penalties, alpha_per_target=True, fit_intercept=False)
     return np.reshape(ridge.fit(terms, values).coef_, (values.shape[1], -1)).T
@@ -120,7 +121,7 @@ def _principal_components(terms: np.ndarray, values: np.ndarray) -> np.ndarray:
 
     One decomposition serves all k, which a pipeline of scikit-learn would repeat for each.
     """
-    PCA = _sklearn("decomposition").PCA
+    PCA = import_optional("sklearn.decomposition", "regression", "`regression`").PCA
     rows, count = terms.shape
     most = max(1, min(count, rows * (FOLDS - 1) // FOLDS // BATCHES_PER_TERM))
     sizes = np.unique(np.geomspace(1, most, min(most, 12)).astype(int))
@@ -172,16 +173,3 @@ REGRESSIONS: dict[str, _Method] = {
     "cv": _best,
 }
 """These regressions give the coefficients, by their names in `zero_variance`."""
-
-
-def _sklearn(module: str) -> Any:
-    """Module of scikit-learn, which is optional and takes a second to import."""
-    from importlib import import_module
-
-    try:
-        return import_module(f"sklearn.{module}")
-    except ImportError:
-        raise ImportError(
-            "`regression` other than 'least_squares' needs scikit-learn. Install it by "
-            '`pip install "pymc_sgmcmc[regression]"`.'
-        ) from None
