@@ -110,7 +110,7 @@ def _searched(settings: Settings, posterior: Posterior) -> JointCenter:
         center = center_at(posterior, posterior.layout.ravel(point))
         where = joint.layout.unravel(np.arange(joint.dimension))
         index = posterior.layout.ravel(where).astype(int)
-        center = with_steepest(center, judge_at(joint, joint_center), joint_center, index)
+        center = _steepened(center, joint, joint_center, index)
     else:
         center = find_center(posterior, posterior.initial_position)
     return JointCenter(center, _values_of_others(posterior), joint_draws)
@@ -123,7 +123,7 @@ def _given(settings: Settings, posterior: Posterior) -> JointCenter:
     if isinstance(settings.center, Center):
         # The nearest Gaussian has a curvature of its own, and its mean may be away from the mode.
         center = center_at(posterior, position, settings.center.curvature)
-        center = with_steepest(center, judge_at(posterior, center))
+        center = _steepened(center, posterior, center)
         return JointCenter(center, _values_of_others(posterior))
     center = center_at(posterior, position)
     if not center.distance <= FARTHEST_GIVEN_CENTER:
@@ -133,8 +133,17 @@ def _given(settings: Settings, posterior: Posterior) -> JointCenter:
             "searched."
         )
     check_given_center(center)
-    center = with_steepest(center, judge_at(posterior, center))
+    center = _steepened(center, posterior, center)
     return JointCenter(center, _values_of_others(posterior))
+
+
+def _steepened(
+    center: Center, posterior: Posterior, around: Center, index: slice | np.ndarray = slice(None)
+) -> Center:
+    """Centre with the largest curvature around, for short positions as after a search."""
+    if not around.curvature.is_dense:
+        return center
+    return with_steepest(center, judge_at(posterior, around), around, index)
 
 
 def _values_of_others(posterior: Posterior) -> dict[str, np.ndarray]:

@@ -336,8 +336,8 @@ def steepest_curvature(
     root: Matrix | np.ndarray,
     width: float,
     moved: tuple[slice | np.ndarray, Matrix | np.ndarray] | None = None,
-) -> tuple[float, float]:
-    r"""Largest curvature at points of a Gaussian, and `FARTHEST` standard deviations from its mean.
+) -> float:
+    r"""Largest curvature within `FARTHEST` standard deviations of the mean of a Gaussian.
 
     A long run comes so far, and a step has to be stable there. At a point the direction v of the
     largest curvature is found by power iteration. The curvature in this direction increases most
@@ -374,12 +374,12 @@ def steepest_curvature(
         lengths = np.linalg.norm(directions, axis=1)
         return float(lengths[np.isfinite(lengths)].max(initial=0.0))
 
-    near = largest_by_power_iteration()
+    largest_by_power_iteration()
     directions = _normalized(directions)
     ahead, behind = around(np.sqrt(width))  # second differences round more
     steeper = (2 * gradients(mean + points) - ahead - behind) @ root
     points = FARTHEST * _normalized(steeper) @ root.T
-    return near, largest_by_power_iteration()
+    return largest_by_power_iteration()
 
 
 def _normalized(rows: np.ndarray) -> np.ndarray:

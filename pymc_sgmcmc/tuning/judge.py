@@ -9,11 +9,7 @@ import numpy as np
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center
 from pymc_sgmcmc.tuning.curvature import difference_width, likelihood_curvature
-from pymc_sgmcmc.tuning.gaussian import (
-    FEWEST_PAIRS,
-    PAIRS_ALONG_COORDINATES,
-    steepest_curvature,
-)
+from pymc_sgmcmc.tuning.gaussian import FEWEST_PAIRS, steepest_curvature
 from pymc_sgmcmc.tuning.subsample import SINGLE_ROWS, Subsample, fewest_rows
 
 LARGEST_JUDGE_ERROR = 0.05
@@ -75,9 +71,6 @@ def judge_at(
         Rows whose curvature at the centre takes the place of that of few rows, where that of all
         is not known.
     """
-    if not center.curvature.is_dense:
-        few = Subsample(posterior, evaluations=2 * PAIRS_ALONG_COORDINATES)
-        return ControlVariates(few, center)
     if large is None:
         large = Subsample(posterior, evaluations=2 * posterior.dimension)
     # The noise is measured on all rows that can be afforded: a few may cause most of it.
@@ -119,7 +112,7 @@ def with_steepest(
     around, root = around or center, center.curvature.root
     width = difference_width(judge.subsample.posterior)
     with np.errstate(all="ignore"):
-        _, largest = steepest_curvature(
+        largest = steepest_curvature(
             judge.gradients, around.position, around.curvature.root, width, (index, root)
         )
     steepest = largest / float(center.curvature.relative_to(root).max())

@@ -312,7 +312,7 @@ def _narrowed(posterior: Posterior, judge: ControlVariates, center: Center) -> C
         center = replace(center, curvature=_curvature_of(root))
     root = center.curvature.root.dense()
     width = difference_width(posterior)
-    steepest, _ = steepest_curvature(judge.gradients, center.position, root, width)
+    steepest = steepest_curvature(judge.gradients, center.position, root, width)
     return replace(center, curvature=_curvature_of(root / np.sqrt(max(1.0, steepest))))
 
 
