@@ -184,8 +184,7 @@ def nearest_gaussian(
     _, center = min(far, key=lambda candidate: candidate[0])
     if center is not mode:
         judge = judge_at(posterior, center, large)
-    center = _narrowed(posterior, judge, center)
-    return center, mismatch_at(judge, center), False
+    return _narrowed(posterior, judge, center), mismatch_at(judge, center), False
 
 
 def _around_mode(

@@ -350,7 +350,7 @@ def test_separated_outcomes_without_a_prior_are_reported():
     with pm.Model() as model:
         beta = pm.Flat("beta", shape=2)
         pm.Bernoulli("y", logit_p=beta[0] + beta[1] * x, observed=x > 0)
-    with pytest.warns(CenterWarning, match="outcomes may be separated"):
+    with pytest.warns(CenterWarning, match="outcomes separated"):
         find_center(Posterior(model), np.zeros(2))
 
 

@@ -92,21 +92,23 @@ def test_ratio_is_that_of_the_exact_law(case):
 
 
 @pytest.mark.parametrize(
-    ("model", "name", "scale"),
+    ("model", "name", "scale", "is_local"),
     [
-        (lambda: Effects(8, 300, 0.1).model(), "effects", "tau_log__"),
-        (lambda: Effects(20, 200, 0.05).model(nu=30), "effects", "tau_log__"),
-        (random_walk, "walk", "scale_log__"),
-        (two_scales, "b", "narrow_log__"),
-        (nested, "districts", "wide_log__"),
+        (lambda: Effects(8, 300, 0.1).model(), "effects", "tau_log__", True),
+        (lambda: Effects(20, 200, 0.05).model(nu=30), "effects", "tau_log__", True),
+        (random_walk, "walk", "scale_log__", False),
+        (two_scales, "b", "narrow_log__", True),
+        (nested, "districts", "wide_log__", False),
     ],
     ids=["groups", "student", "walk", "two scales", "nested"],
 )
-def test_funnels_are_warned_of(model, name, scale):
+def test_funnels_are_warned_of(model, name, scale, is_local):
+    """With `marginalize` as advice where it takes the variable."""
     posterior = Posterior(model())
+    call = rf'use `marginalize\(model, \["{name}"\]\)`, ' if is_local else ""
     message = (
         rf"is a funnel: {name}\[\d+\] is much narrower in a tail of {scale} .* may be only 0\.\d+ "
-        rf'times.*Write `{name}` non-centred.*marginalize\(model, \["{name}"\]\)'
+        rf"times.*Write `{name}` non-centred, {call}or sample with NUTS"
     )
     with pytest.warns(CenterWarning, match=message):
         find_center(posterior, posterior.initial_position)
