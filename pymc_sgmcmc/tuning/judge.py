@@ -102,6 +102,7 @@ def with_steepest(
     Parameters
     ----------
     center : Center
+        Of a dense curvature, which is 1 in its own units.
     judge : ControlVariates
         The log posterior of all coordinates of `around`.
     around : Center, optional
@@ -115,8 +116,7 @@ def with_steepest(
         largest = steepest_curvature(
             judge.gradients, around.position, around.curvature.root, width, (index, root)
         )
-    steepest = largest / float(center.curvature.relative_to(root).max())
-    return replace(center, steepest=max(1.0, steepest))
+    return replace(center, steepest=max(1.0, largest))
 
 
 def _rows_needed(posterior: Posterior, center: Center, subsample: Subsample) -> tuple[int, int]:

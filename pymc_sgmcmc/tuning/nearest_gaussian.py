@@ -184,7 +184,8 @@ def nearest_gaussian(
     _, center = min(far, key=lambda candidate: candidate[0])
     if center is not mode:
         judge = judge_at(posterior, center, large)
-    return _narrowed(posterior, judge, center), mismatch_at(judge, center), False
+    misfit = mismatch_at(judge, center)
+    return _narrowed(posterior, judge, center, misfit), misfit, False
 
 
 def _around_mode(
@@ -295,10 +296,11 @@ def _curvature_of(root: np.ndarray) -> Curvature:
     return Curvature(Dense(inverse.T @ inverse), Dense(lower @ lower.T), Dense(lower))
 
 
-def _narrowed(posterior: Posterior, judge: ControlVariates, center: Center) -> Center:
+def _narrowed(
+    posterior: Posterior, judge: ControlVariates, center: Center, misfit: Mismatch
+) -> Center:
     """Gaussian so narrow that the curvature at its points is not larger than its own."""
     for _ in range(MOST_NARROWINGS):
-        misfit = mismatch_at(judge, center)
         root = center.curvature.root.dense()
         if np.isfinite(misfit.scales).all():
             values, vectors = linalg.eigh(misfit.precision)
@@ -309,6 +311,7 @@ def _narrowed(posterior: Posterior, judge: ControlVariates, center: Center) -> C
         else:
             root = root / 2  # Some points are outside of the support.
         center = replace(center, curvature=_curvature_of(root))
+        misfit = mismatch_at(judge, center)
     root = center.curvature.root.dense()
     width = difference_width(posterior)
     steepest = steepest_curvature(judge.gradients, center.position, root, width)
