@@ -22,6 +22,7 @@ from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.random.op import RandomVariable
 
+from pymc_sgmcmc.posterior.effects import EffectCoordinates, find_effects
 from pymc_sgmcmc.posterior.bad_rows import parameters_error
 from pymc_sgmcmc.posterior.check import check_separation
 from pymc_sgmcmc.posterior.compiled import (
@@ -135,6 +136,9 @@ class Posterior(SymbolicPosterior):
     checked : bool
         Whether the log density is minus infinity where a parameter of a distribution is invalid, as
         Metropolis decisions need. Otherwise it has any value or NaN there.
+    effects_beyond : int, optional
+        Positions with more coordinates have their own ones for effects of groups, see
+        `pymc_sgmcmc.posterior.effects`. Not given, all are value variables.
 
     Raises
     ------
@@ -166,6 +170,7 @@ class Posterior(SymbolicPosterior):
         check: bool = True,
         needs_rows: bool = True,
         checked: bool = False,
+        effects_beyond: int | None = None,
     ):
         model = given_model(model)
         self._model, self._names = model, names_of(model)
@@ -176,7 +181,8 @@ class Posterior(SymbolicPosterior):
         with without_blas_warning():
             initial_point = complete_point(model.initial_point(), initial_point or {})
         self.layout: PositionLayout = layout_from_model(model, variables, initial_point)
-        self.initial_position = self.layout.ravel(initial_point)
+        self.initial_values = self.layout.ravel(initial_point)
+        self.coordinates: EffectCoordinates | None = None
         self._other_values = {
             value: pytensor.shared(
                 np.array(initial_point[value.name], dtype=value.dtype),
@@ -208,7 +214,7 @@ class Posterior(SymbolicPosterior):
                 self._separated,
                 self.layout,
                 self._other_values,
-                self.initial_position,
+                self.initial_values,
                 checked=checked,
             )
         self._rows: RowAccess
@@ -219,8 +225,17 @@ class Posterior(SymbolicPosterior):
         else:
             arrays = [leaf.values for leaf in self._separated.leaves]
             self._rows = RowsInMemory(arrays, self._separated.n_rows)
+        is_long = effects_beyond is not None and self.dimension > effects_beyond
+        if is_long and not self.others and not self.rows_are_groups:
+            self.coordinates = self._coordinates_of_effects()
         originals = [leaf for each in self._separated.leaves_of_rows for leaf in each.originals]
         self._compared = [(leaf, leaf.values[_evenly_spaced(leaf)]) for leaf in originals]
+
+    def _coordinates_of_effects(self) -> EffectCoordinates | None:
+        _, rows = self.position_and_rows()
+        terms = self._separated.row_log_densities(rows, rows[0].shape[0])
+        effects = find_effects(self._model, self.layout, pt.add(*(t.sum() for t in terms)), rows)
+        return EffectCoordinates(self.layout, effects) if effects else None
 
     @property
     def model(self) -> Model:
@@ -315,7 +330,7 @@ class Posterior(SymbolicPosterior):
     def invalid_parameters(self, position: np.ndarray) -> str | None:
         """A variable whose parameters are invalid at a position, in words, None for none."""
         point = {name: shared.get_value() for name, shared in self.others.items()}
-        point |= self.layout.unravel(self._as_position(position))
+        point |= self.point_at(self._as_position(position))
         model = self._model
         for variable in model.basic_RVs:
             node = without_scaling(variable).owner
@@ -377,6 +392,22 @@ class Posterior(SymbolicPosterior):
     def row_operations(self) -> int:
         """Operations that the gradient of a row takes, in units of those for an element of data."""
         return self.row_elements * (OPERATIONS_OF_GROUPS if self.rows_are_groups else 1)
+
+    # --- Positions and value variables ----------------------------------------------------
+
+    @property
+    def initial_position(self) -> np.ndarray:
+        """Position of the initial point, shape (d,)."""
+        values = self.initial_values
+        return values if self.coordinates is None else self.coordinates.to_coordinates(values)
+
+    def values_at(self, positions: np.ndarray) -> np.ndarray:
+        """Value variables, ravelled, at positions, both of shape (..., d)."""
+        return positions if self.coordinates is None else self.coordinates.to_values(positions)
+
+    def point_at(self, position: np.ndarray) -> dict[str, np.ndarray]:
+        """Values of the value variables at a position."""
+        return self.layout.unravel(self.values_at(position))
 
     # --- Compiled functions, for set-up and reference -------------------------------------
 
@@ -476,7 +507,9 @@ class Posterior(SymbolicPosterior):
         position, rows = self._as_position(position), rows and self.has_rows
         with np.errstate(all="ignore"):
             if self._with_checks is not None:
-                values = self._with_checks._densities_function(position, *self.some_rows)
+                values = self._with_checks._densities_function(
+                    self.values_at(position), *self.some_rows
+                )
                 return bool(np.isfinite(values[: 1 + rows]).all())
             value, _ = self.log_prior_and_gradient(position)
             if np.isfinite(value) and rows and self.some_rows:
@@ -489,7 +522,7 @@ class Posterior(SymbolicPosterior):
         """The posterior with checks of parameters, None where it has them or cannot have them."""
         if self._checked or self.source is not None or self.rows_are_groups:
             return None
-        point = self.layout.unravel(self.initial_position)
+        point = self.layout.unravel(self.initial_values)
         others = {name: shared.get_value() for name, shared in self.others.items()}
         posterior = Posterior(
             self._model,

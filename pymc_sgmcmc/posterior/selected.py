@@ -24,10 +24,14 @@ from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
+from scipy import sparse
 
 from pymc_sgmcmc.posterior.graphs import cast_of_integers, is_integer
 from pymc_sgmcmc.posterior.posterior import Posterior
 from pymc_sgmcmc.posterior.simplify import prepared
+
+Table = np.ndarray | sparse.csr_array
+"""Numbers with a row for each row of data."""
 
 ALL = slice(None)
 """This entry of an index takes the whole axis."""
@@ -38,17 +42,18 @@ class RowGradients:
 
     Attributes
     ----------
+    posterior : Posterior
     width : int
         Numbers that are stored for a row.
     """
 
     def __init__(self, posterior: Posterior):
-        self._posterior = posterior
+        self.posterior = posterior
         self.width = posterior.dimension
 
     def of_rows(self, position: TensorVariable, rows: Sequence[TensorVariable]) -> TensorVariable:
         """Symbolic gradients of symbolic rows, shape (rows, width)."""
-        return self._posterior.single_row_gradients(position, rows)
+        return self.posterior.single_row_gradients(position, rows)
 
     def total(self, table: TensorVariable, rows: Sequence[TensorVariable]) -> TensorVariable:
         """Symbolic sum, shape (d,), of the gradients of rows, of the type of the table."""
@@ -56,7 +61,11 @@ class RowGradients:
 
     def at(self, position: np.ndarray, rows: Sequence[np.ndarray]) -> np.ndarray:
         """Gradients of rows, shape (rows, width)."""
-        return self._posterior.row_gradients(position, rows)
+        return self.posterior.row_gradients(position, rows)
+
+    def table(self, position: np.ndarray, rows: Sequence[np.ndarray]) -> Table:
+        """Gradients of rows in double precision, shape (rows, d), sparse where most are zero."""
+        return self.at(position, rows).astype(float, copy=False)
 
     def total_of_all(self, table: np.ndarray) -> np.ndarray:
         """Sum, shape (d,), of the gradients of all rows, in double precision."""
@@ -170,11 +179,11 @@ class SelectedRowGradients(RowGradients):
         ):
             shape = (count, 1, *selection.entries.type.shape[1:])
             of_rows[of_one] = position[places.ravel()].reshape(shape)
-        return self._posterior.vectorized(gradient, position, of_rows, count)
+        return self.posterior.vectorized(gradient, position, of_rows, count)
 
     def total(self, table: TensorVariable, rows: Sequence[TensorVariable]) -> TensorVariable:
         """Symbolic sum, shape (d,), of the gradients of rows, of the type of the table."""
-        total = pt.zeros(self._posterior.dimension, dtype=table.dtype)
+        total = pt.zeros(self.posterior.dimension, dtype=table.dtype)
         for start, stop, places in zip(
             self._stops, self._stops[1:], self._symbolic_places(rows), strict=False
         ):
@@ -186,15 +195,25 @@ class SelectedRowGradients(RowGradients):
 
     def at(self, position: np.ndarray, rows: Sequence[np.ndarray]) -> np.ndarray:
         """Gradients of rows, shape (rows, width)."""
-        position = np.ascontiguousarray(position, dtype=self._posterior.dtype)
-        self._posterior.count_evaluated(len(rows[0]))
+        position = np.ascontiguousarray(position, dtype=self.posterior.dtype)
+        self.posterior.count_evaluated(len(rows[0]))
         (gradients,) = self._function_of_rows(position, *rows)
         return np.asarray(gradients)
 
+    def table(self, position: np.ndarray, rows: Sequence[np.ndarray]) -> Table:
+        """Gradients of rows in double precision, shape (rows, d), sparse."""
+        values = self.at(position, rows).astype(float, copy=False)
+        selected = self._function_of_places(*rows)
+        whole = np.broadcast_to(self._whole_places, (len(values), len(self._whole_places)))
+        places = np.concatenate([*selected, whole], axis=1)
+        stops = np.arange(0, values.size + 1, max(1, self.width))
+        shape = (len(values), self.posterior.dimension)
+        return sparse.csr_array((values.ravel(), places.ravel(), stops), shape=shape)
+
     def total_of_all(self, table: np.ndarray) -> np.ndarray:
         """Sum, shape (d,), of the gradients of all rows, in double precision."""
-        total, start = np.zeros(self._posterior.dimension), 0
-        for rows in self._posterior.chunks(self.width):
+        total, start = np.zeros(self.posterior.dimension), 0
+        for rows in self.posterior.chunks(self.width):
             stop = start + len(rows[0])
             (of_rows,) = self._function_of_total(table[start:stop].astype(np.float64), *rows)
             total += of_rows
@@ -215,18 +234,23 @@ class SelectedRowGradients(RowGradients):
 
     @cached_property
     def _function_of_rows(self):
-        position, rows = self._posterior.position_and_rows()
-        return self._posterior.compile_for_setup([position, *rows], [self.of_rows(position, rows)])
+        position, rows = self.posterior.position_and_rows()
+        return self.posterior.compile_for_setup([position, *rows], [self.of_rows(position, rows)])
+
+    @cached_property
+    def _function_of_places(self):
+        _, rows = self.posterior.position_and_rows()
+        return self.posterior.compile_for_setup(rows, self._symbolic_places(rows))
 
     @cached_property
     def _function_of_total(self):
-        _, rows = self._posterior.position_and_rows()
+        _, rows = self.posterior.position_and_rows()
         table = pt.matrix("table", dtype="float64")
-        return self._posterior.compile_for_setup([table, *rows], [self.total(table, rows)])
+        return self.posterior.compile_for_setup([table, *rows], [self.total(table, rows)])
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the functions, which are compiled again when needed."""
-        compiled = {"_function_of_rows", "_function_of_total"}
+        compiled = {"_function_of_rows", "_function_of_places", "_function_of_total"}
         return {name: value for name, value in vars(self).items() if name not in compiled}
 
 

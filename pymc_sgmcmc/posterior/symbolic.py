@@ -19,6 +19,7 @@ from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.posterior.compiled import inline_inner_graphs
+from pymc_sgmcmc.posterior.effects import EffectCoordinates
 from pymc_sgmcmc.posterior.graphs import by_weights
 from pymc_sgmcmc.posterior.position import PositionLayout
 from pymc_sgmcmc.posterior.rows import SeparatedModel
@@ -33,11 +34,15 @@ class SymbolicPosterior(ABC):
     ----------
     layout : PositionLayout
         The free variables that make up the position.
+    coordinates : EffectCoordinates or None
+        Where the position has coordinates of its own for group effects, their map to the value
+        variables.
     """
 
     layout: PositionLayout
     _separated: SeparatedModel
     _other_values: Mapping[Variable, SharedVariable]
+    coordinates: EffectCoordinates | None
 
     @abstractmethod
     def _each_range(self, function: OfRows, value: Any) -> Iterator[Any]:
@@ -152,7 +157,12 @@ class SymbolicPosterior(ABC):
         The terms are elementwise or summed, by the names of the model. Variables are those of
         `layout`, in place of slices of a position.
         """
-        terms = {term.name: term.log_density for term in self._separated.full_terms}
+        terms = {
+            term.name: clone_replace(term.log_density, self._replacements, rebuild_strict=False)
+            for term in self._separated.full_terms
+        }
+        if self.coordinates is not None:
+            terms["log_jacobian"] = self.coordinates.log_jacobian
         return self._summed_rows(rows, length), terms
 
     def single_row_gradients(
@@ -179,7 +189,7 @@ class SymbolicPosterior(ABC):
         weights = pt.vector("weights", dtype=self.dtype)
         terms = self._separated.row_log_densities(rows, length)
         total = sum((weights * term.reshape((length, -1)).sum(axis=1)).sum() for term in terms)
-        total = clone_replace(total, self._other_values, rebuild_strict=False)
+        total = clone_replace(total, self._replacements, rebuild_strict=False)
         weighted = self._gradient_at(prepared(total), position)
         return by_weights(weighted, self.dimension, weights, length)
 
@@ -238,11 +248,22 @@ class SymbolicPosterior(ABC):
                         sizes[numbers[index]] = node.inputs[0].type.shape[axis]
         return sizes
 
+    @property
+    def _replacements(self) -> dict[Variable, Variable]:
+        """What stands for value variables: shared ones, and functions of the coordinates."""
+        replacements: dict[Variable, Variable] = dict(self._other_values)
+        if self.coordinates is not None:
+            replacements |= self.coordinates.replacements
+        return replacements
+
     @cached_property
     def _log_prior_graph(self) -> TensorVariable:
         terms = [term.log_density.sum() for term in self._separated.full_terms]
         total = sum(terms[1:], terms[0]) if terms else pt.zeros((), dtype=self.dtype)
-        return prepared(clone_replace(total, self._other_values, rebuild_strict=False))
+        total = clone_replace(total, self._replacements, rebuild_strict=False)
+        if self.coordinates is not None:
+            total = total + self.coordinates.log_jacobian
+        return prepared(total)
 
     def _log_likelihood_graph(
         self, rows: Sequence[TensorVariable], length: TensorVariable
@@ -290,7 +311,7 @@ class SymbolicPosterior(ABC):
         length = pt.lscalar("length")
         terms = self._separated.row_log_densities(placeholders, length)
         terms = drop_settled_switches(terms, placeholders, self._each_range)
-        terms = clone_replace(list(terms), self._other_values, rebuild_strict=False)
+        terms = clone_replace(list(terms), self._replacements, rebuild_strict=False)
         return terms, placeholders, length
 
     def _gradient_at(self, prepared: TensorVariable, position: TensorVariable) -> TensorVariable:

@@ -210,7 +210,9 @@ class _Chains:
             if number == 0:
                 told = [*warnings, *self._warnings(stats)][: self.done]
                 stats["warning"][self.done - len(told) :] = told
-            job.add(self._step.values_at(stats["position"]), stats)
+            recorded = self._step.recorded(stats["position"], stats["gradient"])
+            stats["position"], stats["gradient"] = recorded
+            job.add(self._step.variables_of(stats["position"]), stats)
 
     def _settings(self) -> RunSettings:
         settings = self._step.run_settings

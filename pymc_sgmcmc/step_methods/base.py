@@ -53,6 +53,9 @@ DRAW_ELEMENTS = 250_000_000
 """A draw may have at most this many transitions times elements of the state. All transitions of a
 draw are computed in one call, and each of its arrays then takes at most 2 GB."""
 
+SAME_VALUES = 1e-12
+"""Values of the variables are those at a position up to rounding in this part of each."""
+
 SHORT_DRAW = 0.3
 """A warning follows where tuning leaves draws that are shorter than this part of a relaxation time.
 Draws then depend on each other at least three times as long as planned."""
@@ -88,13 +91,14 @@ class StochasticGradientState(StepMethodState):
     batch_size: int = field(metadata={"frozen": True})
     batching_name: str = field(metadata={"frozen": True})
 
-
 @dataclass(frozen=True)
 class _Run:
-    """Draws computed ahead, and the state of the chain before them."""
+    """Draws computed ahead, as they are recorded, and the state of the chain before them."""
 
     before: ChainState
     draws: Draws
+    values: np.ndarray
+    gradients: np.ndarray
 
     @property
     def failed(self) -> bool:
@@ -156,7 +160,7 @@ class StochasticGradientStep(StepMethod):
         self.batch_size = self.batching.batch_size
         self.blocked = settings.blocked
         self._owns_all = not setup.posterior.others
-        self._initial_position = setup.posterior.initial_position
+        self._initial_values = setup.posterior.initial_values
         self.runs_on_jax = settings.on_jax
         self._process = os.getpid()
 
@@ -178,7 +182,9 @@ class StochasticGradientStep(StepMethod):
             )
         self._starts_around = self.center if design.begins_at_center else None
         # The moments come last among the adaptations: `_record_after` reads the last state.
-        self._moments = RunningMoments(self.posterior.dimension) if self._owns_all else None
+        # Those of other coordinates than the recorded ones would say nothing.
+        has_moments = self._owns_all and self.posterior.coordinates is None
+        self._moments = RunningMoments(self.posterior.dimension) if has_moments else None
         self.chain = Chain(
             block,
             step_size=design.pace.step_size,
@@ -205,7 +211,8 @@ class StochasticGradientStep(StepMethod):
         is_computed = setup.batch_size_from == "computed" and setup.local is None
         if is_computed and self._owns_all and not self._kind.takes_all_rows:
             rows_of_draw = self.thin * (self.batch_size + estimator.kept_rows)
-            if better := advice(settings.model, self.posterior.n_rows, rows_of_draw):
+            n_rows = self.posterior.n_rows
+            if better := advice(settings.model, n_rows, self.batch_size, rows_of_draw):
                 log.info("%s: %s", setup.name, better)
         if (quadrature := quadrature_of(settings.model)) is not None:
             tell_of_quadrature(quadrature)
@@ -367,8 +374,8 @@ class StochasticGradientStep(StepMethod):
         self.handed_out += 1
         done = run.before.draws + self.handed_out
         stats = {
-            "gradient": run.draws.gradients[number],
-            "position": run.draws.positions[number],
+            "gradient": run.gradients[number],
+            "position": run.values[number],
             **{name: values[number] for name, values in run.draws.stats.items()},
             "warning": None,
             RECORD: self._record_after(done),
@@ -379,7 +386,7 @@ class StochasticGradientStep(StepMethod):
             stats["warning"] = self._warning_after(done, stats)
         if self.handed_out == len(run.draws) and not run.failed:
             self._run, self.handed_out = None, 0
-        moved = self.posterior.layout.unravel(run.draws.positions[number])
+        moved = self.posterior.layout.unravel(run.values[number])
         return {**point, **moved, **self._point_of_memory()}, [stats]
 
     def runs(
@@ -422,7 +429,7 @@ class StochasticGradientStep(StepMethod):
             if found.bad_transition is not None:
                 self.handed_out = len(found)
                 missing = self.total_draws - done
-                _, (first,) = self._fail(point, _Run(before, found))
+                _, (first,) = self._fail(point, self._run_of(before, found))
                 yield self._missing(first, missing)
                 return
 
@@ -447,9 +454,10 @@ class StochasticGradientStep(StepMethod):
 
     def _whole(self, run: Draws, done: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Values and statistics of all draws of a run, after which so many draws are done."""
+        values, gradients = self.recorded(run.positions, run.gradients)
         stats = {
-            "gradient": run.gradients,
-            "position": run.positions,
+            "gradient": gradients,
+            "position": values,
             **run.stats,
             "warning": np.full(len(run), None, dtype=object),
             RECORD: np.full(len(run), None, dtype=object),
@@ -463,7 +471,7 @@ class StochasticGradientStep(StepMethod):
                 if number in (self.tune_draws, self.total_draws):
                     present = {name: values[place] for name, values in stats.items()}
                     stats["warning"][place] = self._warning_after(number, present)
-        return self.values_at(run.positions), stats
+        return self.variables_of(values), stats
 
     def _missing(
         self, first: Mapping[str, Any], count: int
@@ -475,15 +483,25 @@ class StochasticGradientStep(StepMethod):
             stats[name] = np.zeros(count, dtype=self.stats_dtypes[0][name])
             stats[name][:] = other[name]
             stats[name][0] = value
-        return self.values_at(stats["position"]), stats
+        return self.variables_of(stats["position"]), stats
 
-    def values_at(self, positions: np.ndarray) -> dict[str, np.ndarray]:
-        """Values of the value variables at positions, with those of the present memory."""
+    def recorded(
+        self, positions: np.ndarray, gradients: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Ravelled value variables and gradients in terms of them, from those of a chain."""
+        coordinates = self.posterior.coordinates
+        if coordinates is None:
+            return positions, gradients
+        values = coordinates.to_values(positions)
+        return values, coordinates.gradients(values, gradients)
+
+    def variables_of(self, values: np.ndarray) -> dict[str, np.ndarray]:
+        """Value variables from ravelled ones, (draws, d), with those of the present memory."""
         memory = {
-            name: np.repeat(np.array(value)[None], len(positions), axis=0)
+            name: np.repeat(np.array(value)[None], len(values), axis=0)
             for name, value in self._point_of_memory().items()
         }
-        return {**self.posterior.layout.unravel_all(positions), **memory}
+        return {**self.posterior.layout.unravel_all(values), **memory}
 
     def _point_of_memory(self) -> Mapping[str, np.ndarray]:
         """Variables that the gradient estimator moves itself."""
@@ -529,7 +547,7 @@ class StochasticGradientStep(StepMethod):
         return self._owns_all and self.chain.can_repeat
 
     def _follow(self, incoming: np.ndarray) -> None:
-        """Make sure that the chain goes on from the point that PyMC passes."""
+        """Make sure that the chain goes on from the values that PyMC passes."""
         if not self._begun:
             self._begin(incoming)
             if not self._owns_all:
@@ -538,16 +556,25 @@ class StochasticGradientStep(StepMethod):
             if self._local is not None:
                 self._refuse_moves(incoming)
             if not self.handed_out:  # otherwise resumed inside a run, which is computed again
-                self.chain.move(incoming, others_moved=not self._owns_all)
+                position = self._position_of(incoming)
+                self.chain.move(position, others_moved=not self._owns_all)
         elif (
             self.handed_out
-            and incoming.tobytes() != self._run.draws.positions[self.handed_out - 1].tobytes()
+            and incoming.tobytes() != self._run.values[self.handed_out - 1].tobytes()
         ):
             # Another step method moved the same variables, so draws computed ahead are invalid.
             self.chain.state = self._run.before
             self.chain.advance(self.handed_out)
             self._run, self.handed_out = None, 0
-            self.chain.move(incoming)
+            self.chain.move(self._position_of(incoming))
+
+    def _position_of(self, values: np.ndarray) -> np.ndarray:
+        """Position of a chain that has begun, which stays where the values are those there."""
+        coordinates, here = self.posterior.coordinates, self.chain.snapshot.position
+        if coordinates is None:
+            return values
+        same = np.allclose(coordinates.to_values(here), values, rtol=SAME_VALUES, atol=0)
+        return here if same else coordinates.to_coordinates(values)
 
     def _refuse_moves(self, incoming: np.ndarray) -> None:
         """Refuse other step methods where the estimator draws local variables.
@@ -581,9 +608,10 @@ class StochasticGradientStep(StepMethod):
                 f"The initial values of {names[:5]} should be finite. Give other `initvals` to "
                 "`pm.sample`, or none to start near the posterior mode."
             )
-        position, root = incoming, None
-        around = self._starts_around
-        if around is not None and np.array_equal(incoming, self._initial_position):
+        coordinates = self.posterior.coordinates
+        position = incoming if coordinates is None else coordinates.to_coordinates(incoming)
+        around, root = self._starts_around, None
+        if around is not None and np.array_equal(incoming, self._initial_values):
             position, root = around.position, around.curvature.root
         self.chain.begin(self.rng, position, root=root, tune=self.tune_draws)
         self._begun = True
@@ -594,7 +622,10 @@ class StochasticGradientStep(StepMethod):
         remaining = self.total_draws - before.draws
         count = min(self.chain.run_length(), remaining) if self._computes_ahead else 1
         # A resumed chain has already handed out some draws of this run.
-        return _Run(before, self.chain.advance(max(1, self.handed_out, count)))
+        return self._run_of(before, self.chain.advance(max(1, self.handed_out, count)))
+
+    def _run_of(self, before: ChainState, draws: Draws) -> _Run:
+        return _Run(before, draws, *self.recorded(draws.positions, draws.gradients))
 
     def _warning_after(self, done: int, stats: Mapping[str, Any]) -> SamplerWarning | None:
         """Warning of the dynamics or the tuning at the end of tuning or of the chain."""

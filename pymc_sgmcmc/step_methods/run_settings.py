@@ -84,9 +84,13 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
         attributes["curvature"] = choice.curvature
     attributes["why"] = _why(setup, design)
     arrays = {KEPT_ROWS: setup.estimator.kept} if setup.estimator.kept_rows else {}
-    matrices = {"preconditioner": design.dynamics.fixed_preconditioner}
+    # Positions and gradients of a trace are in terms of the variables of the model.
+    has_own = setup.posterior.coordinates is not None
+    matrices = {} if has_own else {"preconditioner": design.dynamics.fixed_preconditioner}
     if setup.known_center is not None:
-        arrays["center"] = np.asarray(setup.known_center.position, dtype=np.float64)
+        values = setup.posterior.values_at(setup.known_center.position)
+        arrays["center"] = np.asarray(values, dtype=np.float64)
+    if setup.known_center is not None and not has_own:
         if setup.known_center.bend is not None and not setup.kind.is_exact:
             arrays[MEAN_SHIFT] = np.asarray(setup.known_center.bend, dtype=np.float64)
         matrices["precision"] = setup.known_center.curvature.precision

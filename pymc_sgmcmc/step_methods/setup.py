@@ -42,6 +42,7 @@ from pymc_sgmcmc.step_methods.mirror import (
 )
 from pymc_sgmcmc.step_methods.settings import Settings, check_preconditioner, is_curvature
 from pymc_sgmcmc.tuning import (
+    DENSE_DIMENSION,
     Center,
     RowNoise,
     StepSizeChoice,
@@ -242,9 +243,11 @@ class Setup:
                 stacklevel=5,
             )
         self._noise_share = 1.0 if kind.bounds_noise and settings.step_size is None else ANY_NOISE
-        # Every transition evaluates the same rows only where the batch size is computed.
+        # Every transition evaluates the same rows only where the batch size is computed, and where
+        # few rows can cause most of the noise.
         self._keeps_rows = (
             kind.keeps_rows
+            and has_dense_curvature(self.posterior)
             and settings.order > 0
             and self._batch_size is None
             and settings.local is None
@@ -269,6 +272,9 @@ class Setup:
                 initial_point=settings.initial_point,
                 needs_rows=not kind.takes_all_rows,
                 checked=kind.is_metropolis,
+                effects_beyond=DENSE_DIMENSION
+                if kind.takes_low_rank and settings.order and settings.center is None
+                else None,
             )
         except ModelError as error:
             if error.local is None:
@@ -437,6 +443,9 @@ class Setup:
         if self.local is not None:
             center = self.center if self.settings.order else self.known_center
             return self.local.estimator(self.posterior, center, batch_size)
+        in_memory = self.posterior.source is None and not self.posterior.rows_are_groups
+        if self._batch_size is None and batch_size == self.posterior.n_rows and in_memory:
+            return FullGradient(self.posterior, static=static)
         return make_estimator(
             gradient,
             self.posterior,

@@ -15,6 +15,10 @@ They take about 2 microseconds."""
 OPERATIONS_OF_FUNCTIONS = 50
 """The functions of a row, such as an exponential, cost as much as this many multiplications."""
 
+GATHERED = 2
+"""A row of a minibatch costs as much as this many of a pass over all rows in order: its data are
+gathered, and its gradient at the centre is a second one."""
+
 ALLOWED_COST = 1.1
 """The smallest batch size is taken whose cost is at most this many times the least. It is a
 compromise between the cost and a small minibatch, with which a draw is spread over more
@@ -108,7 +112,7 @@ def _costs(
     noises = noise_rows / sizes * (n_rows - sizes) / max(1, n_rows - 1)
     bounds = [largest_step_of_rows(largest, size) if size < n_rows else np.inf for size in sizes]
     steps = np.minimum([law.step_size(noise, 1.0, error) for noise in noises], bounds)
-    return sizes, (overhead + sizes) / steps
+    return sizes, (overhead + np.where(sizes < n_rows, sizes, n_rows / GATHERED)) / steps
 
 
 def _overhead(operations: tuple[int, int]) -> float:

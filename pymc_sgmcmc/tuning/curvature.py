@@ -11,7 +11,7 @@ from scipy import linalg
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from pymc_sgmcmc.errors import CenterWarning, ModelError
-from pymc_sgmcmc.matrices import Dense, Diagonal, LowRank, Matrix, largest_eigenvalue
+from pymc_sgmcmc.matrices import Dense, Diagonal, LowRank, Matrix, extreme_eigenvalues
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.stages import stage
 from pymc_sgmcmc.tuning.subsample import Subsample
@@ -52,6 +52,9 @@ NOT_FINITE = (
     "`preconditioner` and a `step_size`."
 )
 
+SMALLEST = 1e-8
+"""No curvature is smaller than this part of the largest, about what rounding leaves."""
+
 SIGNS = 16
 """Vectors of random signs. An effect and the mean of its group have the same signs in all of them
 with probability 3e-5, and then their curvatures cancel."""
@@ -69,15 +72,16 @@ class Curvature:
         The inverse of `precision`.
     root : of the same kind
         The matrix L in covariance = L Lᵀ.
-    remainder : float
-        Largest eigenvalue of the covariance times the curvature itself, where `precision` is only
-        an approximation.
+    remainder, least : float
+        Largest and smallest eigenvalue of the covariance times the curvature itself, where
+        `precision` is only an approximation and they are known.
     """
 
     precision: Matrix
     covariance: Matrix
     root: Matrix
     remainder: float = 1.0
+    least: float = 1.0
 
     @property
     def is_dense(self) -> bool:
@@ -106,17 +110,19 @@ class Curvature:
     def relative_to(self, root: Matrix) -> np.ndarray:
         """Eigenvalues of MH for M = L Lᵀ, or of their diagonals where H is diagonal.
 
-        Where `precision` is an approximation they are bounds on the eigenvalues. For matrices of
-        low rank there is only the largest eigenvalue.
+        Where `precision` is an approximation the first and the last are bounds on the eigenvalues.
+        For matrices of low rank there are only these two.
         """
         if isinstance(self.precision, LowRank) or isinstance(root, LowRank):
-            dimension = len(self.standard_deviations)
-            values = np.array([largest_eigenvalue(self.precision, root, dimension)])
+            values = extreme_eigenvalues(self.precision, root, len(self.standard_deviations))
         elif isinstance(self.precision, Diagonal) and isinstance(root, Dense):
             values = self.precision.values * np.einsum("ij,ij->i", root.values, root.values)
         else:
             values = self.precision.congruence(root).eigenvalues()
-        return self.remainder * values
+        bounds = self.remainder * values
+        if len(values) > 1:
+            bounds[np.argmin(values)] = self.least * values.min()
+        return bounds
 
 
 def has_dense_curvature(posterior: Posterior) -> bool:
@@ -208,9 +214,12 @@ def _over_short_distances(
     return curvature
 
 
-def diagonal_curvature(scale: np.ndarray, remainder: float = 1.0) -> Curvature:
+def diagonal_curvature(
+    scale: np.ndarray, remainder: float = 1.0, least: float = 1.0
+) -> Curvature:
     """Curvature of coordinates with the given standard deviations."""
-    return Curvature(Diagonal(1.0 / scale**2), Diagonal(scale**2), Diagonal(scale), remainder)
+    precision, covariance = Diagonal(1.0 / scale**2), Diagonal(scale**2)
+    return Curvature(precision, covariance, Diagonal(scale), remainder, least)
 
 
 def low_rank_curvature(
@@ -281,20 +290,40 @@ def low_rank_curvature(
             stacklevel=2,
         )
         return diagonal_curvature(scale)
-    worthwhile = keeps & (values > WORTHWHILE_DIRECTION * other_mean)
-    if not worthwhile.any():
+    if not keeps:
         mean = (trace + values.sum()) / dimension
         remainder = max(1.0, float(values.max(initial=0.0)) / mean)
         return diagonal_curvature(scale / np.sqrt(mean), remainder)
-    # Eigenvalues are in ascending order, and the smallest bounds those that were not computed.
-    left_out = values[:1] if worthwhile.all() else values[~worthwhile]
-    remainder = max(1.0, float(left_out.max()) / other_mean)
-    scale = scale / np.sqrt(other_mean)
-    precision = LowRank(
-        1 / scale, vectors[:, worthwhile], values[worthwhile] / other_mean - 1, 1 / scale
-    )
+    # Those below the mean are not the smallest, and have hardly converged.
+    relative = np.maximum(values / other_mean, 1.0)
+    return curvature_of_directions(scale / np.sqrt(other_mean), relative, vectors)
+
+
+def curvature_of_directions(
+    scale: np.ndarray, values: np.ndarray, vectors: np.ndarray
+) -> Curvature:
+    r"""A diagonal with the directions of largest and smallest curvature.
+
+    Parameters
+    ----------
+    scale : numpy.ndarray, shape (d,)
+        D, such that the mean curvature in the other directions of :math:`D H D` is 1.
+    values, vectors : numpy.ndarray, shape (k,) and (d, k)
+        The largest and smallest eigenvalues of :math:`D H D` and their eigenvectors.
+    """
+    size = np.abs(np.log(values))
+    order = np.argsort(-size, kind="stable")
+    kept = order[:MOST_DIRECTIONS][size[order[:MOST_DIRECTIONS]] > np.log(WORTHWHILE_DIRECTION)]
+    left, above, below = np.delete(values, kept), values[values > 1], values[values < 1]
+    # Those left out bound the others, or the mildest one does where none is left out.
+    remainder = left[left > 1].max() if (left > 1).any() else above.min(initial=np.inf)
+    least = left[left < 1].min() if (left < 1).any() else below.max(initial=0.0)
+    bounds = (float(remainder) if len(above) else 1.0, float(least) if len(below) else 1.0)
+    if not len(kept):
+        return diagonal_curvature(scale, *bounds)
+    precision = LowRank(1 / scale, vectors[:, kept], values[kept] - 1, 1 / scale)
     covariance = precision.inverse
-    return Curvature(precision, covariance, covariance.root, remainder)
+    return Curvature(precision, covariance, covariance.root, *bounds)
 
 
 def dense_curvature(scaled: np.ndarray, scale: np.ndarray) -> Curvature:
@@ -307,7 +336,7 @@ def dense_curvature(scaled: np.ndarray, scale: np.ndarray) -> Curvature:
     if not np.isfinite(scaled).all():
         raise ModelError(NOT_FINITE)
     values, vectors = linalg.eigh(scaled)
-    floor = 1e-8 * np.abs(values).max()
+    floor = SMALLEST * np.abs(values).max()
     if values[0] <= floor:
         warnings.warn(
             "The log posterior is flat or bends upwards at the centre (smallest eigenvalue of the "

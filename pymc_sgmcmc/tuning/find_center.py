@@ -19,9 +19,12 @@ from pymc_sgmcmc.tuning.curvature import (
     Curvature,
     coordinate_scale,
     curvature_at,
+    diagonal_curvature,
+    has_dense_curvature,
 )
 from pymc_sgmcmc.tuning.funnel import warn_of_funnel
 from pymc_sgmcmc.tuning.gaussian import (
+    CONVERGED_SHIFT,
     FEWEST_PAIRS,
     FLAT,
     PAIRS_ALONG_COORDINATES,
@@ -43,6 +46,7 @@ from pymc_sgmcmc.tuning.nearest_gaussian import (
     nearest_gaussian,
 )
 from pymc_sgmcmc.tuning.other_modes import warn_of_other_modes
+from pymc_sgmcmc.tuning.sparse_curvature import SparseCurvature, sparse_curvature
 from pymc_sgmcmc.tuning.subsample import Subsample
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
@@ -64,6 +68,21 @@ NEWTON_PROGRESS = 0.35
 """A Newton step is kept where it leaves less than this part of the distance. A step leaves a tenth
 for a regression with a third as many predictors as rows, and nearly all for group effects with
 their scale."""
+
+ROUGH_STEPS = 50
+"""The search for the nearest Gaussian of effects begins after so many steps of one with independent
+coordinates, which need not end."""
+
+EFFECT_PAIRS = 4
+"""Its means are over so many antithetic pairs of points. A preconditioner hardly shows their noise,
+and each pair takes some passes over the rows."""
+
+SPREADING_STEPS = 3
+"""In so many first steps only effects vary around their mean: two for their curvature, and one for
+the curvature of scales."""
+
+MOST_EFFECT_STEPS = 20
+"""It makes at most so many steps, which bounds the time. Effects need 5 to 10."""
 
 
 def find_center(posterior: Posterior, start: np.ndarray) -> Center:
@@ -102,6 +121,11 @@ def find_center(posterior: Posterior, start: np.ndarray) -> Center:
             f"mode: {defect_at(posterior, start)}."
         )
     scale = coordinate_scale(posterior, subsample, start)
+    effects = None if has_dense_curvature(posterior) else sparse_curvature(posterior)
+    has_scales = posterior.coordinates is not None
+    if effects is not None and (has_scales or effects.have_scales(start, scale)):
+        with suppress(ValueError), np.errstate(all="ignore"):  # Not finite around the start.
+            return _center_of_effects(posterior, effects, start, scale)
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always", CenterWarning)
         center = find_mode(posterior, subsample, large, start, scale)
@@ -208,6 +232,73 @@ def _long_center(
         end = center if at_mode else None
         _warn_of_no_guide(posterior, misfit, collapsed, informed, flat, end)
     return center
+
+
+def _center_of_effects(
+    posterior: Posterior,
+    effects: SparseCurvature,
+    start: np.ndarray,
+    scale: np.ndarray,
+) -> Center:
+    """Centre of a long position with effects of many levels and their scales.
+
+    The joint mode of these is at a scale of zero or far from the mass, so it is not searched.
+
+    Raises
+    ------
+    ValueError
+        Where log density or gradient are not finite around the position, or at the mean.
+    """
+    position, deviations = _between_forms(posterior, effects, start, scale)
+    mean, _ = mean_field(posterior, position, deviations, steps=ROUGH_STEPS)
+    mean, deviations = _between_forms(posterior, effects, mean, deviations)
+    curvature, length, part = diagonal_curvature(deviations), np.inf, 1.0
+    normals = np.random.default_rng(1961).standard_normal((EFFECT_PAIRS, len(mean)))
+    for number in range(MOST_EFFECT_STEPS):
+        # Scales move when the spread of the effects is known, of which they are functions.
+        moves = effects.effects if number < SPREADING_STEPS else np.True_
+        shifts = [np.where(moves, curvature.root @ z, 0.0) for z in normals]
+        gradient = np.mean(
+            [posterior.gradient(mean + side * each) for each in shifts for side in (1, -1)], axis=0
+        )
+        curvature = effects.around(mean, shifts, curvature.conditional_deviations)
+        if not number:
+            continue
+        step = curvature.covariance @ gradient
+        longest = float(np.abs(step / curvature.standard_deviations).max())
+        if number > SPREADING_STEPS and longest < CONVERGED_SHIFT:
+            break
+        if longest > length:
+            part = 0.5  # as in `fit_gaussian`
+        length = longest
+        mean = mean + part * step / max(1.0, longest)
+    center = center_at(posterior, mean, curvature)
+    bend = curvature.covariance @ (gradient - center.gradient) / curvature.standard_deviations
+    center = replace(center, bend=bend)
+    if not longest <= LARGEST_SHIFT:
+        worst = posterior.labels[int(np.argmax(np.abs(step / curvature.standard_deviations)))]
+        warnings.warn(
+            f"No Gaussian was found near the posterior, whose mean is {_shown(longest)} standard "
+            f"deviations away in {worst}, so draws may be wrong. Change priors, give `center`, or "
+            "sample with NUTS.",
+            CenterWarning,
+            stacklevel=2,
+        )
+    judge = Subsample(posterior, evaluations=2 * PAIRS_ALONG_COORDINATES)
+    return with_steepest(center, ControlVariates(judge, center))
+
+
+def _between_forms(
+    posterior: Posterior, effects: SparseCurvature, position: np.ndarray, scale: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The same values in coordinates of effects for what the rows say there, and their scales."""
+    coordinates = posterior.coordinates
+    if coordinates is None:
+        return position, scale
+    values = coordinates.to_values(position)
+    coordinates.shares = effects.shares(position, scale)
+    position = coordinates.to_coordinates(values)
+    return position, np.abs(effects.at(position, scale).diagonal()) ** -0.5
 
 
 def _around_mean_field(

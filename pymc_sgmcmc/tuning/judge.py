@@ -102,7 +102,6 @@ def with_steepest(
     Parameters
     ----------
     center : Center
-        Of a dense curvature, which is 1 in its own units.
     judge : ControlVariates
         The log posterior of all coordinates of `around`.
     around : Center, optional
@@ -116,7 +115,8 @@ def with_steepest(
         largest = steepest_curvature(
             judge.gradients, around.position, around.curvature.root, width, (index, root)
         )
-    return replace(center, steepest=max(1.0, largest))
+    # A curvature that is an approximation is not 1 at the centre either.
+    return replace(center, steepest=max(1.0, largest / center.curvature.remainder))
 
 
 def _rows_needed(posterior: Posterior, center: Center, subsample: Subsample) -> tuple[int, int]:

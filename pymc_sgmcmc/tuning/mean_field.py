@@ -46,7 +46,11 @@ factor are tried, until so many have been."""
 
 
 def mean_field(
-    posterior: Posterior, start: np.ndarray, scale: np.ndarray, tilt: np.ndarray | None = None
+    posterior: Posterior,
+    start: np.ndarray,
+    scale: np.ndarray,
+    tilt: np.ndarray | None = None,
+    steps: int = MEAN_FIELD_STEPS,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviations of the Gaussian with independent coordinates that is nearest.
 
@@ -61,6 +65,8 @@ def mean_field(
         Mean and standard deviations with which the search begins.
     tilt : numpy.ndarray, shape (d,), optional
         A linear function of the position with this gradient is added to the log density.
+    steps : int
+        Most steps of L-BFGS.
 
     Raises
     ------
@@ -104,6 +110,6 @@ def mean_field(
     for logarithm in np.log(NARROWER) * np.arange(MOST_NARROWER):
         begin = np.concatenate([start, np.full(d, logarithm)])
         with suppress(ValueError):  # The log density is zero at some of the points.
-            end = minimize(objective, begin, scaling, CENTER_TOLERANCE, MEAN_FIELD_STEPS)
+            end = minimize(objective, begin, scaling, CENTER_TOLERANCE, steps)
             return end[:d], scale * np.exp(end[d:])
     raise ModelError("The log density is not finite at points around the start.")

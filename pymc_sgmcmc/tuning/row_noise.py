@@ -24,7 +24,9 @@ from pymc_sgmcmc.matrices import (
     largest_mean_square,
 )
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.selected import RowGradients, Table, stored_gradients
 from pymc_sgmcmc.tuning.center import Center, laplace_draws
+from pymc_sgmcmc.tuning.curvature import has_dense_curvature
 
 NOISE_ROWS = 10_000
 """At most this many sampled rows represent all rows except the worst ones. A variance from them has
@@ -229,6 +231,8 @@ class _Rows:
         self._points: Points = ()
         if order:
             self._points = joint_draws or laplace_draws(posterior, center, points_around(posterior))
+        has_few = posterior.source is None and not has_dense_curvature(posterior)
+        self._gradients = stored_gradients(posterior) if has_few else RowGradients(posterior)
         # Mean of the gradients of all rows at the centre.
         self._mean = center.likelihood_gradient / posterior.n_rows
 
@@ -243,6 +247,7 @@ class _Rows:
             sketch = root.each(directions).T / np.sqrt(SKETCH)
         function = partial(
             _largest_of_rows,
+            gradients=None if posterior.source is not None else self._gradients,
             count=count,
             center=self._center.position,
             points=points,
@@ -261,12 +266,13 @@ class _Rows:
         rows = self._posterior.take(numbers)  # all at once, since they may be in files
         at_center = self._at_center(rows)
         if not self._order:
-            return at_center - self._mean
+            return _dense(at_center) - self._mean
         count = int(np.clip(len(numbers) // ROWS_A_POINT, 1, len(self._points)))
         parts = np.array_split(np.arange(len(numbers)), count)
-        deviations = np.empty_like(at_center)
+        deviations = np.empty(at_center.shape)
         for point, part in zip(self._points, parts, strict=False):
-            difference = self._difference(point, self._posterior.part(rows, part), at_center[part])
+            of_part = self._posterior.part(rows, part)
+            difference = _dense(self._difference(point, of_part, at_center[part]))
             # Bessel's correction, since the mean of so few rows takes a part of the variance.
             bessel = np.sqrt(len(part) / max(1, len(part) - 1))
             deviations[part] = bessel * (difference - difference.mean(0))
@@ -287,14 +293,15 @@ class _Rows:
         rows = self._posterior.take(numbers)
         at_center = self._at_center(rows)
         if not self._order:
-            return (deviations := at_center[None] - self._mean), deviations
+            return (deviations := _dense(at_center)[None] - self._mean), deviations
         count = int(np.clip(NOISE_ELEMENTS // (len(numbers) * dimension), 1, POINTS_A_ROW))
         points = self._points[:count]
-        near = np.array([self._difference(point, rows, at_center) for point in points])
+        near = np.array([_dense(self._difference(point, rows, at_center)) for point in points])
         if self._order < 2:
             return near, near
         farther = [self._farther(point) for point in points]
-        return near, np.array([self._difference(point, rows, at_center) for point in farther])
+        far = [_dense(self._difference(point, rows, at_center)) for point in farther]
+        return near, np.array(far)
 
     def _farther(self, point: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The point in the same direction at `reach`."""
@@ -304,44 +311,50 @@ class _Rows:
         position = center.position + reach(len(shift)) / length * shift
         return {**point, **layout.unravel(position)}
 
-    def _at_center(self, rows: Sequence[np.ndarray]) -> np.ndarray:
-        return self._posterior.row_gradients(self._center.position, rows).astype(float, copy=False)
+    def _at_center(self, rows: Sequence[np.ndarray]) -> Table:
+        return self._gradients.table(self._center.position, rows)
 
     def _difference(
         self,
         point: Mapping[str, np.ndarray],
         rows: Sequence[np.ndarray],
-        at_center: np.ndarray,
-    ) -> np.ndarray:
+        at_center: Table,
+    ) -> Table:
         """Gradients of rows at a point less what control variates subtract, shape (rows, d)."""
         posterior, center = self._posterior, self._center.position
-        difference = _row_gradients_at(posterior, point, rows) - at_center
+        difference = _row_gradients_at(self._gradients, point, rows) - at_center
         if self._order < 2:
             return difference
         shift = posterior.layout.ravel(point) - center
         step = np.cbrt(np.finfo(posterior.dtype).eps)
         ahead, back = (
-            posterior.row_gradients(center + sign * step * shift, rows).astype(float)
+            self._gradients.table(center + sign * step * shift, rows)
             for sign in (1, -1)
         )
         return difference - (ahead - back) / (2 * step)
 
 
+def _dense(table: Table) -> np.ndarray:
+    return table if isinstance(table, np.ndarray) else table.toarray()
+
+
 def _row_gradients_at(
-    posterior: Posterior, point: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]
-) -> np.ndarray:
+    gradients: RowGradients, point: Mapping[str, np.ndarray], rows: Sequence[np.ndarray]
+) -> Table:
     """Gradients of rows at a point, which may set the other variables too."""
+    posterior = gradients.posterior
     others = {name: np.array(shared.get_value()) for name, shared in posterior.others.items()}
     posterior.set_others({**others, **point})
-    gradients = posterior.row_gradients(posterior.layout.ravel(point), rows)
+    table = gradients.table(posterior.layout.ravel(point), rows)
     posterior.set_others(others)
-    return gradients.astype(float, copy=False)
+    return table
 
 
 def _largest_of_rows(
     posterior: Posterior,
     rows: list[np.ndarray],
     *,
+    gradients: RowGradients | None,
     count: int,
     center: np.ndarray,
     points: Sequence[Mapping[str, np.ndarray] | None],
@@ -352,12 +365,13 @@ def _largest_of_rows(
     A size is the mean squared length of a gradient in units of the curvature.
     """
     total = np.zeros(())
-    at_center = posterior.row_gradients(center, rows)
+    gradients = gradients or RowGradients(posterior)
+    at_center = gradients.table(center, rows)
     for point in points:
-        gradients = at_center
+        table = at_center
         if point is not None:
-            gradients = _row_gradients_at(posterior, point, rows) - at_center
-        white = gradients @ sketch
+            table = _row_gradients_at(gradients, point, rows) - at_center
+        white = table @ sketch
         total = total + np.einsum("ij,ij->i", white, white)
     chosen = largest(total, min(count, len(total)))
     return chosen, total[chosen], len(total)
