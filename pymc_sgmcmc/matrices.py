@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from pytensor.graph.basic import Variable
-from scipy import linalg
+from scipy import linalg, sparse
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 SINGULAR = 1e-11
@@ -349,9 +349,15 @@ def largest_dense_eigenvalue(matrix: np.ndarray) -> float:
     return float(linalg.eigvalsh(matrix, subset_by_index=[len(matrix) - 1] * 2)[0])
 
 
-def largest_mean_square(rows: np.ndarray) -> float:
-    """Largest eigenvalue of the mean outer product of the rows."""
+def largest_mean_square(rows: np.ndarray | sparse.csr_array, root: Matrix | None = None) -> float:
+    """Largest eigenvalue of the mean outer product of the rows, or of these times a root."""
     count, dimension = rows.shape
+    if not isinstance(rows, np.ndarray):
+        right = Diagonal(1.0) if root is None else root
+        first = np.random.default_rng(1950).standard_normal(rows.shape[1])
+        found = largest_of_products(lambda x: right.T @ (rows.T @ (rows @ (right @ x))), first)
+        return found / count
+    rows = rows if root is None else rows @ root
     if min(count, dimension) <= GRAM_DIMENSION:
         products = rows @ rows.T if count < dimension else rows.T @ rows
         return largest_dense_eigenvalue(products) / count

@@ -5,11 +5,14 @@ they are, or as :math:`z_g = (u_g - m) / s` with a fixed prior. Where the rows s
 the first form leaves :math:`u_g` and s nearly independent, and where they say little the second
 one. Between them are
 
-.. math:: v_g = \lambda_g m + (u_g - m) / s^{1 - \lambda_g}
+.. math:: v_g = (u_g - m) / s^{1 - \lambda_g}
 
 with :math:`\lambda_g` the share of the information of :math:`u_g` that comes from the rows
-(Papaspiliopoulos, Roberts and Sköld 2007; Gorinova, Moore and Hoffman 2020). A chain moves v, in
-whatever form the model is written, and its draws are those of the variables of the model.
+(Papaspiliopoulos, Roberts and Sköld 2007; Gorinova, Moore and Hoffman 2020). Both add
+:math:`\lambda_g m`, which makes v and m independent. Here their correlation is left to the
+preconditioner, so that the prior of a level does not depend on levels of other factors. A chain
+moves v, in whatever form the model is written, and its draws are those of the variables of the
+model.
 
 References
 ----------
@@ -36,7 +39,7 @@ from pytensor.graph.basic import Apply, Variable, equal_computations
 from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import Cast, Mul, Neg
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.random.basic import NormalRV, StudentTRV
 from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.variable import TensorVariable
@@ -72,7 +75,7 @@ class Effect:
 
     @property
     def exponent(self) -> TensorVariable:
-        """The power e of the scale in :math:`x = m + s^e (v - \\lambda m)`."""
+        """The power e of the scale in :math:`x = m + s^e v`."""
         return float(self.is_centered) - self.share
 
 
@@ -95,8 +98,7 @@ class EffectCoordinates:
                 [each.location, each.scale], self.replacements, rebuild_strict=False
             )
             x = each.variable
-            moved = location + scale**each.exponent * (x - each.share * location)
-            self.replacements[x] = moved.astype(x.dtype)
+            self.replacements[x] = (location + scale**each.exponent * x).astype(x.dtype)
             self.log_jacobian += (each.exponent * pt.log(scale)).sum().astype(layout.dtype)
 
     @property
@@ -147,7 +149,7 @@ class EffectCoordinates:
         moved: dict[Variable, TensorVariable] = {}
         for each in self.effects:
             back = (each.variable - each.location) * each.scale ** (-each.exponent)
-            moved[each.variable] = each.share * each.location + back
+            moved[each.variable] = back
         return self.layout.join([moved.get(each, each) for each in self.layout.variables])
 
     @cached_property
@@ -204,15 +206,13 @@ def find_effects(
         variable = of_value[value]
         if size == 1 or model.rvs_to_transforms[variable] is not None:
             continue
-        parameters = _location_and_scale(variable, model)
-        is_centered = parameters is not None and _depends(parameters[1], values)
-        if is_centered:
-            location, scale = parameters
-        else:
-            factor = _factor(value, clients, values, set(rows))
-            if factor is None:
-                continue
-            location, scale = pt.zeros((), dtype=layout.dtype), factor
+        location, scale = _location_and_scale(variable, model)
+        is_centered = scale is not None and _depends(scale, values)
+        if not is_centered:
+            location = pt.zeros((), dtype=layout.dtype)
+            scale = _factor(value, clients, values, set(rows))
+        if scale is None:
+            continue
         share = pytensor.shared(
             np.full(shape, float(is_centered), dtype=layout.dtype), f"{value.name}_share"
         )
@@ -222,11 +222,11 @@ def find_effects(
 
 def _location_and_scale(
     variable: TensorVariable, model: Model
-) -> tuple[TensorVariable, TensorVariable] | None:
+) -> tuple[TensorVariable, TensorVariable] | tuple[None, None]:
     node = variable.owner
     places = LOCATION_AND_SCALE.get(type(node.op))
     if places is None:
-        return None
+        return None, None
     parameters = node.op.dist_params(node)
     location, scale = model.replace_rvs_by_values([parameters[place] for place in places])
     return location, scale
@@ -260,9 +260,11 @@ def _factor(
                     factors.append(unknown[0])
                 else:
                     frontier.append(node.outputs[0])
-            elif isinstance(node.op, DimShuffle) or isinstance(scalar_op, Neg | Cast):
-                frontier.append(node.outputs[0])
-            elif isinstance(node.op, AdvancedSubtensor) and node.inputs[0] is variable:
+            elif (
+                isinstance(node.op, DimShuffle)
+                or isinstance(scalar_op, Neg | Cast)
+                or (isinstance(node.op, AdvancedSubtensor) and node.inputs[0] is variable)
+            ):
                 frontier.append(node.outputs[0])
             else:
                 return None

@@ -30,7 +30,7 @@ from pymc_sgmcmc.posterior.graphs import cast_of_integers, is_integer
 from pymc_sgmcmc.posterior.posterior import Posterior
 from pymc_sgmcmc.posterior.simplify import prepared
 
-Table = np.ndarray | sparse.csr_array
+type Table = np.ndarray | sparse.csr_array
 """Numbers with a row for each row of data."""
 
 ALL = slice(None)

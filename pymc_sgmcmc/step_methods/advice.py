@@ -12,7 +12,7 @@ GRADIENTS_OF_NUTS = 10
 trajectories of 7 or 15 leapfrog steps."""
 
 
-def advice(model: Model, n_rows: int, batch_size: int, rows_of_draw: int) -> str | None:
+def advice(model: Model, n_rows: int, rows_of_draw: int, *, has_effects: bool) -> str | None:
     """A better choice than minibatches of rows, or None.
 
     Parameters
@@ -20,12 +20,12 @@ def advice(model: Model, n_rows: int, batch_size: int, rows_of_draw: int) -> str
     model : pymc.Model
     n_rows : int
         N.
-    batch_size : int
-        n.
     rows_of_draw : int
         Rows that all transitions of one draw read.
+    has_effects : bool
+        Whether the position has coordinates for effects of groups, and the rows that these need.
     """
-    for structure in local_structures(model)[0] if batch_size < n_rows else ():
+    for structure in local_structures(model)[0] if not has_effects else ():
         if (call := call_for(model, structure)) is None:
             continue
         verb = "has" if len(structure.names) == 1 else "have"

@@ -91,6 +91,7 @@ class StochasticGradientState(StepMethodState):
     batch_size: int = field(metadata={"frozen": True})
     batching_name: str = field(metadata={"frozen": True})
 
+
 @dataclass(frozen=True)
 class _Run:
     """Draws computed ahead, as they are recorded, and the state of the chain before them."""
@@ -211,8 +212,8 @@ class StochasticGradientStep(StepMethod):
         is_computed = setup.batch_size_from == "computed" and setup.local is None
         if is_computed and self._owns_all and not self._kind.takes_all_rows:
             rows_of_draw = self.thin * (self.batch_size + estimator.kept_rows)
-            n_rows = self.posterior.n_rows
-            if better := advice(settings.model, n_rows, self.batch_size, rows_of_draw):
+            n_rows, has_effects = self.posterior.n_rows, self.posterior.coordinates is not None
+            if better := advice(settings.model, n_rows, rows_of_draw, has_effects=has_effects):
                 log.info("%s: %s", setup.name, better)
         if (quadrature := quadrature_of(settings.model)) is not None:
             tell_of_quadrature(quadrature)

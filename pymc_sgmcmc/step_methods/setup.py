@@ -427,7 +427,7 @@ class Setup:
     @cached_property
     def _noise_along_curvature(self) -> float:
         """Largest eigenvalue of L⊤ C L for the rows' covariance C and the curvature's root L."""
-        return largest_mean_square(self.noise.deviations @ self.center.curvature.root)
+        return largest_mean_square(self.noise.deviations, self.center.curvature.root)
 
     @cached_property
     def estimator(self) -> GradientEstimator:
@@ -520,7 +520,7 @@ class Setup:
         if root is self.center.curvature.root:
             noise = self._noise_along_curvature
         else:
-            noise = largest_mean_square(self.noise.deviations @ root)
+            noise = largest_mean_square(self.noise.deviations, root)
         return choose_step_size(
             self.center,
             root,

@@ -15,9 +15,10 @@ They take about 2 microseconds."""
 OPERATIONS_OF_FUNCTIONS = 50
 """The functions of a row, such as an exponential, cost as much as this many multiplications."""
 
-GATHERED = 2
+GATHERED = 4
 """A row of a minibatch costs as much as this many of a pass over all rows in order: its data are
-gathered, and its gradient at the centre is a second one."""
+gathered, and its gradient at the centre is a second one. It is 3.9 to 4.6 for effects of two
+factors."""
 
 ALLOWED_COST = 1.1
 """The smallest batch size is taken whose cost is at most this many times the least. It is a

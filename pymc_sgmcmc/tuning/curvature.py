@@ -214,9 +214,7 @@ def _over_short_distances(
     return curvature
 
 
-def diagonal_curvature(
-    scale: np.ndarray, remainder: float = 1.0, least: float = 1.0
-) -> Curvature:
+def diagonal_curvature(scale: np.ndarray, remainder: float = 1.0, least: float = 1.0) -> Curvature:
     """Curvature of coordinates with the given standard deviations."""
     precision, covariance = Diagonal(1.0 / scale**2), Diagonal(scale**2)
     return Curvature(precision, covariance, Diagonal(scale), remainder, least)

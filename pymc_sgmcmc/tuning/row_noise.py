@@ -14,6 +14,7 @@ from functools import partial
 from itertools import pairwise
 
 import numpy as np
+from scipy import sparse
 
 from pymc_sgmcmc.batching import numbers_without
 from pymc_sgmcmc.gradient_estimators.center_difference import reach
@@ -81,9 +82,10 @@ class RowNoise:
 
     Attributes
     ----------
-    deviations : numpy.ndarray, shape (K, d)
-        Their mean outer product estimates C, the covariance over the rows that minibatches are
-        drawn from. A gradient estimate from n of them has the covariance
+    deviations : array, shape (K, d)
+        Sparse where most numbers of a row are zero. Their mean outer product estimates C, the
+        covariance over the rows that minibatches are drawn from. A gradient estimate from n of
+        them has the covariance
         :math:`V = \tfrac{N^2}{n} c\, C`.
     n_rows : int
         N, the number of these rows.
@@ -95,7 +97,7 @@ class RowNoise:
         Numbers of the other rows, which every transition should evaluate.
     """
 
-    deviations: np.ndarray
+    deviations: Table
     n_rows: int
     largest: float
     kept: np.ndarray
@@ -129,6 +131,11 @@ def row_noise(
     """
     rows = _Rows(posterior, center, order, joint_draws)
     n_rows = posterior.n_rows
+    if rows.are_sparse:
+        # All rows take little memory, so that none of a level has too much weight.
+        most = min(n_rows, NOISE_ELEMENTS // rows.width)
+        sample = np.random.default_rng(2018).choice(n_rows, most, replace=False)
+        return RowNoise(rows.deviations_apart(sample), n_rows, 0.0, np.empty(0, dtype=int))
     count = min(WORST_ROWS, n_rows // 10)
     worst = rows.worst(count)
     others = n_rows - count
@@ -236,6 +243,16 @@ class _Rows:
         # Mean of the gradients of all rows at the centre.
         self._mean = center.likelihood_gradient / posterior.n_rows
 
+    @property
+    def are_sparse(self) -> bool:
+        """Whether most numbers of a row are zero, and control variates are of first order."""
+        return self.width < self._posterior.dimension and self._order == 1
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row that need not be zero."""
+        return self._gradients.width
+
     def worst(self, count: int) -> np.ndarray:
         """Numbers of the rows with the largest gradients, the largest first."""
         posterior, root, d = self._posterior, self._center.curvature.root, self._posterior.dimension
@@ -261,7 +278,7 @@ class _Rows:
             numbers, sizes = numbers[chosen], sizes[chosen]
         return numbers
 
-    def deviations_apart(self, numbers: np.ndarray) -> np.ndarray:
+    def deviations_apart(self, numbers: np.ndarray) -> Table:
         """Deviations of rows, each at one point, shape (rows, d)."""
         rows = self._posterior.take(numbers)  # all at once, since they may be in files
         at_center = self._at_center(rows)
@@ -269,6 +286,14 @@ class _Rows:
             return _dense(at_center) - self._mean
         count = int(np.clip(len(numbers) // ROWS_A_POINT, 1, len(self._points)))
         parts = np.array_split(np.arange(len(numbers)), count)
+        if self.are_sparse:
+            # The mean of the differences is far smaller than each of them.
+            return sparse.vstack(
+                [
+                    self._difference(point, self._posterior.part(rows, part), at_center[part])
+                    for point, part in zip(self._points, parts, strict=False)
+                ]
+            ).tocsr()
         deviations = np.empty(at_center.shape)
         for point, part in zip(self._points, parts, strict=False):
             of_part = self._posterior.part(rows, part)
@@ -328,8 +353,7 @@ class _Rows:
         shift = posterior.layout.ravel(point) - center
         step = np.cbrt(np.finfo(posterior.dtype).eps)
         ahead, back = (
-            self._gradients.table(center + sign * step * shift, rows)
-            for sign in (1, -1)
+            self._gradients.table(center + sign * step * shift, rows) for sign in (1, -1)
         )
         return difference - (ahead - back) / (2 * step)
 

@@ -70,6 +70,12 @@ class SparseCurvature:
         ]
         self._entry_shapes = [each.entries.type.shape[1:] for each in graph.selections]
         self._stops = np.cumsum([0, *(levels.shape[1] for levels in self._levels)])
+        # Two indices of one variable are one set of columns.
+        of_variables = {
+            selection.variable: levels
+            for selection, levels in zip(graph.selections, self._levels, strict=True)
+        }
+        self._columns = [column for levels in of_variables.values() for column in levels.T]
         self.effects = np.zeros(posterior.dimension, dtype=bool)
         for levels in self._levels:
             self.effects[levels] = True
@@ -107,10 +113,7 @@ class SparseCurvature:
         ModelError
             Where the prior joins effects of different levels.
         """
-        of_prior = self._of_prior(position, scale)
-        if of_prior is None:
-            raise ModelError("The prior joins effects of different levels.")
-        return self._of_rows(position, scale) + of_prior
+        return self._of_rows(position, scale) + self._known_of_prior(position, scale)
 
     def have_scales(self, position: np.ndarray, scale: np.ndarray) -> bool:
         """Whether the prior of effects depends on coordinates that they have in common."""
@@ -122,7 +125,7 @@ class SparseCurvature:
     def shares(self, position: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """Part of the curvature along each coordinate that comes from the rows, shape (d,)."""
         of_rows = np.maximum(self._of_rows(position, scale).diagonal(), 0.0)
-        total = of_rows + np.abs(self._of_prior(position, scale).diagonal())
+        total = of_rows + np.abs(self._known_of_prior(position, scale).diagonal())
         return np.divide(of_rows, total, out=np.zeros_like(total), where=total > 0)
 
     def around(
@@ -185,12 +188,9 @@ class SparseCurvature:
 
         They are the same at all positions. An element is numbered along the rows of the matrix.
         """
-        d, places = self._posterior.dimension, self._places
-        return [
-            (first, second, *np.unique(places[:, first] * d + places[:, second], return_inverse=True))
-            for second in range(places.shape[1])
-            for first in range(second + 1)
-        ]
+        d, k, places = self._posterior.dimension, self._places.shape[1], self._places
+        numbers = [(f, s, places[:, f] * d + places[:, s]) for s in range(k) for f in range(s + 1)]
+        return [(f, s, *np.unique(each, return_inverse=True)) for f, s, each in numbers]
 
     def _chunks(self) -> Iterator[list[np.ndarray]]:
         return self._posterior.chunks(self.evaluations // 2)
@@ -235,11 +235,16 @@ class SparseCurvature:
             pieces.append(whole[start:stop].reshape(shape))
         return [np.array(piece, dtype=dtype) for piece in pieces]
 
+    def _known_of_prior(self, position: np.ndarray, scale: np.ndarray) -> sparse.csr_array:
+        of_prior = self._of_prior(position, scale)
+        if of_prior is None:
+            raise ModelError("The prior joins effects of different levels.")
+        return of_prior
+
     def _of_prior(self, position: np.ndarray, scale: np.ndarray) -> sparse.csr_array | None:
         d, width = len(position), difference_width(self._posterior)
         common = np.flatnonzero(~self.effects)
-        levels = {id(levels): levels for levels in self._levels}.values()
-        columns = [column for of_variable in levels for column in of_variable.T]
+        columns = self._columns
         signs = np.random.default_rng(1960).choice([-1.0, 1.0], size=d)
         shifts = np.zeros((len(common) + 2 * len(columns), d))
         shifts[np.arange(len(common)), common] = 1.0
@@ -252,9 +257,7 @@ class SparseCurvature:
         )
         behind, ahead = np.split(gradients, 2)
         changes = (behind - ahead) / (2 * width)
-        of_common, of_ones, of_signs = np.split(
-            changes, [len(common), len(common) + len(columns)]
-        )
+        of_common, of_ones, of_signs = np.split(changes, [len(common), len(common) + len(columns)])
         found = sparse.coo_array(of_common / scale[common][:, None])
         parts = [(common[found.row], found.col, found.data)]
         joined = self.effects[found.col]

@@ -1,0 +1,164 @@
+"""Coordinates of group effects between the centred and the non-centred form."""
+
+from __future__ import annotations
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+from pymc_sgmcmc.posterior import Posterior
+
+ROWS, TYPES, GROUPS, ITEMS = 90, 3, 8, 5
+
+
+def nested_model(form, effects=pm.Normal):
+    """Groups within types, and two coefficients for each item."""
+    rng = np.random.default_rng(1)
+    group, item = rng.integers(GROUPS, size=ROWS), rng.integers(ITEMS, size=ROWS)
+    type_of_group = rng.integers(TYPES, size=GROUPS)
+    x, more = rng.normal(size=ROWS), {"nu": 4} if effects is pm.StudentT else {}
+    with pm.Model() as model:
+        mean, slope = pm.Normal("mean"), pm.Normal("slope")
+        of_types, of_groups = pm.HalfNormal("of_types"), pm.Exponential("of_groups", 1)
+        of_items = pm.HalfNormal("of_items", shape=2)
+        if form == "centred":
+            types = pm.Normal("types", mean, of_types, shape=TYPES)
+            groups = effects("groups", **more, mu=types[type_of_group], sigma=of_groups)
+            items = pm.Normal("items", 0, of_items, shape=(ITEMS, 2))
+        else:
+            types = mean + of_types * pm.Normal("types", shape=TYPES)
+            offsets = effects("groups", **more, mu=0, sigma=1, shape=GROUPS)
+            groups = types[type_of_group] + of_groups * offsets
+            items = of_items * pm.Normal("items", shape=(ITEMS, 2))
+        predictor = slope * x + groups[group] + items[item, 0] + items[item, 1] * x
+        pm.Bernoulli("y", logit_p=predictor, observed=rng.integers(2, size=ROWS))
+    return model
+
+
+@pytest.fixture(params=["centred", "non-centred", "Student's t"], scope="module")
+def pair(request):
+    """A posterior in the variables of the model, and one in coordinates of its own."""
+    form, effects = request.param, pm.Normal
+    if form == "Student's t":
+        form, effects = "centred", pm.StudentT
+    model = nested_model(form, effects)
+    return Posterior(model), Posterior(model, effects_beyond=0)
+
+
+def away(posterior, rng, count=3):
+    """Positions, and shares of effects that are no form of the model."""
+    coordinates = posterior.coordinates
+    coordinates.shares = rng.uniform(size=posterior.dimension)
+    return 0.5 * rng.normal(size=(count, posterior.dimension))
+
+
+def test_standardised_effects_are_themselves_at_the_start(rng):
+    model = nested_model("non-centred")
+    plain, own = Posterior(model), Posterior(model, effects_beyond=0)
+    position = rng.normal(size=plain.dimension)
+    np.testing.assert_array_equal(own.coordinates.to_values(position), position)
+    np.testing.assert_allclose(own.gradient(position), plain.gradient(position), rtol=1e-10)
+
+
+def test_effects_in_the_order_of_the_model(pair):
+    names = [each.variable.name for each in pair[1].coordinates.effects]
+    assert names == ["types", "groups", "items"]
+
+
+def test_both_forms_have_the_same_coordinates(rng):
+    """A position with the same shares is the same density, and the same effects."""
+    first, second = (
+        Posterior(nested_model(form), effects_beyond=0) for form in ("centred", "non-centred")
+    )
+    first.coordinates.shares = second.coordinates.shares = rng.uniform(size=first.dimension)
+    positions = rng.normal(size=(3, first.dimension))
+    gradients = [[each.gradient(position) for position in positions] for each in (first, second)]
+    np.testing.assert_allclose(*gradients, rtol=1e-8, atol=1e-8)
+    centred, standardised = (
+        each.layout.unravel_all(each.coordinates.to_values(positions)) for each in (first, second)
+    )
+    expected = standardised["items"] * np.exp(standardised["of_items_log__"])[:, None]
+    np.testing.assert_allclose(centred["items"], expected)
+
+
+def test_the_map_has_an_inverse(pair, rng):
+    _, own = pair
+    positions = away(own, rng)
+    values = own.coordinates.to_values(positions)
+    assert np.abs(values - positions).max() > 0.01
+    np.testing.assert_allclose(own.coordinates.to_coordinates(values), positions, atol=1e-13)
+
+
+def test_density_has_the_jacobian(pair, rng):
+    """Log densities differ by the log of the determinant of the map, and by a constant."""
+    plain, own = pair
+    differences = []
+    for position in away(own, rng):
+        values = own.coordinates.to_values(position)
+        steps = 1e-6 * np.eye(len(position))
+        ahead, behind = (own.coordinates.to_values(position + side * steps) for side in (1, -1))
+        _, log_determinant = np.linalg.slogdet((ahead - behind) / 2e-6)
+        assert abs(log_determinant) > 0.01
+        difference = own.log_density_and_gradient(position)[0] - log_determinant
+        differences.append(difference - plain.log_density_and_gradient(values)[0])
+    np.testing.assert_allclose(differences, 0, atol=1e-7)
+
+
+def test_gradients_of_the_variables(pair, rng):
+    plain, own = pair
+    positions = away(own, rng)
+    values = own.coordinates.to_values(positions)
+    expected = np.array([plain.gradient(each) for each in values])
+    of_chain = np.array([own.gradient(each) for each in positions])
+    assert np.abs(of_chain - expected).max() > 0.1
+    found = own.coordinates.gradients(values, of_chain)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def effects_of(build):
+    """Names of the effects of a model of 40 rows in 6 groups."""
+    rng = np.random.default_rng(2)
+    group, other = rng.integers(6, size=(2, 40))
+    with pm.Model() as model:
+        z, scale = pm.Normal("z", shape=6), pm.HalfNormal("scale")
+        mean = build(z, scale, group, other)
+        pm.Normal("y", mean, 1, observed=rng.normal(size=40))
+    found = Posterior(model, effects_beyond=0).coordinates
+    return [] if found is None else [each.variable.name for each in found.effects]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda z, s, g, h: (s * z)[g],
+        lambda z, s, g, h: s * z[g],
+        lambda z, s, g, h: (s * z)[g] - (s * z)[h],
+        lambda z, s, g, h: s * (z[g] * np.linspace(-1, 1, 40)),
+        lambda z, s, g, h: -2 * (z * s)[g],
+        lambda z, s, g, h: (pm.Deterministic("u", z * s)[:, None] * np.ones(2))[g, 1],
+    ],
+)
+def test_standardised_effects_are_found(build):
+    assert effects_of(build) == ["z"]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda z, s, g, h: z[g] + s,
+        lambda z, s, g, h: s * z[g] + z[h],
+        lambda z, s, g, h: s * z[g] * z[h],
+        lambda z, s, g, h: s * (z[g] + 1),
+        lambda z, s, g, h: pt.exp(z)[g] * s,
+        lambda z, s, g, h: s * z[g] + s**2 * z[h],
+    ],
+)
+def test_other_products_are_no_effects(build):
+    assert effects_of(build) == []
+
+
+def test_short_positions_have_the_variables_of_the_model():
+    model = nested_model("centred")
+    assert Posterior(model, effects_beyond=500).coordinates is None
+    assert Posterior(model).coordinates is None

@@ -1,0 +1,183 @@
+"""The sparse curvature of long positions with effects of groups, and their centre."""
+
+from __future__ import annotations
+
+import numpy as np
+import pymc as pm
+import pytest
+from scipy import integrate, sparse, stats
+
+from pymc_sgmcmc import SGLDCV
+from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.matrices import Diagonal, LowRank
+from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.tuning.sparse_curvature import (
+    curvature_of_matrices,
+    sparse_curvature,
+)
+from tests.posterior.test_effects import nested_model
+
+QUIET = {"progressbar": False, "quiet": True, "compute_convergence_checks": False}
+
+
+def matches():
+    """Two indices into one variable, some rows with the same level twice."""
+    rng = np.random.default_rng(3)
+    first, second = rng.integers(7, size=(2, 60))
+    with pm.Model() as model:
+        skill = pm.Normal("skill", 0, pm.HalfNormal("scale"), shape=7)
+        pm.Bernoulli("wins", logit_p=skill[first] - 2 * skill[second], observed=np.ones(60, int))
+    return model
+
+
+def cells():
+    rng = np.random.default_rng(4)
+    county, year = rng.integers(6, size=50), rng.integers(3, size=50)
+    with pm.Model() as model:
+        effects = pm.Normal("effects", 0, pm.HalfNormal("scale"), shape=(6, 3))
+        pm.Poisson("y", pm.math.exp(effects[county, year]), observed=rng.poisson(2, size=50))
+    return model
+
+
+@pytest.mark.parametrize(
+    "model",
+    [nested_model("centred"), nested_model("non-centred"), matches(), cells()],
+    ids=["centred", "non-centred", "matches", "cells"],
+)
+@pytest.mark.parametrize("beyond", [None, 0], ids=["model", "own coordinates"])
+def test_matrix_is_the_hessian(model, beyond, rng):
+    posterior = Posterior(model, effects_beyond=beyond)
+    if beyond is not None:
+        posterior.coordinates.shares = rng.uniform(size=posterior.dimension)
+    d, width = posterior.dimension, 1e-5
+    position = 0.3 * rng.normal(size=d)
+    found = sparse_curvature(posterior).at(position, np.ones(d))
+    assert sparse.issparse(found)
+    differences = [
+        posterior.gradient(position - shift) - posterior.gradient(position + shift)
+        for shift in width * np.eye(d)
+    ]
+    expected = np.array(differences) / (2 * width)
+    np.testing.assert_allclose(found.toarray(), expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_no_gradient_a_level():
+    """Gradients by the numbers that a row has, not by those of the position."""
+    posterior = Posterior(nested_model("centred"))
+    # Of a row: a group and two coefficients of an item, and the slope.
+    assert sparse_curvature(posterior).evaluations == 2 * (1 + 2 + 1)
+
+
+def test_levels_that_the_prior_joins():
+    rng = np.random.default_rng(5)
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale")
+        walk = pm.GaussianRandomWalk("walk", 0, scale, init_dist=pm.Normal.dist(), shape=12)
+        pm.Normal("y", walk[rng.integers(12, size=40)], 1, observed=rng.normal(size=40))
+    posterior = Posterior(model)
+    curvature, d = sparse_curvature(posterior), posterior.dimension
+    assert not curvature.have_scales(np.zeros(d), np.ones(d))
+    with pytest.raises(ModelError, match="joins effects"):
+        curvature.at(np.zeros(d), np.ones(d))
+
+
+def test_directions_of_both_ends(rng):
+    """Large and small eigenvalues are mended, and the bounds are those of all others."""
+    d = 300
+    values = np.concatenate([[1e-3, 0.02, 0.1], np.linspace(0.8, 1.2, d - 5), [6.0, 40.0]])
+    rotation = np.linalg.qr(rng.normal(size=(d, d)))[0]
+    scale = rng.uniform(0.1, 10, size=d)
+    matrix = (rotation * values) @ rotation.T / np.outer(scale, scale)
+    found = curvature_of_matrices([sparse.csr_array(matrix)] * 2)
+    assert isinstance(found.precision, LowRank)
+    assert not isinstance(found.precision, Diagonal)
+    root = found.root.dense()
+    left = np.linalg.eigvalsh(root.T @ matrix @ root)
+    assert 0.4 < left[0] <= left[-1] < 2.5
+    assert found.least <= 1.05 * left[0]
+    assert found.remainder >= 0.95 * left[-1]
+
+
+# --- Centre and draws ----------------------------------------------------------------------------
+
+GROUPS, RECORDS, SIGMA = 520, 3, 1.5
+
+
+def means_of_groups():
+    rng = np.random.default_rng(6)
+    effects = 1 + 0.8 * rng.normal(size=GROUPS)
+    return effects[:, None] + SIGMA * rng.normal(size=(GROUPS, RECORDS))
+
+
+def one_factor(form):
+    """Effects with unknown mean and scale, of which a few records say little."""
+    y = means_of_groups()
+    group = np.repeat(np.arange(GROUPS), RECORDS)
+    with pm.Model() as model:
+        mean, scale = pm.Normal("mean", 0, 2), pm.HalfNormal("scale", 2)
+        if form == "centred":
+            effects = pm.Normal("effects", mean, scale, shape=GROUPS)
+        else:
+            z = pm.Normal("z", shape=GROUPS)
+            effects = pm.Deterministic("effects", mean + scale * z)
+        pm.Normal("y", effects[group], SIGMA, observed=y.ravel())
+    return model
+
+
+def exact_moments():
+    """Means and standard deviations of mean and scale, by quadrature of their density.
+
+    The mean of the records of a group is N(mean, scale² + σ² / records).
+    """
+    y = means_of_groups().mean(1)
+    grid = np.meshgrid(np.linspace(0.7, 1.3, 200), np.linspace(0.3, 1.4, 200), indexing="ij")
+    deviation = np.sqrt(grid[1] ** 2 + SIGMA**2 / RECORDS)
+    log_density = stats.norm.logpdf(y[:, None, None], grid[0], deviation).sum(0)
+    log_density += stats.norm.logpdf(grid[0], 0, 2) + stats.norm.logpdf(grid[1], 0, 2)
+    weights = np.exp(log_density - log_density.max())
+
+    def mean(values):
+        inner = integrate.simpson(integrate.simpson(values * weights))
+        return inner / integrate.simpson(integrate.simpson(weights))
+
+    moments = [(mean(each), mean(each**2)) for each in grid]
+    return [(first, np.sqrt(second - first**2)) for first, second in moments]
+
+
+def run_of(form):
+    with one_factor(form):
+        return pm.sample(1500, tune=200, chains=2, cores=1, step=SGLDCV(), random_seed=7, **QUIET)
+
+
+@pytest.fixture(scope="module")
+def trace():
+    return run_of("non-centred")
+
+
+def test_law_of_mean_and_scale(trace):
+    for name, (mean, deviation) in zip(("mean", "scale"), exact_moments(), strict=True):
+        draws = trace["posterior"][name].values
+        blocks = draws.reshape(2 * 15, 100)
+        for values, expected in ((blocks, mean), ((blocks - mean) ** 2, deviation**2)):
+            of_blocks = values.mean(1)
+            error = of_blocks.std(ddof=1) / np.sqrt(len(of_blocks))
+            assert abs(of_blocks.mean() - expected) < 4 * error
+
+
+@pytest.mark.slow
+def test_both_forms_have_the_same_draws(trace):
+    """The coordinates of the chain are the same, and so are its draws up to rounding."""
+    first, second = (each["posterior"]["effects"].values for each in (trace, run_of("centred")))
+    np.testing.assert_allclose(first[:, :50], second[:, :50], atol=1e-5)
+
+
+def test_trace_has_the_variables_of_the_model(trace):
+    """Positions and gradients in the trace are those of the model, not of the chain."""
+    positions = trace["sample_stats"]["position"].values
+    np.testing.assert_allclose(positions[..., 2:], trace["posterior"]["z"].values)
+    np.testing.assert_allclose(np.exp(positions[..., 1]), trace["posterior"]["scale"].values)
+    posterior = Posterior(one_factor("non-centred"))
+    expected = posterior.gradient(positions[0, 3])
+    found = trace["sample_stats"]["gradient"].values[0, 3]
+    assert trace["sample_stats"].attrs["sgmcmc_batch_size"] == posterior.n_rows
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
