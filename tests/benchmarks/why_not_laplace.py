@@ -95,10 +95,15 @@ def measure(contender: str, name: str, rows: int, limit: float, **settings: Any)
 
 
 def errors(found: Mapping[str, Any], truth: Mapping[str, Any]) -> dict[str, float]:
-    """Errors of the worst coordinates, in posterior standard deviations; of the sd a ratio."""
+    """Errors of the worst coordinates, in posterior standard deviations; of the sd a ratio.
+
+    They are infinite where a chain diverged.
+    """
     import numpy as np
 
     values, true = ({key: np.array(one[key]) for key in QUANTITIES} for one in (found, truth))
+    if not all(np.isfinite(each).all() for each in values.values()):
+        return dict.fromkeys(QUANTITIES, float("inf"))
     ratios = values["sd"] / true["sd"]
     worst = {
         key: float(np.abs((values[key] - true[key]) / true["sd"]).max())
@@ -118,9 +123,8 @@ def runs(contender: str, name: str, rows: int, truth: Any, limit: float) -> Iter
 
 
 def worst_quantile(result: Mapping[str, Any]) -> float:
-    """The largest error of a quantile; a run that is not finite has an infinite one."""
-    value = max(result["q05"], result["q95"])
-    return value if value == value else float("inf")
+    """The largest error of a quantile."""
+    return max(result["q05"], result["q95"])
 
 
 def reference(name: str, rows: int, nuts: int | None) -> dict[str, Any]:
