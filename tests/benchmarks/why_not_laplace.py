@@ -95,10 +95,15 @@ def measure(contender: str, name: str, rows: int, limit: float, **settings: Any)
 
 
 def errors(found: Mapping[str, Any], truth: Mapping[str, Any]) -> dict[str, float]:
-    """Errors of the worst coordinates, in posterior standard deviations; of the sd a ratio."""
+    """Errors of the worst coordinates, in posterior standard deviations; of the sd a ratio.
+
+    They are infinite where a chain diverged.
+    """
     import numpy as np
 
     values, true = ({key: np.array(one[key]) for key in QUANTITIES} for one in (found, truth))
+    if not all(np.isfinite(each).all() for each in values.values()):
+        return dict.fromkeys(QUANTITIES, float("inf"))
     ratios = values["sd"] / true["sd"]
     worst = {
         key: float(np.abs((values[key] - true[key]) / true["sd"]).max())
@@ -118,9 +123,8 @@ def runs(contender: str, name: str, rows: int, truth: Any, limit: float) -> Iter
 
 
 def worst_quantile(result: Mapping[str, Any]) -> float:
-    """The largest error of a quantile; a run that is not finite has an infinite one."""
-    value = max(result["q05"], result["q95"])
-    return value if value == value else float("inf")
+    """The largest error of a quantile."""
+    return max(result["q05"], result["q95"])
 
 
 def reference(name: str, rows: int, nuts: int | None) -> dict[str, Any]:
@@ -146,16 +150,26 @@ def cells(result: Mapping[str, Any]) -> list[Any]:
     return [result["model"], result["rows"], shown, *figures, result["seconds"], note]
 
 
+def comparable(results: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:
+    """For each number of rows the results on posteriors that all contenders there have."""
+    found: dict[int, list[Mapping[str, Any]]] = {}
+    for rows in sorted({result["rows"] for result in results}):
+        part = [result for result in results if result["rows"] == rows]
+        of_each = [{r["model"] for r in part if r["contender"] == name} for name in CONTENDERS]
+        shared = set.intersection(*filter(None, of_each))
+        found[rows] = [result for result in part if result["model"] in shared]
+    return found
+
+
 def summary(results: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """For each contender and number of rows the largest errors, and the median of the seconds."""
     from statistics import median
 
-    sizes = sorted({result["rows"] for result in results})
-    table = []
-    for contender, shown in CONTENDERS.items():
-        line = [shown]
-        for rows in sizes:
-            part = [r for r in results if (r["contender"], r["rows"]) == (contender, rows)]
+    columns, table = ["contender"], [[shown] for shown in CONTENDERS.values()]
+    for rows, of_rows in comparable(results).items():
+        columns.append(f"{rows} rows, {len({r['model'] for r in of_rows})} posteriors")
+        for line, contender in zip(table, CONTENDERS, strict=True):
+            part = [r for r in of_rows if r["contender"] == contender]
             if not part:
                 line.append("")
                 continue
@@ -165,8 +179,7 @@ def summary(results: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[
                 f"{max(worst_quantile(r) for r in part):.2f}, "
                 f"{median(r['seconds'] for r in part):.1f} s"
             )
-        table.append(line)
-    return ["contender", *(f"{rows} rows" for rows in sizes)], table
+    return columns, table
 
 
 def plot(results: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -195,9 +208,12 @@ def plot(results: Sequence[Mapping[str, Any]], path: Path) -> None:
             # A run that diverged, which says so, is off the scale.
             left.set_xlim(0.008, 3)
             left.plot(list(at.values()), places, ls="", ms=8, label=shown.strip("`"), **shape)
-            sizes = sorted({r["rows"] for r in of_one})
-            seconds = [median(r["seconds"] for r in of_one if r["rows"] == n) for n in sizes]
-            right.plot(sizes, seconds, lw=1.6, **shape)
+            of_sizes = {
+                rows: median(r["seconds"] for r in part if r["contender"] == contender)
+                for rows, part in comparable(results).items()
+                if any(r["contender"] == contender for r in part)
+            }
+            right.plot(list(of_sizes), list(of_sizes.values()), lw=1.6, **shape)
         left.axvline(0.1, color="#808080", lw=0.8, ls=(0, (1, 3)))
         left.set(
             xscale="log", yticks=range(len(models)), yticklabels=models,

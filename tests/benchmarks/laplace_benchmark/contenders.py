@@ -216,22 +216,29 @@ def sgld_cv(name: str, rows: int, batch: int) -> dict[str, Any]:
 def reference(name: str, rows: int, draws: int) -> dict[str, Any]:
     """Importance sampling from a t distribution, by randomised quasi-Monte Carlo.
 
-    The standard errors are those of the replicates, in posterior standard deviations.
+    The distribution is that of Laplace's approximation for the first few draws, and has the mean
+    and covariance which these find for all others. The standard errors are those of the
+    replicates, in posterior standard deviations.
     """
-    mode, root, log_density = approximate(build(name, rows))
-    d, parts, weights_of_parts = len(mode), [], []
-    for replicate in range(REPLICATES):
-        sobol = stats.qmc.Sobol(d + 1, rng=np.random.default_rng(replicate))
-        uniforms = sobol.random(draws // REPLICATES).clip(1e-12, 1 - 1e-12)
-        scale = np.sqrt(DEGREES / stats.chi2.ppf(uniforms[:, d], DEGREES))
-        shift = stats.norm.ppf(uniforms[:, :d]) * scale[:, None]
-        positions = mode + shift @ root.T
-        log_proposal = stats.multivariate_t.logpdf(shift, df=DEGREES, shape=np.eye(d))
-        parts.append(positions)
-        weights_of_parts.append(np.array([log_density(one) for one in positions]) - log_proposal)
-    log_weights = np.array(weights_of_parts)
-    weights = np.exp(log_weights - log_weights.max())
-    whole = weighted(np.concatenate(parts), weights.ravel())
+    center, root, log_density = approximate(build(name, rows))
+    d = len(center)
+    for size in (draws // REPLICATES**2, draws // REPLICATES):
+        parts, log_parts = [], []
+        for replicate in range(REPLICATES):
+            sobol = stats.qmc.Sobol(d + 1, rng=np.random.default_rng(replicate))
+            uniforms = sobol.random(size).clip(1e-12, 1 - 1e-12)
+            scale = np.sqrt(DEGREES / stats.chi2.ppf(uniforms[:, d], DEGREES))
+            shift = stats.norm.ppf(uniforms[:, :d]) * scale[:, None]
+            positions = center + shift @ root.T
+            log_proposal = stats.multivariate_t.logpdf(shift, df=DEGREES, shape=np.eye(d))
+            parts.append(positions)
+            log_parts.append(np.array([log_density(one) for one in positions]) - log_proposal)
+        log_weights = np.array(log_parts)
+        weights = np.exp(log_weights - log_weights.max())
+        together = np.concatenate(parts)
+        whole = weighted(together, weights.ravel())
+        center, covariance = whole["mean"], np.cov(together.T, aweights=weights.ravel())
+        root = np.linalg.cholesky(covariance)
     each = [weighted(part, weight) for part, weight in zip(parts, weights, strict=True)]
     error = max(
         float((np.std([one[key] for one in each], axis=0, ddof=1) / whole["sd"]).max())
