@@ -48,6 +48,7 @@ from pytensor.tensor.subtensor import (
 )
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
+from scipy import sparse
 
 from pymc_sgmcmc.batching import MOST_COPIED
 from pymc_sgmcmc.posterior import Posterior
@@ -99,6 +100,8 @@ class CenterDifference:
         Gradient at the centre, and the matrix by which the shift from it is multiplied in control
         variates of second order, of a posterior and some of its rows. None for those of first
         order.
+    known_curvature : scipy.sparse.csr_array, optional
+        `curvature`, where it was computed otherwise and is sparse.
     """
 
     needed: tuple[int, ...]
@@ -113,6 +116,7 @@ class CenterDifference:
     _center: SharedVariable
     _center_of_others: Mapping[str, SharedVariable]
     _weight: TensorVariable | None = None
+    known_curvature: sparse.csr_array | None = None
 
     def move_center(
         self, center: np.ndarray, center_of_others: Mapping[str, np.ndarray] | None = None
@@ -178,11 +182,14 @@ class CenterDifference:
         """
         dimension = self._posterior.dimension
         # Rounded to single precision it would hide directions of small curvature.
-        derivative = pytensor.shared(
-            self.sums[1], "derivative_at_center", shape=(dimension, dimension)
-        )
-        shift = (position - self._center).astype(derivative.dtype)
-        product = derivative @ shift
+        shift = (position - self._center).astype("float64")
+        if self.known_curvature is not None:
+            product = _product(-self.known_curvature, shift)
+        else:
+            derivative = pytensor.shared(
+                self.sums[1], "derivative_at_center", shape=(dimension, dimension)
+            )
+            product = derivative @ shift
         weight = pt.constant(1.0)
         if self._weight is not None:
             square = pt.maximum(-(shift * product).sum(), np.finfo(float).tiny)
@@ -262,6 +269,20 @@ class CenterDifference:
             assert weight is not None
             replacements[self._weight] = weight
         return clone_replace(self._graph, replacements, rebuild_strict=False)
+
+
+def _product(matrix: sparse.csr_array, vector: TensorVariable) -> TensorVariable:
+    """Product of a sparse matrix and a vector, by elements in the order of the rows."""
+    elements = matrix.tocoo()
+    values, rows, columns = (
+        pytensor.shared(each, name)
+        for each, name in (
+            (elements.data, "elements_at_center"),
+            (elements.row.astype(np.int64), "rows_of_elements"),
+            (elements.col.astype(np.int64), "columns_of_elements"),
+        )
+    )
+    return pt.inc_subtensor(pt.zeros(matrix.shape[0])[rows], values * vector[columns])
 
 
 def reach(dimension: int) -> float:

@@ -26,9 +26,9 @@ MOST_RECORDS = 100
 well that the joint posterior is close to a Gaussian, and a transition reads whole groups."""
 
 MOST_COORDINATES = 500
-"""Positions with more coordinates have no dense curvature (`DENSE_DIMENSION` of `tuning`). Local
-variables that make a position so long are better integrated out, however many records a group
-has."""
+"""Positions with more coordinates have no dense curvature (`DENSE_DIMENSION` of `tuning`). Several
+local variables of a group that make a position so long are better integrated out, however many
+records a group has."""
 
 
 def local_structures(
@@ -104,8 +104,13 @@ def _structures(model: Model, fewest: int) -> Iterator[LocalStructure]:
 
 
 def _is_worthwhile(structure: LocalStructure, coordinates: int) -> bool:
-    """Whether groups are small, or make a position of so many coordinates too long."""
-    local = structure.n_groups * structure.block_size
+    """Whether groups are small, or several effects of each make the position too long.
+
+    Other long positions are sampled as they are, see `pymc_sgmcmc.posterior.effects`: those that
+    would be long without these variables too, as with another factor, and those of many records
+    for each effect.
+    """
+    if coordinates - structure.n_groups * structure.block_size > MOST_COORDINATES:
+        return False
     are_small = structure.n_records <= MOST_RECORDS * structure.n_groups
-    make_it_long = coordinates - local <= MOST_COORDINATES < coordinates or local > MOST_COORDINATES
-    return are_small or make_it_long
+    return are_small or (structure.block_size > 1 and coordinates > MOST_COORDINATES)

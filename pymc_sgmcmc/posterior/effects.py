@@ -98,8 +98,10 @@ class EffectCoordinates:
                 [each.location, each.scale], self.replacements, rebuild_strict=False
             )
             x = each.variable
-            self.replacements[x] = (location + scale**each.exponent * x).astype(x.dtype)
-            self.log_jacobian += (each.exponent * pt.log(scale)).sum().astype(layout.dtype)
+            logarithm = each.exponent * pt.log(scale)
+            # An exponential takes half of the time of a power.
+            self.replacements[x] = (location + pt.exp(logarithm) * x).astype(x.dtype)
+            self.log_jacobian += logarithm.sum().astype(layout.dtype)
 
     @property
     def shares(self) -> np.ndarray:

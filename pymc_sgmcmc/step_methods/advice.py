@@ -12,7 +12,9 @@ GRADIENTS_OF_NUTS = 10
 trajectories of 7 or 15 leapfrog steps."""
 
 
-def advice(model: Model, n_rows: int, rows_of_draw: int, *, has_effects: bool) -> str | None:
+def advice(
+    model: Model, n_rows: int, rows_of_draw: int, *, has_effects: bool = False
+) -> str | None:
     """A better choice than minibatches of rows, or None.
 
     Parameters

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from pymc_sgmcmc.batching import ANY_NOISE
@@ -73,6 +75,8 @@ def make_estimator(
         difference = find_center_difference(
             posterior, center.position, joint_center.others, order=order
         )
+        if order == 2:
+            difference = replace(difference, known_curvature=center.of_rows)
     scheme = batching_of(
         posterior,
         batching,

@@ -61,6 +61,13 @@ OPERATIONS_OF_NODES = 125
 """Where groups are the rows, their quadrature takes so many times the multiplications of the
 records alone, which is measured with nine nodes."""
 
+OPERATIONS_OF_EFFECTS = 1000
+"""A row of a minibatch that selects effects costs as much as this many multiplications: its entries
+are gathered and scattered, which takes 50 to 200 nanoseconds."""
+
+SCATTERED = 6
+"""An element of a sparse matrix costs as much as this many of a dense one: 2 nanoseconds."""
+
 READING_HINT = "Write a loop of variables as one variable with an index."
 PASS_HINT = "More threads share a pass: set OMP_NUM_THREADS before Python starts."
 NOISE_HINT = "With `step_size`, `preconditioner` and `batch_size` it is not needed."
@@ -385,7 +392,10 @@ class Setup:
         matrices = 1 if posterior.has_second_derivatives else posterior.n_rows
         too_large = 8 * matrices * posterior.dimension**2 > MOST_COPIED
         reason = None
-        if too_large or not has_dense_curvature(posterior):
+        if self.center.of_rows is not None:
+            if not posterior.has_second_derivatives:
+                reason = "have no second derivatives"
+        elif too_large or not has_dense_curvature(posterior):
             reason = f"would take {matrices} matrices of {posterior.dimension} coordinates"
         elif self._rounding > ALLOWED_ROUNDING * self.bias:
             reason = f"drown in the rounding of {posterior.dtype}: center predictors or use float64"
@@ -637,6 +647,9 @@ def _operations(posterior: Posterior, center: Center) -> tuple[int, int]:
     matrix = center.curvature.covariance
     elements = 2 * matrix.vectors.size if isinstance(matrix, LowRank) else matrix.values.size
     rows = 4 * max(1, posterior.row_elements)
+    if center.of_rows is not None:
+        elements += SCATTERED * center.of_rows.nnz
+        rows += OPERATIONS_OF_EFFECTS
     rows *= OPERATIONS_OF_NODES if posterior.rows_are_groups else 1
     return rows, 2 * elements + (GROUPS_BESIDE * rows if posterior.rows_are_groups else 0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from scipy import sparse
 
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.gradient_estimators.center_difference import CenterDifference
@@ -36,6 +37,8 @@ class Center:
     bend : numpy.ndarray, shape (d,), optional
         Error of each mean, in standard deviations and to first order, for a chain whose variances
         are all too large by a factor of two. It comes from third derivatives of the log density.
+    of_rows : scipy.sparse.csr_array, shape (d, d), optional
+        Minus the Hessian of the log likelihood there, where rows have few coordinates each.
     steepest : float
         Largest curvature within reach of a long run, in units of that of the Gaussian.
     """
@@ -46,6 +49,7 @@ class Center:
     curvature: Curvature
     difference: CenterDifference | None = field(default=None, repr=False, compare=False)
     bend: np.ndarray | None = None
+    of_rows: sparse.csr_array | None = field(default=None, repr=False, compare=False)
     steepest: float = 1.0
 
     @property

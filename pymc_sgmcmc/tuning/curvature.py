@@ -292,13 +292,11 @@ def low_rank_curvature(
         mean = (trace + values.sum()) / dimension
         remainder = max(1.0, float(values.max(initial=0.0)) / mean)
         return diagonal_curvature(scale / np.sqrt(mean), remainder)
-    # Those below the mean are not the smallest, and have hardly converged.
-    relative = np.maximum(values / other_mean, 1.0)
-    return curvature_of_directions(scale / np.sqrt(other_mean), relative, vectors)
+    return curvature_of_directions(scale / np.sqrt(other_mean), values / other_mean, vectors, 0)
 
 
 def curvature_of_directions(
-    scale: np.ndarray, values: np.ndarray, vectors: np.ndarray
+    scale: np.ndarray, values: np.ndarray, vectors: np.ndarray, low: int
 ) -> Curvature:
     r"""A diagonal with the directions of largest and smallest curvature.
 
@@ -307,21 +305,26 @@ def curvature_of_directions(
     scale : numpy.ndarray, shape (d,)
         D, such that the mean curvature in the other directions of :math:`D H D` is 1.
     values, vectors : numpy.ndarray, shape (k,) and (d, k)
-        The largest and smallest eigenvalues of :math:`D H D` and their eigenvectors.
+        Eigenvalues of :math:`D H D` in ascending order, and their eigenvectors.
+    low : int
+        So many of them are the smallest of all, and the others the largest.
     """
-    size = np.abs(np.log(values))
-    order = np.argsort(-size, kind="stable")
-    kept = order[:MOST_DIRECTIONS][size[order[:MOST_DIRECTIONS]] > np.log(WORTHWHILE_DIRECTION)]
-    left, above, below = np.delete(values, kept), values[values > 1], values[values < 1]
+    side = np.where(np.arange(len(values)) < low, -1.0, 1.0)
+    size = side * np.log(np.maximum(values, np.finfo(float).tiny))
+    order = np.argsort(-size, kind="stable")[:MOST_DIRECTIONS]
+    kept = order[size[order] > np.log(WORTHWHILE_DIRECTION)]
     # Those left out bound the others, or the mildest one does where none is left out.
-    remainder = left[left > 1].max() if (left > 1).any() else above.min(initial=np.inf)
-    least = left[left < 1].min() if (left < 1).any() else below.max(initial=0.0)
-    bounds = (float(remainder) if len(above) else 1.0, float(least) if len(below) else 1.0)
+    is_left = ~np.isin(np.arange(len(values)), kept)
+    left, top, bottom = values[is_left], values[low:], values[:low]
+    largest = left.max() if is_left[low:].any() else top.min(initial=np.inf)
+    smallest = left.min() if is_left[:low].any() else bottom.max(initial=0.0)
+    remainder = max(1.0, float(largest)) if len(top) else 1.0
+    least = min(1.0, float(smallest)) if len(bottom) else 1.0
     if not len(kept):
-        return diagonal_curvature(scale, *bounds)
+        return diagonal_curvature(scale, remainder, least)
     precision = LowRank(1 / scale, vectors[:, kept], values[kept] - 1, 1 / scale)
     covariance = precision.inverse
-    return Curvature(precision, covariance, covariance.root, *bounds)
+    return Curvature(precision, covariance, covariance.root, remainder, least)
 
 
 def dense_curvature(scaled: np.ndarray, scale: np.ndarray) -> Curvature:

@@ -274,7 +274,8 @@ def _center_of_effects(
         mean = mean + part * step / max(1.0, longest)
     center = center_at(posterior, mean, curvature)
     bend = curvature.covariance @ (gradient - center.gradient) / curvature.standard_deviations
-    center = replace(center, bend=bend)
+    of_rows = effects.of_rows(mean, curvature.conditional_deviations)
+    center = replace(center, bend=bend, of_rows=of_rows)
     if not longest <= LARGEST_SHIFT:
         worst = posterior.labels[int(np.argmax(np.abs(step / curvature.standard_deviations)))]
         warnings.warn(

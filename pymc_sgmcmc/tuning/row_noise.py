@@ -135,7 +135,9 @@ def row_noise(
         # All rows take little memory, so that none of a level has too much weight.
         most = min(n_rows, NOISE_ELEMENTS // rows.width)
         sample = np.random.default_rng(2018).choice(n_rows, most, replace=False)
-        return RowNoise(rows.deviations_apart(sample), n_rows, 0.0, np.empty(0, dtype=int))
+        of_sample = rows.deviations_apart(sample)
+        longest = n_rows * rows.longest(of_sample) if order == 2 else 0.0
+        return RowNoise(of_sample, n_rows, longest, np.empty(0, dtype=int))
     count = min(WORST_ROWS, n_rows // 10)
     worst = rows.worst(count)
     others = n_rows - count
@@ -245,8 +247,8 @@ class _Rows:
 
     @property
     def are_sparse(self) -> bool:
-        """Whether most numbers of a row are zero, and control variates are of first order."""
-        return self.width < self._posterior.dimension and self._order == 1
+        """Whether most numbers of a row are zero, and rows are differences to the centre."""
+        return self.width < self._posterior.dimension and self._order > 0
 
     @property
     def width(self) -> int:
@@ -258,10 +260,7 @@ class _Rows:
         posterior, root, d = self._posterior, self._center.curvature.root, self._posterior.dimension
         step = max(1, len(self._points) // SEARCH_POINTS)
         points = self._points[::step][:SEARCH_POINTS] or (None,)
-        sketch: Matrix | np.ndarray = root
-        if d > SKETCH:
-            directions = np.random.default_rng(1984).standard_normal((SKETCH, d))
-            sketch = root.each(directions).T / np.sqrt(SKETCH)
+        sketch: Matrix | np.ndarray = self._sketch if d > SKETCH else root
         function = partial(
             _largest_of_rows,
             gradients=None if posterior.source is not None else self._gradients,
@@ -277,6 +276,18 @@ class _Rows:
             chosen = largest(sizes, min(count, len(sizes)))
             numbers, sizes = numbers[chosen], sizes[chosen]
         return numbers
+
+    @property
+    def _sketch(self) -> np.ndarray:
+        """Random directions in units of the root, shape (d, `SKETCH`)."""
+        directions = np.random.default_rng(1984).standard_normal(
+            (SKETCH, self._posterior.dimension)
+        )
+        return self._center.curvature.root.each(directions).T / np.sqrt(SKETCH)
+
+    def longest(self, deviations: Table) -> float:
+        """Largest length of a row in units of the curvature, of rows of many coordinates."""
+        return float(np.linalg.norm(deviations @ self._sketch, axis=1).max())
 
     def deviations_apart(self, numbers: np.ndarray) -> Table:
         """Deviations of rows, each at one point, shape (rows, d)."""

@@ -113,7 +113,7 @@ class SparseCurvature:
         ModelError
             Where the prior joins effects of different levels.
         """
-        return self._of_rows(position, scale) + self._known_of_prior(position, scale)
+        return self.of_rows(position, scale) + self._known_of_prior(position, scale)
 
     def have_scales(self, position: np.ndarray, scale: np.ndarray) -> bool:
         """Whether the prior of effects depends on coordinates that they have in common."""
@@ -124,7 +124,7 @@ class SparseCurvature:
 
     def shares(self, position: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """Part of the curvature along each coordinate that comes from the rows, shape (d,)."""
-        of_rows = np.maximum(self._of_rows(position, scale).diagonal(), 0.0)
+        of_rows = np.maximum(self.of_rows(position, scale).diagonal(), 0.0)
         total = of_rows + np.abs(self._known_of_prior(position, scale).diagonal())
         return np.divide(of_rows, total, out=np.zeros_like(total), where=total > 0)
 
@@ -142,7 +142,8 @@ class SparseCurvature:
             [(self.at(mean + each, scale) + self.at(mean - each, scale)) / 2 for each in shifts]
         )
 
-    def _of_rows(self, position: np.ndarray, scale: np.ndarray) -> sparse.csr_array:
+    def of_rows(self, position: np.ndarray, scale: np.ndarray) -> sparse.csr_array:
+        """The part of the matrix that comes from the rows."""
         d, width, whole = len(position), difference_width(self._posterior), self._whole
         count = self._places.shape[1]
         # Each element is found once, and those on the diagonal are halved: the rest is symmetric.
@@ -297,6 +298,8 @@ def curvature_of_matrices(matrices: Sequence[sparse.csr_array]) -> Curvature:
         values, vectors = eigsh(scaling @ mean @ scaling, k=count, which="BE", v0=start, tol=1e-2)
     except ArpackNoConvergence as failure:  # Those that did converge suffice.
         values, vectors = failure.eigenvalues, failure.eigenvectors
+    ascending = np.argsort(values)
+    values, vectors = values[ascending], vectors[:, ascending]
     other_mean = (dimension - values.sum()) / (dimension - len(values))
     # Where the log density bends upwards at some points a small curvature is known only up to its
     # standard error.
@@ -304,7 +307,8 @@ def curvature_of_matrices(matrices: Sequence[sparse.csr_array]) -> Curvature:
     each = np.array([np.einsum("ij,ij->j", scaled, matrix @ scaled) for matrix in matrices])
     error = each.std(axis=0, ddof=1) / np.sqrt(len(matrices))
     relative = np.maximum(np.abs(values), np.maximum(error, SMALLEST)) / other_mean
-    return curvature_of_directions(scale / np.sqrt(other_mean), relative, vectors)
+    low = int(np.searchsorted(values, other_mean))
+    return curvature_of_directions(scale / np.sqrt(other_mean), relative, vectors, low)
 
 
 def sparse_curvature(posterior: Posterior) -> SparseCurvature | None:

@@ -405,7 +405,7 @@ def counts_with_own_rates():
         (nested_pair_model, ("intercept", "slope")),
         (partial(mixed_model, search.FEWEST_GROUPS - 1), None),
         (partial(mixed_model, 30, search.MOST_RECORDS + 1), None),
-        (partial(mixed_model, search.MOST_COORDINATES, search.MOST_RECORDS + 1), ("z",)),
+        (partial(mixed_model, search.MOST_COORDINATES, search.MOST_RECORDS + 1), None),
         (partial(nested_pair_model, 240, search.MOST_RECORDS + 1), ("intercept", "slope")),
         (partial(mixed_model, 30, 1), ("z",)),
         (counts_with_own_rates, ("rate",)),

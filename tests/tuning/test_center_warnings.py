@@ -302,7 +302,8 @@ def test_predicted_error_of_a_mean(d, n_rows, caplog):
     # The posterior has N - d degrees of freedom, and the curvature is that of one point.
     assert errors.max() == pytest.approx(expected, rel=0.15)
     told = "the mean of `scale_log__` is off by up to about" in caplog.text
-    assert told == (errors.max() > 0.1)
+    # Without gradient noise variances are not too large.
+    assert told == (errors.max() > 0.1 and step.batch_size < n_rows)
 
 
 def test_two_modes_are_reported():
