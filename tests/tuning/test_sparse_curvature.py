@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pymc as pm
+import pytensor
+import pytensor.tensor as pt
 import pytest
 from scipy import integrate, sparse, stats
 
 from pymc_sgmcmc import SGLDCV
 from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.gradient_estimators.center_difference import find_center_difference
 from pymc_sgmcmc.matrices import Diagonal, LowRank
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.sparse_curvature import (
@@ -181,3 +186,38 @@ def test_trace_has_the_variables_of_the_model(trace):
     found = trace["sample_stats"]["gradient"].values[0, 3]
     assert trace["sample_stats"].attrs["sgmcmc_batch_size"] == posterior.n_rows
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+# --- Control variates of second order -----------------------------------------------------------
+
+
+def mean_of_estimates(posterior, curvature, center, position):
+    """The mean over minibatches, that is with all rows, and with a given sum of their matrices."""
+    difference = replace(
+        find_center_difference(posterior, center, order=2), known_curvature=curvature
+    )
+    here, (_, rows) = pt.vector("here"), posterior.position_and_rows()
+    along, weight = difference.along_shift(here)
+    needed = [rows[number] for number in difference.needed]
+    stored = [
+        pt.tensor(f"column_{number}", dtype=dtype, shape=(None, *shape))
+        for number, (dtype, shape) in enumerate(difference.column_types)
+    ]
+    total = difference(here, [*needed, *stored], pt.constant(posterior.n_rows), weight) + along
+    function = pytensor.function([here, *needed, *stored], total, on_unused_input="ignore")
+    return function(position, *difference.rows_of(slice(None)))
+
+
+def test_estimates_are_unbiased(rng):
+    """All rows with the control variate give the gradient of all rows, from a wrong centre too."""
+    posterior = Posterior(nested_model("non-centred"), effects_beyond=0)
+    d = posterior.dimension
+    posterior.coordinates.shares = rng.uniform(size=d)
+    center, position = 0.3 * rng.normal(size=(2, d))
+    curvature = sparse_curvature(posterior).of_rows(center, np.ones(d))
+    expected = posterior.likelihood_gradient(position) - posterior.likelihood_gradient(center)
+    found = mean_of_estimates(posterior, curvature, center, position)
+    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
+    # A sum over a part of the rows would be biased.
+    wrong = mean_of_estimates(posterior, 0.9 * curvature, center, position)
+    assert np.abs(wrong - expected).max() > 1e-2 * np.abs(expected).max()
