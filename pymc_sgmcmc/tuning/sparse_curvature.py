@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
@@ -99,7 +100,9 @@ class SparseCurvature:
         """Gradients of all rows that a matrix takes."""
         return 2 * (int(self._stops[-1]) + len(self._whole))
 
-    def at(self, position: np.ndarray, scale: np.ndarray) -> sparse.csr_array:
+    def at(
+        self, position: np.ndarray, scale: np.ndarray, *, central: bool = False
+    ) -> sparse.csr_array:
         """The matrix at a position.
 
         Parameters
@@ -107,13 +110,16 @@ class SparseCurvature:
         position : numpy.ndarray, shape (d,)
         scale : numpy.ndarray, shape (d,)
             Rough standard deviations, which the differences are small against.
+        central : bool
+            As for `of_rows`.
 
         Raises
         ------
         ModelError
             Where the prior joins effects of different levels.
         """
-        return self.of_rows(position, scale) + self._known_of_prior(position, scale)
+        of_rows = self.of_rows(position, scale, central=central)
+        return of_rows + self._known_of_prior(position, scale)
 
     def have_scales(self, position: np.ndarray, scale: np.ndarray) -> bool:
         """Whether the prior of effects depends on coordinates that they have in common."""
@@ -142,27 +148,40 @@ class SparseCurvature:
             [(self.at(mean + each, scale) + self.at(mean - each, scale)) / 2 for each in shifts]
         )
 
-    def of_rows(self, position: np.ndarray, scale: np.ndarray) -> sparse.csr_array:
-        """The part of the matrix that comes from the rows."""
+    def of_rows(
+        self, position: np.ndarray, scale: np.ndarray, *, central: bool = True
+    ) -> sparse.csr_array:
+        """The part of the matrix that comes from the rows.
+
+        Control variates need central differences, whose error is a millionth. A preconditioner does
+        not, and the others take half of the gradients.
+        """
         d, width, whole = len(position), difference_width(self._posterior), self._whole
         count = self._places.shape[1]
+        here = None if central else self._gradients_at(position, 0.0, 0.0)
+
+        def derivative(step: float, of_entries: Any, of_whole: Any) -> list[np.ndarray]:
+            ahead = self._gradients_at(position, step * of_entries, step * of_whole)
+            behind = here or self._gradients_at(position, -step * of_entries, -step * of_whole)
+            length = step if here else 2 * step
+            return [(b - a) / length for a, b in zip(ahead, behind, strict=True)]
+
         # Each element is found once, and those on the diagonal are halved: the rest is symmetric.
         codes, values = [], []
         for first, second, of_pair, places in self._pairs:
             if first == 0:
                 step = width * float(np.median(scale[self._places[:, second]]))
-                table, _ = self._difference(position, step * np.eye(count)[second], 0.0)
-            weights = table[:, first] / (step if first < second else 2 * step)
+                table, _ = derivative(step, np.eye(count)[second], 0.0)
+            weights = table[:, first] / (1 if first < second else 2)
             codes.append(of_pair)
             values.append(np.bincount(places, weights, minlength=len(of_pair)))
         for number, (place, step) in enumerate(zip(whole, width * scale[whole], strict=True)):
-            shift = step * np.eye(len(whole))[number]
-            table, totals = self._difference(position, 0.0, shift)
+            table, totals = derivative(step, 0.0, np.eye(len(whole))[number])
             of_effects = np.zeros(d)
             for first in range(count):
                 of_effects += np.bincount(self._places[:, first], table[:, first], minlength=d)
             codes += [np.arange(d) * d + place, whole * d + place]
-            values += [of_effects / step, totals / (2 * step)]
+            values += [of_effects, totals / 2]
         rows, columns = np.divmod(np.concatenate(codes), d)
         half = sparse.coo_array((np.concatenate(values), (rows, columns)), shape=(d, d)).tocsr()
         return half + half.T
@@ -196,31 +215,19 @@ class SparseCurvature:
     def _chunks(self) -> Iterator[list[np.ndarray]]:
         return self._posterior.chunks(self.evaluations // 2)
 
-    def _difference(
+    def _gradients_at(
         self, position: np.ndarray, of_entries: np.ndarray | float, of_whole: np.ndarray | float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Half the change of minus the gradient between two opposite shifts.
-
-        The parts are those of the entries of each row and, for all rows, of other coordinates.
-        """
-        tables, totals = [], np.zeros(len(self._whole))
-        start = 0
+        """Gradient in the entries of each row, and in other coordinates of all rows, at a shift."""
+        tables, totals, start = [], np.zeros(len(self._whole)), 0
         for rows in self._chunks():
             stop = start + len(rows[0])
-            entries = position[self._places[start:stop]]
-            behind, ahead = (
-                self._gradients(
-                    *self._pieces(
-                        entries + sign * of_entries, position[self._whole] + sign * of_whole
-                    ),
-                    np.asarray(stop - start),
-                    *rows,
-                )
-                for sign in (-1, 1)
-            )
-            self._posterior.count_evaluated(2 * (stop - start))
-            tables.append((behind[0] - ahead[0]) / 2)
-            totals += (behind[1] - ahead[1]) / 2
+            entries = position[self._places[start:stop]] + of_entries
+            pieces = self._pieces(entries, position[self._whole] + of_whole)
+            table, total = self._gradients(*pieces, np.asarray(stop - start), *rows)
+            self._posterior.count_evaluated(stop - start)
+            tables.append(table)
+            totals += total
             start = stop
         return np.concatenate(tables), totals
 
