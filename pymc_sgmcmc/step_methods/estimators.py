@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from pymc_sgmcmc.batching import ANY_NOISE
@@ -75,8 +73,8 @@ def make_estimator(
         difference = find_center_difference(
             posterior, center.position, joint_center.others, order=order
         )
-        if order == 2:
-            difference = replace(difference, known_curvature=center.of_rows)
+    if order == 2 and center.of_rows is not None:
+        difference = difference.with_curvature(center.of_rows)
     scheme = batching_of(
         posterior,
         batching,

@@ -43,6 +43,7 @@ from pymc_sgmcmc.step_methods.mirror import (
 from pymc_sgmcmc.step_methods.settings import Settings, check_preconditioner, is_curvature
 from pymc_sgmcmc.tuning import (
     DENSE_DIMENSION,
+    GATHERED,
     Center,
     RowNoise,
     StepSizeChoice,
@@ -485,6 +486,7 @@ class Setup:
             noise_of_rows.largest / largest,
             law=self.law,
             error=self.bias,
+            gathered=1.0 if self.posterior.coordinates is None else GATHERED,
         )
 
     def gradient_deviations(self) -> np.ndarray:

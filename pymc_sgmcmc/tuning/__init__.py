@@ -3,7 +3,7 @@
 The results are deterministic for a given model and data, since rows are sampled with fixed seeds.
 """
 
-from pymc_sgmcmc.tuning.batch_size import choose_batch_size, least_cost
+from pymc_sgmcmc.tuning.batch_size import GATHERED, choose_batch_size, least_cost
 from pymc_sgmcmc.tuning.center import Center, center_at, laplace_draws, laplace_pairs
 from pymc_sgmcmc.tuning.curvature import (
     DENSE_DIMENSION,
@@ -25,6 +25,7 @@ from pymc_sgmcmc.tuning.step_size import (
 
 __all__ = [
     "DENSE_DIMENSION",
+    "GATHERED",
     "NOISE_POINTS",
     "VARIANCE_INFLATION",
     "Center",

@@ -15,10 +15,10 @@ They take about 2 microseconds."""
 OPERATIONS_OF_FUNCTIONS = 50
 """The functions of a row, such as an exponential, cost as much as this many multiplications."""
 
-GATHERED = 4
-"""A row of a minibatch costs as much as this many of a pass over all rows in order: its data are
-gathered, and its gradient at the centre is a second one. It is 3.9 to 4.6 for effects of two
-factors."""
+GATHERED = 4.0
+"""A row of a minibatch with effects costs as much as this many of a pass over all rows in order:
+its data are gathered, and its gradient at the centre is a second one. It is 3.9 to 4.6 for effects
+of two factors."""
 
 ALLOWED_COST = 1.1
 """The smallest batch size is taken whose cost is at most this many times the least. It is a
@@ -35,6 +35,7 @@ def choose_batch_size(
     *,
     law: Law = EULER,
     error: float = VARIANCE_INFLATION,
+    gathered: float = 1.0,
 ) -> int:
     r"""Smallest batch size at which an effective draw costs hardly more than the least.
 
@@ -65,6 +66,8 @@ def choose_batch_size(
     law : Law
     error : float
         The relative error of the variance.
+    gathered : float
+        What a row of a minibatch costs, in rows of a pass over all of them.
 
     Examples
     --------
@@ -74,7 +77,7 @@ def choose_batch_size(
     1291
     """
     operations = row_operations, matrix_operations
-    sizes, costs = _costs(noise_rows, largest, n_rows, operations, law, error)
+    sizes, costs = _costs(noise_rows, largest, n_rows, operations, law, error, gathered)
     size = int(sizes[np.argmax(costs <= ALLOWED_COST * costs.min())])
     # So many rows cost little beside a transition, and make the noise smaller.
     return max(size, min(n_rows, int((ALLOWED_COST - 1) * _overhead(operations))))
@@ -107,13 +110,14 @@ def _costs(
     operations: tuple[int, int],
     law: Law,
     error: float,
+    gathered: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray]:
     overhead = _overhead(operations)
     sizes = np.unique(np.geomspace(1, n_rows, 1000).astype(int))
     noises = noise_rows / sizes * (n_rows - sizes) / max(1, n_rows - 1)
     bounds = [largest_step_of_rows(largest, size) if size < n_rows else np.inf for size in sizes]
     steps = np.minimum([law.step_size(noise, 1.0, error) for noise in noises], bounds)
-    return sizes, (overhead + np.where(sizes < n_rows, sizes, n_rows / GATHERED)) / steps
+    return sizes, (overhead + np.where(sizes < n_rows, sizes, n_rows / gathered)) / steps
 
 
 def _overhead(operations: tuple[int, int]) -> float:

@@ -20,6 +20,7 @@ from pymc_sgmcmc import (
     CenterWarning,
     ModelError,
     PolynomialDecay,
+    sample,
 )
 from pymc_sgmcmc.matrices import Dense
 from pymc_sgmcmc.posterior import Posterior
@@ -433,3 +434,26 @@ def test_step_beside_another_step_method_is_stable_where_that_one_moves():
     assert step.center.steepest == pytest.approx(steepest, rel=0.05)
     alone = SGLDCV([u], model=model, center={"u": step.center.position})
     assert alone.center.steepest == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.slow
+def test_long_runs_of_a_bent_posterior():
+    """Ordered answers with few at one end: a long valley, where derivatives at the centre count."""
+    rng, n_rows = np.random.default_rng(4), 10_000
+    x = rng.normal(size=n_rows)
+    latent = 0.8 * x + rng.logistic(size=n_rows)
+    limits = [10, n_rows // 3, 2 * n_rows // 3, n_rows - 15]
+    y = np.searchsorted(limits, np.argsort(np.argsort(latent)), side="right")
+    with pm.Model():
+        slope = pm.Normal("slope", 0, 2)
+        cutpoints = pm.Normal(
+            "cutpoints",
+            0,
+            10,
+            shape=4,
+            transform=pm.distributions.transforms.ordered,
+            initval=[-6.0, -1.0, 1.0, 6.0],
+        )
+        pm.OrderedLogistic("y", eta=slope * x, cutpoints=cutpoints, observed=y, compute_p=False)
+        trace = sample(10_000, chains=4, cores=1, random_seed=1, progressbar=False, quiet=True)
+    assert np.isfinite(trace["sample_stats"]["position"]).all()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pymc as pm
 import pytensor
@@ -196,9 +194,7 @@ def test_trace_has_the_variables_of_the_model(trace):
 
 def mean_of_estimates(posterior, curvature, center, position):
     """The mean over minibatches, that is with all rows, and with a given sum of their matrices."""
-    difference = replace(
-        find_center_difference(posterior, center, order=2), known_curvature=curvature
-    )
+    difference = find_center_difference(posterior, center, order=2).with_curvature(curvature)
     here, (_, rows) = pt.vector("here"), posterior.position_and_rows()
     along, weight = difference.along_shift(here)
     needed = [rows[number] for number in difference.needed]
