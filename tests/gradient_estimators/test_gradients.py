@@ -351,7 +351,10 @@ def test_second_order_of_long_graphs_and_of_operations_without_derivative(monkey
 
 
 def test_second_order_far_from_the_centre():
-    """Differences of gradients are bounded here, so the noise is bounded too; there is no bias."""
+    """Differences of gradients are bounded here, so the noise is bounded too; there is no bias.
+
+    The first distance is near the one from which the shift is taken shorter.
+    """
     posterior = Posterior(logistic_model(n_rows=N_ROWS))
     center = np.array([0.3, -0.2, 0.5])
     difference = find_center_difference(posterior, center, order=2)
@@ -362,7 +365,7 @@ def test_second_order_far_from_the_centre():
     outputs = [estimator(at, index), difference.along_shift(at)[1]]
     estimate = pytensor.function([at, index], outputs, mode="FAST_COMPILE")
     spreads = []
-    for distance in (5, 5000):
+    for distance in (5 * center_difference.FARTHEST_SHIFT, 5000):
         position = center + distance * np.array([1.0, -1.0, 1.0])
         found = [estimate(position, rows) for rows in all_subsets(N_ROWS, BATCH_SIZE)]
         exact = posterior.gradient(position)
