@@ -134,22 +134,7 @@ class SelectedRowGradients(RowGradients):
     def __init__(self, posterior: Posterior, graph: SelectedGraph):
         super().__init__(posterior)
         self._graph = graph
-        layout = posterior.layout
-        numbers = np.arange(layout.dimension)
-        places = {
-            variable: numbers[part].reshape(shape)
-            for variable, part, shape in zip(
-                layout.variables, layout.slices, layout.shapes, strict=True
-            )
-        }
-        # For each entry of the indexed axis, the coordinates that a row selects with it.
-        self._places = [
-            np.moveaxis(places[selection.variable], selection.axis, 0).reshape(-1, selection.width)
-            for selection in graph.selections
-        ]
-        self._whole_places = np.concatenate(
-            [np.empty(0, dtype=int), *(places[variable].ravel() for variable in graph.whole)]
-        )
+        self._places, self._whole_places = places_of(posterior, graph)
         widths = [selection.width for selection in graph.selections]
         self._stops = np.cumsum([0, *widths]).tolist()
         self.width = self._stops[-1] + len(self._whole_places)
@@ -252,6 +237,27 @@ class SelectedRowGradients(RowGradients):
         """Everything but the functions, which are compiled again when needed."""
         compiled = {"_function_of_rows", "_function_of_places", "_function_of_total"}
         return {name: value for name, value in vars(self).items() if name not in compiled}
+
+
+def places_of(posterior: Posterior, graph: SelectedGraph) -> tuple[list[np.ndarray], np.ndarray]:
+    """Coordinates of each entry of the indexed axes, (entries, width) each, and of `graph.whole`.
+
+    A row selects those of one entry with each selection.
+    """
+    layout = posterior.layout
+    numbers = np.arange(layout.dimension)
+    places = {
+        variable: numbers[part].reshape(shape)
+        for variable, part, shape in zip(
+            layout.variables, layout.slices, layout.shapes, strict=True
+        )
+    }
+    of_selections = [
+        np.moveaxis(places[selection.variable], selection.axis, 0).reshape(-1, selection.width)
+        for selection in graph.selections
+    ]
+    whole = [places[variable].ravel() for variable in graph.whole]
+    return of_selections, np.concatenate([np.empty(0, dtype=int), *whole])
 
 
 def stored_gradients(posterior: Posterior) -> RowGradients:

@@ -22,7 +22,7 @@ from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior.selected import SelectedGraph, selected_graph
+from pymc_sgmcmc.posterior.selected import SelectedGraph, places_of, selected_graph
 from pymc_sgmcmc.tuning.curvature import (
     MOST_DIRECTIONS,
     NOT_FINITE,
@@ -52,23 +52,9 @@ class SparseCurvature:
 
     def __init__(self, posterior: Posterior, graph: SelectedGraph):
         self._posterior = posterior
-        layout = posterior.layout
-        numbers = np.arange(posterior.dimension)
-        places = {
-            variable: numbers[part].reshape(shape)
-            for variable, part, shape in zip(
-                layout.variables, layout.slices, layout.shapes, strict=True
-            )
-        }
-        self._whole_shapes = [places[variable].shape for variable in graph.whole]
-        self._whole = np.concatenate(
-            [np.empty(0, dtype=int), *(places[variable].ravel() for variable in graph.whole)]
-        )
-        # For each level, the coordinates that a row of this level selects.
-        self._levels = [
-            np.moveaxis(places[selection.variable], selection.axis, 0).reshape(-1, selection.width)
-            for selection in graph.selections
-        ]
+        self._levels, self._whole = places_of(posterior, graph)
+        shapes = dict(zip(posterior.layout.variables, posterior.layout.shapes, strict=True))
+        self._whole_shapes = [shapes[variable] for variable in graph.whole]
         self._entry_shapes = [each.entries.type.shape[1:] for each in graph.selections]
         self._stops = np.cumsum([0, *(levels.shape[1] for levels in self._levels)])
         # Two indices of one variable are one set of columns.
