@@ -74,9 +74,12 @@ class Effect:
     share: SharedVariable
 
     @property
-    def exponent(self) -> TensorVariable:
-        """The power e of the scale in :math:`x = m + s^e v`."""
-        return float(self.is_centered) - self.share
+    def log_factor(self) -> TensorVariable:
+        """The logarithm of :math:`|s|^e` in :math:`x = m + |s|^e v`.
+
+        A factor of standardised effects may have any sign, as that of a loading.
+        """
+        return (float(self.is_centered) - self.share) * pt.log(pt.abs(self.scale))
 
 
 class EffectCoordinates:
@@ -94,11 +97,10 @@ class EffectCoordinates:
         self.replacements: dict[Variable, TensorVariable] = {}
         self.log_jacobian: TensorVariable = pt.zeros((), dtype=layout.dtype)
         for each in self.effects:
-            location, scale = clone_replace(
-                [each.location, each.scale], self.replacements, rebuild_strict=False
+            location, logarithm = clone_replace(
+                [each.location, each.log_factor], self.replacements, rebuild_strict=False
             )
             x = each.variable
-            logarithm = each.exponent * pt.log(scale)
             # An exponential takes half of the time of a power.
             self.replacements[x] = (location + pt.exp(logarithm) * x).astype(x.dtype)
             self.log_jacobian += logarithm.sum().astype(layout.dtype)
@@ -150,8 +152,7 @@ class EffectCoordinates:
     def _coordinates(self) -> TensorVariable:
         moved: dict[Variable, TensorVariable] = {}
         for each in self.effects:
-            back = (each.variable - each.location) * each.scale ** (-each.exponent)
-            moved[each.variable] = back
+            moved[each.variable] = (each.variable - each.location) * pt.exp(-each.log_factor)
         return self.layout.join([moved.get(each, each) for each in self.layout.variables])
 
     @cached_property
@@ -163,7 +164,7 @@ class EffectCoordinates:
         given = pt.vector("gradient", dtype=self.layout.dtype)
         value = pt.dot(self._coordinates, given)
         for each in self.effects:
-            value -= (each.exponent * pt.log(each.scale)).sum()
+            value -= each.log_factor.sum()
         return self._function(self.layout.gradient(value), given)
 
     def _function(self, graph: TensorVariable, *others: TensorVariable) -> Any:

@@ -116,6 +116,21 @@ def test_gradients_of_the_variables(pair, rng):
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
+def test_factors_of_any_sign(rng):
+    """A loading may be negative, where the density is as finite as in the variables themselves."""
+    group = rng.integers(6, size=40)
+    with pm.Model() as model:
+        loading, z = pm.Normal("loading"), pm.Normal("z", shape=6)
+        pm.Normal("y", loading * z[group], 1, observed=rng.normal(size=40))
+    plain, own = Posterior(model), Posterior(model, effects_beyond=0)
+    own.coordinates.shares = rng.uniform(size=own.dimension)
+    values = np.array([-0.7, *rng.normal(size=6)])
+    position = own.coordinates.to_coordinates(values)
+    np.testing.assert_allclose(own.coordinates.to_values(position), values)
+    found = own.coordinates.gradients(values, own.gradient(position))
+    np.testing.assert_allclose(found, plain.gradient(values), rtol=1e-9, atol=1e-9)
+
+
 def effects_of(build):
     """Names of the effects of a model of 40 rows in 6 groups."""
     rng = np.random.default_rng(2)
