@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import wraps
 from typing import Any
 
 import numpy as np
 import pytensor.scalar.basic as scalar_basic
 from pytensor.compile.aliasing import infer_reuse_pattern
+from pytensor.compile.inner_function import link_only_mode
 from pytensor.graph.basic import Apply
 from pytensor.link.basic import PerformLinker
+from pytensor.scan.op import Scan
 from pytensor.tensor.elemwise import Elemwise
 
 Cell = list[Any]
@@ -25,6 +28,11 @@ class NumpyLinker(PerformLinker):
 
     def make_all(self, *arguments: Any, **options: Any) -> Any:
         """Function, containers of its inputs and outputs, and the operations in order."""
+        for node in self.fgraph.apply_nodes:
+            # PyTensor's own virtual machine writes preallocated outputs.
+            if isinstance(node.op, Scan) and not any(node.op.mitmots_preallocated):
+                node.op = copy(node.op)
+                node.op._fn = node.op.compile_fn(link_only_mode(NumpyLinker()))
         function, *containers, thunks, order = super().make_all(*arguments, **options)
         # `ifelse` asks which of its inputs PyTensor's code has computed.
         if not any(getattr(thunk, "lazy", False) for thunk in thunks):
