@@ -23,6 +23,7 @@ from pymc_sgmcmc.gradient_estimators import GradientEstimator
 from pymc_sgmcmc.noise import fill_standard_normal
 from pymc_sgmcmc.numba_loop import LoopOfTransitions, with_numpy_products
 from pymc_sgmcmc.posterior.compiled import (
+    WITHOUT_BROADCAST_CHECKS,
     WRONG_REWRITES,
     compile_quietly,
 )
@@ -129,6 +130,7 @@ class TransitionBlock:
         mode = with_numpy_products(compile_kwargs.get("mode")).excluding(*WRONG_REWRITES)
         if isinstance(mode.linker, NumbaLinker):
             # A loop of its own, which Numba compiles sooner than a scan.
+            mode = mode.including(WITHOUT_BROADCAST_CHECKS)
             entries = [sequence[0].type() for sequence in sequences]
             body = self._transition(estimator)
 

@@ -46,14 +46,14 @@ class Conditional:
         self.dtype = density.block.dtype
         start = pt.tensor("start", shape=(None, self.size), dtype=self.dtype)
         if quadratic:
-            centre, root = quadratic_mode(density)
+            mode = quadratic_mode(density)
         else:
             points = pt.tensor("points", shape=(None, None, self.size), dtype=self.dtype)
             self._log_density = compile_on_arrays(
                 [points, density.numbers, *parameters], density.at_points(points), NUMPY_MODE
             )
-            centre, root = find_mode(density)
-        graphs = [centre, *(entry for row in root for entry in row)]
+            mode = find_mode(density)
+        graphs = [mode.block, *(entry for row in mode.root for entry in row)]
         from_start = rebuild(graphs, {density.start: start})
         self._start = compile_on_arrays([density.numbers, *parameters], density.start, NUMPY_MODE)
         self._centre = compile_on_arrays(

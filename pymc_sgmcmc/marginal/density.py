@@ -109,6 +109,11 @@ class GroupDensity:
         self.block = pt.tensor(
             "block", shape=(None, structure.block_size), dtype=structure.locals[0].value.dtype
         )
+        # Derivatives by vectors need no matrices of zeros around them.
+        self.columns = [
+            pt.vector(f"block_{column}", dtype=self.block.dtype)
+            for column in range(structure.block_size)
+        ]
         self.numbers = pt.tensor("numbers", shape=(None,), dtype="int64")
         self._only_beside_rows = only_beside_rows
         self._reading = {"only_beside_rows": only_beside_rows, "by_group": by_group}
@@ -233,14 +238,15 @@ class GroupDensity:
 
     @cached_property
     def local_values(self) -> dict[TensorVariable, TensorVariable]:
-        """What stands for the value variables, as pieces of the block."""
+        """What stands for the value variables, of columns of the block."""
         pieces: dict[TensorVariable, TensorVariable] = {}
         start = 0
         for local in self.structure.locals:
             stop = start + local.size_in_group
-            piece = self.block[:, start] if not local.shape_in_group else self.block[:, start:stop]
+            piece = self.columns[start]
             if local.shape_in_group:
-                piece = piece.reshape((self.block.shape[0], *local.shape_in_group))
+                piece = pt.stack(self.columns[start:stop], axis=1)
+                piece = piece.reshape((piece.shape[0], *local.shape_in_group))
             pieces[local.entries] = pt.moveaxis(piece, 0, local.axis) if local.axis else piece
             start = stop
         return pieces
@@ -259,10 +265,24 @@ class GroupDensity:
         present = keep_whole((counts > 0).astype(integral.dtype), "present")
         return present[self.numbers] * integral
 
+    def at(
+        self, graphs: Sequence[TensorVariable], columns: Sequence[TensorVariable]
+    ) -> list[TensorVariable]:
+        """Graphs with the columns of a block for those of the placeholder."""
+        return rebuild(graphs, dict(zip(self.columns, columns, strict=True)))
+
+    def _on_block(self, graphs: Sequence[TensorVariable]) -> list[TensorVariable]:
+        return self.at(graphs, [self.block[:, column] for column in range(self.block_size)])
+
+    @cached_property
+    def of_columns(self) -> TensorVariable:
+        """Joint log density of each chosen group, of the columns of the block."""
+        return self._sum([piece.values for piece in self._pieces])
+
     @cached_property
     def value(self) -> TensorVariable:
         """Joint log density of each chosen group, shape (groups,)."""
-        return self._sum([piece.values for piece in self._pieces])
+        return self._on_block([self.of_columns])[0]
 
     def at_points(self, points: TensorVariable) -> TensorVariable:
         """Joint log densities, shape (points, groups), of several blocks for each chosen group.
@@ -271,13 +291,17 @@ class GroupDensity:
         ----------
         points : TensorVariable, shape (points, groups, q)
         """
-        points = pt.specify_shape(points, (None, None, self.block_size))
-        return self._sum(vectorize_graph([p.values for p in self._pieces], {self.block: points}))
+        return self.at_columns([points[..., column] for column in range(self.block_size)])
+
+    def at_columns(self, columns: Sequence[TensorVariable]) -> TensorVariable:
+        """Those of several blocks whose columns are matrices, shape (points, groups)."""
+        replacements = dict(zip(self.columns, columns, strict=True))
+        return self._sum(vectorize_graph([p.values for p in self._pieces], replacements))
 
     def prior_at_points(self, points: TensorVariable) -> TensorVariable:
         """Log densities of the local variables alone, shape (points, groups)."""
-        points = pt.specify_shape(points, (None, None, self.block_size))
-        return sum(vectorize_graph(self._of_locals, {self.block: points}))
+        replacements = {column: points[..., k] for k, column in enumerate(self.columns)}
+        return sum(vectorize_graph(self._of_locals, replacements))
 
     @property
     def _of_locals(self) -> list[TensorVariable]:
@@ -292,27 +316,37 @@ class GroupDensity:
         ]
         return sum(sums[1:], sums[0])
 
-    @cached_property
+    @property
     def gradient(self) -> TensorVariable:
         """Gradient of the joint log density by the block of each group, shape (groups, q)."""
-        # The groups are independent, so these are derivatives of the sum over groups.
-        return pt.grad(self.value.sum(), self.block)
+        return pt.stack(self._on_block(self.slopes), axis=1)
 
-    @cached_property
+    @property
     def hessian(self) -> list[TensorVariable]:
         """Second derivatives by the block of each group: q * q vectors, row by row."""
-        return self._hessian(self.gradient)
+        return self._on_block(self.second)
 
-    @cached_property
+    @property
     def prior_hessian(self) -> list[TensorVariable]:
         """Second derivatives of the log density of the local variables alone."""
-        total = sum(values.sum() for values in self._of_locals)
-        return self._hessian(pt.grad(total, self.block, disconnected_inputs="ignore"))
+        return self._on_block(self.second_of_prior)
 
-    def _hessian(self, gradient: TensorVariable) -> list[TensorVariable]:
-        size = self.block_size
-        rows = [
-            pt.grad(gradient[:, row].sum(), self.block, disconnected_inputs="ignore")
-            for row in range(size)
-        ]
-        return [row[:, column] for row in rows for column in range(size)]
+    @cached_property
+    def slopes(self) -> list[TensorVariable]:
+        """Gradient of the joint log density of the columns of the block, by them."""
+        # The groups are independent, so these are derivatives of the sum over groups.
+        return self._derivatives(self.of_columns.sum())
+
+    @cached_property
+    def second(self) -> list[TensorVariable]:
+        """Second derivatives of the columns of the block, by them, row by row."""
+        return [entry for row in self.slopes for entry in self._derivatives(row.sum())]
+
+    @cached_property
+    def second_of_prior(self) -> list[TensorVariable]:
+        """Second derivatives of the log density of the local variables alone, of columns."""
+        rows = self._derivatives(sum(values.sum() for values in self._of_locals))
+        return [entry for row in rows for entry in self._derivatives(row.sum())]
+
+    def _derivatives(self, total: TensorVariable) -> list[TensorVariable]:
+        return pt.grad(total, self.columns, disconnected_inputs="ignore")

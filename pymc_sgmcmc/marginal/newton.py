@@ -16,7 +16,6 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.posterior.compiled import FEW_STEPS
-from pymc_sgmcmc.posterior.graphs import rebuild
 
 type Matrix = Sequence[Sequence[TensorVariable]]
 """Entry (i, j) is a vector with one entry a group."""
@@ -46,13 +45,19 @@ class Mode(NamedTuple):
 
     Attributes
     ----------
-    block : TensorVariable, shape (groups, q)
+    columns : sequence of TensorVariable
+        The q local quantities, each a vector with one entry a group.
     root : Matrix
         Lower triangular Cholesky factor of the negative Hessian at the mode.
     """
 
-    block: TensorVariable
+    columns: Sequence[TensorVariable]
     root: Matrix
+
+    @property
+    def block(self) -> TensorVariable:
+        """The local quantities, shape (groups, q)."""
+        return pt.stack(self.columns, axis=1)
 
 
 def cholesky(matrix: Matrix, floors: Sequence[TensorVariable] | None = None) -> Matrix:
@@ -107,16 +112,17 @@ def find_mode(density: GroupDensity) -> Mode:
     the log density.
     """
     prior = _Prior(density)
-    (value,) = rebuild([density.value], {density.block: density.start})
-    blocks, *_ = pytensor.scan(
+    start = columns(density.start, density.block_size)
+    (value,) = density.at([density.of_columns], start)
+    states = pytensor.scan(
         lambda *state: _search_step(density, prior, *state),
-        outputs_info=[density.start, value, pt.full_like(value, FIRST_RADIUS, dtype=value.dtype)],
+        outputs_info=[*start, value, pt.full_like(value, FIRST_RADIUS, dtype=value.dtype)],
         n_steps=MOST_STEPS,
         name=FEW_STEPS,
         return_updates=False,
     )
-    block = blocks[-1]
-    return Mode(block, newton_step(density, block, prior).root)
+    mode = [state[-1] for state in states[: density.block_size]]
+    return Mode(mode, newton_step(density, mode, prior).root)
 
 
 def quadratic_mode(density: GroupDensity) -> Mode:
@@ -124,15 +130,22 @@ def quadratic_mode(density: GroupDensity) -> Mode:
 
     Newton's method ends after a single step then, wherever it starts.
     """
-    newton = newton_step(density, density.start)
-    return Mode(density.start + pt.stack(newton.step, axis=1), newton.root)
+    start = columns(density.start, density.block_size)
+    newton = newton_step(density, start)
+    return Mode(moved(start, newton.step), newton.root)
+
+
+def moved(place: Sequence[TensorVariable], step: Sequence[TensorVariable]) -> list[TensorVariable]:
+    """Columns of blocks after a step."""
+    return [entry + change for entry, change in zip(place, step, strict=True)]
 
 
 class _Prior:
     """The curvature of the prior of the local variables at its centre."""
 
     def __init__(self, density: GroupDensity):
-        entries = rebuild(density.prior_hessian, {density.block: density.start})
+        start = columns(density.start, density.block_size)
+        entries = density.at(density.second_of_prior, start)
         smallest = [pt.constant(SMALLEST_PRIOR_PIVOT)] * density.block_size
         self.root = cholesky(square([-entry for entry in entries]), smallest)
         self.floors = [SMALLEST_PIVOT * entries[row] ** 2 for row, entries in enumerate(self.root)]
@@ -156,38 +169,35 @@ class _NewtonStep(NamedTuple):
 
 
 def newton_step(
-    density: GroupDensity, block: TensorVariable, prior: _Prior | None = None
+    density: GroupDensity, place: Sequence[TensorVariable], prior: _Prior | None = None
 ) -> _NewtonStep:
-    """Newton's method at a block of each group; a prior keeps the curvature positive."""
-    slope, *entries = rebuild([density.gradient, *density.hessian], {density.block: block})
+    """Newton's method at the columns of a block; a prior keeps the curvature positive."""
+    derivatives, size = density.at([*density.slopes, *density.second], place), density.block_size
     floors = None if prior is None else prior.floors
-    root = cholesky(square([-entry for entry in entries]), floors)
-    scaled = solve_lower(root, columns(slope, density.block_size))
+    root = cholesky(square([-entry for entry in derivatives[size:]]), floors)
+    scaled = solve_lower(root, derivatives[:size])
     return _NewtonStep(solve_upper(root, scaled), root, sum(entry**2 for entry in scaled))
 
 
 def _search_step(
     density: GroupDensity,
     prior: _Prior,
-    block: TensorVariable,
-    value: TensorVariable,
-    radius: TensorVariable,
+    *state: TensorVariable,
 ) -> tuple[list[TensorVariable], until]:
-    """The next blocks, their log densities, and the radii in which Newton's step is trusted."""
-    newton = newton_step(density, block, prior)
+    """The next columns, their log densities, and the radii in which Newton's step is trusted."""
+    *place, value, radius = state
+    newton = newton_step(density, place, prior)
     length = prior.length(newton.step)
     fraction = radius / pt.maximum(radius, length)
-    proposal = block + pt.stack([entry * fraction for entry in newton.step], axis=1)
-    (proposed,) = rebuild([density.value], {density.block: proposal})
+    proposal = moved(place, [entry * fraction for entry in newton.step])
+    (proposed,) = density.at([density.of_columns], proposal)
     # Rounding may lower the value at the mode itself.
     raised = (proposed >= value) | (newton.decrement < CONVERGED)
     longer = pt.maximum(radius, 2 * length * fraction)
-    state = [
-        pt.switch(raised[:, None], proposal, block),
-        pt.switch(raised, proposed, value),
-        pt.switch(raised, longer, length * fraction / 4),
-    ]
-    return state, until(pt.all(newton.decrement < CONVERGED))
+    shorter = length * fraction / 4
+    pairs = zip([*proposal, proposed, longer], [*place, value, shorter], strict=True)
+    following = [pt.switch(raised, new, old) for new, old in pairs]
+    return following, until(pt.all(newton.decrement < CONVERGED))
 
 
 def square(entries: Sequence[TensorVariable]) -> Matrix:

@@ -23,16 +23,14 @@ from scipy.special import roots_hermitenorm
 
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.newton import (
-    Matrix,
     Mode,
-    columns,
     find_mode,
     log_determinant,
+    moved,
     newton_step,
     solve_upper,
 )
 from pymc_sgmcmc.marginal.structure import LocalStructure
-from pymc_sgmcmc.posterior.graphs import rebuild
 from pymc_sgmcmc.posterior.rows import keep_whole
 
 HALF_LOG_2_PI = 0.5 * np.log(2 * np.pi)
@@ -66,18 +64,18 @@ def laplace(density: GroupDensity) -> TensorVariable:
     It is exact where the joint log density is quadratic in the local variables. Its gradient is
     that of the approximation: the mode and the curvature depend on the parameters.
     """
-    block, root = _moving_mode(density)
-    (value,) = rebuild([density.value], {density.block: block})
+    mode, root = _moving_mode(density)
+    (value,) = density.at([density.of_columns], mode)
     constant = density.block_size * HALF_LOG_2_PI
     return density.of_records(value - log_determinant(root) + constant)
 
 
 def _moving_mode(density: GroupDensity) -> Mode:
     """Modes and curvatures with their derivatives by the parameters."""
-    mode = disconnected_grad(find_mode(density).block)
+    mode = [disconnected_grad(column) for column in find_mode(density).columns]
     # One more step from the mode, held constant, has the derivatives of the mode itself.
-    block = mode + pt.stack(newton_step(density, mode).step, axis=1)
-    return Mode(block, newton_step(density, block).root)
+    mode = moved(mode, newton_step(density, mode).step)
+    return Mode(mode, newton_step(density, mode).root)
 
 
 def call_of(structure: LocalStructure, *, quadratic: bool) -> str | None:
@@ -138,21 +136,19 @@ def quadrature(
     else:
         fixed = find_mode(density)
         root = [[disconnected_grad(entry) for entry in row] for row in fixed.root]
-        mode = Mode(disconnected_grad(fixed.block), root)
+        mode = Mode([disconnected_grad(column) for column in fixed.columns], root)
     rule = points if isinstance(points, Nodes) else Nodes(density, points)
-    at_nodes = _nodes(mode.block, mode.root, rule.at)
-    values = density.at_points(at_nodes) + rule.offsets[:, None]
-    total = pt.logsumexp(values, axis=0)
+    at_nodes = _nodes(mode, rule.at)
+    values = density.at_columns(at_nodes) + rule.offsets[:, None]
+    # The largest is subtracted for its size only: the gradient does not depend on it.
+    largest = disconnected_grad(values.max(axis=0))
+    largest = pt.switch(pt.isinf(largest), 0, largest)
+    total = largest + pt.log(pt.exp(values - largest).sum(axis=0))
     constant = density.block_size * HALF_LOG_2_PI
     return density.of_records(total - log_determinant(mode.root) + constant)
 
 
-def _nodes(block: TensorVariable, root: Matrix, nodes: TensorVariable) -> TensorVariable:
-    """Nodes for each group, shape (points, groups, q)."""
-    standard = [nodes[:, column][:, None] for column in range(len(root))]
-    scaled = solve_upper(root, standard)
-    moved = [
-        place[None, :] + offset
-        for place, offset in zip(columns(block, len(root)), scaled, strict=True)
-    ]
-    return pt.stack(moved, axis=-1)
+def _nodes(mode: Mode, nodes: TensorVariable) -> list[TensorVariable]:
+    """Columns of the nodes for each group, shape (points, groups) each."""
+    standard = [nodes[:, column][:, None] for column in range(len(mode.root))]
+    return moved([place[None, :] for place in mode.columns], solve_upper(mode.root, standard))

@@ -77,7 +77,9 @@ class LoopOfTransitions:
         outputs = clone_replace(outputs, replacements, rebuild_strict=False)
         graph = FunctionGraph([*inputs, *places], outputs, clone=True)
         forget_notes(graph)
-        mode.excluding("inplace", "fuse_indexed_into_elemwise").optimizer.rewrite(graph)
+        mode = mode.excluding("inplace", "fuse_indexed_into_elemwise")
+        graph._compile_mode = mode  # the graphs inside of scans are rewritten in it too
+        mode.optimizer.rewrite(graph)
         start = len(entries) + len(state)
         changed = set(graph.inputs[start : start + len(memory)])
         graph.attach_feature(Supervisor(set(graph.inputs) - changed))
@@ -112,7 +114,7 @@ class LoopOfTransitions:
         names = {"__name__": __name__, **source.environment}
         function = compile_numba_function_src(text, "transitions", names, cache_key=source.key)
         self.key = source.key
-        self._constants = source.constants
+        self._constants, self._errors = source.constants, source.errors
         # As in NumPy, a division by zero gives infinity or NaN.
         self._function = numba_njit(
             function, final_function=True, cache=source.key is not None, error_model="numpy"
@@ -142,7 +144,9 @@ class LoopOfTransitions:
             state = [np.array(part) for part in state]
         shared = [variable.get_value(borrow=True) for variable in (*self._memory, *self._shared)]
         given = map(_argument, [*state, *shared, *self._constants])
-        memory = self._function(*sequences, *given, *records)
+        failed, *memory = self._function(*sequences, *given, *records)
+        if failed:
+            raise self._errors[int(failed).bit_length() - 1]
         for variable, value in zip(self._memory, memory, strict=True):
             variable.set_value(value, borrow=True)
         return tuple(records)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 from pytensor.compile.mode import Mode, get_mode
@@ -65,21 +66,56 @@ def _contiguous(matrix):
     return np.ascontiguousarray(matrix)
 
 
-def contiguous_in_numba() -> Callable[[np.ndarray], np.ndarray]:
-    """Function that copies a matrix, in Numba, only where BLAS cannot read it."""
-    _register()
-    return _contiguous
-
-
 def _product(x, y, out):
     """The product of two matrices, or of a matrix and a vector, written to an array."""
     np.dot(x, y, out)
 
 
-def product_in_numba() -> Callable[[np.ndarray, np.ndarray, np.ndarray], None]:
-    """Function that writes a product to an array, in Numba."""
+def _sized(array, shape):
+    """The array where it has a shape, otherwise another one."""
+    if array.shape == shape:
+        return array
+    return np.empty(shape, array.dtype)
+
+
+def _chosen(condition, one, other):
+    """One of two numbers."""
+    return one if condition else other
+
+
+def _larger(one, other):
+    """The larger number, or what is no number."""
+    return one if one > other or one != one else other
+
+
+def _smaller(one, other):
+    """The smaller number, or what is no number."""
+    return one if one < other or one != one else other
+
+
+def _valid(numbers, most, length):
+    """The length where all numbers are those of elements, which may count from the end, or zero."""
+    wrong = False
+    for number in numbers:
+        wrong |= (number < -most) | (number >= most)
+    return 0 if wrong else length
+
+
+def _wanted(length, size, product):
+    """The length, where -1 stands for the one that makes a product to a size."""
+    return length if length >= 0 else size // max(-product, 1)
+
+
+_SCALAR = (_sized, _chosen, _larger, _smaller, _valid, _wanted)
+
+
+def functions_in_numba() -> dict[str, Callable[..., Any]]:
+    """Functions that Numba compiles once, by their names in the source of a loop.
+
+    Numba takes a time to compile a function that grows with the square of the number of branches.
+    """
     _register()
-    return _product
+    return {f.__name__.removeprefix("_"): f for f in (_contiguous, _product, *_SCALAR)}
 
 
 def _register() -> None:
@@ -87,8 +123,11 @@ def _register() -> None:
     if "numba" in vars(NumpyDot):
         return
     register_trigamma()
-    from numba.extending import overload
+    from numba.extending import overload, register_jitable
     from pytensor.link.numba.dispatch.basic import numba_njit, register_funcify_and_cache_key
+
+    for function in _SCALAR:
+        register_jitable(function)
 
     @overload(_contiguous)
     def contiguous(matrix):

@@ -1,10 +1,13 @@
 """The operations of a transition as the source of a loop, for Numba.
 
-They are written one after the other: loops over elements, products by `numpy.dot`, slices. All
-others are calls of PyTensor's functions. An array which no later transition reads is written into
-the memory of the transition before, and one that is recorded to the place where it is recorded.
-Rows that are gathered from a matrix are read where they are needed, and what is only summed up
-along rows or added to rows is evaluated there.
+They are written one after the other: loops over elements, products by `numpy.dot`, slices, and
+scans of a state. All others are calls of PyTensor's functions. An array which no later transition
+reads is written into the memory of the transition before, and one that is recorded to the place
+where it is recorded. Rows that are gathered, axes in another order and repeated numbers are read
+where they are needed, and what is only summed up or added to rows is evaluated there.
+
+Numba takes long to compile calls and places that raise an error. So an error is a number, which the
+function returns.
 """
 
 from __future__ import annotations
@@ -18,25 +21,37 @@ from typing import Any
 import numpy as np
 import pytensor.scalar.basic as scalar_basic
 import pytensor.scalar.math as scalar_math
+from pytensor.compile.ops import DeepCopyOp
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
+from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import Composite, ScalarOp, ScalarType
-from pytensor.tensor.basic import Alloc, Join, ScalarFromTensor, TensorFromScalar
+from pytensor.scan.op import Scan
+from pytensor.tensor.basic import (
+    Alloc,
+    AllocEmpty,
+    ARange,
+    Join,
+    MakeVector,
+    ScalarFromTensor,
+    TensorFromScalar,
+)
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot, Sum
-from pytensor.tensor.shape import Shape_i, SpecifyShape
+from pytensor.tensor.shape import Reshape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import (
     AdvancedIncSubtensor,
     AdvancedSubtensor,
+    IncSubtensor,
     Subtensor,
     indices_from_subtensor,
 )
 from pytensor.tensor.type import TensorType
 
 from pymc_sgmcmc.numba_loop.prefetch import prefetch_in_numba
-from pymc_sgmcmc.numba_loop.products import FLOATING, contiguous_in_numba, product_in_numba
+from pymc_sgmcmc.numba_loop.products import FLOATING, functions_in_numba
 
-VERSION = 15
+VERSION = 16
 """This number is a part of the key in the compile cache. It changes with the code of this folder,
 and with the names of its modules, by which cached functions find what they call."""
 
@@ -54,13 +69,21 @@ EXPRESSIONS: dict[type[ScalarOp], str] = {
     scalar_basic.Tanh: "np.tanh({0})",
     scalar_basic.Identity: "{0}",
     scalar_basic.Second: "{1}",
-    scalar_basic.Switch: "({1} if {0} else {2})",
+    scalar_basic.Switch: "chosen({0}, {1}, {2})",
     scalar_basic.LT: "({0} < {1})",
     scalar_basic.GT: "({0} > {1})",
     scalar_basic.LE: "({0} <= {1})",
     scalar_basic.GE: "({0} >= {1})",
     scalar_basic.EQ: "({0} == {1})",
     scalar_basic.NEQ: "({0} != {1})",
+    scalar_basic.AND: "({0} & {1})",
+    scalar_basic.OR: "({0} | {1})",
+    scalar_basic.IsNan: "({0} != {0})",
+    scalar_basic.IsInf: "(abs({0}) == np.inf)",
+    scalar_basic.Abs: "abs({0})",
+    scalar_basic.IntDiv: "({0} // {1})",
+    scalar_basic.Maximum: "larger({0}, {1})",
+    scalar_basic.Minimum: "smaller({0}, {1})",
     scalar_math.Sigmoid: "(1 / (1 + np.exp(-{0})))",
 }
 """Source of scalar operations. Those that are not here are calls of PyTensor's functions."""
@@ -68,6 +91,22 @@ EXPRESSIONS: dict[type[ScalarOp], str] = {
 
 OF_ANY_TYPE = (scalar_basic.Identity, scalar_basic.Second, scalar_basic.Switch)
 """These operations only choose one of their inputs."""
+
+OF_TRUTH = (scalar_basic.AND, scalar_basic.OR)
+"""These operations are of truth values."""
+
+REDUCTIONS: dict[type[ScalarOp], tuple[str, str]] = {
+    scalar_basic.Add: ("0", "{0} + {1}"),
+    scalar_basic.Mul: ("1", "{0} * {1}"),
+    scalar_basic.Maximum: ("-np.inf", EXPRESSIONS[scalar_basic.Maximum]),
+    scalar_basic.Minimum: ("np.inf", EXPRESSIONS[scalar_basic.Minimum]),
+    scalar_basic.AND: ("True", EXPRESSIONS[scalar_basic.AND]),
+    scalar_basic.OR: ("False", EXPRESSIONS[scalar_basic.OR]),
+}
+"""First value and source of operations that reduce the elements along some axes to one."""
+
+PLACES = "ijlm"
+"""Names of the places of an element, of which there are as many as axes."""
 
 AHEAD = 2
 """Rows are asked for this number of transitions before they are read."""
@@ -107,8 +146,7 @@ class Source:
         self.constants: list[np.ndarray] = []
         self.environment: dict[str, Any] = {
             "np": np,
-            "contiguous": contiguous_in_numba(),
-            "product": product_in_numba(),
+            **functions_in_numba(),
         }
         self._carried, self._recorded = carried, recorded
         self._in_records: set[str] = set()
@@ -116,20 +154,28 @@ class Source:
         self._lines: list[str] = []
         # The axis of a vector that stands for a matrix, -1 for a number, and its name.
         self._vectors: dict[Variable, tuple[int, str]] = {}
-        # Functions of the places i and j of matrices that are not in memory, and their lengths.
-        self._late: dict[Variable, tuple[Callable[[str, str], str], tuple[str, str]]] = {}
+        # Functions of the places of an element of arrays that are not in memory, and their lengths.
+        self._late: dict[Variable, tuple[Callable[..., str], Sequence[str]]] = {}
+        self.errors: list[Exception] = [ValueError("lengths differ")]
         self._of_row: list[str] = []
         self._readers: dict[Variable, list[Apply]] = {}
-        for node in nodes:
-            for variable in node.inputs:
-                self._readers.setdefault(variable, []).append(node)
-        self._changed = storage(_changed_in_place(nodes))
+        self._changed: set[Variable] = set()
+        self._prepare(nodes)
         self._keys: list[str | None] = []
+        self._entries_of: dict[Variable, list[str]] = {}
         self._lengths: dict[int, int] = {}
+        self._valid_lengths: dict[tuple[str, str, str], str] = {}
         self._count = 0
         self._entries = [f"entry_{number}" for number in range(entries)]
         self._arguments = [f"given_{number}" for number in range(len(inputs) - entries)]
         self.names.update(zip(inputs, [*self._entries, *self._arguments], strict=True))
+
+    def _prepare(self, nodes: Sequence[Apply]) -> None:
+        """Note what nodes that will be written read and change."""
+        for node in nodes:
+            for variable in node.inputs:
+                self._readers.setdefault(variable, []).append(node)
+        self._changed |= storage(_changed_in_place(nodes))
 
     # --- Names ------------------------------------------------------------------------------
 
@@ -141,6 +187,25 @@ class Source:
     def line(self, text: str) -> None:
         """Add a line, or several."""
         self._lines.append(text)
+
+    def check(self, wrong: str, error: Exception) -> None:
+        """Note an error where a condition is true. What follows has to be safe nevertheless."""
+        texts = [repr(known) for known in self.errors]
+        if repr(error) not in texts:
+            self.errors.append(error)
+            texts.append(repr(error))
+        self.line(f"failed |= {2 ** texts.index(repr(error))} * ({wrong})")
+
+    def common(self, lengths: Sequence[str]) -> str:
+        """Name of a length that several are equal to, which is zero where they are not."""
+        first, *others = dict.fromkeys(lengths)
+        length = self.new("n_")
+        equal = "".join(f" * ({other} == {first})" for other in others)
+        self.line(f"{length} = {first}{equal}")
+        if others:
+            differ = " | ".join(f"({other} != {first})" for other in others)
+            self.check(differ, self.errors[0])
+        return length
 
     def name(self, variable: Variable) -> str:
         """Name of a variable, or the source of a constant number."""
@@ -204,13 +269,45 @@ class Source:
         return f"{self.name(variable)}.shape[{axis}]"
 
     def _in_memory(self, variable: Variable) -> str:
-        """Name of a matrix that was to be evaluated where it is read."""
-        rows, columns = (self.length(variable, axis) for axis in (0, 1))
-        name = self.allocate(variable, [rows, columns])
-        heads = [f"for i in range({rows}):", f"for j in range({columns}):"]
-        self._write_loops(heads, lambda: [f"{name}[i, j] = {self.element(variable, 'ij')}"])
+        """Name of an array that was to be evaluated where it is read."""
+        lengths = [self.length(variable, axis) for axis in range(variable.type.ndim)]
+        name = self.allocate(variable, lengths)
+        at = PLACES[: len(lengths)]
+        heads = _loops(at, lengths)
+        place = ", ".join(at)
+        self._write_loops(heads, lambda: [f"{name}[{place}] = {self.element(variable, at)}"])
         self.names[variable] = name
         return name
+
+    def _read_late(
+        self, out: Variable, node: Apply, element: Callable[..., str], lengths: Sequence[str]
+    ) -> None:
+        """Evaluate a variable where it is read, or now where its inputs change afterwards."""
+        self._late[out] = element, lengths
+        if self._change(node.inputs):
+            self._in_memory(out)
+
+    def _change(self, inputs: Sequence[Variable]) -> bool:
+        """Whether arrays in memory are changed by some operation, so that they are read now."""
+        return bool(self._changed & storage([v for v in inputs if v not in self._late]))
+
+    def _is_uniform(self, variable: Variable) -> bool:
+        """Whether an array that is not in memory has the same element everywhere."""
+        if variable not in self._late or variable in self.names:
+            return False
+        element, axes = self._late[variable][0], variable.type.ndim
+        return element(*["0"] * axes) == element(*["1"] * axes)
+
+    def _same(self, variable: Variable, out: Variable) -> None:
+        """Let one variable stand for another."""
+        if variable in self.names:
+            self.names[out] = self.names[variable]
+        elif variable in self._vectors:
+            self._vectors[out] = self._vectors[variable]
+        elif variable in self._late:
+            self._late[out] = self._late[variable]
+        else:
+            self.names[out] = self.name(variable)
 
     def _write_loops(
         self,
@@ -218,36 +315,29 @@ class Source:
         body: Callable[[], list[str]],
         first: Sequence[str] = (),
         last: Sequence[str] = (),
+        depth: int = 1,
     ) -> None:
-        """Write loops: lines at the begin and end of the outer one, and lines in the inner one."""
+        """Write loops: lines at the begin and end of one of them, and lines in the inner one."""
         before, self._lines, self._of_row = self._lines, [], []
         stores = body()
         lines, self._lines = [*self._lines, *stores], before
-        inner = _nested(heads[1:], lines)
-        self.line(_nested(heads[:1], [*first, *self._of_row, inner, *last]))
-
-    def _is_late(self, variable: Variable, node: Apply) -> bool:
-        """Whether a matrix can be evaluated where it is read.
-
-        What it is made of must not change in the transition.
-        """
-        return (
-            variable.type.ndim == 2
-            and not any(variable.type.broadcastable)
-            and not self._changed & storage(node.inputs)
-        )
+        inner = _nested(heads[max(depth, 1) :], lines)
+        if depth:
+            inner = _nested(heads[1:depth], [*first, inner, *last])
+        self.line(_nested(heads[:1], [*self._of_row, inner]))
 
     def _is_read_once(self, node: Apply) -> bool:
-        """Whether the result is a matrix that is only summed up along rows, or added to rows."""
+        """Whether the result is an array that is only summed up, or added to rows."""
         (out, *others), readers = node.outputs, self._readers.get(node.outputs[0], [])
-        if others or len(readers) != 1 or not self._is_late(out, node):
+        if others or len(readers) != 1 or any(out.type.broadcastable):
             return False
-        if out.type.dtype not in FLOATING:  # The sums of whole numbers depend on their type.
+        # What it is made of must not change in the transition.
+        if out.type.dtype not in FLOATING or self._change(node.inputs):
             return False
         op, inputs = readers[0].op, readers[0].inputs
         if isinstance(op, AdvancedIncSubtensor):
             return inputs[1] is out and _adds_rows(op, inputs)
-        return type(op) is Sum and op.axis == (1,)
+        return isinstance(op, CAReduce) and out not in self._recorded and out not in self._carried
 
     def allocate(self, variable: Variable, lengths: Sequence[str]) -> str:
         """Name of an array for a variable.
@@ -263,15 +353,12 @@ class Source:
                 self.line(_same_length(length, f"{name}.shape[{axis}]"))
             self._in_records.add(record)
             return name
-        new = f"{name} = np.empty(({', '.join(lengths)},), {dtype})"
+        shape = f"({', '.join(lengths)},)"
         if variable in self._carried:
-            self.line(new)
+            self.line(f"{name} = np.empty({shape}, {dtype})")
             return name
         self._before.append(f"{name} = np.empty({(0,) * len(lengths)}, {dtype})")
-        differs = " or ".join(
-            f"{name}.shape[{axis}] != {length}" for axis, length in enumerate(lengths)
-        )
-        self.line(f"if {differs}:\n    {new}")
+        self.line(f"{name} = sized({name}, {shape})")
         return name
 
     # --- Operations -------------------------------------------------------------------------
@@ -308,8 +395,120 @@ class Source:
     @write.register(SpecifyShape)
     @write.register(ScalarFromTensor)
     @write.register(TensorFromScalar)
+    @write.register(DeepCopyOp)
     def _write_same(self, op: Op, node: Apply) -> None:
-        self.names[node.outputs[0]] = self.name(node.inputs[0])
+        self._same(node.inputs[0], node.outputs[0])
+
+    @write.register
+    def _write_check(self, op: CheckAndRaise, node: Apply) -> None:
+        value, *conditions = node.inputs
+        for condition in conditions:
+            truth = self.element(condition, ["0"] * getattr(condition.type, "ndim", 0))
+            self.check(f"not {truth}", op.exc_type(op.msg))
+        self._same(value, node.outputs[0])
+
+    @write.register
+    def _write_vector(self, op: MakeVector, node: Apply) -> None:
+        (out,) = node.outputs
+        self._entries_of[out] = [self.name(entry) for entry in node.inputs]
+        readers = self._readers.get(out, [])
+        if not readers or not all(isinstance(reader.op, Reshape) for reader in readers):
+            self.names[out] = self.allocate(out, [str(len(node.inputs))])
+            for number, entry in enumerate(self._entries_of[out]):
+                self.line(f"{self.names[out]}[{number}] = {entry}")
+
+    @write.register
+    def _write_range(self, op: ARange, node: Apply) -> None:
+        start, stop, step = node.inputs
+        if not (isinstance(step, Constant) and step.data == 1):
+            self._write_call(op, node)
+            return
+        first, length = self.name(start), self.new("n_")
+        self.line(f"{length} = max({self.name(stop)} - {first}, 0)")
+        self._read_late(node.outputs[0], node, lambda i: f"({first} + {i})", [length])
+
+    @write.register
+    def _write_reshape(self, op: Reshape, node: Apply) -> None:
+        x, shape = node.inputs
+        (out,) = node.outputs
+        if not op.ndim or not 0 < x.type.ndim <= len(PLACES):
+            self._write_call(op, node)
+            return
+        if shape in self._entries_of:
+            wanted = self._entries_of[shape]
+        else:
+            wanted = [f"{self.name(shape)}[{number}]" for number in range(op.ndim)]
+        lengths = [self.new("n_") for _ in wanted]
+        own = [self.length(x, axis) for axis in range(x.type.ndim)]
+        size, product = self.new("n_"), " * ".join(lengths)
+        self.line(f"{size} = {' * '.join(own)}")
+        self.line(f"{', '.join(lengths)}, = {', '.join(wanted)},")
+        # One of the lengths may be -1.
+        for length in lengths:
+            self.line(f"{length} = wanted({length}, {size}, {product})")
+        self.check(f"{product} != {size}", self.errors[0])
+        self.line(f"{lengths[0]} *= {product} == {size}")
+        if self._is_uniform(x):
+            number = self.element(x, ["0"] * x.type.ndim)
+            self._late[out] = lambda *at: number, lengths
+            return
+        flat = self._flat(x, own, size) if x.type.ndim > 1 else ""
+        if op.ndim == 1 and flat and out not in self._recorded:
+            self.names[out] = flat
+            return
+
+        def element(*at: str) -> str:
+            place = at[0]
+            for index, length in zip(at[1:], lengths[1:], strict=True):
+                place = f"({place} * {length} + {index})"
+            return f"{flat}[{place}]" if flat else self.element(x, [place])
+
+        self._read_late(out, node, element, lengths)
+
+    def _flat(self, x: Variable, lengths: Sequence[str], size: str) -> str:
+        """Name of a vector of the elements of an array."""
+        flat = self.new()
+        if x in self.names or x in self._vectors:
+            self.line(f"{flat} = contiguous({self.name(x)}).reshape(-1)")
+            return flat
+        self.line(f"{flat} = np.empty({size}, np.{_type(x)})")
+        at = PLACES[: len(lengths)]
+        place = at[0]
+        for index, length in zip(at[1:], lengths[1:], strict=True):
+            place = f"({place} * {length} + {index})"
+        self._write_loops(_loops(at, lengths), lambda: [f"{flat}[{place}] = {self.element(x, at)}"])
+        return flat
+
+    @write.register
+    def _write_scan(self, op: Scan, node: Apply) -> None:
+        info = op.info
+        states = info.n_untraced_sit_sot
+        others = info.n_seqs + info.n_mit_mot + info.n_mit_sot + info.n_sit_sot + info.n_nit_sot
+        if others or not states:
+            self._write_call(op, node)
+            return
+        steps, *given = node.inputs
+        names = [self.new("state_") for _ in range(states)]
+        for name, first in zip(names, given, strict=False):
+            value = self.name(first)
+            self.line(f"{name} = {f'contiguous({value})' if first.type.ndim else value}")
+        beside = [self.name(variable) for variable in given[states:]]
+        graph = op.fgraph
+        self.names.update(zip(graph.inputs, [*names, *beside], strict=True))
+        nodes = graph.toposort()
+        self._prepare(nodes)
+        self._carried = self._carried | storage(graph.outputs)
+        before, self._lines = self._lines, []
+        valid = dict(self._valid_lengths)
+        for inner in nodes:
+            self.write(inner.op, inner)
+        *results, stop = [self.name(v) for v in graph.outputs] + ([] if info.as_while else [""])
+        body = [*self._lines, f"{', '.join(names)}, = {', '.join(results)},"]
+        if stop:
+            body.append(f"if {stop}:\n    break")
+        self._lines, self._valid_lengths = before, valid
+        self.line(_nested([f"for {self.new('step_')} in range({self.name(steps)}):"], body))
+        self.names.update(zip(node.outputs, names, strict=True))
 
     @write.register
     def _write_shape(self, op: Shape_i, node: Apply) -> None:
@@ -324,14 +523,20 @@ class Source:
             self.names[out] = self.element(x, ["0"] * x.type.ndim)
         elif x.type.ndim == 0 or kept[0] == -1:
             self._vectors[out] = (-1, self.name(x) if x.type.ndim == 0 else kept[1])
-        elif order in ((0, "x"), ("x", 0)) and x.type.ndim == 1 and x not in self._vectors:
+        elif order in ((0, "x"), ("x", 0)) and x.type.ndim == 1 and x not in self._late:
             self._vectors[out] = (order.index(0), self.name(x))
         elif len(order) == 1 and kept[0] == order[0]:
             self.names[out] = kept[1]
-        elif order == (1, 0):
+        elif order == (1, 0) and x not in self._late:
             self.names[out] = f"{self.name(x)}.T"
         else:
-            self._write_call(op, node)
+
+            def element(*at: str) -> str:
+                axes = range(x.type.ndim)
+                return self.element(x, [at[order.index(a)] if a in order else "0" for a in axes])
+
+            lengths = ["1" if axis == "x" else self.length(x, axis) for axis in order]
+            self._read_late(out, node, element, lengths)
 
     @write.register
     def _write_dot(self, op: Dot, node: Apply) -> None:
@@ -364,6 +569,42 @@ class Source:
 
     @write.register
     def _write_subtensor(self, op: Subtensor, node: Apply) -> None:
+        (out,), x = node.outputs, node.inputs[0]
+        entries = indices_from_subtensor(node.inputs[1:], op.idx_list)
+        places = self._places_of_part(x, entries)
+        if out.type.ndim and places is not None:
+            axes = [axis for axis, place in enumerate(places) if place is None]
+
+            def element(*at: str) -> str:
+                free = iter(at)
+                return self.element(x, [next(free) if p is None else p for p in places])
+
+            self._read_late(out, node, element, [self.length(x, axis) for axis in axes])
+            return
+        if isinstance(entries[0], slice):
+            self._ask_for_rows(x, entries[0])
+        self.names[out] = self.new()
+        self.line(f"{self.names[out]} = {self.name(x)}[{self._index(entries)}]")
+
+    def _places_of_part(self, x: Variable, entries: Sequence[Any]) -> list[str | None] | None:
+        """Places of the elements of a part of an array, None for whole axes."""
+        places: list[str | None] = []
+        for entry in entries:
+            number = entry.data if isinstance(entry, Constant) else entry
+            if isinstance(entry, slice) and entry == slice(None):
+                places.append(None)
+            elif isinstance(number, int | np.integer):
+                last = f"{self.length(x, len(places))} - " if number < 0 else ""
+                places.append(f"{last}{abs(number)}")
+            else:
+                return None
+        if None not in places and len(places) == x.type.ndim:
+            return None
+        return [*places, *[None] * (x.type.ndim - len(places))]
+
+    def _index(self, entries: Sequence[Any]) -> str:
+        """Source of an index."""
+
         def source(entry: Any) -> str:
             if isinstance(entry, slice):
                 parts = (entry.start, entry.stop, entry.step)
@@ -371,12 +612,7 @@ class Source:
                 return ":".join(words if words[2] else words[:2])
             return self.name(entry) if isinstance(entry, Variable) else repr(entry)
 
-        entries = indices_from_subtensor(node.inputs[1:], op.idx_list)
-        result = self.new()
-        if isinstance(entries[0], slice):
-            self._ask_for_rows(node.inputs[0], entries[0])
-        self.line(f"{result} = {self.name(node.inputs[0])}[{', '.join(map(source, entries))}]")
-        self.names[node.outputs[0]] = result
+        return ", ".join(map(source, entries))
 
     def _ask_for_rows(self, x: Variable, window: slice) -> None:
         """Ask for the window of a later transition, where its first row is an entry."""
@@ -392,27 +628,36 @@ class Source:
     def _write_gather(self, op: AdvancedSubtensor, node: Apply) -> None:
         x, *indices = node.inputs
         (out,) = node.outputs
-        if not _is_of_rows(op, x, indices):
+        axis = len(op.idx_list) - 1
+        if not _is_of_numbers(op, x, indices) or x.type.ndim > len(PLACES):
             self._write_call(op, node)
             return
-        places = self.name(indices[0])
-        if x.type.ndim == 1:
-            self.names[out] = self.new()
-            self.line(f"{self.names[out]} = {self.name(x)}[{places}]")
-            return
-        name = self.name(x)
-        lengths = self.length(indices[0], 0), self.length(x, 1)
-        heads = [f"for i in range({lengths[0]}):"]
-        self.line(_nested(heads, _row_number(self.new("row_"), f"{places}[i]", name)))
+        uniform = self._is_uniform(x)
+        name, places = "" if uniform else self.name(x), self.name(indices[0])
+        length = self._valid(places, self.length(x, axis), f"{places}.shape[0]")
+        lengths = [self.length(x, a) for a in range(x.type.ndim)]
+        lengths[axis] = length
 
-        def element(i: str, j: str) -> str:
-            row = self.new("row_")
-            self._of_row.append(f"{row} = {name}[{places}[{i}]]")
-            return f"{row}[{j}]"
+        def element(*at: str) -> str:
+            if uniform:
+                return self.element(x, at)
+            if axis == 0 and len(at) > 1 and at[0] == PLACES[0]:
+                row = self.new("row_")
+                self._of_row.append(f"{row} = {name}[{places}[i]]")
+                return f"{row}[{', '.join(at[1:])}]"
+            index = [f"{places}[{p}]" if a == axis else p for a, p in enumerate(at)]
+            return f"{name}[{', '.join(index)}]"
 
-        self._late[out] = element, lengths
-        if not self._is_late(out, node):
-            self._in_memory(out)
+        self._read_late(out, node, element, lengths)
+
+    def _valid(self, numbers: str, most: str, length: str) -> str:
+        """A number of places, which is zero where their numbers are not those of elements."""
+        key = numbers, most, length
+        if key not in self._valid_lengths:
+            self._valid_lengths[key] = valid = self.new("n_")
+            self.line(f"{valid} = valid({numbers}, {most}, {length})")
+            self.check(f"{valid} != {length}", IndexError("a number is out of range"))
+        return self._valid_lengths[key]
 
     @write.register
     def _write_scatter(self, op: AdvancedIncSubtensor, node: Apply) -> None:
@@ -421,110 +666,190 @@ class Source:
             self._write_call(op, node)
             return
         result, places, row = self.new(), self.name(indices[0]), self.new("row_")
-        at = ["i", "j"][: base.type.ndim]
-        heads = self._loops([indices[0], values], [0])[1]
+        at = PLACES[: base.type.ndim]
+        _, (length,), _ = self._loops([indices[0], values], [0])
         self.line(f"{result} = {self.name(base)}{'' if op.inplace else '.copy()'}")
+        lengths = [self._valid(places, f"{result}.shape[0]", length)]
         if base.type.ndim == 2:
-            heads.append("for j in range(n_j):")
-            self.line(f"n_j = {result}.shape[1]")
+            of_row = [f"{result}.shape[1]"]
             if values.type.ndim == 2 and not values.type.broadcastable[1]:
-                self.line(_same_length(self.length(values, 1), "n_j"))
+                of_row.append(self.length(values, 1))
+            lengths.append(self.common(of_row))
+        heads = _loops(at, lengths)
         if values.type.ndim and not (values in self._vectors or values in self._late):
             self.name(values)
         place = ", ".join([row, *at[1:]])
         self._write_loops(
             heads,
             lambda: [f"{result}[{place}] += {self.element(values, at[: values.type.ndim])}"],
-            _row_number(row, f"{places}[i]", result),
+            [f"{row} = {places}[i]"],
         )
+        self.names[node.outputs[0]] = result
+
+    @write.register
+    def _write_set(self, op: IncSubtensor, node: Apply) -> None:
+        base, value, *indices = node.inputs
+        if op.inplace and storage([base]) & storage([value]):
+            self._write_call(op, node)
+            return
+        result, part = self.new(), self.new()
+        index = self._index(indices_from_subtensor(indices, op.idx_list))
+        axes = base.type.ndim - sum(not isinstance(entry, slice) for entry in op.idx_list)
+        sign = "=" if op.set_instead_of_inc else "+="
+        if value.type.ndim:
+            self.name(value)
+        self.line(f"{result} = {self.name(base)}{'' if op.inplace else '.copy()'}")
+        if not axes:
+            self.line(f"{result}[{index}] {sign} {self.name(value)}")
+        else:
+            self.line(f"{part} = {result}[{index}]")
+            at, own = PLACES[:axes], PLACES[axes - value.type.ndim : axes]
+            skipped = axes - value.type.ndim
+            lengths = []
+            for axis in range(axes):
+                of_axis = [f"{part}.shape[{axis}]"]
+                if axis >= skipped and not value.type.broadcastable[axis - skipped]:
+                    of_axis.append(self.length(value, axis - skipped))
+                lengths.append(self.common(of_axis))
+            heads = _loops(at, lengths)
+            self._write_loops(
+                heads, lambda: [f"{part}[{', '.join(at)}] {sign} {self.element(value, own)}"]
+            )
         self.names[node.outputs[0]] = result
 
     @write.register
     def _write_alloc(self, op: Alloc, node: Apply) -> None:
         value, *shape = node.inputs
-        (out,) = node.outputs
-        if not (shape and all(value.type.broadcastable)):
-            self._write_call(op, node)
-            return
-        number = self.element(value, ["0"] * value.type.ndim)
-        self.names[out] = self.allocate(out, [self.name(length) for length in shape])
-        self.line(f"{self.names[out]}[:] = {number}")
+        skipped = len(shape) - value.type.ndim
+        lengths = []
+        for axis, length in enumerate(shape, start=-skipped):
+            of_axis = [self.name(length)]
+            if axis >= 0 and not value.type.broadcastable[axis]:
+                of_axis.append(self.length(value, axis))
+            lengths.append(self.common(of_axis))
+        self._read_late(
+            node.outputs[0], node, lambda *at: self.element(value, at[skipped:]), lengths
+        )
+
+    @write.register
+    def _write_empty(self, op: AllocEmpty, node: Apply) -> None:
+        lengths = [self.name(length) for length in node.inputs]
+        self.names[node.outputs[0]] = self.allocate(node.outputs[0], lengths)
 
     @write.register
     def _write_join(self, op: Join, node: Apply) -> None:
-        parts = node.inputs
-        if any(part.type.ndim != 1 for part in parts):
-            self._write_call(op, node)
-            return
-        result = self.new()
-        names = [f"contiguous({self.name(part)})" for part in parts]
-        self.line(f"{result} = np.concatenate(({', '.join(names)},))")
-        self.names[node.outputs[0]] = result
+        parts, (out,) = node.inputs, node.outputs
+        at, lengths = PLACES[: out.type.ndim], []
+        for axis in range(len(at)):
+            own = [self.length(part, axis) for part in parts]
+            lengths.append(f"({' + '.join(own)})" if axis == op.axis else self.common(own))
+        result, start = self.allocate(out, lengths), self.new("n_")
+        self.line(f"{start} = 0")
+        for part in parts:
+            own = self.length(part, op.axis)
+            if out.type.ndim == 1 and own == "1":
+                self.line(f"{result}[{start}] = {self.element(part, ['0'])}\n{start} += 1")
+                continue
+            heads = _loops(at, [*lengths[: op.axis], own, *lengths[op.axis + 1 :]])
+            place = [f"{start} + {p}" if axis == op.axis else p for axis, p in enumerate(at)]
+
+            def stores(part: Variable = part, place: str = ", ".join(place)) -> list[str]:
+                return [f"{result}[{place}] = {self.element(part, at)}"]
+
+            self._write_loops(heads, stores)
+            self.line(f"{start} += {own}")
+        self.names[out] = result
 
     @write.register
     def _write_reduction(self, op: CAReduce, node: Apply) -> None:
         (x,), (out,) = node.inputs, node.outputs
-        # Sums of one column are PyTensor's: a sum in another order has other last digits.
-        of_columns = x.type.ndim == 2 and op.axis == (0,) and not x.type.broadcastable[1]
-        of_rows = x.type.ndim == 2 and op.axis == (1,) and not x.type.broadcastable[0]
-        of_all = x.type.ndim in (1, 2) and out.type.ndim == 0
-        if type(op) is not Sum or not (of_columns or of_rows or of_all):
-            self._write_call(op, node)
-            return
-        result = self.new()
-        places, heads = self._loops([x], range(x.type.ndim))
-        if of_all:
-            self.line(f"{result} = np.{_type(out)}(0)")
-            self._write_loops(heads, lambda: [f"{result} += {self.element(x, places)}"])
-        elif of_rows:
-            result, total = self.allocate(out, ["n_i"]), self.new("s")
-            self._write_loops(
-                heads,
-                lambda: [f"{total} += {self.element(x, places)}"],
-                [f"{total} = np.{op.acc_dtype}(0)"],
-                [f"{result}[i] = {total}"],
-            )
+        if out in self.names:
+            return  # It is added up where its numbers are computed.
+        axes = range(x.type.ndim) if op.axis is None else op.axis
+        kept = [axis for axis in range(x.type.ndim) if axis not in axes]
+        acc = getattr(op, "acc_dtype", None) or out.type.dtype
+        source = REDUCTIONS.get(type(op.scalar_op))
+        logical = isinstance(op.scalar_op, OF_TRUTH)
+        if source is None or not 0 < x.type.ndim <= len(PLACES):
+            return self._write_call(op, node)
+        if x.type.dtype != "bool" if logical else acc not in (*FLOATING, "int64"):
+            return self._write_call(op, node)
+        if acc not in FLOATING and "inf" in source[0]:
+            return self._write_call(op, node)
+        places, own, heads = self._loops([x], range(x.type.ndim))
+        first = source[0] if logical else f"np.{acc}({source[0]})"
+        at = [places[axis] for axis in kept]
+        result, value, depth = self.new(), self.new("s"), len(kept)
+        lengths = [own[axis] for axis in kept]
+        total = result if not kept else self.new("s")
+        if kept != list(range(depth)):
+            # Sums are of other numbers than PyTensor's in no place: each adds them up in order.
+            self.line(f"{result} = np.full(({', '.join(lengths)},), {first})")
+            total, depth = f"{result}[{', '.join(at)}]", 0
+        elif kept:
+            result = self.allocate(out, lengths)
         else:
-            self.line(f"{result} = np.zeros(n_j, np.{op.acc_dtype})")
-            self._write_loops(heads, lambda: [f"{result}[j] += {self.element(x, places)}"])
+            self.line(f"{result} = {first}")
+
+        def stores() -> list[str]:
+            element = self.element(x, places)
+            return [f"{value} = {element}", f"{total} = {source[1].format(total, value)}"]
+
+        self._write_loops(
+            heads,
+            stores,
+            [f"{total} = {first}"],
+            [f"{result}[{', '.join(at)}] = {total}"],
+            depth,
+        )
+        if kept and not depth and acc != out.type.dtype:
             self.line(f"{result} = {result}.astype(np.{_type(out)})")
         self.names[out] = result
 
     @write.register
     def _write_elemwise(self, op: Elemwise, node: Apply) -> None:
-        if node.outputs[0].type.ndim > 2:
+        if node.outputs[0].type.ndim > len(PLACES):
             self._write_call(op, node)
             return
         for variable in node.inputs:  # Names are made before the loop.
             if variable.type.ndim and variable not in self._vectors | self._late:
                 self.name(variable)
-        if node.outputs[0].type.ndim == 0:
-            results = self._scalar(op.scalar_op, [self.name(x) for x in node.inputs], node)
+        if all(node.outputs[0].type.broadcastable):
+            elements = [self.element(x, ["0"] * x.type.ndim) for x in node.inputs]
+            results = self._scalar(op.scalar_op, elements, node)
             for variable, result in zip(node.outputs, results, strict=True):
-                self.names[variable] = self.new()
-                self.line(f"{self.names[variable]} = {result}")
+                name = self.new()
+                self.line(f"{name} = {result}")
+                if variable.type.ndim:
+                    self._vectors[variable] = (-1, name)
+                else:
+                    self.names[variable] = name
             return
         # An axis of length one is left out, so that a column or row stays a vector.
         broadcast = node.outputs[0].type.broadcastable
         axes = [axis for axis in range(len(broadcast)) if not broadcast[axis]]
         if len(broadcast) != 2 or len(axes) != 1:
             axes = list(range(len(broadcast)))
-        places, heads = self._loops(node.inputs, axes)
-        at = [place for axis, place in enumerate(places) if axis in axes]
-        lengths = [f"n_{place}" for place in at]
+        places, lengths, heads = self._loops(node.inputs, axes)
+        at = [places[axis] for axis in axes]
         if self._is_read_once(node):
-            kept = self.new("n_"), self.new("n_")
-            self.line(f"{', '.join(kept)} = {', '.join(lengths)}")
 
-            def element(i: str, j: str) -> str:
-                elements = [self.element(variable, [i, j]) for variable in node.inputs]
+            def element(*at: str) -> str:
+                elements = [self.element(variable, at) for variable in node.inputs]
                 return self._scalar(op.scalar_op, elements, node)[0]
 
-            self._late[node.outputs[0]] = element, kept
+            self._late[node.outputs[0]] = element, lengths
             return
-        names = [self.allocate(variable, lengths) for variable in node.outputs]
-        for variable, name in zip(node.outputs, names, strict=True):
-            if len(axes) == len(broadcast):
+        sums = [self._sum_of(variable) for variable in node.outputs]
+        names = [
+            self.allocate(variable, lengths) if total is None else self.new()
+            for variable, total in zip(node.outputs, sums, strict=True)
+        ]
+        for variable, name, total in zip(node.outputs, names, sums, strict=True):
+            if total is not None:
+                self.names[total] = name
+                self.line(f"{name} = np.{_type(total)}(0)")
+            elif len(axes) == len(broadcast):
                 self.names[variable] = name
             else:
                 self._vectors[variable] = (axes[0], name)
@@ -533,30 +858,39 @@ class Source:
             elements = [self.element(variable, places) for variable in node.inputs]
             results = self._scalar(op.scalar_op, elements, node)
             return [
-                f"{name}[{', '.join(at)}] = {result}"
-                for name, result in zip(names, results, strict=True)
+                f"{name}[{', '.join(at)}] = {result}" if total is None else f"{name} += {result}"
+                for name, result, total in zip(names, results, sums, strict=True)
             ]
 
         self._write_loops(heads, stores)
 
+    def _sum_of(self, variable: Variable) -> Variable | None:
+        """The sum of all numbers of an array that nothing else reads, None where it is not."""
+        readers = self._readers.get(variable, [])
+        if len(readers) != 1 or type(readers[0].op) is not Sum or variable in self._recorded:
+            return None
+        (total,) = readers[0].outputs
+        same = total.type.dtype == readers[0].op.acc_dtype == variable.type.dtype
+        is_number = total.type.ndim == 0 and not any(variable.type.broadcastable)
+        return total if same and is_number and total.type.dtype in FLOATING else None
+
     def _loops(
         self, inputs: Sequence[Variable], axes: Sequence[int]
-    ) -> tuple[list[str], list[str]]:
-        """Names of the places of an element on all axes, and heads of loops over some axes."""
-        places = ["i", "j"][: max(variable.type.ndim for variable in inputs)]
-        for axis in axes:
-            lengths = [
-                self.length(variable, axis)
-                for variable in inputs
-                if variable.type.ndim and not variable.type.broadcastable[axis]
-            ]
-            self.line(f"n_{places[axis]} = {lengths[0] if lengths else 1}")
-            for other in dict.fromkeys(lengths):
-                if other != lengths[0]:
-                    # Each place that raises an error frees all arrays, and takes long to compile.
-                    count = f"n_{places[axis]}"
-                    self.line(f"if {other} != {count}:\n    unequal, {count} = True, 0")
-        return places, [f"for {places[axis]} in range(n_{places[axis]}):" for axis in axes]
+    ) -> tuple[list[str], list[str], list[str]]:
+        """Places of an element on all axes, and lengths and heads of loops over some axes."""
+        places = list(PLACES[: max(variable.type.ndim for variable in inputs)])
+        lengths = [
+            self.common(
+                [
+                    self.length(variable, axis)
+                    for variable in inputs
+                    if variable.type.ndim and not variable.type.broadcastable[axis]
+                ]
+                or ["1"]
+            )
+            for axis in axes
+        ]
+        return places, lengths, _loops([places[axis] for axis in axes], lengths)
 
     def _scalar(self, op: ScalarOp, values: Sequence[str], node: Apply) -> list[str]:
         """Source of the results of a scalar operation; those of a Composite get lines."""
@@ -576,6 +910,8 @@ class Source:
         floating = [dtype in FLOATING for dtype in types]
         # Numba has other rules than NumPy for sums of truth values and of unsigned integers.
         narrow = not any(floating) and any(dtype[0] in "ub" for dtype in types)
+        if set(types) == {"bool"} and type(op) in OF_TRUTH:
+            narrow = False
         if isinstance(op, scalar_basic.Add | scalar_basic.Mul):
             is_sum, logical = isinstance(op, scalar_basic.Add), set(types) == {"bool"}
             if logical or not narrow:
@@ -611,15 +947,12 @@ class Source:
             if variable.type.ndim == 0:
                 stores.append(f"{record}[k] = {result}")
             elif record not in self._in_records:
-                places = ["i", "j", "l"][: variable.type.ndim]
+                places = PLACES[: variable.type.ndim]
                 stores.extend(
                     _same_length(f"{result}.shape[{axis}]", length)
                     for axis, length in enumerate(lengths)
                 )
-                heads = [
-                    f"for {place} in range({length}):"
-                    for place, length in zip(places, lengths, strict=True)
-                ]
+                heads = _loops(places, lengths)
                 at = ", ".join(places)
                 stores.append(_nested(heads, [f"{record}[k, {at}] = {result}[{at}]"]))
         sequences = [f"sequence_{number}" for number in range(len(self._entries))]
@@ -634,11 +967,10 @@ class Source:
         ]
         lines = [
             f"transitions = len({sequences[0]})",
-            "unequal = False",
+            "failed = 0",
             *self._before,
             _nested(["for k in range(transitions):"], body),
-            "if unequal:\n    raise ValueError('lengths differ')",
-            f"return ({''.join(f'{name}, ' for name in carried[states:])})",
+            f"return (failed, {''.join(f'{name}, ' for name in carried[states:])})",
         ]
         head = f"def transitions({', '.join([*sequences, *self._arguments, *records])}):"
         self.source = _nested([head], lines)
@@ -660,16 +992,20 @@ def storage(outputs: Sequence[Variable]) -> set[Variable]:
         if variable not in found:
             found.add(variable)
             node = variable.owner
-            if node is not None and not isinstance(node.op, Elemwise | Dot | Alloc | Sum):
-                waiting.extend(node.inputs)
+            if node is not None:
+                number = node.outputs.index(variable)
+                shared = [*node.op.view_map.get(number, []), *node.op.destroy_map.get(number, [])]
+                copied = isinstance(node.op, DeepCopyOp)  # where a loop carries the copy on
+                waiting.extend(node.inputs if copied else [node.inputs[i] for i in shared])
     return found
 
 
-def _is_of_rows(op: Op, x: Variable, indices: Sequence[Variable]) -> bool:
-    """Whether an operation selects elements of a vector, or rows of a matrix, by their numbers."""
+def _is_of_numbers(op: Op, x: Variable, indices: Sequence[Variable]) -> bool:
+    """Whether an operation selects parts of an array by their numbers on one axis."""
+    *whole, numbered = op.idx_list
     return (
-        x.type.ndim in (1, 2)
-        and tuple(op.idx_list) == (0,)
+        numbered == 0
+        and all(entry == slice(None) for entry in whole)
         and len(indices) == 1
         and indices[0].type.ndim == 1
         and indices[0].type.dtype.startswith(("int", "uint"))
@@ -680,7 +1016,13 @@ def _adds_rows(op: AdvancedIncSubtensor, inputs: Sequence[Variable]) -> bool:
     """Whether an operation adds to selected elements of a vector, or rows of a matrix."""
     base, values, *indices = inputs
     adds = not op.set_instead_of_inc and not op.ignore_duplicates
-    return adds and _is_of_rows(op, base, indices) and values.type.ndim in (0, base.type.ndim)
+    of_rows = base.type.ndim in (1, 2) and len(op.idx_list) == 1
+    return (
+        adds
+        and of_rows
+        and _is_of_numbers(op, base, indices)
+        and values.type.ndim in (0, base.type.ndim)
+    )
 
 
 def _changed_in_place(nodes: Sequence[Apply]) -> list[Variable]:
@@ -693,23 +1035,19 @@ def _changed_in_place(nodes: Sequence[Apply]) -> list[Variable]:
     ]
 
 
-def _row_number(name: str, number: str, array: str) -> list[str]:
-    """Source of a number of a row, which may count from the end as in NumPy."""
-    return [
-        f"{name} = {number}",
-        f"if not -{array}.shape[0] <= {name} < {array}.shape[0]:",
-        "    raise IndexError('a number is out of range')",
-    ]
-
-
 def _type(variable: Variable) -> str:
     dtype = variable.type.dtype
     return "bool_" if dtype == "bool" else dtype
 
 
 def _same_length(length: str, expected: str) -> str:
-    """Source of a check, without which a loop would read beyond an array."""
-    return f"if {length} != {expected}:\n    raise ValueError('lengths differ')"
+    """Source of a check, without which a loop would write beyond a record."""
+    return f"if {length} != {expected}:\n    failed |= 1\n    break"
+
+
+def _loops(places: Sequence[str], lengths: Sequence[str]) -> list[str]:
+    """Heads of loops over places."""
+    return [f"for {p} in range({length}):" for p, length in zip(places, lengths, strict=True)]
 
 
 def _nested(heads: Sequence[str], body: Sequence[str]) -> str:

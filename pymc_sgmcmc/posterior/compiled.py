@@ -16,13 +16,15 @@ import pytensor.scalar.math as scalar_math
 import pytensor.tensor as pt
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.executor import Function
-from pytensor.compile.mode import Mode, get_mode
+from pytensor.compile.mode import Mode, get_mode, optdb
 from pytensor.compile.rewriting import inline_ofg_node
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.raise_op import Assert
 from pytensor.scan.op import Scan
 from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.extra_ops import _broadcast_assert, _runtime_broadcast_assert
 from pytensor.tensor.math import Sum
 
 from pymc_sgmcmc.graph_notes import forgetting_notes
@@ -126,8 +128,25 @@ error, where the length is no constant of the graph. Derivatives of groups with 
 variables have such arrays. The second one fails, and prints so, where a sum over two axes has the
 square of a product whose first factor is an input: normal vectors at several positions."""
 
+
+@node_rewriter([Assert])
+def _drop_broadcast_check(fgraph, node):
+    is_check = node.op in (_broadcast_assert, _runtime_broadcast_assert)
+    return [node.inputs[0]] if is_check else None
+
+
+WITHOUT_BROADCAST_CHECKS = "without_broadcast_checks"
+"""A mode that includes rewrites of this name takes checks of equal lengths out of a graph. What
+evaluates the operations on elements checks it too."""
+
+for _stage in ("canonicalize", "specialize"):
+    optdb[_stage].register(
+        WITHOUT_BROADCAST_CHECKS, _drop_broadcast_check, use_db_name_as_tag=False
+    )
+
 NUMPY_MODE = (
     Mode(linker=NumpyLinker(), optimizer="fast_run")
+    .including(WITHOUT_BROADCAST_CHECKS)
     .excluding("fusion", "inplace", "local_pow_to_nested_squaring", *WRONG_REWRITES)
     .register((inline_inner_graphs, _BEFORE_OTHER_REWRITES), *_use_numpy)
 )
