@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from pymc.model import Model
@@ -16,6 +17,7 @@ from pymc_sgmcmc.posterior.bad_rows import WITHOUT_NAME
 from pymc_sgmcmc.posterior.graphs import leaf_value, shape_of
 from pymc_sgmcmc.posterior.pooled_rows import Block, pooled
 from pymc_sgmcmc.posterior.rows import RowLeaf, SeparatedModel, Term, is_whole, merge
+from pymc_sgmcmc.posterior.simplify import computed_once
 from pymc_sgmcmc.posterior.terms import check_total_size
 
 
@@ -88,11 +90,11 @@ def _block(
         possible = set(lengths.values())
         if len(possible) > 1 and not term.log_density.type.ndim:
             return None  # A sum does not say which records it is over.
-    blocks = [
-        Block(term, leaves, length)
-        for length in possible
-        if length > 1 and (leaves := _row_leaves(term, length, left_out))
-    ]
+    blocks = []
+    for length in possible:
+        computed = replace(term, log_density=computed_once(term.log_density, length))
+        if length > 1 and (leaves := _row_leaves(computed, length, left_out)):
+            blocks.append(Block(computed, leaves, length))
     return blocks[0] if len(blocks) == 1 else None
 
 

@@ -11,6 +11,7 @@ import pytensor.scalar as ps
 import pytensor.tensor as pt
 from pymc.pytensorf import rewrite_pregrad
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.elemwise import Elemwise
@@ -18,9 +19,13 @@ from pytensor.tensor.math import neg, softplus
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.graph_notes import copy_without_notes
+from pymc_sgmcmc.limits import free_memory
 from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.posterior.graphs import leaf_value
 from pymc_sgmcmc.posterior.threads import OfRows, SharedFunction
+
+SLOW = (ps.Sin, ps.Cos, ps.Exp, ps.Log, ps.Pow, ps.Tanh)
+"""Reading a number from memory takes less time than computing one of these functions."""
 
 
 def drop_settled_switches(
@@ -94,6 +99,37 @@ def _all_and_none(
     """Whether each condition holds for all of some rows, and whether for none of them."""
     values = conditions.evaluate(*rows)
     return [bool(np.all(value)) for value in values], [not np.any(value) for value in values]
+
+
+def computed_once(log_density: TensorVariable, n_rows: int) -> TensorVariable:
+    """A log density with arrays in place of what is computed of constants of so many rows alone.
+
+    Such is the basis of a Gaussian process, which each transition would compute again for its rows.
+    """
+    nodes = list(toposort([log_density]))
+    known = _functions_of([], nodes)
+    of_rows = {v for node in nodes for v in node.inputs if isinstance(v, Constant)}
+    of_rows = {v for v in of_rows if n_rows in getattr(v.type, "shape", ())}
+    slow: set[Variable] = set()
+    for node in nodes:
+        if node.outputs[0] not in known or of_rows.isdisjoint(node.inputs):
+            continue
+        of_rows.update(node.outputs)
+        takes_long = isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, SLOW)
+        if takes_long or not slow.isdisjoint(node.inputs):
+            slow.update(node.outputs)
+    last = [v for node in nodes if node.outputs[0] not in known for v in node.inputs if v in slow]
+    kept = [
+        variable
+        for variable in dict.fromkeys(last)
+        if None not in variable.type.shape
+        and 0 < np.prod(variable.type.shape) * np.dtype(variable.dtype).itemsize < free_memory()
+    ]
+    if not kept:
+        return log_density
+    values = compile_quietly([], kept, PYTHON_MODE)()
+    arrays = {v: pt.constant(value) for v, value in zip(kept, values, strict=True)}
+    return clone_replace([log_density], arrays, rebuild_strict=False)[0]
 
 
 def _functions_of(placeholders: Iterable[Variable], nodes: Iterable[Apply]) -> set[Variable]:
