@@ -34,6 +34,7 @@ from pytensor.tensor.basic import (
     Join,
     MakeVector,
     ScalarFromTensor,
+    Split,
     TensorFromScalar,
 )
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
@@ -336,7 +337,8 @@ class Source:
             return False
         op, inputs = readers[0].op, readers[0].inputs
         if isinstance(op, AdvancedIncSubtensor):
-            return inputs[1] is out and _adds_rows(op, inputs)
+            added = inputs[1] is out and out.type.ndim == readers[0].outputs[0].type.ndim
+            return added and _scattered(op, inputs) == [0]
         return isinstance(op, CAReduce) and out not in self._recorded and out not in self._carried
 
     def allocate(self, variable: Variable, lengths: Sequence[str]) -> str:
@@ -628,27 +630,45 @@ class Source:
     def _write_gather(self, op: AdvancedSubtensor, node: Apply) -> None:
         x, *indices = node.inputs
         (out,) = node.outputs
-        axis = len(op.idx_list) - 1
-        if not _is_of_numbers(op, x, indices) or x.type.ndim > len(PLACES):
+        axes = _numbered(op, x, indices)
+        if not axes or x.type.ndim > len(PLACES):
             self._write_call(op, node)
             return
         uniform = self._is_uniform(x)
-        name, places = "" if uniform else self.name(x), self.name(indices[0])
-        length = self._valid(places, self.length(x, axis), f"{places}.shape[0]")
-        lengths = [self.length(x, a) for a in range(x.type.ndim)]
-        lengths[axis] = length
+        name = "" if uniform else self.name(x)
+        lengths = self._selected_lengths(
+            [self.length(x, a) for a in range(x.type.ndim)], axes, indices
+        )
 
         def element(*at: str) -> str:
             if uniform:
-                return self.element(x, at)
-            if axis == 0 and len(at) > 1 and at[0] == PLACES[0]:
+                return self.element(x, ["0"] * x.type.ndim)
+            places = self._selected_places(at, axes, indices)
+            if axes == [0] and len(at) > 1 and at[0] == PLACES[0]:
                 row = self.new("row_")
-                self._of_row.append(f"{row} = {name}[{places}[i]]")
+                self._of_row.append(f"{row} = {name}[{places[0]}]")
                 return f"{row}[{', '.join(at[1:])}]"
-            index = [f"{places}[{p}]" if a == axis else p for a, p in enumerate(at)]
-            return f"{name}[{', '.join(index)}]"
+            return f"{name}[{', '.join(places)}]"
 
         self._read_late(out, node, element, lengths)
+
+    def _selected_lengths(
+        self, lengths: Sequence[str], axes: Sequence[int], indices: Sequence[Variable]
+    ) -> list[str]:
+        """Lengths of what numbers on some axes select, whose place is that of the first axis."""
+        names = [self.name(index) for index in indices]
+        selected = self.common([f"{name}.shape[0]" for name in names])
+        for axis, name in zip(axes, names, strict=True):
+            selected = self._valid(name, lengths[axis], selected)
+        return [*lengths[: axes[0]], selected, *lengths[axes[-1] + 1 :]]
+
+    def _selected_places(
+        self, at: Sequence[str], axes: Sequence[int], indices: Sequence[Variable]
+    ) -> list[str]:
+        """Places in an array of an element of what numbers select."""
+        first = axes[0]
+        numbers = [f"{self.name(index)}[{at[first]}]" for index in indices]
+        return [*at[:first], *numbers, *at[first + 1 :]]
 
     def _valid(self, numbers: str, most: str, length: str) -> str:
         """A number of places, which is zero where their numbers are not those of elements."""
@@ -662,29 +682,46 @@ class Source:
     @write.register
     def _write_scatter(self, op: AdvancedIncSubtensor, node: Apply) -> None:
         base, values, *indices = node.inputs
-        if not _adds_rows(op, node.inputs):
+        axes = _scattered(op, node.inputs)
+        if not axes:
             self._write_call(op, node)
             return
-        result, places, row = self.new(), self.name(indices[0]), self.new("row_")
-        at = PLACES[: base.type.ndim]
-        _, (length,), _ = self._loops([indices[0], values], [0])
-        self.line(f"{result} = {self.name(base)}{'' if op.inplace else '.copy()'}")
-        lengths = [self._valid(places, f"{result}.shape[0]", length)]
-        if base.type.ndim == 2:
-            of_row = [f"{result}.shape[1]"]
-            if values.type.ndim == 2 and not values.type.broadcastable[1]:
-                of_row.append(self.length(values, 1))
-            lengths.append(self.common(of_row))
-        heads = _loops(at, lengths)
         if values.type.ndim and not (values in self._vectors or values in self._late):
             self.name(values)
-        place = ", ".join([row, *at[1:]])
+        result, sign = self.new(), "=" if op.set_instead_of_inc else "+="
+        self.line(f"{result} = {self.name(base)}{'' if op.inplace else '.copy()'}")
+        whole = [f"{result}.shape[{axis}]" for axis in range(base.type.ndim)]
+        lengths = self._selected_lengths(whole, axes, indices)
+        skipped = len(lengths) - values.type.ndim
+        for axis, broadcast in enumerate(values.type.broadcastable, start=skipped):
+            if not broadcast:
+                own = self.length(values, axis - skipped)
+                lengths[axis] = self.common([lengths[axis], own])
+        at = PLACES[: len(lengths)]
+        place = ", ".join(self._selected_places(at, axes, indices))
         self._write_loops(
-            heads,
-            lambda: [f"{result}[{place}] += {self.element(values, at[: values.type.ndim])}"],
-            [f"{row} = {places}[i]"],
+            _loops(at, lengths),
+            lambda: [f"{result}[{place}] {sign} {self.element(values, at[skipped:])}"],
         )
         self.names[node.outputs[0]] = result
+
+    @write.register
+    def _write_split(self, op: Split, node: Apply) -> None:
+        x, sizes = node.inputs
+        start = "0"
+        for number, part in enumerate(node.outputs):
+            length, end = self.new("n_"), self.new("n_")
+            self.line(f"{length} = {self.name(sizes)}[{number}]\n{end} = {start} + {length}")
+            self.check(f"{end} > {self.length(x, op.axis)}", self.errors[0])
+            lengths = [self.length(x, axis) for axis in range(x.type.ndim)]
+            lengths[op.axis] = length
+
+            def element(*at: str, start: str = start) -> str:
+                places = [f"({start} + {p})" if a == op.axis else p for a, p in enumerate(at)]
+                return self.element(x, places)
+
+            self._read_late(part, node, element, lengths)
+            start = end
 
     @write.register
     def _write_set(self, op: IncSubtensor, node: Apply) -> None:
@@ -741,8 +778,9 @@ class Source:
         parts, (out,) = node.inputs, node.outputs
         at, lengths = PLACES[: out.type.ndim], []
         for axis in range(len(at)):
-            own = [self.length(part, axis) for part in parts]
-            lengths.append(f"({' + '.join(own)})" if axis == op.axis else self.common(own))
+            of_parts = [self.length(part, axis) for part in parts]
+            total = f"({' + '.join(of_parts)})"
+            lengths.append(total if axis == op.axis else self.common(of_parts))
         result, start = self.allocate(out, lengths), self.new("n_")
         self.line(f"{start} = 0")
         for part in parts:
@@ -1000,29 +1038,26 @@ def storage(outputs: Sequence[Variable]) -> set[Variable]:
     return found
 
 
-def _is_of_numbers(op: Op, x: Variable, indices: Sequence[Variable]) -> bool:
-    """Whether an operation selects parts of an array by their numbers on one axis."""
-    *whole, numbered = op.idx_list
-    return (
-        numbered == 0
-        and all(entry == slice(None) for entry in whole)
-        and len(indices) == 1
-        and indices[0].type.ndim == 1
-        and indices[0].type.dtype.startswith(("int", "uint"))
+def _numbered(op: Op, x: Variable, indices: Sequence[Variable]) -> list[int] | None:
+    """Adjacent axes on which an operation selects parts of an array by their numbers."""
+    axes = [axis for axis, entry in enumerate(op.idx_list) if not isinstance(entry, slice)]
+    whole = all(entry == slice(None) for entry in op.idx_list if isinstance(entry, slice))
+    in_order = [op.idx_list[axis] for axis in axes] == list(range(len(indices)))
+    adjacent = axes[-1] - axes[0] == len(axes) - 1
+    of_numbers = all(
+        index.type.ndim == 1 and index.type.dtype.startswith(("int", "uint")) for index in indices
     )
+    alike = of_numbers and len({index.type.broadcastable for index in indices}) == 1
+    return axes if whole and in_order and adjacent and alike else None
 
 
-def _adds_rows(op: AdvancedIncSubtensor, inputs: Sequence[Variable]) -> bool:
-    """Whether an operation adds to selected elements of a vector, or rows of a matrix."""
+def _scattered(op: AdvancedIncSubtensor, inputs: Sequence[Variable]) -> list[int] | None:
+    """Axes on which an operation adds to or sets parts of an array by their numbers."""
     base, values, *indices = inputs
-    adds = not op.set_instead_of_inc and not op.ignore_duplicates
-    of_rows = base.type.ndim in (1, 2) and len(op.idx_list) == 1
-    return (
-        adds
-        and of_rows
-        and _is_of_numbers(op, base, indices)
-        and values.type.ndim in (0, base.type.ndim)
-    )
+    axes = _numbered(op, base, indices)
+    if not axes or base.type.ndim > len(PLACES) or op.ignore_duplicates:
+        return None
+    return axes if values.type.ndim <= base.type.ndim - len(axes) + 1 else None
 
 
 def _changed_in_place(nodes: Sequence[Apply]) -> list[Variable]:
