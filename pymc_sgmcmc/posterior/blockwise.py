@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
-from pytensor.tensor.basic import Join, Split
+from pytensor.tensor.basic import Alloc, Join, Split
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.subtensor import AdvancedSubtensor
 
@@ -23,9 +23,12 @@ def _at_once(fgraph, node):
         return [pt.join(core.axis + 1, *_of_all_rows(node.inputs))]
     if isinstance(core, Split):
         values, *others, sizes = node.inputs
+        while sizes.owner is not None and isinstance(sizes.owner.op, Alloc):
+            sizes = pt.atleast_2d(sizes.owner.inputs[0])  # which is repeated for each row
         if others or not _is_shared(sizes):
             return None
-        return Split(core.len_splits, core.axis + 1)(values, sizes[0], return_list=True)
+        sizes = pt.broadcast_to(sizes[0], (core.len_splits,))
+        return Split(core.len_splits, core.axis + 1)(values, sizes, return_list=True)
     if isinstance(core, AdvancedSubtensor):
         values, *indices = node.inputs
         if core.idx_list != tuple(range(len(indices))):

@@ -122,7 +122,8 @@ def computed_once(log_density: TensorVariable, n_rows: int) -> TensorVariable:
     kept = [
         variable
         for variable in dict.fromkeys(last)
-        if None not in variable.type.shape
+        if variable.type.shape.count(n_rows) == 1
+        and None not in variable.type.shape
         and 0 < np.prod(variable.type.shape) * np.dtype(variable.dtype).itemsize < free_memory()
     ]
     if not kept:
