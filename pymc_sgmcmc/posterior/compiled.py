@@ -20,9 +20,11 @@ from pytensor.compile.mode import Mode, get_mode, optdb
 from pytensor.compile.rewriting import inline_ofg_node
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import HasInnerGraph
+from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.raise_op import Assert
 from pytensor.scan.op import Scan
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.extra_ops import _broadcast_assert, _runtime_broadcast_assert
 from pytensor.tensor.math import Sum
@@ -33,9 +35,15 @@ from pymc_sgmcmc.posterior.numpy_linker import NumpyLinker
 from pymc_sgmcmc.posterior.whole_numbers import of_whole_numbers
 
 
-@node_rewriter([OpFromGraph])
+@node_rewriter([OpFromGraph, Blockwise])
 def _inline(fgraph, node):
-    return inline_ofg_node(node)
+    if not isinstance(node.op, Blockwise):
+        return inline_ofg_node(node)
+    core = node.op.core_op
+    if not isinstance(core, OpFromGraph):
+        return None
+    inner = core.fgraph.unfreeze()
+    return vectorize_graph(inner.outputs, dict(zip(inner.inputs, node.inputs, strict=True)))
 
 
 inline_inner_graphs = dfs_rewriter(_inline)
