@@ -11,6 +11,8 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.raise_op import Assert
+from pytensor.scan.utils import until
 from scipy import special
 
 from pymc_sgmcmc import HAMCMC, MALA, SGHMC, SGLD, SGLDCV, ULA
@@ -324,6 +326,68 @@ def test_rows_of_a_matrix_are_gathered_and_scattered(rng):
         return [added.ravel(), *others]
 
     same_as_pytensor(results, rng.normal(size=6))
+
+
+@pytest.fixture
+def without_calls(monkeypatch):
+    """Every operation has a source of its own."""
+
+    def fails(self, op, node):
+        raise AssertionError(f"{op} is a call")
+
+    monkeypatch.setattr(Source, "_write_call", fails)
+
+
+def test_operations_on_several_axes(without_calls, rng):
+    """Other shapes, reductions, joins, splits, and parts that two numbers select."""
+    some, numbers = pytensor.shared(GROUPS), pytensor.shared(OTHERS)
+    design = pytensor.shared(rng.normal(size=(4, 6)), shape=(4, None))
+
+    def results(state):
+        cube = (design * state).reshape((4, 3, -1))
+        first, second = pt.split(cube, [1, 2], n_splits=2, axis=1)
+        joined = pt.concatenate([second, first, cube[:, 1:2]], axis=1)
+        table = joined.max(axis=0)
+        chosen = table[some, numbers % 2]
+        changed = pt.set_subtensor(table[:, 1], pt.arange(4) * chosen)
+        counted = pt.inc_subtensor(pt.zeros((4, 2))[some, numbers % 2], chosen)
+        level = pt.alloc(pt.minimum(state[0], 0.5), design.shape[0], 2).ravel()
+        finite = pt.isinf(cube).any() | pt.isnan(cube).all(axis=(0, 1, 2))
+        vectors = [joined.sum(axis=2), joined.sum(axis=(0, 2)), chosen, changed, counted, level]
+        total = sum(vector.sum() for vector in vectors) + finite
+        kept = [pt.specify_shape(changed, (4, 2)), pt.specify_shape(counted, (4, 2))]
+        return [state + total, pt.specify_shape(joined.sum(axis=2), (4, 4)), *kept]
+
+    same_as_pytensor(results, rng.normal(size=6))
+
+
+def search(state, steps=50):
+    """Square roots of positive numbers by Newton's method, until all are found."""
+    number = pt.exp(state)
+
+    def step(root, change):
+        following = (root + number / root) / 2
+        return [following, following - root], until(pt.all(pt.abs(following - root) < 1e-12))
+
+    start = [number, pt.zeros_like(number)]
+    roots, changes = pytensor.scan(step, outputs_info=start, n_steps=steps, return_updates=False)
+    return roots[-1], changes[-1]
+
+
+def test_a_search_is_a_loop_inside_of_the_loop(without_calls, rng):
+    def results(state):
+        roots, changes = search(state)
+        return state + changes, roots.sum()
+
+    same_as_pytensor(results, rng.normal(size=3))
+
+
+def test_a_check_of_a_model_is_an_error_with_its_words():
+    def transition(index, noise, step_size, state):
+        return (Assert("the index is two")(state + 1, pt.lt(index, 2)),)
+
+    with pytest.raises(AssertionError, match="the index is two"):
+        run(transition, np.ones(3))
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pymc.distributions.transforms import ordered
+from pytensor.graph.replace import vectorize_graph
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce
 from pytensor.tensor.math import Sum
@@ -137,6 +138,16 @@ def slopes(X, group, kind):
 
 def table(X, group, kind):
     pm.Normal("y", pm.Normal("t", shape=(5, 4))[group, kind], 1, observed=X[:, 0])
+
+
+@pytest.mark.parametrize("mode", [NUMPY_MODE, PYTHON_MODE])
+def test_an_operation_with_a_graph_is_taken_apart_for_all_rows(mode, rng):
+    values = rng.normal(size=(4, 5, 2))
+    matrix, array = pt.dmatrix("matrix"), pt.dtensor3("array")
+    sums = vectorize_graph(pt.logsumexp(matrix, axis=1), {matrix: array})
+    function = compile_quietly([array], sums, mode)
+    assert runs_on_arrays(function)
+    np.testing.assert_allclose(function(values), np.logaddexp.reduce(values, axis=-1), rtol=1e-14)
 
 
 @pytest.mark.parametrize("write", [ordinal, zero_inflated, slopes, table])

@@ -71,6 +71,24 @@ def test_its_own_code_is_what_runs(monkeypatch):
         np.testing.assert_allclose(result, value, rtol=1e-15)
 
 
+def test_steps_of_a_scan_run_its_own_code_too(monkeypatch):
+    def step(root, number):
+        return (root + number / root) / 2
+
+    roots = pytensor.scan(
+        step, outputs_info=y + 1, non_sequences=y, n_steps=5, return_updates=False
+    )
+    plain = Mode(linker="py", optimizer="minimum_compile")
+    reference, function = (compile_quietly([y], roots[-1], mode) for mode in (plain, NUMPY_MODE))
+    expected = reference(VALUES[y])
+
+    def fails(*_):
+        raise AssertionError("PyTensor's code runs")
+
+    monkeypatch.setattr(Elemwise, "perform", fails)
+    np.testing.assert_allclose(function(VALUES[y]), expected, rtol=1e-14)
+
+
 def test_axes_of_length_one_are_not_repeated_where_the_graph_does_not_say_so():
     function = compile_quietly([x, y], x * y, NUMPY_MODE)
     with pytest.raises(ValueError, match="Runtime broadcasting not allowed"):

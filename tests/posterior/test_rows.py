@@ -10,6 +10,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pymc.exceptions import ImputationWarning
+from pytensor.graph.traversal import toposort
 from pytensor.sparse import structured_dot
 from scipy import sparse
 
@@ -439,6 +440,17 @@ def gaussian_process():
 
 def correlated_errors():
     pm.MvNormal("y", pm.Normal("b") * x, cov=np.eye(N_ROWS) + 0.1, observed=Y)
+
+
+def test_what_is_computed_of_constants_is_computed_once():
+    """The basis of a Gaussian process is a column of data, so that no transition computes it."""
+    with pm.Model() as model:
+        basis = pt.sin(pt.outer(X[:, 0] - X[:, 0].mean(), np.arange(1, 4)) * 0.7) / 2
+        pm.Normal("y", basis @ pm.Normal("b", shape=3), 1.0, observed=Y)
+    posterior = Posterior(model)
+    position, rows = posterior.position_and_rows()
+    nodes = toposort([posterior.single_row_log_densities(position, rows)])
+    assert pt.sin not in {node.op for node in nodes}
 
 
 def cumulative_sum():
