@@ -382,6 +382,16 @@ def test_a_search_is_a_loop_inside_of_the_loop(without_calls, rng):
     same_as_pytensor(results, rng.normal(size=3))
 
 
+def test_each_of_two_searches_computes_its_own_numbers(without_calls, rng):
+    """PyTensor has one graph for the steps of both."""
+
+    def results(state):
+        (near, _), (far, _) = search(state), search(state + 5)
+        return state + far / near, near.sum()
+
+    same_as_pytensor(results, rng.normal(size=3))
+
+
 def test_a_check_of_a_model_is_an_error_with_its_words():
     def transition(index, noise, step_size, state):
         return (Assert("the index is two")(state + 1, pt.lt(index, 2)),)

@@ -495,7 +495,8 @@ class Source:
             value = self.name(first)
             self.line(f"{name} = {f'contiguous({value})' if first.type.ndim else value}")
         beside = [self.name(variable) for variable in given[states:]]
-        graph = op.fgraph
+        # Graphs of other scans have the same variables for the same operations.
+        graph = op.fgraph.unfreeze()
         self.names.update(zip(graph.inputs, [*names, *beside], strict=True))
         nodes = graph.toposort()
         self._prepare(nodes)
