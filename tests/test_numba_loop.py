@@ -338,6 +338,30 @@ def without_calls(monkeypatch):
     monkeypatch.setattr(Source, "_write_call", fails)
 
 
+def test_operations_on_many_axes_and_on_a_transposed_matrix(without_calls, rng):
+    matrix = pytensor.shared(rng.normal(size=(2, 3)))
+
+    def results(state):
+        many = state.reshape((1, 2, 1, 3, 1))
+        joined = pt.concatenate([many, pt.exp(many[::-1])], axis=2)
+        raised = pt.inc_subtensor(joined[:, 1], state[0]) + matrix[:, None, :, None]
+        sums = raised.sum(axis=(2, 4)).ravel()
+        return [pt.specify_shape(vector, (6,)) for vector in (sums, matrix.T.ravel())]
+
+    same_as_pytensor(results, rng.normal(size=6))
+
+
+def test_parts_have_the_sizes_of_a_split():
+    sizes = pytensor.shared(np.array([2, 2]))
+
+    def transition(index, noise, step_size, state):
+        first, second = pt.split(state * 1, sizes, n_splits=2)
+        return (pt.specify_shape(pt.concatenate([second, first, state[:1]]), (5,)),)
+
+    with pytest.raises(ValueError, match="lengths differ"):
+        run(transition, np.ones(5))
+
+
 def test_operations_on_several_axes(without_calls, rng):
     """Other shapes, reductions, joins, splits, and parts that two numbers select."""
     some, numbers = pytensor.shared(GROUPS), pytensor.shared(OTHERS)

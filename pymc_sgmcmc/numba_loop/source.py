@@ -106,8 +106,8 @@ REDUCTIONS: dict[type[ScalarOp], tuple[str, str]] = {
 }
 """First value and source of operations that reduce the elements along some axes to one."""
 
-PLACES = "ijlm"
-"""Names of the places of an element, of which there are as many as axes."""
+PLACES = "ijlmopqruvwxyz"
+"""Names of the places of an element, one for each axis."""
 
 AHEAD = 2
 """Rows are asked for this number of transitions before they are read."""
@@ -273,12 +273,32 @@ class Source:
         """Name of an array that was to be evaluated where it is read."""
         lengths = [self.length(variable, axis) for axis in range(variable.type.ndim)]
         name = self.allocate(variable, lengths)
-        at = PLACES[: len(lengths)]
-        heads = _loops(at, lengths)
-        place = ", ".join(at)
-        self._write_loops(heads, lambda: [f"{name}[{place}] = {self.element(variable, at)}"])
+        self._store(variable, lengths, lambda *at: f"{name}[{', '.join(at)}]")
         self.names[variable] = name
         return name
+
+    def _store(
+        self,
+        variable: Variable,
+        lengths: Sequence[str],
+        place: Callable[..., str],
+        sign: str = "=",
+    ) -> None:
+        """Write the elements of a variable to places, or add them, repeated on missing axes."""
+        at = PLACES[: len(lengths)]
+        own = at[len(at) - variable.type.ndim :]
+        self._write_loops(
+            _loops(at, lengths), lambda: [f"{place(*at)} {sign} {self.element(variable, own)}"]
+        )
+
+    def _repeated(self, variable: Variable, lengths: Sequence[str]) -> list[str]:
+        """Lengths to which a variable is repeated, checked against those that it has itself."""
+        lengths, skipped = list(lengths), len(lengths) - variable.type.ndim
+        for axis, broadcast in enumerate(variable.type.broadcastable):
+            if not broadcast:
+                own = self.length(variable, axis)
+                lengths[skipped + axis] = self.common([lengths[skipped + axis], own])
+        return lengths
 
     def _read_late(
         self, out: Variable, node: Apply, element: Callable[..., str], lengths: Sequence[str]
@@ -433,7 +453,7 @@ class Source:
     def _write_reshape(self, op: Reshape, node: Apply) -> None:
         x, shape = node.inputs
         (out,) = node.outputs
-        if not op.ndim or not 0 < x.type.ndim <= len(PLACES):
+        if not op.ndim or not x.type.ndim:
             self._write_call(op, node)
             return
         if shape in self._entries_of:
@@ -454,7 +474,10 @@ class Source:
             number = self.element(x, ["0"] * x.type.ndim)
             self._late[out] = lambda *at: number, lengths
             return
-        flat = self._flat(x, own, size) if x.type.ndim > 1 else ""
+        flat = ""
+        if x.type.ndim > 1:
+            flat = self.new()
+            self.line(f"{flat} = np.ascontiguousarray({self.name(x)}).reshape(-1)")
         if op.ndim == 1 and flat and out not in self._recorded:
             self.names[out] = flat
             return
@@ -466,20 +489,6 @@ class Source:
             return f"{flat}[{place}]" if flat else self.element(x, [place])
 
         self._read_late(out, node, element, lengths)
-
-    def _flat(self, x: Variable, lengths: Sequence[str], size: str) -> str:
-        """Name of a vector of the elements of an array."""
-        flat = self.new()
-        if x in self.names or x in self._vectors:
-            self.line(f"{flat} = contiguous({self.name(x)}).reshape(-1)")
-            return flat
-        self.line(f"{flat} = np.empty({size}, np.{_type(x)})")
-        at = PLACES[: len(lengths)]
-        place = at[0]
-        for index, length in zip(at[1:], lengths[1:], strict=True):
-            place = f"({place} * {length} + {index})"
-        self._write_loops(_loops(at, lengths), lambda: [f"{flat}[{place}] = {self.element(x, at)}"])
-        return flat
 
     @write.register
     def _write_scan(self, op: Scan, node: Apply) -> None:
@@ -493,7 +502,7 @@ class Source:
         names = [self.new("state_") for _ in range(states)]
         for name, first in zip(names, given, strict=False):
             value = self.name(first)
-            self.line(f"{name} = {f'contiguous({value})' if first.type.ndim else value}")
+            self.line(f"{name} = {value}{'.copy()' if first.type.ndim else ''}")
         beside = [self.name(variable) for variable in given[states:]]
         # Graphs of other scans have the same variables for the same operations.
         graph = op.fgraph.unfreeze()
@@ -632,7 +641,7 @@ class Source:
         x, *indices = node.inputs
         (out,) = node.outputs
         axes = _numbered(op, x, indices)
-        if not axes or x.type.ndim > len(PLACES):
+        if not axes:
             self._write_call(op, node)
             return
         uniform = self._is_uniform(x)
@@ -687,35 +696,28 @@ class Source:
         if not axes:
             self._write_call(op, node)
             return
-        if values.type.ndim and not (values in self._vectors or values in self._late):
-            self.name(values)
         result, sign = self.new(), "=" if op.set_instead_of_inc else "+="
         self.line(f"{result} = {self.name(base)}{'' if op.inplace else '.copy()'}")
         whole = [f"{result}.shape[{axis}]" for axis in range(base.type.ndim)]
-        lengths = self._selected_lengths(whole, axes, indices)
-        skipped = len(lengths) - values.type.ndim
-        for axis, broadcast in enumerate(values.type.broadcastable, start=skipped):
-            if not broadcast:
-                own = self.length(values, axis - skipped)
-                lengths[axis] = self.common([lengths[axis], own])
-        at = PLACES[: len(lengths)]
-        place = ", ".join(self._selected_places(at, axes, indices))
-        self._write_loops(
-            _loops(at, lengths),
-            lambda: [f"{result}[{place}] {sign} {self.element(values, at[skipped:])}"],
-        )
+        lengths = self._repeated(values, self._selected_lengths(whole, axes, indices))
+
+        def place(*at: str) -> str:
+            return f"{result}[{', '.join(self._selected_places(at, axes, indices))}]"
+
+        self._store(values, lengths, place, sign)
         self.names[node.outputs[0]] = result
 
     @write.register
     def _write_split(self, op: Split, node: Apply) -> None:
         x, sizes = node.inputs
-        start = "0"
+        name, start, fits = self.name(sizes), "0", self.new()
+        lengths = [self.length(x, axis) for axis in range(x.type.ndim)]
+        self.line(f"{fits} = ({name}.sum() == {lengths[op.axis]}) & ({name}.min() >= 0)")
+        self.check(f"not {fits}", self.errors[0])
         for number, part in enumerate(node.outputs):
             length, end = self.new("n_"), self.new("n_")
-            self.line(f"{length} = {self.name(sizes)}[{number}]\n{end} = {start} + {length}")
-            self.check(f"{end} > {self.length(x, op.axis)}", self.errors[0])
-            lengths = [self.length(x, axis) for axis in range(x.type.ndim)]
-            lengths[op.axis] = length
+            self.line(f"{length} = {name}[{number}] * {fits}\n{end} = {start} + {length}")
+            lengths = [*lengths[: op.axis], length, *lengths[op.axis + 1 :]]
 
             def element(*at: str, start: str = start) -> str:
                 places = [f"({start} + {p})" if a == op.axis else p for a, p in enumerate(at)]
@@ -734,37 +736,20 @@ class Source:
         index = self._index(indices_from_subtensor(indices, op.idx_list))
         axes = base.type.ndim - sum(not isinstance(entry, slice) for entry in op.idx_list)
         sign = "=" if op.set_instead_of_inc else "+="
-        if value.type.ndim:
-            self.name(value)
         self.line(f"{result} = {self.name(base)}{'' if op.inplace else '.copy()'}")
         if not axes:
             self.line(f"{result}[{index}] {sign} {self.name(value)}")
         else:
             self.line(f"{part} = {result}[{index}]")
-            at, own = PLACES[:axes], PLACES[axes - value.type.ndim : axes]
-            skipped = axes - value.type.ndim
-            lengths = []
-            for axis in range(axes):
-                of_axis = [f"{part}.shape[{axis}]"]
-                if axis >= skipped and not value.type.broadcastable[axis - skipped]:
-                    of_axis.append(self.length(value, axis - skipped))
-                lengths.append(self.common(of_axis))
-            heads = _loops(at, lengths)
-            self._write_loops(
-                heads, lambda: [f"{part}[{', '.join(at)}] {sign} {self.element(value, own)}"]
-            )
+            lengths = self._repeated(value, [f"{part}.shape[{axis}]" for axis in range(axes)])
+            self._store(value, lengths, lambda *at: f"{part}[{', '.join(at)}]", sign)
         self.names[node.outputs[0]] = result
 
     @write.register
     def _write_alloc(self, op: Alloc, node: Apply) -> None:
         value, *shape = node.inputs
         skipped = len(shape) - value.type.ndim
-        lengths = []
-        for axis, length in enumerate(shape, start=-skipped):
-            of_axis = [self.name(length)]
-            if axis >= 0 and not value.type.broadcastable[axis]:
-                of_axis.append(self.length(value, axis))
-            lengths.append(self.common(of_axis))
+        lengths = self._repeated(value, [self.name(length) for length in shape])
         self._read_late(
             node.outputs[0], node, lambda *at: self.element(value, at[skipped:]), lengths
         )
@@ -777,8 +762,8 @@ class Source:
     @write.register
     def _write_join(self, op: Join, node: Apply) -> None:
         parts, (out,) = node.inputs, node.outputs
-        at, lengths = PLACES[: out.type.ndim], []
-        for axis in range(len(at)):
+        lengths: list[str] = []
+        for axis in range(out.type.ndim):
             of_parts = [self.length(part, axis) for part in parts]
             total = f"({' + '.join(of_parts)})"
             lengths.append(total if axis == op.axis else self.common(of_parts))
@@ -789,13 +774,12 @@ class Source:
             if out.type.ndim == 1 and own == "1":
                 self.line(f"{result}[{start}] = {self.element(part, ['0'])}\n{start} += 1")
                 continue
-            heads = _loops(at, [*lengths[: op.axis], own, *lengths[op.axis + 1 :]])
-            place = [f"{start} + {p}" if axis == op.axis else p for axis, p in enumerate(at)]
 
-            def stores(part: Variable = part, place: str = ", ".join(place)) -> list[str]:
-                return [f"{result}[{place}] = {self.element(part, at)}"]
+            def place(*at: str) -> str:
+                places = [f"{start} + {p}" if a == op.axis else p for a, p in enumerate(at)]
+                return f"{result}[{', '.join(places)}]"
 
-            self._write_loops(heads, stores)
+            self._store(part, [*lengths[: op.axis], own, *lengths[op.axis + 1 :]], place)
             self.line(f"{start} += {own}")
         self.names[out] = result
 
@@ -809,9 +793,8 @@ class Source:
         acc = getattr(op, "acc_dtype", None) or out.type.dtype
         source = REDUCTIONS.get(type(op.scalar_op))
         logical = isinstance(op.scalar_op, OF_TRUTH)
-        if source is None or not 0 < x.type.ndim <= len(PLACES):
-            return self._write_call(op, node)
-        if x.type.dtype != "bool" if logical else acc not in (*FLOATING, "int64"):
+        types = ("bool",) if logical else (*FLOATING, "int64")
+        if source is None or not x.type.ndim or (x.type.dtype if logical else acc) not in types:
             return self._write_call(op, node)
         if acc not in FLOATING and "inf" in source[0]:
             return self._write_call(op, node)
@@ -847,12 +830,6 @@ class Source:
 
     @write.register
     def _write_elemwise(self, op: Elemwise, node: Apply) -> None:
-        if node.outputs[0].type.ndim > len(PLACES):
-            self._write_call(op, node)
-            return
-        for variable in node.inputs:  # Names are made before the loop.
-            if variable.type.ndim and variable not in self._vectors | self._late:
-                self.name(variable)
         if all(node.outputs[0].type.broadcastable):
             elements = [self.element(x, ["0"] * x.type.ndim) for x in node.inputs]
             results = self._scalar(op.scalar_op, elements, node)
@@ -1056,7 +1033,7 @@ def _scattered(op: AdvancedIncSubtensor, inputs: Sequence[Variable]) -> list[int
     """Axes on which an operation adds to or sets parts of an array by their numbers."""
     base, values, *indices = inputs
     axes = _numbered(op, base, indices)
-    if not axes or base.type.ndim > len(PLACES) or op.ignore_duplicates:
+    if not axes or op.ignore_duplicates:
         return None
     return axes if values.type.ndim <= base.type.ndim - len(axes) + 1 else None
 

@@ -129,7 +129,9 @@ def computed_once(log_density: TensorVariable, n_rows: int) -> TensorVariable:
     if not kept:
         return log_density
     values = compile_quietly([], kept, PYTHON_MODE)()
-    arrays = {v: pt.constant(value) for v, value in zip(kept, values, strict=True)}
+    # What is not finite stays as it is, for an error that names the data it is computed of.
+    finite = [(v, value) for v, value in zip(kept, values, strict=True) if np.isfinite(value).all()]
+    arrays = {v: pt.constant(value) for v, value in finite}
     return clone_replace([log_density], arrays, rebuild_strict=False)[0]
 
 
