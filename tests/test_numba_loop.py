@@ -373,7 +373,7 @@ def test_operations_on_several_axes(without_calls, rng):
         joined = pt.concatenate([second, first, cube[:, 1:2]], axis=1)
         table = joined.max(axis=0)
         chosen = table[some, numbers % 2]
-        changed = pt.set_subtensor(table[:, 1], pt.arange(4) * chosen)
+        changed = pt.set_subtensor(table[:, 1], pt.arange(some.shape[0]) * chosen)
         counted = pt.inc_subtensor(pt.zeros((4, 2))[some, numbers % 2], chosen)
         level = pt.alloc(pt.minimum(state[0], 0.5), design.shape[0], 2).ravel()
         finite = pt.isinf(cube).any() | pt.isnan(cube).all(axis=(0, 1, 2))

@@ -271,8 +271,12 @@ class GroupDensity:
         """Graphs with the columns of a block for those of the placeholder."""
         return rebuild(graphs, dict(zip(self.columns, columns, strict=True)))
 
+    def split(self, block: TensorVariable) -> list[TensorVariable]:
+        """Columns of a block, whose number is not known statically, or of several blocks."""
+        return [block[..., column] for column in range(self.block_size)]
+
     def _on_block(self, graphs: Sequence[TensorVariable]) -> list[TensorVariable]:
-        return self.at(graphs, [self.block[:, column] for column in range(self.block_size)])
+        return self.at(graphs, self.split(self.block))
 
     @cached_property
     def of_columns(self) -> TensorVariable:
@@ -291,7 +295,7 @@ class GroupDensity:
         ----------
         points : TensorVariable, shape (points, groups, q)
         """
-        return self.at_columns([points[..., column] for column in range(self.block_size)])
+        return self.at_columns(self.split(points))
 
     def at_columns(self, columns: Sequence[TensorVariable]) -> TensorVariable:
         """Those of several blocks whose columns are matrices, shape (points, groups)."""
@@ -300,7 +304,7 @@ class GroupDensity:
 
     def prior_at_points(self, points: TensorVariable) -> TensorVariable:
         """Log densities of the local variables alone, shape (points, groups)."""
-        replacements = {column: points[..., k] for k, column in enumerate(self.columns)}
+        replacements = dict(zip(self.columns, self.split(points), strict=True))
         return sum(vectorize_graph(self._of_locals, replacements))
 
     @property

@@ -19,7 +19,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.marginal.check import Evaluated
 from pymc_sgmcmc.marginal.density import GroupDensity
-from pymc_sgmcmc.marginal.newton import columns, log_determinant, newton_step
+from pymc_sgmcmc.marginal.newton import log_determinant, newton_step
 from pymc_sgmcmc.posterior.graphs import rebuild
 
 DISTANT = 30.0
@@ -34,7 +34,7 @@ CHUNK_RECORDS = 200_000
 def exact(density: GroupDensity) -> TensorVariable:
     """Log density of each group's records, shape (groups,)."""
     (value,) = rebuild([density.value], {density.block: density.start})
-    newton = newton_step(density, columns(density.start, density.block_size))
+    newton = newton_step(density, density.split(density.start))
     constant = 0.5 * density.block_size * np.log(2 * np.pi)
     integral = value + 0.5 * newton.decrement - log_determinant(newton.root) + constant
     return density.of_records(integral)

@@ -100,11 +100,6 @@ def log_determinant(root: Matrix) -> TensorVariable:
     return sum(logs[1:], logs[0])
 
 
-def columns(block: TensorVariable, size: int) -> list[TensorVariable]:
-    """Columns of a block, whose number is not known statically."""
-    return [block[:, column] for column in range(size)]
-
-
 def find_mode(density: GroupDensity) -> Mode:
     """Modes of the joint log density by the local variables, and the curvature there.
 
@@ -112,7 +107,7 @@ def find_mode(density: GroupDensity) -> Mode:
     the log density.
     """
     prior = _Prior(density)
-    start = columns(density.start, density.block_size)
+    start = density.split(density.start)
     (value,) = density.at([density.of_columns], start)
     states = pytensor.scan(
         lambda *state: _search_step(density, prior, *state),
@@ -130,7 +125,7 @@ def quadratic_mode(density: GroupDensity) -> Mode:
 
     Newton's method ends after a single step then, wherever it starts.
     """
-    start = columns(density.start, density.block_size)
+    start = density.split(density.start)
     newton = newton_step(density, start)
     return Mode(moved(start, newton.step), newton.root)
 
@@ -144,7 +139,7 @@ class _Prior:
     """The curvature of the prior of the local variables at its centre."""
 
     def __init__(self, density: GroupDensity):
-        start = columns(density.start, density.block_size)
+        start = density.split(density.start)
         entries = density.at(density.second_of_prior, start)
         smallest = [pt.constant(SMALLEST_PRIOR_PIVOT)] * density.block_size
         self.root = cholesky(square([-entry for entry in entries]), smallest)

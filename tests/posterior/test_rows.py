@@ -445,8 +445,9 @@ def correlated_errors():
 def test_what_is_computed_of_constants_is_computed_once():
     """The basis of a Gaussian process is a column of data, so that no transition computes it."""
     with pm.Model() as model:
-        basis = pt.sin(pt.as_tensor(X[:, :1]) * np.arange(1, 4)) / 2
-        pm.Normal("y", basis @ pm.Normal("b", shape=3), 1.0, observed=Y)
+        process = pm.gp.HSGP(m=[3], c=1.5, cov_func=pm.gp.cov.Matern52(1, ls=pm.HalfNormal("s")))
+        basis, scales = process.prior_linearized(X[:, :1])
+        pm.Normal("y", basis @ (pm.Normal("b", shape=3) * scales), 1.0, observed=Y)
     posterior = Posterior(model)
     position, rows = posterior.position_and_rows()
     nodes = toposort([posterior.single_row_log_densities(position, rows)])
