@@ -18,6 +18,7 @@ from pytensor.graph.basic import Apply, Variable, equal_computations
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.basic import Join
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import SpecifyShape
@@ -26,7 +27,7 @@ from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 from scipy import sparse
 
-from pymc_sgmcmc.posterior.graphs import cast_of_integers, is_integer
+from pymc_sgmcmc.posterior.graphs import cast_of_integers, is_integer, is_product
 from pymc_sgmcmc.posterior.posterior import Posterior
 from pymc_sgmcmc.posterior.simplify import prepared
 
@@ -507,11 +508,9 @@ def entries_of_result(node: Apply, axis: int, entries: Entries) -> TensorVariabl
             return op(entries(x, kept[axis]))
         case Join() if axis != op.axis:
             return op(*(entries(part, axis) for part in node.inputs))
-        case Dot():
+        case Dot() | Blockwise() if is_product(node):
             left, right = node.inputs
-            if axis == 0 and left.type.ndim == 2:
-                return op(entries(left, 0), right)
-            return op(left, entries(right, 1))
+            return op(left, entries(right, 1)) if axis else op(entries(left, 0), right)
         case Subtensor():
             places = indices_from_subtensor(node.inputs[1:], op.idx_list)
             places = [*places, *(ALL,) * (x.type.ndim - len(places))]

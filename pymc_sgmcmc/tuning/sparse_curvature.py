@@ -114,12 +114,6 @@ class SparseCurvature:
         of_prior = self._of_prior(away, scale)
         return of_prior is not None and of_prior[~self.effects][:, self.effects].nnz > 0
 
-    def shares(self, position: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """Part of the curvature along each coordinate that comes from the rows, shape (d,)."""
-        of_rows = np.maximum(self.of_rows(position, scale).diagonal(), 0.0)
-        total = of_rows + np.abs(self._known_of_prior(position, scale).diagonal())
-        return np.divide(of_rows, total, out=np.zeros_like(total), where=total > 0)
-
     def around(
         self, mean: np.ndarray, shifts: Sequence[np.ndarray], scale: np.ndarray
     ) -> Curvature:

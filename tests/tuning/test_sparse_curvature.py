@@ -50,9 +50,9 @@ def cells():
 @pytest.mark.parametrize("beyond", [None, 0], ids=["model", "own coordinates"])
 def test_matrix_is_the_hessian(model, beyond, rng):
     posterior = Posterior(model, effects_beyond=beyond)
-    if beyond is not None:
-        posterior.coordinates.shares = rng.uniform(size=posterior.dimension)
     d, width = posterior.dimension, 1e-5
+    if beyond is not None:
+        posterior.coordinates.adapted(0.3 * rng.normal(size=d), rng.uniform(1, 5, size=d))
     position = 0.3 * rng.normal(size=d)
     curvature = sparse_curvature(posterior)
     found = curvature.at(position, np.ones(d), central=True)
@@ -211,7 +211,7 @@ def test_estimates_are_unbiased(rng):
     """All rows with the control variate give the gradient of all rows, from a wrong centre too."""
     posterior = Posterior(nested_model("non-centred"), effects_beyond=0)
     d = posterior.dimension
-    posterior.coordinates.shares = rng.uniform(size=d)
+    posterior.coordinates.adapted(0.3 * rng.normal(size=d), rng.uniform(1, 5, size=d))
     center, position = 0.3 * rng.normal(size=(2, d))
     curvature = sparse_curvature(posterior).of_rows(center, np.ones(d))
     expected = posterior.likelihood_gradient(position) - posterior.likelihood_gradient(center)
