@@ -154,14 +154,6 @@ class EffectCoordinates:
             self.replacements[x] = moved.value_of(x).astype(x.dtype)
             self.log_jacobian += moved.log_jacobian.astype(layout.dtype)
 
-    @property
-    def is_effect(self) -> np.ndarray:
-        """Whether each coordinate is one of an effect, shape (d,)."""
-        found = np.zeros(self.layout.dimension, dtype=bool)
-        for _, part in self._parts():
-            found[part] = True
-        return found
-
     def adapted(self, position: np.ndarray, precisions: np.ndarray) -> np.ndarray:
         """Take what is known of effects around a position, and give its values as a position.
 
@@ -289,6 +281,8 @@ def find_effects(
         transform = model.rvs_to_transforms[variable]
         if size == 1 or not (transform is None or isinstance(transform, ZeroSumTransform)):
             continue
+        if value in uses.whole:
+            continue
         location, factor, axis = _prior(variable, value, model)
         is_centered = factor is not None and uses.depends(factor)
         if not is_centered:
@@ -353,6 +347,11 @@ class _Uses:
     log_likelihood : TensorVariable
     layout : PositionLayout
     rows : sequence of TensorVariable
+
+    Attributes
+    ----------
+    whole : set of Variable
+        Those of which rows take more than the entries that they select.
     """
 
     def __init__(
@@ -364,9 +363,14 @@ class _Uses:
         self._layout = layout
         self._values, self._rows = set(layout.variables), set(rows)
         self._clients: dict[Variable, list[Apply]] = {}
+        indexed: set[Variable] = set()
         for node in toposort([log_likelihood]):
+            selects = isinstance(node.op, AdvancedSubtensor)
+            if selects and not self._rows.isdisjoint(ancestors(node.inputs[1:])):
+                indexed.update(ancestors(node.inputs[:1]))
             for each in set(node.inputs):
                 self._clients.setdefault(each, []).append(node)
+        self.whole = set(self._clients) - indexed
 
     def depends(self, graph: Variable) -> bool:
         """Whether a graph depends on value variables."""

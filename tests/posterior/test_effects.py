@@ -261,6 +261,15 @@ def test_other_products_are_no_effects(build):
     assert effects_of(build) == []
 
 
+def test_coefficients_of_predictors_are_no_effects(rng):
+    """Such as those of a horseshoe, which belong to no level."""
+    with pm.Model() as model:
+        local = pm.HalfCauchy("local", 1, shape=6)
+        beta = pm.Normal("beta", shape=6) * local * pm.HalfNormal("scale")
+        pm.Normal("y", rng.normal(size=(40, 6)) @ beta, 1, observed=rng.normal(size=40))
+    assert Posterior(model, effects_beyond=0).coordinates is None
+
+
 def test_short_positions_have_the_variables_of_the_model():
     model = nested_model("centred")
     assert Posterior(model, effects_beyond=500).coordinates is None
