@@ -239,6 +239,7 @@ def effects_of(build):
         lambda z, s, g, h: (s * z)[g] - (s * z)[h],
         lambda z, s, g, h: s * (z[g] * np.linspace(-1, 1, 40)),
         lambda z, s, g, h: -2 * (z * s)[g],
+        lambda z, s, g, h: (z * pm.HalfNormal("local", shape=6) * s)[g],
         lambda z, s, g, h: (pm.Deterministic("u", z * s)[:, None] * np.ones(2))[g, 1],
     ],
 )
@@ -259,6 +260,15 @@ def test_standardised_effects_are_found(build):
 )
 def test_other_products_are_no_effects(build):
     assert effects_of(build) == []
+
+
+def test_factors_that_repeat_effects(rng):
+    """Effects times several factors have no factor of their shape."""
+    kind, group = rng.integers(2, size=40), rng.integers(6, size=40)
+    with pm.Model() as model:
+        z, scales = pm.Normal("z", shape=(1, 6)), pm.HalfNormal("scales", shape=(2, 1))
+        pm.Normal("y", (scales * z)[kind, group], 1, observed=rng.normal(size=40))
+    assert Posterior(model, effects_beyond=0).coordinates is None
 
 
 def test_short_positions_have_the_variables_of_the_model():
