@@ -289,6 +289,8 @@ def find_effects(
         transform = model.rvs_to_transforms[variable]
         if size == 1 or not (transform is None or isinstance(transform, ZeroSumTransform)):
             continue
+        if uses.are_coefficients(value):
+            continue
         location, factor, axis = _prior(variable, value, model)
         is_centered = factor is not None and uses.depends(factor)
         if not is_centered:
@@ -371,6 +373,24 @@ class _Uses:
     def depends(self, graph: Variable) -> bool:
         """Whether a graph depends on value variables."""
         return not self._values.isdisjoint(ancestors([graph]))
+
+    def are_coefficients(self, value: TensorVariable) -> bool:
+        """Whether predictors multiply a variable before rows select its entries.
+
+        Then the rows join all entries, and what they say of each alone is no guide.
+        """
+        reached = {value}
+        frontier: list[Variable] = [value]
+        while frontier:
+            variable = frontier.pop()
+            for node in self._clients.get(variable, ()):
+                others = [each for each in node.inputs if each is not variable]
+                if self._rows.isdisjoint(ancestors(others)):
+                    frontier += set(node.outputs) - reached
+                    reached.update(node.outputs)
+                elif is_product(node) or isinstance(getattr(node.op, "scalar_op", None), Mul):
+                    return True
+        return False
 
     def is_triangular(self, matrix: TensorVariable) -> bool:
         """Whether a matrix is lower triangular with a positive diagonal, at random values."""

@@ -219,6 +219,9 @@ def test_factors_of_any_sign(rng):
     np.testing.assert_allclose(found, plain.gradient(values), rtol=1e-9, atol=1e-9)
 
 
+PREDICTORS = np.random.default_rng(4).normal(size=(40, 6))
+
+
 def effects_of(build):
     """Names of the effects of a model of 40 rows in 6 groups."""
     rng = np.random.default_rng(2)
@@ -256,6 +259,8 @@ def test_standardised_effects_are_found(build):
         lambda z, s, g, h: s * (z[g] + 1),
         lambda z, s, g, h: pt.exp(z)[g] * s,
         lambda z, s, g, h: s * z[g] + s**2 * z[h],
+        lambda z, s, g, h: pt.dot(PREDICTORS, s * z),
+        lambda z, s, g, h: (PREDICTORS * pm.Normal("u", 0, s, shape=6)).sum(-1),
     ],
 )
 def test_other_products_are_no_effects(build):
