@@ -365,9 +365,10 @@ class _Uses:
         self._clients: dict[Variable, list[Apply]] = {}
         indexed: set[Variable] = set()
         for node in toposort([log_likelihood]):
-            selects = isinstance(node.op, AdvancedSubtensor)
-            if selects and not self._rows.isdisjoint(ancestors(node.inputs[1:])):
-                indexed.update(ancestors(node.inputs[:1]))
+            if isinstance(node.op, AdvancedSubtensor):
+                array, index = (set(ancestors(part)) for part in (node.inputs[:1], node.inputs[1:]))
+                if self._rows.isdisjoint(array) and not self._rows.isdisjoint(index):
+                    indexed |= array
             for each in set(node.inputs):
                 self._clients.setdefault(each, []).append(node)
         self.whole = set(self._clients) - indexed
@@ -389,6 +390,8 @@ class _Uses:
         """What multiplies a variable wherever rows use it."""
         factors: list[TensorVariable] = []
         matrices: list[tuple[TensorVariable, int]] = []
+        # Only along an axis of length one may a product be longer than the variable.
+        repeats_none = 1 not in self._layout.shapes[self._layout.variables.index(value)]
         direct = True
         frontier: list[tuple[Variable, tuple[int | None, ...]]] = [
             (value, tuple(range(value.type.ndim)))
@@ -400,11 +403,11 @@ class _Uses:
                 scalar_op = getattr(node.op, "scalar_op", None)
                 if isinstance(scalar_op, Mul) and value not in set(ancestors(others)):
                     unknown = [each for each in others if self.depends(each)]
-                    if len(unknown) > 1 or not self._rows.isdisjoint(ancestors(unknown)):
+                    if not self._rows.isdisjoint(ancestors(unknown)):
                         return None, None
                     if unknown:
-                        direct = direct and variable is value
-                        factors.append(unknown[0])
+                        direct = direct and variable is value and repeats_none
+                        factors.append(unknown[0] if len(unknown) == 1 else pt.mul(*unknown))
                         continue
                     after = axes
                 elif isinstance(node.op, DimShuffle):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply, Variable, equal_computations
+from pytensor.graph.basic import Apply, Constant, Variable, equal_computations
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.basic import Join
@@ -366,6 +366,9 @@ class _Selections:
             return None
         array = node.inputs[0]
         places = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
+        # `x[0, index]` is `x[0][index]`.
+        while _is_number(places[0]) and len(places) > 1 and not isinstance(places[1], slice):
+            array, places = array[places[0]], places[1:]
         axis = next((number for number, place in enumerate(places) if not _is_all(place)), 0)
         index = indices.get(places[axis]) if isinstance(places[axis], Variable) else None
         others = places[axis + 1 :]
@@ -473,6 +476,10 @@ def index_arrays(
 
 def _is_all(place: Any) -> bool:
     return isinstance(place, slice) and place == ALL
+
+
+def _is_number(place: Any) -> bool:
+    return isinstance(place, Constant) and place.ndim == 0
 
 
 # --- Operations that treat the entries along an axis alike --------------------------------------

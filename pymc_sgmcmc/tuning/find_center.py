@@ -122,12 +122,13 @@ def find_center(posterior: Posterior, start: np.ndarray) -> Center:
         )
     scale = coordinate_scale(posterior, subsample, start)
     effects = None if has_dense_curvature(posterior) else sparse_curvature(posterior)
-    own = posterior.coordinates
+    own, values = posterior.coordinates, posterior.values_at(start)
     if effects is not None and (own is not None or effects.have_scales(start, scale)):
         with suppress(ValueError), np.errstate(all="ignore"):  # Not finite around the start.
             return _center_of_effects(posterior, effects, start, scale)
     if own is not None:
-        start = own.adapted(start, scale**-2)
+        start = own.to_coordinates(values)  # which may be others now
+        start = own.adapted(start, coordinate_scale(posterior, subsample, start) ** -2)
         scale = coordinate_scale(posterior, subsample, start)
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always", CenterWarning)

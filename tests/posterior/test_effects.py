@@ -219,6 +219,9 @@ def test_factors_of_any_sign(rng):
     np.testing.assert_allclose(found, plain.gradient(values), rtol=1e-9, atol=1e-9)
 
 
+PREDICTORS = np.random.default_rng(4).normal(size=(40, 6))
+
+
 def effects_of(build):
     """Names of the effects of a model of 40 rows in 6 groups."""
     rng = np.random.default_rng(2)
@@ -239,6 +242,7 @@ def effects_of(build):
         lambda z, s, g, h: (s * z)[g] - (s * z)[h],
         lambda z, s, g, h: s * (z[g] * np.linspace(-1, 1, 40)),
         lambda z, s, g, h: -2 * (z * s)[g],
+        lambda z, s, g, h: (z * pm.HalfNormal("local", shape=6) * s)[g],
         lambda z, s, g, h: (pm.Deterministic("u", z * s)[:, None] * np.ones(2))[g, 1],
     ],
 )
@@ -255,6 +259,8 @@ def test_standardised_effects_are_found(build):
         lambda z, s, g, h: s * (z[g] + 1),
         lambda z, s, g, h: pt.exp(z)[g] * s,
         lambda z, s, g, h: s * z[g] + s**2 * z[h],
+        lambda z, s, g, h: pt.dot(PREDICTORS, s * z),
+        lambda z, s, g, h: (PREDICTORS * pm.Normal("u", 0, s, shape=6)).sum(-1),
     ],
 )
 def test_other_products_are_no_effects(build):
@@ -267,6 +273,15 @@ def test_coefficients_of_predictors_are_no_effects(rng):
         local = pm.HalfCauchy("local", 1, shape=6)
         beta = pm.Normal("beta", shape=6) * local * pm.HalfNormal("scale")
         pm.Normal("y", rng.normal(size=(40, 6)) @ beta, 1, observed=rng.normal(size=40))
+    assert Posterior(model, effects_beyond=0).coordinates is None
+
+
+def test_factors_that_repeat_effects(rng):
+    """Effects times several factors have no factor of their shape."""
+    kind, group = rng.integers(2, size=40), rng.integers(6, size=40)
+    with pm.Model() as model:
+        z, scales = pm.Normal("z", shape=(1, 6)), pm.HalfNormal("scales", shape=(2, 1))
+        pm.Normal("y", (scales * z)[kind, group], 1, observed=rng.normal(size=40))
     assert Posterior(model, effects_beyond=0).coordinates is None
 
 
