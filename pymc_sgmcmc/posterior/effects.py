@@ -154,6 +154,12 @@ class EffectCoordinates:
             self.replacements[x] = moved.value_of(x).astype(x.dtype)
             self.log_jacobian += moved.log_jacobian.astype(layout.dtype)
 
+    @property
+    def of_factors(self) -> set[Variable]:
+        """Value variables that factors of effects depend on."""
+        factors = [each.factor for each in self.effects]
+        return set(self.layout.variables).intersection(ancestors(factors))
+
     def adapted(self, position: np.ndarray, precisions: np.ndarray) -> np.ndarray:
         """Take what is known of effects around a position, and give its values as a position.
 

@@ -7,7 +7,7 @@ through such selections, and differentiates with respect to the entries that eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -272,11 +272,17 @@ def stored_gradients(posterior: Posterior) -> RowGradients:
     return selected if 0 < selected.width < posterior.dimension else RowGradients(posterior)
 
 
-def selected_graph(posterior: Posterior) -> SelectedGraph:
+def selected_graph(posterior: Posterior, whole: Collection[TensorVariable] = ()) -> SelectedGraph:
     """The log likelihood of rows in terms of the entries that rows select.
 
     Entries of a variable are selected where all that rows use of it are selections by arrays of
     indices, and these take fewer numbers than the variable has.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    whole : collection of TensorVariable
+        Value variables that are not selected from.
     """
     layout = posterior.layout
     _, rows = posterior.position_and_rows()
@@ -285,7 +291,7 @@ def selected_graph(posterior: Posterior) -> SelectedGraph:
     sizes = dict(zip(layout.variables, layout.sizes, strict=True))
     # Lengths of dimensions are no part of the types of variables.
     shapes = dict(zip(layout.variables, layout.shapes, strict=True))
-    chosen = list(layout.variables)
+    chosen = [variable for variable in layout.variables if variable not in whole]
     while True:
         selections = _Selections(shapes, chosen, rows)
         graph = selections.replaced(log_likelihood)
@@ -303,8 +309,8 @@ def selected_graph(posterior: Posterior) -> SelectedGraph:
             break
         chosen = kept
     found.sort(key=lambda selection: layout.variables.index(selection.variable))
-    whole = tuple(variable for variable in layout.variables if variable in used)
-    return SelectedGraph(rows, length, graph, tuple(found), whole)
+    others = tuple(variable for variable in layout.variables if variable in used)
+    return SelectedGraph(rows, length, graph, tuple(found), others)
 
 
 def _of_one_row(variable: TensorVariable) -> TensorVariable:

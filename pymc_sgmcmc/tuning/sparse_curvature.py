@@ -302,7 +302,9 @@ def sparse_curvature(posterior: Posterior) -> SparseCurvature | None:
     """The sparse curvature of a posterior, None where it has none or takes too many gradients."""
     if posterior.rows_are_groups or not posterior.has_rows:
         return None
-    graph = selected_graph(posterior)
+    # The prior of effects depends on all of their scales, though a row may select one of them.
+    own = posterior.coordinates
+    graph = selected_graph(posterior, set() if own is None else own.of_factors)
     if not graph.selections:
         return None
     found = SparseCurvature(posterior, graph)

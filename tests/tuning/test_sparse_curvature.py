@@ -67,6 +67,30 @@ def test_matrix_is_the_hessian(model, beyond, rng):
     np.testing.assert_allclose(rough, expected, atol=5e-3 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("form", ["centred", "non-centred"])
+def test_scales_that_rows_select(form, rng):
+    """Groups of several types, each type with a scale of its own."""
+    type_of_group, group = rng.integers(3, size=8), rng.integers(8, size=60)
+    with pm.Model() as model:
+        sizes = pm.Normal("sizes", shape=3) * pm.HalfNormal("spread")
+        scales = pm.math.exp(sizes)[type_of_group]
+        if form == "centred":
+            effects = pm.Normal("effects", 0, scales, shape=8)
+        else:
+            effects = pm.Normal("effects", shape=8) * scales
+        pm.Poisson("y", pm.math.exp(effects[group]), observed=rng.poisson(2, size=60))
+    posterior = Posterior(model, effects_beyond=0)
+    d = posterior.dimension
+    posterior.coordinates.adapted(0.3 * rng.normal(size=d), rng.uniform(1, 5, size=d))
+    position, steps = 0.3 * rng.normal(size=d), 1e-5 * np.eye(d)
+    found = sparse_curvature(posterior).at(position, np.ones(d), central=True)
+    behind, ahead = (
+        np.array([posterior.gradient(position + side * step) for step in steps]) for side in (-1, 1)
+    )
+    expected = (behind - ahead) / 2e-5
+    np.testing.assert_allclose(found.toarray(), expected, atol=1e-4 * np.abs(expected).max())
+
+
 def test_no_gradient_a_level():
     """Gradients by the numbers that a row has, not by those of the position."""
     posterior = Posterior(nested_model("centred"))
