@@ -320,7 +320,7 @@ def main(arguments: list[str] | None = None) -> int:
             for peer in settings.peers:
                 found = run(peer, python_of(peer), **given)
                 if found is not None:
-                    results.append({**about, "method": peer, **found, "cold": found["set_up"]})
+                    results.append({**about, "method": peer, **found})
                     say(str(results[-1]))
             write_results(settings.output, "effects", settings, core, results)
     rows = [
@@ -329,8 +329,8 @@ def main(arguments: list[str] | None = None) -> int:
             r.get("rows", ""),
             r.get("coordinates", ""),
             r["method"],
-            r["cold"],
-            r["set_up"] if r["method"] == "SGLDCV" else "",
+            r.get("cold", ""),
+            r["set_up"],
             *(r[name] for name in ("ess", "ess_of_effects", "r_hat", "z", "z_of_effects")),
         ]
         for r in results
