@@ -255,7 +255,37 @@ def _center_of_effects(
     """
     position, deviations = _between_forms(posterior, effects, start, scale)
     mean, _ = mean_field(posterior, position, deviations, steps=ROUGH_STEPS)
-    mean, deviations = _between_forms(posterior, effects, mean, deviations)
+    for _ in range(2):
+        mean, deviations = _between_forms(posterior, effects, mean, deviations)
+        mean, curvature, gradient = _nearest_of_effects(posterior, effects, mean, deviations)
+        deviations = curvature.conditional_deviations
+        # Effects depend little on their scale only where their mean is about zero.
+        moved = np.abs(mean / curvature.standard_deviations)[effects.effects].max()
+        if posterior.coordinates is None or moved <= 1:
+            break
+    step = curvature.covariance @ gradient
+    longest = float(np.abs(step / curvature.standard_deviations).max())
+    center = center_at(posterior, mean, curvature)
+    bend = curvature.covariance @ (gradient - center.gradient) / curvature.standard_deviations
+    of_rows = effects.of_rows(mean, curvature.conditional_deviations)
+    center = replace(center, bend=bend, of_rows=of_rows)
+    if not longest <= LARGEST_SHIFT:
+        worst = posterior.labels[int(np.argmax(np.abs(step / curvature.standard_deviations)))]
+        warnings.warn(
+            f"No Gaussian was found near the posterior, whose mean is {_shown(longest)} standard "
+            f"deviations away in {worst}, so draws may be wrong. Change priors, give `center`, or "
+            "sample with NUTS.",
+            CenterWarning,
+            stacklevel=2,
+        )
+    judge = Subsample(posterior, evaluations=2 * PAIRS_ALONG_COORDINATES)
+    return with_steepest(center, ControlVariates(judge, center))
+
+
+def _nearest_of_effects(
+    posterior: Posterior, effects: SparseCurvature, mean: np.ndarray, deviations: np.ndarray
+) -> tuple[np.ndarray, Curvature, np.ndarray]:
+    """Mean and curvature of the Gaussian nearest to a posterior, and the mean gradient over it."""
     curvature, radius, length, renews = diagonal_curvature(deviations), 1.0, np.inf, True
     normals = np.random.default_rng(1961).standard_normal((EFFECT_PAIRS, len(mean)))
     for number in range(MOST_EFFECT_STEPS):
@@ -280,21 +310,7 @@ def _center_of_effects(
         radius *= 2.0 if falls else 0.5 if longest > length else 1.0
         length = longest
         mean = mean + step * min(1.0, radius / longest)
-    center = center_at(posterior, mean, curvature)
-    bend = curvature.covariance @ (gradient - center.gradient) / curvature.standard_deviations
-    of_rows = effects.of_rows(mean, curvature.conditional_deviations)
-    center = replace(center, bend=bend, of_rows=of_rows)
-    if not longest <= LARGEST_SHIFT:
-        worst = posterior.labels[int(np.argmax(np.abs(step / curvature.standard_deviations)))]
-        warnings.warn(
-            f"No Gaussian was found near the posterior, whose mean is {_shown(longest)} standard "
-            f"deviations away in {worst}, so draws may be wrong. Change priors, give `center`, or "
-            "sample with NUTS.",
-            CenterWarning,
-            stacklevel=2,
-        )
-    judge = Subsample(posterior, evaluations=2 * PAIRS_ALONG_COORDINATES)
-    return with_steepest(center, ControlVariates(judge, center))
+    return mean, curvature, gradient
 
 
 def _between_forms(
