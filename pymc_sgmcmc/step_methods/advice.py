@@ -58,6 +58,7 @@ def advice_on_nuts(
     effective = np.tanh(relaxation_times / 2)
     if passes / effective <= of_nuts:
         return None
+    posterior.gradient(center.position)  # which another process compiles first
     began = time.perf_counter()
     posterior.gradient(center.position)
     seconds = of_nuts * (time.perf_counter() - began)
