@@ -172,8 +172,7 @@ class EffectCoordinates:
             Of each coordinate given the rows, and scales where these are as at the position.
         """
         values = self.to_values(position)
-        (scales,) = self._scales_function(values[None].astype(self.layout.dtype))
-        scales = np.asarray(scales)[0].astype(float)
+        scales = self._each(self._scales_function, values).astype(float)
         squares = np.maximum(scales**2, np.finfo(float).tiny)
         given = (1 + squares * self._joined("information")) * precisions
         self._set("information", np.nan_to_num(np.maximum(given - 1, 0.0) / squares))
@@ -285,9 +284,8 @@ def find_effects(
     for value, size, shape in zip(layout.variables, layout.sizes, layout.shapes, strict=True):
         variable = of_value[value]
         transform = model.rvs_to_transforms[variable]
-        if size == 1 or not (transform is None or isinstance(transform, ZeroSumTransform)):
-            continue
-        if value in uses.whole:
+        is_known = transform is None or isinstance(transform, ZeroSumTransform)
+        if size == 1 or not is_known or value in uses.whole:
             continue
         location, factor, axis = _prior(variable, value, model)
         is_centered = factor is not None and uses.depends(factor)

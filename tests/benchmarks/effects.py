@@ -337,7 +337,8 @@ def main(arguments: list[str] | None = None) -> int:
     ]
     print_table("Effects of several factors, processor seconds of one core", COLUMNS, rows)
     if settings.markdown is not None:
-        write_tables(settings.markdown, [(COLUMNS, rows)], "tests/benchmarks/effects.py")
+        command = f"tests/benchmarks/effects.py --sizes {' '.join(settings.sizes)}"
+        write_tables(settings.markdown, [(COLUMNS, rows)], command)
     reached = [
         print_verdict(r["model"], r["r_hat"], LARGEST_R_HAT, "R-hat")
         for r in results

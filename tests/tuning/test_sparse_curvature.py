@@ -42,6 +42,15 @@ def cells():
     return model
 
 
+def hessian(posterior, position, width=1e-5):
+    """Minus the dense Hessian of the log density, by differences of gradients."""
+    differences = [
+        posterior.gradient(position - shift) - posterior.gradient(position + shift)
+        for shift in width * np.eye(posterior.dimension)
+    ]
+    return np.array(differences) / (2 * width)
+
+
 @pytest.mark.parametrize(
     "model",
     [nested_model("centred"), nested_model("non-centred"), matches(), cells()],
@@ -50,18 +59,14 @@ def cells():
 @pytest.mark.parametrize("beyond", [None, 0], ids=["model", "own coordinates"])
 def test_matrix_is_the_hessian(model, beyond, rng):
     posterior = Posterior(model, effects_beyond=beyond)
-    d, width = posterior.dimension, 1e-5
+    d = posterior.dimension
     if beyond is not None:
         posterior.coordinates.adapted(0.3 * rng.normal(size=d), rng.uniform(1, 5, size=d))
     position = 0.3 * rng.normal(size=d)
     curvature = sparse_curvature(posterior)
     found = curvature.at(position, np.ones(d), central=True)
     assert sparse.issparse(found)
-    differences = [
-        posterior.gradient(position - shift) - posterior.gradient(position + shift)
-        for shift in width * np.eye(d)
-    ]
-    expected = np.array(differences) / (2 * width)
+    expected = hessian(posterior, position)
     np.testing.assert_allclose(found.toarray(), expected, atol=1e-4 * np.abs(expected).max())
     rough = curvature.at(position, np.ones(d)).toarray()
     np.testing.assert_allclose(rough, expected, atol=5e-3 * np.abs(expected).max())
@@ -82,12 +87,9 @@ def test_scales_that_rows_select(form, rng):
     posterior = Posterior(model, effects_beyond=0)
     d = posterior.dimension
     posterior.coordinates.adapted(0.3 * rng.normal(size=d), rng.uniform(1, 5, size=d))
-    position, steps = 0.3 * rng.normal(size=d), 1e-5 * np.eye(d)
+    position = 0.3 * rng.normal(size=d)
     found = sparse_curvature(posterior).at(position, np.ones(d), central=True)
-    behind, ahead = (
-        np.array([posterior.gradient(position + side * step) for step in steps]) for side in (-1, 1)
-    )
-    expected = (behind - ahead) / 2e-5
+    expected = hessian(posterior, position)
     np.testing.assert_allclose(found.toarray(), expected, atol=1e-4 * np.abs(expected).max())
 
 
