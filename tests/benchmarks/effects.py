@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from common.chains import nutpie_chain, timed_draws
 from common.child import cache_variables, run_in_fresh_process
 from common.machine import restrict_to_one_core
 from common.markdown import write_tables
@@ -232,31 +233,19 @@ def summary(
 def run_ours(shape: str, size: int, draws: int, launched: float) -> dict[str, Any]:
     """`pm.sample(step=SGLDCV())`; all before the first draw that is kept counts as set-up."""
     import numpy as np
-    import pymc as pm
 
     from pymc_sgmcmc import SGLDCV
 
     model, known = SHAPES[shape](np.random.default_rng(1), size)
     before = time.process_time()
-    spent = {"tuned": before, "kept": 0.0}
-
-    def watch(trace: Any, draw: Any) -> None:
-        now = time.process_time()
-        if not draw.tuning:
-            spent["kept"] += now - spent["tuned"]
-        spent["tuned"] = now
-
     with model:
         step = SGLDCV()
-        idata = pm.sample(
-            draws, tune=200, step=step, chains=2, cores=1, random_seed=1, progressbar=False,
-            compute_convergence_checks=False, callback=watch,
-        )  # fmt: skip
-    set_up = time.process_time() - before - spent["kept"]
+        idata, sampling = timed_draws(step, draws, 200, chains=2, compute_convergence_checks=False)
+    set_up = time.process_time() - before - sampling
     return {
         "rows": step.posterior.n_rows,
         "coordinates": step.posterior.dimension,
-        **summary(idata.posterior.to_dataset(), known, set_up, spent["kept"]),
+        **summary(idata.posterior.to_dataset(), known, set_up, sampling),
     }
 
 
@@ -271,18 +260,9 @@ def run_nutpie(shape: str, size: int, draws: int, launched: float) -> dict[str, 
     compiled = nutpie.compile_pymc_model(model)
     set_up, sampling, chains = time.process_time() - before, 0.0, []
     for seed in (1, 2):
-        before, began = time.process_time(), []
-
-        def watch(chains: Any, began: list[float] = began) -> None:
-            if not began and not chains[0].tuning:
-                began.append(time.process_time())
-
-        idata = nutpie.sample(
-            compiled, draws=draws, tune=400, chains=1, cores=1, seed=seed, progress_bar=False,
-            progress_callback=watch, progress_rate=10,
-        )  # fmt: skip
-        set_up += began[0] - before
-        sampling += time.process_time() - began[0]
+        idata, warm_up, of_draws = nutpie_chain(compiled, draws, 400, seed)
+        set_up += warm_up
+        sampling += of_draws
         chains.append(idata.posterior.to_dataset())
     return summary(xr.concat(chains, dim="chain"), known, set_up, sampling)
 
