@@ -360,7 +360,11 @@ def draws_of(
         raise KeyboardInterrupt
     sampled, step = made[-1]
     assert step.center is not None  # computed whenever the step size is
-    points = laplace_draws(step.posterior, step.center, chains * draws)
+    posterior = step.posterior
+    points = [
+        posterior.point_at(posterior.layout.ravel(each))
+        for each in laplace_draws(posterior, step.center, chains * draws)
+    ]
     values = {name: np.stack([point[name] for point in points]) for name in points[0]}
     names = [name for name in names if name in sampled.named_vars]
     laplace = DataTree.from_dict(groups_of_points(sampled, values, chains, names))

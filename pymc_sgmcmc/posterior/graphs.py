@@ -19,8 +19,10 @@ from pytensor.graph.traversal import ancestors, graph_inputs, toposort
 from pytensor.scalar.basic import Cast, ScalarType, constant
 from pytensor.tensor import NoneConst, TensorVariable
 from pytensor.tensor.basic import Alloc, ARange, MakeVector, get_underlying_scalar_constant_value
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.math import Dot
 from pytensor.tensor.reshape import SplitDims
 from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
@@ -208,6 +210,12 @@ def leaf_value(variable: Variable) -> np.ndarray | None:
 def is_integer(variable: Variable) -> bool:
     """Whether a tensor has whole numbers."""
     return variable.dtype.startswith(("int", "uint"))
+
+
+def is_product(node: Apply) -> bool:
+    """Whether a node is a product of two matrices."""
+    op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+    return isinstance(op, Dot) and all(each.type.ndim == 2 for each in node.inputs)
 
 
 def cast_of_integers(node: Apply) -> bool:

@@ -7,17 +7,18 @@ through such selections, and differentiates with respect to the entries that eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Apply, Variable, equal_computations
+from pytensor.graph.basic import Apply, Constant, Variable, equal_computations
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.basic import Join
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import SpecifyShape
@@ -26,7 +27,7 @@ from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 from scipy import sparse
 
-from pymc_sgmcmc.posterior.graphs import cast_of_integers, is_integer
+from pymc_sgmcmc.posterior.graphs import cast_of_integers, is_integer, is_product
 from pymc_sgmcmc.posterior.posterior import Posterior
 from pymc_sgmcmc.posterior.simplify import prepared
 
@@ -271,11 +272,17 @@ def stored_gradients(posterior: Posterior) -> RowGradients:
     return selected if 0 < selected.width < posterior.dimension else RowGradients(posterior)
 
 
-def selected_graph(posterior: Posterior) -> SelectedGraph:
+def selected_graph(posterior: Posterior, whole: Collection[TensorVariable] = ()) -> SelectedGraph:
     """The log likelihood of rows in terms of the entries that rows select.
 
     Entries of a variable are selected where all that rows use of it are selections by arrays of
     indices, and these take fewer numbers than the variable has.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    whole : collection of TensorVariable
+        Value variables that are not selected from.
     """
     layout = posterior.layout
     _, rows = posterior.position_and_rows()
@@ -284,7 +291,7 @@ def selected_graph(posterior: Posterior) -> SelectedGraph:
     sizes = dict(zip(layout.variables, layout.sizes, strict=True))
     # Lengths of dimensions are no part of the types of variables.
     shapes = dict(zip(layout.variables, layout.shapes, strict=True))
-    chosen = list(layout.variables)
+    chosen = [variable for variable in layout.variables if variable not in whole]
     while True:
         selections = _Selections(shapes, chosen, rows)
         graph = selections.replaced(log_likelihood)
@@ -302,8 +309,8 @@ def selected_graph(posterior: Posterior) -> SelectedGraph:
             break
         chosen = kept
     found.sort(key=lambda selection: layout.variables.index(selection.variable))
-    whole = tuple(variable for variable in layout.variables if variable in used)
-    return SelectedGraph(rows, length, graph, tuple(found), whole)
+    others = tuple(variable for variable in layout.variables if variable in used)
+    return SelectedGraph(rows, length, graph, tuple(found), others)
 
 
 def _of_one_row(variable: TensorVariable) -> TensorVariable:
@@ -365,6 +372,9 @@ class _Selections:
             return None
         array = node.inputs[0]
         places = indices_from_subtensor(node.inputs[1:], node.op.idx_list)
+        # `x[0, index]` is `x[0][index]`.
+        while _is_number(places[0]) and len(places) > 1 and not isinstance(places[1], slice):
+            array, places = array[places[0]], places[1:]
         axis = next((number for number, place in enumerate(places) if not _is_all(place)), 0)
         index = indices.get(places[axis]) if isinstance(places[axis], Variable) else None
         others = places[axis + 1 :]
@@ -474,6 +484,10 @@ def _is_all(place: Any) -> bool:
     return isinstance(place, slice) and place == ALL
 
 
+def _is_number(place: Any) -> bool:
+    return isinstance(place, Constant) and place.ndim == 0
+
+
 # --- Operations that treat the entries along an axis alike --------------------------------------
 
 Entries = Callable[[TensorVariable, int], TensorVariable]
@@ -507,11 +521,9 @@ def entries_of_result(node: Apply, axis: int, entries: Entries) -> TensorVariabl
             return op(entries(x, kept[axis]))
         case Join() if axis != op.axis:
             return op(*(entries(part, axis) for part in node.inputs))
-        case Dot():
+        case Dot() | Blockwise() if is_product(node):
             left, right = node.inputs
-            if axis == 0 and left.type.ndim == 2:
-                return op(entries(left, 0), right)
-            return op(left, entries(right, 1))
+            return op(left, entries(right, 1)) if axis else op(entries(left, 0), right)
         case Subtensor():
             places = indices_from_subtensor(node.inputs[1:], op.idx_list)
             places = [*places, *(ALL,) * (x.type.ndim - len(places))]

@@ -41,7 +41,7 @@ from pymc_sgmcmc.posterior.threads import threads_for_passes
 from pymc_sgmcmc.record import COMPUTED, GIVEN, RECORD, RunRecord, with_preconditioner
 from pymc_sgmcmc.schedules import StepSize, step_sizes
 from pymc_sgmcmc.stages import lacks_widgets, log, set_up, stage
-from pymc_sgmcmc.step_methods.advice import advice
+from pymc_sgmcmc.step_methods.advice import advice_on_groups, advice_on_nuts
 from pymc_sgmcmc.step_methods.contract import StepMethod
 from pymc_sgmcmc.step_methods.possible_draws import PossibleDraws, prepare
 from pymc_sgmcmc.step_methods.pymc_hook import install
@@ -210,11 +210,11 @@ class StochasticGradientStep(StepMethod):
         )
         self._declare_stats()
         is_computed = setup.batch_size_from == "computed" and setup.local is None
-        if is_computed and self._owns_all and not self._kind.takes_all_rows:
-            rows_of_draw = self.thin * (self.batch_size + estimator.kept_rows)
-            n_rows, has_effects = self.posterior.n_rows, self.posterior.coordinates is not None
-            if better := advice(settings.model, n_rows, rows_of_draw, has_effects=has_effects):
-                log.info("%s: %s", setup.name, better)
+        self._advises = is_computed and self._owns_all and not self._kind.takes_all_rows
+        in_model = self._advises and self.posterior.coordinates is None
+        if better := advice_on_groups(settings.model) if in_model else None:
+            log.info("%s: %s", setup.name, better)
+            self._advises = False
         if (quadrature := quadrature_of(settings.model)) is not None:
             tell_of_quadrature(quadrature)
         if not self._kind.is_exact:
@@ -637,6 +637,7 @@ class StochasticGradientStep(StepMethod):
             message = self.end_warning(stats)
         if message is None and self._tunes and done == self.tune_draws:
             message = self._short_draws(float(stats["step_size"]))
+            self._advise(float(stats["step_size"]))
         if message is None and self._local is not None and self.block.memory is not None:
             message = self._local.lag(stats["position"], self.block.memory.read()[0])
         if message is None:
@@ -671,6 +672,17 @@ class StochasticGradientStep(StepMethod):
             f"transitions. Use `thin={int(np.ceil(self.thin / ratio))}` or more draws, and check "
             "the priors and the parametrisation."
         )
+
+    def _advise(self, step_size: float) -> None:
+        """Say once where NUTS takes fewer gradients than the chain after tuning."""
+        if not self._advises or self.center is None:
+            return
+        self._advises = False
+        thin = self.chain.snapshot.thin
+        ratio = step_size * thin / (step_sizes(self.step_size, 0, 1)[0] * self.thin)
+        passes = thin * self.run_settings.attributes["rows_a_transition"] / self.posterior.n_rows
+        if better := advice_on_nuts(self.posterior, self.center, passes, ratio):
+            log.info("%s: %s", type(self).__name__, better)
 
     # --- Failure ----------------------------------------------------------------------------
 

@@ -486,7 +486,7 @@ class Setup:
             noise_of_rows.largest / largest,
             law=self.law,
             error=self.bias,
-            gathered=1.0 if self.posterior.coordinates is None else GATHERED,
+            gathered=1.0 if self.posterior.coordinates is None else GATHERED[self._order - 1],
         )
 
     def gradient_deviations(self) -> np.ndarray:

@@ -15,10 +15,10 @@ They take about 2 microseconds."""
 OPERATIONS_OF_FUNCTIONS = 50
 """The functions of a row, such as an exponential, cost as much as this many multiplications."""
 
-GATHERED = 4.0
-"""A row of a minibatch with effects costs as much as this many of a pass over all rows in order:
-its data are gathered, and its gradient at the centre is a second one. It is 3.9 to 4.6 for effects
-of two factors."""
+GATHERED = 4.0, 12.0
+"""A row of a minibatch with effects costs as much as this many of a pass over all rows in order,
+with control variates of first and of second order: its data are gathered, and its derivatives at
+the centre are others. It is 3.9 to 4.6 and 8 to 22, for one factor to three."""
 
 ALLOWED_COST = 1.1
 """The smallest batch size is taken whose cost is at most this many times the least. It is a
@@ -78,6 +78,8 @@ def choose_batch_size(
     """
     operations = row_operations, matrix_operations
     sizes, costs = _costs(noise_rows, largest, n_rows, operations, law, error, gathered)
+    if gathered > 1 and costs[-1] <= ALLOWED_COST * costs.min():
+        return n_rows  # which has no noise
     size = int(sizes[np.argmax(costs <= ALLOWED_COST * costs.min())])
     # So many rows cost little beside a transition, and make the noise smaller.
     return max(size, min(n_rows, int((ALLOWED_COST - 1) * _overhead(operations))))

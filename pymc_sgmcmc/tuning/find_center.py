@@ -122,10 +122,14 @@ def find_center(posterior: Posterior, start: np.ndarray) -> Center:
         )
     scale = coordinate_scale(posterior, subsample, start)
     effects = None if has_dense_curvature(posterior) else sparse_curvature(posterior)
-    has_scales = posterior.coordinates is not None
-    if effects is not None and (has_scales or effects.have_scales(start, scale)):
+    own, values = posterior.coordinates, posterior.values_at(start)
+    if effects is not None and (own is not None or effects.have_scales(start, scale)):
         with suppress(ValueError), np.errstate(all="ignore"):  # Not finite around the start.
             return _center_of_effects(posterior, effects, start, scale)
+    if own is not None:
+        start = own.to_coordinates(values)  # which may be others now
+        start = own.adapted(start, coordinate_scale(posterior, subsample, start) ** -2)
+        scale = coordinate_scale(posterior, subsample, start)
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always", CenterWarning)
         center = find_mode(posterior, subsample, large, start, scale)
@@ -251,27 +255,16 @@ def _center_of_effects(
     """
     position, deviations = _between_forms(posterior, effects, start, scale)
     mean, _ = mean_field(posterior, position, deviations, steps=ROUGH_STEPS)
-    mean, deviations = _between_forms(posterior, effects, mean, deviations)
-    curvature, length, part = diagonal_curvature(deviations), np.inf, 1.0
-    normals = np.random.default_rng(1961).standard_normal((EFFECT_PAIRS, len(mean)))
-    for number in range(MOST_EFFECT_STEPS):
-        # Scales move when the spread of the effects is known, of which they are functions.
-        moves = effects.effects if number < SPREADING_STEPS else np.True_
-        shifts = [np.where(moves, curvature.root @ z, 0.0) for z in normals]
-        gradient = np.mean(
-            [posterior.gradient(mean + side * each) for each in shifts for side in (1, -1)], axis=0
-        )
-        curvature = effects.around(mean, shifts, curvature.conditional_deviations)
-        if not number:
-            continue
-        step = curvature.covariance @ gradient
-        longest = float(np.abs(step / curvature.standard_deviations).max())
-        if number > SPREADING_STEPS and longest < CONVERGED_SHIFT:
+    for _ in range(2):
+        mean, deviations = _between_forms(posterior, effects, mean, deviations)
+        mean, curvature, gradient = _nearest_of_effects(posterior, effects, mean, deviations)
+        deviations = curvature.conditional_deviations
+        # Effects depend little on their scale only where their mean is about zero.
+        moved = np.abs(mean / curvature.standard_deviations)[effects.effects].max()
+        if posterior.coordinates is None or moved <= 1:
             break
-        if longest > length:
-            part = 0.5  # as in `fit_gaussian`
-        length = longest
-        mean = mean + part * step / max(1.0, longest)
+    step = curvature.covariance @ gradient
+    longest = float(np.abs(step / curvature.standard_deviations).max())
     center = center_at(posterior, mean, curvature)
     bend = curvature.covariance @ (gradient - center.gradient) / curvature.standard_deviations
     of_rows = effects.of_rows(mean, curvature.conditional_deviations)
@@ -289,6 +282,37 @@ def _center_of_effects(
     return with_steepest(center, ControlVariates(judge, center))
 
 
+def _nearest_of_effects(
+    posterior: Posterior, effects: SparseCurvature, mean: np.ndarray, deviations: np.ndarray
+) -> tuple[np.ndarray, Curvature, np.ndarray]:
+    """Mean and curvature of the Gaussian nearest to a posterior, and the mean gradient over it."""
+    curvature, radius, length, renews = diagonal_curvature(deviations), 1.0, np.inf, True
+    normals = np.random.default_rng(1961).standard_normal((EFFECT_PAIRS, len(mean)))
+    for number in range(MOST_EFFECT_STEPS):
+        # Scales move when the spread of the effects is known, of which they are functions.
+        moves = effects.effects if number < SPREADING_STEPS else np.True_
+        shifts = [np.where(moves, curvature.root @ z, 0.0) for z in normals]
+        gradient = np.mean(
+            [posterior.gradient(mean + side * each) for each in shifts for side in (1, -1)], axis=0
+        )
+        if renews:
+            curvature = effects.around(mean, shifts, curvature.conditional_deviations)
+        if not number:
+            continue
+        step = curvature.covariance @ gradient
+        longest = float(np.abs(step / curvature.standard_deviations).max())
+        ends = number > SPREADING_STEPS and longest < CONVERGED_SHIFT
+        if ends and renews:
+            break
+        # While the distance falls by the steps, these double and the curvature remains.
+        falls = longest <= length - 0.5 * min(radius, length)
+        renews = ends or number < SPREADING_STEPS or not falls
+        radius *= 2.0 if falls else 0.5 if longest > length else 1.0
+        length = longest
+        mean = mean + step * min(1.0, radius / longest)
+    return mean, curvature, gradient
+
+
 def _between_forms(
     posterior: Posterior, effects: SparseCurvature, position: np.ndarray, scale: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -296,9 +320,7 @@ def _between_forms(
     coordinates = posterior.coordinates
     if coordinates is None:
         return position, scale
-    values = coordinates.to_values(position)
-    coordinates.shares = effects.shares(position, scale)
-    position = coordinates.to_coordinates(values)
+    position = coordinates.adapted(position, effects.at(position, scale).diagonal())
     return position, np.abs(effects.at(position, scale).diagonal()) ** -0.5
 
 

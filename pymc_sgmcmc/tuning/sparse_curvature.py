@@ -114,12 +114,6 @@ class SparseCurvature:
         of_prior = self._of_prior(away, scale)
         return of_prior is not None and of_prior[~self.effects][:, self.effects].nnz > 0
 
-    def shares(self, position: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """Part of the curvature along each coordinate that comes from the rows, shape (d,)."""
-        of_rows = np.maximum(self.of_rows(position, scale).diagonal(), 0.0)
-        total = of_rows + np.abs(self._known_of_prior(position, scale).diagonal())
-        return np.divide(of_rows, total, out=np.zeros_like(total), where=total > 0)
-
     def around(
         self, mean: np.ndarray, shifts: Sequence[np.ndarray], scale: np.ndarray
     ) -> Curvature:
@@ -308,7 +302,9 @@ def sparse_curvature(posterior: Posterior) -> SparseCurvature | None:
     """The sparse curvature of a posterior, None where it has none or takes too many gradients."""
     if posterior.rows_are_groups or not posterior.has_rows:
         return None
-    graph = selected_graph(posterior)
+    # The prior of effects depends on all of their scales, though a row may select one of them.
+    own = posterior.coordinates
+    graph = selected_graph(posterior, set() if own is None else own.of_factors)
     if not graph.selections:
         return None
     found = SparseCurvature(posterior, graph)

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from common.chains import nutpie_chain, timed_draws
 from common.child import run_in_fresh_process
 from common.machine import restrict_to_one_core
 from common.markdown import write_tables
@@ -106,20 +107,6 @@ def summary(idata: Any, seconds: float) -> dict[str, Any]:
     }
 
 
-def timed_draws(step: Any, draws: int, **options: Any) -> tuple[Any, float]:
-    """One chain of `pm.sample`, and its processor seconds without tuning."""
-    import pymc as pm
-
-    times = {}
-
-    def watch(trace: Any, draw: Any) -> None:
-        times["tuned" if draw.tuning else "ended"] = time.process_time()
-
-    options |= {"chains": 1, "progressbar": False, "random_seed": 1, "callback": watch}
-    idata = pm.sample(draws, tune=500, step=step, **options)
-    return idata, times["ended"] - times["tuned"]
-
-
 def run_ours(groups: int, records: int, draws: int, launched: float) -> dict[str, Any]:
     """`marginalize` and `SGLDCV()`; all before the first draw that is kept counts as set-up.
 
@@ -132,7 +119,7 @@ def run_ours(groups: int, records: int, draws: int, launched: float) -> dict[str
     before = time.process_time()
     with marginalize(model, "z"):
         step = SGLDCV()
-        idata, sampling = timed_draws(step, draws)
+        idata, sampling = timed_draws(step, draws, 500, chains=1)
     set_up = time.process_time() - before - sampling
     recovery = {}
     if groups <= MOST_RECOVERED:
@@ -160,7 +147,7 @@ def run_local(groups: int, records: int, draws: int, launched: float) -> dict[st
     with build_model(groups, records):
         before = time.process_time()
         step = SGLDCV(local="z")
-        idata, sampling = timed_draws(step, draws, var_names=names)
+        idata, sampling = timed_draws(step, draws, 500, chains=1, var_names=names)
         set_up = time.process_time() - before - sampling
     return {
         "groups": groups,
@@ -180,23 +167,13 @@ def run_nutpie(groups: int, records: int, draws: int, launched: float) -> dict[s
     model = build_model(groups, records)
     before = time.process_time()
     compiled = nutpie.compile_pymc_model(model)
-    began: list[float] = []
-
-    def watch(chains: Any) -> None:
-        if not began and not chains[0].tuning:
-            began.append(time.process_time())
-
-    idata = nutpie.sample(
-        compiled, draws=500, tune=500, chains=1, cores=1, seed=1, progress_bar=False,
-        progress_callback=watch, progress_rate=10,
-    )  # fmt: skip
-    end = time.process_time()
-    sampling = end - began[0]
+    compilation = time.process_time() - before
+    idata, warm_up, sampling = nutpie_chain(compiled, 500, 500, seed=1)
     return {
         "groups": groups,
         "records": records,
         "method": "nutpie",
-        "set_up": began[0] - before,
+        "set_up": compilation + warm_up,
         "transition_us": float("nan"),
         "batch_size": groups,
         **summary(idata, sampling),

@@ -85,8 +85,8 @@ def correlated_slopes():
 def selected_along_the_second_axis():
     z = pm.Normal("z", shape=(2, GROUPS))
     root = pm.Normal("root", shape=(2, 2))
-    effects = pt.dot(root, z)[:, GROUP]
-    pm.Normal("y", effects[0] + effects[1] * X[:, 0], 1.0, observed=Y)
+    effects = pt.dot(root, z)
+    pm.Normal("y", effects[:, GROUP][0] + effects[1, GROUP] * X[:, 0], 1.0, observed=Y)
     return 2 + 4, ["root"]
 
 

@@ -47,13 +47,13 @@ def pair(request):
 
 
 def away(posterior, rng, count=3):
-    """Positions, and shares of effects that are no form of the model."""
-    coordinates = posterior.coordinates
-    coordinates.shares = rng.uniform(size=posterior.dimension)
-    return 0.5 * rng.normal(size=(count, posterior.dimension))
+    """Positions in coordinates of effects that are no form of the model."""
+    d = posterior.dimension
+    posterior.coordinates.adapted(0.5 * rng.normal(size=d), rng.uniform(1, 5, size=d))
+    return 0.5 * rng.normal(size=(count, d))
 
 
-def test_standardised_effects_are_themselves_at_the_start(rng):
+def test_effects_are_standardised_at_the_start(rng):
     model = nested_model("non-centred")
     plain, own = Posterior(model), Posterior(model, effects_beyond=0)
     position = rng.normal(size=plain.dimension)
@@ -67,11 +67,13 @@ def test_effects_in_the_order_of_the_model(pair):
 
 
 def test_both_forms_have_the_same_coordinates(rng):
-    """A position with the same shares is the same density, and the same effects."""
+    """The same position is the same density, and the same effects."""
     first, second = (
         Posterior(nested_model(form), effects_beyond=0) for form in ("centred", "non-centred")
     )
-    first.coordinates.shares = second.coordinates.shares = rng.uniform(size=first.dimension)
+    position, precisions = rng.normal(size=first.dimension), rng.uniform(1, 5, size=first.dimension)
+    adapted = [each.coordinates.adapted(position, precisions) for each in (first, second)]
+    np.testing.assert_allclose(*adapted, atol=1e-12)
     positions = rng.normal(size=(3, first.dimension))
     gradients = [[each.gradient(position) for position in positions] for each in (first, second)]
     np.testing.assert_allclose(*gradients, rtol=1e-8, atol=1e-8)
@@ -80,6 +82,92 @@ def test_both_forms_have_the_same_coordinates(rng):
     )
     expected = standardised["items"] * np.exp(standardised["of_items_log__"])[:, None]
     np.testing.assert_allclose(centred["items"], expected)
+
+
+@pytest.mark.parametrize("size", [1e-4, 0.5, 100.0])
+def test_effects_are_independent_of_their_scale(rng, size):
+    """With known rows they are standard normal given the scale, whatever this is."""
+    group, y = np.repeat(np.arange(6), 4), rng.normal(size=24)
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale")
+        effects = pm.Normal("effects", 0, scale, shape=6)
+        pm.Normal("y", effects[group], 0.5, observed=y)
+    own = Posterior(model, effects_beyond=0)
+    information = 4 / 0.5**2
+    start = np.array([0.3, *np.zeros(6)])
+    # The mode of effects of scale exp(.3), and their precision as standardised ones.
+    of_prior = np.exp(-0.6)
+    modes = y.reshape(6, 4).mean(axis=1) * information / (information + of_prior)
+    start[1:] = modes * np.exp(-0.3)
+    precisions = np.full(7, 1 + information / of_prior)
+    np.testing.assert_allclose(own.coordinates.adapted(start, precisions)[1:], 0, atol=1e-12)
+    positions = np.concatenate([np.full((3, 1), np.log(size)), rng.normal(size=(3, 6))], axis=1)
+    gradients = np.array([own.gradient(each) for each in positions])
+    np.testing.assert_allclose(gradients[:, 1:], -positions[:, 1:], atol=1e-6)
+
+
+def several_coefficients(form, coefficients=3):
+    """Groups with several correlated coefficients in a form of PyMC's gallery."""
+    rng = np.random.default_rng(3)
+    group, shape = rng.integers(GROUPS, size=ROWS), (GROUPS, coefficients)
+    with pm.Model() as model:
+        mean = pm.Normal("mean", shape=coefficients)
+        deviations = pm.Exponential.dist(1.0, shape=coefficients)
+        root, *_ = pm.LKJCholeskyCov("root", n=coefficients, eta=2, sd_dist=deviations)
+        match form:
+            case "centred":
+                effects = pm.MvNormal("effects", mean, chol=root, shape=shape)
+            case "covariance":
+                effects = pm.MvNormal("effects", mean, cov=root @ root.T, shape=shape)
+            case "non-centred":
+                effects = mean + pt.dot(pm.Normal("effects", shape=shape), root.T)
+            case "first axis":
+                z = pm.Normal("effects", shape=shape[::-1])
+                effects = (mean[:, None] + root @ z).T
+            case "not triangular":
+                effects = mean + pm.Normal("effects", shape=shape) @ root
+            case "correlations":
+                scales = pm.HalfNormal("scales", shape=coefficients)
+                effects = mean + (pm.Normal("effects", shape=shape) @ root.T) * scales
+        predictor = (effects[group] * rng.normal(size=(ROWS, coefficients))).sum(axis=1)
+        pm.Bernoulli("y", logit_p=predictor, observed=rng.integers(2, size=ROWS))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("form", "axis"),
+    [("covariance", 1), ("non-centred", 1), ("first axis", 0), ("correlations", 1)],
+)
+def test_several_coefficients_of_a_level_are_found(form, axis):
+    posterior = Posterior(several_coefficients(form), effects_beyond=0, check=False)
+    (effect,) = posterior.coordinates.effects
+    assert effect.axis == axis
+
+
+@pytest.mark.parametrize("form", ["centred", "first axis"])
+def test_several_coefficients_of_a_level(form, rng):
+    model = several_coefficients(form)
+    pair = Posterior(model), Posterior(model, effects_beyond=0)
+    test_the_map_has_an_inverse(pair, rng)
+    test_density_has_the_jacobian(pair, rng)
+    test_gradients_of_the_variables(pair, rng)
+
+
+def test_a_matrix_that_is_not_triangular_has_no_effects():
+    model = several_coefficients("not triangular")
+    assert Posterior(model, effects_beyond=0).coordinates is None
+
+
+def test_effects_with_a_sum_of_zero(rng):
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale")
+        effects = pm.ZeroSumNormal("effects", sigma=scale, shape=GROUPS)
+        index = rng.integers(GROUPS, size=ROWS)
+        pm.Bernoulli("y", logit_p=effects[index], observed=rng.integers(2, size=ROWS))
+    pair = Posterior(model), Posterior(model, effects_beyond=0)
+    assert [each.variable.name for each in pair[1].coordinates.effects] == ["effects_zerosum__"]
+    test_the_map_has_an_inverse(pair, rng)
+    test_density_has_the_jacobian(pair, rng)
 
 
 def test_the_map_has_an_inverse(pair, rng):
@@ -123,12 +211,15 @@ def test_factors_of_any_sign(rng):
         loading, z = pm.Normal("loading"), pm.Normal("z", shape=6)
         pm.Normal("y", loading * z[group], 1, observed=rng.normal(size=40))
     plain, own = Posterior(model), Posterior(model, effects_beyond=0)
-    own.coordinates.shares = rng.uniform(size=own.dimension)
+    own.coordinates.adapted(np.ones(7), rng.uniform(1, 5, size=7))
     values = np.array([-0.7, *rng.normal(size=6)])
     position = own.coordinates.to_coordinates(values)
     np.testing.assert_allclose(own.coordinates.to_values(position), values)
     found = own.coordinates.gradients(values, own.gradient(position))
     np.testing.assert_allclose(found, plain.gradient(values), rtol=1e-9, atol=1e-9)
+
+
+PREDICTORS = np.random.default_rng(4).normal(size=(40, 6))
 
 
 def effects_of(build):
@@ -151,6 +242,7 @@ def effects_of(build):
         lambda z, s, g, h: (s * z)[g] - (s * z)[h],
         lambda z, s, g, h: s * (z[g] * np.linspace(-1, 1, 40)),
         lambda z, s, g, h: -2 * (z * s)[g],
+        lambda z, s, g, h: (z * pm.HalfNormal("local", shape=6) * s)[g],
         lambda z, s, g, h: (pm.Deterministic("u", z * s)[:, None] * np.ones(2))[g, 1],
     ],
 )
@@ -167,10 +259,30 @@ def test_standardised_effects_are_found(build):
         lambda z, s, g, h: s * (z[g] + 1),
         lambda z, s, g, h: pt.exp(z)[g] * s,
         lambda z, s, g, h: s * z[g] + s**2 * z[h],
+        lambda z, s, g, h: pt.dot(PREDICTORS, s * z),
+        lambda z, s, g, h: (PREDICTORS * pm.Normal("u", 0, s, shape=6)).sum(-1),
     ],
 )
 def test_other_products_are_no_effects(build):
     assert effects_of(build) == []
+
+
+def test_coefficients_of_predictors_are_no_effects(rng):
+    """Such as those of a horseshoe, which belong to no level."""
+    with pm.Model() as model:
+        local = pm.HalfCauchy("local", 1, shape=6)
+        beta = pm.Normal("beta", shape=6) * local * pm.HalfNormal("scale")
+        pm.Normal("y", rng.normal(size=(40, 6)) @ beta, 1, observed=rng.normal(size=40))
+    assert Posterior(model, effects_beyond=0).coordinates is None
+
+
+def test_factors_that_repeat_effects(rng):
+    """Effects times several factors have no factor of their shape."""
+    kind, group = rng.integers(2, size=40), rng.integers(6, size=40)
+    with pm.Model() as model:
+        z, scales = pm.Normal("z", shape=(1, 6)), pm.HalfNormal("scales", shape=(2, 1))
+        pm.Normal("y", (scales * z)[kind, group], 1, observed=rng.normal(size=40))
+    assert Posterior(model, effects_beyond=0).coordinates is None
 
 
 def test_short_positions_have_the_variables_of_the_model():

@@ -11,7 +11,7 @@ import pytest
 from pymc_sgmcmc import SGLDCV, Posterior, marginalize
 from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.marginal.search import remedy
-from pymc_sgmcmc.step_methods.advice import advice
+from pymc_sgmcmc.step_methods.advice import advice_on_groups, advice_on_nuts
 from pymc_sgmcmc.tuning import find_center
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
@@ -27,8 +27,8 @@ def grouped(n_groups: int) -> pm.Model:
 
 
 def test_local_variables():
-    assert '`marginalize(model, ["z"])`' in advice(grouped(25), 75, 10)
-    assert advice(grouped(10), 30, 10) is None
+    assert '`marginalize(model, ["z"])`' in advice_on_groups(grouped(25))
+    assert advice_on_groups(grouped(10)) is None
 
 
 CODES = np.repeat(np.arange(25), 8)
@@ -80,7 +80,7 @@ def all_are_local():
 def test_advice_is_what_the_same_code_accepts(make, calls, uncompiled):
     with pm.Model() as model:
         make()
-    told = [advice(model, 200, 10), remedy(model)]
+    told = [advice_on_groups(model), remedy(model)]
     for text in told:
         assert re.findall(r"`(\w+\(.*?\))`", text or "") == calls
     with model:
@@ -101,8 +101,14 @@ def test_warnings_name_what_can_be_integrated_out(make, named):
 
 
 def test_more_rows_than_nuts_reads():
+    """An effective draw of one coordinate takes NUTS two gradients of all rows."""
     with pm.Model() as model:
         mean = pm.Normal("mean")
         pm.Normal("y", mean, 1, observed=np.arange(100.0))
-    assert advice(model, 100, 999) is None
-    assert "A draw reads 1500 rows, 15 times all 100" in advice(model, 100, 1500)
+    posterior = Posterior(model)
+    center = find_center(posterior, posterior.initial_position)
+    assert advice_on_nuts(posterior, center, 2.0, 10.0) is None
+    told = advice_on_nuts(posterior, center, 2.5, 10.0)
+    assert re.match("An effective draw takes gradients of 3 times all 100 rows.* about 2, in", told)
+    # A draw of a short time is worth less.
+    assert "of 20 times all 100" in advice_on_nuts(posterior, center, 2.0, 0.2)

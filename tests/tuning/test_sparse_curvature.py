@@ -42,6 +42,15 @@ def cells():
     return model
 
 
+def hessian(posterior, position, width=1e-5):
+    """Minus the dense Hessian of the log density, by differences of gradients."""
+    differences = [
+        posterior.gradient(position - shift) - posterior.gradient(position + shift)
+        for shift in width * np.eye(posterior.dimension)
+    ]
+    return np.array(differences) / (2 * width)
+
+
 @pytest.mark.parametrize(
     "model",
     [nested_model("centred"), nested_model("non-centred"), matches(), cells()],
@@ -50,21 +59,38 @@ def cells():
 @pytest.mark.parametrize("beyond", [None, 0], ids=["model", "own coordinates"])
 def test_matrix_is_the_hessian(model, beyond, rng):
     posterior = Posterior(model, effects_beyond=beyond)
+    d = posterior.dimension
     if beyond is not None:
-        posterior.coordinates.shares = rng.uniform(size=posterior.dimension)
-    d, width = posterior.dimension, 1e-5
+        posterior.coordinates.adapted(0.3 * rng.normal(size=d), rng.uniform(1, 5, size=d))
     position = 0.3 * rng.normal(size=d)
     curvature = sparse_curvature(posterior)
     found = curvature.at(position, np.ones(d), central=True)
     assert sparse.issparse(found)
-    differences = [
-        posterior.gradient(position - shift) - posterior.gradient(position + shift)
-        for shift in width * np.eye(d)
-    ]
-    expected = np.array(differences) / (2 * width)
+    expected = hessian(posterior, position)
     np.testing.assert_allclose(found.toarray(), expected, atol=1e-4 * np.abs(expected).max())
     rough = curvature.at(position, np.ones(d)).toarray()
     np.testing.assert_allclose(rough, expected, atol=5e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("form", ["centred", "non-centred"])
+def test_scales_that_rows_select(form, rng):
+    """Groups of several types, each type with a scale of its own."""
+    type_of_group, group = rng.integers(3, size=8), rng.integers(8, size=60)
+    with pm.Model() as model:
+        sizes = pm.Normal("sizes", shape=3) * pm.HalfNormal("spread")
+        scales = pm.math.exp(sizes)[type_of_group]
+        if form == "centred":
+            effects = pm.Normal("effects", 0, scales, shape=8)
+        else:
+            effects = pm.Normal("effects", shape=8) * scales
+        pm.Poisson("y", pm.math.exp(effects[group]), observed=rng.poisson(2, size=60))
+    posterior = Posterior(model, effects_beyond=0)
+    d = posterior.dimension
+    posterior.coordinates.adapted(0.3 * rng.normal(size=d), rng.uniform(1, 5, size=d))
+    position = 0.3 * rng.normal(size=d)
+    found = sparse_curvature(posterior).at(position, np.ones(d), central=True)
+    expected = hessian(posterior, position)
+    np.testing.assert_allclose(found.toarray(), expected, atol=1e-4 * np.abs(expected).max())
 
 
 def test_no_gradient_a_level():
@@ -211,7 +237,7 @@ def test_estimates_are_unbiased(rng):
     """All rows with the control variate give the gradient of all rows, from a wrong centre too."""
     posterior = Posterior(nested_model("non-centred"), effects_beyond=0)
     d = posterior.dimension
-    posterior.coordinates.shares = rng.uniform(size=d)
+    posterior.coordinates.adapted(0.3 * rng.normal(size=d), rng.uniform(1, 5, size=d))
     center, position = 0.3 * rng.normal(size=(2, d))
     curvature = sparse_curvature(posterior).of_rows(center, np.ones(d))
     expected = posterior.likelihood_gradient(position) - posterior.likelihood_gradient(center)
