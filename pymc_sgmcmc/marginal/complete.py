@@ -67,7 +67,7 @@ class CompleteData:
         if self.has_laplace:
             marginal = laplace(density)
         else:
-            (marginal,) = rebuild([density.value], {density.block: density.start})
+            (marginal,) = density.at([density.value], density.split(density.start))
         self.groups = without_locals(model, density, marginal)
         self.rows: str = self.groups.observed_RVs[-1].name
         self._functions = Groups(model, density)
@@ -132,9 +132,8 @@ class CompleteData:
         self, position: TensorVariable, numbers: TensorVariable, block: TensorVariable
     ) -> TensorVariable:
         """Gradient of each group by its local variables, shape (groups, q)."""
-        return self._at(
-            self._functions.at_position(self.density.gradient), position, numbers, block
-        )
+        gradient = pt.stack(self.density.gradient, axis=1)
+        return self._at(self._functions.at_position(gradient), position, numbers, block)
 
     def start(
         self, position: TensorVariable, numbers: TensorVariable, block: TensorVariable

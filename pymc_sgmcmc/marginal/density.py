@@ -110,10 +110,7 @@ class GroupDensity:
             "block", shape=(None, structure.block_size), dtype=structure.locals[0].value.dtype
         )
         # Derivatives by vectors need no matrices of zeros around them.
-        self.columns = [
-            pt.vector(f"block_{column}", dtype=self.block.dtype)
-            for column in range(structure.block_size)
-        ]
+        self.columns = self.split(self.block)
         self.numbers = pt.tensor("numbers", shape=(None,), dtype="int64")
         self._only_beside_rows = only_beside_rows
         self._reading = {"only_beside_rows": only_beside_rows, "by_group": by_group}
@@ -170,7 +167,13 @@ class GroupDensity:
             values = self._of_chosen(term, records)
             others = [axis for axis in range(values.type.ndim) if axis != term.axis]
             pieces.append(_Piece(values.sum(axis=others) if others else values, records))
-        return [replace(piece, values=prepared(piece.values)) for piece in pieces]
+        # Rewrites copy all but the inputs of a graph.
+        inputs = [column.type() for column in self.columns]
+        graphs = self.at([piece.values for piece in pieces], inputs)
+        graphs = rebuild(
+            [prepared(graph) for graph in graphs], dict(zip(inputs, self.columns, strict=True))
+        )
+        return list(map(_Piece, graphs, [piece.records for piece in pieces]))
 
     def _settled_terms(self) -> list[LocalTerm]:
         """The terms without checks of the support that all data in memory pass."""
@@ -275,18 +278,10 @@ class GroupDensity:
         """Columns of a block, whose number is not known statically, or of several blocks."""
         return [block[..., column] for column in range(self.block_size)]
 
-    def _on_block(self, graphs: Sequence[TensorVariable]) -> list[TensorVariable]:
-        return self.at(graphs, self.split(self.block))
-
-    @cached_property
-    def of_columns(self) -> TensorVariable:
-        """Joint log density of each chosen group, of the columns of the block."""
-        return self._sum([piece.values for piece in self._pieces])
-
     @cached_property
     def value(self) -> TensorVariable:
         """Joint log density of each chosen group, shape (groups,)."""
-        return self._on_block([self.of_columns])[0]
+        return self._sum([piece.values for piece in self._pieces])
 
     def at_points(self, points: TensorVariable) -> TensorVariable:
         """Joint log densities, shape (points, groups), of several blocks for each chosen group.
@@ -320,35 +315,20 @@ class GroupDensity:
         ]
         return sum(sums[1:], sums[0])
 
-    @property
-    def gradient(self) -> TensorVariable:
-        """Gradient of the joint log density by the block of each group, shape (groups, q)."""
-        return pt.stack(self._on_block(self.slopes), axis=1)
+    @cached_property
+    def gradient(self) -> list[TensorVariable]:
+        """Gradient of the joint log density by the columns of the block."""
+        # The groups are independent, so these are derivatives of the sum over groups.
+        return self._derivatives(self.value.sum())
 
-    @property
+    @cached_property
     def hessian(self) -> list[TensorVariable]:
         """Second derivatives by the block of each group: q * q vectors, row by row."""
-        return self._on_block(self.second)
+        return [entry for row in self.gradient for entry in self._derivatives(row.sum())]
 
-    @property
+    @cached_property
     def prior_hessian(self) -> list[TensorVariable]:
         """Second derivatives of the log density of the local variables alone."""
-        return self._on_block(self.second_of_prior)
-
-    @cached_property
-    def slopes(self) -> list[TensorVariable]:
-        """Gradient of the joint log density of the columns of the block, by them."""
-        # The groups are independent, so these are derivatives of the sum over groups.
-        return self._derivatives(self.of_columns.sum())
-
-    @cached_property
-    def second(self) -> list[TensorVariable]:
-        """Second derivatives of the columns of the block, by them, row by row."""
-        return [entry for row in self.slopes for entry in self._derivatives(row.sum())]
-
-    @cached_property
-    def second_of_prior(self) -> list[TensorVariable]:
-        """Second derivatives of the log density of the local variables alone, of columns."""
         rows = self._derivatives(sum(values.sum() for values in self._of_locals))
         return [entry for row in rows for entry in self._derivatives(row.sum())]
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytensor.tensor as pt
 from pymc.model import Model
 from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.marginal.check import Evaluated
 from pymc_sgmcmc.marginal.density import GroupDensity
 from pymc_sgmcmc.marginal.newton import log_determinant, newton_step
-from pymc_sgmcmc.posterior.graphs import rebuild
 
 DISTANT = 30.0
 """A log density counts as quadratic where it is so up to this many units, and standard deviations
@@ -33,8 +33,9 @@ CHUNK_RECORDS = 200_000
 
 def exact(density: GroupDensity) -> TensorVariable:
     """Log density of each group's records, shape (groups,)."""
-    (value,) = rebuild([density.value], {density.block: density.start})
-    newton = newton_step(density, density.split(density.start))
+    start = density.split(density.start)
+    (value,) = density.at([density.value], start)
+    newton = newton_step(density, start)
     constant = 0.5 * density.block_size * np.log(2 * np.pi)
     integral = value + 0.5 * newton.decrement - log_determinant(newton.root) + constant
     return density.of_records(integral)
@@ -47,7 +48,8 @@ def is_quadratic(model: Model, density: GroupDensity) -> bool:
     gradient alone does not tell either: that of a uniform prior without a transform is zero.
     """
     evaluated = Evaluated(model, density)
-    derivatives = evaluated.function([density.value, density.gradient, *density.hessian])
+    gradient = pt.stack(density.gradient, axis=1)
+    derivatives = evaluated.function([density.value, gradient, *density.hessian])
     centre_and_prior = evaluated.function([density.start, *density.prior_hessian])
     n_groups = density.structure.n_groups
     n_chunks = min(n_groups, 1 + density.structure.n_records // CHUNK_RECORDS)

@@ -108,7 +108,7 @@ def find_mode(density: GroupDensity) -> Mode:
     """
     prior = _Prior(density)
     start = density.split(density.start)
-    (value,) = density.at([density.of_columns], start)
+    (value,) = density.at([density.value], start)
     states = pytensor.scan(
         lambda *state: _search_step(density, prior, *state),
         outputs_info=[*start, value, pt.full_like(value, FIRST_RADIUS, dtype=value.dtype)],
@@ -140,7 +140,7 @@ class _Prior:
 
     def __init__(self, density: GroupDensity):
         start = density.split(density.start)
-        entries = density.at(density.second_of_prior, start)
+        entries = density.at(density.prior_hessian, start)
         smallest = [pt.constant(SMALLEST_PRIOR_PIVOT)] * density.block_size
         self.root = cholesky(square([-entry for entry in entries]), smallest)
         self.floors = [SMALLEST_PIVOT * entries[row] ** 2 for row, entries in enumerate(self.root)]
@@ -167,7 +167,7 @@ def newton_step(
     density: GroupDensity, place: Sequence[TensorVariable], prior: _Prior | None = None
 ) -> _NewtonStep:
     """Newton's method at the columns of a block; a prior keeps the curvature positive."""
-    derivatives, size = density.at([*density.slopes, *density.second], place), density.block_size
+    derivatives, size = density.at([*density.gradient, *density.hessian], place), density.block_size
     floors = None if prior is None else prior.floors
     root = cholesky(square([-entry for entry in derivatives[size:]]), floors)
     scaled = solve_lower(root, derivatives[:size])
@@ -185,7 +185,7 @@ def _search_step(
     length = prior.length(newton.step)
     fraction = radius / pt.maximum(radius, length)
     proposal = moved(place, [entry * fraction for entry in newton.step])
-    (proposed,) = density.at([density.of_columns], proposal)
+    (proposed,) = density.at([density.value], proposal)
     # Rounding may lower the value at the mode itself.
     raised = (proposed >= value) | (newton.decrement < CONVERGED)
     longer = pt.maximum(radius, 2 * length * fraction)

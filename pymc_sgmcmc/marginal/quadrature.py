@@ -65,7 +65,7 @@ def laplace(density: GroupDensity) -> TensorVariable:
     that of the approximation: the mode and the curvature depend on the parameters.
     """
     mode, root = _moving_mode(density)
-    (value,) = density.at([density.of_columns], mode)
+    (value,) = density.at([density.value], mode)
     constant = density.block_size * HALF_LOG_2_PI
     return density.of_records(value - log_determinant(root) + constant)
 

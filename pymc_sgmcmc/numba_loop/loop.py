@@ -114,7 +114,7 @@ class LoopOfTransitions:
         names = {"__name__": __name__, **source.environment}
         function = compile_numba_function_src(text, "transitions", names, cache_key=source.key)
         self.key = source.key
-        self._constants, self._errors = source.constants, source.errors
+        self._constants, self._errors = source.constants, list(source.errors.values())
         # As in NumPy, a division by zero gives infinity or NaN.
         self._function = numba_njit(
             function, final_function=True, cache=source.key is not None, error_model="numpy"

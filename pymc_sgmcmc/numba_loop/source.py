@@ -52,7 +52,7 @@ from pytensor.tensor.type import TensorType
 from pymc_sgmcmc.numba_loop.prefetch import prefetch_in_numba
 from pymc_sgmcmc.numba_loop.products import FLOATING, functions_in_numba
 
-VERSION = 16
+VERSION = 17
 """This number is a part of the key in the compile cache. It changes with the code of this folder,
 and with the names of its modules, by which cached functions find what they call."""
 
@@ -115,6 +115,9 @@ AHEAD = 2
 NO_NUMBERS = {"nan": "np.nan", "inf": "np.inf", "-inf": "(-np.inf)"}
 """Source of the numbers whose text Python does not read."""
 
+DIFFERENT = ValueError("lengths differ")
+"""This is the error where there is no other, since what is wrong gets the length zero."""
+
 
 class Source:
     """Source of the operations of a graph.
@@ -153,18 +156,17 @@ class Source:
         self._in_records: set[str] = set()
         self._before: list[str] = []
         self._lines: list[str] = []
-        # The axis of a vector that stands for a matrix, -1 for a number, and its name.
-        self._vectors: dict[Variable, tuple[int, str]] = {}
         # Functions of the places of an element of arrays that are not in memory, and their lengths.
         self._late: dict[Variable, tuple[Callable[..., str], Sequence[str]]] = {}
-        self.errors: list[Exception] = [ValueError("lengths differ")]
+        # For some of these, matrices of one column or row: the other axis, and a vector in memory.
+        self._vectors: dict[Variable, tuple[int, str]] = {}
+        self.errors: dict[str, Exception] = {repr(DIFFERENT): DIFFERENT}
         self._of_row: list[str] = []
         self._readers: dict[Variable, list[Apply]] = {}
         self._changed: set[Variable] = set()
         self._prepare(nodes)
         self._keys: list[str | None] = []
         self._entries_of: dict[Variable, list[str]] = {}
-        self._lengths: dict[int, int] = {}
         self._valid_lengths: dict[tuple[str, str, str], str] = {}
         self._count = 0
         self._entries = [f"entry_{number}" for number in range(entries)]
@@ -189,13 +191,10 @@ class Source:
         """Add a line, or several."""
         self._lines.append(text)
 
-    def check(self, wrong: str, error: Exception) -> None:
+    def check(self, wrong: str, error: Exception = DIFFERENT) -> None:
         """Note an error where a condition is true. What follows has to be safe nevertheless."""
-        texts = [repr(known) for known in self.errors]
-        if repr(error) not in texts:
-            self.errors.append(error)
-            texts.append(repr(error))
-        self.line(f"failed |= {2 ** texts.index(repr(error))} * ({wrong})")
+        self.errors.setdefault(repr(error), error)
+        self.line(f"failed |= {2 ** list(self.errors).index(repr(error))} * ({wrong})")
 
     def common(self, lengths: Sequence[str]) -> str:
         """Name of a length that several are equal to, which is zero where they are not."""
@@ -204,8 +203,7 @@ class Source:
         equal = "".join(f" * ({other} == {first})" for other in others)
         self.line(f"{length} = {first}{equal}")
         if others:
-            differ = " | ".join(f"({other} != {first})" for other in others)
-            self.check(differ, self.errors[0])
+            self.check(" | ".join(f"({other} != {first})" for other in others))
         return length
 
     def name(self, variable: Variable) -> str:
@@ -214,16 +212,7 @@ class Source:
             return self.names[variable]
         if isinstance(variable, Constant):
             return self._constant(variable)
-        if variable in self._late:
-            return self._in_memory(variable)
-        axis, value = self._vectors[variable]
-        self.names[variable] = name = self.new()
-        if axis < 0:
-            self.line(f"{name} = np.full({(1,) * variable.type.ndim}, {value})")
-        else:
-            shape = "(-1, 1)" if axis == 0 else "(1, -1)"
-            self.line(f"{name} = contiguous({value}).reshape({shape})")
-        return name
+        return self._in_memory(variable)
 
     def _constant(self, variable: Constant) -> str:
         value = np.asarray(variable.data)
@@ -236,14 +225,6 @@ class Source:
         self._arguments.append(name)
         return name
 
-    def _given(self, length: int) -> str:
-        """Name of an argument for a length, so that models of other sizes have the same source."""
-        name = f"length_{self._lengths.setdefault(length, len(self._lengths))}"
-        if name not in self._arguments:
-            self.constants.append(np.asarray(length))
-            self._arguments.append(name)
-        return name
-
     def element(self, variable: Variable, places: Sequence[str]) -> str:
         """Source of one element of a variable, of which an axis of length one has one place."""
         if variable.type.ndim == 0:
@@ -252,9 +233,6 @@ class Source:
             "0" if broadcast else place
             for place, broadcast in zip(places, variable.type.broadcastable, strict=True)
         ]
-        if variable in self._vectors:
-            axis, value = self._vectors[variable]
-            return value if axis < 0 else f"{value}[{own[axis]}]"
         if variable in self._late and variable not in self.names:
             return self._late[variable][0](*own)
         return f"{self.name(variable)}[{', '.join(own)}]"
@@ -263,8 +241,6 @@ class Source:
         """Source of the length of an axis."""
         if variable.type.shape[axis] == 1:
             return "1"
-        if variable in self._vectors:
-            return f"{self._vectors[variable][1]}.shape[0]"
         if variable in self._late:
             return self._late[variable][1][axis]
         return f"{self.name(variable)}.shape[{axis}]"
@@ -310,25 +286,30 @@ class Source:
 
     def _change(self, inputs: Sequence[Variable]) -> bool:
         """Whether arrays in memory are changed by some operation, so that they are read now."""
-        return bool(self._changed & storage([v for v in inputs if v not in self._late]))
-
-    def _is_uniform(self, variable: Variable) -> bool:
-        """Whether an array that is not in memory has the same element everywhere."""
-        if variable not in self._late or variable in self.names:
-            return False
-        element, axes = self._late[variable][0], variable.type.ndim
-        return element(*["0"] * axes) == element(*["1"] * axes)
+        in_memory = [v for v in inputs if v not in self._late or v in self._vectors]
+        return bool(self._changed & storage(in_memory))
 
     def _same(self, variable: Variable, out: Variable) -> None:
         """Let one variable stand for another."""
-        if variable in self.names:
-            self.names[out] = self.names[variable]
-        elif variable in self._vectors:
-            self._vectors[out] = self._vectors[variable]
-        elif variable in self._late:
-            self._late[out] = self._late[variable]
-        else:
+        tables: tuple[dict[Variable, Any], ...] = (self.names, self._late, self._vectors)
+        for table in tables:
+            if variable in table:
+                table[out] = table[variable]
+        if isinstance(variable, Constant):
             self.names[out] = self.name(variable)
+
+    def _number(self, out: Variable, number: str) -> None:
+        """Let a number stand for a tensor of one element."""
+        if out.type.ndim:
+            self._late[out] = lambda *at: number, ["1"] * out.type.ndim
+        else:
+            self.names[out] = number
+
+    def _vector(self, out: Variable, axis: int, name: str) -> None:
+        """Let a vector in memory stand for a matrix of one column or row."""
+        self._vectors[out] = axis, name
+        lengths = [f"{name}.shape[0]", "1"]
+        self._late[out] = lambda *at: f"{name}[{at[axis]}]", lengths if axis == 0 else lengths[::-1]
 
     def _write_loops(
         self,
@@ -367,15 +348,14 @@ class Source:
         It is the place where the variable is recorded, or else, if possible, the memory of the last
         transition.
         """
-        name, dtype = self.new(), f"np.{_type(variable)}"
+        name, dtype, shape = self.new(), f"np.{_type(variable)}", f"({', '.join(lengths)},)"
         if variable in self._recorded and len(lengths) == variable.type.ndim:
             record = self._recorded[variable]
-            self.line(f"{name} = {record}[k]")
-            for axis, length in enumerate(lengths):
-                self.line(_same_length(length, f"{name}.shape[{axis}]"))
+            # A loop would write beyond a record of other lengths.
+            self.line(f"{name} = sized({record}[k], {shape})")
+            self.check(f"{record}.shape[1:] != {shape}")
             self._in_records.add(record)
             return name
-        shape = f"({', '.join(lengths)},)"
         if variable in self._carried:
             self.line(f"{name} = np.empty({shape}, {dtype})")
             return name
@@ -468,12 +448,8 @@ class Source:
         # One of the lengths may be -1.
         for length in lengths:
             self.line(f"{length} = wanted({length}, {size}, {product})")
-        self.check(f"{product} != {size}", self.errors[0])
+        self.check(f"{product} != {size}")
         self.line(f"{lengths[0]} *= {product} == {size}")
-        if self._is_uniform(x):
-            number = self.element(x, ["0"] * x.type.ndim)
-            self._late[out] = lambda *at: number, lengths
-            return
         flat = ""
         if x.type.ndim > 1:
             flat = self.new()
@@ -530,15 +506,11 @@ class Source:
     def _write_dimshuffle(self, op: DimShuffle, node: Apply) -> None:
         (x,), (out,) = node.inputs, node.outputs
         order = tuple(op.new_order)
-        kept = self._vectors.get(x, (None, ""))
-        if x.type.ndim and all(x.type.broadcastable) and out.type.ndim == 0:
-            self.names[out] = self.element(x, ["0"] * x.type.ndim)
-        elif x.type.ndim == 0 or kept[0] == -1:
-            self._vectors[out] = (-1, self.name(x) if x.type.ndim == 0 else kept[1])
-        elif order in ((0, "x"), ("x", 0)) and x.type.ndim == 1 and x not in self._late:
-            self._vectors[out] = (order.index(0), self.name(x))
-        elif len(order) == 1 and kept[0] == order[0]:
-            self.names[out] = kept[1]
+        axis, vector = self._vectors.get(x, (None, ""))
+        if not (x.type.ndim and out.type.ndim):
+            self._number(out, self.element(x, ["0"] * x.type.ndim))
+        elif order == (axis,):
+            self.names[out] = vector
         elif order == (1, 0) and x not in self._late:
             self.names[out] = f"{self.name(x)}.T"
         else:
@@ -549,6 +521,8 @@ class Source:
 
             lengths = ["1" if axis == "x" else self.length(x, axis) for axis in order]
             self._read_late(out, node, element, lengths)
+            if order in ((0, "x"), ("x", 0)) and x not in self._late:
+                self._vectors[out] = (order.index(0), self.name(x))
 
     @write.register
     def _write_dot(self, op: Dot, node: Apply) -> None:
@@ -562,13 +536,13 @@ class Source:
         if column[0] == 0 and row[0] == 1:
             result = self.new()
             self.line(f"{result} = np.dot(contiguous({row[1]}), contiguous({column[1]}))")
-            self._vectors[out] = (-1, result)
+            self._number(out, result)
         elif column[0] == 0:
             result = self._product(out, self.name(x), column[1], [self.length(x, 0)])
-            self._vectors[out] = (0, result)
+            self._vector(out, 0, result)
         elif row[0] == 1:
             result = self._product(out, f"{self.name(y)}.T", row[1], [self.length(y, 1)])
-            self._vectors[out] = (1, result)
+            self._vector(out, 1, result)
         else:
             lengths = [self.length(x, 0), self.length(y, 1)]
             self.names[out] = self._product(out, self.name(x), self.name(y), lengths)
@@ -644,21 +618,18 @@ class Source:
         if not axes:
             self._write_call(op, node)
             return
-        uniform = self._is_uniform(x)
-        name = "" if uniform else self.name(x)
+        in_memory = x in self.names or x not in self._late
         lengths = self._selected_lengths(
             [self.length(x, a) for a in range(x.type.ndim)], axes, indices
         )
 
         def element(*at: str) -> str:
-            if uniform:
-                return self.element(x, ["0"] * x.type.ndim)
             places = self._selected_places(at, axes, indices)
-            if axes == [0] and len(at) > 1 and at[0] == PLACES[0]:
+            if in_memory and axes == [0] and len(at) > 1 and at[0] == PLACES[0]:
                 row = self.new("row_")
-                self._of_row.append(f"{row} = {name}[{places[0]}]")
+                self._of_row.append(f"{row} = {self.name(x)}[{places[0]}]")
                 return f"{row}[{', '.join(at[1:])}]"
-            return f"{name}[{', '.join(places)}]"
+            return self.element(x, places)
 
         self._read_late(out, node, element, lengths)
 
@@ -713,7 +684,7 @@ class Source:
         name, start, fits = self.name(sizes), "0", self.new()
         lengths = [self.length(x, axis) for axis in range(x.type.ndim)]
         self.line(f"{fits} = ({name}.sum() == {lengths[op.axis]}) & ({name}.min() >= 0)")
-        self.check(f"not {fits}", self.errors[0])
+        self.check(f"not {fits}")
         for number, part in enumerate(node.outputs):
             length, end = self.new("n_"), self.new("n_")
             self.line(f"{length} = {name}[{number}] * {fits}\n{end} = {start} + {length}")
@@ -794,9 +765,8 @@ class Source:
         source = REDUCTIONS.get(type(op.scalar_op))
         logical = isinstance(op.scalar_op, OF_TRUTH)
         types = ("bool",) if logical else (*FLOATING, "int64")
-        if source is None or not x.type.ndim or (x.type.dtype if logical else acc) not in types:
-            return self._write_call(op, node)
-        if acc not in FLOATING and "inf" in source[0]:
+        known = x.type.ndim and (x.type.dtype if logical else acc) in types
+        if source is None or not known or (acc not in FLOATING and "inf" in source[0]):
             return self._write_call(op, node)
         places, own, heads = self._loops([x], range(x.type.ndim))
         first = source[0] if logical else f"np.{acc}({source[0]})"
@@ -836,10 +806,7 @@ class Source:
             for variable, result in zip(node.outputs, results, strict=True):
                 name = self.new()
                 self.line(f"{name} = {result}")
-                if variable.type.ndim:
-                    self._vectors[variable] = (-1, name)
-                else:
-                    self.names[variable] = name
+                self._number(variable, name)
             return
         # An axis of length one is left out, so that a column or row stays a vector.
         broadcast = node.outputs[0].type.broadcastable
@@ -868,7 +835,7 @@ class Source:
             elif len(axes) == len(broadcast):
                 self.names[variable] = name
             else:
-                self._vectors[variable] = (axes[0], name)
+                self._vector(variable, axes[0], name)
 
         def stores() -> list[str]:
             elements = [self.element(variable, places) for variable in node.inputs]
@@ -959,17 +926,15 @@ class Source:
                 continue
             record = f"record_{number}"
             records.append(record)
-            lengths = [self._given(length) for length in variable.type.shape]
             if variable.type.ndim == 0:
                 stores.append(f"{record}[k] = {result}")
             elif record not in self._in_records:
                 places = PLACES[: variable.type.ndim]
-                stores.extend(
-                    _same_length(f"{result}.shape[{axis}]", length)
-                    for axis, length in enumerate(lengths)
-                )
-                heads = _loops(places, lengths)
-                at = ", ".join(places)
+                lengths = [
+                    self.common([f"{record}.shape[{axis + 1}]", f"{result}.shape[{axis}]"])
+                    for axis in range(variable.type.ndim)
+                ]
+                heads, at = _loops(places, lengths), ", ".join(places)
                 stores.append(_nested(heads, [f"{record}[k, {at}] = {result}[{at}]"]))
         sequences = [f"sequence_{number}" for number in range(len(self._entries))]
         body = [
@@ -1051,11 +1016,6 @@ def _changed_in_place(nodes: Sequence[Apply]) -> list[Variable]:
 def _type(variable: Variable) -> str:
     dtype = variable.type.dtype
     return "bool_" if dtype == "bool" else dtype
-
-
-def _same_length(length: str, expected: str) -> str:
-    """Source of a check, without which a loop would write beyond a record."""
-    return f"if {length} != {expected}:\n    failed |= 1\n    break"
 
 
 def _loops(places: Sequence[str], lengths: Sequence[str]) -> list[str]:

@@ -102,21 +102,15 @@ def _all_and_none(
 
 
 def computed_once(log_density: TensorVariable, n_rows: int) -> TensorVariable:
-    """A log density with arrays in place of what is computed of constants of so many rows alone.
+    """A log density with arrays of so many rows in place of what is computed of constants alone.
 
     Such is the basis of a Gaussian process, which each transition would compute again for its rows.
     """
     nodes = list(toposort([log_density]))
-    known = _functions_of([], nodes)
-    of_rows = {v for node in nodes for v in node.inputs if isinstance(v, Constant)}
-    of_rows = {v for v in of_rows if n_rows in getattr(v.type, "shape", ())}
-    slow: set[Variable] = set()
+    known, slow = _functions_of([], nodes), set[Variable]()
     for node in nodes:
-        if node.outputs[0] not in known or of_rows.isdisjoint(node.inputs):
-            continue
-        of_rows.update(node.outputs)
         takes_long = isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, SLOW)
-        if takes_long or not slow.isdisjoint(node.inputs):
+        if node.outputs[0] in known and (takes_long or not slow.isdisjoint(node.inputs)):
             slow.update(node.outputs)
     last = [v for node in nodes if node.outputs[0] not in known for v in node.inputs if v in slow]
     kept = [
