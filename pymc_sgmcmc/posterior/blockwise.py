@@ -22,10 +22,10 @@ def _at_once(fgraph, node):
     if isinstance(core, Join):
         return [pt.join(core.axis + 1, *_of_all_rows(node.inputs))]
     if isinstance(core, Split):
-        values, *others, sizes = node.inputs
+        values, sizes = _of_all_rows(node.inputs)
         while sizes.owner is not None and isinstance(sizes.owner.op, Alloc):
             sizes = pt.atleast_2d(sizes.owner.inputs[0])  # which is repeated for each row
-        if others or not _is_shared(sizes):
+        if not _is_shared(sizes):
             return None
         sizes = pt.broadcast_to(sizes[0], (core.len_splits,))
         return Split(core.len_splits, core.axis + 1)(values, sizes, return_list=True)
