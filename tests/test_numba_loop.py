@@ -416,6 +416,21 @@ def test_each_of_two_searches_computes_its_own_numbers(without_calls, rng):
     same_as_pytensor(results, rng.normal(size=3))
 
 
+def test_rows_that_are_read_where_they_are_needed_are_those_before_a_change(rng):
+    """Some of them change in place while others, which are read afterwards, keep their numbers."""
+    groups, others = (
+        pytensor.shared(GROUPS, shape=(4,)),
+        pytensor.shared(np.array([3, 1, 0]), shape=(3,)),
+    )
+
+    def results(state):
+        rows = state[groups]
+        before, changed = rows[others], pt.set_subtensor(rows[1], 5.0)
+        return state, before * changed[:3], changed
+
+    same_as_pytensor(results, rng.normal(size=6))
+
+
 def test_a_check_of_a_model_is_an_error_with_its_words():
     def transition(index, noise, step_size, state):
         return (Assert("the index is two")(state + 1, pt.lt(index, 2)),)

@@ -286,8 +286,8 @@ class Source:
 
     def _change(self, inputs: Sequence[Variable]) -> bool:
         """Whether arrays in memory are changed by some operation, so that they are read now."""
-        in_memory = [v for v in inputs if v not in self._late or v in self._vectors]
-        return bool(self._changed & storage(in_memory))
+        shared = storage([v for v in inputs if v not in self._late or v in self._vectors])
+        return not self._changed.isdisjoint([*inputs, *shared])
 
     def _same(self, variable: Variable, out: Variable) -> None:
         """Let one variable stand for another."""
@@ -508,7 +508,9 @@ class Source:
         order = tuple(op.new_order)
         axis, vector = self._vectors.get(x, (None, ""))
         if not (x.type.ndim and out.type.ndim):
-            self._number(out, self.element(x, ["0"] * x.type.ndim))
+            number = self.new()
+            self.line(f"{number} = {self.element(x, ['0'] * x.type.ndim)}")
+            self._number(out, number)
         elif order == (axis,):
             self.names[out] = vector
         elif order == (1, 0) and x not in self._late:
