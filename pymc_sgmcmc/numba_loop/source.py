@@ -148,10 +148,7 @@ class Source:
     ):
         self.names: dict[Variable, str] = {}
         self.constants: list[np.ndarray] = []
-        self.environment: dict[str, Any] = {
-            "np": np,
-            **functions_in_numba(),
-        }
+        self.environment: dict[str, Any] = {"np": np, **functions_in_numba()}
         self._carried, self._recorded = carried, recorded
         self._in_records: set[str] = set()
         self._before: list[str] = []
@@ -178,7 +175,8 @@ class Source:
         for node in nodes:
             for variable in node.inputs:
                 self._readers.setdefault(variable, []).append(node)
-        self._changed |= storage(_changed_in_place(nodes))
+            for numbers in node.op.destroy_map.values():
+                self._changed |= storage([node.inputs[number] for number in numbers])
 
     # --- Names ------------------------------------------------------------------------------
 
@@ -1003,16 +1001,6 @@ def _scattered(op: AdvancedIncSubtensor, inputs: Sequence[Variable]) -> list[int
     if not axes or op.ignore_duplicates:
         return None
     return axes if values.type.ndim <= base.type.ndim - len(axes) + 1 else None
-
-
-def _changed_in_place(nodes: Sequence[Apply]) -> list[Variable]:
-    """Variables whose arrays are changed by an operation."""
-    return [
-        node.inputs[number]
-        for node in nodes
-        for numbers in node.op.destroy_map.values()
-        for number in numbers
-    ]
 
 
 def _type(variable: Variable) -> str:

@@ -109,8 +109,7 @@ def computed_once(log_density: TensorVariable, n_rows: int) -> TensorVariable:
     nodes = list(toposort([log_density]))
     known, slow = _functions_of([], nodes), set[Variable]()
     for node in nodes:
-        takes_long = isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, SLOW)
-        if node.outputs[0] in known and (takes_long or not slow.isdisjoint(node.inputs)):
+        if node.outputs[0] in known and (_is(node, SLOW) or not slow.isdisjoint(node.inputs)):
             slow.update(node.outputs)
     last = [v for node in nodes if node.outputs[0] not in known for v in node.inputs if v in slow]
     kept = [
@@ -203,5 +202,5 @@ def _negated(variable: Variable) -> Variable | None:
     return variable.owner.inputs[0]
 
 
-def _is(node: Apply, scalar_op: type) -> bool:
+def _is(node: Apply, scalar_op: type | tuple[type, ...]) -> bool:
     return isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar_op)
