@@ -421,8 +421,7 @@ class Source:
     def _write_range(self, op: ARange, node: Apply) -> None:
         start, stop, step = node.inputs
         if not (isinstance(step, Constant) and step.data == 1):
-            self._write_call(op, node)
-            return
+            return self._write_call(op, node)
         first, length = self.name(start), self.new("n_")
         self.line(f"{length} = max({self.name(stop)} - {first}, 0)")
         self._read_late(node.outputs[0], node, lambda i: f"({first} + {i})", [length])
@@ -432,8 +431,7 @@ class Source:
         x, shape = node.inputs
         (out,) = node.outputs
         if not op.ndim or not x.type.ndim:
-            self._write_call(op, node)
-            return
+            return self._write_call(op, node)
         if shape in self._entries_of:
             wanted = self._entries_of[shape]
         else:
@@ -470,8 +468,7 @@ class Source:
         states = info.n_untraced_sit_sot
         others = info.n_seqs + info.n_mit_mot + info.n_mit_sot + info.n_sit_sot + info.n_nit_sot
         if others or not states:
-            self._write_call(op, node)
-            return
+            return self._write_call(op, node)
         steps, *given = node.inputs
         names = [self.new("state_") for _ in range(states)]
         for name, first in zip(names, given, strict=False):
@@ -530,8 +527,7 @@ class Source:
         (out,) = node.outputs
         types = {variable.type.dtype for variable in (x, y, out)}
         if len(types) > 1 or not types <= set(FLOATING):
-            self._write_call(op, node)
-            return
+            return self._write_call(op, node)
         column, row = self._vectors.get(y, (1, "")), self._vectors.get(x, (0, ""))
         if column[0] == 0 and row[0] == 1:
             result = self.new()
@@ -616,8 +612,7 @@ class Source:
         (out,) = node.outputs
         axes = _numbered(op, x, indices)
         if not axes:
-            self._write_call(op, node)
-            return
+            return self._write_call(op, node)
         in_memory = x in self.names or x not in self._late
         lengths = self._selected_lengths(
             [self.length(x, a) for a in range(x.type.ndim)], axes, indices
@@ -665,8 +660,7 @@ class Source:
         base, values, *indices = node.inputs
         axes = _scattered(op, node.inputs)
         if not axes:
-            self._write_call(op, node)
-            return
+            return self._write_call(op, node)
         result, sign = self.new(), "=" if op.set_instead_of_inc else "+="
         self.line(f"{result} = {self.name(base)}{'' if op.inplace else '.copy()'}")
         whole = [f"{result}.shape[{axis}]" for axis in range(base.type.ndim)]
@@ -701,8 +695,7 @@ class Source:
     def _write_set(self, op: IncSubtensor, node: Apply) -> None:
         base, value, *indices = node.inputs
         if op.inplace and storage([base]) & storage([value]):
-            self._write_call(op, node)
-            return
+            return self._write_call(op, node)
         result, part = self.new(), self.new()
         index = self._index(indices_from_subtensor(indices, op.idx_list))
         axes = base.type.ndim - sum(not isinstance(entry, slice) for entry in op.idx_list)
