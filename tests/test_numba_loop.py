@@ -426,7 +426,8 @@ def test_rows_that_are_read_where_they_are_needed_are_those_before_a_change(rng)
     def results(state):
         rows = state[groups]
         before, changed = rows[others], pt.set_subtensor(rows[1], 5.0)
-        return state, before * changed[:3], changed
+        from_the_end = state.reshape((3, 2))[:, others[1:] - 2]
+        return state, before * changed[:3], changed, from_the_end
 
     same_as_pytensor(results, rng.normal(size=6))
 
@@ -530,6 +531,18 @@ def test_memory_is_read_before_it_is_changed():
         np.testing.assert_array_equal(changed[k], first)
     for variable, expected in zip(memory, (first, second), strict=True):
         np.testing.assert_array_equal(variable.get_value(), expected)
+
+
+def test_records_of_a_memory_are_not_changed_afterwards():
+    memory = [pytensor.shared(np.ones(3), shape=(3,))]
+
+    def transition(index, noise, step_size, state, table):
+        changed = 2 * pt.set_subtensor(table[index], 5.0)
+        return state, changed, changed
+
+    _, records = run(transition, np.ones(3), memory=memory)
+    np.testing.assert_array_equal(records, [[10, 2, 2], [20, 10, 4], [40, 20, 10]])
+    np.testing.assert_array_equal(memory[0].get_value(), records[-1])
 
 
 def test_arrays_of_a_memory_change_places():

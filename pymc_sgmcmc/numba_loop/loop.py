@@ -101,10 +101,11 @@ class LoopOfTransitions:
         from pytensor.link.numba.dispatch.basic import numba_njit
 
         carried = self._outputs[: self.states + len(self._memory)]
+        changed = storage(carried[self.states :])  # in place, by the next transition
         recorded = {
             variable: f"record_{number}"
             for number, variable in enumerate(self._outputs)
-            if not self.states <= number < len(carried)
+            if not self.states <= number < len(carried) and variable not in changed
         }
         source = Source(self._inputs, self._entries, storage(carried), recorded, self._nodes)
         for node in self._nodes:

@@ -52,7 +52,7 @@ from pytensor.tensor.type import TensorType
 from pymc_sgmcmc.numba_loop.prefetch import prefetch_in_numba
 from pymc_sgmcmc.numba_loop.products import FLOATING, functions_in_numba
 
-VERSION = 17
+VERSION = 18
 """This number is a part of the key in the compile cache. It changes with the code of this folder,
 and with the names of its modules, by which cached functions find what they call."""
 
@@ -613,18 +613,18 @@ class Source:
         axes = _numbered(op, x, indices)
         if not axes:
             return self._write_call(op, node)
-        in_memory = x in self.names or x not in self._late
+        name = self.name(x)  # Numbers from the end are places in memory alone.
         lengths = self._selected_lengths(
             [self.length(x, a) for a in range(x.type.ndim)], axes, indices
         )
 
         def element(*at: str) -> str:
             places = self._selected_places(at, axes, indices)
-            if in_memory and axes == [0] and len(at) > 1 and at[0] == PLACES[0]:
+            if axes == [0] and len(at) > 1 and at[0] == PLACES[0]:
                 row = self.new("row_")
-                self._of_row.append(f"{row} = {self.name(x)}[{places[0]}]")
+                self._of_row.append(f"{row} = {name}[{places[0]}]")
                 return f"{row}[{', '.join(at[1:])}]"
-            return self.element(x, places)
+            return f"{name}[{', '.join(places)}]"
 
         self._read_late(out, node, element, lengths)
 
@@ -843,7 +843,9 @@ class Source:
     def _sum_of(self, variable: Variable) -> Variable | None:
         """The sum of all numbers of an array that nothing else reads, None where it is not."""
         readers = self._readers.get(variable, [])
-        if len(readers) != 1 or type(readers[0].op) is not Sum or variable in self._recorded:
+        if len(readers) != 1 or type(readers[0].op) is not Sum:
+            return None
+        if variable in self._recorded or variable in self._carried:
             return None
         (total,) = readers[0].outputs
         same = total.type.dtype == readers[0].op.acc_dtype == variable.type.dtype
