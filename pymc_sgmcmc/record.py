@@ -63,6 +63,13 @@ variances that are too large by a factor of two, to first order."""
 LAW = "law"
 """This setting names the law of the dynamics, where a formula of it is known."""
 
+OF_CHAIN = "chain_"
+"""The names of matrices in terms of the coordinates of a chain begin with this word, where it has
+its own ones for effects of groups."""
+
+INFORMATION, SCORE = "effects_information", "effects_score"
+"""These arrays of the settings are what these coordinates know of effects."""
+
 HALF_STEP = "sgmcmc_half_step"
 """This group of a trace has the errors of the means, measured at the whole and half the step
 size."""

@@ -89,6 +89,12 @@ def data_folder() -> Path:
 
 
 @pytest.fixture
+def no_joint_block(monkeypatch):
+    """Effects of few levels are treated as those of many."""
+    monkeypatch.setattr("pymc_sgmcmc.posterior.posterior.MOST_JOINT", 0)
+
+
+@pytest.fixture
 def without_compiler():
     """What is not compiled by Numba or JAX is evaluated by NumPy, whatever the flags are."""
     with pytensor.config.change_flags(cxx=""):

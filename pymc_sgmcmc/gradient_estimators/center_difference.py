@@ -95,6 +95,8 @@ _REWRITES = RewriteDatabaseQuery(include=["merge", "canonicalize", "stabilize"])
 class CenterDifference:
     """Symbolic difference of gradients, as a function of rows.
 
+    Positions are those of the rows, other than the centre.
+
     Attributes
     ----------
     needed : tuple of int
@@ -105,8 +107,10 @@ class CenterDifference:
         Gradient at the centre, and the matrix by which the shift from it is multiplied in control
         variates of second order, of a posterior and some of its rows. None for those of first
         order.
+    position : numpy.ndarray, shape (d,)
+        The centre.
     known_curvature : scipy.sparse.csr_array, optional
-        `curvature`, where it was computed otherwise and is sparse.
+        Minus the matrix of `sums`, where it was computed otherwise and is sparse.
     """
 
     needed: tuple[int, ...]
@@ -120,6 +124,7 @@ class CenterDifference:
     _length: TensorVariable
     _center: SharedVariable
     _center_of_others: Mapping[str, SharedVariable]
+    position: np.ndarray
     _weight: TensorVariable | None = None
     known_curvature: sparse.csr_array | None = None
 
@@ -160,6 +165,8 @@ class CenterDifference:
     def sums(self) -> tuple[np.ndarray, np.ndarray]:
         """The sums of `sums_of` over all rows by one pass, shapes (d,) and (d, d).
 
+        They are in terms of the position of the rows.
+
         The second is that of the very matrices that minibatches subtract. It need not be symmetric.
         """
         posterior, of_rows = self._posterior, self.sums_of
@@ -177,10 +184,16 @@ class CenterDifference:
         return gradient, derivative
 
     @property
+    def gradient(self) -> np.ndarray:
+        """Gradient of the log likelihood of all rows at the centre, in terms of the position."""
+        return self._posterior.gradients_from_rows(self.position, self.sums[0])
+
+    @cached_property
     def curvature(self) -> np.ndarray:
         """Minus the Hessian of the log likelihood of all rows at the centre, shape (d, d)."""
-        _, derivative = self.sums
-        return -0.5 * (derivative + derivative.T)
+        gradient, derivative = self.sums
+        of_rows = -0.5 * (derivative + derivative.T)
+        return self._posterior.curvature_from_rows(self.position, of_rows, gradient)
 
     def along_shift(self, position: TensorVariable) -> tuple[TensorVariable, TensorVariable]:
         r"""The sum of the matrices times the shift from the centre, shape (d,), and its weight.
@@ -409,6 +422,7 @@ def find_center_difference(
         pt.tensor(f"rows_{index}", dtype=dtype, shape=(None, *shape))
         for index, (dtype, shape) in enumerate(posterior.row_types)
     )
+    given, center = center, posterior.position_of_rows(center)
     length = pt.lscalar("length")
     position = pt.tensor("here", dtype=posterior.dtype, shape=(posterior.dimension,))
     # A position of length one broadcasts only with a static shape.
@@ -453,6 +467,7 @@ def find_center_difference(
             length,
             center_variable,
             others_by_name,
+            given,
             weight if order == 2 else None,
         )
 
@@ -523,6 +538,7 @@ def find_center_difference(
         length,
         center_variable,
         others_by_name,
+        given,
         None if is_linear else weight,
     )
 

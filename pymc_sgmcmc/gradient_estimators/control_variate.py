@@ -46,7 +46,7 @@ class ControlVariateGradient(GradientEstimator):
     difference : CenterDifference
         Gradient of rows less that at the centre, and for second order less its derivative there.
     likelihood_gradient : numpy.ndarray, shape (d,)
-        Gradient of the log likelihood of all rows at the centre.
+        Gradient of the log likelihood of all rows at the centre, in terms of their position.
     kept : numpy.ndarray of int, optional
         Numbers of rows K that every estimate evaluates and no minibatch has. Their differences
         :math:`\sum_{j \in K}` have no noise, and N counts the other rows.
@@ -87,14 +87,11 @@ class ControlVariateGradient(GradientEstimator):
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
         """Gradient estimate, shape (d,)."""
         along_shift, weight = None, None
+        seen = self.posterior.of_rows(position)
         if self._difference.sums_of is not None:
-            along_shift, weight = self._difference.along_shift(position)
+            along_shift, weight = self._difference.along_shift(seen)
         rows = self.batching.rows(index), self.batching.length
-        estimate = (
-            self.posterior.prior_gradient(position)
-            + self._likelihood_gradient
-            + self._scale * self._difference(position, *rows, weight)
-        )
+        estimate = self._likelihood_gradient + self._scale * self._difference(seen, *rows, weight)
         if along_shift is not None:
             estimate = estimate + along_shift
         if self.kept_rows:
@@ -103,5 +100,6 @@ class ControlVariateGradient(GradientEstimator):
                 if self.batching.static
                 else self._kept_data[0].shape[0]
             )
-            estimate = estimate + self._difference(position, self._kept_data, length, weight)
-        return estimate
+            estimate = estimate + self._difference(seen, self._kept_data, length, weight)
+        prior = self.posterior.prior_gradient(position)
+        return prior + self.posterior.pulled_back(position, estimate)

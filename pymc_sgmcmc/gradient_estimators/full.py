@@ -30,13 +30,15 @@ class FullGradient(GradientEstimator):
 
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
         """Gradient, shape (d,)."""
-        return self.posterior.prior_gradient(position) + self.posterior.rows_gradient(
-            position, self.batching.rows(index), self.batching.length
+        posterior, rows = self.posterior, self.batching.rows(index)
+        likelihood = posterior.rows_gradient(
+            posterior.of_rows(position), rows, self.batching.length
         )
+        return posterior.prior_gradient(position) + posterior.pulled_back(position, likelihood)
 
     def log_density(self, position: TensorVariable) -> TensorVariable:
         """Symbolic log posterior on the same rows."""
         rows = self.batching.rows(pt.constant(0))
         return self.posterior.prior_log_density(position) + self.posterior.rows_log_density(
-            position, rows, self.batching.length
+            self.posterior.of_rows(position), rows, self.batching.length
         )

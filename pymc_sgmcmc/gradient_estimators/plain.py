@@ -20,6 +20,9 @@ class PlainGradient(GradientEstimator):
 
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
         """Gradient estimate, shape (d,)."""
-        rows = self.batching.rows(index)
-        likelihood = self.posterior.rows_gradient(position, rows, self.batching.length)
-        return self.posterior.prior_gradient(position) + self._scale * likelihood
+        posterior, rows = self.posterior, self.batching.rows(index)
+        likelihood = posterior.rows_gradient(
+            posterior.of_rows(position), rows, self.batching.length
+        )
+        estimate = posterior.pulled_back(position, self._scale * likelihood)
+        return posterior.prior_gradient(position) + estimate

@@ -15,6 +15,15 @@ its middle. The map is exact for any c and w, which only decide how simple the p
 Dependence on m is left to the preconditioner, so that the prior of a level does not depend on
 levels of other factors.
 
+Rows see effects as u, or as :math:`s z` where the model adds m: the *position of the rows* has
+these in place of the variables of the model, so that control variates are the same in both forms.
+
+In short positions the levels of factors with few levels, and the coefficients beside them, are a
+joint block: with the matrix W of what the rows say of all of them together, and their scales S,
+:math:`I + S W S = L L^\top` and :math:`z = L^{-\top} (L^{-1} S c + v)`. The rows of such factors
+say much of differences between levels and little of their mean, which the intercept may have as
+well, and the levels of one factor are sums of those of another.
+
 Several coefficients of a level have :math:`u_g = m + L z_g` with a lower triangular L. Each is
 treated as above with its element of the diagonal of L for s. What their correlations add is left to
 the preconditioner too.
@@ -33,9 +42,10 @@ programs. *International Conference on Machine Learning*.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -54,10 +64,26 @@ from pytensor.tensor.random.basic import MvNormalRV, NormalRV, StudentTRV
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.variable import TensorVariable
+from scipy import linalg, sparse
+from scipy.sparse.linalg import splu
 
+from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays
 from pymc_sgmcmc.posterior.graphs import is_product
 from pymc_sgmcmc.posterior.position import PositionLayout
+
+SMALLEST_SCALE = 1e-100
+"""Scales are no smaller where one is divided by their square, which is a number then."""
+
+FEW_LEVELS = 30
+"""Effects of so many levels are in the joint block. The log of the scale of k levels has a standard
+deviation of about 1 / sqrt(2 k), so that with more the scale changes by less than a factor of 1.7
+within four of them."""
+
+
+LONGEST = 500
+"""Longer positions have no joint block, since they have no dense matrices, see `DENSE_DIMENSION`:
+what rows say of it depends on the effects beside it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +102,15 @@ class Effect:
         The axis of x with the k coefficients, 0 or 1 of two.
     is_centered : bool
         Whether x is u.
+    is_known : bool
+        Whether s is a number, as of a coefficient.
+    is_whole : bool
+        Whether rows depend on more than the entries that they select, as on coefficients.
     information, score : SharedVariable
         w and c, of the shape of x.
+    products : tuple of pairs of TensorVariable
+        Products of x with its factor in the log likelihood of rows, and what stands there for them
+        where x is seen as a product already.
     """
 
     variable: TensorVariable
@@ -85,82 +118,157 @@ class Effect:
     factor: TensorVariable
     axis: int | None
     is_centered: bool
+    is_known: bool
+    is_whole: bool
     information: SharedVariable
     score: SharedVariable
+    products: tuple[tuple[Variable, Variable], ...] = ()
 
     @property
     def scale(self) -> TensorVariable:
-        """s, or the diagonal of L along the axis of the coefficients."""
+        """s, or the diagonal of L along the axis of the coefficients, of the shape of x."""
         if self.axis is None:
-            return self.factor
-        return pt.expand_dims(pt.diagonal(self.factor), 1 - self.axis)
+            scale = self.factor
+        else:
+            scale = pt.expand_dims(pt.diagonal(self.factor), 1 - self.axis)
+        return scale + pt.zeros_like(self.variable)
 
     @property
     def precision(self) -> TensorVariable:
         """The precision of z given the rows and s, 1 + s² w."""
         return 1.0 + pt.sqr(self.scale) * self.information
 
-    def value_of(self, v: TensorVariable) -> TensorVariable:
-        """x of v."""
-        precision, factor = self.precision, self.factor
-        z = self.scale * self.score / precision + v / pt.sqrt(precision)
-        if not self.is_centered:
-            return z
-        if self.axis is None:
-            return self.location + factor * z
-        return self.location + (pt.dot(z, factor.T) if self.axis else pt.dot(factor, z))
+    def standardised(self, v: TensorVariable) -> TensorVariable:
+        """z of v."""
+        precision = self.precision
+        return self.scale * self.score / precision + v / pt.sqrt(precision)
 
-    @property
-    def coordinates(self) -> TensorVariable:
-        """The coordinates v of x."""
-        z, precision = self.variable, self.precision
-        if self.is_centered:
-            z = z - self.location
-            if self.axis is None:
-                z = z / self.factor
-            else:
-                z = pt.linalg.solve_triangular(self.factor, z.T if self.axis else z, lower=True)
-                z = z.T if self.axis else z
+    def coordinates_of(self, z: TensorVariable) -> TensorVariable:
+        """v of z."""
+        precision = self.precision
         return (z - self.scale * self.score / precision) * pt.sqrt(precision)
 
+    def of_rows(self, z: TensorVariable) -> TensorVariable:
+        """What the rows see of z: u, or s z where the model adds m."""
+        if self.axis is None:
+            product = self.factor * z
+        else:
+            product = pt.dot(z, self.factor.T) if self.axis else pt.dot(self.factor, z)
+        return self.location + product if self.is_centered else product
+
     @property
-    def log_jacobian(self) -> TensorVariable:
-        """The logarithm of the determinant of x as a function of v."""
-        logarithms = -0.5 * pt.log(self.precision)
-        if self.is_centered:
-            logarithms += pt.log(self.scale)
-        return logarithms.sum()
+    def of_value(self) -> TensorVariable:
+        """z of x."""
+        x = self.variable
+        if not self.is_centered:
+            return x
+        if self.axis is None:
+            return (x - self.location) / self.factor
+        x = x - self.location
+        z = pt.linalg.solve_triangular(self.factor, x.T if self.axis else x, lower=True)
+        return z.T if self.axis else z
 
 
 class EffectCoordinates:
-    """The map between value variables and the coordinates of a chain.
+    """The map from the coordinates of a chain to the position of the rows and to value variables.
 
     Parameters
     ----------
     layout : PositionLayout
     effects : sequence of Effect
         In the order of the model, so that each depends on earlier ones only.
+    most_joint : int
+        The joint block has at most this many coordinates. Long positions have none, since what the
+        rows say of it depends on the effects beside it.
+
+    Attributes
+    ----------
+    replacements, of_rows : dict
+        Value variables, and the position of the rows, of those of them that differ from v.
+    log_jacobian : TensorVariable
+        The logarithm of the determinant of the value variables as a function of v.
     """
 
-    def __init__(self, layout: PositionLayout, effects: Sequence[Effect]):
-        self.layout, self.effects = layout, tuple(effects)
+    def __init__(self, layout: PositionLayout, effects: Sequence[Effect], most_joint: int = 0):
+        # What others are scaled by stays as it is.
+        factors = set(ancestors([each.factor for each in effects]))
+        effects = [each for each in effects if each.variable not in factors]
+        joint = _joint_block(effects, most_joint) if layout.dimension <= LONGEST else []
+        self.layout = layout
+        self.effects = tuple(each for each in effects if each in joint or not each.is_whole)
+        self.joint = tuple(each for each in self.effects if each in joint)
+        count = sum(map(_size, self.joint))
+        self._information = pytensor.shared(np.zeros((count, count), layout.dtype), "information")
+        self._score = pytensor.shared(np.zeros(count, layout.dtype), "score")
         self.replacements: dict[Variable, TensorVariable] = {}
-        self.log_jacobian: TensorVariable = pt.zeros((), dtype=layout.dtype)
+        self.of_rows: dict[Variable, TensorVariable] = {}
+        of_effects: list[TensorVariable] = [pt.zeros((), dtype=layout.dtype)]
+        together = self._apart(self._standardised) if self.joint else {}
+        if self.joint:
+            of_effects.append(-pt.log(pt.diagonal(self._root)).sum())
         for each in self.effects:
             graphs = [each.location, each.factor]
             location, factor = clone_replace(graphs, self.replacements, rebuild_strict=False)
-            moved = replace(each, location=location, factor=factor)
-            x = each.variable
-            self.replacements[x] = moved.value_of(x).astype(x.dtype)
-            self.log_jacobian += moved.log_jacobian.astype(layout.dtype)
+            moved, x = replace(each, location=location, factor=factor), each.variable
+            if each in joint:
+                z = together[x]
+            else:
+                z = moved.standardised(x)
+                of_effects.append(-0.5 * pt.log(moved.precision).sum())
+            if each.is_centered:
+                of_effects.append(pt.log(moved.scale).sum())
+            self.of_rows[x] = moved.of_rows(z).astype(x.dtype)
+            self.replacements[x] = self.of_rows[x] if each.is_centered else z.astype(x.dtype)
+        self.log_jacobian = sum(each.astype(layout.dtype) for each in of_effects)
+
+    # --- The joint block -------------------------------------------------------------------
 
     @property
-    def of_factors(self) -> set[Variable]:
-        """Value variables that factors of effects depend on."""
-        factors = [each.factor for each in self.effects]
-        return set(self.layout.variables).intersection(ancestors(factors))
+    def _scales(self) -> TensorVariable:
+        """The diagonal of S."""
+        return pt.concatenate([each.scale.ravel() for each in self.joint])
 
-    def adapted(self, position: np.ndarray, precisions: np.ndarray) -> np.ndarray:
+    @property
+    def _root(self) -> TensorVariable:
+        """L."""
+        scales = self._scales
+        products = scales[:, None] * self._information * scales
+        return pt.linalg.cholesky(pt.eye(scales.shape[0]) + products)
+
+    @property
+    def _shift(self) -> TensorVariable:
+        return pt.linalg.solve_triangular(self._root, self._scales * self._score, lower=True)
+
+    @property
+    def _standardised(self) -> TensorVariable:
+        """z of v."""
+        v = pt.concatenate([each.variable.ravel() for each in self.joint])
+        return pt.linalg.solve_triangular(self._root.T, self._shift + v, lower=False)
+
+    def _apart(self, joined: TensorVariable) -> dict[Variable, TensorVariable]:
+        """Parts of a vector by effect of the joint block."""
+        stops = np.cumsum([0, *map(_size, self.joint)]).tolist()
+        return {
+            each.variable: joined[start:stop].reshape(_shape(each))
+            for each, (start, stop) in zip(self.joint, pairwise(stops), strict=True)
+        }
+
+    @cached_property
+    def _places(self) -> np.ndarray:
+        """Coordinates of the joint block."""
+        parts = dict(self._parts())
+        numbers = np.arange(self.layout.dimension)
+        return np.concatenate([numbers[:0], *(numbers[parts[each]] for each in self.joint)])
+
+    @property
+    def apart(self) -> np.ndarray:
+        """Whether each coordinate is one of an effect beside the joint block, shape (d,)."""
+        found = np.zeros(self.layout.dimension, dtype=bool)
+        for each, part in self._parts():
+            found[part] = each not in self.joint
+        return found
+
+    def adapted(self, position: np.ndarray, precision: Matrix | sparse.csr_array) -> np.ndarray:
         """Take what is known of effects around a position, and give its values as a position.
 
         Effects are zero there in the new coordinates.
@@ -168,19 +276,57 @@ class EffectCoordinates:
         Parameters
         ----------
         position : numpy.ndarray, shape (d,)
-        precisions : numpy.ndarray, shape (d,)
-            Of each coordinate given the rows, and scales where these are as at the position.
+        precision : Matrix or sparse array, shape (d, d)
+            Minus the Hessian of the log density there.
         """
-        values = self.to_values(position)
-        scales = self._each(self._scales_function, values).astype(float)
-        squares = np.maximum(scales**2, np.finfo(float).tiny)
-        given = (1 + squares * self._joined("information")) * precisions
-        self._set("information", np.nan_to_num(np.maximum(given - 1, 0.0) / squares))
-        precision = 1 + squares * self._joined("information")
-        self._set("score", np.zeros(self.layout.dimension))
-        scores = self.to_coordinates(values) * np.sqrt(precision) / scales
-        self._set("score", np.where(np.isfinite(scores), scores, 0.0))
+        values, z = self.to_values(position), self._standardised_at(position)
+        scales = self._scales_at(position)
+        scales = np.where(np.abs(scales) < SMALLEST_SCALE, SMALLEST_SCALE, scales)
+        given = (1 + scales**2 * self._joined("information")) * precision.diagonal() - 1
+        information = np.maximum(given, 0.0) / scales**2
+        self._set("information", information)
+        self._set("score", z * (1 + scales**2 * information) / scales)
+        if self.joint:
+            places = self._places
+            scales, z, unit = scales[places], z[places], np.eye(len(places))
+            products = np.outer(scales, scales)
+            root = linalg.cholesky(unit + products * self._information.get_value(), lower=True)
+            given = root @ self._of_joint(precision) @ root.T - unit
+            # The rows say nothing that is negative.
+            sizes, vectors = linalg.eigh(given)
+            given = (vectors * np.maximum(sizes, 0.0)) @ vectors.T
+            self._information.set_value((given / products).astype(self.layout.dtype))
+            self._score.set_value(((z + given @ z) / scales).astype(self.layout.dtype))
         return self.to_coordinates(values)
+
+    @property
+    def known(self) -> tuple[Matrix, np.ndarray]:
+        """W, or w where there is no joint block, and c, as `restore` takes them."""
+        information, score = self._joined("information"), self._joined("score")
+        if not self.joint:
+            return Diagonal(information), score
+        dense, places = np.diag(information), self._places
+        dense[np.ix_(places, places)] = self._information.get_value()
+        score[places] = self._score.get_value()
+        return Dense(dense), score
+
+    def restore(self, information: Matrix, score: np.ndarray) -> None:
+        """Take what was `known` of effects."""
+        self._set("information", information.diagonal())
+        self._set("score", score)
+        if self.joint:
+            block = information.dense()[np.ix_(self._places, self._places)]
+            self._information.set_value(block.astype(self.layout.dtype))
+            self._score.set_value(score[self._places].astype(self.layout.dtype))
+
+    def _of_joint(self, precision: Matrix | sparse.csr_array) -> np.ndarray:
+        """The precision of the joint block where the effects beside it may be any."""
+        whole = sparse.csc_array(precision.dense() if isinstance(precision, Matrix) else precision)
+        rows, apart = whole[self._places], np.flatnonzero(self.apart)
+        of_block, beside = rows[:, self._places].toarray(), rows[:, apart].toarray()
+        if not len(apart):
+            return of_block
+        return of_block - beside @ splu(whole[apart][:, apart].tocsc()).solve(beside.T)
 
     def _joined(self, name: str) -> np.ndarray:
         joined = np.zeros(self.layout.dimension)
@@ -202,12 +348,83 @@ class EffectCoordinates:
         """Positions of a chain at values of the value variables, both of shape (..., d)."""
         return self._each(self._to_coordinates_function, values)
 
+    def to_rows(self, positions: np.ndarray) -> np.ndarray:
+        """Positions of the rows at positions of a chain, both of shape (..., d)."""
+        return self._each(self._to_rows_function, positions)
+
     def gradients(self, values: np.ndarray, gradients: np.ndarray) -> np.ndarray:
         """Gradients of the log density of the value variables from those of the coordinates.
 
         All have the shape (..., d).
         """
         return self._each(self._gradients_function, values, gradients)
+
+    def pulled_back(self, positions: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+        """Gradients in terms of the coordinates from those in terms of positions of the rows.
+
+        All have the shape (..., d).
+        """
+        return self._each(self._pulled_back_function, positions, gradients)
+
+    def jacobian(self, position: np.ndarray) -> sparse.csr_array:
+        """Derivatives of the position of the rows, shape (d, d)."""
+        d, columns = self.layout.dimension, self.columns
+        common = np.flatnonzero(~self.apart)
+        width = np.cbrt(np.finfo(self.layout.dtype).eps)
+        # An effect apart is a linear function of others, and of one entry of each of them: numbers
+        # of their own show of which.
+        shifts = np.zeros((len(common) + 2 * len(columns), d))
+        shifts[np.arange(len(common)), common] = width
+        of_ones, of_keys = np.split(shifts[len(common) :], 2)
+        for ones, keys, column in zip(of_ones, of_keys, columns, strict=True):
+            ones[column], keys[column] = 1.0, 1 + np.arange(len(column))
+        ends = self.to_rows(np.concatenate([position + shifts, position - shifts]))
+        ahead, behind = np.split((ends - ends.mean(0)).astype(float), 2)
+        changes = (ahead - behind) / 2
+        of_common, of_ones, of_keys = np.split(changes, [len(common), len(common) + len(columns)])
+        found = sparse.coo_array(of_common / width)
+        parts = [(found.col, common[found.row], found.data)]
+        for ones, keys, column in zip(of_ones, of_keys, columns, strict=True):
+            rows = np.flatnonzero(ones)
+            entries = np.rint(keys[rows] / ones[rows] - 1).astype(int)
+            parts.append((rows, column[np.clip(entries, 0, len(column) - 1)], ones[rows]))
+        rows, places, values = (np.concatenate(each) for each in zip(*parts, strict=True))
+        return sparse.coo_array((values, (rows, places)), shape=(d, d)).tocsr()
+
+    def curvature(
+        self,
+        position: np.ndarray,
+        of_rows: np.ndarray,
+        gradient: np.ndarray,
+    ) -> np.ndarray:
+        """Minus the Hessian of a function of the position of the rows, shape (d, d).
+
+        Parameters
+        ----------
+        position : numpy.ndarray, shape (d,)
+        of_rows, gradient : numpy.ndarray
+            Minus its Hessian, and its gradient, in terms of the position of the rows.
+        """
+        jacobian = self.jacobian(position).toarray()
+        d, width = len(position), np.cbrt(np.finfo(self.layout.dtype).eps)
+        ends = np.concatenate([position + width * np.eye(d), position - width * np.eye(d)])
+        ahead, behind = np.split(self.pulled_back(ends, np.broadcast_to(gradient, ends.shape)), 2)
+        bent = (behind - ahead) / (2 * width)
+        return jacobian.T @ of_rows @ jacobian + (bent + bent.T) / 2
+
+    @property
+    def columns(self) -> list[np.ndarray]:
+        """Coordinates of each effect apart, of its coefficients one after the other."""
+        numbers, columns = np.arange(self.layout.dimension), []
+        for each, part in self._parts():
+            if each not in self.joint:
+                of_effect = numbers[part].reshape(_shape(each))
+                columns += (
+                    [of_effect.ravel()]
+                    if each.axis is None
+                    else list(np.moveaxis(of_effect, each.axis, 0))
+                )
+        return columns
 
     def _parts(self) -> list[tuple[Effect, slice]]:
         places = dict(zip(self.layout.variables, self.layout.slices, strict=True))
@@ -219,21 +436,57 @@ class EffectCoordinates:
         (found,) = function(*flat)
         return np.asarray(found).reshape(shape)
 
-    @cached_property
-    def _to_values_function(self) -> Any:
-        moved = [self.replacements.get(each, each) for each in self.layout.variables]
-        return self._function(self.layout.join(moved))
+    def _standardised_at(self, position: np.ndarray) -> np.ndarray:
+        """z at a position, and zero of other variables."""
+        return self._each(self._standardised_function, self.to_values(position))
 
-    @property
-    def _coordinates(self) -> TensorVariable:
-        moved = {each.variable: each.coordinates for each in self.effects}
-        return self.layout.join([moved.get(each, each) for each in self.layout.variables])
+    def _scales_at(self, position: np.ndarray) -> np.ndarray:
+        """s at a position, and one of other variables."""
+        return self._each(self._scales_function, self.to_values(position)).astype(float)
+
+    def _of_effects(
+        self, of_effects: Mapping[Variable, TensorVariable], other: Callable[..., TensorVariable]
+    ) -> TensorVariable:
+        variables = self.layout.variables
+        return self.layout.join(
+            [of_effects[each] if each in of_effects else other(each) for each in variables]
+        )
+
+    @cached_property
+    def _standardised_function(self) -> Any:
+        z = {each.variable: each.of_value for each in self.effects}
+        return self._function(self._of_effects(z, pt.zeros_like))
 
     @cached_property
     def _scales_function(self) -> Any:
-        scales = {each.variable: each.scale + pt.zeros_like(each.variable) for each in self.effects}
-        joined = [scales.get(each, pt.ones_like(each)) for each in self.layout.variables]
-        return self._function(self.layout.join(joined))
+        scales = {each.variable: each.scale for each in self.effects}
+        return self._function(self._of_effects(scales, pt.ones_like))
+
+    @cached_property
+    def _to_values_function(self) -> Any:
+        return self._function(self._of_effects(self.replacements, lambda variable: variable))
+
+    @cached_property
+    def _to_rows_function(self) -> Any:
+        return self._function(self.position_of_rows)
+
+    @property
+    def position_of_rows(self) -> TensorVariable:
+        """The position of the rows as a function of v, in place of the value variables."""
+        return self._of_effects(self.of_rows, lambda variable: variable)
+
+    @property
+    def _coordinates(self) -> TensorVariable:
+        """v of the value variables."""
+        moved = {
+            each.variable: each.coordinates_of(each.of_value)
+            for each in self.effects
+            if each not in self.joint
+        }
+        if self.joint:
+            z = pt.concatenate([each.of_value.ravel() for each in self.joint])
+            moved |= self._apart(pt.dot(self._root.T, z) - self._shift)
+        return self._of_effects(moved, lambda variable: variable)
 
     @cached_property
     def _to_coordinates_function(self) -> Any:
@@ -241,11 +494,26 @@ class EffectCoordinates:
 
     @cached_property
     def _gradients_function(self) -> Any:
+        """Gradient of the density of values: that of v pulled back, less the Jacobian's."""
         given = pt.vector("gradient", dtype=self.layout.dtype)
         value = pt.dot(self._coordinates, given)
         for each in self.effects:
-            value -= each.log_jacobian
+            if each not in self.joint:
+                value += 0.5 * pt.log(each.precision).sum()
+            if each.is_centered:
+                value -= pt.log(each.scale).sum()
+        if self.joint:
+            value += pt.log(pt.diagonal(self._root)).sum()
         return self._function(self.layout.gradient(value), given)
+
+    @cached_property
+    def _pulled_back_function(self) -> Any:
+        given = pt.vector("gradient", dtype=self.layout.dtype)
+        return self._function(self.pulled_back_graph(given), given)
+
+    def pulled_back_graph(self, gradient: TensorVariable) -> TensorVariable:
+        """Symbolic `pulled_back` as a function of v."""
+        return self.layout.gradient(pt.dot(self.position_of_rows, gradient))
 
     def _function(self, graph: TensorVariable, *others: TensorVariable) -> Any:
         position = pt.vector("position", dtype=self.layout.dtype)
@@ -281,25 +549,61 @@ def find_effects(
     """
     of_value = {value: variable for variable, value in model.rvs_to_values.items()}
     uses, found = _Uses(log_likelihood, layout, rows), []
-    for value, size, shape in zip(layout.variables, layout.sizes, layout.shapes, strict=True):
+    for value, shape in zip(layout.variables, layout.shapes, strict=True):
         variable = of_value[value]
         transform = model.rvs_to_transforms[variable]
-        is_known = transform is None or isinstance(transform, ZeroSumTransform)
-        if size == 1 or not is_known or value in uses.whole:
+        if not (transform is None or isinstance(transform, ZeroSumTransform)):
             continue
         location, factor, axis = _prior(variable, value, model)
-        is_centered = factor is not None and uses.depends(factor)
-        if not is_centered:
-            location = pt.zeros((), dtype=layout.dtype)
-            factor, axis = uses.factor(value) if transform is None else (None, None)
+        is_known = factor is not None and not uses.depends(factor)
+        is_centered = factor is not None and not is_known
+        products: tuple[tuple[Variable, Variable], ...] = ()
+        if not is_centered and transform is None:
+            of_rows = uses.factor(value)
+            if of_rows[0] is not None:
+                location, (factor, axis) = pt.zeros((), dtype=layout.dtype), of_rows
+                is_known, products = False, tuple(uses.products[value])
         if factor is None or not (axis is None or uses.is_triangular(factor)):
             continue
         information, score = (
             pytensor.shared(np.zeros(shape, dtype=layout.dtype), f"{value.name}_{name}")
             for name in ("information", "score")
         )
-        found.append(Effect(value, location, factor, axis, is_centered, information, score))
+        found.append(
+            Effect(
+                value,
+                location,
+                factor,
+                axis,
+                is_known or is_centered,
+                is_known,
+                value in uses.whole or is_known or np.prod(shape) == 1,
+                information,
+                score,
+                products,
+            )
+        )
     return found
+
+
+def _size(effect: Effect) -> int:
+    return int(np.prod(_shape(effect)))
+
+
+def _shape(effect: Effect) -> tuple[int, ...]:
+    return effect.information.get_value(borrow=True).shape
+
+
+def _joint_block(effects: Sequence[Effect], most: int) -> list[Effect]:
+    """The effects of fewest levels, and coefficients, of which there are so many together."""
+    joint: list[Effect] = []
+    for each in sorted(effects, key=_size):
+        # Rows join the coefficients of a scale that is not known, which have no other form.
+        is_few = _size(each) <= FEW_LEVELS or (each.is_whole and not each.is_known)
+        if is_few and each.axis is None and _size(each) <= most:
+            joint.append(each)
+            most -= _size(each)
+    return [] if all(each.is_known for each in joint) else joint
 
 
 type Found = tuple[TensorVariable | None, int | None]
@@ -356,6 +660,9 @@ class _Uses:
     ----------
     whole : set of Variable
         Those of which rows take more than the entries that they select.
+    products : dict
+        For each variable that `factor` was asked for its products with the factor, and what is left
+        of them without it.
     """
 
     def __init__(
@@ -367,6 +674,7 @@ class _Uses:
         self._layout = layout
         self._values, self._rows = set(layout.variables), set(rows)
         self._clients: dict[Variable, list[Apply]] = {}
+        self.products: dict[Variable, list[tuple[Variable, Variable]]] = {}
         indexed: set[Variable] = set()
         for node in toposort([log_likelihood]):
             if isinstance(node.op, AdvancedSubtensor):
@@ -393,6 +701,7 @@ class _Uses:
     def factor(self, value: TensorVariable) -> Found:
         """What multiplies a variable wherever rows use it."""
         factors: list[TensorVariable] = []
+        products = self.products[value] = []
         matrices: list[tuple[TensorVariable, int]] = []
         # Only along an axis of length one may a product be longer than the variable.
         repeats_none = 1 not in self._layout.shapes[self._layout.variables.index(value)]
@@ -412,6 +721,10 @@ class _Uses:
                     if unknown:
                         direct = direct and variable is value and repeats_none
                         factors.append(unknown[0] if len(unknown) == 1 else pt.mul(*unknown))
+                        known = [each for each in node.inputs if each not in unknown]
+                        products.append(
+                            (node.outputs[0], pt.mul(*known) if known[1:] else variable)
+                        )
                         continue
                     after = axes
                 elif isinstance(node.op, DimShuffle):
@@ -425,7 +738,8 @@ class _Uses:
                     found = self._matrix(node, variable, axes)
                     if found is None:
                         return None, None
-                    matrices.append(found)
+                    matrices.append(found[:2])
+                    products.append(found[2])
                     continue
                 else:
                     return None, None
@@ -443,8 +757,11 @@ class _Uses:
 
     def _matrix(
         self, node: Apply, variable: Variable, axes: Sequence[int | None]
-    ) -> tuple[TensorVariable, int] | None:
-        """L of a product of effects with a matrix of value variables, and their axis for it."""
+    ) -> tuple[TensorVariable, int, tuple[Variable, Variable]] | None:
+        """L of a product of effects with a matrix of value variables, and their axis for it.
+
+        The product is the third, and what is left of it without L.
+        """
         left, right = node.inputs
         of_effects, matrix = (axes[-1], right.T) if left is variable else (axes[0], left)
         if of_effects is None or not self.depends(matrix):
@@ -461,7 +778,9 @@ class _Uses:
             if len(plain) == 1 and plain[0].type.ndim == 1:
                 if unknown[0].type.broadcastable[-1] is is_last:
                     return None
-                return plain[0][:, None] * matrix, of_effects
+                known = [e for e in clients[0].inputs if e is not product and e not in unknown]
+                left_over = pt.mul(variable, *known) if known else variable
+                return plain[0][:, None] * matrix, of_effects, (clients[0].outputs[0], left_over)
             if unknown:
                 return None
-        return matrix, of_effects
+        return matrix, of_effects, (product, variable)

@@ -81,6 +81,10 @@ OPERATIONS_OF_GROUPS = 20
 """An integral over local variables takes this many times as long for an element as a sum over rows:
 6.6 microseconds for a group of 120 elements, against 2 to 3 nanoseconds for one of a regression."""
 
+MOST_JOINT = 150
+"""Effects of so many levels are standardised together at most. A Cholesky factor of a matrix of so
+many takes a millisecond with its derivatives, as a thousand rows do."""
+
 FEWEST_COORDINATES_TOGETHER = 50
 """Prior part and rows of positions of this length and more are compiled for several of them. That
 takes 0.3 seconds, as long as hundreds of evaluations for single ones, which shorter positions never
@@ -136,9 +140,9 @@ class Posterior(SymbolicPosterior):
     checked : bool
         Whether the log density is minus infinity where a parameter of a distribution is invalid, as
         Metropolis decisions need. Otherwise it has any value or NaN there.
-    effects_beyond : int, optional
-        Positions with more coordinates have their own ones for effects of groups, see
-        `pymc_sgmcmc.posterior.effects`. Not given, all are value variables.
+    standardizes : bool
+        Whether the position has coordinates of its own for effects of groups, see
+        `pymc_sgmcmc.posterior.effects`. Otherwise all are value variables.
 
     Raises
     ------
@@ -170,7 +174,7 @@ class Posterior(SymbolicPosterior):
         check: bool = True,
         needs_rows: bool = True,
         checked: bool = False,
-        effects_beyond: int | None = None,
+        standardizes: bool = False,
     ):
         model = given_model(model)
         self._model, self._names = model, names_of(model)
@@ -225,17 +229,17 @@ class Posterior(SymbolicPosterior):
         else:
             arrays = [leaf.values for leaf in self._separated.leaves]
             self._rows = RowsInMemory(arrays, self._separated.n_rows)
-        is_long = effects_beyond is not None and self.dimension > effects_beyond
-        if is_long and not self.others and not self.rows_are_groups:
+        if standardizes and self.has_rows and not self.others and not self.rows_are_groups:
             self.coordinates = self._coordinates_of_effects()
         originals = [leaf for each in self._separated.leaves_of_rows for leaf in each.originals]
         self._compared = [(leaf, leaf.values[_evenly_spaced(leaf)]) for leaf in originals]
 
     def _coordinates_of_effects(self) -> EffectCoordinates | None:
-        _, rows = self.position_and_rows()
-        terms = self._separated.row_log_densities(rows, rows[0].shape[0])
-        effects = find_effects(self._model, self.layout, pt.add(*(t.sum() for t in terms)), rows)
-        return EffectCoordinates(self.layout, effects) if effects else None
+        terms, rows, _ = self._terms_of_model
+        total = sum(term.sum() for term in terms)
+        effects = find_effects(self._model, self.layout, total, rows)
+        coordinates = EffectCoordinates(self.layout, effects, MOST_JOINT)
+        return coordinates if coordinates.effects else None
 
     @property
     def model(self) -> Model:
@@ -398,7 +402,10 @@ class Posterior(SymbolicPosterior):
     @property
     def initial_position(self) -> np.ndarray:
         """Position of the initial point, shape (d,)."""
-        values = self.initial_values
+        return self.positions_at(self.initial_values)
+
+    def positions_at(self, values: np.ndarray) -> np.ndarray:
+        """Positions at ravelled value variables, both of shape (..., d)."""
         return values if self.coordinates is None else self.coordinates.to_coordinates(values)
 
     def values_at(self, positions: np.ndarray) -> np.ndarray:
@@ -408,6 +415,27 @@ class Posterior(SymbolicPosterior):
     def point_at(self, position: np.ndarray) -> dict[str, np.ndarray]:
         """Values of the value variables at a position."""
         return self.layout.unravel(self.values_at(position))
+
+    def position_of_rows(self, positions: np.ndarray) -> np.ndarray:
+        """The position of the rows at positions, both of shape (..., d)."""
+        return positions if self.coordinates is None else self.coordinates.to_rows(positions)
+
+    def gradients_from_rows(self, positions: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+        """Gradients in terms of positions from those in terms of positions of the rows."""
+        if self.coordinates is None:
+            return gradients
+        return self.coordinates.pulled_back(positions, gradients)
+
+    def curvature_from_rows(
+        self, position: np.ndarray, curvature: np.ndarray, gradient: np.ndarray
+    ) -> np.ndarray:
+        """Minus a Hessian in terms of a position from that of the position of the rows.
+
+        The gradient is in terms of the position of the rows too.
+        """
+        if self.coordinates is None:
+            return curvature
+        return self.coordinates.curvature(position, curvature, gradient)
 
     # --- Compiled functions, for set-up and reference -------------------------------------
 
@@ -433,11 +461,13 @@ class Posterior(SymbolicPosterior):
     def log_density_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
         """Log posterior and its gradient over all rows, accumulated in double precision."""
         value, gradient = self.log_prior_and_gradient(position)
-        of_rows = partial(_log_likelihood_and_gradient, position=self._as_position(position))
-        for chunk_value, chunk_gradient in self.each_chunk(of_rows):
+        seen, total = self._as_position(self.position_of_rows(position)), np.zeros(len(gradient))
+        for chunk_value, chunk_gradient in self.each_chunk(
+            partial(_log_likelihood_and_gradient, position=seen)
+        ):
             value += chunk_value
-            gradient += chunk_gradient
-        return value, gradient
+            total += chunk_gradient
+        return value, gradient + self.gradients_from_rows(position, total)
 
     def likelihood_gradient(
         self, position: np.ndarray, rows: Sequence[np.ndarray] | None = None
@@ -447,15 +477,21 @@ class Posterior(SymbolicPosterior):
         The position may be several, of shape (positions, d), and so is the gradient then. The rows
         are read from memory once for all of them.
         """
-        positions = np.atleast_2d(self._as_position(position))
+        return self.gradients_from_rows(
+            position, self.gradient_of_rows(self.position_of_rows(position), rows)
+        )
+
+    def gradient_of_rows(
+        self, seen: np.ndarray, rows: Sequence[np.ndarray] | None = None
+    ) -> np.ndarray:
+        """That gradient in terms of positions of the rows, at these."""
+        positions = np.atleast_2d(self._as_position(seen))
         totals = np.zeros(positions.shape)
         of_rows = partial(_likelihood_gradients, positions=positions)
-        for gradients in (
-            self.each_chunk(of_rows) if rows is None else self._of_pieces(of_rows, rows)
-        ):
+        for gradients in self._pieces_of(of_rows, rows):
             for total, gradient in zip(totals, gradients, strict=True):
                 total += gradient
-        return totals.reshape(np.shape(position))
+        return totals.reshape(np.shape(seen))
 
     @property
     def has_second_derivatives(self) -> bool:
@@ -469,12 +505,17 @@ class Posterior(SymbolicPosterior):
 
         It is a sum over given rows or all, by one pass, where `has_second_derivatives`.
         """
-        of_rows = partial(_curvature, position=self._as_position(position))
-        total = np.zeros((self.dimension, self.dimension))
-        pieces = self.each_chunk(of_rows) if rows is None else self._of_pieces(of_rows, rows)
-        for products in pieces:
+        seen = self._as_position(self.position_of_rows(position))
+        of_rows, total = partial(_curvature, position=seen), np.zeros((self.dimension,) * 2)
+        for products in self._pieces_of(of_rows, rows):
             total += products
-        return 0.5 * (total + total.T)
+        none = self.coordinates is None
+        gradient = np.zeros(self.dimension) if none else self.gradient_of_rows(seen, rows)
+        return self.curvature_from_rows(position, 0.5 * (total + total.T), gradient)
+
+    def _pieces_of(self, function: OfRows, rows: Sequence[np.ndarray] | None) -> Iterator[Any]:
+        """Results of a function of this posterior and of each piece of given rows or all."""
+        return self.each_chunk(function) if rows is None else self._of_pieces(function, rows)
 
     def log_prior_and_gradient(self, position: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient of the part of the log density without rows."""
@@ -514,7 +555,8 @@ class Posterior(SymbolicPosterior):
             value, _ = self.log_prior_and_gradient(position)
             if np.isfinite(value) and rows and self.some_rows:
                 # They are few, and no part of the cost of a set-up.
-                value, _ = self._log_likelihood_function(position, *self.some_rows)
+                seen = self._as_position(self.position_of_rows(position))
+                value, _ = self._log_likelihood_function(seen, *self.some_rows)
         return bool(np.isfinite(value))
 
     @cached_property
@@ -561,11 +603,12 @@ class Posterior(SymbolicPosterior):
             One array for each array of `data`, as `take` gives them.
         """
         value, gradient = 0.0, np.zeros(self.dimension)
-        of_rows = partial(_log_likelihood_and_gradient, position=self._as_position(position))
+        seen = self._as_position(self.position_of_rows(position))
+        of_rows = partial(_log_likelihood_and_gradient, position=seen)
         for piece_value, piece_gradient in self._of_pieces(of_rows, rows):
             value += piece_value
             gradient += piece_gradient
-        return value, gradient
+        return value, self.gradients_from_rows(position, gradient)
 
     def log_likelihoods_and_gradients(
         self, positions: np.ndarray, rows: Sequence[np.ndarray]
@@ -576,18 +619,22 @@ class Posterior(SymbolicPosterior):
         """
         total = np.zeros((len(positions), 1 + self.dimension))
         if self._several_likelihoods_function is not None:
-            each = self._as_position(positions)
-            of_rows = partial(_log_likelihoods_and_gradients, positions=each)
+            seen = self._as_position(self.position_of_rows(positions))
+            of_rows = partial(_log_likelihoods_and_gradients, positions=seen)
             pieces = self.pieces(rows, ARRAYS_OF_PRODUCTS * len(positions))
             for of_piece in in_order(of_rows, self, pieces, self._threads):
                 total += of_piece
+            total[:, 1:] = self.gradients_from_rows(positions, total[:, 1:])
         else:
             for of_one, position in zip(total, positions, strict=True):
                 of_one[0], of_one[1:] = self.log_likelihood_and_gradient(position, rows)
         return total[:, 0], total[:, 1:]
 
     def row_gradients(self, position: np.ndarray, rows: Sequence[np.ndarray]) -> np.ndarray:
-        """Gradient of the log likelihood of each row apart, shape (rows, d)."""
+        """Gradient of the log likelihood of each row apart, shape (rows, d).
+
+        Both are in terms of the position of the rows.
+        """
         self.count_evaluated(len(rows[0]))
         (gradients,) = self._row_gradients_function(self._as_position(position), *rows)
         return np.asarray(gradients)
@@ -714,7 +761,7 @@ class Posterior(SymbolicPosterior):
             rows,
             self._log_likelihood_function,
             self.compile_for_setup,
-            self.initial_position.astype(self.dtype),
+            self.position_of_rows(self.initial_position).astype(self.dtype),
             *self.some_rows,
         )
 

@@ -7,7 +7,7 @@ through such selections, and differentiates with respect to the entries that eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -272,17 +272,13 @@ def stored_gradients(posterior: Posterior) -> RowGradients:
     return selected if 0 < selected.width < posterior.dimension else RowGradients(posterior)
 
 
-def selected_graph(posterior: Posterior, whole: Collection[TensorVariable] = ()) -> SelectedGraph:
+def selected_graph(posterior: Posterior) -> SelectedGraph:
     """The log likelihood of rows in terms of the entries that rows select.
 
     Entries of a variable are selected where all that rows use of it are selections by arrays of
     indices, and these take fewer numbers than the variable has.
 
-    Parameters
-    ----------
-    posterior : Posterior
-    whole : collection of TensorVariable
-        Value variables that are not selected from.
+    It is a function of the position of the rows.
     """
     layout = posterior.layout
     _, rows = posterior.position_and_rows()
@@ -291,7 +287,7 @@ def selected_graph(posterior: Posterior, whole: Collection[TensorVariable] = ())
     sizes = dict(zip(layout.variables, layout.sizes, strict=True))
     # Lengths of dimensions are no part of the types of variables.
     shapes = dict(zip(layout.variables, layout.shapes, strict=True))
-    chosen = [variable for variable in layout.variables if variable not in whole]
+    chosen = list(layout.variables)
     while True:
         selections = _Selections(shapes, chosen, rows)
         graph = selections.replaced(log_likelihood)

@@ -36,7 +36,8 @@ class SymbolicPosterior(ABC):
         The free variables that make up the position.
     coordinates : EffectCoordinates or None
         Where the position has coordinates of its own for group effects, their map to the value
-        variables.
+        variables. Functions of symbolic rows, and `row_gradients`, are then of the position of the
+        rows, see `of_rows` and `pulled_back`.
     """
 
     layout: PositionLayout
@@ -72,6 +73,18 @@ class SymbolicPosterior(ABC):
         """New symbolic inputs: a position, and a tensor of rows for each array of `data`."""
         position = pt.tensor("position", shape=(None,), dtype=self.dtype)
         return position, [leaf.placeholder() for leaf in self._separated.leaves]
+
+    def of_rows(self, position: TensorVariable) -> TensorVariable:
+        """Symbolic position of the rows at a position, shape (d,)."""
+        if self.coordinates is None:
+            return position
+        return self._at(self.coordinates.position_of_rows, position)
+
+    def pulled_back(self, position: TensorVariable, gradient: TensorVariable) -> TensorVariable:
+        """Symbolic gradient in terms of a position from that in terms of the position of rows."""
+        if self.coordinates is None:
+            return gradient
+        return self._at(self.coordinates.pulled_back_graph(gradient), position)
 
     def prior_gradient(self, position: TensorVariable) -> TensorVariable:
         """Symbolic gradient, shape (d,), of the part of the log density without rows."""
@@ -158,11 +171,9 @@ class SymbolicPosterior(ABC):
         `layout`, in place of slices of a position.
         """
         terms = {
-            term.name: clone_replace(term.log_density, self._replacements, rebuild_strict=False)
+            term.name: clone_replace(term.log_density, self._other_values, rebuild_strict=False)
             for term in self._separated.full_terms
         }
-        if self.coordinates is not None:
-            terms["log_jacobian"] = self.coordinates.log_jacobian
         return self._summed_rows(rows, length), terms
 
     def single_row_gradients(
@@ -189,7 +200,7 @@ class SymbolicPosterior(ABC):
         weights = pt.vector("weights", dtype=self.dtype)
         terms = self._separated.row_log_densities(rows, length)
         total = sum((weights * term.reshape((length, -1)).sum(axis=1)).sum() for term in terms)
-        total = clone_replace(total, self._replacements, rebuild_strict=False)
+        total = clone_replace(total, self._other_values, rebuild_strict=False)
         weighted = self._gradient_at(prepared(total), position)
         return by_weights(weighted, self.dimension, weights, length)
 
@@ -248,20 +259,13 @@ class SymbolicPosterior(ABC):
                         sizes[numbers[index]] = node.inputs[0].type.shape[axis]
         return sizes
 
-    @property
-    def _replacements(self) -> dict[Variable, Variable]:
-        """What stands for value variables: shared ones, and functions of the coordinates."""
-        replacements: dict[Variable, Variable] = dict(self._other_values)
-        if self.coordinates is not None:
-            replacements |= self.coordinates.replacements
-        return replacements
-
     @cached_property
     def _log_prior_graph(self) -> TensorVariable:
         terms = [term.log_density.sum() for term in self._separated.full_terms]
         total = sum(terms[1:], terms[0]) if terms else pt.zeros((), dtype=self.dtype)
-        total = clone_replace(total, self._replacements, rebuild_strict=False)
+        total = clone_replace(total, self._other_values, rebuild_strict=False)
         if self.coordinates is not None:
+            total = clone_replace(total, self.coordinates.replacements, rebuild_strict=False)
             total = total + self.coordinates.log_jacobian
         return prepared(total)
 
@@ -306,12 +310,26 @@ class SymbolicPosterior(ABC):
     def _row_terms_template(
         self,
     ) -> tuple[list[TensorVariable], list[TensorVariable], TensorVariable]:
-        """Terms of the log likelihood of placeholders, these placeholders, and their number."""
+        """Terms of the log likelihood of placeholders, these placeholders, and their number.
+
+        They are functions of the position of the rows.
+        """
+        terms, placeholders, length = self._terms_of_model
+        if self.coordinates is not None:
+            products = dict(pair for each in self.coordinates.effects for pair in each.products)
+            terms = clone_replace(list(terms), products, rebuild_strict=False)
+        return terms, placeholders, length
+
+    @cached_property
+    def _terms_of_model(
+        self,
+    ) -> tuple[list[TensorVariable], list[TensorVariable], TensorVariable]:
+        """Those terms as functions of value variables."""
         placeholders = [leaf.placeholder() for leaf in self._separated.leaves]
         length = pt.lscalar("length")
         terms = self._separated.row_log_densities(placeholders, length)
         terms = drop_settled_switches(terms, placeholders, self._each_range)
-        terms = clone_replace(list(terms), self._replacements, rebuild_strict=False)
+        terms = clone_replace(list(terms), self._other_values, rebuild_strict=False)
         return terms, placeholders, length
 
     def _gradient_at(self, prepared: TensorVariable, position: TensorVariable) -> TensorVariable:

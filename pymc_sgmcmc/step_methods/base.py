@@ -609,8 +609,7 @@ class StochasticGradientStep(StepMethod):
                 f"The initial values of {names[:5]} should be finite. Give other `initvals` to "
                 "`pm.sample`, or none to start near the posterior mode."
             )
-        coordinates = self.posterior.coordinates
-        position = incoming if coordinates is None else coordinates.to_coordinates(incoming)
+        position = self.posterior.positions_at(incoming)
         around, root = self._starts_around, None
         if around is not None and np.array_equal(incoming, self._initial_values):
             position, root = around.position, around.curvature.root

@@ -84,7 +84,10 @@ def make_estimator(
         excluded=kept,
         noise_share=noise_share,
     )
-    return ControlVariateGradient(posterior, scheme, difference, center.likelihood_gradient, kept)
+    of_rows = center.likelihood_gradient
+    if posterior.coordinates is not None:
+        of_rows = posterior.gradient_of_rows(posterior.position_of_rows(center.position))
+    return ControlVariateGradient(posterior, scheme, difference, of_rows, kept)
 
 
 def check_estimator(estimator: GradientEstimator, settings: Settings) -> None:

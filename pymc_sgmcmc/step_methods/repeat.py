@@ -14,7 +14,15 @@ from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.gradient_estimators import SVRG
 from pymc_sgmcmc.matrices import Dense, Diagonal, LowRank, Matrix
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.record import KEPT_ROWS, LAW, stored_matrix, stored_rows
+from pymc_sgmcmc.record import (
+    INFORMATION,
+    KEPT_ROWS,
+    LAW,
+    OF_CHAIN,
+    SCORE,
+    stored_matrix,
+    stored_rows,
+)
 from pymc_sgmcmc.step_methods.center import JointCenter
 from pymc_sgmcmc.step_methods.estimators import make_estimator
 from pymc_sgmcmc.step_methods.settings import CONTROL_VARIATES
@@ -47,8 +55,12 @@ def repeated_step(
     compile_kwargs : mapping, optional
     """
     kwargs = None if compile_kwargs is None else dict(compile_kwargs)
-    posterior = Posterior(model, rows=stored_rows(settings))
-    center = _center(posterior, arrays)
+    information, of = stored_matrix(arrays, INFORMATION), ""
+    posterior = Posterior(model, rows=stored_rows(settings), standardizes=information is not None)
+    if information is not None and posterior.coordinates is not None:
+        posterior.coordinates.restore(information, np.asarray(arrays[SCORE], dtype=float))
+        of = OF_CHAIN
+    center = _center(posterior, arrays, of)
     gradient: str | SVRG = settings["gradient"]
     if gradient == "svrg":
         gradient = SVRG(int(settings["refresh"]))
@@ -68,7 +80,7 @@ def repeated_step(
         warnings.simplefilter("ignore", CenterWarning)
         return SGLD(
             step_size=step_size,
-            preconditioner=stored_matrix(arrays, "preconditioner"),
+            preconditioner=stored_matrix(arrays, f"{of}preconditioner"),
             gradient=estimator,
             integrator=settings[LAW],
             thin=thin,
@@ -77,7 +89,7 @@ def repeated_step(
         )
 
 
-def _center(posterior: Posterior, arrays: Any) -> Center | None:
+def _center(posterior: Posterior, arrays: Any, of: str) -> Center | None:
     """Centre of a trace, with the curvature that it had there.
 
     The curvature is not computed anew. Where the centre is the mean of the nearest Gaussian, chains
@@ -85,8 +97,8 @@ def _center(posterior: Posterior, arrays: Any) -> Center | None:
     """
     if "center" not in arrays.data_vars:
         return None
-    position = np.asarray(arrays["center"], dtype=float)
-    precision = stored_matrix(arrays, "precision")
+    position = posterior.positions_at(np.asarray(arrays["center"], dtype=float))
+    precision = stored_matrix(arrays, f"{of}precision")
     return center_at(posterior, position, None if precision is None else _curvature(precision))
 
 

@@ -16,13 +16,16 @@ from pymc_sgmcmc.record import (
     COMPUTED,
     FACTORS,
     GIVEN,
+    INFORMATION,
     KEPT_ROWS,
     LAW,
     LOCAL,
     LOCAL_TRANSITIONS,
     MEAN_SHIFT,
     MIRRORED,
+    OF_CHAIN,
     SCALE,
+    SCORE,
     SETUP_PASSES,
     SETUP_SECONDS,
     SOURCE,
@@ -85,15 +88,19 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
     attributes["why"] = _why(setup, design)
     arrays = {KEPT_ROWS: setup.estimator.kept} if setup.estimator.kept_rows else {}
     # Positions and gradients of a trace are in terms of the variables of the model.
-    has_own = setup.posterior.coordinates is not None
-    matrices = {} if has_own else {"preconditioner": design.dynamics.fixed_preconditioner}
+    own, of = setup.posterior.coordinates, ""
+    if own is not None:
+        of = OF_CHAIN
+    matrices = {f"{of}preconditioner": design.dynamics.fixed_preconditioner}
     if setup.known_center is not None:
         values = setup.posterior.values_at(setup.known_center.position)
         arrays["center"] = np.asarray(values, dtype=np.float64)
-    if setup.known_center is not None and not has_own:
+    if setup.known_center is not None:
         if setup.known_center.bend is not None and not setup.kind.is_exact:
             arrays[MEAN_SHIFT] = np.asarray(setup.known_center.bend, dtype=np.float64)
-        matrices["precision"] = setup.known_center.curvature.precision
+        matrices[f"{of}precision"] = setup.known_center.curvature.precision
+        if own is not None and setup.known_center.curvature.is_dense:
+            matrices[INFORMATION], arrays[SCORE] = own.known
     for name, matrix in matrices.items():
         if isinstance(matrix, LowRank):
             arrays[f"{name}_{SCALE}"] = matrix.left

@@ -42,7 +42,6 @@ from pymc_sgmcmc.step_methods.mirror import (
 )
 from pymc_sgmcmc.step_methods.settings import Settings, check_preconditioner, is_curvature
 from pymc_sgmcmc.tuning import (
-    DENSE_DIMENSION,
     GATHERED,
     Center,
     RowNoise,
@@ -280,9 +279,7 @@ class Setup:
                 initial_point=settings.initial_point,
                 needs_rows=not kind.takes_all_rows,
                 checked=kind.is_metropolis,
-                effects_beyond=DENSE_DIMENSION
-                if kind.takes_low_rank and settings.order and settings.center is None
-                else None,
+                standardizes=kind.takes_low_rank and settings.order > 0 and settings.center is None,
             )
         except ModelError as error:
             if error.local is None:
@@ -486,7 +483,7 @@ class Setup:
             noise_of_rows.largest / largest,
             law=self.law,
             error=self.bias,
-            gathered=1.0 if self.posterior.coordinates is None else GATHERED[self._order - 1],
+            gathered=1.0 if self.posterior.coordinates is None else GATHERED,
         )
 
     def gradient_deviations(self) -> np.ndarray:

@@ -27,11 +27,13 @@ from pymc_sgmcmc.record import (
     DIMENSION,
     GIVEN,
     HALF_STEP,
+    INFORMATION,
     LAW,
     SETTINGS,
     STEP_METHODS,
     labels_of,
     stored_local,
+    stored_matrix,
     with_preconditioner,
 )
 from pymc_sgmcmc.stein import Estimate
@@ -83,6 +85,12 @@ def check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model) -> N
         raise ValueError(
             f"`rerun=True` can repeat runs without `local`, but that of the trace has sampled "
             f"{quoted(local)} by it. {BY_HAND}"
+        )
+    names = ("preconditioner", INFORMATION)
+    if all(stored_matrix(idata[SETTINGS], name) is None for name in names):
+        raise ValueError(
+            "`rerun=True` can repeat runs of up to 500 coordinates where effects of groups have "
+            f"coordinates of their own. {BY_HAND}"
         )
     if by_hand:
         raise ValueError(
@@ -201,6 +209,7 @@ class _Pairs:
                 thin=thin,
                 compile_kwargs=compile_kwargs,
             )
+            self.posterior = made.posterior
             return Chain(made.chain.block, step_size=step_size, thin=thin)
 
         half = step(whole / 2, 2 * spacing)
@@ -210,7 +219,7 @@ class _Pairs:
             self.chains = step(whole, spacing), half
         self.spacing, self.rng = spacing, np.random.default_rng(random_seed)
         self.states = []
-        for start in np.asarray(recorded["position"])[:, -1]:
+        for start in self.posterior.positions_at(np.asarray(recorded["position"])[:, -1]):
             for chain in self.chains:
                 chain.begin(self.rng, start)
             self.states.append([chain.state for chain in self.chains])
@@ -234,7 +243,7 @@ class _Pairs:
                         "them diverged. Sample with a smaller step size."
                     )
                 states[number] = chain.state
-                positions.append(drawn.positions.astype(float))
+                positions.append(self.posterior.values_at(drawn.positions.astype(float)))
             recorded.append(positions)
         return np.swapaxes(recorded, 0, 1)
 

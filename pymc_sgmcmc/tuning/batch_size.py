@@ -15,10 +15,10 @@ They take about 2 microseconds."""
 OPERATIONS_OF_FUNCTIONS = 50
 """The functions of a row, such as an exponential, cost as much as this many multiplications."""
 
-GATHERED = 4.0, 12.0
+GATHERED = 4.0
 """A row of a minibatch with effects costs as much as this many of a pass over all rows in order,
-with control variates of first and of second order: its data are gathered, and its derivatives at
-the centre are others. It is 3.9 to 4.6 and 8 to 22, for one factor to three."""
+since its data are gathered and its derivatives at the centre are others. It is 2.9 to 4.6, for one
+factor to three."""
 
 ALLOWED_COST = 1.1
 """The smallest batch size is taken whose cost is at most this many times the least. It is a

@@ -12,6 +12,7 @@ from scipy import linalg
 
 from pymc_sgmcmc.errors import CenterWarning, ModelError
 from pymc_sgmcmc.marginal.search import remedy
+from pymc_sgmcmc.matrices import Diagonal
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.check_rows import defect_at
 from pymc_sgmcmc.tuning.center import FARTHEST_CENTER, Center, center_at
@@ -69,6 +70,9 @@ NEWTON_PROGRESS = 0.35
 for a regression with a third as many predictors as rows, and nearly all for group effects with
 their scale."""
 
+MOST_ADAPTATIONS = 3
+"""Coordinates of effects are adapted to a mode, and the mode is searched in them, so often."""
+
 ROUGH_STEPS = 50
 """The search for the nearest Gaussian of effects begins after so many steps of one with independent
 coordinates, which need not end."""
@@ -115,7 +119,9 @@ def find_center(posterior: Posterior, start: np.ndarray) -> Center:
     large = Subsample(posterior, evaluations=2 * posterior.dimension)
     with np.errstate(all="ignore"):
         value, gradient = subsample.log_density_and_gradient(start)
-    if not (np.isfinite(value) and np.isfinite(gradient).all()):
+    is_finite = np.isfinite(value) and np.isfinite(gradient).all()
+    # In coordinates of effects the density of a negative scale is a number.
+    if not (is_finite and (posterior.coordinates is None or posterior.is_possible(start))):
         raise ModelError(
             "The log posterior or its gradient is not finite at the start of the search for the "
             f"mode: {defect_at(posterior, start)}."
@@ -128,11 +134,21 @@ def find_center(posterior: Posterior, start: np.ndarray) -> Center:
             return _center_of_effects(posterior, effects, start, scale)
     if own is not None:
         start = own.to_coordinates(values)  # which may be others now
-        start = own.adapted(start, coordinate_scale(posterior, subsample, start) ** -2)
+        precision = Diagonal(coordinate_scale(posterior, subsample, start) ** -2)
+        start = own.adapted(start, precision)
         scale = coordinate_scale(posterior, subsample, start)
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always", CenterWarning)
         center = find_mode(posterior, subsample, large, start, scale)
+        for _ in range(MOST_ADAPTATIONS):
+            if own is None:
+                break
+            moved = own.adapted(center.position, center.curvature.precision)
+            scale = coordinate_scale(posterior, subsample, moved)
+            center = find_mode(posterior, subsample, large, moved, scale)
+            distance = np.abs(center.position - moved) / center.curvature.standard_deviations
+            if distance.max() <= 1:
+                break
     flat = any(issubclass(warning.category, CenterWarning) for warning in record)
     collapsed = collapsed_coordinates(posterior, subsample, center, start)
     if not center.curvature.is_dense:
@@ -320,7 +336,7 @@ def _between_forms(
     coordinates = posterior.coordinates
     if coordinates is None:
         return position, scale
-    position = coordinates.adapted(position, effects.at(position, scale).diagonal())
+    position = coordinates.adapted(position, effects.at(position, scale))
     return position, np.abs(effects.at(position, scale).diagonal()) ** -0.5
 
 

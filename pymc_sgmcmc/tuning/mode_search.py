@@ -182,7 +182,7 @@ def _by_newton(
         if difference is None:
             gradient = posterior.gradient(position)
         else:
-            gradient = difference.sums[0] + posterior.log_prior_and_gradient(position)[1]
+            gradient = difference.gradient + posterior.log_prior_and_gradient(position)[1]
         distance = float(np.max(np.abs(curvature.root.T @ gradient)))
         if distance <= CENTER_TOLERANCE:
             return position, gradient, difference

@@ -244,6 +244,12 @@ class _Rows:
         self._gradients = stored_gradients(posterior) if has_few else RowGradients(posterior)
         # Mean of the gradients of all rows at the centre.
         self._mean = center.likelihood_gradient / posterior.n_rows
+        self._seen = posterior.position_of_rows(center.position)
+        self._jacobian: np.ndarray | sparse.csr_array | None = None
+        if posterior.coordinates is not None:
+            # Over the posterior it varies little beside the gradients.
+            jacobian = posterior.coordinates.jacobian(center.position)
+            self._jacobian = jacobian if has_few else jacobian.toarray()
 
     @property
     def are_sparse(self) -> bool:
@@ -265,9 +271,10 @@ class _Rows:
             _largest_of_rows,
             gradients=None if posterior.source is not None else self._gradients,
             count=count,
-            center=self._center.position,
-            points=points,
+            center=self._seen,
+            points=[None if point is None else self._of_rows(point) for point in points],
             sketch=sketch,
+            jacobian=self._jacobian,
         )
         numbers, sizes, start = np.empty(0, dtype=np.int64), np.empty(0), 0
         for rows, of_chunk, size in posterior.each_chunk(function, 2 * d):
@@ -347,8 +354,15 @@ class _Rows:
         position = center.position + reach(len(shift)) / length * shift
         return {**point, **layout.unravel(position)}
 
+    def _of_rows(self, point: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """A point as the rows see it."""
+        posterior = self._posterior
+        if posterior.coordinates is None:
+            return point
+        return posterior.layout.unravel(posterior.position_of_rows(posterior.layout.ravel(point)))
+
     def _at_center(self, rows: Sequence[np.ndarray]) -> Table:
-        return self._gradients.table(self._center.position, rows)
+        return _moved(self._gradients.table(self._seen, rows), self._jacobian)
 
     def _difference(
         self,
@@ -357,16 +371,23 @@ class _Rows:
         at_center: Table,
     ) -> Table:
         """Gradients of rows at a point less what control variates subtract, shape (rows, d)."""
-        posterior, center = self._posterior, self._center.position
-        difference = _row_gradients_at(self._gradients, point, rows) - at_center
+        posterior, center, point = self._posterior, self._seen, self._of_rows(point)
+        of_point = _moved(_row_gradients_at(self._gradients, point, rows), self._jacobian)
+        difference = of_point - at_center
         if self._order < 2:
             return difference
         shift = posterior.layout.ravel(point) - center
         step = np.cbrt(np.finfo(posterior.dtype).eps)
         ahead, back = (
-            self._gradients.table(center + sign * step * shift, rows) for sign in (1, -1)
+            _moved(self._gradients.table(center + sign * step * shift, rows), self._jacobian)
+            for sign in (1, -1)
         )
         return difference - (ahead - back) / (2 * step)
+
+
+def _moved(table: Table, jacobian: np.ndarray | sparse.csr_array | None) -> Table:
+    """Gradients in terms of the position from those in terms of that of the rows."""
+    return table if jacobian is None else table @ jacobian
 
 
 def _dense(table: Table) -> np.ndarray:
@@ -394,6 +415,7 @@ def _largest_of_rows(
     center: np.ndarray,
     points: Sequence[Mapping[str, np.ndarray] | None],
     sketch: Matrix | np.ndarray,
+    jacobian: np.ndarray | sparse.csr_array | None,
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Those of some rows with the largest gradients, these sizes, and the number of the rows.
 
@@ -406,7 +428,7 @@ def _largest_of_rows(
         table = at_center
         if point is not None:
             table = _row_gradients_at(gradients, point, rows) - at_center
-        white = table @ sketch
+        white = _moved(table, jacobian) @ sketch
         total = total + np.einsum("ij,ij->i", white, white)
     chosen = largest(total, min(count, len(total)))
     return chosen, total[chosen], len(total)

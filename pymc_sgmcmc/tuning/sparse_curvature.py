@@ -57,15 +57,18 @@ class SparseCurvature:
         self._whole_shapes = [shapes[variable] for variable in graph.whole]
         self._entry_shapes = [each.entries.type.shape[1:] for each in graph.selections]
         self._stops = np.cumsum([0, *(levels.shape[1] for levels in self._levels)])
-        # Two indices of one variable are one set of columns.
-        of_variables = {
-            selection.variable: levels
-            for selection, levels in zip(graph.selections, self._levels, strict=True)
-        }
-        self._columns = [column for levels in of_variables.values() for column in levels.T]
+        if posterior.coordinates is None:
+            # Two indices of one variable are one set of columns.
+            of_variables = {
+                selection.variable: levels
+                for selection, levels in zip(graph.selections, self._levels, strict=True)
+            }
+            self._columns = [column for levels in of_variables.values() for column in levels.T]
+        else:
+            self._columns = posterior.coordinates.columns
         self.effects = np.zeros(posterior.dimension, dtype=bool)
-        for levels in self._levels:
-            self.effects[levels] = True
+        for column in self._columns:
+            self.effects[column] = True
         entries = [selection.entries for selection in graph.selections]
         of_entries = pt.grad(graph.log_likelihood, [*entries, *graph.whole])
         length = graph.rows[0].shape[0]
@@ -104,8 +107,14 @@ class SparseCurvature:
         ModelError
             Where the prior joins effects of different levels.
         """
-        of_rows = self.of_rows(position, scale, central=central)
-        return of_rows + self._known_of_prior(position, scale)
+        own, posterior = self._posterior.coordinates, self._posterior
+        if own is None:
+            of_rows = self._of_rows(position, scale, central=central)
+            return of_rows + self._known_of_prior(position, scale)
+        seen, jacobian = own.to_rows(position), own.jacobian(position)
+        of_rows = self._of_rows(seen, _moved(scale, jacobian), central=central)
+        of_prior = self._known_of_prior(position, scale, posterior.gradient_of_rows(seen))
+        return (jacobian.T @ of_rows @ jacobian + of_prior).tocsr()
 
     def have_scales(self, position: np.ndarray, scale: np.ndarray) -> bool:
         """Whether the prior of effects depends on coordinates that they have in common."""
@@ -128,14 +137,20 @@ class SparseCurvature:
             [(self.at(mean + each, scale) + self.at(mean - each, scale)) / 2 for each in shifts]
         )
 
-    def of_rows(
-        self, position: np.ndarray, scale: np.ndarray, *, central: bool = True
-    ) -> sparse.csr_array:
-        """The part of the matrix that comes from the rows.
+    def of_rows(self, position: np.ndarray, scale: np.ndarray) -> sparse.csr_array:
+        """The part of the matrix that comes from the rows, in terms of the position of the rows.
 
         Control variates need central differences, whose error is a millionth. A preconditioner does
         not, and the others take half of the gradients.
         """
+        own = self._posterior.coordinates
+        if own is not None:
+            scale = _moved(scale, own.jacobian(position))
+        return self._of_rows(self._posterior.position_of_rows(position), scale, central=True)
+
+    def _of_rows(
+        self, position: np.ndarray, scale: np.ndarray, *, central: bool
+    ) -> sparse.csr_array:
         d, width, whole = len(position), difference_width(self._posterior), self._whole
         count = self._places.shape[1]
         here = None if central else self._gradients_at(position, 0.0, 0.0)
@@ -223,13 +238,21 @@ class SparseCurvature:
             pieces.append(whole[start:stop].reshape(shape))
         return [np.array(piece, dtype=dtype) for piece in pieces]
 
-    def _known_of_prior(self, position: np.ndarray, scale: np.ndarray) -> sparse.csr_array:
-        of_prior = self._of_prior(position, scale)
+    def _known_of_prior(
+        self, position: np.ndarray, scale: np.ndarray, of_rows: np.ndarray | None = None
+    ) -> sparse.csr_array:
+        of_prior = self._of_prior(position, scale, of_rows)
         if of_prior is None:
             raise ModelError("The prior joins effects of different levels.")
         return of_prior
 
-    def _of_prior(self, position: np.ndarray, scale: np.ndarray) -> sparse.csr_array | None:
+    def _of_prior(
+        self, position: np.ndarray, scale: np.ndarray, of_rows: np.ndarray | None = None
+    ) -> sparse.csr_array | None:
+        """Minus the Hessian of the part without rows, None where it joins different levels.
+
+        With a gradient in terms of the position of the rows, what the bend of this position adds.
+        """
         d, width = len(position), difference_width(self._posterior)
         common = np.flatnonzero(~self.effects)
         columns = self._columns
@@ -240,9 +263,11 @@ class SparseCurvature:
         for one, other, column in zip(of_ones, of_signs, columns, strict=True):
             one[column], other[column] = 1.0, signs[column]
         shifts *= width * scale
-        gradients = self._posterior.prior_gradients(
-            np.concatenate([position - shifts, position + shifts])
-        )
+        ends = np.concatenate([position - shifts, position + shifts])
+        gradients = self._posterior.prior_gradients(ends)
+        if of_rows is not None:
+            of_rows = np.broadcast_to(of_rows, ends.shape)
+            gradients = gradients + self._posterior.gradients_from_rows(ends, of_rows)
         behind, ahead = np.split(gradients, 2)
         changes = (behind - ahead) / (2 * width)
         of_common, of_ones, of_signs = np.split(changes, [len(common), len(common) + len(columns)])
@@ -262,6 +287,11 @@ class SparseCurvature:
         rows, places, values = (np.concatenate(each) for each in zip(*parts, strict=True))
         total = sparse.coo_array((values, (rows, places)), shape=(d, d)).tocsr()
         return (total + total.T) / 2
+
+
+def _moved(scale: np.ndarray, jacobian: sparse.csr_array) -> np.ndarray:
+    """Rough standard deviations of the position of the rows."""
+    return np.sqrt((jacobian**2) @ scale**2)
 
 
 def curvature_of_matrices(matrices: Sequence[sparse.csr_array]) -> Curvature:
@@ -302,9 +332,7 @@ def sparse_curvature(posterior: Posterior) -> SparseCurvature | None:
     """The sparse curvature of a posterior, None where it has none or takes too many gradients."""
     if posterior.rows_are_groups or not posterior.has_rows:
         return None
-    # The prior of effects depends on all of their scales, though a row may select one of them.
-    own = posterior.coordinates
-    graph = selected_graph(posterior, set() if own is None else own.of_factors)
+    graph = selected_graph(posterior)
     if not graph.selections:
         return None
     found = SparseCurvature(posterior, graph)

@@ -113,5 +113,7 @@ class Subsample:
 
     def single_row_gradients(self, position: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Gradients of single rows, shape (rows, d)."""
-        rows = self.posterior.part(self.rows, numbers)
-        return self.posterior.row_gradients(position, rows)
+        posterior, rows = self.posterior, self.posterior.part(self.rows, numbers)
+        gradients = posterior.row_gradients(posterior.position_of_rows(position), rows)
+        positions = np.broadcast_to(position, gradients.shape)
+        return posterior.gradients_from_rows(positions, gradients)

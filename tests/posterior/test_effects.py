@@ -7,7 +7,8 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.matrices import Dense, Diagonal
+from pymc_sgmcmc.posterior import Posterior, posterior
 
 ROWS, TYPES, GROUPS, ITEMS = 90, 3, 8, 5
 
@@ -36,43 +37,77 @@ def nested_model(form, effects=pm.Normal):
     return model
 
 
-@pytest.fixture(params=["centred", "non-centred", "Student's t"], scope="module")
+@pytest.fixture(
+    params=[
+        ("centred", pm.Normal, 0),
+        ("centred", pm.Normal, 8),
+        ("non-centred", pm.Normal, 0),
+        ("non-centred", pm.Normal, 150),
+        ("centred", pm.StudentT, 150),
+    ],
+    ids=["centred", "partly joint", "non-centred", "joint", "Student's t"],
+    scope="module",
+)
 def pair(request):
     """A posterior in the variables of the model, and one in coordinates of its own."""
-    form, effects = request.param, pm.Normal
-    if form == "Student's t":
-        form, effects = "centred", pm.StudentT
+    form, effects, most = request.param
     model = nested_model(form, effects)
-    return Posterior(model), Posterior(model, effects_beyond=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(posterior, "MOST_JOINT", most)
+        return Posterior(model), Posterior(model, standardizes=True)
+
+
+def curvature(rng, dimension):
+    """A positive definite matrix that is larger than that of the prior."""
+    root = rng.normal(size=(dimension, dimension))
+    return Dense(2 * np.eye(dimension) + root @ root.T / dimension)
 
 
 def away(posterior, rng, count=3):
     """Positions in coordinates of effects that are no form of the model."""
     d = posterior.dimension
-    posterior.coordinates.adapted(0.5 * rng.normal(size=d), rng.uniform(1, 5, size=d))
+    posterior.coordinates.adapted(0.5 * rng.normal(size=d), curvature(rng, d))
     return 0.5 * rng.normal(size=(count, d))
 
 
 def test_effects_are_standardised_at_the_start(rng):
     model = nested_model("non-centred")
-    plain, own = Posterior(model), Posterior(model, effects_beyond=0)
+    plain, own = Posterior(model), Posterior(model, standardizes=True)
     position = rng.normal(size=plain.dimension)
     np.testing.assert_array_equal(own.coordinates.to_values(position), position)
     np.testing.assert_allclose(own.gradient(position), plain.gradient(position), rtol=1e-10)
 
 
 def test_effects_in_the_order_of_the_model(pair):
-    names = [each.variable.name for each in pair[1].coordinates.effects]
-    assert names == ["types", "groups", "items"]
+    effects = [each for each in pair[1].coordinates.effects if not each.is_known]
+    assert [each.variable.name for each in effects] == ["types", "groups", "items"]
+
+
+def test_few_levels_and_coefficients_are_a_joint_block(rng):
+    """Those of many levels are beside it, and coefficients of predictors are not found alone."""
+    model = nested_model("centred")
+    own = Posterior(model, standardizes=True).coordinates
+    names = [each.variable.name for each in own.joint]
+    assert names == ["mean", "slope", "types", "groups", "items"]
+    with model:
+        many = pm.Normal("many", 0, pm.HalfNormal("of_many"), shape=40)
+        pm.Normal("z", many[np.arange(ROWS) % 40], observed=np.zeros(ROWS))
+    own = Posterior(model, standardizes=True).coordinates
+    assert [each.variable.name for each in own.joint] == names
+    assert own.apart.sum() == 40
+    with pm.Model() as regression:
+        slopes = pm.Normal("slopes", shape=3)
+        pm.Normal("y", rng.normal(size=(20, 3)) @ slopes, 1, observed=np.zeros(20))
+    assert Posterior(regression, standardizes=True).coordinates is None
 
 
 def test_both_forms_have_the_same_coordinates(rng):
     """The same position is the same density, and the same effects."""
     first, second = (
-        Posterior(nested_model(form), effects_beyond=0) for form in ("centred", "non-centred")
+        Posterior(nested_model(form), standardizes=True) for form in ("centred", "non-centred")
     )
-    position, precisions = rng.normal(size=first.dimension), rng.uniform(1, 5, size=first.dimension)
-    adapted = [each.coordinates.adapted(position, precisions) for each in (first, second)]
+    position, precision = rng.normal(size=first.dimension), curvature(rng, first.dimension)
+    adapted = [each.coordinates.adapted(position, precision) for each in (first, second)]
     np.testing.assert_allclose(*adapted, atol=1e-12)
     positions = rng.normal(size=(3, first.dimension))
     gradients = [[each.gradient(position) for position in positions] for each in (first, second)]
@@ -84,26 +119,64 @@ def test_both_forms_have_the_same_coordinates(rng):
     np.testing.assert_allclose(centred["items"], expected)
 
 
+@pytest.mark.parametrize("most", [0, 150])
 @pytest.mark.parametrize("size", [1e-4, 0.5, 100.0])
-def test_effects_are_independent_of_their_scale(rng, size):
+def test_effects_are_independent_of_their_scale(rng, size, most, monkeypatch):
     """With known rows they are standard normal given the scale, whatever this is."""
     group, y = np.repeat(np.arange(6), 4), rng.normal(size=24)
     with pm.Model() as model:
         scale = pm.HalfNormal("scale")
         effects = pm.Normal("effects", 0, scale, shape=6)
         pm.Normal("y", effects[group], 0.5, observed=y)
-    own = Posterior(model, effects_beyond=0)
+    monkeypatch.setattr(posterior, "MOST_JOINT", most)
+    own = Posterior(model, standardizes=True)
     information = 4 / 0.5**2
     start = np.array([0.3, *np.zeros(6)])
     # The mode of effects of scale exp(.3), and their precision as standardised ones.
     of_prior = np.exp(-0.6)
     modes = y.reshape(6, 4).mean(axis=1) * information / (information + of_prior)
     start[1:] = modes * np.exp(-0.3)
-    precisions = np.full(7, 1 + information / of_prior)
-    np.testing.assert_allclose(own.coordinates.adapted(start, precisions)[1:], 0, atol=1e-12)
+    precision = Diagonal(np.full(7, 1 + information / of_prior))
+    np.testing.assert_allclose(own.coordinates.adapted(start, precision)[1:], 0, atol=1e-12)
     positions = np.concatenate([np.full((3, 1), np.log(size)), rng.normal(size=(3, 6))], axis=1)
     gradients = np.array([own.gradient(each) for each in positions])
     np.testing.assert_allclose(gradients[:, 1:], -positions[:, 1:], atol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(1e-3, 1e-3), (0.5, 2.0), (30.0, 1e-2)])
+def test_crossed_effects_are_independent_of_their_scales(rng, sizes):
+    """With the intercept they are one normal vector given the scales, whatever these are."""
+    first, second, y = np.tile(np.arange(3), 20), rng.integers(4, size=60), rng.normal(size=60)
+    with pm.Model() as model:
+        scales = pm.HalfNormal("scales", shape=2)
+        mean, z = pm.Normal("mean", 1, 3), pm.Normal("z", shape=3)
+        u = pm.Normal("u", 0, scales[1], shape=4)
+        pm.Normal("y", mean + (scales[0] * z)[first] + u[second], 0.5, observed=y)
+    plain, own = Posterior(model), Posterior(model, standardizes=True)
+    start = rng.normal(size=10) / 3
+    own.coordinates.adapted(start, Dense(hessian(own, start)))
+    # The mode of effects with these scales is where those of a linear model are.
+    at = own.coordinates.to_coordinates(np.array([*start[:2], *start[2:]]))
+    own.coordinates.adapted(mode := start_of_effects(own, at), Dense(hessian(own, mode)))
+    positions = np.concatenate([np.tile(np.log(sizes), (3, 1)), rng.normal(size=(3, 8))], axis=1)
+    gradients = np.array([own.gradient(each) for each in positions])
+    np.testing.assert_allclose(gradients[:, 2:], -positions[:, 2:], atol=1e-5)
+    assert np.abs(plain.gradient(own.coordinates.to_values(positions[0]))[2:]).max() > 0.1
+
+
+def hessian(posterior, position):
+    steps = 1e-5 * np.eye(len(position))
+    ahead, behind = (
+        np.array([posterior.gradient(position + side * each) for each in steps]) for side in (1, -1)
+    )
+    return (behind - ahead) / 2e-5
+
+
+def start_of_effects(posterior, position):
+    """The position with effects at their mode given the scales, by one step of Newton."""
+    precision, gradient = hessian(posterior, position), posterior.gradient(position)
+    step = np.linalg.solve(precision[2:, 2:], gradient[2:])
+    return np.concatenate([position[:2], position[2:] + step])
 
 
 def several_coefficients(form, coefficients=3):
@@ -139,7 +212,7 @@ def several_coefficients(form, coefficients=3):
     [("covariance", 1), ("non-centred", 1), ("first axis", 0), ("correlations", 1)],
 )
 def test_several_coefficients_of_a_level_are_found(form, axis):
-    posterior = Posterior(several_coefficients(form), effects_beyond=0, check=False)
+    posterior = Posterior(several_coefficients(form), standardizes=True, check=False)
     (effect,) = posterior.coordinates.effects
     assert effect.axis == axis
 
@@ -147,7 +220,7 @@ def test_several_coefficients_of_a_level_are_found(form, axis):
 @pytest.mark.parametrize("form", ["centred", "first axis"])
 def test_several_coefficients_of_a_level(form, rng):
     model = several_coefficients(form)
-    pair = Posterior(model), Posterior(model, effects_beyond=0)
+    pair = Posterior(model), Posterior(model, standardizes=True)
     test_the_map_has_an_inverse(pair, rng)
     test_density_has_the_jacobian(pair, rng)
     test_gradients_of_the_variables(pair, rng)
@@ -155,7 +228,7 @@ def test_several_coefficients_of_a_level(form, rng):
 
 def test_a_matrix_that_is_not_triangular_has_no_effects():
     model = several_coefficients("not triangular")
-    assert Posterior(model, effects_beyond=0).coordinates is None
+    assert Posterior(model, standardizes=True).coordinates is None
 
 
 def test_effects_with_a_sum_of_zero(rng):
@@ -164,7 +237,7 @@ def test_effects_with_a_sum_of_zero(rng):
         effects = pm.ZeroSumNormal("effects", sigma=scale, shape=GROUPS)
         index = rng.integers(GROUPS, size=ROWS)
         pm.Bernoulli("y", logit_p=effects[index], observed=rng.integers(2, size=ROWS))
-    pair = Posterior(model), Posterior(model, effects_beyond=0)
+    pair = Posterior(model), Posterior(model, standardizes=True)
     assert [each.variable.name for each in pair[1].coordinates.effects] == ["effects_zerosum__"]
     test_the_map_has_an_inverse(pair, rng)
     test_density_has_the_jacobian(pair, rng)
@@ -204,14 +277,26 @@ def test_gradients_of_the_variables(pair, rng):
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
+def test_what_is_known_is_restored(pair, rng):
+    """In another posterior of the same model it gives the same map."""
+    _, own = pair
+    positions = away(own, rng)
+    values = own.coordinates.to_values(positions)
+    known = own.coordinates.known
+    away(own, rng)
+    assert np.abs(own.coordinates.to_values(positions) - values).max() > 0.01
+    own.coordinates.restore(*known)
+    np.testing.assert_allclose(own.coordinates.to_values(positions), values, rtol=1e-12)
+
+
 def test_factors_of_any_sign(rng):
     """A loading may be negative, where the density is as finite as in the variables themselves."""
     group = rng.integers(6, size=40)
     with pm.Model() as model:
         loading, z = pm.Normal("loading"), pm.Normal("z", shape=6)
         pm.Normal("y", loading * z[group], 1, observed=rng.normal(size=40))
-    plain, own = Posterior(model), Posterior(model, effects_beyond=0)
-    own.coordinates.adapted(np.ones(7), rng.uniform(1, 5, size=7))
+    plain, own = Posterior(model), Posterior(model, standardizes=True)
+    own.coordinates.adapted(np.ones(7), curvature(rng, 7))
     values = np.array([-0.7, *rng.normal(size=6)])
     position = own.coordinates.to_coordinates(values)
     np.testing.assert_allclose(own.coordinates.to_values(position), values)
@@ -230,7 +315,7 @@ def effects_of(build):
         z, scale = pm.Normal("z", shape=6), pm.HalfNormal("scale")
         mean = build(z, scale, group, other)
         pm.Normal("y", mean, 1, observed=rng.normal(size=40))
-    found = Posterior(model, effects_beyond=0).coordinates
+    found = Posterior(model, standardizes=True).coordinates
     return [] if found is None else [each.variable.name for each in found.effects]
 
 
@@ -259,21 +344,32 @@ def test_standardised_effects_are_found(build):
         lambda z, s, g, h: s * (z[g] + 1),
         lambda z, s, g, h: pt.exp(z)[g] * s,
         lambda z, s, g, h: s * z[g] + s**2 * z[h],
-        lambda z, s, g, h: pt.dot(PREDICTORS, s * z),
-        lambda z, s, g, h: (PREDICTORS * pm.Normal("u", 0, s, shape=6)).sum(-1),
     ],
 )
 def test_other_products_are_no_effects(build):
     assert effects_of(build) == []
 
 
-def test_coefficients_of_predictors_are_no_effects(rng):
+@pytest.mark.parametrize(
+    ("build", "names"),
+    [
+        (lambda z, s, g, h: pt.dot(PREDICTORS, s * z), ["z"]),
+        (lambda z, s, g, h: (PREDICTORS * pm.Normal("u", 0, s, shape=6)).sum(-1), ["z", "u"]),
+    ],
+)
+def test_coefficients_of_an_unknown_scale_are_only_in_a_joint_block(build, names, monkeypatch):
+    assert effects_of(build) == names
+    monkeypatch.setattr(posterior, "MOST_JOINT", 0)
+    assert effects_of(build) == []
+
+
+def test_coefficients_of_predictors_are_no_effects(rng, no_joint_block):
     """Such as those of a horseshoe, which belong to no level."""
     with pm.Model() as model:
         local = pm.HalfCauchy("local", 1, shape=6)
         beta = pm.Normal("beta", shape=6) * local * pm.HalfNormal("scale")
         pm.Normal("y", rng.normal(size=(40, 6)) @ beta, 1, observed=rng.normal(size=40))
-    assert Posterior(model, effects_beyond=0).coordinates is None
+    assert Posterior(model, standardizes=True).coordinates is None
 
 
 def test_factors_that_repeat_effects(rng):
@@ -282,10 +378,4 @@ def test_factors_that_repeat_effects(rng):
     with pm.Model() as model:
         z, scales = pm.Normal("z", shape=(1, 6)), pm.HalfNormal("scales", shape=(2, 1))
         pm.Normal("y", (scales * z)[kind, group], 1, observed=rng.normal(size=40))
-    assert Posterior(model, effects_beyond=0).coordinates is None
-
-
-def test_short_positions_have_the_variables_of_the_model():
-    model = nested_model("centred")
-    assert Posterior(model, effects_beyond=500).coordinates is None
-    assert Posterior(model).coordinates is None
+    assert Posterior(model, standardizes=True).coordinates is None

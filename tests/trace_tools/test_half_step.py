@@ -11,7 +11,8 @@ import xarray as xr
 from scipy import stats
 
 from pymc_sgmcmc import SGLD, SGLDCV, bias_report
-from pymc_sgmcmc.record import HALF_STEP, settings_of
+from pymc_sgmcmc.record import HALF_STEP, SETTINGS, settings_of
+from pymc_sgmcmc.step_methods.repeat import repeated_step
 from pymc_sgmcmc.trace_tools import half_step
 from pymc_sgmcmc.trace_tools.half_step import half_step_error
 from tests.support.models import logistic_model
@@ -142,6 +143,28 @@ def test_a_run_on_a_skewed_posterior_measures_its_means(caplog, tmp_path):
     assert report["mean_error"].abs().idxmax() == "scale_log__"
     idata.to_netcdf(tmp_path / "run.nc")
     assert bias_report(xr.open_datatree(tmp_path / "run.nc")).equals(report)
+
+
+def test_pairs_in_coordinates_of_effects():
+    """They have the coordinates of the run and the variables of the model."""
+    rng = np.random.default_rng(3)
+    group = rng.integers(6, size=300)
+    with pm.Model() as model:
+        mean, scale = pm.Normal("mean"), pm.HalfNormal("scale")
+        effects = mean + scale * pm.Normal("z", shape=6)
+        pm.Normal("y", effects[group], 1, observed=rng.normal(size=6)[group] + rng.normal(size=300))
+    step = SGLDCV(model=model, compile_kwargs=NUMBA)
+    idata = sample(model, step, chains=2)
+    made = repeated_step(
+        model, settings_of(idata), idata[SETTINGS], step_size=0.5, thin=1, compile_kwargs=NUMBA
+    )
+    positions = rng.normal(size=(3, 8))
+    of_run, of_pairs = (each.posterior.values_at(positions) for each in (step, made))
+    np.testing.assert_allclose(of_pairs, of_run, rtol=1e-10)
+    assert np.abs(of_run - positions).max() > 0.1
+    errors = half_step_error(idata, settings_of(idata), model, 1, NUMBA)
+    assert np.abs(errors.mean.value).max() < 0.1
+    assert np.abs(errors.variance.value).max() < 0.2
 
 
 def averaged_moments(step_size: float) -> tuple[np.ndarray, np.ndarray]:
