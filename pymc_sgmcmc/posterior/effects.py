@@ -198,8 +198,9 @@ class EffectCoordinates:
         self.effects = tuple(each for each in effects if each in joint or not each.is_whole)
         self.joint = tuple(each for each in self.effects if each in joint)
         count = sum(map(_size, self.joint))
-        self._information = pytensor.shared(np.zeros((count, count), layout.dtype), "information")
-        self._score = pytensor.shared(np.zeros(count, layout.dtype), "score")
+        # Single precision would lose the root where rows say a million times what the prior says.
+        self._information = pytensor.shared(np.zeros((count, count)), "information")
+        self._score = pytensor.shared(np.zeros(count), "score")
         self.replacements: dict[Variable, TensorVariable] = {}
         self.of_rows: dict[Variable, TensorVariable] = {}
         of_effects: list[TensorVariable] = [pt.zeros((), dtype=layout.dtype)]
@@ -233,7 +234,7 @@ class EffectCoordinates:
         """L."""
         scales = self._scales
         products = scales[:, None] * self._information * scales
-        return pt.linalg.cholesky(pt.eye(scales.shape[0]) + products)
+        return pt.linalg.cholesky(pt.eye(scales.shape[0], dtype="float64") + products)
 
     @property
     def _shift(self) -> TensorVariable:
@@ -295,8 +296,8 @@ class EffectCoordinates:
             # The rows say nothing that is negative.
             sizes, vectors = linalg.eigh(given)
             given = (vectors * np.maximum(sizes, 0.0)) @ vectors.T
-            self._information.set_value((given / products).astype(self.layout.dtype))
-            self._score.set_value(((z + given @ z) / scales).astype(self.layout.dtype))
+            self._information.set_value(given / products)
+            self._score.set_value((z + given @ z) / scales)
         return self.to_coordinates(values)
 
     @property
@@ -316,8 +317,8 @@ class EffectCoordinates:
         self._set("score", score)
         if self.joint:
             block = information.dense()[np.ix_(self._places, self._places)]
-            self._information.set_value(block.astype(self.layout.dtype))
-            self._score.set_value(score[self._places].astype(self.layout.dtype))
+            self._information.set_value(block)
+            self._score.set_value(score[self._places])
 
     def _of_joint(self, precision: Matrix | sparse.csr_array) -> np.ndarray:
         """The precision of the joint block where the effects beside it may be any."""

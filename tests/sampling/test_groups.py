@@ -10,7 +10,17 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_sgmcmc import SGLD, SGLDCV, ModelError, marginalize, read_store, recover, sample, summary
+from pymc_sgmcmc import (
+    SGHMC,
+    SGLD,
+    SGLDCV,
+    ModelError,
+    marginalize,
+    read_store,
+    recover,
+    sample,
+    summary,
+)
 from pymc_sgmcmc.errors import CenterWarning, ChainProcessError, StoreError
 from pymc_sgmcmc.marginal import search
 from pymc_sgmcmc.marginal.accuracy import LARGEST_SHIFT, quadrature_of, tell_of_quadrature
@@ -492,11 +502,19 @@ def test_large_groups_that_stay_in_the_model_are_told(caplog):
 
 
 FUNNEL = Effects(8, 100, 0.03)
+IN_VARIABLES = partial(SGHMC, **FEW.keywords)
+"""A step method that moves the variables of the model, in which the joint posterior is a funnel."""
+
+
+def test_effects_of_few_groups_stay_where_they_have_coordinates_of_their_own(recwarn):
+    idata = ours(FUNNEL.model(), FEW)
+    assert not [each for each in recwarn if issubclass(each.category, CenterWarning)]
+    assert idata["sample_stats"]["position"].shape[-1] == 10
 
 
 def test_effects_of_few_groups_are_integrated_out_where_their_scale_is_a_funnel(caplog, recwarn):
     caplog.set_level(logging.INFO, "pymc.sgmcmc")
-    idata = ours(FUNNEL.model(), partial(FEW, batch_size=4))
+    idata = ours(FUNNEL.model(), partial(IN_VARIABLES, batch_size=4))
     assert "The joint posterior is far from Gaussian, so that without `effects`" in caplog.text
     assert "`effects` is integrated out, so that 8 groups are the rows" in caplog.text
     assert not [each for each in recwarn if issubclass(each.category, CenterWarning)]
@@ -519,7 +537,7 @@ def test_warnings_of_the_joint_model_are_given_where_it_is_sampled(marginalize, 
     if marginalize == "auto":  # Effects that cannot be integrated out.
         monkeypatch.setattr(groups, "local_structures", lambda *_: ([], []))
     with pytest.warns(CenterWarning, match=r"is a funnel.*use `marginalize\(model, \[.effects.\]"):
-        ours(FUNNEL.model(), FEW, marginalize=marginalize)
+        ours(FUNNEL.model(), IN_VARIABLES, marginalize=marginalize)
 
 
 def test_warnings_of_the_joint_model_can_be_errors(monkeypatch):
@@ -528,7 +546,7 @@ def test_warnings_of_the_joint_model_can_be_errors(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error", CenterWarning)
         with pytest.raises(CenterWarning, match="is a funnel"):
-            ours(model, FEW)
+            ours(model, IN_VARIABLES)
 
 
 def test_the_joint_model_is_sampled_where_groups_cannot_be(caplog):
