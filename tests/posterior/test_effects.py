@@ -39,13 +39,11 @@ def nested_model(form, effects=pm.Normal):
 
 @pytest.fixture(
     params=[
-        ("centred", pm.Normal, 0),
         ("centred", pm.Normal, 8),
-        ("non-centred", pm.Normal, 0),
         ("non-centred", pm.Normal, 150),
-        ("centred", pm.StudentT, 150),
+        ("centred", pm.StudentT, 0),
     ],
-    ids=["centred", "partly joint", "non-centred", "joint", "Student's t"],
+    ids=["centred, partly joint", "non-centred, joint", "Student's t"],
     scope="module",
 )
 def pair(request):
@@ -120,8 +118,7 @@ def test_both_forms_have_the_same_coordinates(rng):
 
 
 @pytest.mark.parametrize("most", [0, 150])
-@pytest.mark.parametrize("size", [1e-4, 0.5, 100.0])
-def test_effects_are_independent_of_their_scale(rng, size, most, monkeypatch):
+def test_effects_are_independent_of_their_scale(rng, most, monkeypatch):
     """With known rows they are standard normal given the scale, whatever this is."""
     group, y = np.repeat(np.arange(6), 4), rng.normal(size=24)
     with pm.Model() as model:
@@ -138,13 +135,14 @@ def test_effects_are_independent_of_their_scale(rng, size, most, monkeypatch):
     start[1:] = modes * np.exp(-0.3)
     precision = Diagonal(np.full(7, 1 + information / of_prior))
     np.testing.assert_allclose(own.coordinates.adapted(start, precision)[1:], 0, atol=1e-12)
-    positions = np.concatenate([np.full((3, 1), np.log(size)), rng.normal(size=(3, 6))], axis=1)
-    gradients = np.array([own.gradient(each) for each in positions])
-    np.testing.assert_allclose(gradients[:, 1:], -positions[:, 1:], atol=1e-6)
+    for size in (1e-4, 0.5, 100.0):
+        of_effects = rng.normal(size=(3, 6))
+        positions = np.concatenate([np.full((3, 1), np.log(size)), of_effects], axis=1)
+        gradients = np.array([own.gradient(each) for each in positions])
+        np.testing.assert_allclose(gradients[:, 1:], -of_effects, atol=1e-6)
 
 
-@pytest.mark.parametrize("sizes", [(1e-3, 1e-3), (0.5, 2.0), (30.0, 1e-2)])
-def test_crossed_effects_are_independent_of_their_scales(rng, sizes):
+def test_crossed_effects_are_independent_of_their_scales(rng):
     """With the intercept they are one normal vector given the scales, whatever these are."""
     first, second, y = np.tile(np.arange(3), 20), rng.integers(4, size=60), rng.normal(size=60)
     with pm.Model() as model:
@@ -156,11 +154,13 @@ def test_crossed_effects_are_independent_of_their_scales(rng, sizes):
     start = rng.normal(size=10) / 3
     own.coordinates.adapted(start, Dense(hessian(own, start)))
     # The mode of effects with these scales is where those of a linear model are.
-    at = own.coordinates.to_coordinates(np.array([*start[:2], *start[2:]]))
+    at = own.coordinates.to_coordinates(start)
     own.coordinates.adapted(mode := start_of_effects(own, at), Dense(hessian(own, mode)))
-    positions = np.concatenate([np.tile(np.log(sizes), (3, 1)), rng.normal(size=(3, 8))], axis=1)
-    gradients = np.array([own.gradient(each) for each in positions])
-    np.testing.assert_allclose(gradients[:, 2:], -positions[:, 2:], atol=1e-5)
+    for sizes in ((1e-3, 1e-3), (0.5, 2.0), (30.0, 1e-2)):
+        of_effects = rng.normal(size=(3, 8))
+        positions = np.concatenate([np.tile(np.log(sizes), (3, 1)), of_effects], axis=1)
+        gradients = np.array([own.gradient(each) for each in positions])
+        np.testing.assert_allclose(gradients[:, 2:], -of_effects, atol=1e-5)
     assert np.abs(plain.gradient(own.coordinates.to_values(positions[0]))[2:]).max() > 0.1
 
 
