@@ -224,19 +224,19 @@ class EffectCoordinates:
 
     # --- The joint block -------------------------------------------------------------------
 
-    @property
+    @cached_property
     def _scales(self) -> TensorVariable:
         """The diagonal of S."""
         return pt.concatenate([each.scale.ravel() for each in self.joint])
 
-    @property
+    @cached_property
     def _root(self) -> TensorVariable:
         """L."""
         scales = self._scales
         products = scales[:, None] * self._information * scales
         return pt.linalg.cholesky(pt.eye(scales.shape[0], dtype="float64") + products)
 
-    @property
+    @cached_property
     def _shift(self) -> TensorVariable:
         return pt.linalg.solve_triangular(self._root, self._scales * self._score, lower=True)
 
@@ -434,7 +434,10 @@ class EffectCoordinates:
     def _each(self, function: Any, *arrays: np.ndarray) -> np.ndarray:
         shape = arrays[0].shape
         flat = (np.asarray(each, self.layout.dtype).reshape(-1, shape[-1]) for each in arrays)
-        (found,) = function(*flat)
+        if self.joint:
+            found = np.array([function(*each)[0] for each in zip(*flat, strict=True)])
+        else:
+            (found,) = function(*flat)
         return np.asarray(found).reshape(shape)
 
     def _standardised_at(self, position: np.ndarray) -> np.ndarray:
@@ -519,6 +522,9 @@ class EffectCoordinates:
     def _function(self, graph: TensorVariable, *others: TensorVariable) -> Any:
         position = pt.vector("position", dtype=self.layout.dtype)
         graph = clone_replace(graph, self.layout.split(position), rebuild_strict=False)
+        if self.joint:
+            # Cholesky factors of several matrices take a quarter of a minute to compile.
+            return compile_on_arrays([position, *others], [graph], NUMPY_MODE)
         several = {
             each: pt.matrix(f"{each.name}s", dtype=self.layout.dtype)
             for each in (position, *others)
