@@ -372,25 +372,38 @@ class EffectCoordinates:
         d, columns = self.layout.dimension, self.columns
         common = np.flatnonzero(~self.apart)
         width = np.cbrt(np.finfo(self.layout.dtype).eps)
-        # An effect apart is a linear function of others, and of one entry of each of them: numbers
-        # of their own show of which.
-        shifts = np.zeros((len(common) + 2 * len(columns), d))
-        shifts[np.arange(len(common)), common] = width
-        of_ones, of_keys = np.split(shifts[len(common) :], 2)
-        for ones, keys, column in zip(of_ones, of_keys, columns, strict=True):
-            ones[column], keys[column] = 1.0, 1 + np.arange(len(column))
-        ends = self.to_rows(np.concatenate([position + shifts, position - shifts]))
-        ahead, behind = np.split((ends - ends.mean(0)).astype(float), 2)
-        changes = (ahead - behind) / 2
-        of_common, of_ones, of_keys = np.split(changes, [len(common), len(common) + len(columns)])
-        found = sparse.coo_array(of_common / width)
-        parts = [(found.col, common[found.row], found.data)]
-        for ones, keys, column in zip(of_ones, of_keys, columns, strict=True):
+        parts = [self._each_derivative(position, common, width)]
+        # Most effects apart are linear functions of one entry of a column: numbers of their own
+        # show of which, and random ones whether that is so.
+        for column in columns:
+            random = np.random.default_rng(1964).uniform(1, 2, size=len(column))
+            shifts = np.zeros((3, d))
+            shifts[:, column] = np.ones(len(column)), 1 + np.arange(len(column)), random
+            ends = self.to_rows(np.concatenate([position + shifts, position - shifts]))
+            ahead, behind = np.split(ends.astype(float), 2)
+            ones, keys, of_random = (ahead - behind) / 2
             rows = np.flatnonzero(ones)
             entries = np.rint(keys[rows] / ones[rows] - 1).astype(int)
-            parts.append((rows, column[np.clip(entries, 0, len(column) - 1)], ones[rows]))
+            entries = np.clip(entries, 0, len(column) - 1)
+            expected = np.zeros(d)
+            expected[rows] = ones[rows] * random[entries]
+            if np.abs(expected - of_random).max() <= 1e-3 * np.abs(ones).max():
+                parts.append((rows, column[entries], ones[rows]))
+            else:
+                parts.append(self._each_derivative(position, column, width))
         rows, places, values = (np.concatenate(each) for each in zip(*parts, strict=True))
         return sparse.coo_array((values, (rows, places)), shape=(d, d)).tocsr()
+
+    def _each_derivative(
+        self, position: np.ndarray, places: np.ndarray, width: float
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows, columns and elements of the Jacobian for given coordinates, one by one."""
+        shifts = np.zeros((len(places), len(position)))
+        shifts[np.arange(len(places)), places] = width
+        ends = self.to_rows(np.concatenate([position + shifts, position - shifts]))
+        ahead, behind = np.split(ends.astype(float), 2)
+        found = sparse.coo_array((ahead - behind) / (2 * width))
+        return found.col, places[found.row], found.data
 
     def curvature(
         self,
@@ -703,7 +716,8 @@ class _Uses:
         function = compile_on_arrays([position], [graph], NUMPY_MODE)
         values = np.random.default_rng(1963).standard_normal(self._layout.dimension)
         (found,) = function(values.astype(self._layout.dtype))
-        return bool(np.all(np.triu(found, 1) == 0) and np.all(np.diagonal(found) > 0))
+        is_square = found.ndim == 2 and found.shape[0] == found.shape[1]
+        return bool(is_square and np.all(np.triu(found, 1) == 0) and np.all(np.diagonal(found) > 0))
 
     def factor(self, value: TensorVariable) -> Found:
         """What multiplies a variable wherever rows use it."""
@@ -721,7 +735,8 @@ class _Uses:
             for node in self._clients.get(variable, ()):
                 others = [each for each in node.inputs if each is not variable]
                 scalar_op = getattr(node.op, "scalar_op", None)
-                if isinstance(scalar_op, Mul) and value not in set(ancestors(others)):
+                is_once = len(others) == len(node.inputs) - 1
+                if isinstance(scalar_op, Mul) and is_once and value not in set(ancestors(others)):
                     unknown = [each for each in others if self.depends(each)]
                     if not self._rows.isdisjoint(ancestors(unknown)):
                         return None, None
@@ -759,7 +774,8 @@ class _Uses:
         if not plain or not all(equal_computations(plain[:1], [each]) for each in plain[1:]):
             return None, None
         if direct:
-            return factors[0], None
+            same = all(equal_computations(factors[:1], [each]) for each in factors[1:])
+            return (factors[0] if same else None), None
         return (plain[0] if plain[0].type.ndim == 0 else None), None
 
     def _matrix(

@@ -96,7 +96,8 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
         values = setup.posterior.values_at(setup.known_center.position)
         arrays["center"] = np.asarray(values, dtype=np.float64)
     if setup.known_center is not None:
-        if setup.known_center.bend is not None and not setup.kind.is_exact:
+        # In coordinates of effects it says nothing of the variables of the model.
+        if own is None and setup.known_center.bend is not None and not setup.kind.is_exact:
             arrays[MEAN_SHIFT] = np.asarray(setup.known_center.bend, dtype=np.float64)
         matrices[f"{of}precision"] = setup.known_center.curvature.precision
         if own is not None and setup.known_center.curvature.is_dense:

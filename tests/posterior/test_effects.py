@@ -341,6 +341,8 @@ def test_standardised_effects_are_found(build):
         lambda z, s, g, h: z[g] + s,
         lambda z, s, g, h: s * z[g] + z[h],
         lambda z, s, g, h: s * z[g] * z[h],
+        lambda z, s, g, h: s * (z[g] * z[g]),
+        lambda z, s, g, h: (z * z * s)[g],
         lambda z, s, g, h: s * (z[g] + 1),
         lambda z, s, g, h: pt.exp(z)[g] * s,
         lambda z, s, g, h: s * z[g] + s**2 * z[h],
@@ -370,6 +372,40 @@ def test_coefficients_of_predictors_are_no_effects(rng, no_joint_block):
         beta = pm.Normal("beta", shape=6) * local * pm.HalfNormal("scale")
         pm.Normal("y", rng.normal(size=(40, 6)) @ beta, 1, observed=rng.normal(size=40))
     assert Posterior(model, standardizes=True).coordinates is None
+
+
+def test_factors_along_other_axes(rng):
+    """Those of rows and of columns of a square are not the same."""
+    first, second = rng.integers(4, size=(2, 40))
+    with pm.Model() as model:
+        z, scales = pm.Normal("z", shape=(4, 4)), pm.HalfNormal("scales", shape=4)
+        mean = (z * scales[:, None])[first, second] + (z * scales)[second, first]
+        pm.Normal("y", mean, 1, observed=rng.normal(size=40))
+    assert Posterior(model, standardizes=True).coordinates is None
+
+
+def test_loadings_that_are_not_square(rng):
+    with pm.Model() as model:
+        z, loadings = pm.Normal("z", shape=(9, 2)), pm.HalfNormal("loadings", shape=(4, 2))
+        mean = pt.dot(z, pt.tril(loadings).T)[rng.integers(9, size=40)]
+        pm.Normal("y", mean, 1, observed=rng.normal(size=(40, 4)))
+    assert Posterior(model, standardizes=True).coordinates is None
+
+
+def test_locations_of_several_effects(rng, no_joint_block):
+    """The map is linear in several entries of a column, or in none."""
+    group = rng.integers(6, size=40)
+    with pm.Model() as model:
+        first = pm.Normal("first", 0, pm.HalfNormal("s"), shape=6)
+        location = rng.normal(size=(5, 6)) @ first + pt.exp(first[:5])
+        second = pm.Normal("second", location, pm.HalfNormal("t"), shape=5)
+        pm.Normal("y", first[group] + second[group % 5], 1, observed=rng.normal(size=40))
+    own = Posterior(model, standardizes=True).coordinates
+    d = own.layout.dimension
+    position = own.adapted(0.3 * rng.normal(size=d), curvature(rng, d))
+    ahead, behind = (own.to_rows(position + side * 1e-6 * np.eye(d)) for side in (1, -1))
+    found = own.jacobian(position).toarray()
+    np.testing.assert_allclose(found, (ahead - behind).T / 2e-6, atol=1e-6)
 
 
 def test_factors_that_repeat_effects(rng):
