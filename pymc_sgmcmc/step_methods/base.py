@@ -571,11 +571,11 @@ class StochasticGradientStep(StepMethod):
 
     def _position_of(self, values: np.ndarray) -> np.ndarray:
         """Position of a chain that has begun, which stays where the values are those there."""
-        coordinates, here = self.posterior.coordinates, self.chain.snapshot.position
-        if coordinates is None:
+        posterior, here = self.posterior, self.chain.snapshot.position
+        if posterior.coordinates is None:
             return values
-        same = np.allclose(coordinates.to_values(here), values, rtol=SAME_VALUES, atol=0)
-        return here if same else coordinates.to_coordinates(values)
+        same = np.allclose(posterior.values_at(here), values, rtol=SAME_VALUES, atol=0)
+        return here if same else posterior.positions_at(values)
 
     def _refuse_moves(self, incoming: np.ndarray) -> None:
         """Refuse other step methods where the estimator draws local variables.

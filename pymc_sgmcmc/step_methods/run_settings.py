@@ -88,9 +88,8 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
     attributes["why"] = _why(setup, design)
     arrays = {KEPT_ROWS: setup.estimator.kept} if setup.estimator.kept_rows else {}
     # Positions and gradients of a trace are in terms of the variables of the model.
-    own, of = setup.posterior.coordinates, ""
-    if own is not None:
-        of = OF_CHAIN
+    own = setup.posterior.coordinates
+    of = "" if own is None else OF_CHAIN
     matrices = {f"{of}preconditioner": design.dynamics.fixed_preconditioner}
     if setup.known_center is not None:
         values = setup.posterior.values_at(setup.known_center.position)
