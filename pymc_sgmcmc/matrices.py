@@ -1,4 +1,4 @@
-"""Matrices as diagonals, dense, or of low rank plus diagonal, with the same operations."""
+"""Matrices as diagonals, dense, of low rank plus diagonal, or with sparse factors."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from scipy import linalg, sparse
-from scipy.sparse.linalg import LinearOperator, eigsh
+from scipy.sparse.linalg import LinearOperator, eigsh, splu
 
 SINGULAR = 1e-11
 """A correlation matrix counts as singular where its smallest eigenvalue is at most this number.
 Rounding leaves eigenvalues of a singular matrix at up to about 1e-16 d, of a sign that depends on
 the kernels of the machine."""
+
+SCATTERED = 6
+"""An element of a sparse matrix costs as much as this many of a dense one: 2 nanoseconds."""
 
 GRAM_DIMENSION = 500
 """Eigenvalues of rows of up to this dimension are those of their matrix of products."""
@@ -29,6 +35,11 @@ class _Parts:
     def shape(self: Any) -> tuple[int, ...]:
         """Shape (d, d), or that of the entries of a diagonal."""
         return np.shape(self.values)
+
+    @property
+    def cost(self: Any) -> int:
+        """Multiplications that a product with a vector takes as long as."""
+        return int(np.size(self.values))
 
     def each(self: Any, vectors: Any) -> Any:
         """A x for each row x: ``vectors @ matrix.T``, which symbolic vectors do not know."""
@@ -192,6 +203,21 @@ class LowRank(_Parts):
         """(d, d)."""
         return len(self.left), len(self.left)
 
+    @property
+    def cost(self) -> int:
+        """Multiplications that a product with a vector takes as long as."""
+        return 2 * int(np.size(self.vectors))
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Arrays that describe a symmetric matrix, by name."""
+        return {"scale": self.left, "vectors": self.vectors, "factors": self.factors}
+
+    @classmethod
+    def of_parts(cls, scale: Any, vectors: Any, factors: Any) -> LowRank:
+        """The symmetric matrix of these arrays."""
+        return cls(scale, vectors, factors, scale)
+
     def __matmul__(self, vector: Any) -> Any:
         """A x for a vector x."""
         scaled = self.right * vector
@@ -232,7 +258,254 @@ class LowRank(_Parts):
         return Dense(self.dense()).congruence(root)
 
 
-Matrix = Diagonal | Dense | LowRank
+@dataclass(frozen=True, eq=False)
+class Sparse(_Parts):
+    """A square matrix A of which few elements are not zero.
+
+    Attributes
+    ----------
+    values : (k,)
+    rows, columns : (k,) of int
+        Places of these elements.
+    length : int
+        d.
+
+    Examples
+    --------
+    >>> matrix = Sparse.of(sparse.csr_array([[2.0, 0.0], [1.0, 3.0]]))
+    >>> matrix @ np.ones(2), matrix.T @ np.ones(2)
+    (array([2., 4.]), array([3., 3.]))
+    """
+
+    values: Any
+    rows: Any
+    columns: Any
+    length: int
+
+    @classmethod
+    def of(cls, matrix: sparse.csr_array) -> Sparse:
+        """That of SciPy."""
+        elements = matrix.tocoo()
+        return cls(elements.data, elements.row, elements.col, matrix.shape[0])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(d, d)."""
+        return self.length, self.length
+
+    @property
+    def cost(self) -> int:
+        """Multiplications that a product with a vector takes as long as."""
+        return SCATTERED * int(np.size(self.values))
+
+    @property
+    def _array(self) -> sparse.csr_array:
+        return sparse.csr_array((self.values, (self.rows, self.columns)), self.shape)
+
+    def __matmul__(self, vector: Any) -> Any:
+        """A x for a vector x, or for each column of an array."""
+        if not isinstance(self.values, Variable):
+            return self._array @ vector
+        return pt.zeros_like(vector)[self.rows].inc(self.values * vector[self.columns])
+
+    def __rmatmul__(self, rows: Any) -> Any:
+        """R A for a matrix R of row vectors."""
+        if not isinstance(self.values, Variable):
+            return rows @ self._array
+        if rows.type.shape[0] == 1:  # as in a loop over transitions
+            return (self.T @ rows[0])[None]
+        return pt.zeros_like(rows)[:, self.columns].inc(self.values * rows[:, self.rows])
+
+    @property
+    def T(self) -> Sparse:  # noqa: N802  # as of an array
+        """A⊤."""
+        return Sparse(self.values, self.columns, self.rows, self.length)
+
+    def map(self, function: Callable[[Any], Any]) -> Sparse:
+        """The same with a function of the values, and of their places as data of a graph."""
+        values = function(self.values)
+        shared = isinstance(values, Variable)
+        rows, columns = (
+            pytensor.shared(each.astype(np.int64)) if shared else _integers(each)
+            for each in (self.rows, self.columns)
+        )
+        return Sparse(values, rows, columns, self.length)
+
+    def dense(self, dimension: int | None = None) -> np.ndarray:
+        """A as an array."""
+        return self._array.toarray()
+
+
+@dataclass(frozen=True, eq=False)
+class Factored(_Parts):
+    r"""The matrix :math:`A = F F^\top` with a sparse factor whose inverse is sparse too.
+
+    Attributes
+    ----------
+    root : Sparse
+        F.
+    inverse_root : Sparse
+        :math:`F^{-1}`.
+
+    Examples
+    --------
+    >>> matrix = factored(sparse.csr_array([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0], [1.0, 1.0, 4.0]]))
+    >>> (matrix @ np.ones(3)).round(12)
+    array([3., 4., 6.])
+    >>> (matrix.inverse @ (matrix @ np.arange(3.0))).round(12) + 0.0
+    array([0., 1., 2.])
+    """
+
+    root: Any
+    inverse_root: Any
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(d, d)."""
+        return self.root.shape
+
+    @property
+    def cost(self) -> int:
+        """Multiplications that a product with a vector takes as long as."""
+        return 2 * self.root.cost
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Arrays that describe the matrix, by name."""
+        factors = {"of_root": self.root, "of_inverse": self.inverse_root}
+        return {
+            f"{name}_{of}": getattr(factor, name)
+            for of, factor in factors.items()
+            for name in ("values", "rows", "columns")
+        }
+
+    @classmethod
+    def of_parts(cls, **arrays: np.ndarray) -> Factored:
+        """The matrix of these arrays."""
+        length = 1 + int(arrays["rows_of_root"].max())
+
+        def factor(of: str) -> Sparse:
+            return Sparse(
+                arrays[f"values_{of}"], arrays[f"rows_{of}"], arrays[f"columns_{of}"], length
+            )
+
+        return cls(factor("of_root"), factor("of_inverse"))
+
+    def __matmul__(self, vector: Any) -> Any:
+        """A x for a vector x, or for each column of an array."""
+        return self.root @ (self.root.T @ vector)
+
+    def __rmatmul__(self, rows: Any) -> Any:
+        """R A for a matrix R of row vectors."""
+        return self.root.each(self.root.T.each(rows))
+
+    @property
+    def T(self) -> Factored:  # noqa: N802  # as of an array
+        """A⊤."""
+        return self
+
+    @property
+    def inverse(self) -> Factored:
+        """A⁻¹."""
+        return Factored(self.inverse_root.T, self.root.T)
+
+    def map(self, function: Callable[[Any], Any]) -> Factored:
+        """The same with a function of the elements of the factors."""
+        return Factored(self.root.map(function), self.inverse_root.map(function))
+
+    def diagonal(self) -> np.ndarray:
+        """Diagonal of A, shape (d,)."""
+        root = self.root
+        return np.bincount(root.rows, np.square(root.values), minlength=root.length)
+
+    def dense(self, dimension: int | None = None) -> np.ndarray:
+        """A as an array."""
+        return np.eye(self.root.length) @ self
+
+    def congruence(self, root: Matrix) -> Dense:
+        """L⊤ A L."""
+        return Dense(self.dense()).congruence(root)
+
+
+def factored(matrix: sparse.csr_array) -> Factored:
+    r"""A sparse positive definite matrix by its factors, which may have many more elements.
+
+    With :math:`P A P^\top = L D L^\top` for an order P of the coordinates the factor is
+    :math:`P^\top L D^{1/2}`. Column j of its inverse has elements where the elimination of j, of
+    the coordinate after it, and so on leads: for levels nested in each other those above it.
+
+    Raises
+    ------
+    scipy.linalg.LinAlgError
+        Where it is not positive definite.
+    """
+    order, parents = _elimination(matrix)
+    inverse_order = np.argsort(order)
+    found = splu(
+        matrix[order][:, order].tocsc(),
+        permc_spec="NATURAL",
+        diag_pivot_thresh=0.0,
+        options={"SymmetricMode": True},
+    )
+    pivots = found.U.diagonal()
+    if not (np.array_equal(found.perm_r, np.arange(len(order))) and np.all(pivots > 0)):
+        raise linalg.LinAlgError("it has a pivot that is not positive")
+    lower = found.L.tocsc()
+    below = sparse.tril(lower, -1).tocsc()
+    # Columns of the inverse follow from those of the coordinates that are eliminated later.
+    depths, identity = _depths(parents), sparse.eye_array(len(order), format="csc")
+    inverse = sparse.csc_array(lower.shape)
+    for depth in range(depths.max() + 1):
+        chosen = sparse.diags_array((depths == depth).astype(float)).tocsc()
+        inverse = inverse + (identity - inverse @ below) @ chosen
+    root = lower @ sparse.diags_array(np.sqrt(pivots))
+    of_inverse = sparse.diags_array(1 / np.sqrt(pivots)) @ inverse
+    return Factored(
+        Sparse.of(root.tocsr()[inverse_order]), Sparse.of(of_inverse.tocsc()[:, inverse_order])
+    )
+
+
+def elements_of_factor(matrix: sparse.csr_array) -> int:
+    """Elements of the inverse factor that `factored` makes, without making it."""
+    return int((_depths(_elimination(matrix)[1]) + 1).sum())
+
+
+def _elimination(matrix: sparse.csr_array) -> tuple[np.ndarray, list[int]]:
+    """An order of elimination, and for each coordinate in it the first that depends on it after it.
+
+    Coordinates with few neighbours come first: levels of a factor with many levels before those of
+    one with few, and what all rows have in common at the end. The tree is that of Liu (1990).
+    """
+    order = np.argsort(np.diff(matrix.indptr), kind="stable")
+    lower = sparse.tril(matrix[order][:, order], -1).tocsr()
+    starts, places = lower.indptr.tolist(), lower.indices.tolist()
+    parents, ancestors = [-1] * len(order), [-1] * len(order)
+    for later in range(len(order)):
+        for place in places[starts[later] : starts[later + 1]]:
+            while ancestors[place] not in (-1, later):
+                ancestors[place], place = later, ancestors[place]
+            if ancestors[place] == -1:
+                ancestors[place] = parents[place] = later
+    return order, parents
+
+
+def _depths(parents: list[int]) -> np.ndarray:
+    """Number of coordinates that follow each one up to the root of its tree."""
+    depths = np.zeros(len(parents), dtype=int)
+    for place in range(len(parents) - 1, -1, -1):
+        if parents[place] >= 0:
+            depths[place] = depths[parents[place]] + 1
+    return depths
+
+
+def _integers(values: Any) -> np.ndarray:
+    return values.get_value() if isinstance(values, SharedVariable) else values
+
+
+Matrix = Diagonal | Dense | LowRank | Factored
+
+Implicit = LowRank | Factored
+"""Matrices of which products with vectors are known, and no other elements than the diagonal."""
 
 
 def as_matrix(value: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 import xarray as xr
 from xarray import DataTree
 
-from pymc_sgmcmc.matrices import LowRank, Matrix, as_matrix
+from pymc_sgmcmc.matrices import Factored, LowRank, Matrix, as_matrix
 
 POSITION, GRADIENT = "position", "gradient"
 """These are the names of two statistics with an array for each draw: the unconstrained position,
@@ -108,8 +108,11 @@ SETUP_PASSES, SETUP_SECONDS = "setup_passes", "setup_seconds"
 """These settings are the rows that the set-up evaluated, again and again, over the number of all
 rows, and its seconds. They differ between runs that are the same."""
 
-SCALE, VECTORS, FACTORS = "scale", "vectors", "factors"
-"""The names of the parts of a matrix of low rank plus diagonal end in these words."""
+IMPLICIT: dict[str, type[LowRank] | type[Factored]] = {
+    "factors": LowRank,
+    "values_of_root": Factored,
+}
+"""The kinds of matrices that a trace has as several arrays, by the end of the name of one."""
 
 STATISTICS = ("sample_stats", "warmup_sample_stats")
 """These groups have statistics of the draws."""
@@ -128,8 +131,8 @@ class RunSettings:
         Numbers and words, by name.
     arrays : mapping
         Arrays by name: the preconditioner M of Langevin dynamics, scalar, (d,) or (d, d), the
-        centre, and the curvature there, (d,) or (d, d). A symmetric matrix of low rank plus
-        diagonal is stored as its parts.
+        centre, and the curvature there, (d,) or (d, d). A matrix known by products alone
+        is stored as its parts.
     labels : tuple of str
         Labels of the coordinates of the position.
     """
@@ -146,8 +149,10 @@ class RunSettings:
             dims: tuple[str, ...] = (DIMENSION, column_dimension)[: values.ndim]
             if name == KEPT_ROWS:
                 dims = ("kept_row",)
-            elif name.endswith((VECTORS, FACTORS)):
+            elif name.endswith(("vectors", "factors")):
                 dims = (DIMENSION, name.split("_")[0] + "_direction")[-values.ndim :]
+            elif "_of_" in name:  # elements of a sparse matrix
+                dims = (name[: name.index("_")] + "_element" + name[name.index("_of_") :],)
             variables[name] = (dims, values)
         used = {dim for names, _ in variables.values() for dim in names}
         labels = list(self.labels)
@@ -435,12 +440,16 @@ def stored_matrix(group: Any, name: str) -> Matrix | None:
     """A matrix of the settings of a trace, None where it has none of this name."""
     if name in group.data_vars:
         return as_matrix(group[name])
-    if f"{name}_{SCALE}" not in group.data_vars:
-        return None
-    scale, vectors, factors = (
-        np.asarray(group[f"{name}_{part}"], dtype=float) for part in (SCALE, VECTORS, FACTORS)
-    )
-    return LowRank(scale, vectors, factors, scale)
+    for end, kind in IMPLICIT.items():
+        if f"{name}_{end}" in group.data_vars:
+            start = f"{name}_"
+            parts = {
+                str(each).removeprefix(start): np.asarray(values)
+                for each, values in group.data_vars.items()
+                if str(each).startswith(start)
+            }
+            return kind.of_parts(**parts)
+    return None
 
 
 def groups_of(idata: DataTree) -> dict[str, xr.Dataset]:

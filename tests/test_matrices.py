@@ -11,7 +11,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 import pytest
-from scipy import linalg
+from scipy import linalg, sparse
 
 from pymc_sgmcmc.matrices import (
     SINGULAR,
@@ -21,7 +21,9 @@ from pymc_sgmcmc.matrices import (
     as_matrix,
     covariance_root,
     dependent_coordinates,
+    elements_of_factor,
     extreme_eigenvalues,
+    factored,
     matrix_root,
 )
 
@@ -34,12 +36,26 @@ def matrix_of(kind):
     scale, vectors = rng.uniform(0.5, 2, size=D), np.linalg.qr(rng.normal(size=(D, 2)))[0]
     if kind == "low rank":
         return LowRank(scale, vectors, np.array([3.0, -0.6]), scale)
+    if kind == "factored":
+        return factored(sparse.csr_array(nested_matrix(rng, levels=4, groups=2)))
     return as_matrix(
         {"scalar": 0.7, "diagonal": scale, "dense": np.cov(rng.normal(size=(D, 20)))}[kind]
     )
 
 
-KINDS = ("scalar", "diagonal", "dense", "low rank")
+KINDS = ("scalar", "diagonal", "dense", "low rank", "factored")
+
+
+def nested_matrix(rng, levels, groups):
+    """Precision of levels that each belong to a group, in no order, as a dense array."""
+    d = levels + groups
+    matrix = np.diag(rng.uniform(1, 2, size=d))
+    for level in range(levels):
+        group = levels + level % groups
+        matrix[level, group] = matrix[group, level] = rng.normal()
+        matrix[group, group] += matrix[level, group] ** 2
+    order = rng.permutation(d)
+    return matrix[np.ix_(order, order)]
 
 
 @pytest.fixture(params=KINDS)
@@ -58,7 +74,7 @@ def test_operations_are_those_of_the_dense_matrix(matrix, rng):
         np.testing.assert_allclose(factor @ vector, factor.dense(D) @ vector)
         np.testing.assert_allclose(rows @ factor, rows @ factor.dense(D))
         np.testing.assert_allclose(factor.each(rows), rows @ factor.dense(D).T)
-        assert type(factor) is type(matrix)
+        assert type(factor) in (type(matrix), type(root))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,17 +91,33 @@ def test_congruence(matrix, kind):
     assert extreme_eigenvalues(matrix, root, D) == pytest.approx(values[[0, -1]], rel=1e-3)
 
 
-def test_symbolic_products(matrix, rng):
+@pytest.mark.parametrize("root", [False, True])
+def test_symbolic_products(matrix, root, rng):
+    matrix = matrix.root if root else matrix
     symbolic = matrix.map(pytensor.shared)
     x, rows = pt.vector("x", dtype="float64"), pt.matrix("rows", dtype="float64")
-    products = [symbolic @ x, symbolic.each(rows), symbolic.T @ x]
+    products = [symbolic @ x, symbolic.each(rows), symbolic.T @ x, symbolic.each(x[None])]
     vector, many, full = rng.normal(size=D), rng.normal(size=(3, D)), matrix.dense(D)
-    product, of_each, of_transposed = pytensor.function([x, rows], products, mode="FAST_COMPILE")(
-        vector, many
-    )
+    product, of_each, of_transposed, of_one = pytensor.function(
+        [x, rows], products, mode="FAST_COMPILE"
+    )(vector, many)
     np.testing.assert_allclose(product, full @ vector)
     np.testing.assert_allclose(of_each, many @ full.T)
     np.testing.assert_allclose(of_transposed, full.T @ vector)
+    np.testing.assert_allclose(of_one, [full @ vector])
+
+
+def test_sparse_factors(rng):
+    """Levels in groups have inverse factors as sparse as the matrix, in any order."""
+    dense = nested_matrix(rng, levels=60, groups=7)
+    matrix = sparse.csr_array(dense)
+    found = factored(matrix)
+    assert found.root.values.size == found.inverse_root.values.size == (matrix.nnz + 67) / 2
+    assert elements_of_factor(matrix) == found.inverse_root.values.size
+    np.testing.assert_allclose(found.dense(), dense, atol=1e-12)
+    np.testing.assert_allclose(found.inverse.dense(), np.linalg.inv(dense), atol=1e-10)
+    with pytest.raises(linalg.LinAlgError, match="pivot"):
+        factored(matrix - 10 * sparse.eye_array(67))
 
 
 def test_a_matrix_is_made_of_numbers_arrays_and_tensors(matrix):
@@ -103,7 +135,7 @@ CORES = ("Haswell", "SkylakeX", "Zen")
 
 COUNT_ACCEPTED = """
 import numpy as np
-from scipy import linalg
+from scipy import linalg, sparse
 from pymc_sgmcmc.matrices import covariance_root
 
 accepted = plainly = 0

@@ -15,7 +15,7 @@ from scipy import linalg
 
 from pymc_sgmcmc.adaptation.base import Adaptation, AdaptationState, Seen
 from pymc_sgmcmc.dynamics import Law
-from pymc_sgmcmc.matrices import Dense, LowRank, Matrix
+from pymc_sgmcmc.matrices import Dense, Implicit, Matrix
 from pymc_sgmcmc.tuning import DENSE_DIMENSION, Center
 
 FIRST_WINDOW = 100
@@ -93,8 +93,8 @@ class LangevinStepSize(Adaptation):
         self._center = center.position
         self._precision = center.curvature.precision
         self._largest = float(center.curvature.relative_to(preconditioner.root).max())
-        low_rank = isinstance(self._precision, LowRank)
-        self._searches = len(self._center) <= DENSE_DIMENSION and not low_rank
+        implicit = isinstance(self._precision, Implicit)
+        self._searches = len(self._center) <= DENSE_DIMENSION and not implicit
         if self._searches:
             self._root = preconditioner.root
             curvature = self._precision.congruence(self._root)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import linalg
 
-from pymc_sgmcmc.matrices import Dense, LowRank, Matrix
+from pymc_sgmcmc.matrices import Dense, Implicit, Matrix
 from pymc_sgmcmc.stein import Estimate, mean_with_error, split_into_batches, standard_error
 
 
@@ -133,8 +133,8 @@ class Law:
         preconditioner : Matrix
             M.
         precision : Matrix
-            H, the curvature at the mode. Where one of the two matrices is of low rank, or both are
-            diagonal, M is taken for the inverse of H.
+            H, the curvature at the mode. Where one of the two is known by products alone, or both
+            are diagonal, M is taken for the inverse of H.
 
         Examples
         --------
@@ -147,8 +147,9 @@ class Law:
         array([0., 0.])
         """
         h = step_sizes[..., None]
-        kinds = {type(preconditioner), type(precision)}
-        if LowRank in kinds or Dense not in kinds:
+        matrices = (preconditioner, precision)
+        implicit = any(isinstance(each, Implicit) for each in matrices)
+        if implicit or not any(isinstance(each, Dense) for each in matrices):
             return mean_with_error(h * self.excess(gradients, preconditioner, precision))
         root = preconditioner.root
         values, vectors = linalg.eigh(precision.congruence(root).dense())
@@ -173,7 +174,8 @@ class Law:
     @staticmethod
     def expected_squares(preconditioner: Matrix, precision: Matrix | None) -> np.ndarray | float:
         """(M H M) over M on the diagonal, 1 where M is the inverse of H, or taken for that."""
-        if precision is None or LowRank in {type(preconditioner), type(precision)}:
+        implicit = isinstance(preconditioner, Implicit) or isinstance(precision, Implicit)
+        if precision is None or implicit:
             return 1.0
         if isinstance(preconditioner, Dense):
             values = preconditioner.values

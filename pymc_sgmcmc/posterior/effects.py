@@ -71,6 +71,7 @@ from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays
 from pymc_sgmcmc.posterior.graphs import is_product
 from pymc_sgmcmc.posterior.position import PositionLayout
+from pymc_sgmcmc.posterior.threads import SharedFunction
 
 SMALLEST_SCALE = 1e-100
 """Scales are no smaller where one is divided by their square, which is a number then."""
@@ -280,24 +281,44 @@ class EffectCoordinates:
         precision : Matrix or sparse array, shape (d, d)
             Minus the Hessian of the log density there.
         """
-        values, z = self.to_values(position), self._standardised_at(position)
         scales = self._scales_at(position)
-        scales = np.where(np.abs(scales) < SMALLEST_SCALE, SMALLEST_SCALE, scales)
         given = (1 + scales**2 * self._joined("information")) * precision.diagonal() - 1
         information = np.maximum(given, 0.0) / scales**2
+        if not self.joint:
+            return self.informed(position, information)
+        places = self._places
+        products, unit = np.outer(scales[places], scales[places]), np.eye(len(places))
+        root = linalg.cholesky(unit + products * self._information.get_value(), lower=True)
+        given = root @ self._of_joint(precision) @ root.T - unit
+        # The rows say nothing that is negative.
+        sizes, vectors = linalg.eigh(given)
+        of_joint = (vectors * np.maximum(sizes, 0.0)) @ vectors.T / products
+        return self.informed(position, information, of_joint)
+
+    def informed(
+        self, position: np.ndarray, information: np.ndarray, of_joint: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Take what rows say of each effect where the others are known, as `adapted`.
+
+        Parameters
+        ----------
+        position : numpy.ndarray, shape (d,)
+        information : numpy.ndarray, shape (d,)
+            Minus the second derivatives of the log likelihood in the position of the rows.
+        of_joint : numpy.ndarray, optional
+            What they say of the joint block. Default: the same, on the diagonal.
+        """
+        values, z = self.to_values(position), self._standardised_at(position)
+        scales = self._scales_at(position)
         self._set("information", information)
         self._set("score", z * (1 + scales**2 * information) / scales)
         if self.joint:
             places = self._places
-            scales, z, unit = scales[places], z[places], np.eye(len(places))
-            products = np.outer(scales, scales)
-            root = linalg.cholesky(unit + products * self._information.get_value(), lower=True)
-            given = root @ self._of_joint(precision) @ root.T - unit
-            # The rows say nothing that is negative.
-            sizes, vectors = linalg.eigh(given)
-            given = (vectors * np.maximum(sizes, 0.0)) @ vectors.T
-            self._information.set_value(given / products)
-            self._score.set_value((z + given @ z) / scales)
+            if of_joint is None:
+                of_joint = np.diag(information[places])
+            scales, z = scales[places], z[places]
+            self._information.set_value(of_joint)
+            self._score.set_value(z / scales + of_joint @ (scales * z))
         return self.to_coordinates(values)
 
     @property
@@ -428,16 +449,15 @@ class EffectCoordinates:
 
     @property
     def columns(self) -> list[np.ndarray]:
-        """Coordinates of each effect apart, of its coefficients one after the other."""
+        """Coordinates of each effect, of its coefficients one after the other."""
         numbers, columns = np.arange(self.layout.dimension), []
         for each, part in self._parts():
-            if each not in self.joint:
-                of_effect = numbers[part].reshape(_shape(each))
-                columns += (
-                    [of_effect.ravel()]
-                    if each.axis is None
-                    else list(np.moveaxis(of_effect, each.axis, 0))
-                )
+            of_effect = numbers[part].reshape(_shape(each))
+            columns += (
+                [of_effect.ravel()]
+                if each.axis is None
+                else list(np.moveaxis(of_effect, each.axis, 0))
+            )
         return columns
 
     def _parts(self) -> list[tuple[Effect, slice]]:
@@ -458,8 +478,9 @@ class EffectCoordinates:
         return self._each(self._standardised_function, self.to_values(position))
 
     def _scales_at(self, position: np.ndarray) -> np.ndarray:
-        """s at a position, and one of other variables."""
-        return self._each(self._scales_function, self.to_values(position)).astype(float)
+        """s at a position, though never quite zero, and one of other variables."""
+        scales = self._each(self._scales_function, self.to_values(position)).astype(float)
+        return np.where(np.abs(scales) < SMALLEST_SCALE, SMALLEST_SCALE, scales)
 
     def _of_effects(
         self, of_effects: Mapping[Variable, TensorVariable], other: Callable[..., TensorVariable]
@@ -532,18 +553,19 @@ class EffectCoordinates:
         """Symbolic `pulled_back` as a function of v."""
         return self.layout.gradient(pt.dot(self.position_of_rows, gradient))
 
-    def _function(self, graph: TensorVariable, *others: TensorVariable) -> Any:
+    def _function(self, graph: TensorVariable, *others: TensorVariable) -> SharedFunction:
         position = pt.vector("position", dtype=self.layout.dtype)
         graph = clone_replace(graph, self.layout.split(position), rebuild_strict=False)
         if self.joint:
             # Cholesky factors of several matrices take a quarter of a minute to compile.
-            return compile_on_arrays([position, *others], [graph], NUMPY_MODE)
+            return SharedFunction(compile_on_arrays([position, *others], [graph], NUMPY_MODE))
         several = {
             each: pt.matrix(f"{each.name}s", dtype=self.layout.dtype)
             for each in (position, *others)
         }
         inputs = list(several.values())
-        return compile_on_arrays(inputs, [vectorize_graph(graph, several)], NUMPY_MODE)
+        graph = vectorize_graph(graph, several)
+        return SharedFunction(compile_on_arrays(inputs, [graph], NUMPY_MODE))
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the functions, which are compiled again when needed."""

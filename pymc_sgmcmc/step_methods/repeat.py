@@ -12,7 +12,7 @@ from pymc.model import Model
 from pymc_sgmcmc.engine import is_jax_mode
 from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.gradient_estimators import SVRG
-from pymc_sgmcmc.matrices import Dense, Diagonal, LowRank, Matrix
+from pymc_sgmcmc.matrices import Dense, Diagonal, Implicit, Matrix
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.record import (
     INFORMATION,
@@ -103,7 +103,7 @@ def _center(posterior: Posterior, arrays: Any, of: str) -> Center | None:
 
 
 def _curvature(precision: Matrix) -> Curvature | None:
-    if isinstance(precision, LowRank):
+    if isinstance(precision, Implicit):
         # In so many dimensions the centre is a mode, whose curvature is computed again.
         return None
     if isinstance(precision, Diagonal):

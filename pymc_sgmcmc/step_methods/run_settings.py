@@ -11,10 +11,9 @@ import numpy as np
 
 from pymc_sgmcmc.gradient_estimators import GradientEstimator, SVRGGradient
 from pymc_sgmcmc.gradient_estimators.fisher_identity import FisherGradient
-from pymc_sgmcmc.matrices import LowRank
+from pymc_sgmcmc.matrices import Implicit
 from pymc_sgmcmc.record import (
     COMPUTED,
-    FACTORS,
     GIVEN,
     INFORMATION,
     KEPT_ROWS,
@@ -24,12 +23,10 @@ from pymc_sgmcmc.record import (
     MEAN_SHIFT,
     MIRRORED,
     OF_CHAIN,
-    SCALE,
     SCORE,
     SETUP_PASSES,
     SETUP_SECONDS,
     SOURCE,
-    VECTORS,
     RunSettings,
 )
 from pymc_sgmcmc.schedules import MOST_THINNING
@@ -102,10 +99,8 @@ def run_settings(setup: Setup, design: Design, preconditioner: Preconditioner) -
         if own is not None and setup.known_center.curvature.is_dense:
             matrices[INFORMATION], arrays[SCORE] = own.known
     for name, matrix in matrices.items():
-        if isinstance(matrix, LowRank):
-            arrays[f"{name}_{SCALE}"] = matrix.left
-            arrays[f"{name}_{VECTORS}"] = matrix.vectors
-            arrays[f"{name}_{FACTORS}"] = matrix.factors
+        if isinstance(matrix, Implicit):
+            arrays.update({f"{name}_{part}": values for part, values in matrix.parts.items()})
         elif matrix is not None:
             arrays[name] = np.asarray(matrix.values, dtype=np.float64)
     return RunSettings(attributes, arrays, tuple(map(str, setup.posterior.labels)))

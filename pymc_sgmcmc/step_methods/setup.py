@@ -22,7 +22,7 @@ from pymc_sgmcmc.dynamics import EULER, Dynamics, Law
 from pymc_sgmcmc.errors import BatchSizeWarning, ModelError
 from pymc_sgmcmc.gradient_estimators import FullGradient, GradientEstimator
 from pymc_sgmcmc.marginal.search import remedy
-from pymc_sgmcmc.matrices import LowRank, Matrix, as_matrix, largest_mean_square
+from pymc_sgmcmc.matrices import SCATTERED, Matrix, as_matrix, largest_mean_square
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.check_rows import check_rows
 from pymc_sgmcmc.record import LARGEST_MEAN_ERROR
@@ -64,9 +64,6 @@ records alone, which is measured with nine nodes."""
 OPERATIONS_OF_EFFECTS = 1000
 """A row of a minibatch that selects effects costs as much as this many multiplications: its entries
 are gathered and scattered, which takes 50 to 200 nanoseconds."""
-
-SCATTERED = 6
-"""An element of a sparse matrix costs as much as this many of a dense one: 2 nanoseconds."""
 
 READING_HINT = "Write a loop of variables as one variable with an index."
 PASS_HINT = "More threads share a pass: set OMP_NUM_THREADS before Python starts."
@@ -156,7 +153,7 @@ class Kind:
     Attributes
     ----------
     takes_low_rank : bool
-        Whether the dynamics take a curvature of low rank plus diagonal.
+        Whether the dynamics take a curvature that is known by products alone.
     keeps_rows : bool
         Whether some rows may be in each minibatch, so that only the other rows cause the noise V.
     bounds_noise : bool
@@ -643,8 +640,7 @@ def _noise_message(choice: StepSizeChoice, batching, estimator: GradientEstimato
 
 def _operations(posterior: Posterior, center: Center) -> tuple[int, int]:
     """Multiplications in a transition for the gradient of a row and for the preconditioner."""
-    matrix = center.curvature.covariance
-    elements = 2 * matrix.vectors.size if isinstance(matrix, LowRank) else matrix.values.size
+    elements = center.curvature.covariance.cost
     rows = 4 * max(1, posterior.row_elements)
     if center.of_rows is not None:
         elements += SCATTERED * center.of_rows.nnz

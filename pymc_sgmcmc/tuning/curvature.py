@@ -11,7 +11,15 @@ from scipy import linalg
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from pymc_sgmcmc.errors import CenterWarning, ModelError
-from pymc_sgmcmc.matrices import Dense, Diagonal, LowRank, Matrix, extreme_eigenvalues
+from pymc_sgmcmc.matrices import (
+    Dense,
+    Diagonal,
+    Implicit,
+    LowRank,
+    Matrix,
+    Sparse,
+    extreme_eigenvalues,
+)
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.stages import stage
 from pymc_sgmcmc.tuning.subsample import Subsample
@@ -99,8 +107,8 @@ class Curvature:
         return self.precision.diagonal() ** -0.5
 
     def without_directions(self) -> Curvature:
-        """The diagonal of a curvature of low rank plus diagonal; any other curvature unchanged."""
-        if not isinstance(self.precision, LowRank):
+        """The diagonal of a curvature known by products alone; any other curvature unchanged."""
+        if not isinstance(self.precision, Implicit):
             return self
         precision = Diagonal(self.precision.diagonal())
         root = Diagonal(precision.values**-0.5)
@@ -111,9 +119,9 @@ class Curvature:
         """Eigenvalues of MH for M = L Lᵀ, or of their diagonals where H is diagonal.
 
         Where `precision` is an approximation the first and the last are bounds on the eigenvalues.
-        For matrices of low rank there are only these two.
+        For matrices known by products alone there are only these two.
         """
-        if isinstance(self.precision, LowRank) or isinstance(root, LowRank):
+        if isinstance(self.precision, Implicit) or isinstance(root, LowRank | Sparse):
             values = extreme_eigenvalues(self.precision, root, len(self.standard_deviations))
         elif isinstance(self.precision, Diagonal) and isinstance(root, Dense):
             values = self.precision.values * np.einsum("ij,ij->i", root.values, root.values)

@@ -17,10 +17,12 @@ from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.check_rows import defect_at
 from pymc_sgmcmc.tuning.center import FARTHEST_CENTER, Center, center_at
 from pymc_sgmcmc.tuning.curvature import (
+    SIGNS,
     Curvature,
     coordinate_scale,
     curvature_at,
     diagonal_curvature,
+    difference_width,
     has_dense_curvature,
 )
 from pymc_sgmcmc.tuning.funnel import warn_of_funnel
@@ -38,6 +40,7 @@ from pymc_sgmcmc.tuning.mode_search import (
     collapsed_coordinates,
     find_mode,
     informed_effects,
+    minimize,
 )
 from pymc_sgmcmc.tuning.nearest_gaussian import (
     LARGEST_SHIFT,
@@ -128,29 +131,22 @@ def find_center(posterior: Posterior, start: np.ndarray) -> Center:
         )
     scale = coordinate_scale(posterior, subsample, start)
     effects = None if has_dense_curvature(posterior) else sparse_curvature(posterior)
-    own, values = posterior.coordinates, posterior.values_at(start)
-    if effects is not None and (own is not None or effects.have_scales(start, scale)):
+    values = posterior.values_at(start)
+    if effects is not None and (
+        posterior.coordinates is not None or effects.have_scales(start, scale)
+    ):
         with suppress(ValueError), np.errstate(all="ignore"):  # Not finite around the start.
-            return _center_of_effects(posterior, effects, start, scale)
-    if own is not None:
-        start = own.to_coordinates(values)  # which may be others now
-        precision = Diagonal(coordinate_scale(posterior, subsample, start) ** -2)
-        start = own.adapted(start, precision)
-        scale = coordinate_scale(posterior, subsample, start)
+            return _center_of_effects(posterior, subsample, effects, start, scale)
+        start = posterior.positions_at(values)  # which may be others now
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always", CenterWarning)
-        center = find_mode(posterior, subsample, large, start, scale)
-        for _ in range(MOST_ADAPTATIONS):
-            if own is None:
-                break
-            moved = own.adapted(center.position, center.curvature.precision)
-            scale = coordinate_scale(posterior, subsample, moved)
-            center = find_mode(posterior, subsample, large, moved, scale)
-            distance = np.abs(center.position - moved) / center.curvature.standard_deviations
-            if distance.max() <= 1:
-                break
+        center, settled = _settled_mode(posterior, subsample, large, start, scale)
+    start = posterior.positions_at(values)
     flat = any(issubclass(warning.category, CenterWarning) for warning in record)
     collapsed = collapsed_coordinates(posterior, subsample, center, start)
+    if not settled and posterior.coordinates is not None:
+        # What rows say of effects sends them and their scale to zero.
+        collapsed = np.union1d(collapsed, np.flatnonzero(posterior.coordinates.apart))
     if not center.curvature.is_dense:
         return _long_center(posterior, subsample, large, center, start, scale, collapsed, flat)
     judge = judge_at(posterior, center, large)
@@ -182,6 +178,57 @@ def find_center(posterior: Posterior, start: np.ndarray) -> Center:
     warn_of_other_modes(posterior, subsample, better, start, scale, at_mode=False)
     warn_of_funnel(posterior, large, better)
     return _with_surroundings(judge, better, misfit.gradient)
+
+
+def _settled_mode(
+    posterior: Posterior,
+    subsample: Subsample,
+    large: Subsample,
+    start: np.ndarray,
+    scale: np.ndarray,
+) -> tuple[Center, bool]:
+    """Mode, in coordinates of effects for what rows say there, and whether both came to rest."""
+    own = posterior.coordinates
+    if own is not None:
+        start = own.informed(start, _information(posterior, subsample, start))
+        scale = coordinate_scale(posterior, subsample, start)
+    center = find_mode(posterior, subsample, large, start, scale)
+    for _ in range(0 if own is None else MOST_ADAPTATIONS):
+        assert own is not None
+        if center.curvature.is_dense:
+            moved = own.adapted(center.position, center.curvature.precision)
+        else:
+            information = _information(posterior, subsample, center.position)
+            moved = own.informed(center.position, information)
+        scale = coordinate_scale(posterior, subsample, moved)
+        center = find_mode(posterior, subsample, large, moved, scale)
+        distance = np.abs(center.position - moved) / center.curvature.standard_deviations
+        if distance.max() <= 1:
+            return center, True
+    return center, own is None
+
+
+def _information(posterior: Posterior, subsample: Subsample, position: np.ndarray) -> np.ndarray:
+    """What rows say of each effect of own coordinates where the others are known, shape (d,).
+
+    It is the second derivative in the position of the rows, by random signs. It is exact for levels
+    that have no row in common, whatever the scale of the effects.
+    """
+    own, seen, rows = posterior.coordinates, posterior.position_of_rows(position), subsample.rows
+    assert own is not None
+    squares = np.mean(posterior.row_gradients(seen, subsample.some_rows) ** 2, axis=0)
+    signs = np.random.default_rng(1963).choice([-1.0, 1.0], size=(SIGNS, len(seen)))
+    found = np.zeros(len(seen))
+    for column in own.columns:
+        mean = posterior.n_rows * squares[column].mean()
+        width = difference_width(posterior) * (mean**-0.5 if mean > 0 else 1.0)
+        shifts = np.zeros(signs.shape)
+        shifts[:, column] = width * signs[:, column]
+        ends = np.concatenate([seen + shifts, seen - shifts])
+        ahead, behind = np.split(posterior.gradient_of_rows(ends, rows)[:, column], 2)
+        change = np.mean(signs[:, column] * (behind - ahead), axis=0)
+        found[column] = subsample.weight * np.maximum(change, 0.0) / (2 * width)
+    return np.nan_to_num(found)
 
 
 def _may_be_guide(
@@ -256,19 +303,29 @@ def _long_center(
 
 def _center_of_effects(
     posterior: Posterior,
+    subsample: Subsample,
     effects: SparseCurvature,
     start: np.ndarray,
     scale: np.ndarray,
 ) -> Center:
     """Centre of a long position with effects of many levels and their scales.
 
-    The joint mode of these is at a scale of zero or far from the mass, so it is not searched.
+    The joint mode of these is at a scale of zero or far from the mass, so it is not searched. In
+    coordinates of effects that of all others is, given the scales, which rows do not see.
 
     Raises
     ------
     ValueError
         Where log density or gradient are not finite around the position, or at the mean.
     """
+    if posterior.coordinates is not None:
+        start, scale = _between_forms(posterior, effects, start, scale)
+
+        def given_scales(position: np.ndarray) -> tuple[float, np.ndarray]:
+            value, gradient = subsample.log_density_and_gradient(position)
+            return value, np.where(effects.seen, gradient, 0.0)
+
+        start = minimize(given_scales, start, Diagonal(scale), tolerance=0.1)
     position, deviations = _between_forms(posterior, effects, start, scale)
     mean, _ = mean_field(posterior, position, deviations, steps=ROUGH_STEPS)
     for _ in range(2):

@@ -10,20 +10,22 @@ effects of the same level.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from scipy import sparse
+from scipy import linalg, sparse
 from scipy.sparse.linalg import ArpackNoConvergence, eigsh
 
 from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.matrices import SCATTERED, elements_of_factor, factored
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.selected import SelectedGraph, places_of, selected_graph
 from pymc_sgmcmc.tuning.curvature import (
+    DENSE_DIMENSION,
     MOST_DIRECTIONS,
     NOT_FINITE,
     SMALLEST,
@@ -34,6 +36,9 @@ from pymc_sgmcmc.tuning.curvature import (
 
 SAME = 1e-3
 """Two differences of gradients are equal up to this part, which is far above their rounding."""
+
+
+type Derivative = Callable[[float, Any, Any], list[np.ndarray]]
 
 
 class SparseCurvature:
@@ -48,6 +53,9 @@ class SparseCurvature:
     ----------
     effects : numpy.ndarray of bool, shape (d,)
         Whether a coordinate is an entry that rows select.
+    seen : numpy.ndarray of bool, shape (d,)
+        Whether it is such an entry, or rows see it otherwise. They see no scales where effects have
+        coordinates of their own.
     """
 
     def __init__(self, posterior: Posterior, graph: SelectedGraph):
@@ -57,18 +65,25 @@ class SparseCurvature:
         self._whole_shapes = [shapes[variable] for variable in graph.whole]
         self._entry_shapes = [each.entries.type.shape[1:] for each in graph.selections]
         self._stops = np.cumsum([0, *(levels.shape[1] for levels in self._levels)])
-        if posterior.coordinates is None:
-            # Two indices of one variable are one set of columns.
-            of_variables = {
-                selection.variable: levels
-                for selection, levels in zip(graph.selections, self._levels, strict=True)
-            }
-            self._columns = [column for levels in of_variables.values() for column in levels.T]
-        else:
-            self._columns = posterior.coordinates.columns
+        # Two indices of one variable are one set of columns.
+        of_variables = {
+            selection.variable: levels
+            for selection, levels in zip(graph.selections, self._levels, strict=True)
+        }
+        own = posterior.coordinates
+        moved = [] if own is None else [each.variable for each in own.effects]
+        self._columns = [
+            column
+            for variable, levels in of_variables.items()
+            if variable not in moved
+            for column in levels.T
+        ] + ([] if own is None else [each for each in own.columns if own.apart[each].all()])
         self.effects = np.zeros(posterior.dimension, dtype=bool)
         for column in self._columns:
             self.effects[column] = True
+        self.seen = self.effects.copy()
+        for places in (*self._levels, self._whole):
+            self.seen[places] = True
         entries = [selection.entries for selection in graph.selections]
         of_entries = pt.grad(graph.log_likelihood, [*entries, *graph.whole])
         length = graph.rows[0].shape[0]
@@ -85,12 +100,22 @@ class SparseCurvature:
         )
 
     @property
+    def entries(self) -> int:
+        """Numbers that a row selects."""
+        return int(self._stops[-1])
+
+    @property
     def evaluations(self) -> int:
         """Gradients of all rows that a matrix takes."""
-        return 2 * (int(self._stops[-1]) + len(self._whole))
+        return 2 * (self.entries + len(self._whole))
 
     def at(
-        self, position: np.ndarray, scale: np.ndarray, *, central: bool = False
+        self,
+        position: np.ndarray,
+        scale: np.ndarray,
+        *,
+        central: bool = False,
+        border: sparse.csr_array | None = None,
     ) -> sparse.csr_array:
         """The matrix at a position.
 
@@ -101,6 +126,8 @@ class SparseCurvature:
             Rough standard deviations, which the differences are small against.
         central : bool
             As for `of_rows`.
+        border : sparse array, optional
+            What rows say of coordinates that all have, where it is not computed here.
 
         Raises
         ------
@@ -109,10 +136,10 @@ class SparseCurvature:
         """
         own, posterior = self._posterior.coordinates, self._posterior
         if own is None:
-            of_rows = self._of_rows(position, scale, central=central)
+            of_rows = self._of_rows(position, scale, central=central, border=border)
             return of_rows + self._known_of_prior(position, scale)
         seen, jacobian = own.to_rows(position), own.jacobian(position)
-        of_rows = self._of_rows(seen, _moved(scale, jacobian), central=central)
+        of_rows = self._of_rows(seen, _moved(scale, jacobian), central=central, border=border)
         of_prior = self._known_of_prior(position, scale, posterior.gradient_of_rows(seen))
         return (jacobian.T @ of_rows @ jacobian + of_prior).tocsr()
 
@@ -128,14 +155,25 @@ class SparseCurvature:
     ) -> Curvature:
         """Mean curvature at points on both sides of a mean.
 
+        The border, with two passes for each of its coordinates, is that of the first points alone
+        where it would take more passes than the entries that rows select.
+
         Raises
         ------
         ValueError
             Where it is not finite.
         """
-        return curvature_of_matrices(
-            [(self.at(mean + each, scale) + self.at(mean - each, scale)) / 2 for each in shifts]
-        )
+        entries, whole = self.entries, len(self._whole)
+        border, matrices = None, []
+        if entries < whole:
+            few = shifts[: max(1, len(shifts) * entries // whole)]
+            ends = [mean + side * each for each in few for side in (1, -1)]
+            first, *others = (self._border_at(end, scale) for end in ends)
+            border = sum(others, first) / len(ends)
+        for each in shifts:
+            pair = [self.at(mean + side * each, scale, border=border) for side in (1, -1)]
+            matrices.append((pair[0] + pair[1]) / 2)
+        return curvature_of_matrices(matrices)
 
     def of_rows(self, position: np.ndarray, scale: np.ndarray) -> sparse.csr_array:
         """The part of the matrix that comes from the rows, in terms of the position of the rows.
@@ -149,18 +187,16 @@ class SparseCurvature:
         return self._of_rows(self._posterior.position_of_rows(position), scale, central=True)
 
     def _of_rows(
-        self, position: np.ndarray, scale: np.ndarray, *, central: bool
+        self,
+        position: np.ndarray,
+        scale: np.ndarray,
+        *,
+        central: bool,
+        border: sparse.csr_array | None = None,
     ) -> sparse.csr_array:
-        d, width, whole = len(position), difference_width(self._posterior), self._whole
+        derivative = self._derivatives(position, central=central)
+        width, d = difference_width(self._posterior), len(position)
         count = self._places.shape[1]
-        here = None if central else self._gradients_at(position, 0.0, 0.0)
-
-        def derivative(step: float, of_entries: Any, of_whole: Any) -> list[np.ndarray]:
-            ahead = self._gradients_at(position, step * of_entries, step * of_whole)
-            behind = here or self._gradients_at(position, -step * of_entries, -step * of_whole)
-            length = step if here else 2 * step
-            return [(b - a) / length for a, b in zip(ahead, behind, strict=True)]
-
         # Each element is found once, and those on the diagonal are halved: the rest is symmetric.
         codes, values = [], []
         for first, second, of_pair, places in self._pairs:
@@ -170,16 +206,44 @@ class SparseCurvature:
             weights = table[:, first] / (1 if first < second else 2)
             codes.append(of_pair)
             values.append(np.bincount(places, weights, minlength=len(of_pair)))
-        for number, (place, step) in enumerate(zip(whole, width * scale[whole], strict=True)):
+        half = _of_codes(codes, values, d)
+        if border is None:
+            border = self._border(derivative, scale)
+        return half + half.T + border
+
+    def _border(self, derivative: Derivative, scale: np.ndarray) -> sparse.csr_array:
+        """What rows say of the coordinates that all of them have, and of these and entries."""
+        d, whole = len(scale), self._whole
+        codes, values = [np.empty(0, dtype=int)], [np.empty(0)]
+        steps = difference_width(self._posterior) * scale[whole]
+        for number, (place, step) in enumerate(zip(whole, steps, strict=True)):
             table, totals = derivative(step, 0.0, np.eye(len(whole))[number])
             of_effects = np.zeros(d)
-            for first in range(count):
+            for first in range(self._places.shape[1]):
                 of_effects += np.bincount(self._places[:, first], table[:, first], minlength=d)
             codes += [np.arange(d) * d + place, whole * d + place]
             values += [of_effects, totals / 2]
-        rows, columns = np.divmod(np.concatenate(codes), d)
-        half = sparse.coo_array((np.concatenate(values), (rows, columns)), shape=(d, d)).tocsr()
+        half = _of_codes(codes, values, d)
         return half + half.T
+
+    def _border_at(self, position: np.ndarray, scale: np.ndarray) -> sparse.csr_array:
+        own = self._posterior.coordinates
+        if own is not None:
+            scale = _moved(scale, own.jacobian(position))
+        seen = self._posterior.position_of_rows(position)
+        return self._border(self._derivatives(seen, central=False), scale)
+
+    def _derivatives(self, position: np.ndarray, *, central: bool) -> Derivative:
+        """Function of a step, of the entries of a row that move and of the other coordinates."""
+        here = None if central else self._gradients_at(position, 0.0, 0.0)
+
+        def derivative(step: float, of_entries: Any, of_whole: Any) -> list[np.ndarray]:
+            ahead = self._gradients_at(position, step * of_entries, step * of_whole)
+            behind = here or self._gradients_at(position, -step * of_entries, -step * of_whole)
+            length = step if here else 2 * step
+            return [(b - a) / length for a, b in zip(ahead, behind, strict=True)]
+
+        return derivative
 
     @cached_property
     def _places(self) -> np.ndarray:
@@ -289,13 +353,23 @@ class SparseCurvature:
         return (total + total.T) / 2
 
 
+def _of_codes(
+    codes: Sequence[np.ndarray], values: Sequence[np.ndarray], d: int
+) -> sparse.csr_array:
+    """Matrix of elements that are numbered along its rows."""
+    rows, columns = np.divmod(np.concatenate(codes), d)
+    return sparse.coo_array((np.concatenate(values), (rows, columns)), shape=(d, d)).tocsr()
+
+
 def _moved(scale: np.ndarray, jacobian: sparse.csr_array) -> np.ndarray:
     """Rough standard deviations of the position of the rows."""
     return np.sqrt((jacobian**2) @ scale**2)
 
 
 def curvature_of_matrices(matrices: Sequence[sparse.csr_array]) -> Curvature:
-    """Mean curvature as a diagonal with the directions of largest and smallest curvature.
+    """Mean curvature by sparse factors, or as a diagonal with its largest and smallest directions.
+
+    The way is taken in which a draw costs less, by the condition number that directions leave.
 
     Raises
     ------
@@ -322,10 +396,21 @@ def curvature_of_matrices(matrices: Sequence[sparse.csr_array]) -> Curvature:
     # standard error.
     scaled = scale[:, None] * vectors
     each = np.array([np.einsum("ij,ij->j", scaled, matrix @ scaled) for matrix in matrices])
-    error = each.std(axis=0, ddof=1) / np.sqrt(len(matrices))
-    relative = np.maximum(np.abs(values), np.maximum(error, SMALLEST)) / other_mean
+    error = np.maximum(each.std(axis=0, ddof=1) / np.sqrt(len(matrices)), SMALLEST)
+    relative = np.maximum(np.abs(values), error) / other_mean
     low = int(np.searchsorted(values, other_mean))
-    return curvature_of_directions(scale / np.sqrt(other_mean), relative, vectors, low)
+    few = curvature_of_directions(scale / np.sqrt(other_mean), relative, vectors, low)
+    if not np.all(values > error):
+        return few
+    # A draw takes as many transitions as curvatures relative to the preconditioner differ.
+    fixed, of_factor = SCATTERED * mean.nnz, 2 * SCATTERED * elements_of_factor(mean)
+    if fixed + of_factor > (few.remainder / few.least) * (fixed + few.covariance.cost):
+        return few
+    try:
+        precision = factored(mean)
+    except linalg.LinAlgError:
+        return few
+    return Curvature(precision, precision.inverse, precision.inverse.root)
 
 
 def sparse_curvature(posterior: Posterior) -> SparseCurvature | None:
@@ -336,6 +421,5 @@ def sparse_curvature(posterior: Posterior) -> SparseCurvature | None:
     if not graph.selections:
         return None
     found = SparseCurvature(posterior, graph)
-    # The directions of largest curvature take at least two gradients each.
-    few = np.count_nonzero(~found.effects) <= MOST_DIRECTIONS
-    return found if few and found.evaluations <= 2 * MOST_DIRECTIONS else None
+    border = np.count_nonzero(~found.effects)
+    return found if border <= DENSE_DIMENSION and found.entries <= MOST_DIRECTIONS else None

@@ -106,10 +106,18 @@ class Subsample:
         prior = self.posterior.prior_gradients(positions)
         return prior + self.weight * self.posterior.likelihood_gradient(positions, self.rows)
 
+    @cached_property
+    def _some(self) -> np.ndarray:
+        return np.unique(np.linspace(0, self.count - 1, SINGLE_ROWS).astype(int))
+
+    @property
+    def some_rows(self) -> list[np.ndarray]:
+        """At most `SINGLE_ROWS` of the rows."""
+        return self.posterior.part(self.rows, self._some)
+
     def gradients_of_some_rows(self, position: np.ndarray) -> np.ndarray:
         """Gradients of at most `SINGLE_ROWS` rows, shape (rows, d)."""
-        numbers = np.unique(np.linspace(0, self.count - 1, SINGLE_ROWS).astype(int))
-        return self.single_row_gradients(position, numbers)
+        return self.single_row_gradients(position, self._some)
 
     def single_row_gradients(self, position: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Gradients of single rows, shape (rows, d)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
@@ -249,6 +251,15 @@ def test_the_map_has_an_inverse(pair, rng):
     values = own.coordinates.to_values(positions)
     assert np.abs(values - positions).max() > 0.01
     np.testing.assert_allclose(own.coordinates.to_coordinates(values), positions, atol=1e-13)
+
+
+def test_threads_may_use_the_map(pair, rng):
+    _, own = pair
+    values = list(away(own, rng, 20))
+    expected = [own.coordinates.to_coordinates(each) for each in values]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(own.coordinates.to_coordinates, values * 20))
+    np.testing.assert_array_equal(found, expected * 20)
 
 
 def test_density_has_the_jacobian(pair, rng):

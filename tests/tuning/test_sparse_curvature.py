@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pymc as pm
 import pytensor
@@ -12,8 +14,10 @@ from scipy import integrate, sparse, stats
 from pymc_sgmcmc import SGLDCV, bias_report
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.gradient_estimators.center_difference import find_center_difference
-from pymc_sgmcmc.matrices import Diagonal, LowRank
+from pymc_sgmcmc.matrices import Diagonal, Factored, LowRank
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.record import stored_matrix
+from pymc_sgmcmc.tuning import find_center
 from pymc_sgmcmc.tuning.sparse_curvature import (
     curvature_of_matrices,
     sparse_curvature,
@@ -100,6 +104,28 @@ def test_no_gradient_a_level():
     assert sparse_curvature(posterior).evaluations == 2 * (1 + 2 + 1)
 
 
+def test_border_of_few_points(rng, monkeypatch):
+    """With more predictors than entries of a row the border is that of the first points alone."""
+    group, X = rng.integers(8, size=60), rng.normal(size=(60, 5))
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1, shape=5)
+        u = pm.Normal("u", 0, 1, shape=8)
+        pm.Normal("y", X @ b + u[group], 0.5, observed=rng.normal(size=60))
+    posterior = Posterior(model)
+    curvature = sparse_curvature(posterior)
+    shifts = rng.normal(size=(3, 13))
+    monkeypatch.setattr(
+        "pymc_sgmcmc.tuning.sparse_curvature.curvature_of_matrices", lambda matrices: matrices
+    )
+    found = curvature.around(np.zeros(13), list(shifts), np.ones(13))
+    design = np.hstack([X, np.eye(8)[group]])
+    exact = np.eye(13) + design.T @ design / 0.25
+    assert curvature.entries == 1
+    assert len(found) == 3
+    for matrix in found:
+        np.testing.assert_allclose(matrix.toarray(), exact, rtol=1e-5, atol=1e-5)
+
+
 def test_levels_that_the_prior_joins():
     rng = np.random.default_rng(5)
     with pm.Model() as model:
@@ -128,6 +154,24 @@ def test_directions_of_both_ends(rng):
     assert 0.4 < left[0] <= left[-1] < 2.5
     assert found.least <= 1.05 * left[0]
     assert found.remainder >= 0.95 * left[-1]
+
+
+def test_sparse_factors_where_levels_are_nested(rng):
+    """They leave no condition number; levels that cross fill them, so that directions remain."""
+    classes, d = np.arange(600), 630
+
+    def precision(schools):
+        places = np.column_stack([np.tile(classes, len(schools) // 600), 600 + schools])
+        rows = np.repeat(np.arange(len(places)), 2)
+        design = sparse.csr_array((np.ones(places.size), (rows, places.ravel())))
+        return (0.1 * sparse.eye_array(d) + design.T @ design).tocsr()
+
+    nested = precision(np.repeat(np.arange(30), 20))
+    found = curvature_of_matrices([nested] * 2)
+    assert isinstance(found.precision, Factored)
+    np.testing.assert_allclose(found.relative_to(found.root), 1.0)
+    crossed = precision(rng.integers(30, size=6000))
+    assert not isinstance(curvature_of_matrices([crossed] * 2).precision, Factored)
 
 
 # --- Centre and draws ----------------------------------------------------------------------------
@@ -194,6 +238,66 @@ def test_law_of_mean_and_scale(trace):
             of_blocks = values.mean(1)
             error = of_blocks.std(ddof=1) / np.sqrt(len(of_blocks))
             assert abs(of_blocks.mean() - expected) < 4 * error
+
+
+SCHOOLS, CLASSES, PUPILS = 40, 480, 2
+
+
+def nested_levels():
+    """Schools with an unknown scale and classes in them, with a known one; and the records."""
+    rng = np.random.default_rng(8)
+    school = np.arange(CLASSES) % SCHOOLS
+    level = np.repeat(np.arange(CLASSES), PUPILS)
+    truth = 0.7 * rng.normal(size=SCHOOLS)[school] + rng.normal(size=CLASSES)
+    y = truth[level] + 0.8 * rng.normal(size=len(level))
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", 1.0)
+        of_school = pm.Normal("school", 0, 1, shape=SCHOOLS)
+        of_class = pm.Normal("class", 0, 1, shape=CLASSES)
+        mean = scale * of_school[school[level]] + of_class[level]
+        pm.Normal("y", mean, 0.8, observed=y)
+    return model, np.array([y[school[level] == each].mean() for each in range(SCHOOLS)])
+
+
+def test_law_of_nested_levels():
+    """Classes in schools, by sparse factors: means and variances of effects are those by algebra.
+
+    Given the scale of schools the posterior is Gaussian; the scale is integrated over a grid.
+    """
+    model, by_school = nested_levels()
+    with model:
+        step = SGLDCV()
+        idata = pm.sample(1000, tune=200, chains=2, cores=1, step=step, random_seed=3, **QUIET)
+    assert isinstance(step.center.curvature.precision, Factored)
+    stored = stored_matrix(idata["sgmcmc_settings"], "chain_preconditioner")
+    np.testing.assert_allclose(stored.diagonal(), step.center.curvature.covariance.diagonal())
+    # Means of classes given their school are N(scale u, 1 + 0.8² / 2), and independent.
+    variance = (1 + 0.8**2 / PUPILS) / (CLASSES / SCHOOLS)
+    grid = np.linspace(1e-3, 2, 800)[:, None]
+    total = grid**2 + variance
+    log_weight = -0.5 * (np.log(total) + by_school**2 / total).sum(1) - 0.5 * grid[:, 0] ** 2
+    weight = np.exp(log_weight - log_weight.max())
+    weight /= weight.sum()
+    u, spread = grid * by_school / total, variance / total
+    expected = weight @ u, weight @ (spread + u**2)
+    draws = idata["posterior"]["school"].values.reshape(2 * 20, 50, SCHOOLS)
+    for values, exact in zip((draws, draws**2), expected, strict=True):
+        of_blocks = values.mean(1)
+        error = of_blocks.std(0, ddof=1) / np.sqrt(len(of_blocks))
+        assert np.abs((of_blocks.mean(0) - exact) / error).max() < 4.5
+    of_scale = idata["posterior"]["scale"].values.reshape(40, 50).mean(1)
+    error = of_scale.std(ddof=1) / np.sqrt(40)
+    assert abs(of_scale.mean() - weight @ grid[:, 0]) < 4 * error
+
+
+def test_scales_do_not_collapse_without_a_sparse_matrix(monkeypatch):
+    """What rows say of effects is known from random signs, however small their scale becomes."""
+    module = sys.modules[find_center.__module__]  # The function has its name.
+    monkeypatch.setattr(module, "sparse_curvature", lambda posterior: None)
+    posterior = Posterior(nested_levels()[0], standardizes=True)
+    found = find_center(posterior, posterior.initial_position)
+    values = dict(zip(posterior.labels, posterior.values_at(found.position), strict=True))
+    assert 0.5 < np.exp(values["scale_log__"]) < 1.0
 
 
 @pytest.mark.slow
