@@ -125,6 +125,11 @@ def sample_blocks(
             "`step` should be the class of a step method that takes `gradient`, such as `SGLD`, or "
             f"a function that makes one, but got {step!r}."
         )
+    if "gradient" in options:
+        raise TypeError(
+            "`sample_blocks` has a gradient of its own, that of a part. Leave `gradient` out, or "
+            "use `sample`."
+        )
     point = make_initial_point_fn(model=model, jitter_rvs=set(model.free_RVs))(FIRST_ORDER)
     posterior = posterior_to_deal_out(
         model, rows, by="sample_blocks", to="parts", initial_point=point

@@ -301,6 +301,7 @@ def minibatch() -> pm.Model:
         (biases, {"batch_size": 5}, ValueError, "`batch_size` is given as well"),
         (biases, {"step": "sgld"}, TypeError, "`step` should be the class .* but got 'sgld'"),
         (biases, {"step": ULA}, TypeError, "`ULA` uses the gradient of all rows"),
+        (biases, {"gradient": "cv"}, TypeError, "Leave `gradient` out"),
         (biases, {"thinning": 2}, TypeError, "thinning"),
     ],
 )
