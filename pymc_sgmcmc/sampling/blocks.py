@@ -82,11 +82,11 @@ def sample_blocks(
 
     Notes
     -----
-    **Noise.** Over deals of users and items the covariance of the gradient is that of N / B random
-    rows without replacement, where few rows have both the same user and the same item. Computed
-    step sizes have it. For one deal there are B gradients only, so that directions in which several
-    coordinates move together have more noise than that, and others have less. So each chain has
-    deals of its own, and a new one after every hundred passes over the rows.
+    **Noise.** Over deals of users and items the covariance of the gradient is about that of N / B
+    random rows without replacement, where few rows have both the same user and the same item.
+    Computed step sizes have it. For one deal there are B gradients only, so that directions in
+    which several coordinates move together have more noise than that, and others have less. So each
+    chain has deals of its own, and a new one after every hundred passes over the rows.
 
     **Rotations.** The posterior of a matrix factorisation is the same for :math:`UQ, VQ` with any
     orthogonal Q. Means of U and V, and their R-hat, say nothing. Products ``U[i] @ V[j]`` do. Where
