@@ -10,6 +10,8 @@ import numpy as np
 import pytensor.tensor as pt
 from pymc.initial_point import make_initial_point_fn
 from pymc.model import Model
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.variable import TensorVariable
 from xarray import DataTree
 
@@ -19,7 +21,7 @@ from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.gradient_estimators import GradientEstimator
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.position import given_model
-from pymc_sgmcmc.posterior.selected import selected_graph
+from pymc_sgmcmc.posterior.selected import index_arrays
 from pymc_sgmcmc.sampling.dealt_rows import posterior_to_deal_out
 from pymc_sgmcmc.sampling.run import sample
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
@@ -130,7 +132,8 @@ def sample_blocks(
             "`sample_blocks` has a gradient of its own, that of a part. Leave `gradient` out, or "
             "use `sample`."
         )
-    point = make_initial_point_fn(model=model, jitter_rvs=set(model.free_RVs))(FIRST_ORDER)
+    continuous = {variable for variable in model.free_RVs if variable.dtype.startswith("float")}
+    point = make_initial_point_fn(model=model, jitter_rvs=continuous)(FIRST_ORDER)
     posterior = posterior_to_deal_out(
         model, rows, by="sample_blocks", to="parts", initial_point=point
     )
@@ -148,12 +151,19 @@ def two_index_arrays(posterior: Posterior) -> list[np.ndarray]:
     ModelError
         Where there are no two.
     """
-    graph = selected_graph(posterior)
-    function = posterior.compile_for_setup(
-        graph.rows, [selection.index for selection in graph.selections]
+    _, rows = posterior.position_and_rows()
+    likelihood, _ = posterior.graphs_of_variables(rows, pt.lscalar("length"))
+    of_rows, variables = index_arrays(likelihood, rows), set(posterior.layout.variables)
+    selecting = dict.fromkeys(
+        of_rows[index]
+        for node in toposort([likelihood])
+        if isinstance(node.op, AdvancedSubtensor)
+        and variables.intersection(ancestors(node.inputs[:1]))
+        for index in node.inputs[1:]
+        if index in of_rows
     )
     found: list[np.ndarray] = []
-    for index in function(*posterior.data):
+    for index in posterior.compile_for_setup(rows, list(selecting))(*posterior.data):
         codes = np.unique(index, return_inverse=True)[1]
         if not any(np.array_equal(codes, other) for other in found):
             found.append(codes)

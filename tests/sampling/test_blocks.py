@@ -89,7 +89,16 @@ def friends() -> pm.Model:
     return model
 
 
-@pytest.mark.parametrize("make", [biases, factors, three_indices, friends])
+def centred() -> pm.Model:
+    """Biases that sum to zero, on either side in another way."""
+    with pm.Model() as model:
+        a = pm.Normal("a", shape=N_USERS)
+        b = pm.ZeroSumNormal("b", shape=N_ITEMS)
+        pm.Poisson("y", pm.math.exp((a - a.mean())[USERS] + b[ITEMS]), observed=USERS * ITEMS)
+    return model
+
+
+@pytest.mark.parametrize("make", [biases, factors, three_indices, friends, centred])
 def test_the_two_arrays_with_most_values(make):
     found = two_index_arrays(Posterior(make()))
     for codes, index in zip(found, (USERS, ITEMS), strict=True):
@@ -128,7 +137,7 @@ def test_groups_have_about_as_many_rows():
     assert np.ptp(np.bincount(groups)) <= 1
 
 
-@pytest.mark.parametrize("make", [biases, factors])
+@pytest.mark.parametrize("make", [biases, factors, centred])
 def test_the_mean_over_the_parts_is_the_gradient(make):
     posterior = Posterior(make())
     scheme = Parts(posterior.data, two_index_arrays(posterior), 3)
@@ -283,6 +292,13 @@ def one_index() -> pm.Model:
     return model
 
 
+def discrete() -> pm.Model:
+    with pm.Model() as model:
+        a, b = pm.Normal("a", shape=N_USERS), pm.Poisson("b", 1.0, shape=N_ITEMS)
+        pm.Normal("y", a[USERS] + b[ITEMS], observed=ratings())
+    return model
+
+
 def minibatch() -> pm.Model:
     user, item, y = pm.Minibatch(USERS, ITEMS, ratings(), batch_size=10)
     with pm.Model() as model:
@@ -295,6 +311,7 @@ def minibatch() -> pm.Model:
     ("make", "options", "error", "message"),
     [
         (one_index, {}, ModelError, "two arrays select.* has 1 such array"),
+        (discrete, {}, ModelError, "discrete"),
         (minibatch, {}, ModelError, "the model uses `pm.Minibatch`"),
         (biases, {"parts": 6}, ValueError, "`parts=6` needs .* has 5 values. Take fewer parts"),
         (biases, {"parts": 0}, ValueError, "`parts` should be a whole number"),
