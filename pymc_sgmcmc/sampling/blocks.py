@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -139,8 +140,8 @@ def sample_blocks(
     )
     scheme = Parts(posterior.data, two_index_arrays(posterior), parts)
     of_run = {name: options.pop(name) for name in signature(sample).parameters if name in options}
-    made = step(model=model, gradient=PartGradient(posterior, scheme), **options)
-    return sample(step=made, model=model, **of_run)
+    make = partial(step, gradient=PartGradient(posterior, scheme), **options)
+    return sample(step=make, model=model, **{"marginalize": None, **of_run})
 
 
 def two_index_arrays(posterior: Posterior) -> list[np.ndarray]:
