@@ -144,6 +144,10 @@ class Batching(ABC):
             return 1.0
         return (self.n_rows - self.batch_size) / max(1, self.n_rows - 1)
 
+    def setting(self, batch_size: int) -> str:
+        """The setting with which minibatches have about so many rows."""
+        return f"batch_size={batch_size}"
+
     @property
     def index_size(self) -> int:
         """Integers that one index takes."""
@@ -315,7 +319,11 @@ class ShuffledWindows(Batching):
         """Row numbers of a window in the present order."""
         if self._present is None:
             self._present = self._permutation(self._order)
-        return self._present[np.arange(int(index), int(index) + self.batch_size) % self.n_rows]
+        return self._present[self._places(int(index))]
+
+    def _places(self, start: int) -> np.ndarray:
+        """Places of the rows of a window in the present order."""
+        return np.arange(start, start + self.batch_size) % self.n_rows
 
     def set_order(self, seed: int) -> None:
         """Copy the rows in the order of a seed over the present copy."""
@@ -354,8 +362,7 @@ class ShuffledWindows(Batching):
         return numbers_without(self.excluded, numbers)
 
     def _buffers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        # The first rows are repeated at the end, so that a wrapped window is a plain slice.
-        padding = self.batch_size - 1 if self.batch_size < self.n_rows else 0
+        padding = self._padding()
         self._order = FIRST_ORDER
         self._present = None
         permutation = self._permutation(FIRST_ORDER)
@@ -365,6 +372,10 @@ class ShuffledWindows(Batching):
             self._fill(buffer, values, permutation)
             buffers.append(buffer)
         return buffers
+
+    def _padding(self) -> int:
+        """The first rows are repeated at the end, so that a wrapped window is a plain slice."""
+        return self.batch_size - 1 if self.batch_size < self.n_rows else 0
 
     def _fill(self, buffer: np.ndarray, values: np.ndarray, permutation: np.ndarray) -> None:
         # With "clip" NumPy writes into `out` directly. The permutation is always in range.

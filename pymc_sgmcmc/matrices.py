@@ -605,16 +605,10 @@ def extreme_eigenvalues(matrix: Matrix, root: Matrix, dimension: int) -> np.ndar
     return eigsh(operator, k=2, which="BE", v0=start, tol=1e-4, return_eigenvectors=False)
 
 
-def largest_of_products(
-    product: Callable[[np.ndarray], np.ndarray],
-    start: np.ndarray,
-    tolerance: float = 1e-4,
-    vectors: int | None = None,
-) -> float:
+def largest_of_products(product: Callable[[np.ndarray], np.ndarray], start: np.ndarray) -> float:
     """Largest eigenvalue of a symmetric matrix, by Lanczos' method from products with vectors."""
     operator = LinearOperator((len(start),) * 2, matvec=product, dtype=float)
-    how = {"v0": start, "tol": tolerance, "ncv": vectors, "return_eigenvectors": False}
-    return float(eigsh(operator, k=1, which="LA", **how)[0])
+    return float(eigsh(operator, k=1, which="LA", v0=start, tol=1e-4, return_eigenvectors=False)[0])
 
 
 def largest_dense_eigenvalue(matrix: np.ndarray) -> float:

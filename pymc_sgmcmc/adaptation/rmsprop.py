@@ -69,22 +69,13 @@ class RMSprop(Adaptation):
         if not seen.tuning:
             return state, {}
         gradients = seen.gradients.astype(float) / self._posterior.n_rows
-        moment = following_moment(state["second_moment"], gradients, self._decay)
+        # v after B transitions is a weighted sum of the B squares and the v before.
+        weights = self._decay ** np.arange(len(gradients), dtype=float)[::-1]
+        moment = self._decay ** len(gradients) * state["second_moment"]
+        moment = moment + (1 - self._decay) * weights @ gradients**2
         diagonal = self._diagonal(moment) if seen.at_boundary else state["preconditioner"]
         return {"second_moment": moment, "preconditioner": diagonal}, {}
 
     def _diagonal(self, moment: np.ndarray) -> np.ndarray:
-        diagonal = rmsprop_diagonal(moment, self._regularization)
+        diagonal = 1 / (self._regularization + np.sqrt(moment))
         return diagonal if self._size_of is None else diagonal / self._size_of(diagonal)
-
-
-def following_moment(moment: np.ndarray, gradients: np.ndarray, decay: float) -> np.ndarray:
-    """The second moment v, (d,), after the gradients a row of some transitions, (B, d)."""
-    # v after B transitions is a weighted sum of the B squares and the v before.
-    weights = decay ** np.arange(len(gradients), dtype=float)[::-1]
-    return decay ** len(gradients) * moment + (1 - decay) * weights @ gradients**2
-
-
-def rmsprop_diagonal(moment: np.ndarray, regularization: float) -> np.ndarray:
-    """The diagonal of M, up to a factor."""
-    return 1 / (regularization + np.sqrt(moment))

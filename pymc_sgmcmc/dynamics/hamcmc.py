@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
@@ -226,110 +225,6 @@ def preconditioned_move(
         along = coefficients[pair] + pair_noise[pair] - gradient_changes[pair] @ move
         move = move + along * displacements[pair]
     return move
-
-
-class PairProducts(NamedTuple):
-    r"""Dot products from which a move follows. They are sums over the coordinates.
-
-    So each may be computed from parts of the vectors, on several machines, and added up.
-
-    Attributes
-    ----------
-    displacement_drift : (pairs,)
-        :math:`s_i^\top v`.
-    displacement_change : (pairs, pairs)
-        :math:`s_i^\top y_j`.
-    change_change : (pairs, pairs)
-        :math:`y_i^\top \gamma y_j`.
-    change_start : (pairs,)
-        :math:`y_i^\top (\gamma v + \sqrt{\gamma} z)`.
-    threshold : (pairs,)
-        :math:`s_i^\top \kappa s_i`.
-    """
-
-    displacement_drift: np.ndarray
-    displacement_change: np.ndarray
-    change_change: np.ndarray
-    change_start: np.ndarray
-    threshold: np.ndarray
-
-    def __add__(self, other: tuple) -> PairProducts:
-        return PairProducts(*(left + right for left, right in zip(self, other, strict=True)))
-
-
-def pair_products(
-    drift: np.ndarray,
-    noise: np.ndarray,
-    displacements: np.ndarray,
-    gradient_changes: np.ndarray,
-    initial_scale: np.ndarray,
-    curvature_threshold: np.ndarray,
-) -> PairProducts:
-    """Dot products of some of the coordinates; the parameters of `preconditioned_move` and κ.
-
-    The pairs are not scaled.
-    """
-    scaled = gradient_changes * initial_scale
-    return PairProducts(
-        _dot(displacements, drift),
-        _dot(displacements, gradient_changes),
-        _dot(scaled, gradient_changes),
-        _dot(scaled, drift) + _dot(gradient_changes, noise),
-        _dot(displacements**2, curvature_threshold),
-    )
-
-
-def _dot(rows: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Dot products of rows with a vector or with other rows.
-
-    The order of summation does not depend on a number of threads, as that of BLAS does.
-    """
-    return np.einsum("id,...d->i...", rows, others)
-
-
-def move_coefficients(
-    products: PairProducts, pair_noise: np.ndarray, in_use: bool = True
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    r"""Coefficients a and b of the move :math:`\gamma (v - Y^\top a) + \sqrt{\gamma} z + S^\top b`.
-
-    This is the recursion of `preconditioned_move` on dot products in place of vectors, as Chen,
-    Wang and Zhou (2014) have it for L-BFGS, so that machines with parts of the vectors exchange
-    O(M²) numbers only.
-
-    Parameters
-    ----------
-    products : PairProducts
-        Of all coordinates, with pairs that are not scaled.
-    pair_noise : (pairs,)
-        The numbers :math:`\xi_i`.
-    in_use : bool
-        Whether any pair is used.
-
-    Returns
-    -------
-    a, b : numpy.ndarray, shape (pairs,)
-        For pairs that are not scaled.
-    accepted : numpy.ndarray, shape (pairs,)
-        Whether :math:`s_i^\top y_i > s_i^\top \kappa s_i`. Others are left out.
-    """
-    curvature = np.diagonal(products.displacement_change)
-    accepted = curvature > products.threshold
-    used = accepted & in_use
-    factors = np.where(used, np.where(used, curvature, 1.0) ** -0.5, 0.0)
-    both = factors[:, None] * factors
-    along_drift = factors * products.displacement_drift
-    displacement_change = both * products.displacement_change
-    change_change = both * products.change_change
-    change_start = factors * products.change_start
-    count = len(factors)
-    a, b = np.zeros(count), np.zeros(count)
-    for pair in reversed(range(count)):
-        a[pair] = along_drift[pair] - displacement_change[pair] @ a
-    for pair in range(count):
-        along = change_start[pair] - change_change[pair] @ a + displacement_change[:, pair] @ b
-        # A pair that is left out has no noise either.
-        b[pair] = a[pair] + pair_noise[pair] - along
-    return factors * a, factors * b, accepted
 
 
 def _append(rows: Array, row: Array) -> Array:

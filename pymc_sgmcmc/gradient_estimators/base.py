@@ -133,6 +133,13 @@ class GradientEstimator(ABC):
         """Number of the rows that every estimate evaluates."""
         return len(self.kept)
 
+    @property
+    def remedy(self) -> str:
+        """Advice for noisy gradients beside more rows a minibatch."""
+        if self.reduces_variance:
+            return "or fewer parameters that only a few rows inform"
+        return 'or `gradient="cv"` (`SGLDCV`)'
+
     @abstractmethod
     def __call__(self, position: TensorVariable, index: TensorVariable) -> TensorVariable:
         """Gradient estimate, shape (d,), at a position from the rows of an index."""

@@ -31,7 +31,7 @@ from pymc_sgmcmc.sampling.combine import (
     semiparametric,
     semiparametric_errors,
 )
-from pymc_sgmcmc.sampling.dealt_rows import check_submits, posterior_to_deal_out
+from pymc_sgmcmc.sampling.dealt_rows import posterior_to_deal_out
 from pymc_sgmcmc.sampling.groups import MakeStep
 from pymc_sgmcmc.sampling.run import sample
 from pymc_sgmcmc.sampling.shards import POSITION, ShardDensity, deal_out
@@ -180,7 +180,7 @@ def consensus(
         cores = 1 if client is not None else default_cores()
     cores = whole_number("cores", cores, 1)
     _check_step(step)
-    or_none(check_submits, "client", client)
+    or_none(_check_client, "client", client)
     discrete = [value.name for value in model.value_vars if not value.dtype.startswith("float")]
     if discrete:
         raise ModelError(
@@ -240,6 +240,19 @@ def consensus(
 
 
 # --- Checks -----------------------------------------------------------------------------------
+
+
+def _check_client(name: str, client: Any) -> None:
+    """Refuse a client that takes no tasks.
+
+    Raises
+    ------
+    TypeError
+    """
+    if isinstance(client, type) or not callable(getattr(client, "submit", None)):
+        raise TypeError(
+            f"`{name}` should have a method `submit`, as a Dask client has, but got {client!r}."
+        )
 
 
 def _check_step(step: Any) -> None:

@@ -1,4 +1,4 @@
-"""Checks that `consensus` and `sample_blocks` share, which deal out rows in memory to tasks."""
+"""The posterior of a model whose rows `consensus` and `sample_blocks` deal out."""
 
 from __future__ import annotations
 
@@ -11,19 +11,6 @@ from pymc.model import Model
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.sources import RowSource
-
-
-def check_submits(name: str, client: Any) -> None:
-    """Refuse a client that takes no tasks.
-
-    Raises
-    ------
-    TypeError
-    """
-    if isinstance(client, type) or not callable(getattr(client, "submit", None)):
-        raise TypeError(
-            f"`{name}` should have a method `submit`, as a Dask client has, but got {client!r}."
-        )
 
 
 def posterior_to_deal_out(

@@ -604,8 +604,8 @@ class Setup:
         if pace.thin == MOST_THINNING and relaxation > 2 * MOST_THINNING:
             log.warning(
                 "%s: the relaxation time is %.3g transitions, but a draw has only %d: expect few "
-                "effective draws. Use a larger `bias`, or less gradient noise by a larger "
-                "`batch_size`.",
+                "effective draws. Use a larger `bias`, or less gradient noise by more rows a "
+                "minibatch.",
                 self.name,
                 relaxation,
                 MOST_THINNING,
@@ -620,12 +620,7 @@ class Setup:
 
 
 def _noise_message(choice: StepSizeChoice, batching, estimator: GradientEstimator) -> str:
-    remedy = (
-        "or fewer parameters that only a few rows inform"
-        if estimator.reduces_variance
-        else 'or `gradient="cv"` (`SGLDCV`)'
-    )
-    ratio = choice.noise / choice.curvature
+    remedy, ratio = estimator.remedy, choice.noise / choice.curvature
     if ratio > IMPLAUSIBLE_NOISE:
         remedy += (
             ". The posterior may also be improper or have no mode, as with separated outcomes "
@@ -634,7 +629,7 @@ def _noise_message(choice: StepSizeChoice, batching, estimator: GradientEstimato
     return (
         f"The noise of a gradient from {batching.batch_size} of {batching.n_rows} rows is "
         f"{ratio:.3g} times the curvature, which makes the chain slow. Use about "
-        f"`batch_size={choice.batch_size_needed}`, {remedy}."
+        f"`{batching.setting(choice.batch_size_needed)}`, {remedy}."
     )
 
 

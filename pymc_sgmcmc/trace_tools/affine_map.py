@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy import linalg, special
+from scipy import linalg
 
 from pymc_sgmcmc.errors import CalibrationError
 from pymc_sgmcmc.matrices import covariance_root, matrix_root
 from pymc_sgmcmc.stein import Estimate
 from pymc_sgmcmc.trace_tools.moments import StoredMoments
 from pymc_sgmcmc.trace_tools.reader import StoredRun, chunks, every_nth, root_of_draws
+from pymc_sgmcmc.trace_tools.verdict import STANDARD_ERRORS, beyond_doubt
 from pymc_sgmcmc.trace_tools.whitening import Whitening
 
 GROUPS = 40
@@ -40,10 +41,6 @@ the covariance. The draws only say how far the posterior is from Gaussian then."
 LARGEST_ASYMMETRY = 0.2
 """The correction is refused where the antisymmetric part of the slope is a larger share of the
 symmetric part, both measured by their norms. The slope of a Gaussian posterior is symmetric."""
-
-STANDARD_ERRORS = 2.0
-"""A reason refuses the correction only where it is beyond its bound by this number of Monte-Carlo
-standard errors. By chance an estimate is that far off, to one side, once in 40 cases."""
 
 NONLINEAR_FACTOR = 2.0
 """The stated error from the shape of the posterior is this multiple of the first-order change of
@@ -536,23 +533,15 @@ def _sizes(values: np.ndarray, errors: np.ndarray) -> np.ndarray:
     variance = max(0.0, float((values**2 - errors**2).mean() + uncertain))
     share = variance / np.maximum(variance + errors**2, np.finfo(float).tiny)
     pooled = (share * values) ** 2 + share * errors**2
-    alone = values**2 - (_certain_beyond(len(values)) * errors) ** 2
+    alone = values**2 - (beyond_doubt(len(values)) * errors) ** 2
     return np.sqrt(np.maximum(pooled, alone))
-
-
-def _certain_beyond(count: int) -> float:
-    """Number of standard errors that the largest of several estimates hardly has by chance.
-
-    It is Bonferroni's, so that more coordinates do not make it more likely that one is beyond.
-    """
-    return float(-special.ndtri(special.ndtr(-STANDARD_ERRORS) / count))
 
 
 def _check_gaussian(
     run: StoredRun, correction: np.ndarray, change: np.ndarray, error: np.ndarray
 ) -> None:
     """Raise a CalibrationError where the error from the shape of the posterior is too large."""
-    beyond = _certain_beyond(len(change)) * error
+    beyond = beyond_doubt(len(change)) * error
     certain = NONLINEAR_FACTOR * np.maximum(np.abs(change) - beyond, 0)
     excess = certain - np.maximum(LARGEST_SHARE * np.abs(correction), SMALL_ERROR)
     if (excess > 0).any():

@@ -22,11 +22,9 @@ from pymc_sgmcmc.trace_tools.affine_map import (
 from pymc_sgmcmc.trace_tools.bias import bias_report, objection_to_convergence
 from pymc_sgmcmc.trace_tools.moments import StoredMoments, read_moments
 from pymc_sgmcmc.trace_tools.reader import StoredRun, read_run
+from pymc_sgmcmc.trace_tools.verdict import STANDARD_ERRORS
 from pymc_sgmcmc.trace_tools.zero_variance.estimate import Means, controlled_means
 from pymc_sgmcmc.trace_tools.zero_variance.moments import means_of_moments
-
-STANDARD_ERRORS = 2.0
-"""The stated error has this number of Monte-Carlo standard errors. 95 % of errors are smaller."""
 
 SHARE_OF_SHIFT = 0.5
 """A mean that was corrected to first order may still be off by this share of the correction."""

@@ -17,8 +17,9 @@ from pymc_sgmcmc.stein import mean_with_error
 from pymc_sgmcmc.trace_tools.affine_map import DRAWS_PER_COORDINATE
 from pymc_sgmcmc.trace_tools.half_step import AXES
 from pymc_sgmcmc.trace_tools.reader import read_run
-from pymc_sgmcmc.trace_tools.stated import STANDARD_ERRORS, of_draws
+from pymc_sgmcmc.trace_tools.stated import of_draws
 from pymc_sgmcmc.trace_tools.variables import columns_of, functions_of_draws
+from pymc_sgmcmc.trace_tools.verdict import STANDARD_ERRORS
 from pymc_sgmcmc.trace_tools.zero_variance.estimate import controlled_means
 
 PROBABILITIES = (0.05, 0.5, 0.95)

@@ -21,7 +21,8 @@ UNUSABLE = ("Diverged", "Not converged")
 
 STANDARD_ERRORS = 2.0
 """An error counts as larger than the stated one where it is larger by this number of Monte-Carlo
-standard errors. By chance an estimate is that far off, to one side, once in 40 cases."""
+standard errors, and stated errors have this number of them. By chance an estimate is that far off,
+to one side, once in 40 cases."""
 
 LARGEST_R_HAT = 1.05
 """Chains count as not converged where R-hat of a coordinate is larger. The bound is looser than the
@@ -88,7 +89,10 @@ def ess_and_r_hat(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def beyond_doubt(dimension: int, method: str = STEIN) -> float:
-    """Number of standard errors by which an error is beyond doubt, see `bias_report`."""
+    """Number of standard errors by which an error is beyond doubt, see `bias_report`.
+
+    It is Bonferroni's, so that more coordinates do not make it more likely that one is beyond.
+    """
     if method == SECOND_MOMENT:
         return STANDARD_ERRORS
     return float(-special.ndtri(special.ndtr(-STANDARD_ERRORS) / dimension))

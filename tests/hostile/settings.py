@@ -28,6 +28,7 @@ from pymc_sgmcmc import (
     Posterior,
     Recipe,
     sample,
+    sample_blocks,
 )
 from pymc_sgmcmc.batching import make_batching
 from pymc_sgmcmc.gradient_estimators import PlainGradient
@@ -546,3 +547,13 @@ for _argument, _values in {
 def sample_of_no_model():
     """A name is no model."""
     sample(model="m")
+
+
+@case("`step` should be the class")
+def blocks_of_a_step_method_in_words():
+    sample_blocks(shared_line(), step="sgld")
+
+
+@case("two arrays")
+def blocks_of_a_model_without_indices():
+    sample_blocks(shared_line())

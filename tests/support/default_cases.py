@@ -122,16 +122,6 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
         "SGHMC-shuffle",
         "OSGFS-replace",
     ),
-    "sampling/test_by_blocks.py::test_the_mean_over_the_parts_is_the_gradient": (
-        "1-factors_model",
-        "2-factors_model",
-        "5-factors_model",
-        "3-biases_model",
-    ),
-    "sampling/test_by_blocks.py::test_blocks_move_as_all_coordinates_at_once": (
-        "1-factors_model",
-        "3-factors_model",
-    ),
     "sampling/test_groups.py::test_warnings_of_the_joint_model_are_given_where_it_is_sampled": (
         "auto",
     ),
