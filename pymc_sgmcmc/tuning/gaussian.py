@@ -116,11 +116,15 @@ class Gaussian:
     root : numpy.ndarray, shape (d, d)
     converged : bool
         Whether the search ended because mean and precision no longer changed.
+    drifts : bool
+        Whether the mean still moved by more than a standard deviation, in steps that became no
+        shorter. Along a ridge that becomes narrower small steps tell nothing.
     """
 
     mean: np.ndarray
     root: np.ndarray
     converged: bool
+    drifts: bool = False
 
 
 @dataclass(frozen=True)
@@ -415,6 +419,7 @@ def fit_gaussian(
         follow.
     """
     shifts: list[float] = []
+    means: list[np.ndarray] = []
     for iteration in range(steps if settles else 0):
         misfit = mismatch(gradients, mean, root, np.random.default_rng(1747))
         if not np.isfinite(misfit.shift):
@@ -422,6 +427,7 @@ def fit_gaussian(
             root = root / 2
             continue
         shifts.append(misfit.shift)
+        means.append(mean)
         if iteration >= MOST_ITERATIONS / 3 and _is_hopeless(shifts):
             return Gaussian(mean, root, False)
         values, vectors = linalg.eigh(misfit.precision)
@@ -435,7 +441,7 @@ def fit_gaussian(
         if small and np.abs(values - 1).max() < CONVERGED_SCALE:
             return Gaussian(mean, root, True)
     if settles and steps < MOST_ITERATIONS:
-        return Gaussian(mean, root, False)
+        return Gaussian(mean, root, False, _drifts(root, means, shifts))
     rng = np.random.default_rng(1951)
     for number in range(AVERAGING_ITERATIONS):
         misfit = mismatch(gradients, mean, root, rng)
@@ -448,7 +454,16 @@ def fit_gaussian(
         change = np.maximum(1 + part * (values - 1), 0.5)
         step = _mean_step(vectors, part * misfit.gradient, change)
         mean, root = mean + root @ step, _rescaled(root, vectors, change)
-    return Gaussian(mean, root, False)
+    return Gaussian(mean, root, False, _drifts(root, means, shifts))
+
+
+def _drifts(root: np.ndarray, means: list[np.ndarray], shifts: list[float]) -> bool:
+    """Whether the second half of the steps moved by a standard deviation, with none shorter."""
+    half = len(shifts) // 2
+    if not half:
+        return False
+    moved = linalg.solve(root, means[-1] - means[half])
+    return bool(np.abs(moved).max() > 1 and shifts[-1] > 0.5 * shifts[half])
 
 
 def _is_hopeless(shifts: list[float]) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from scipy import linalg
 
-from pymc_sgmcmc.errors import CenterWarning
+from pymc_sgmcmc.errors import CenterWarning, ModelError
 from pymc_sgmcmc.gradient_estimators.center_difference import find_center_difference
 from pymc_sgmcmc.matrices import Dense, triangular_root
 from pymc_sgmcmc.posterior import Posterior
@@ -247,6 +247,8 @@ def _fitted(
             density.gradients, center.position, root, settles=settles, steps=steps
         )
         center = center_at(posterior, fitted.mean, _curvature_of(fitted.root))
+        if fitted.drifts:
+            raise ModelError("The search for a Gaussian drifts.")
         if fitted.converged or last:
             misfit = mismatch_at(judge_at(posterior, center, large), center)
             if ended or is_guide(misfit, LARGEST_SHIFT / 3) or _unlikeness(misfit) == np.inf:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pymc as pm
 import pytest
+from scipy import stats
 
 from pymc_sgmcmc import CenterWarning, Posterior
 from pymc_sgmcmc.marginal import marginalize
@@ -428,3 +429,27 @@ def test_mean_field_divides_groups_among_its_points(n_groups, parts, monkeypatch
 def test_fewer_groups_of_more_records_are_enough(elements, groups, expected):
     posterior = SimpleNamespace(row_elements=elements, rows_are_groups=groups)
     assert fewest_rows(posterior) == expected
+
+
+def test_a_search_along_a_ridge_that_becomes_narrower():
+    """As many predictors as rows: near an exact fit the scale falls by steps that stay as short."""
+    rng = np.random.default_rng(2)
+    X = rng.normal(size=(6, 6))
+    y = 2 * X[:, 0] + rng.normal(size=6)
+    with pm.Model() as model:
+        b, s = pm.Normal("b", 0, 2, shape=6), pm.HalfNormal("s", 2)
+        pm.Normal("y", X @ b, s, observed=y)
+    posterior = Posterior(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CenterWarning)
+        found = find_center(posterior, posterior.initial_position)
+    grid = np.linspace(-12, 4, 400)
+    weight = []
+    for log_scale in grid:
+        covariance = 4 * X @ X.T + np.exp(2 * log_scale) * np.eye(6)
+        fit = stats.multivariate_normal.logpdf(y, np.zeros(6), covariance)
+        weight.append(fit + stats.halfnorm.logpdf(np.exp(log_scale), scale=2) + log_scale)
+    weight = np.exp(np.array(weight) - max(weight))
+    mean = np.average(grid, weights=weight)
+    deviation = np.sqrt(np.average((grid - mean) ** 2, weights=weight))
+    assert abs(found.position[-1] - mean) < deviation
