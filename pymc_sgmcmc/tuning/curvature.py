@@ -149,7 +149,7 @@ def curvature_at(
     if scale is None:
         scale = coordinate_scale(posterior, subsample, position)
     if not has_dense_curvature(posterior):
-        width = difference_width(posterior)
+        width = posterior.difference_width
         return low_rank_curvature(subsample.gradients_alone, position, scale, width)
     return dense_curvature(scaled_precision(posterior, subsample, position, scale, of_rows), scale)
 
@@ -167,7 +167,7 @@ def scaled_precision(
     """
     if of_rows is None:
         of_rows = likelihood_curvature(posterior, subsample, position, scale)
-    width = difference_width(posterior)
+    width = posterior.difference_width
     of_prior = _over_short_distances(
         lambda near: curvature_by_differences(posterior.prior_gradients, position, width * near),
         scale,
@@ -185,7 +185,7 @@ def likelihood_curvature(
     rows = subsample.rows
     if posterior.has_second_derivatives:
         return subsample.weight * posterior.likelihood_curvature(position, rows)
-    width = difference_width(posterior)
+    width = posterior.difference_width
     return subsample.weight * _over_short_distances(
         lambda near: curvature_by_differences(
             lambda positions: posterior.likelihood_gradient(positions, rows),
@@ -406,7 +406,7 @@ def prior_precision(
             return np.array([gradient(at) for at in positions], dtype=float)
         return posterior.prior_gradients(positions)
 
-    return curvature_by_differences(gradients, position, scale * difference_width(posterior))
+    return curvature_by_differences(gradients, position, scale * posterior.difference_width)
 
 
 def curvature_by_differences(
@@ -420,14 +420,6 @@ def curvature_by_differences(
     behind, ahead = np.split(gradients(np.concatenate([position - shifts, position + shifts])), 2)
     curvature = (behind - ahead) / (2 * width[:, None])
     return 0.5 * (curvature + curvature.T)
-
-
-def difference_width(posterior: Posterior) -> float:
-    """Width of a difference of gradients in standard deviations.
-
-    It is small against one; single precision needs a larger width because of rounding.
-    """
-    return 1e-3 if posterior.dtype == "float64" else 0.2
 
 
 def prior_precision_diagonal(posterior: Posterior, position: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from pymc_sgmcmc.marginal.search import remedy
 from pymc_sgmcmc.matrices import Diagonal
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.check_rows import defect_at
+from pymc_sgmcmc.posterior.sparse_curvature import SparseCurvature
 from pymc_sgmcmc.tuning.center import FARTHEST_CENTER, Center, center_at
 from pymc_sgmcmc.tuning.curvature import (
     Curvature,
@@ -47,7 +48,7 @@ from pymc_sgmcmc.tuning.nearest_gaussian import (
     nearest_gaussian,
 )
 from pymc_sgmcmc.tuning.other_modes import warn_of_other_modes
-from pymc_sgmcmc.tuning.sparse_curvature import SparseCurvature, sparse_curvature
+from pymc_sgmcmc.tuning.sparse_curvature import curvature_around, sparse_curvature
 from pymc_sgmcmc.tuning.subsample import Subsample
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
@@ -312,7 +313,7 @@ def _nearest_of_effects(
             [posterior.gradient(mean + side * each) for each in shifts for side in (1, -1)], axis=0
         )
         if renews:
-            curvature = effects.around(mean, shifts, curvature.conditional_deviations)
+            curvature = curvature_around(effects, mean, shifts, curvature.conditional_deviations)
         if not number:
             continue
         step = curvature.covariance @ gradient
