@@ -32,7 +32,9 @@ from pymc_sgmcmc.errors import (
 from pymc_sgmcmc.marginal.blocks import split_blocks
 from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.exact import exact, is_quadratic
+from pymc_sgmcmc.marginal.factors import Factors
 from pymc_sgmcmc.marginal.likelihood import (
+    Globals,
     Groups,
     Likelihood,
     Objective,
@@ -217,21 +219,29 @@ def fit_marginal(
     names = names_of(names)
     with _advised(model, names):
         with quick_graphs():
-            density = checked_density(model, find_structure(model, names))
-            linear = is_quadratic(model, density)
+            groups, linear = _groups(model, names)
             method = method or ("quasi-newton" if linear else "laplace")
             _check_method(method, linear, reml)
-            groups = Groups(model, density)
+        if isinstance(groups, Factors) and method not in (LINEAR, "laplace"):
+            raise ModelError(
+                f'method="{method}" is for independent groups, but {quoted(names)} are effects of '
+                'several factors. Use "laplace".'
+            )
         start = groups.layout.ravel(groups.initial_point)
-        if method == "mcem":
+        if method == "mcem" and isinstance(groups, Groups):
             error = monte_carlo_error or MONTE_CARLO_ERROR
             search = MonteCarloEM(groups, rng, error, max_iterations)
             _check_influence(groups, search.expected(start), None)
             drawn = search.maximize(start, groups.layout.labels)
             return _result(groups, drawn.likelihood, None, drawn.maximum, method, drawn)
-        with quick_graphs():
-            likelihood = _likelihood(groups, method, points)
-        sample = _sample(groups, likelihood)
+        sample: Likelihood | None = None
+        likelihood: Objective
+        if isinstance(groups, Factors):
+            likelihood = groups
+        else:
+            with quick_graphs():
+                likelihood = _likelihood(groups, method, points)
+            sample = _sample(groups, likelihood)
         _check_influence(groups, likelihood, sample)
         restricted = None
         if reml:
@@ -239,6 +249,16 @@ def fit_marginal(
             restricted = RestrictedLikelihood(likelihood, fixed, start)
         maximum = _search(groups, likelihood, sample, restricted, max_iterations)
         return _result(groups, likelihood, restricted, maximum, method)
+
+
+def _groups(model: Model, names: Sequence[str]) -> tuple[Groups | Factors, bool]:
+    """Independent groups or several factors, and whether the joint log density is quadratic."""
+    try:
+        density = checked_density(model, find_structure(model, names))
+    except NotTogetherError:
+        factors = Factors(model, names)
+        return factors, factors.is_quadratic
+    return Groups(model, density), is_quadratic(model, density)
 
 
 @contextmanager
@@ -300,7 +320,7 @@ def _sample(groups: Groups, likelihood: Likelihood) -> Likelihood | None:
     return likelihood.of_sample(np.sort(rng.permutation(groups.n_groups)[:size]))
 
 
-def _check_influence(groups: Groups, likelihood: Objective, sample: Objective | None) -> None:
+def _check_influence(groups: Globals, likelihood: Objective, sample: Objective | None) -> None:
     """Refuse coordinates whose slope is zero wherever it is taken."""
     layout = groups.layout
     start = layout.ravel(groups.initial_point)
@@ -325,8 +345,8 @@ def _slopes(objective: Objective, places: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _search(
-    groups: Groups,
-    likelihood: Likelihood,
+    groups: Globals,
+    likelihood: Objective,
     sample: Likelihood | None,
     restricted: RestrictedLikelihood | None,
     max_iterations: int,
@@ -380,16 +400,15 @@ def _from_sample(objective: Objective, near: Maximum) -> Maximum | None:
 
 
 def _result(
-    groups: Groups,
+    groups: Groups | Factors,
     likelihood: Objective,
     restricted: RestrictedLikelihood | None,
     maximum: Maximum,
     method: str,
     drawn: MonteCarloMaximum | None = None,
 ) -> MarginalFit:
-    model, structure = groups.model, groups.density.structure
-    local = {model[name] for name in structure.names}
-    reported, conditional = list(groups.variables), [model[name] for name in structure.names]
+    model, conditional = groups.model, [groups.model.values_to_rvs[each] for each in groups.local]
+    reported, local = list(groups.variables), set(conditional)
     for variable in model.deterministics:
         inputs = set(ancestors([variable]))
         if local & inputs:
@@ -419,7 +438,11 @@ def _result(
 
     estimates = dataset(model, reported, values)
     minus_two = -2 * maximum.value
-    blocks = _modes(groups, errors.position, method) if drawn is None else drawn.modes
+    if isinstance(groups, Factors):
+        modes = groups.modes(errors.position)
+    else:
+        blocks = _modes(groups, errors.position, method) if drawn is None else drawn.modes
+        modes = list(split_blocks(groups.density.structure, blocks).values())
     return MarginalFit(
         method=method,
         reml=restricted is not None,
@@ -427,7 +450,7 @@ def _result(
         standard_errors=as_dataset(errors.standard_errors),
         minus_two_log_likelihood=minus_two,
         aic=minus_two + 2 * groups.layout.dimension,
-        modes=dataset(model, conditional, _at_blocks(groups, conditional, blocks, errors.position)),
+        modes=dataset(model, conditional, _at_modes(groups, conditional, modes, errors.position)),
         covariance=errors.covariance,
         labels=tuple(label for name in estimates for label in labels_of(estimates[name])),
         iterations=maximum.iterations,
@@ -450,7 +473,7 @@ def _monte_carlo(
     }
 
 
-def _labels_of_search(groups: Groups, restricted: RestrictedLikelihood | None) -> tuple[str, ...]:
+def _labels_of_search(groups: Globals, restricted: RestrictedLikelihood | None) -> tuple[str, ...]:
     """Labels of the coordinates over which the search runs."""
     labels = groups.layout.labels
     if restricted is None:
@@ -458,7 +481,7 @@ def _labels_of_search(groups: Groups, restricted: RestrictedLikelihood | None) -
     return tuple(label for label, fixed in zip(labels, restricted.fixed, strict=True) if not fixed)
 
 
-def _warn_of_boundary(groups: Groups, errors: Uncertainty) -> None:
+def _warn_of_boundary(groups: Globals, errors: Uncertainty) -> None:
     names = [
         variable.name
         for variable, part in zip(groups.variables, groups.layout.slices, strict=True)
@@ -483,12 +506,12 @@ def _modes(groups: Groups, position: np.ndarray, method: str) -> np.ndarray:
 
 
 @quick_graphs()
-def _at_blocks(
-    groups: Groups, variables: Sequence[TensorVariable], blocks: np.ndarray, position: np.ndarray
+def _at_modes(
+    groups: Globals,
+    variables: Sequence[TensorVariable],
+    modes: Sequence[np.ndarray],
+    position: np.ndarray,
 ) -> list[np.ndarray]:
-    """Values of variables at blocks of all groups."""
-    structure = groups.density.structure
-    constrain = groups.compile(
-        list(structure.values), groups.model.replace_rvs_by_values(list(variables))
-    )
-    return constrain(*split_blocks(structure, blocks).values(), position)
+    """Values of variables at values of the local ones."""
+    constrain = groups.compile(groups.local, groups.model.replace_rvs_by_values(list(variables)))
+    return constrain(*modes, position)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,10 @@ SAME = 1e-3
 """Two differences of gradients are equal up to this part, which is far above their rounding."""
 
 
+NONE = np.empty(0, dtype=int)
+"""No coordinates."""
+
+
 class SparseCurvature:
     """Minus the Hessian of the log density of a posterior whose rows select entries.
 
@@ -34,6 +38,9 @@ class SparseCurvature:
     ----------
     posterior : Posterior
     graph : SelectedGraph
+    within : numpy.ndarray of bool, optional
+        The coordinates of which the matrix is wanted, all by default. Elements of others take no
+        gradients where these are not selected, and are not found.
 
     Attributes
     ----------
@@ -41,8 +48,11 @@ class SparseCurvature:
         Whether a coordinate is an entry that rows select.
     """
 
-    def __init__(self, posterior: Posterior, graph: SelectedGraph):
+    def __init__(
+        self, posterior: Posterior, graph: SelectedGraph, within: np.ndarray | None = None
+    ):
         self._posterior = posterior
+        self._within = np.ones(posterior.dimension, dtype=bool) if within is None else within
         self._levels, self._whole = places_of(posterior, graph)
         shapes = dict(zip(posterior.layout.variables, posterior.layout.shapes, strict=True))
         self._whole_shapes = [shapes[variable] for variable in graph.whole]
@@ -148,6 +158,8 @@ class SparseCurvature:
             codes.append(of_pair)
             values.append(np.bincount(places, weights, minlength=len(of_pair)))
         for number, (place, step) in enumerate(zip(whole, width * scale[whole], strict=True)):
+            if not self._within[place]:
+                continue
             table, totals = derivative(step, 0.0, np.eye(len(whole))[number])
             of_effects = np.zeros(d)
             for first in range(count):
@@ -157,6 +169,98 @@ class SparseCurvature:
         rows, columns = np.divmod(np.concatenate(codes), d)
         half = sparse.coo_array((np.concatenate(values), (rows, columns)), shape=(d, d)).tocsr()
         return half + half.T
+
+    @property
+    def _common(self) -> np.ndarray:
+        """Wanted coordinates that rows do not select."""
+        return np.flatnonzero(~self.effects & self._within)
+
+    def independent_levels(self) -> np.ndarray:
+        """Wanted coordinates of levels of which no row has two, shape (levels, effects of each).
+
+        They are those of the factor with most of them.
+        """
+        wanted = [column for column in self._columns if self._within[column].all()]
+        candidates = [[column] for column in wanted]
+        for length in {len(column) for column in wanted}:
+            candidates.append([column for column in wanted if len(column) == length])
+        best = np.empty((0, 1), dtype=int)
+        for candidate in candidates:
+            levels = np.transpose(candidate)
+            number = np.full(len(self.effects), -1)
+            number[levels] = np.arange(len(levels))[:, None]
+            pairs = number[np.array(self.elements)]
+            if levels.size > best.size and not np.any(
+                (pairs[0] != pairs[1]) & np.all(pairs >= 0, 0)
+            ):
+                best = levels
+        return best
+
+    @cached_property
+    def elements(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and columns of the wanted elements, each for a pair of entries of rows or priors."""
+        rows, columns = zip(*self._elements_of_rows, *self._elements_of_prior, strict=True)
+        return np.concatenate(rows), np.concatenate(columns)
+
+    @cached_property
+    def _elements_of_rows(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Rows and columns of the elements of each of `_pairs`, none of these of other ones."""
+        both = [np.divmod(codes, self._posterior.dimension) for _, _, codes, _ in self._pairs]
+        return [each if self._within[np.array(each)].all() else (NONE, NONE) for each in both]
+
+    @cached_property
+    def _elements_of_prior(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Rows and columns of the elements along a column and beside a common coordinate."""
+        wanted = [column for column in self._columns if self._within[column].all()]
+        everywhere = np.flatnonzero(self._within)
+        return [(everywhere, np.full(len(everywhere), each)) for each in self._common] + [
+            (row, column) for column in wanted for row in wanted if len(row) == len(column)
+        ]
+
+    def slope_of_trace(
+        self, position: np.ndarray, scale: np.ndarray, weights: np.ndarray
+    ) -> np.ndarray:
+        r"""Gradient of :math:`\mathrm{tr}(W H)`, shape (d,), by the position of H alone.
+
+        The trace is a sum of second derivatives along pairs of vectors, so its gradient is a sum of
+        differences of gradients of all rows: four for each entry that a row has.
+
+        Parameters
+        ----------
+        position, scale
+            As of `at`.
+        weights : numpy.ndarray
+            The `elements` of the symmetric matrix W.
+        """
+        d, width, places = len(position), self._posterior.difference_width, self._places
+        signs = list(product((1, -1), repeat=2))
+        rest, tables = weights, np.zeros((places.shape[1], *places.shape))
+        for (first, second, _, element), (rows, _) in zip(
+            self._pairs, self._elements_of_rows, strict=True
+        ):
+            values, rest = np.split(rest, [len(rows)])
+            if len(rows):
+                tables[first, :, second] = tables[second, :, first] = values[element]
+        table, total = np.zeros(places.shape), np.zeros(d)
+        for number, of_number in enumerate(tables):
+            step = float(np.median(scale[places[:, number]]))
+            one, other = width * step * np.eye(len(tables))[number], width / step * of_number
+            for first, second in signs if of_number.any() else ():
+                shifted = self._gradients_at(position, first * one + second * other, 0.0)
+                table += first * second * shifted[0]
+                total[self._whole] += first * second * shifted[1]
+        for place, slopes in zip(places.T, table.T, strict=True):
+            total += np.bincount(place, slopes, minlength=d)
+        for row, column in self._elements_of_prior:
+            values, rest = np.split(rest, [len(row)])
+            one, other = np.zeros((2, d))
+            one[column] = width * scale[column]
+            # An element of a level and of what levels have in common is there on both sides.
+            other[row] = values * np.where(self.effects[row] > self.effects[column], 2, 1)
+            other[row] *= width / scale[column]
+            ends = position + np.array([first * one + second * other for first, second in signs])
+            total += np.prod(signs, axis=1) @ self._posterior.prior_gradients(ends)
+        return -total / (2 * width) ** 2
 
     @cached_property
     def _places(self) -> np.ndarray:
@@ -194,7 +298,8 @@ class SparseCurvature:
         tables, totals, start = [], np.zeros(len(self._whole)), 0
         for rows in self._chunks():
             stop = start + len(rows[0])
-            entries = position[self._places[start:stop]] + of_entries
+            shift = of_entries[start:stop] if np.ndim(of_entries) == 2 else of_entries  # type: ignore[index]
+            entries = position[self._places[start:stop]] + shift
             pieces = self._pieces(entries, position[self._whole] + of_whole)
             table, total = self._gradients(*pieces, np.asarray(stop - start), *rows)
             self._posterior.count_evaluated(stop - start)
@@ -231,8 +336,7 @@ class SparseCurvature:
         With a gradient in terms of the position of the rows, what the bend of this position adds.
         """
         d, width = len(position), self._posterior.difference_width
-        common = np.flatnonzero(~self.effects)
-        columns = self._columns
+        common, columns = self._common, self._columns
         signs = np.random.default_rng(1960).choice([-1.0, 1.0], size=d)
         shifts = np.zeros((len(common) + 2 * len(columns), d))
         shifts[np.arange(len(common)), common] = 1.0
