@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 from pymc.model import Model
+from pytensor.tensor.variable import TensorVariable
 from scipy import linalg, sparse
 
 from pymc_sgmcmc.checks import quoted
@@ -157,7 +158,16 @@ class Factors(Globals):
         self._effects, self._others = np.flatnonzero(is_effect), np.flatnonzero(~is_effect)
         self._number = np.cumsum(is_effect) - 1
         self._levels = self._number[self._curvature.independent_levels()]
-        self.n_groups = 0
+        indices = self._curvature.indices(*posterior.some_rows)
+        of_variables: dict[TensorVariable, list[tuple[int, bytes]]] = {}
+        for selection, index in zip(graph.selections, indices, strict=True):
+            length = self.initial_point[selection.variable.name].shape[selection.axis]
+            of_variables.setdefault(selection.variable, []).append((length, index.tobytes()))
+        # Variables with the same indices are effects of one factor.
+        factors = {tuple(of_variables[each]) for each in self.local if each in of_variables}
+        self.n_groups = sum(factor[0][0] for factor in factors) + sum(
+            len(self.initial_point[each.name]) for each in self.local if each not in of_variables
+        )
         self._start = posterior.initial_position
         self._last, self._scale = self._start, np.ones(layout.dimension)
         self.is_quadratic = self._is_quadratic()

@@ -196,9 +196,10 @@ def climb(
     ConvergenceError
     """
     value, gradient = objective(position)
-    last_decrement = np.inf
+    last_decrement, is_new = np.inf, True
     for iteration in range(done + 1, most_iterations + 1):
-        information = information_at(objective, position, information)
+        if is_new or information is None:
+            information = information_at(objective, position, information)
         step = _newton_step(information, gradient)
         decrement = float(gradient @ step)
         position_before = position
@@ -211,12 +212,13 @@ def climb(
                 position, value, gradient = proposal, proposed, slope
                 break
         stands_still = position is position_before or decrement > 0.1 * last_decrement
-        if decrement < CONVERGED or (decrement < NEARLY_CONVERGED and stands_still):
+        if decrement < CONVERGED or (decrement < NEARLY_CONVERGED and stands_still and is_new):
             information = information_at(objective, position, information)
             return Maximum(position, value, information, iteration)
-        if position is position_before:
+        if position is position_before and is_new:
             break
-        last_decrement = decrement
+        # Near the maximum the information hardly changes, and takes many evaluations.
+        last_decrement, is_new = decrement, stands_still
     worst = int(np.argmax(np.nan_to_num(np.abs(gradient), nan=np.inf)))
     raise ConvergenceError(
         f"The search for the maximum did not converge within {most_iterations} iterations: the "

@@ -573,9 +573,9 @@ def _local(
             "common constraint, such as their sum. Integrate out variables without one."
         )
     if not axes:
-        raise ModelError(
+        raise NotTogetherError(
             f"`{variable.name}` should have one entry for each of the {n_groups} groups, but its "
-            f"shape is {shape}. Only variables with the same groups are integrated out together."
+            f"shape is {shape}."
         )
     if len(axes) > 1:
         indexed = [

@@ -81,7 +81,7 @@ class SparseCurvature:
             [*entries, *graph.whole, graph.length, *graph.rows],
             [table, pt.concatenate([pt.zeros(0), *of_whole])],
         )
-        self._indices = posterior.compile_for_setup(
+        self.indices = posterior.compile_for_setup(
             graph.rows, [selection.index for selection in graph.selections]
         )
 
@@ -270,7 +270,7 @@ class SparseCurvature:
                 np.concatenate(
                     [
                         levels[index]
-                        for levels, index in zip(self._levels, self._indices(*rows), strict=True)
+                        for levels, index in zip(self._levels, self.indices(*rows), strict=True)
                     ],
                     axis=1,
                 )
