@@ -15,6 +15,7 @@ that of this approximation, by :math:`\nabla \log |H| = \mathrm{tr}(H^{-1} \nabl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from pytensor.tensor.variable import TensorVariable
 from scipy import linalg, sparse
 
 from pymc_sgmcmc.checks import quoted
-from pymc_sgmcmc.errors import ModelError
+from pymc_sgmcmc.errors import ConvergenceError, ModelError
 from pymc_sgmcmc.marginal.exact import DISTANT
 from pymc_sgmcmc.marginal.likelihood import ELEMENTS, Globals
 from pymc_sgmcmc.marginal.maximum import HALVINGS
@@ -154,6 +155,11 @@ class Factors(Globals):
                 f"Effects of several factors should enter by indices, as in `z[group]`, but "
                 f"{quoted(whole)} enters otherwise. Write it so, or use `sample`."
             )
+        if layout.dtype != "float64":
+            raise ModelError(
+                f"Effects of several factors need double precision, but the model has "
+                f"{layout.dtype}. Build it with `pytensor.config.floatX = 'float64'`."
+            )
         self._curvature = SparseCurvature(posterior, graph, is_effect)
         self._effects, self._others = np.flatnonzero(is_effect), np.flatnonzero(~is_effect)
         self._number = np.cumsum(is_effect) - 1
@@ -190,8 +196,8 @@ class Factors(Globals):
 
     def modes(self, rest: np.ndarray) -> list[np.ndarray]:
         """Values of the local variables at their mode."""
-        mode = self._mode(rest)
-        assert mode is not None
+        if (mode := self._mode(rest)) is None:
+            raise ConvergenceError("The effects have no mode at the estimates. Simplify the model.")
         point = self._posterior.layout.unravel(mode.position)
         return [point[value.name] for value in self.local]
 
@@ -223,11 +229,26 @@ class Factors(Globals):
         ahead, behind = (self._posterior.gradient(position + sign * shift) for sign in (1, -1))
         return (ahead - behind) / (2 * width)
 
-    def _eliminated(self, position: np.ndarray) -> Elimination:
-        matrix = self._curvature.at(position, self._scale, central=True)
-        matrix = matrix[self._effects][:, self._effects]
-        self._scale[self._effects] = np.abs(matrix.diagonal()) ** -0.5
-        return Elimination(matrix, self._levels)
+    def _eliminated(self, position: np.ndarray, *, at_mode: bool = False) -> Elimination:
+        """Factors of the matrix at a position, raised along its diagonal where there is no mode."""
+        for _ in range(MOST_STEPS):
+            matrix, last = self._curvature.at(position, self._scale, central=True), self._scale
+            matrix = matrix[self._effects][:, self._effects]
+            diagonal, self._scale = np.abs(matrix.diagonal()), np.ones(len(position))
+            if not (np.isfinite(matrix.data).all() and diagonal.all()):
+                raise np.linalg.LinAlgError
+            self._scale[self._effects] = diagonal**-0.5
+            # Differences over other distances may be rounding alone.
+            if np.all(np.abs(np.log(self._scale / last)) < 1):
+                break
+        raised = 0.0
+        while True:
+            try:
+                return Elimination(matrix + sparse.diags_array(raised * diagonal), self._levels)
+            except np.linalg.LinAlgError:
+                if at_mode or raised > len(diagonal):
+                    raise
+                raised = max(2 * raised, 0.1)
 
     def _mode(self, rest: np.ndarray) -> Mode | None:
         """The mode near the last one, None where the search does not end at one."""
@@ -244,7 +265,7 @@ class Factors(Globals):
                 if curvature is None or not self.is_quadratic:
                     curvature = self._eliminated(position)
                 step[self._effects] = curvature.solve(gradient[self._effects])
-            except (np.linalg.LinAlgError, ValueError):
+            except np.linalg.LinAlgError:
                 return None
             decrement = float(gradient @ step)
             for halving in range(HALVINGS):
@@ -255,6 +276,9 @@ class Factors(Globals):
             if not np.isfinite(decrement):
                 return None
             if decrement < CONVERGED:  # The last step squares the distance.
-                curvature = curvature if self.is_quadratic else self._eliminated(position)
-                return Mode(position, value, gradient, curvature)
+                with suppress(np.linalg.LinAlgError):
+                    if not self.is_quadratic:
+                        curvature = self._eliminated(position, at_mode=True)
+                    return Mode(position, value, gradient, curvature)
+                return None
         return None

@@ -268,10 +268,12 @@ def _advised(model: Model, names: Sequence[str]) -> Iterator[None]:
         yield
     except (NotTogetherError, UndeterminedError) as error:
         stay = [v.name for v in model.free_RVs if v.type.ndim and v.name not in names]
-        if isinstance(error, NotTogetherError) or any(remedy(model, [name]) for name in stay):
+        if isinstance(error, NotTogetherError):
+            advice = "Name all effects, or use `sample`."
+        elif any(remedy(model, [name]) for name in stay):
             advice = (
                 "Effects of several factors need priors, which `fit_marginal` leaves out for "
-                "variables that stay: use `sample`."
+                "variables that stay: name them too."
             )
         else:
             advice = "Leave out or fix some; the priors of global variables do not count."

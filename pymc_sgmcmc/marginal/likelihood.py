@@ -14,7 +14,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.errors import ModelError, UndeterminedError
 from pymc_sgmcmc.marginal.density import GroupDensity
-from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays
+from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays, without_blas_warning
 from pymc_sgmcmc.posterior.position import layout_from_model
 from pymc_sgmcmc.posterior.terms import model_terms
 
@@ -51,7 +51,8 @@ class Globals:
 
     def __init__(self, model: Model, local: Sequence[TensorVariable]):
         self.model, self.local = model, local
-        self.initial_point = model.initial_point()
+        with without_blas_warning():
+            self.initial_point = model.initial_point()
         self.variables = [rv for rv in model.free_RVs if model.rvs_to_values[rv] not in local]
         self.layout = layout_from_model(model, self.variables, self.initial_point)
 

@@ -325,7 +325,10 @@ class SparseCurvature:
     ) -> sparse.csr_array:
         of_prior = self._of_prior(position, scale, of_rows)
         if of_prior is None:
-            raise ModelError("The prior joins effects of different levels.")
+            raise ModelError(
+                "The prior joins effects of different levels, as that of a random walk does. "
+                "Sample the model as it is."
+            )
         return of_prior
 
     def _of_prior(
