@@ -16,11 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 import numpy as np
 from pymc.model import Model
-from pytensor.tensor.variable import TensorVariable
 from scipy import linalg, sparse
 
 from pymc_sgmcmc.checks import quoted
@@ -69,15 +67,10 @@ class Elimination:
         blocks = np.zeros((len(levels), size, size))
         blocks[rows // size, rows % size, columns % size] = part.data
         pivots = np.einsum("gii->gi", np.linalg.cholesky(blocks))
-        self._blocks = np.linalg.inv(blocks)
-        places = np.arange(len(own)).reshape(levels.shape)
-        self._inverse_of_own = sparse.coo_array(
-            (
-                self._blocks.ravel(),
-                (np.repeat(places, size, axis=1).ravel(), np.tile(places, size).ravel()),
-            ),
-            shape=(len(own), len(own)),
-        ).tocsr()
+        self._blocks, count = np.linalg.inv(blocks), len(levels)
+        self._inverse_of_own = sparse.bsr_array(
+            (self._blocks, np.arange(count), np.arange(count + 1)), shape=(len(own), len(own))
+        )
         across = matrix[own][:, self._rest]
         self._ratio = (self._inverse_of_own @ across).tocsr()
         schur = matrix[self._rest][:, self._rest] - across.T @ self._ratio
@@ -117,15 +110,6 @@ class Elimination:
         return values
 
 
-class Mode(NamedTuple):
-    """Where the joint log density is largest by the effects, and the curvature there."""
-
-    position: np.ndarray
-    value: float
-    gradient: np.ndarray
-    curvature: Elimination
-
-
 class Factors(Globals):
     """The marginal log likelihood of a position of the global variables, with its gradient.
 
@@ -160,20 +144,13 @@ class Factors(Globals):
                 f"Effects of several factors need double precision, but the model has "
                 f"{layout.dtype}. Build it with `pytensor.config.floatX = 'float64'`."
             )
+        axes = {selection.variable: selection.axis for selection in graph.selections}
+        shapes = [(each, self.initial_point[each.name].shape) for each in self.local]
+        self.n_groups = sum(shape[axes.get(each, 0)] for each, shape in shapes)
         self._curvature = SparseCurvature(posterior, graph, is_effect)
         self._effects, self._others = np.flatnonzero(is_effect), np.flatnonzero(~is_effect)
         self._number = np.cumsum(is_effect) - 1
         self._levels = self._number[self._curvature.independent_levels()]
-        indices = self._curvature.indices(*posterior.some_rows)
-        of_variables: dict[TensorVariable, list[tuple[int, bytes]]] = {}
-        for selection, index in zip(graph.selections, indices, strict=True):
-            length = self.initial_point[selection.variable.name].shape[selection.axis]
-            of_variables.setdefault(selection.variable, []).append((length, index.tobytes()))
-        # Variables with the same indices are effects of one factor.
-        factors = {tuple(of_variables[each]) for each in self.local if each in of_variables}
-        self.n_groups = sum(factor[0][0] for factor in factors) + sum(
-            len(self.initial_point[each.name]) for each in self.local if each not in of_variables
-        )
         self._start = posterior.initial_position
         self._last, self._scale = self._start, np.ones(layout.dimension)
         self.is_quadratic = self._is_quadratic()
@@ -198,26 +175,23 @@ class Factors(Globals):
         """Values of the local variables at their mode."""
         if (mode := self._mode(rest)) is None:
             raise ConvergenceError("The effects have no mode at the estimates. Simplify the model.")
-        point = self._posterior.layout.unravel(mode.position)
+        point = self._posterior.layout.unravel(mode[0])
         return [point[value.name] for value in self.local]
 
     def _is_quadratic(self) -> bool:
         """Whether the joint log density is so along a random direction of the effects."""
         density, start = self._posterior.log_density_and_gradient, self._start
-        value, slope = density(start)
+        _, slope = density(start)
         matrix = self._curvature.at(start, self._scale, central=True)
         direction = np.zeros(len(start))
         direction[self._effects] = np.random.default_rng(SEED).normal(size=len(self._effects))
         for distance in (-DISTANT, -1.0, 1.0, DISTANT):
             step = distance * direction * np.maximum(1.0, np.abs(start))
-            change = matrix @ step
             with np.errstate(all="ignore"):
-                value_there, slope_there = density(start + step)
-                terms = np.array([slope @ step, -0.5 * step @ change])
-                agrees = np.abs(value_there - value - terms.sum()) <= SAME * np.abs(terms).max()
-                moved = np.abs(slope_there - slope + change)[self._effects]
-                size = (np.abs(slope) + np.abs(matrix) @ np.abs(step))[self._effects]
-            if not (agrees and np.all(moved <= SAME * size)):
+                value, there = density(start + step)
+                change = np.abs(there - slope + matrix @ step)
+                agrees = change <= SAME * (np.abs(slope) + np.abs(matrix) @ np.abs(step))
+            if not (np.isfinite(value) and agrees[self._effects].all()):
                 return False
         return True
 
@@ -241,16 +215,12 @@ class Factors(Globals):
             # Differences over other distances may be rounding alone.
             if np.all(np.abs(np.log(self._scale / last)) < 1):
                 break
-        raised = 0.0
-        while True:
-            try:
+        for raised in [0.0] if at_mode else [0.0, *0.1 * 2.0 ** np.arange(MOST_STEPS)]:
+            with suppress(np.linalg.LinAlgError):
                 return Elimination(matrix + sparse.diags_array(raised * diagonal), self._levels)
-            except np.linalg.LinAlgError:
-                if at_mode or raised > len(diagonal):
-                    raise
-                raised = max(2 * raised, 0.1)
+        raise np.linalg.LinAlgError
 
-    def _mode(self, rest: np.ndarray) -> Mode | None:
+    def _mode(self, rest: np.ndarray) -> tuple[np.ndarray, float, np.ndarray, Elimination] | None:
         """The mode near the last one, None where the search does not end at one."""
         density, position = self._posterior.log_density_and_gradient, self._last.copy()
         position[self._others] = rest
@@ -265,7 +235,7 @@ class Factors(Globals):
                 if curvature is None or not self.is_quadratic:
                     curvature = self._eliminated(position)
                 step[self._effects] = curvature.solve(gradient[self._effects])
-            except np.linalg.LinAlgError:
+            except (np.linalg.LinAlgError, ModelError):  # Far away the prior may overflow.
                 return None
             decrement = float(gradient @ step)
             for halving in range(HALVINGS):
@@ -279,6 +249,6 @@ class Factors(Globals):
                 with suppress(np.linalg.LinAlgError):
                     if not self.is_quadratic:
                         curvature = self._eliminated(position, at_mode=True)
-                    return Mode(position, value, gradient, curvature)
+                    return position, value, gradient, curvature
                 return None
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,14 +44,11 @@ from pymc_sgmcmc.marginal.likelihood import (
 )
 from pymc_sgmcmc.marginal.marginalize import names_of
 from pymc_sgmcmc.marginal.maximum import (
-    SMALLEST_EIGENVALUE,
     Maximum,
-    approach,
     at_boundary,
     check_start,
-    information_at,
+    climb,
     maximize,
-    scaled_eigenvectors,
 )
 from pymc_sgmcmc.marginal.mcem import MonteCarloEM, MonteCarloMaximum
 from pymc_sgmcmc.marginal.newton import find_mode, quadratic_mode
@@ -74,10 +72,6 @@ most; the others are a compromise between accuracy and at most some 350 nodes a 
 SMALLEST_SAMPLE, SAMPLED, MANY = 1000, 0.03, 5
 """A search begins on a sample of the groups: this many or this part of them, where all are at least
 so many times as many. The sample takes about sixty evaluations and all groups some twenty."""
-
-PRECISE = 1e-12
-"""On all groups the search ends after the step whose squared length in standard errors is below
-this. A step leaves at most a third of its length."""
 
 SEED = 20_181_203
 """The sample is drawn from this fixed seed, so that the same model gives the same result."""
@@ -364,7 +358,7 @@ def _search(
     near = None
     if of_sample is not None:
         near = _maximum_inside(of_sample, start, max_iterations, labels)
-    ended = None if near is None else _from_sample(objective, near)
+    ended = None if near is None else _from_sample(objective, near, max_iterations, labels)
     if ended is not None:
         return ended
     check_start(objective, start)
@@ -382,23 +376,22 @@ def _maximum_inside(
     return None if at_boundary(objective, maximum) else maximum
 
 
-def _from_sample(objective: Objective, near: Maximum) -> Maximum | None:
+def _from_sample(
+    objective: Objective, near: Maximum, max_iterations: int, labels: Sequence[str]
+) -> Maximum | None:
     """The maximum over all groups near that of a sample, None where there is none.
 
     A sample of groups may lack what determines a parameter, such as the records of a rare level.
     """
-    ended = approach(objective, near.position, near.information, PRECISE)
-    if ended is None:
-        return None
-    position, value = ended
-    information = information_at(objective, position, near.information)
-    values, _ = scaled_eigenvectors(information)
-    if (values < SMALLEST_EIGENVALUE).any():
+    try:
+        maximum = climb(
+            objective, near.position, max_iterations, labels, information=near.information
+        )
+    except ConvergenceError:
         return None
     # The maximum of the sample is inside. At a boundary the information would go to zero.
-    ratios = np.diag(information) / np.diag(near.information)
-    inside = bool(((ratios > 0.5) & (ratios < 2)).all())
-    return Maximum(position, value, information, near.iterations, inside)
+    ratios = np.diag(maximum.information) / np.diag(near.information)
+    return replace(maximum, inside=bool(((ratios > 0.5) & (ratios < 2)).all()))
 
 
 def _result(

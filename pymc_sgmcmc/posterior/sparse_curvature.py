@@ -180,21 +180,17 @@ class SparseCurvature:
 
         They are those of the factor with most of them.
         """
-        wanted = [column for column in self._columns if self._within[column].all()]
-        candidates = [[column] for column in wanted]
-        for length in {len(column) for column in wanted}:
-            candidates.append([column for column in wanted if len(column) == length])
-        best = np.empty((0, 1), dtype=int)
-        for candidate in candidates:
-            levels = np.transpose(candidate)
+        columns = [column for column in self._columns if self._within[column].all()]
+        lengths = {len(column) for column in columns}
+        sets = [[column for column in columns if len(column) == length] for length in lengths]
+        sets += [[column] for column in columns]
+        for some in sorted(sets, key=lambda some: -np.size(some)):
             number = np.full(len(self.effects), -1)
-            number[levels] = np.arange(len(levels))[:, None]
-            pairs = number[np.array(self.elements)]
-            if levels.size > best.size and not np.any(
-                (pairs[0] != pairs[1]) & np.all(pairs >= 0, 0)
-            ):
-                best = levels
-        return best
+            number[np.array(some)] = np.arange(len(some[0]))
+            first, second = number[np.array(self.elements)]
+            if not np.any((first != second) & (first >= 0) & (second >= 0)):
+                return np.transpose(some)
+        return np.empty((0, 1), dtype=int)
 
     @cached_property
     def elements(self) -> tuple[np.ndarray, np.ndarray]:
