@@ -20,9 +20,11 @@ from pymc_sgmcmc.tuning.center import FARTHEST_CENTER, Center, center_at
 from pymc_sgmcmc.tuning.curvature import (
     Curvature,
     coordinate_scale,
+    curvature_around,
     curvature_at,
     diagonal_curvature,
     has_dense_curvature,
+    sparse_curvature,
 )
 from pymc_sgmcmc.tuning.funnel import warn_of_funnel
 from pymc_sgmcmc.tuning.gaussian import (
@@ -48,7 +50,6 @@ from pymc_sgmcmc.tuning.nearest_gaussian import (
     nearest_gaussian,
 )
 from pymc_sgmcmc.tuning.other_modes import warn_of_other_modes
-from pymc_sgmcmc.tuning.sparse_curvature import curvature_around, sparse_curvature
 from pymc_sgmcmc.tuning.subsample import Subsample
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold

@@ -282,7 +282,6 @@ def crossed(z, sd):
         ),
         (mean_of_another, "z", {}, "`w` depends on local variables.*Name all effects"),
         (crossed, "zw", {"method": "aghq"}, '"aghq" is for independent groups, but `z`, `w`'),
-        (crossed, "z", {}, "Effects of several factors need priors.*name them too"),
     ],
 )
 def test_refusals(rng, second, names, settings, match):

@@ -478,7 +478,7 @@ def test_effects_of_a_second_factor_that_stay_are_refused(rng, centred):
         w = pm.Normal("w", 0, sd_w if centred else 1, shape=4)
         second = (w if centred else sd_w * w)[np.arange(len(y)) % 4]
         pm.Normal("y", mean + z[group] + second, 1, observed=y)
-    with pytest.raises(ModelError, match="Effects of several factors need priors.*name them too"):
+    with pytest.raises(ModelError, match=r"Effects of several factors need priors.*name them too"):
         fit_marginal(model, "z")
 
 

@@ -14,7 +14,7 @@ from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.gradient_estimators.center_difference import find_center_difference
 from pymc_sgmcmc.matrices import Diagonal, LowRank
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.tuning.sparse_curvature import (
+from pymc_sgmcmc.tuning.curvature import (
     curvature_of_matrices,
     sparse_curvature,
 )
