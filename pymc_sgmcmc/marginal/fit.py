@@ -106,7 +106,8 @@ def fit_marginal(
     model : pymc.Model
         On the full data, without potentials.
     names : str, variable, or a sequence of these
-        Free variables whose entries belong to groups, as for `marginalize`.
+        Free variables whose entries belong to groups, as for `marginalize`, or all effects of
+        several factors, crossed or nested.
     method : {"quasi-newton", "laplace", "aghq", "mcem"}, optional
         "quasi-newton" is for linear mixed models, which are integrated exactly. "laplace" and
         "aghq", adaptive Gauss-Hermite quadrature, are for others. "mcem", EM with draws of the
@@ -134,8 +135,8 @@ def fit_marginal(
     Raises
     ------
     ModelError
-        Where the groups are not independent, where the method is not for this model, and where the
-        likelihood does not determine a variable.
+        Where groups or levels are not independent, where the method is not for this model, and where
+        the likelihood does not determine a variable.
     ConvergenceError
 
     Warns
@@ -161,6 +162,10 @@ def fit_marginal(
     are both small beside the standard errors. The Monte-Carlo errors of the estimates are in the
     result. Standard errors come from importance sampling with 256 nodes a group, and the log
     likelihood from all draws, with its Monte-Carlo error in the result too.
+
+    Effects of several factors are integrated out together by Laplace's method, with a sparse matrix
+    of their second derivatives. It is exact for linear mixed models; "aghq" and "mcem" are for
+    independent groups only.
 
     With 5000 groups and more the search of other methods begins on a random sample of them, with a
     fixed seed. It ends on all groups, with their standard errors.
