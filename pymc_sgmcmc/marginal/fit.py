@@ -135,8 +135,8 @@ def fit_marginal(
     Raises
     ------
     ModelError
-        Where groups or levels are not independent, where the method is not for this model, and where
-        the likelihood does not determine a variable.
+        Where groups or levels are not independent, where the method is not for this model, and
+        where the likelihood does not determine a variable.
     ConvergenceError
 
     Warns
