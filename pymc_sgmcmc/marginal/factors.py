@@ -57,11 +57,8 @@ class Elimination:
     def __init__(self, matrix: sparse.csr_array, levels: np.ndarray):
         own, size = levels.ravel(), levels.shape[1]
         self._rest = np.setdiff1d(np.arange(matrix.shape[0]), own)
-        self._number = np.empty(matrix.shape[0], dtype=int)
-        self._number[own], self._number[self._rest] = (
-            np.arange(len(own)),
-            np.arange(len(self._rest)),
-        )
+        self._number = np.argsort(np.concatenate([own, self._rest]))
+        self._number[self._rest] -= len(own)
         self._own, self._is_own = own, np.isin(np.arange(matrix.shape[0]), own)
         rows, columns = (part := matrix[own][:, own].tocoo()).coords
         blocks = np.zeros((len(levels), size, size))

@@ -233,14 +233,9 @@ def fit_marginal(
             _check_influence(groups, search.expected(start), None)
             drawn = search.maximize(start, groups.layout.labels)
             return _result(groups, drawn.likelihood, None, drawn.maximum, method, drawn)
-        sample: Likelihood | None = None
-        likelihood: Objective
-        if isinstance(groups, Factors):
-            likelihood = groups
-        else:
-            with quick_graphs():
-                likelihood = _likelihood(groups, method, points)
-            sample = _sample(groups, likelihood)
+        with quick_graphs():
+            likelihood = _likelihood(groups, method, points)
+        sample = None if isinstance(likelihood, Factors) else _sample(groups, likelihood)
         _check_influence(groups, likelihood, sample)
         restricted = None
         if reml:
@@ -283,7 +278,7 @@ def _check_method(method: str, linear: bool, reml: bool) -> None:
     if method == LINEAR and not linear:
         raise ModelError(
             f'method="{method}" is for linear mixed models, but the joint log density is not '
-            'quadratic in the local variables. Use "laplace" or "aghq".'
+            'quadratic in the local variables. Use "laplace".'
         )
     if reml and method != LINEAR:
         raise ModelError(
@@ -294,7 +289,9 @@ def _check_method(method: str, linear: bool, reml: bool) -> None:
         )
 
 
-def _likelihood(groups: Groups, method: str, points: int | None) -> Likelihood:
+def _likelihood(groups: Groups | Factors, method: str, points: int | None) -> Likelihood | Factors:
+    if isinstance(groups, Factors):
+        return groups
     density = groups.density
     size = density.block_size
     if method == LINEAR:
@@ -312,7 +309,7 @@ def _likelihood(groups: Groups, method: str, points: int | None) -> Likelihood:
     return Likelihood(groups, quadrature(density, points, moving=True), points**size)
 
 
-def _sample(groups: Groups, likelihood: Likelihood) -> Likelihood | None:
+def _sample(groups: Globals, likelihood: Likelihood) -> Likelihood | None:
     """The log likelihood of a random sample, where there are many groups."""
     size = max(SMALLEST_SAMPLE, int(SAMPLED * groups.n_groups))
     if groups.n_groups < MANY * size:

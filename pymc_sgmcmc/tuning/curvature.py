@@ -438,21 +438,6 @@ def prior_precision_diagonal(posterior: Posterior, position: np.ndarray) -> np.n
     return np.where(np.isfinite(estimate), estimate, 0.0)
 
 
-def curvature_around(
-    effects: SparseCurvature, mean: np.ndarray, shifts: Sequence[np.ndarray], scale: np.ndarray
-) -> Curvature:
-    """Mean curvature at points on both sides of a mean.
-
-    Raises
-    ------
-    ValueError
-        Where it is not finite.
-    """
-    return curvature_of_matrices(
-        [(effects.at(mean + each, scale) + effects.at(mean - each, scale)) / 2 for each in shifts]
-    )
-
-
 def curvature_of_matrices(matrices: Sequence[sparse.csr_array]) -> Curvature:
     """Mean curvature as a diagonal with the directions of largest and smallest curvature.
 

@@ -20,8 +20,8 @@ from pymc_sgmcmc.tuning.center import FARTHEST_CENTER, Center, center_at
 from pymc_sgmcmc.tuning.curvature import (
     Curvature,
     coordinate_scale,
-    curvature_around,
     curvature_at,
+    curvature_of_matrices,
     diagonal_curvature,
     has_dense_curvature,
     sparse_curvature,
@@ -314,7 +314,9 @@ def _nearest_of_effects(
             [posterior.gradient(mean + side * each) for each in shifts for side in (1, -1)], axis=0
         )
         if renews:
-            curvature = curvature_around(effects, mean, shifts, curvature.conditional_deviations)
+            scale = curvature.conditional_deviations
+            pairs = [[effects.at(mean + side * each, scale) for side in (1, -1)] for each in shifts]
+            curvature = curvature_of_matrices([(ahead + behind) / 2 for ahead, behind in pairs])
         if not number:
             continue
         step = curvature.covariance @ gradient
