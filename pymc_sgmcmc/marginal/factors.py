@@ -35,6 +35,9 @@ from pymc_sgmcmc.posterior.sparse_curvature import SparseCurvature
 SAME = 10 * float(np.sqrt(np.finfo(float).eps))
 """A log density counts as quadratic where it is so up to this part, well above rounding."""
 
+MOST_DENSE = 10_000
+"""A dense matrix of so many effects takes 800 MB, and its inverse half a minute of one core."""
+
 SEED = 20_261_128
 """The direction comes from this fixed seed."""
 
@@ -148,9 +151,20 @@ class Factors(Globals):
         self._effects, self._others = np.flatnonzero(is_effect), np.flatnonzero(~is_effect)
         self._number = np.cumsum(is_effect) - 1
         self._levels = self._number[self._curvature.independent_levels()]
+        if (dense := len(self._effects) - self._levels.size) > MOST_DENSE:
+            raise ModelError(
+                f"Beside the factor with most levels, at most {MOST_DENSE} effects are integrated "
+                f"out, but there are {dense}. Use `sample`."
+            )
         self._start = posterior.initial_position
         self._last, self._scale = self._start, np.ones(layout.dimension)
-        self.is_quadratic = self._is_quadratic()
+        try:
+            self.is_quadratic = self._is_quadratic()
+        except ModelError:
+            raise ModelError(
+                f"Levels of {quoted(names)} should be independent of each other, but the prior joins "
+                "some, as that of a random walk does. Use `sample`."
+            ) from None
 
     def __call__(self, rest: np.ndarray) -> tuple[float, np.ndarray]:
         """Value and gradient, which are not finite where the model is not."""

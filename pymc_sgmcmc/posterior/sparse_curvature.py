@@ -321,10 +321,7 @@ class SparseCurvature:
     ) -> sparse.csr_array:
         of_prior = self._of_prior(position, scale, of_rows)
         if of_prior is None:
-            raise ModelError(
-                "The prior joins effects of different levels, as that of a random walk does. "
-                "Sample the model as it is."
-            )
+            raise ModelError("The prior joins effects of different levels.")
         return of_prior
 
     def _of_prior(

@@ -258,6 +258,17 @@ def maximum_of_crossed_effects():
     return fit_marginal(model, "a")
 
 
+@case("but the prior joins some.*use `sample`")
+def maximum_of_a_random_walk_beside_a_factor():
+    with pm.Model() as model:
+        walk = pm.GaussianRandomWalk(
+            "walk", 0, pm.HalfNormal("step"), init_dist=pm.Normal.dist(), shape=8
+        )
+        b = pm.Normal("b", 0, pm.HalfNormal("sd"), shape=20)
+        pm.Normal("y", walk[np.arange(ROWS) % 8] + b[np.arange(ROWS) % 20], 1.0, observed=Y)
+    return fit_marginal(model, ["walk", "b"])
+
+
 @case(slow=True)
 def as_many_columns_as_rows():
     square = np.random.default_rng(1).normal(size=(30, 30))

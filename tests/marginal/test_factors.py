@@ -13,6 +13,7 @@ from scipy.sparse import csr_array
 
 from pymc_sgmcmc import datasets
 from pymc_sgmcmc.errors import BoundaryWarning, ModelError
+from pymc_sgmcmc.marginal import factors as factors_module
 from pymc_sgmcmc.marginal import fit_marginal
 from pymc_sgmcmc.marginal.factors import Elimination, Factors
 from tests.marginal.test_fit import assert_gradient
@@ -273,7 +274,7 @@ def crossed(z, sd):
 @pytest.mark.parametrize(
     ("second", "names", "settings", "match"),
     [
-        (walk, "zw", {}, "joins effects of different levels"),
+        (walk, "zw", {}, "Levels of `z`, `w` should be independent.*but the prior joins some"),
         (
             as_design,
             "zw",
@@ -290,6 +291,12 @@ def test_refusals(rng, second, names, settings, match):
         pm.Normal("y", z[np.arange(60) // 10] + second(z, sd), 1, observed=rng.normal(size=60))
     with pytest.raises(ModelError, match=match):
         fit_marginal(model, list(names), **settings)
+
+
+def test_many_levels_of_several_factors_are_refused(rng, monkeypatch):
+    monkeypatch.setattr(factors_module, "MOST_DENSE", 8)
+    with pytest.raises(ModelError, match="at most 8 effects are integrated out, but there are 9"):
+        Factors(*players(rng, 0))
 
 
 def test_single_precision_is_refused(rng):
