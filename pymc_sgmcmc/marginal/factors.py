@@ -162,8 +162,8 @@ class Factors(Globals):
             self.is_quadratic = self._is_quadratic()
         except ModelError:
             raise ModelError(
-                f"Levels of {quoted(names)} should be independent of each other, but the prior joins "
-                "some, as that of a random walk does. Use `sample`."
+                f"Levels of {quoted(names)} should be independent of each other, but the prior "
+                "joins some, as that of a random walk does. Use `sample`."
             ) from None
 
     def __call__(self, rest: np.ndarray) -> tuple[float, np.ndarray]:
