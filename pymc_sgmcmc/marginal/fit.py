@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,9 @@ from pymc_sgmcmc.errors import (
 from pymc_sgmcmc.marginal.blocks import split_blocks
 from pymc_sgmcmc.marginal.check import checked_density
 from pymc_sgmcmc.marginal.exact import exact, is_quadratic
+from pymc_sgmcmc.marginal.factors import Factors
 from pymc_sgmcmc.marginal.likelihood import (
+    Globals,
     Groups,
     Likelihood,
     Objective,
@@ -41,14 +44,11 @@ from pymc_sgmcmc.marginal.likelihood import (
 )
 from pymc_sgmcmc.marginal.marginalize import names_of
 from pymc_sgmcmc.marginal.maximum import (
-    SMALLEST_EIGENVALUE,
     Maximum,
-    approach,
     at_boundary,
     check_start,
-    information_at,
+    climb,
     maximize,
-    scaled_eigenvectors,
 )
 from pymc_sgmcmc.marginal.mcem import MonteCarloEM, MonteCarloMaximum
 from pymc_sgmcmc.marginal.newton import find_mode, quadratic_mode
@@ -72,10 +72,6 @@ most; the others are a compromise between accuracy and at most some 350 nodes a 
 SMALLEST_SAMPLE, SAMPLED, MANY = 1000, 0.03, 5
 """A search begins on a sample of the groups: this many or this part of them, where all are at least
 so many times as many. The sample takes about sixty evaluations and all groups some twenty."""
-
-PRECISE = 1e-12
-"""On all groups the search ends after the step whose squared length in standard errors is below
-this. A step leaves at most a third of its length."""
 
 SEED = 20_181_203
 """The sample is drawn from this fixed seed, so that the same model gives the same result."""
@@ -110,7 +106,8 @@ def fit_marginal(
     model : pymc.Model
         On the full data, without potentials.
     names : str, variable, or a sequence of these
-        Free variables whose entries belong to groups, as for `marginalize`.
+        Free variables whose entries belong to groups, as for `marginalize`, or all effects of
+        several factors, crossed or nested.
     method : {"quasi-newton", "laplace", "aghq", "mcem"}, optional
         "quasi-newton" is for linear mixed models, which are integrated exactly. "laplace" and
         "aghq", adaptive Gauss-Hermite quadrature, are for others. "mcem", EM with draws of the
@@ -138,8 +135,8 @@ def fit_marginal(
     Raises
     ------
     ModelError
-        Where the groups are not independent, where the method is not for this model, and where the
-        likelihood does not determine a variable.
+        Where groups or levels are not independent, where the method is not for this model, and
+        where the likelihood does not determine a variable.
     ConvergenceError
 
     Warns
@@ -165,6 +162,10 @@ def fit_marginal(
     are both small beside the standard errors. The Monte-Carlo errors of the estimates are in the
     result. Standard errors come from importance sampling with 256 nodes a group, and the log
     likelihood from all draws, with its Monte-Carlo error in the result too.
+
+    Effects of several factors are integrated out together by Laplace's method, with a sparse matrix
+    of their second derivatives. It is exact for linear mixed models; "aghq" and "mcem" are for
+    independent groups only.
 
     With 5000 groups and more the search of other methods begins on a random sample of them, with a
     fixed seed. It ends on all groups, with their standard errors.
@@ -217,13 +218,16 @@ def fit_marginal(
     names = names_of(names)
     with _advised(model, names):
         with quick_graphs():
-            density = checked_density(model, find_structure(model, names))
-            linear = is_quadratic(model, density)
+            groups, linear = _groups(model, names)
             method = method or ("quasi-newton" if linear else "laplace")
             _check_method(method, linear, reml)
-            groups = Groups(model, density)
+        if isinstance(groups, Factors) and method not in (LINEAR, "laplace"):
+            raise ModelError(
+                f'method="{method}" is for independent groups, but {quoted(names)} are effects of '
+                'several factors. Use "laplace".'
+            )
         start = groups.layout.ravel(groups.initial_point)
-        if method == "mcem":
+        if method == "mcem" and isinstance(groups, Groups):
             error = monte_carlo_error or MONTE_CARLO_ERROR
             search = MonteCarloEM(groups, rng, error, max_iterations)
             _check_influence(groups, search.expected(start), None)
@@ -231,7 +235,7 @@ def fit_marginal(
             return _result(groups, drawn.likelihood, None, drawn.maximum, method, drawn)
         with quick_graphs():
             likelihood = _likelihood(groups, method, points)
-        sample = _sample(groups, likelihood)
+        sample = None if isinstance(likelihood, Factors) else _sample(groups, likelihood)
         _check_influence(groups, likelihood, sample)
         restricted = None
         if reml:
@@ -241,6 +245,16 @@ def fit_marginal(
         return _result(groups, likelihood, restricted, maximum, method)
 
 
+def _groups(model: Model, names: Sequence[str]) -> tuple[Groups | Factors, bool]:
+    """Independent groups or several factors, and whether the joint log density is quadratic."""
+    try:
+        density = checked_density(model, find_structure(model, names))
+    except NotTogetherError:
+        factors = Factors(model, names)
+        return factors, factors.is_quadratic
+    return Groups(model, density), is_quadratic(model, density)
+
+
 @contextmanager
 def _advised(model: Model, names: Sequence[str]) -> Iterator[None]:
     """Refusals of names and of models say what to do."""
@@ -248,10 +262,12 @@ def _advised(model: Model, names: Sequence[str]) -> Iterator[None]:
         yield
     except (NotTogetherError, UndeterminedError) as error:
         stay = [v.name for v in model.free_RVs if v.type.ndim and v.name not in names]
-        if isinstance(error, NotTogetherError) or any(remedy(model, [name]) for name in stay):
+        if isinstance(error, NotTogetherError):
+            advice = "Name all effects, or use `sample`."
+        elif any(remedy(model, [name]) for name in stay):
             advice = (
                 "Effects of several factors need priors, which `fit_marginal` leaves out for "
-                "variables that stay: use `sample`."
+                "variables that stay: name them too."
             )
         else:
             advice = "Leave out or fix some; the priors of global variables do not count."
@@ -262,7 +278,7 @@ def _check_method(method: str, linear: bool, reml: bool) -> None:
     if method == LINEAR and not linear:
         raise ModelError(
             f'method="{method}" is for linear mixed models, but the joint log density is not '
-            'quadratic in the local variables. Use "laplace" or "aghq".'
+            'quadratic in the local variables. Use "laplace".'
         )
     if reml and method != LINEAR:
         raise ModelError(
@@ -273,7 +289,9 @@ def _check_method(method: str, linear: bool, reml: bool) -> None:
         )
 
 
-def _likelihood(groups: Groups, method: str, points: int | None) -> Likelihood:
+def _likelihood(groups: Groups | Factors, method: str, points: int | None) -> Likelihood | Factors:
+    if isinstance(groups, Factors):
+        return groups
     density = groups.density
     size = density.block_size
     if method == LINEAR:
@@ -291,7 +309,7 @@ def _likelihood(groups: Groups, method: str, points: int | None) -> Likelihood:
     return Likelihood(groups, quadrature(density, points, moving=True), points**size)
 
 
-def _sample(groups: Groups, likelihood: Likelihood) -> Likelihood | None:
+def _sample(groups: Globals, likelihood: Likelihood) -> Likelihood | None:
     """The log likelihood of a random sample, where there are many groups."""
     size = max(SMALLEST_SAMPLE, int(SAMPLED * groups.n_groups))
     if groups.n_groups < MANY * size:
@@ -300,7 +318,7 @@ def _sample(groups: Groups, likelihood: Likelihood) -> Likelihood | None:
     return likelihood.of_sample(np.sort(rng.permutation(groups.n_groups)[:size]))
 
 
-def _check_influence(groups: Groups, likelihood: Objective, sample: Objective | None) -> None:
+def _check_influence(groups: Globals, likelihood: Objective, sample: Objective | None) -> None:
     """Refuse coordinates whose slope is zero wherever it is taken."""
     layout = groups.layout
     start = layout.ravel(groups.initial_point)
@@ -325,8 +343,8 @@ def _slopes(objective: Objective, places: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _search(
-    groups: Groups,
-    likelihood: Likelihood,
+    groups: Globals,
+    likelihood: Objective,
     sample: Likelihood | None,
     restricted: RestrictedLikelihood | None,
     max_iterations: int,
@@ -342,7 +360,7 @@ def _search(
     near = None
     if of_sample is not None:
         near = _maximum_inside(of_sample, start, max_iterations, labels)
-    ended = None if near is None else _from_sample(objective, near)
+    ended = None if near is None else _from_sample(objective, near, max_iterations, labels)
     if ended is not None:
         return ended
     check_start(objective, start)
@@ -360,36 +378,34 @@ def _maximum_inside(
     return None if at_boundary(objective, maximum) else maximum
 
 
-def _from_sample(objective: Objective, near: Maximum) -> Maximum | None:
+def _from_sample(
+    objective: Objective, near: Maximum, max_iterations: int, labels: Sequence[str]
+) -> Maximum | None:
     """The maximum over all groups near that of a sample, None where there is none.
 
     A sample of groups may lack what determines a parameter, such as the records of a rare level.
     """
-    ended = approach(objective, near.position, near.information, PRECISE)
-    if ended is None:
-        return None
-    position, value = ended
-    information = information_at(objective, position, near.information)
-    values, _ = scaled_eigenvectors(information)
-    if (values < SMALLEST_EIGENVALUE).any():
+    try:
+        maximum = climb(
+            objective, near.position, max_iterations, labels, information=near.information
+        )
+    except ConvergenceError:
         return None
     # The maximum of the sample is inside. At a boundary the information would go to zero.
-    ratios = np.diag(information) / np.diag(near.information)
-    inside = bool(((ratios > 0.5) & (ratios < 2)).all())
-    return Maximum(position, value, information, near.iterations, inside)
+    ratios = np.diag(maximum.information) / np.diag(near.information)
+    return replace(maximum, inside=bool(((ratios > 0.5) & (ratios < 2)).all()))
 
 
 def _result(
-    groups: Groups,
+    groups: Groups | Factors,
     likelihood: Objective,
     restricted: RestrictedLikelihood | None,
     maximum: Maximum,
     method: str,
     drawn: MonteCarloMaximum | None = None,
 ) -> MarginalFit:
-    model, structure = groups.model, groups.density.structure
-    local = {model[name] for name in structure.names}
-    reported, conditional = list(groups.variables), [model[name] for name in structure.names]
+    model, conditional = groups.model, [groups.model.values_to_rvs[each] for each in groups.local]
+    reported, local = list(groups.variables), set(conditional)
     for variable in model.deterministics:
         inputs = set(ancestors([variable]))
         if local & inputs:
@@ -419,7 +435,11 @@ def _result(
 
     estimates = dataset(model, reported, values)
     minus_two = -2 * maximum.value
-    blocks = _modes(groups, errors.position, method) if drawn is None else drawn.modes
+    if isinstance(groups, Factors):
+        modes = groups.modes(errors.position)
+    else:
+        blocks = _modes(groups, errors.position, method) if drawn is None else drawn.modes
+        modes = list(split_blocks(groups.density.structure, blocks).values())
     return MarginalFit(
         method=method,
         reml=restricted is not None,
@@ -427,7 +447,7 @@ def _result(
         standard_errors=as_dataset(errors.standard_errors),
         minus_two_log_likelihood=minus_two,
         aic=minus_two + 2 * groups.layout.dimension,
-        modes=dataset(model, conditional, _at_blocks(groups, conditional, blocks, errors.position)),
+        modes=dataset(model, conditional, _at_modes(groups, conditional, modes, errors.position)),
         covariance=errors.covariance,
         labels=tuple(label for name in estimates for label in labels_of(estimates[name])),
         iterations=maximum.iterations,
@@ -450,7 +470,7 @@ def _monte_carlo(
     }
 
 
-def _labels_of_search(groups: Groups, restricted: RestrictedLikelihood | None) -> tuple[str, ...]:
+def _labels_of_search(groups: Globals, restricted: RestrictedLikelihood | None) -> tuple[str, ...]:
     """Labels of the coordinates over which the search runs."""
     labels = groups.layout.labels
     if restricted is None:
@@ -458,7 +478,7 @@ def _labels_of_search(groups: Groups, restricted: RestrictedLikelihood | None) -
     return tuple(label for label, fixed in zip(labels, restricted.fixed, strict=True) if not fixed)
 
 
-def _warn_of_boundary(groups: Groups, errors: Uncertainty) -> None:
+def _warn_of_boundary(groups: Globals, errors: Uncertainty) -> None:
     names = [
         variable.name
         for variable, part in zip(groups.variables, groups.layout.slices, strict=True)
@@ -483,12 +503,12 @@ def _modes(groups: Groups, position: np.ndarray, method: str) -> np.ndarray:
 
 
 @quick_graphs()
-def _at_blocks(
-    groups: Groups, variables: Sequence[TensorVariable], blocks: np.ndarray, position: np.ndarray
+def _at_modes(
+    groups: Globals,
+    variables: Sequence[TensorVariable],
+    modes: Sequence[np.ndarray],
+    position: np.ndarray,
 ) -> list[np.ndarray]:
-    """Values of variables at blocks of all groups."""
-    structure = groups.density.structure
-    constrain = groups.compile(
-        list(structure.values), groups.model.replace_rvs_by_values(list(variables))
-    )
-    return constrain(*split_blocks(structure, blocks).values(), position)
+    """Values of variables at values of the local ones."""
+    constrain = groups.compile(groups.local, groups.model.replace_rvs_by_values(list(variables)))
+    return constrain(*modes, position)

@@ -14,7 +14,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_sgmcmc.errors import ModelError, UndeterminedError
 from pymc_sgmcmc.marginal.density import GroupDensity
-from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays
+from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays, without_blas_warning
 from pymc_sgmcmc.posterior.position import layout_from_model
 from pymc_sgmcmc.posterior.terms import model_terms
 
@@ -33,36 +33,28 @@ SEED = 20_180_902
 """The random positions at which the fixed effects are found come from this fixed seed."""
 
 
-class Groups:
-    """Functions of groups and of the position of the global variables, over all groups.
+class Globals:
+    """The position of the global variables, and functions of it.
 
     Parameters
     ----------
     model : pymc.Model
-    density : GroupDensity
+    local : sequence of TensorVariable
+        Value variables of the local ones.
+
+    Attributes
+    ----------
+    n_groups : int
     """
 
-    def __init__(self, model: Model, density: GroupDensity):
-        self.model = model
-        self.density = density
-        self.n_groups = density.structure.n_groups
-        local = density.structure.values
-        self.initial_point = model.initial_point()
+    n_groups: int
+
+    def __init__(self, model: Model, local: Sequence[TensorVariable]):
+        self.model, self.local = model, local
+        with without_blas_warning():
+            self.initial_point = model.initial_point()
         self.variables = [rv for rv in model.free_RVs if model.rvs_to_values[rv] not in local]
         self.layout = layout_from_model(model, self.variables, self.initial_point)
-        placeholders = list(density.parameters.values())
-        parameters = [model[name] for name in density.parameters]
-        self._replacements = dict(
-            zip(placeholders, model.replace_rvs_by_values(parameters), strict=True)
-        )
-        self._records = np.ones(self.n_groups)
-        for term in density.structure.terms:
-            if term.records is not None:
-                self._records += term.records.counts
-
-    def at_position(self, graph: TensorVariable) -> TensorVariable:
-        """A graph of the placeholders of the density, as one of the value variables."""
-        return clone_replace(graph, self._replacements, rebuild_strict=False)
 
     def compile(
         self, inputs: Sequence[TensorVariable], outputs: Sequence[TensorVariable]
@@ -77,6 +69,34 @@ class Groups:
                 return function(*given, *layout.unravel(position).values())
 
         return evaluate
+
+
+class Groups(Globals):
+    """Functions of groups and of the position of the global variables, over all groups.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    density : GroupDensity
+    """
+
+    def __init__(self, model: Model, density: GroupDensity):
+        super().__init__(model, density.structure.values)
+        self.density = density
+        self.n_groups = density.structure.n_groups
+        placeholders = list(density.parameters.values())
+        parameters = [model[name] for name in density.parameters]
+        self._replacements = dict(
+            zip(placeholders, model.replace_rvs_by_values(parameters), strict=True)
+        )
+        self._records = np.ones(self.n_groups)
+        for term in density.structure.terms:
+            if term.records is not None:
+                self._records += term.records.counts
+
+    def at_position(self, graph: TensorVariable) -> TensorVariable:
+        """A graph of the placeholders of the density, as one of the value variables."""
+        return clone_replace(graph, self._replacements, rebuild_strict=False)
 
     def with_gradient(
         self, inputs: Sequence[TensorVariable], value: TensorVariable
@@ -165,7 +185,7 @@ class Likelihood:
         return self._groups.total(self._of_groups, chunks, position, self._weight)
 
 
-def fixed_effects(groups: Groups, likelihood: Objective) -> np.ndarray:
+def fixed_effects(groups: Globals, likelihood: Objective) -> np.ndarray:
     """Mask of the coordinates in which the log likelihood is jointly quadratic.
 
     They are those of whole variables without a transform, found at random positions.

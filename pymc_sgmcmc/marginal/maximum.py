@@ -128,46 +128,6 @@ def maximize(
     return climb(objective, position, most_iterations, labels, done=near.nit)
 
 
-def approach(
-    objective: Objective,
-    position: np.ndarray,
-    information: np.ndarray,
-    tolerance: float = CONVERGED,
-) -> tuple[np.ndarray, float] | None:
-    """Maximise by Newton's method with second derivatives that are roughly known.
-
-    A step takes one evaluation. It is for positions near the maximum, where the information hardly
-    changes.
-
-    Parameters
-    ----------
-    objective : Objective
-    position : numpy.ndarray, shape (d,)
-    information : numpy.ndarray, shape (d, d)
-    tolerance : float
-        The last step is the one whose decrement is below this.
-
-    Returns
-    -------
-    position : numpy.ndarray, shape (d,)
-    value : float
-        Each step shall lower the decrement to a tenth; None is returned where it does not.
-    """
-    value, gradient = objective(position)
-    last_decrement = np.inf
-    while True:
-        step = _newton_step(information, gradient)
-        decrement = float(gradient @ step)
-        if not 0 <= decrement <= 0.1 * last_decrement:
-            return None
-        position = position + step
-        if decrement < tolerance:
-            # The value rises by half of the decrement in the last step.
-            return position, value + decrement / 2
-        value, gradient = objective(position)
-        last_decrement = decrement
-
-
 def climb(
     objective: Objective,
     position: np.ndarray,
@@ -176,8 +136,12 @@ def climb(
     *,
     information: np.ndarray | None = None,
     done: int = 0,
+    tolerance: float = CONVERGED,
 ) -> Maximum:
     """Maximise by Newton's method with halved steps.
+
+    Second derivatives take many evaluations, and hardly change near the maximum. They are computed
+    anew only where a step does not lower the decrement to a tenth, and at the end.
 
     Parameters
     ----------
@@ -187,18 +151,22 @@ def climb(
     labels : sequence of str
         Labels of the coordinates, for messages.
     information : numpy.ndarray, optional
-        An earlier value.
+        An earlier value, from which the search begins.
     done : int
         Iterations before this search.
+    tolerance : float
+        The last step is the one whose decrement is below this. Where it is more than the default,
+        the information remains that of the last step.
 
     Raises
     ------
     ConvergenceError
     """
     value, gradient = objective(position)
-    last_decrement = np.inf
+    last_decrement, is_new = np.inf, information is None
     for iteration in range(done + 1, most_iterations + 1):
-        information = information_at(objective, position, information)
+        if is_new or information is None:
+            information = information_at(objective, position, information)
         step = _newton_step(information, gradient)
         decrement = float(gradient @ step)
         position_before = position
@@ -211,12 +179,15 @@ def climb(
                 position, value, gradient = proposal, proposed, slope
                 break
         stands_still = position is position_before or decrement > 0.1 * last_decrement
-        if decrement < CONVERGED or (decrement < NEARLY_CONVERGED and stands_still):
-            information = information_at(objective, position, information)
+        # A step with earlier second derivatives leaves a part of its length, others the square.
+        enough = tolerance if is_new else 0.01 * tolerance
+        if decrement < enough or (decrement < NEARLY_CONVERGED and stands_still and is_new):
+            if tolerance <= CONVERGED:
+                information = information_at(objective, position, information)
             return Maximum(position, value, information, iteration)
-        if position is position_before:
+        if position is position_before and is_new:
             break
-        last_decrement = decrement
+        last_decrement, is_new = decrement, stands_still
     worst = int(np.argmax(np.nan_to_num(np.abs(gradient), nan=np.inf)))
     raise ConvergenceError(
         f"The search for the maximum did not converge within {most_iterations} iterations: the "

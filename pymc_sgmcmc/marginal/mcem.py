@@ -31,7 +31,6 @@ from pymc_sgmcmc.marginal.likelihood import Groups, Objective
 from pymc_sgmcmc.marginal.maximum import (
     SMALLEST_EIGENVALUE,
     Maximum,
-    approach,
     climb,
     information_at,
     scaled_eigenvectors,
@@ -298,16 +297,18 @@ class MonteCarloEM:
             # The squared length of the noise, in standard errors of complete data, is below this,
             # since only a part of the information is missing.
             noise = len(position) / draws
-            near = None
-            if information is not None:
-                near = approach(objective, position, information, PRECISE * noise)
-            if near is None:
-                maximum = climb(objective, position, MOST_STEPS, labels, information=information)
-                near, information = (maximum.position, maximum.value), maximum.information
-            change = near[0] - position
+            maximum = climb(
+                objective,
+                position,
+                MOST_STEPS,
+                labels,
+                information=information,
+                tolerance=PRECISE * noise,
+            )
+            change, information = maximum.position - position, maximum.information
             if change @ information @ change < noise:
                 draws *= 2
-            position = near[0]
+            position = maximum.position
             iterations += 1
         return position, iterations
 

@@ -43,6 +43,7 @@ class MarginalFit:
     iterations : int
         Of the optimiser, or of EM.
     n_groups : int
+        Of several factors the sum of the levels that the local variables have.
     monte_carlo_errors : xarray.Dataset or None
         Monte-Carlo standard errors of the estimates of "mcem", on their own scale.
     minus_two_log_likelihood_error : float or None

@@ -222,15 +222,7 @@ def find_structure(
     ModelError
         Where a variable is not local, and what to do instead.
     """
-    refuse_dimensions(model)
-    chosen = _chosen(model, names)
-    for variable in chosen:
-        if not variable.type.ndim:
-            raise ModelError(
-                f"`{variable.name}` is a single number, so it is a global variable. Name variables "
-                "with one entry a group."
-            )
-    dependents = _dependents(model, chosen)
+    chosen, dependents = chosen_and_dependents(model, names)
     others = [variable for variable in model.free_RVs if variable not in chosen]
     parameters = {variable: _placeholder(variable) for variable in others}
     # The global variables are replaced first. PyMC would lift random variables without a value
@@ -379,8 +371,17 @@ def _check_columns(
             )
 
 
-def _chosen(model: Model, names: Sequence[str]) -> list[TensorVariable]:
-    """The named free variables in the order of the model."""
+def chosen_and_dependents(
+    model: Model, names: Sequence[str]
+) -> tuple[list[TensorVariable], list[TensorVariable]]:
+    """The named free variables in the order of the model, and what is observed of them.
+
+    Raises
+    ------
+    ModelError
+        Where they are not local.
+    """
+    refuse_dimensions(model)
     free = {variable.name: variable for variable in model.free_RVs}
     unknown = [name for name in names if name not in free]
     if unknown or not names:
@@ -394,7 +395,14 @@ def _chosen(model: Model, names: Sequence[str]) -> list[TensorVariable]:
             f"The local variables should be continuous, but {quoted(discrete)} is discrete. Sum "
             "over its values with `pymc_extras.marginalize`."
         )
-    return [variable for variable in model.free_RVs if variable.name in names]
+    chosen = [variable for variable in model.free_RVs if variable.name in names]
+    for variable in chosen:
+        if not variable.type.ndim:
+            raise ModelError(
+                f"`{variable.name}` is a single number, so it is a global variable. Name variables "
+                "with one entry a group."
+            )
+    return chosen, _dependents(model, chosen)
 
 
 def _placeholder(variable: TensorVariable) -> TensorVariable:
@@ -565,9 +573,9 @@ def _local(
             "common constraint, such as their sum. Integrate out variables without one."
         )
     if not axes:
-        raise ModelError(
+        raise NotTogetherError(
             f"`{variable.name}` should have one entry for each of the {n_groups} groups, but its "
-            f"shape is {shape}. Only variables with the same groups are integrated out together."
+            f"shape is {shape}."
         )
     if len(axes) > 1:
         indexed = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -143,6 +144,8 @@ class Posterior(SymbolicPosterior):
     standardizes : bool
         Whether the position has coordinates of its own for effects of groups, see
         `pymc_sgmcmc.posterior.effects`. Otherwise all are value variables.
+    without : sequence of str
+        Variables whose priors are left out, as in maximum likelihood.
 
     Raises
     ------
@@ -175,6 +178,7 @@ class Posterior(SymbolicPosterior):
         needs_rows: bool = True,
         checked: bool = False,
         standardizes: bool = False,
+        without: Sequence[str] = (),
     ):
         model = given_model(model)
         self._model, self._names = model, names_of(model)
@@ -221,6 +225,8 @@ class Posterior(SymbolicPosterior):
                 self.initial_values,
                 checked=checked,
             )
+        terms = [each for each in self._separated.full_terms if each.name not in without]
+        self._separated = replace(self._separated, full_terms=tuple(terms))
         self._rows: RowAccess
         if groups is not None:
             self._rows = groups

@@ -65,6 +65,14 @@ class SymbolicPosterior(ABC):
         return self.layout.dtype
 
     @property
+    def difference_width(self) -> float:
+        """Width of a difference of gradients in standard deviations.
+
+        It is small against one; single precision needs a larger width because of rounding.
+        """
+        return 1e-3 if self.dtype == "float64" else 0.2
+
+    @property
     def rows_are_groups(self) -> bool:
         """Whether the rows are numbers of groups of records."""
         return self._separated.has_whole_arrays

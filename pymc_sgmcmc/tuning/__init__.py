@@ -9,7 +9,6 @@ from pymc_sgmcmc.tuning.curvature import (
     DENSE_DIMENSION,
     Curvature,
     dense_curvature,
-    difference_width,
     has_dense_curvature,
     prior_precision,
 )
@@ -37,7 +36,6 @@ __all__ = [
     "choose_batch_size",
     "choose_step_size",
     "dense_curvature",
-    "difference_width",
     "find_center",
     "has_dense_curvature",
     "judge_at",

@@ -3,24 +3,29 @@ r"""Curvature of a log posterior, :math:`H = -\nabla^2 \log \pi`."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import linalg
+from scipy import linalg, sparse
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
 from pymc_sgmcmc.errors import CenterWarning, ModelError
 from pymc_sgmcmc.matrices import (
+    SCATTERED,
     Dense,
     Diagonal,
     Implicit,
     LowRank,
     Matrix,
     Sparse,
+    elements_of_factor,
     extreme_eigenvalues,
+    factored,
 )
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.selected import selected_graph
+from pymc_sgmcmc.posterior.sparse_curvature import SparseCurvature
 from pymc_sgmcmc.stages import stage
 from pymc_sgmcmc.tuning.subsample import Subsample
 
@@ -157,7 +162,7 @@ def curvature_at(
     if scale is None:
         scale = coordinate_scale(posterior, subsample, position)
     if not has_dense_curvature(posterior):
-        width = difference_width(posterior)
+        width = posterior.difference_width
         return low_rank_curvature(subsample.gradients_alone, position, scale, width)
     return dense_curvature(scaled_precision(posterior, subsample, position, scale, of_rows), scale)
 
@@ -175,7 +180,7 @@ def scaled_precision(
     """
     if of_rows is None:
         of_rows = likelihood_curvature(posterior, subsample, position, scale)
-    width = difference_width(posterior)
+    width = posterior.difference_width
     of_prior = _over_short_distances(
         lambda near: curvature_by_differences(posterior.prior_gradients, position, width * near),
         scale,
@@ -193,7 +198,7 @@ def likelihood_curvature(
     rows = subsample.rows
     if posterior.has_second_derivatives:
         return subsample.weight * posterior.likelihood_curvature(position, rows)
-    width = difference_width(posterior)
+    width = posterior.difference_width
     return subsample.weight * _over_short_distances(
         lambda near: curvature_by_differences(
             lambda positions: posterior.likelihood_gradient(positions, rows),
@@ -414,7 +419,7 @@ def prior_precision(
             return np.array([gradient(at) for at in positions], dtype=float)
         return posterior.prior_gradients(positions)
 
-    return curvature_by_differences(gradients, position, scale * difference_width(posterior))
+    return curvature_by_differences(gradients, position, scale * posterior.difference_width)
 
 
 def curvature_by_differences(
@@ -430,14 +435,6 @@ def curvature_by_differences(
     return 0.5 * (curvature + curvature.T)
 
 
-def difference_width(posterior: Posterior) -> float:
-    """Width of a difference of gradients in standard deviations.
-
-    It is small against one; single precision needs a larger width because of rounding.
-    """
-    return 1e-3 if posterior.dtype == "float64" else 0.2
-
-
 def prior_precision_diagonal(posterior: Posterior, position: np.ndarray) -> np.ndarray:
     """Diagonal of the prior's curvature by random signs, exact where the curvature is diagonal."""
     rng = np.random.default_rng(1990)
@@ -450,3 +447,62 @@ def prior_precision_diagonal(posterior: Posterior, position: np.ndarray) -> np.n
     with np.errstate(invalid="ignore"):
         estimate = np.mean(signs * (behind - ahead) / (2 * width), axis=0)
     return np.where(np.isfinite(estimate), estimate, 0.0)
+
+
+def curvature_of_matrices(matrices: Sequence[sparse.csr_array]) -> Curvature:
+    """Mean curvature by sparse factors, or as a diagonal with its largest and smallest directions.
+
+    The way is taken in which a draw costs less, by the condition number that directions leave.
+
+    Raises
+    ------
+    ValueError
+        Where a matrix is not finite.
+    """
+    mean = sum(matrices[1:], matrices[0]) / len(matrices)
+    if not np.isfinite(mean.data).all():
+        raise ModelError(NOT_FINITE)
+    dimension = mean.shape[0]
+    diagonal = np.abs(mean.diagonal())
+    scale = np.where(diagonal > 0, diagonal, 1.0) ** -0.5
+    scaling = sparse.diags_array(scale)
+    start = np.random.default_rng(1950).standard_normal(dimension)
+    count = min(2 * MOST_DIRECTIONS, dimension // 2)
+    try:
+        values, vectors = eigsh(scaling @ mean @ scaling, k=count, which="BE", v0=start, tol=1e-2)
+    except ArpackNoConvergence as failure:  # Those that did converge suffice.
+        values, vectors = failure.eigenvalues, failure.eigenvectors
+    ascending = np.argsort(values)
+    values, vectors = values[ascending], vectors[:, ascending]
+    other_mean = (dimension - values.sum()) / (dimension - len(values))
+    # Where the log density bends upwards at some points a small curvature is known only up to its
+    # standard error.
+    scaled = scale[:, None] * vectors
+    each = np.array([np.einsum("ij,ij->j", scaled, matrix @ scaled) for matrix in matrices])
+    error = np.maximum(each.std(axis=0, ddof=1) / np.sqrt(len(matrices)), SMALLEST)
+    relative = np.maximum(np.abs(values), error) / other_mean
+    low = int(np.searchsorted(values, other_mean))
+    few = curvature_of_directions(scale / np.sqrt(other_mean), relative, vectors, low)
+    if not np.all(values > error):
+        return few
+    # A draw takes as many transitions as curvatures relative to the preconditioner differ.
+    fixed, of_factor = SCATTERED * mean.nnz, 2 * SCATTERED * elements_of_factor(mean)
+    if fixed + of_factor > (few.remainder / few.least) * (fixed + few.covariance.cost):
+        return few
+    try:
+        precision = factored(mean)
+    except linalg.LinAlgError:
+        return few
+    return Curvature(precision, precision.inverse, precision.inverse.root)
+
+
+def sparse_curvature(posterior: Posterior) -> SparseCurvature | None:
+    """The sparse curvature of a posterior, None where it has none or takes too many gradients."""
+    if posterior.rows_are_groups or not posterior.has_rows:
+        return None
+    graph = selected_graph(posterior)
+    if not graph.selections:
+        return None
+    found = SparseCurvature(posterior, graph)
+    border = np.count_nonzero(~found.effects)
+    return found if border <= DENSE_DIMENSION and found.entries <= MOST_DIRECTIONS else None

@@ -15,15 +15,17 @@ from pymc_sgmcmc.marginal.search import remedy
 from pymc_sgmcmc.matrices import Diagonal
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.posterior.check_rows import defect_at
+from pymc_sgmcmc.posterior.sparse_curvature import SparseCurvature
 from pymc_sgmcmc.tuning.center import FARTHEST_CENTER, Center, center_at
 from pymc_sgmcmc.tuning.curvature import (
     SIGNS,
     Curvature,
     coordinate_scale,
     curvature_at,
+    curvature_of_matrices,
     diagonal_curvature,
-    difference_width,
     has_dense_curvature,
+    sparse_curvature,
 )
 from pymc_sgmcmc.tuning.funnel import warn_of_funnel
 from pymc_sgmcmc.tuning.gaussian import (
@@ -50,7 +52,6 @@ from pymc_sgmcmc.tuning.nearest_gaussian import (
     nearest_gaussian,
 )
 from pymc_sgmcmc.tuning.other_modes import warn_of_other_modes
-from pymc_sgmcmc.tuning.sparse_curvature import SparseCurvature, sparse_curvature
 from pymc_sgmcmc.tuning.subsample import Subsample
 
 _log = logging.getLogger("pymc.sgmcmc")  # below PyMC's logger, so that its settings hold
@@ -221,7 +222,7 @@ def _information(posterior: Posterior, subsample: Subsample, position: np.ndarra
     found = np.zeros(len(seen))
     for column in own.columns:
         mean = posterior.n_rows * squares[column].mean()
-        width = difference_width(posterior) * (mean**-0.5 if mean > 0 else 1.0)
+        width = posterior.difference_width * (mean**-0.5 if mean > 0 else 1.0)
         shifts = np.zeros(signs.shape)
         shifts[:, column] = width * signs[:, column]
         ends = np.concatenate([seen + shifts, seen - shifts])
@@ -369,7 +370,8 @@ def _nearest_of_effects(
             [posterior.gradient(mean + side * each) for each in shifts for side in (1, -1)], axis=0
         )
         if renews:
-            curvature = effects.around(mean, shifts, curvature.conditional_deviations)
+            scale = curvature.conditional_deviations
+            curvature = curvature_of_matrices(effects.around(mean, shifts, scale))
         if not number:
             continue
         step = curvature.covariance @ gradient

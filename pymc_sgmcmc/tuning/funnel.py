@@ -36,7 +36,6 @@ from pymc_sgmcmc.tuning.center import Center
 from pymc_sgmcmc.tuning.curvature import (
     coordinate_scale,
     curvature_by_differences,
-    difference_width,
     scaled_precision,
 )
 from pymc_sgmcmc.tuning.step_size import VARIANCE_INFLATION
@@ -239,7 +238,7 @@ def _prior_curvature(
         positions[:, some] = values
         return posterior.prior_gradients(positions)[:, some]
 
-    width = difference_width(posterior) * scale
+    width = posterior.difference_width * scale
     return curvature_by_differences(gradients, position[some], width)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.tuning.center import Center
-from pymc_sgmcmc.tuning.curvature import difference_width, likelihood_curvature
+from pymc_sgmcmc.tuning.curvature import likelihood_curvature
 from pymc_sgmcmc.tuning.gaussian import FEWEST_PAIRS, steepest_curvature
 from pymc_sgmcmc.tuning.subsample import SINGLE_ROWS, Subsample, fewest_rows
 
@@ -110,7 +110,7 @@ def with_steepest(
         The coordinates of the position among these.
     """
     around, root = around or center, center.curvature.root
-    width = difference_width(judge.subsample.posterior)
+    width = judge.subsample.posterior.difference_width
     with np.errstate(all="ignore"):
         largest = steepest_curvature(
             judge.gradients, around.position, around.curvature.root, width, (index, root)

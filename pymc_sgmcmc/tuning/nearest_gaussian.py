@@ -18,7 +18,6 @@ from pymc_sgmcmc.tuning.curvature import (
     Curvature,
     coordinate_scale,
     dense_curvature,
-    difference_width,
     scaled_precision,
 )
 from pymc_sgmcmc.tuning.gaussian import (
@@ -107,7 +106,7 @@ def mismatch_along_at(
     root, rng = center.curvature.root, np.random.default_rng(1735)
     with np.errstate(all="ignore"):
         return mismatch_along_coordinates(
-            gradient, center.position, root, rng, difference_width(posterior)
+            gradient, center.position, root, rng, posterior.difference_width
         )
 
 
@@ -315,7 +314,7 @@ def _narrowed(
         center = replace(center, curvature=_curvature_of(root))
         misfit = mismatch_at(judge, center)
     root = center.curvature.root.dense()
-    width = difference_width(posterior)
+    width = posterior.difference_width
     steepest = steepest_curvature(judge.gradients, center.position, root, width)
     return replace(center, curvature=_curvature_of(root / np.sqrt(max(1.0, steepest))))
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,8 @@ TITLES = {
     "quasi-newton": 'linear, "quasi-newton"',
 }
 """Names of the fits in the table of the documentation."""
+FACTORS = ("s", "d", "dept")
+"""Columns of InstEval with the factors: students, lecturers and departments."""
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -131,6 +134,33 @@ def run_fit(method: str, groups: int) -> dict[str, Any]:
     }
 
 
+def run_ratings(folder: str) -> dict[str, Any]:
+    """`fit_marginal` of InstEval, linear with crossed intercepts of three factors."""
+    import pandas as pd
+    import pymc as pm
+    from common.timing import timed
+
+    from pymc_sgmcmc import fit_marginal
+
+    frame = pd.read_csv(Path(folder) / "InstEval.csv.gz")
+    with pm.Model() as model:
+        predictor = pm.Normal("intercept", 0, 5)
+        predictor += pm.Normal("service") * frame["service"].to_numpy(float)
+        for name in FACTORS:
+            number, levels = pd.factorize(frame[name])
+            sd = pm.HalfNormal(f"sd_{name}")
+            predictor += pm.Normal(name, 0, sd, shape=len(levels))[number]
+        pm.Normal("y", predictor, pm.HalfNormal("sigma"), observed=frame["y"].to_numpy(float))
+    fit, seconds = timed(fit_marginal, model, FACTORS)
+    return {
+        "what": "InstEval",
+        "groups": fit.n_groups,
+        "seconds": seconds.cpu,
+        "sd": float(fit.estimates["sd_s"]),
+        "deviance": fit.minus_two_log_likelihood,
+    }
+
+
 def run_peer(peer: str, groups: int) -> dict[str, Any]:
     """A fit by statsmodels; that of the logistic model is a posterior mode with its own priors."""
     import numpy as np
@@ -162,8 +192,13 @@ def write_table(path: Path, results: Sequence[Mapping[str, Any]], groups: Sequen
         for method, title in TITLES.items()
         if any(what == method for what, _ in seconds)
     ]
-    columns = ["groups", *map(str, groups)]
-    write_tables(path, [(columns, rows)], "tests/benchmarks/marginal_tools.py")
+    tables = [(["groups", *map(str, groups)], rows)]
+    for result in results:
+        if result["what"] == "InstEval":
+            columns = ["crossed factors", "levels", "seconds", "-2 log likelihood"]
+            row = ["InstEval", result["groups"], result["seconds"], f"{result['deviance']:.2f}"]
+            tables.append((columns, [row]))
+    write_tables(path, tables, "tests/benchmarks/marginal_tools.py")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -176,13 +211,16 @@ def main(arguments: list[str] | None = None) -> int:
     calls: list[tuple[str, dict[str, Any]]] = []
     if settings.draws:
         calls.append(("run_recover", {"draws": settings.draws, "groups": settings.recovered}))
+    folder = os.environ.get("PYMC_SGMCMC_DATA", "")
+    if (Path(folder) / "InstEval.csv.gz").exists():
+        calls.append(("run_ratings", {"folder": folder}))
     for groups in settings.groups:
         calls += [("run_fit", {"method": name, "groups": groups}) for name in settings.methods]
         calls += [("run_peer", {"peer": name, "groups": groups}) for name in settings.peers]
     results = []
     for function, options in calls:
         name = options.get("method", options.get("peer"))
-        if options["groups"] > MOST_GROUPS.get(name, options["groups"]):
+        if options.get("groups", 0) > MOST_GROUPS.get(name, float("inf")):
             continue
         say(f"{function} {options}")
         try:

@@ -250,12 +250,23 @@ def cells_of_two_codes():
     return run_of(marginalize(model, "effect"), lambda: mean_of_effects(6 * row + column))
 
 
-@case("several factors.*use `sample`")
+@case("several factors.*name them too")
 def maximum_of_crossed_effects():
     with pm.Model() as model:
         a, b = pm.Normal("a", shape=20), pm.Normal("b", 0, pm.HalfNormal("sd"), shape=8)
         pm.Normal("y", a[np.arange(ROWS) % 20] + b[np.arange(ROWS) // 50], 1.0, observed=Y)
-    return fit_marginal(model, ["a", "b"])
+    return fit_marginal(model, "a")
+
+
+@case("but the prior joins some.*use `sample`")
+def maximum_of_a_random_walk_beside_a_factor():
+    with pm.Model() as model:
+        walk = pm.GaussianRandomWalk(
+            "walk", 0, pm.HalfNormal("step"), init_dist=pm.Normal.dist(), shape=8
+        )
+        b = pm.Normal("b", 0, pm.HalfNormal("sd"), shape=20)
+        pm.Normal("y", walk[np.arange(ROWS) % 8] + b[np.arange(ROWS) % 20], 1.0, observed=Y)
+    return fit_marginal(model, ["walk", "b"])
 
 
 @case(slow=True)

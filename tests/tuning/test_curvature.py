@@ -7,7 +7,6 @@ import pymc as pm
 import pytest
 
 from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.tuning import curvature as of_curvature
 from pymc_sgmcmc.tuning.curvature import curvature_by_differences, scaled_precision
 from pymc_sgmcmc.tuning.subsample import Subsample
 
@@ -41,6 +40,6 @@ def test_models_have_the_curvature_of_differences_along_each_coordinate(
     position = posterior.initial_position
     scale = np.full(posterior.dimension, 0.1)
     found = scaled_precision(posterior, subsample, position, scale)
-    width = scale * of_curvature.difference_width(posterior)
+    width = scale * posterior.difference_width
     wanted = curvature_by_differences(subsample.gradients_alone, position, width)
     np.testing.assert_allclose(found, wanted * np.outer(scale, scale), atol=1e-6)

@@ -12,30 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from scipy import linalg, sparse
-from scipy.sparse.linalg import ArpackNoConvergence, eigsh
+from scipy import sparse
 
 from pymc_sgmcmc.errors import ModelError
-from pymc_sgmcmc.matrices import SCATTERED, elements_of_factor, factored
-from pymc_sgmcmc.posterior import Posterior
-from pymc_sgmcmc.posterior.selected import SelectedGraph, places_of, selected_graph
-from pymc_sgmcmc.tuning.curvature import (
-    DENSE_DIMENSION,
-    MOST_DIRECTIONS,
-    NOT_FINITE,
-    SMALLEST,
-    Curvature,
-    curvature_of_directions,
-    difference_width,
-)
+from pymc_sgmcmc.posterior.posterior import Posterior
+from pymc_sgmcmc.posterior.selected import SelectedGraph, places_of
 
 SAME = 1e-3
 """Two differences of gradients are equal up to this part, which is far above their rounding."""
+
+
+NONE = np.empty(0, dtype=int)
+"""No coordinates."""
 
 
 type Derivative = Callable[[float, Any, Any], list[np.ndarray]]
@@ -48,6 +41,9 @@ class SparseCurvature:
     ----------
     posterior : Posterior
     graph : SelectedGraph
+    within : numpy.ndarray of bool, optional
+        The coordinates of which the matrix is wanted, all by default. Elements of others take no
+        gradients where these are not selected, and are not found.
 
     Attributes
     ----------
@@ -58,8 +54,11 @@ class SparseCurvature:
         coordinates of their own.
     """
 
-    def __init__(self, posterior: Posterior, graph: SelectedGraph):
+    def __init__(
+        self, posterior: Posterior, graph: SelectedGraph, within: np.ndarray | None = None
+    ):
         self._posterior = posterior
+        self._within = np.ones(posterior.dimension, dtype=bool) if within is None else within
         self._levels, self._whole = places_of(posterior, graph)
         shapes = dict(zip(posterior.layout.variables, posterior.layout.shapes, strict=True))
         self._whole_shapes = [shapes[variable] for variable in graph.whole]
@@ -95,7 +94,7 @@ class SparseCurvature:
             [*entries, *graph.whole, graph.length, *graph.rows],
             [table, pt.concatenate([pt.zeros(0), *of_whole])],
         )
-        self._indices = posterior.compile_for_setup(
+        self.indices = posterior.compile_for_setup(
             graph.rows, [selection.index for selection in graph.selections]
         )
 
@@ -152,19 +151,14 @@ class SparseCurvature:
 
     def around(
         self, mean: np.ndarray, shifts: Sequence[np.ndarray], scale: np.ndarray
-    ) -> Curvature:
-        """Mean curvature at points on both sides of a mean.
+    ) -> list[sparse.csr_array]:
+        """Mean of the matrices on both sides of a mean, for each shift.
 
         The border, with two passes for each of its coordinates, is that of the first points alone
         where it would take more passes than the entries that rows select.
-
-        Raises
-        ------
-        ValueError
-            Where it is not finite.
         """
         entries, whole = self.entries, len(self._whole)
-        border, matrices = None, []
+        border, found = None, []
         if entries < whole:
             few = shifts[: max(1, len(shifts) * entries // whole)]
             ends = [mean + side * each for each in few for side in (1, -1)]
@@ -172,8 +166,8 @@ class SparseCurvature:
             border = sum(others, first) / len(ends)
         for each in shifts:
             pair = [self.at(mean + side * each, scale, border=border) for side in (1, -1)]
-            matrices.append((pair[0] + pair[1]) / 2)
-        return curvature_of_matrices(matrices)
+            found.append((pair[0] + pair[1]) / 2)
+        return found
 
     def of_rows(self, position: np.ndarray, scale: np.ndarray) -> sparse.csr_array:
         """The part of the matrix that comes from the rows, in terms of the position of the rows.
@@ -195,7 +189,7 @@ class SparseCurvature:
         border: sparse.csr_array | None = None,
     ) -> sparse.csr_array:
         derivative = self._derivatives(position, central=central)
-        width, d = difference_width(self._posterior), len(position)
+        width, d = self._posterior.difference_width, len(position)
         count = self._places.shape[1]
         # Each element is found once, and those on the diagonal are halved: the rest is symmetric.
         codes, values = [], []
@@ -214,9 +208,11 @@ class SparseCurvature:
     def _border(self, derivative: Derivative, scale: np.ndarray) -> sparse.csr_array:
         """What rows say of the coordinates that all of them have, and of these and entries."""
         d, whole = len(scale), self._whole
-        codes, values = [np.empty(0, dtype=int)], [np.empty(0)]
-        steps = difference_width(self._posterior) * scale[whole]
+        codes, values = [NONE], [np.empty(0)]
+        steps = self._posterior.difference_width * scale[whole]
         for number, (place, step) in enumerate(zip(whole, steps, strict=True)):
+            if not self._within[place]:
+                continue
             table, totals = derivative(step, 0.0, np.eye(len(whole))[number])
             of_effects = np.zeros(d)
             for first in range(self._places.shape[1]):
@@ -245,6 +241,94 @@ class SparseCurvature:
 
         return derivative
 
+    @property
+    def _common(self) -> np.ndarray:
+        """Wanted coordinates that rows do not select."""
+        return np.flatnonzero(~self.effects & self._within)
+
+    def independent_levels(self) -> np.ndarray:
+        """Wanted coordinates of levels of which no row has two, shape (levels, effects of each).
+
+        They are those of the factor with most of them.
+        """
+        columns = [column for column in self._columns if self._within[column].all()]
+        lengths = {len(column) for column in columns}
+        sets = [[column for column in columns if len(column) == length] for length in lengths]
+        sets += [[column] for column in columns]
+        for some in sorted(sets, key=lambda some: -np.size(some)):
+            number = np.full(len(self.effects), -1)
+            number[np.array(some)] = np.arange(len(some[0]))
+            first, second = number[np.array(self.elements)]
+            if not np.any((first != second) & (first >= 0) & (second >= 0)):
+                return np.transpose(some)
+        return np.empty((0, 1), dtype=int)
+
+    @cached_property
+    def elements(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and columns of the wanted elements, each for a pair of entries of rows or priors."""
+        rows, columns = zip(*self._elements_of_rows, *self._elements_of_prior, strict=True)
+        return np.concatenate(rows), np.concatenate(columns)
+
+    @cached_property
+    def _elements_of_rows(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Rows and columns of the elements of each of `_pairs`, none of these of other ones."""
+        both = [np.divmod(codes, self._posterior.dimension) for _, _, codes, _ in self._pairs]
+        return [each if self._within[np.array(each)].all() else (NONE, NONE) for each in both]
+
+    @cached_property
+    def _elements_of_prior(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Rows and columns of the elements along a column and beside a common coordinate."""
+        wanted = [column for column in self._columns if self._within[column].all()]
+        everywhere = np.flatnonzero(self._within)
+        return [(everywhere, np.full(len(everywhere), each)) for each in self._common] + [
+            (row, column) for column in wanted for row in wanted if len(row) == len(column)
+        ]
+
+    def slope_of_trace(
+        self, position: np.ndarray, scale: np.ndarray, weights: np.ndarray
+    ) -> np.ndarray:
+        r"""Gradient of :math:`\mathrm{tr}(W H)`, shape (d,), by the position of H alone.
+
+        The trace is a sum of second derivatives along pairs of vectors, so its gradient is a sum of
+        differences of gradients of all rows: four for each entry that a row has.
+
+        Parameters
+        ----------
+        position, scale
+            As of `at`.
+        weights : numpy.ndarray
+            The `elements` of the symmetric matrix W.
+        """
+        d, width, places = len(position), self._posterior.difference_width, self._places
+        signs = list(product((1, -1), repeat=2))
+        rest, tables = weights, np.zeros((places.shape[1], *places.shape))
+        for (first, second, _, element), (rows, _) in zip(
+            self._pairs, self._elements_of_rows, strict=True
+        ):
+            values, rest = np.split(rest, [len(rows)])
+            if len(rows):
+                tables[first, :, second] = tables[second, :, first] = values[element]
+        table, total = np.zeros(places.shape), np.zeros(d)
+        for number, of_number in enumerate(tables):
+            step = float(np.median(scale[places[:, number]]))
+            one, other = width * step * np.eye(len(tables))[number], width / step * of_number
+            for first, second in signs if of_number.any() else ():
+                shifted = self._gradients_at(position, first * one + second * other, 0.0)
+                table += first * second * shifted[0]
+                total[self._whole] += first * second * shifted[1]
+        for place, slopes in zip(places.T, table.T, strict=True):
+            total += np.bincount(place, slopes, minlength=d)
+        for row, column in self._elements_of_prior:
+            values, rest = np.split(rest, [len(row)])
+            one, other = np.zeros((2, d))
+            one[column] = width * scale[column]
+            # An element of a level and of what levels have in common is there on both sides.
+            other[row] = values * np.where(self.effects[row] > self.effects[column], 2, 1)
+            other[row] *= width / scale[column]
+            ends = position + np.array([first * one + second * other for first, second in signs])
+            total += np.prod(signs, axis=1) @ self._posterior.prior_gradients(ends)
+        return -total / (2 * width) ** 2
+
     @cached_property
     def _places(self) -> np.ndarray:
         """Coordinates that each row selects, shape (rows, entries)."""
@@ -253,7 +337,7 @@ class SparseCurvature:
                 np.concatenate(
                     [
                         levels[index]
-                        for levels, index in zip(self._levels, self._indices(*rows), strict=True)
+                        for levels, index in zip(self._levels, self.indices(*rows), strict=True)
                     ],
                     axis=1,
                 )
@@ -281,7 +365,8 @@ class SparseCurvature:
         tables, totals, start = [], np.zeros(len(self._whole)), 0
         for rows in self._chunks():
             stop = start + len(rows[0])
-            entries = position[self._places[start:stop]] + of_entries
+            shift = of_entries[start:stop] if np.ndim(of_entries) == 2 else of_entries  # type: ignore[index]
+            entries = position[self._places[start:stop]] + shift
             pieces = self._pieces(entries, position[self._whole] + of_whole)
             table, total = self._gradients(*pieces, np.asarray(stop - start), *rows)
             self._posterior.count_evaluated(stop - start)
@@ -317,9 +402,8 @@ class SparseCurvature:
 
         With a gradient in terms of the position of the rows, what the bend of this position adds.
         """
-        d, width = len(position), difference_width(self._posterior)
-        common = np.flatnonzero(~self.effects)
-        columns = self._columns
+        d, width = len(position), self._posterior.difference_width
+        common, columns = self._common, self._columns
         signs = np.random.default_rng(1960).choice([-1.0, 1.0], size=d)
         shifts = np.zeros((len(common) + 2 * len(columns), d))
         shifts[np.arange(len(common)), common] = 1.0
@@ -364,62 +448,3 @@ def _of_codes(
 def _moved(scale: np.ndarray, jacobian: sparse.csr_array) -> np.ndarray:
     """Rough standard deviations of the position of the rows."""
     return np.sqrt((jacobian**2) @ scale**2)
-
-
-def curvature_of_matrices(matrices: Sequence[sparse.csr_array]) -> Curvature:
-    """Mean curvature by sparse factors, or as a diagonal with its largest and smallest directions.
-
-    The way is taken in which a draw costs less, by the condition number that directions leave.
-
-    Raises
-    ------
-    ValueError
-        Where a matrix is not finite.
-    """
-    mean = sum(matrices[1:], matrices[0]) / len(matrices)
-    if not np.isfinite(mean.data).all():
-        raise ModelError(NOT_FINITE)
-    dimension = mean.shape[0]
-    diagonal = np.abs(mean.diagonal())
-    scale = np.where(diagonal > 0, diagonal, 1.0) ** -0.5
-    scaling = sparse.diags_array(scale)
-    start = np.random.default_rng(1950).standard_normal(dimension)
-    count = min(2 * MOST_DIRECTIONS, dimension // 2)
-    try:
-        values, vectors = eigsh(scaling @ mean @ scaling, k=count, which="BE", v0=start, tol=1e-2)
-    except ArpackNoConvergence as failure:  # Those that did converge suffice.
-        values, vectors = failure.eigenvalues, failure.eigenvectors
-    ascending = np.argsort(values)
-    values, vectors = values[ascending], vectors[:, ascending]
-    other_mean = (dimension - values.sum()) / (dimension - len(values))
-    # Where the log density bends upwards at some points a small curvature is known only up to its
-    # standard error.
-    scaled = scale[:, None] * vectors
-    each = np.array([np.einsum("ij,ij->j", scaled, matrix @ scaled) for matrix in matrices])
-    error = np.maximum(each.std(axis=0, ddof=1) / np.sqrt(len(matrices)), SMALLEST)
-    relative = np.maximum(np.abs(values), error) / other_mean
-    low = int(np.searchsorted(values, other_mean))
-    few = curvature_of_directions(scale / np.sqrt(other_mean), relative, vectors, low)
-    if not np.all(values > error):
-        return few
-    # A draw takes as many transitions as curvatures relative to the preconditioner differ.
-    fixed, of_factor = SCATTERED * mean.nnz, 2 * SCATTERED * elements_of_factor(mean)
-    if fixed + of_factor > (few.remainder / few.least) * (fixed + few.covariance.cost):
-        return few
-    try:
-        precision = factored(mean)
-    except linalg.LinAlgError:
-        return few
-    return Curvature(precision, precision.inverse, precision.inverse.root)
-
-
-def sparse_curvature(posterior: Posterior) -> SparseCurvature | None:
-    """The sparse curvature of a posterior, None where it has none or takes too many gradients."""
-    if posterior.rows_are_groups or not posterior.has_rows:
-        return None
-    graph = selected_graph(posterior)
-    if not graph.selections:
-        return None
-    found = SparseCurvature(posterior, graph)
-    border = np.count_nonzero(~found.effects)
-    return found if border <= DENSE_DIMENSION and found.entries <= MOST_DIRECTIONS else None
