@@ -42,10 +42,11 @@ programs. *International Conference on Machine Learning*.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -58,18 +59,25 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable, equal_computations
 from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.traversal import ancestors, toposort
-from pytensor.scalar.basic import Cast, Mul, Neg
+from pytensor.scalar.basic import Mul, TrueDiv
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.random.basic import MvNormalRV, NormalRV, StudentTRV
 from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.variable import TensorVariable
 from scipy import linalg, sparse
 from scipy.sparse.linalg import splu
 
 from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix
-from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays
-from pymc_sgmcmc.posterior.graphs import is_product
+from pymc_sgmcmc.posterior.check import DISTANCES, SEED
+from pymc_sgmcmc.posterior.compiled import (
+    NUMPY_MODE,
+    PYTHON_MODE,
+    compile_on_arrays,
+    compile_quietly,
+)
+from pymc_sgmcmc.posterior.graphs import is_product, linear_inputs
 from pymc_sgmcmc.posterior.position import PositionLayout
 
 SMALLEST_SCALE = 1e-100
@@ -553,8 +561,9 @@ class EffectCoordinates:
 def find_effects(
     model: Model,
     layout: PositionLayout,
-    log_likelihood: TensorVariable,
-    rows: Sequence[TensorVariable],
+    terms_of_rows: tuple[Sequence[TensorVariable], Sequence[TensorVariable], TensorVariable],
+    start: np.ndarray,
+    data: Sequence[np.ndarray],
 ) -> list[Effect]:
     """Effects with an unknown scale, in the order of the model.
 
@@ -562,47 +571,43 @@ def find_effects(
     ----------
     model : pymc.Model
     layout : PositionLayout
-    log_likelihood : TensorVariable
-        That of symbolic rows, in value variables.
-    rows : sequence of TensorVariable
-        The symbolic rows.
+    terms_of_rows : tuple
+        Terms of the log likelihood of symbolic rows, in value variables, the symbolic rows, and
+        their number.
+    start : numpy.ndarray, shape (d,)
+        Values of the value variables at which the terms are finite.
+    data : sequence of numpy.ndarray
+        Some rows.
     """
     of_value = {value: variable for variable, value in model.rvs_to_values.items()}
-    uses, found = _Uses(log_likelihood, layout, rows), []
+    uses, found = _Uses(layout, *terms_of_rows, start, data), []
     for value, shape in zip(layout.variables, layout.shapes, strict=True):
         variable = of_value[value]
         transform = model.rvs_to_transforms[variable]
         if not (transform is None or isinstance(transform, ZeroSumTransform)):
             continue
-        location, factor, axis = _prior(variable, value, model)
-        is_known = factor is not None and not uses.depends(factor)
-        is_centered = factor is not None and not is_known
-        products: tuple[tuple[Variable, Variable], ...] = ()
-        if not is_centered and transform is None:
-            of_rows = uses.factor(value)
-            if of_rows[0] is not None:
-                location, (factor, axis) = pt.zeros((), dtype=layout.dtype), of_rows
-                is_known, products = False, tuple(uses.products[value])
-        if factor is None or not (axis is None or uses.is_triangular(factor)):
-            continue
         information, score = (
             pytensor.shared(np.zeros(shape, dtype=layout.dtype), f"{value.name}_{name}")
             for name in ("information", "score")
         )
-        found.append(
-            Effect(
-                value,
-                location,
-                factor,
-                axis,
-                is_known or is_centered,
-                is_known,
-                value in uses.whole or is_known or np.prod(shape) == 1,
-                information,
-                score,
-                products,
-            )
-        )
+        location, factor, axis = _prior(variable, value, model)
+        is_known = factor is not None and not uses.depends(factor)
+        is_whole = value in uses.whole or np.prod(shape) == 1
+        forms = []
+        if factor is not None:
+            whole = is_whole or is_known
+            forms = [
+                Effect(value, location, factor, axis, True, is_known, whole, information, score)
+            ]
+        if factor is None or is_known:
+            zero = pt.zeros((), dtype=layout.dtype)
+            forms[:0] = [
+                Effect(
+                    value, zero, factor, axis, False, False, is_whole, information, score, products
+                )
+                for factor, axis, products in uses.factors(value)
+            ]
+        found += list(islice(filter(uses.hold, forms), 1))
     return found
 
 
@@ -624,10 +629,6 @@ def _joint_block(effects: Sequence[Effect], most: int) -> list[Effect]:
             joint.append(each)
             most -= _size(each)
     return [] if all(each.is_known for each in joint) else joint
-
-
-type Found = tuple[TensorVariable | None, int | None]
-"""A factor, and the axis of coefficients where it is a matrix."""
 
 
 def _prior(
@@ -667,143 +668,190 @@ def _without_new_axes(graph: TensorVariable) -> TensorVariable:
     return graph
 
 
+@dataclass(frozen=True)
+class _Product:
+    """A product of a linear function of a variable with a factor that is not known.
+
+    Attributes
+    ----------
+    whole, rest : Variable
+        The product, and what is left of it without the factor.
+    factor : TensorVariable
+    side : int, optional
+        The place of the variable in a product of matrices.
+    """
+
+    whole: Variable
+    rest: Variable
+    factor: TensorVariable
+    side: int | None = None
+
+
 class _Uses:
     """How the log likelihood of rows uses value variables.
 
     Parameters
     ----------
-    log_likelihood : TensorVariable
-    layout : PositionLayout
-    rows : sequence of TensorVariable
+    layout, terms, rows, length, start, data
+        As of `find_effects`.
 
     Attributes
     ----------
     whole : set of Variable
         Those of which rows take more than the entries that they select.
-    products : dict
-        For each variable that `factor` was asked for its products with the factor, and what is left
-        of them without it.
     """
 
     def __init__(
         self,
-        log_likelihood: TensorVariable,
         layout: PositionLayout,
+        terms: Sequence[TensorVariable],
         rows: Sequence[TensorVariable],
+        length: TensorVariable,
+        start: np.ndarray,
+        data: Sequence[np.ndarray],
     ):
-        self._layout = layout
-        self._values, self._rows = set(layout.variables), set(rows)
+        self._layout, self._terms, self._start = layout, list(terms), start
+        self._inputs, self._data = [length, *rows], [np.array(len(data[0])), *data]
+        self._values, self._rows = frozenset(layout.variables), frozenset(rows)
+        # Shapes depend on no values.
+        self._nodes = [
+            each for each in toposort(self._terms) if not isinstance(each.op, Shape | Shape_i)
+        ]
+        self._roots = {each: frozenset([each]) for each in (*layout.variables, *rows)}
         self._clients: dict[Variable, list[Apply]] = {}
-        self.products: dict[Variable, list[tuple[Variable, Variable]]] = {}
         indexed: set[Variable] = set()
-        for node in toposort([log_likelihood]):
+        for node in self._nodes:
             if isinstance(node.op, AdvancedSubtensor):
-                array, index = (set(ancestors(part)) for part in (node.inputs[:1], node.inputs[1:]))
+                array, index = (self._roots_of(part) for part in (node.inputs[:1], node.inputs[1:]))
                 if self._rows.isdisjoint(array) and not self._rows.isdisjoint(index):
                     indexed |= array
+            self._roots |= dict.fromkeys(node.outputs, self._roots_of(node.inputs))
             for each in set(node.inputs):
                 self._clients.setdefault(each, []).append(node)
-        self.whole = set(self._clients) - indexed
+        self.whole = self._roots_of(self._terms) - indexed
+
+    def _roots_of(self, variables: Iterable[Variable]) -> frozenset[Variable]:
+        """Value variables and rows that variables depend on."""
+        return frozenset().union(*(self._roots.get(each, ()) for each in variables))
 
     def depends(self, graph: Variable) -> bool:
         """Whether a graph depends on value variables."""
         return not self._values.isdisjoint(ancestors([graph]))
 
-    def is_triangular(self, matrix: TensorVariable) -> bool:
-        """Whether a matrix is lower triangular with a positive diagonal, at random values."""
-        position = pt.vector("position", dtype=self._layout.dtype)
-        graph = clone_replace(matrix, self._layout.split(position), rebuild_strict=False)
-        function = compile_on_arrays([position], [graph], NUMPY_MODE)
-        values = np.random.default_rng(1963).standard_normal(self._layout.dimension)
-        (found,) = function(values.astype(self._layout.dtype))
-        is_square = found.ndim == 2 and found.shape[0] == found.shape[1]
-        return bool(is_square and np.all(np.triu(found, 1) == 0) and np.all(np.diagonal(found) > 0))
+    def hold(self, effect: Effect) -> bool:
+        """Whether an effect has the shape of its variable, and rows use it as its products say.
 
-    def factor(self, value: TensorVariable) -> Found:
-        """What multiplies a variable wherever rows use it."""
-        factors: list[TensorVariable] = []
-        products = self.products[value] = []
-        matrices: list[tuple[TensorVariable, int]] = []
-        # Only along an axis of length one may a product be longer than the variable.
-        repeats_none = 1 not in self._layout.shapes[self._layout.variables.index(value)]
-        direct = True
-        frontier: list[tuple[Variable, tuple[int | None, ...]]] = [
-            (value, tuple(range(value.type.ndim)))
-        ]
-        while frontier:
-            variable, axes = frontier.pop()
-            for node in self._clients.get(variable, ()):
-                others = [each for each in node.inputs if each is not variable]
-                scalar_op = getattr(node.op, "scalar_op", None)
-                is_once = len(others) == len(node.inputs) - 1
-                if isinstance(scalar_op, Mul) and is_once and value not in set(ancestors(others)):
-                    unknown = [each for each in others if self.depends(each)]
-                    if not self._rows.isdisjoint(ancestors(unknown)):
-                        return None, None
-                    if unknown:
-                        direct = direct and variable is value and repeats_none
-                        factors.append(unknown[0] if len(unknown) == 1 else pt.mul(*unknown))
-                        known = [each for each in node.inputs if each not in unknown]
-                        products.append(
-                            (node.outputs[0], pt.mul(*known) if known[1:] else variable)
-                        )
-                        continue
-                    after = axes
-                elif isinstance(node.op, DimShuffle):
-                    after = tuple(None if each == "x" else axes[each] for each in node.op.new_order)
-                elif isinstance(scalar_op, Neg | Cast):
-                    after = axes
-                elif isinstance(node.op, AdvancedSubtensor) and node.inputs[0] is variable:
-                    # Where the axes of an index come is no matter, since only a matrix needs them.
-                    after = (None,) * node.outputs[0].type.ndim
-                elif is_product(node) and len(others) == 1 and value.type.ndim == 2:
-                    found = self._matrix(node, variable, axes)
-                    if found is None:
-                        return None, None
-                    matrices.append(found[:2])
-                    products.append(found[2])
-                    continue
-                else:
-                    return None, None
-                frontier.append((node.outputs[0], after))
-        if matrices:
-            (matrix, axis), *more = matrices
-            same = all(axis == a and equal_computations([matrix], [m]) for m, a in more)
-            return (matrix, axis) if same and not factors else (None, None)
-        plain = [_without_new_axes(each) for each in factors]
-        if not plain or not all(equal_computations(plain[:1], [each]) for each in plain[1:]):
-            return None, None
-        if direct:
-            same = all(equal_computations(factors[:1], [each]) for each in factors[1:])
-            return (factors[0] if same else None), None
-        return (plain[0] if plain[0].type.ndim == 0 else None), None
-
-    def _matrix(
-        self, node: Apply, variable: Variable, axes: Sequence[int | None]
-    ) -> tuple[TensorVariable, int, tuple[Variable, Variable]] | None:
-        """L of a product of effects with a matrix of value variables, and their axis for it.
-
-        The product is the third, and what is left of it without L.
+        Products are found by what operations are called. Some rows are therefore evaluated with
+        and without them, at random values, and compared with what other effects would change.
         """
-        left, right = node.inputs
-        of_effects, matrix = (axes[-1], right.T) if left is variable else (axes[0], left)
-        if of_effects is None or not self.depends(matrix):
+        x, layout = effect.variable, self._layout
+        place = layout.variables.index(x)
+        position = pt.vector("position", dtype=layout.dtype)
+        noise = np.tile(np.random.default_rng(SEED).standard_normal(layout.dimension), (2, 1))
+        noise[1, layout.slices[place]] *= -1
+        try:
+            graphs = [effect.scale, effect.factor]
+            if effect.products:
+                seen = clone_replace(self._terms, dict(effect.products), rebuild_strict=False)
+                seen = clone_replace(seen, {x: effect.of_rows(x)}, rebuild_strict=False)
+                graphs += [*self._terms, *seen]
+            graphs = clone_replace(graphs, layout.split(position), rebuild_strict=False)
+            function = compile_quietly([position, *self._inputs], graphs, PYTHON_MODE)
+            for distance in DISTANCES:
+                values = (self._start + distance * noise).astype(layout.dtype)
+                with np.errstate(all="ignore"):
+                    (scale, factor, *here), (_, _, *there) = (
+                        function(each, *self._data) for each in values
+                    )
+                if scale.shape != layout.shapes[place]:
+                    return False
+                if effect.axis is not None and not _is_root(factor):
+                    return False
+                if not here:
+                    return True
+                (plain, seen), (other, _) = (
+                    np.split(np.concatenate([term.ravel() for term in each]), 2)
+                    for each in (here, there)
+                )
+                if (finite := np.isfinite(plain) & np.isfinite(other)).any():
+                    error, change = (np.abs(each - plain)[finite].max() for each in (seen, other))
+                    return bool(error < np.sqrt(np.finfo(layout.dtype).eps) * change)
+        except Exception:  # Shapes need not fit.
+            return False
+        return False
+
+    def factors(
+        self, value: TensorVariable
+    ) -> Iterator[tuple[TensorVariable, int | None, tuple[tuple[Variable, Variable], ...]]]:
+        """What may multiply a variable wherever rows use it, along which axis, and the products."""
+        found = self._products(value)
+        longer = [self._extended(each, value) for each in found]
+        of_matrices = [each for each in found if each.side is not None]
+        for products in (longer, found) if of_matrices else (found, longer):
+            pairs = tuple((each.whole, each.rest) for each in products)
+            for each in products[:1]:
+                if each.side is None:
+                    is_number = all(each.factor.type.broadcastable)
+                    yield each.factor.dimshuffle() if is_number else each.factor, None, pairs
+                else:
+                    matrix = each.factor if each.side else each.factor.T
+                    yield from ((matrix, axis, pairs) for axis in (1, 0))
+
+    def _products(self, value: TensorVariable) -> list[_Product]:
+        """Products with what is not known, none where rows use the variable otherwise."""
+        own, found = frozenset([value]), []
+        for node in self._nodes:
+            of_inputs = [self._values & self._roots_of([each]) for each in node.inputs]
+            if own not in of_inputs:
+                continue
+            if self._values & self._roots_of(node.inputs) == own:
+                if linear_inputs(node, [each != own for each in of_inputs]) is None:
+                    return []
+                continue
+            variable = node.inputs[of_inputs.index(own)]
+            product = self._product(node, variable, variable, value)
+            if product is None:
+                return []
+            found.append(product)
+        return found
+
+    def _product(
+        self, node: Apply, variable: Variable, rest: Variable, value: TensorVariable
+    ) -> _Product | None:
+        """A product of one variable with what is not known, which depends on no rows."""
+        others = [each for each in node.inputs if each is not variable]
+        unknown = [each for each in others if self._values & self._roots_of([each])]
+        of_unknown = self._roots_of(unknown)
+        is_once = len(others) == len(node.inputs) - 1
+        if not (unknown and is_once) or of_unknown & (self._rows | {value}):
             return None
-        if not self._rows.isdisjoint(ancestors([matrix])):
-            return None
-        (product,) = node.outputs
-        clients = self._clients.get(product, ())
-        if len(clients) == 1 and isinstance(getattr(clients[0].op, "scalar_op", None), Mul):
-            # Standard deviations times a root of correlations.
-            unknown = [e for e in clients[0].inputs if e is not product and self.depends(e)]
-            plain = [_without_new_axes(each) for each in unknown]
-            is_last = left is variable
-            if len(plain) == 1 and plain[0].type.ndim == 1:
-                if unknown[0].type.broadcastable[-1] is is_last:
-                    return None
-                known = [e for e in clients[0].inputs if e is not product and e not in unknown]
-                left_over = pt.mul(variable, *known) if known else variable
-                return plain[0][:, None] * matrix, of_effects, (clients[0].outputs[0], left_over)
-            if unknown:
-                return None
-        return matrix, of_effects, (product, variable)
+        match getattr(node.op, "scalar_op", None):
+            case Mul():
+                known = [each for each in others if each not in unknown]
+                rest = pt.mul(rest, *known) if known else rest
+                factor = pt.mul(*unknown) if unknown[1:] else unknown[0]
+                return _Product(node.outputs[0], rest, factor)
+            case TrueDiv() if variable is node.inputs[0]:
+                return _Product(node.outputs[0], rest, pt.reciprocal(unknown[0]))
+            case None if is_product(node):
+                return _Product(node.outputs[0], rest, unknown[0], node.inputs.index(variable))
+        return None
+
+    def _extended(self, product: _Product, value: TensorVariable) -> _Product:
+        """With other factors after it, such as standard deviations of correlated coefficients."""
+        clients = self._clients.get(product.whole, [])
+        if len(clients) != 1:
+            return product
+        outer = self._product(clients[0], product.whole, product.rest, value)
+        if outer is None or outer.side is not None:
+            return product
+        with suppress(ValueError):  # Shapes need not fit.
+            factor = product.factor * outer.factor
+            return self._extended(replace(outer, factor=factor, side=product.side), value)
+        return product
+
+
+def _is_root(matrix: np.ndarray) -> bool:
+    """Whether a matrix is lower triangular with a positive diagonal."""
+    is_square = matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1]
+    return bool(is_square and np.all(np.triu(matrix, 1) == 0) and np.all(np.diagonal(matrix) > 0))
