@@ -78,7 +78,7 @@ from pymc_sgmcmc.posterior.compiled import (
     compile_quietly,
 )
 from pymc_sgmcmc.posterior.graphs import is_product, linear_inputs
-from pymc_sgmcmc.posterior.position import PositionLayout
+from pymc_sgmcmc.posterior.position import DENSE_DIMENSION, PositionLayout
 
 SMALLEST_SCALE = 1e-100
 """Scales are no smaller where one is divided by their square, which is a number then."""
@@ -87,11 +87,6 @@ FEW_LEVELS = 30
 """Effects of so many levels are in the joint block. The log of the scale of k levels has a standard
 deviation of about 1 / sqrt(2 k), so that with more the scale changes by less than a factor of 1.7
 within four of them."""
-
-
-LONGEST = 500
-"""Longer positions have no joint block, since they have no dense matrices, see `DENSE_DIMENSION`:
-what rows say of it depends on the effects beside it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +196,7 @@ class EffectCoordinates:
         # What others are scaled by stays as it is.
         factors = set(ancestors([each.factor for each in effects]))
         effects = [each for each in effects if each.variable not in factors]
-        joint = _joint_block(effects, most_joint) if layout.dimension <= LONGEST else []
+        joint = _joint_block(effects, most_joint) if layout.dimension <= DENSE_DIMENSION else []
         self.layout = layout
         self.effects = tuple(each for each in effects if each in joint or not each.is_whole)
         self.joint = tuple(each for each in self.effects if each in joint)
@@ -293,10 +288,10 @@ class EffectCoordinates:
         scales = np.where(np.abs(scales) < SMALLEST_SCALE, SMALLEST_SCALE, scales)
         given = (1 + scales**2 * self._joined("information")) * precision.diagonal() - 1
         information = np.maximum(given, 0.0) / scales**2
-        self._set("information", information)
-        self._set("score", z * (1 + scales**2 * information) / scales)
+        score = z * (1 + scales**2 * information) / scales
+        known: Matrix = Diagonal(information)
         if self.joint:
-            places = self._places
+            dense, places = np.diag(information), self._places
             scales, z, unit = scales[places], z[places], np.eye(len(places))
             products = np.outer(scales, scales)
             root = linalg.cholesky(unit + products * self._information.get_value(), lower=True)
@@ -304,8 +299,10 @@ class EffectCoordinates:
             # The rows say nothing that is negative.
             sizes, vectors = linalg.eigh(given)
             given = (vectors * np.maximum(sizes, 0.0)) @ vectors.T
-            self._information.set_value(given / products)
-            self._score.set_value((z + given @ z) / scales)
+            dense[np.ix_(places, places)] = given / products
+            score[places] = (z + given @ z) / scales
+            known = Dense(dense)
+        self.restore(known, score)
         return self.to_coordinates(values)
 
     @property

@@ -13,12 +13,9 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from pymc_sgmcmc.errors import CenterWarning, ModelError
 from pymc_sgmcmc.matrices import Dense, Diagonal, LowRank, Matrix, extreme_eigenvalues
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.position import DENSE_DIMENSION
 from pymc_sgmcmc.stages import stage
 from pymc_sgmcmc.tuning.subsample import Subsample
-
-DENSE_DIMENSION = 500
-"""Positions up to this length have dense curvature matrices. With 500 coordinates a matrix takes 2
-MB, and a product with it 250 000 multiplications."""
 
 DENSE_OPERATIONS = 2e11
 """Longer positions have them too where a row has data for each coordinate, as in a regression, and
