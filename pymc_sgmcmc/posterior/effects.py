@@ -374,41 +374,45 @@ class EffectCoordinates:
 
     def jacobian(self, position: np.ndarray) -> sparse.csr_array:
         """Derivatives of the position of the rows, shape (d, d)."""
-        d, columns = self.layout.dimension, self.columns
-        common = np.flatnonzero(~self.apart)
-        width = np.cbrt(np.finfo(self.layout.dtype).eps)
-        parts = [self._each_derivative(position, common, width)]
-        # Most effects apart are linear functions of one entry of a column: numbers of their own
-        # show of which, and random ones whether that is so.
-        for column in columns:
+        d, numbers = self.layout.dimension, np.arange(self.layout.dimension)
+        eps = np.finfo(self.layout.dtype).eps
+        beside = {each.variable for each in self.effects if each not in self.joint}
+        variables = zip(self.layout.variables, self.layout.slices, strict=True)
+        others = [numbers[part] for variable, part in variables if variable not in beside]
+        parts, width = [], np.cbrt(eps)
+        # It is mostly a function of one entry of a variable or column, and linear in effects beside
+        # the joint block: numbers of their own show of which, and random ones whether that is so.
+        columns = [(column, 1.0) for column in self.columns] + [
+            (column, width) for column in others
+        ]
+        for column, size in columns:
             random = np.random.default_rng(1964).uniform(1, 2, size=len(column))
             shifts = np.zeros((3, d))
             shifts[:, column] = np.ones(len(column)), 1 + np.arange(len(column)), random
-            ends = self.to_rows(np.concatenate([position + shifts, position - shifts]))
-            ahead, behind = np.split(ends.astype(float), 2)
-            ones, keys, of_random = (ahead - behind) / 2
-            rows = np.flatnonzero(ones)
-            entries = np.rint(keys[rows] / ones[rows] - 1).astype(int)
-            entries = np.clip(entries, 0, len(column) - 1)
-            expected = np.zeros(d)
-            expected[rows] = ones[rows] * random[entries]
-            if np.abs(expected - of_random).max() <= 1e-3 * np.abs(ones).max():
+            with np.errstate(all="ignore"):  # Others may be no number so far away.
+                ones, keys, of_random = self._derivatives(position, shifts, size)
+                rows = np.flatnonzero(ones)
+                entries = np.rint(keys[rows] / ones[rows] - 1).astype(int)
+                entries = np.clip(entries, 0, len(column) - 1)
+                expected = np.zeros(d)
+                expected[rows] = ones[rows] * random[entries]
+                bound = 1e-3 * np.abs(of_random) + np.sqrt(eps) * np.abs(of_random).max(initial=0)
+                is_one = np.all(np.abs(expected - of_random) <= bound)
+            if is_one:
                 parts.append((rows, column[entries], ones[rows]))
             else:
-                parts.append(self._each_derivative(position, column, width))
+                shifts = np.zeros((len(column), d))
+                shifts[np.arange(len(column)), column] = 1.0
+                each = sparse.coo_array(self._derivatives(position, shifts, width))
+                parts.append((each.col, column[each.row], each.data))
         rows, places, values = (np.concatenate(each) for each in zip(*parts, strict=True))
         return sparse.coo_array((values, (rows, places)), shape=(d, d)).tocsr()
 
-    def _each_derivative(
-        self, position: np.ndarray, places: np.ndarray, width: float
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows, columns and elements of the Jacobian for given coordinates, one by one."""
-        shifts = np.zeros((len(places), len(position)))
-        shifts[np.arange(len(places)), places] = width
-        ends = self.to_rows(np.concatenate([position + shifts, position - shifts]))
+    def _derivatives(self, position: np.ndarray, shifts: np.ndarray, size: float) -> np.ndarray:
+        """Those of the position of the rows along shifts, by differences over so many of them."""
+        ends = self.to_rows(np.concatenate([position + size * shifts, position - size * shifts]))
         ahead, behind = np.split(ends.astype(float), 2)
-        found = sparse.coo_array((ahead - behind) / (2 * width))
-        return found.col, places[found.row], found.data
+        return (ahead - behind) / (2 * size)
 
     def curvature(
         self,

@@ -57,18 +57,14 @@ class SparseCurvature:
         self._whole_shapes = [shapes[variable] for variable in graph.whole]
         self._entry_shapes = [each.entries.type.shape[1:] for each in graph.selections]
         self._stops = np.cumsum([0, *(levels.shape[1] for levels in self._levels)])
-        if posterior.coordinates is None:
-            # Two indices of one variable are one set of columns.
-            of_variables = {
-                selection.variable: levels
-                for selection, levels in zip(graph.selections, self._levels, strict=True)
-            }
-            self._columns = [column for levels in of_variables.values() for column in levels.T]
-        else:
-            self._columns = posterior.coordinates.columns
         self.effects = np.zeros(posterior.dimension, dtype=bool)
-        for column in self._columns:
-            self.effects[column] = True
+        own = [] if posterior.coordinates is None else posterior.coordinates.columns
+        self._columns: list[np.ndarray] = []
+        # Two indices of one variable are one set of columns.
+        for columns in (own, *(list(levels.T) for levels in self._levels)):
+            if columns and not self.effects[columns[0]].any():
+                self._columns += columns
+                self.effects[np.concatenate(columns)] = True
         entries = [selection.entries for selection in graph.selections]
         of_entries = pt.grad(graph.log_likelihood, [*entries, *graph.whole])
         length = graph.rows[0].shape[0]
@@ -107,20 +103,26 @@ class SparseCurvature:
         ModelError
             Where the prior joins effects of different levels.
         """
-        own, posterior = self._posterior.coordinates, self._posterior
-        if own is None:
-            of_rows = self._of_rows(position, scale, central=central)
-            return of_rows + self._known_of_prior(position, scale)
-        seen, jacobian = own.to_rows(position), own.jacobian(position)
-        of_rows = self._of_rows(seen, _moved(scale, jacobian), central=central)
-        of_prior = self._known_of_prior(position, scale, posterior.gradient_of_rows(seen))
+        seen, jacobian = self._posterior.position_of_rows(position), self._jacobian(position)
+        here = table, totals = self._gradients_at(seen, 0.0, 0.0)
+        of_rows = self._of_rows(seen, _moved(scale, jacobian), None if central else here)
+        gradient = np.bincount(self._places.ravel(), table.ravel(), minlength=len(seen))
+        gradient[self._whole] += totals
+        of_prior = self._of_prior(position, scale, gradient)
+        if of_prior is None:
+            raise ModelError("The prior joins effects of different levels.")
         return (jacobian.T @ of_rows @ jacobian + of_prior).tocsr()
+
+    def _jacobian(self, position: np.ndarray) -> sparse.csr_array:
+        """Derivatives of the position of the rows."""
+        own = self._posterior.coordinates
+        return sparse.eye_array(len(position)).tocsr() if own is None else own.jacobian(position)
 
     def have_scales(self, position: np.ndarray, scale: np.ndarray) -> bool:
         """Whether the prior of effects depends on coordinates that they have in common."""
         # At the initial point effects may be at their mean, where their scale makes no force.
         away = position + scale * np.random.default_rng(1962).standard_normal(len(position))
-        of_prior = self._of_prior(away, scale)
+        of_prior = self._of_prior(away, scale, np.zeros(len(position)))
         return of_prior is not None and of_prior[~self.effects][:, self.effects].nnz > 0
 
     def around(
@@ -143,17 +145,21 @@ class SparseCurvature:
         Control variates need central differences, whose error is a millionth. A preconditioner does
         not, and the others take half of the gradients.
         """
-        own = self._posterior.coordinates
-        if own is not None:
-            scale = _moved(scale, own.jacobian(position))
-        return self._of_rows(self._posterior.position_of_rows(position), scale, central=True)
+        seen, scale = (
+            self._posterior.position_of_rows(position),
+            _moved(scale, self._jacobian(position)),
+        )
+        return self._of_rows(seen, scale)
 
     def _of_rows(
-        self, position: np.ndarray, scale: np.ndarray, *, central: bool
+        self,
+        position: np.ndarray,
+        scale: np.ndarray,
+        here: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> sparse.csr_array:
+        """By forward differences from the gradients at the position, by central ones without."""
         d, width, whole = len(position), difference_width(self._posterior), self._whole
         count = self._places.shape[1]
-        here = None if central else self._gradients_at(position, 0.0, 0.0)
 
         def derivative(step: float, of_entries: Any, of_whole: Any) -> list[np.ndarray]:
             ahead = self._gradients_at(position, step * of_entries, step * of_whole)
@@ -238,20 +244,12 @@ class SparseCurvature:
             pieces.append(whole[start:stop].reshape(shape))
         return [np.array(piece, dtype=dtype) for piece in pieces]
 
-    def _known_of_prior(
-        self, position: np.ndarray, scale: np.ndarray, of_rows: np.ndarray | None = None
-    ) -> sparse.csr_array:
-        of_prior = self._of_prior(position, scale, of_rows)
-        if of_prior is None:
-            raise ModelError("The prior joins effects of different levels.")
-        return of_prior
-
     def _of_prior(
-        self, position: np.ndarray, scale: np.ndarray, of_rows: np.ndarray | None = None
+        self, position: np.ndarray, scale: np.ndarray, of_rows: np.ndarray
     ) -> sparse.csr_array | None:
         """Minus the Hessian of the part without rows, None where it joins different levels.
 
-        With a gradient in terms of the position of the rows, what the bend of this position adds.
+        With it is what the bend of the position of the rows adds, which have a gradient there.
         """
         d, width = len(position), difference_width(self._posterior)
         common = np.flatnonzero(~self.effects)
@@ -264,11 +262,8 @@ class SparseCurvature:
             one[column], other[column] = 1.0, signs[column]
         shifts *= width * scale
         ends = np.concatenate([position - shifts, position + shifts])
-        gradients = self._posterior.prior_gradients(ends)
-        if of_rows is not None:
-            of_rows = np.broadcast_to(of_rows, ends.shape)
-            gradients = gradients + self._posterior.gradients_from_rows(ends, of_rows)
-        behind, ahead = np.split(gradients, 2)
+        bent = self._posterior.gradients_from_rows(ends, np.broadcast_to(of_rows, ends.shape))
+        behind, ahead = np.split(self._posterior.prior_gradients(ends) + bent, 2)
         changes = (behind - ahead) / (2 * width)
         of_common, of_ones, of_signs = np.split(changes, [len(common), len(common) + len(columns)])
         found = sparse.coo_array(of_common / scale[common][:, None])
