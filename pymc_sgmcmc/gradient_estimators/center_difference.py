@@ -461,7 +461,7 @@ def find_center_difference(
     left, right = _rewritten(pair, own, length)
     sums_of, is_linear = None, True
     if order == 1:
-        graph = _difference(left, right)
+        graph = _through_linear(left, right, lambda a, b: a - b)
     else:
         along = pt.tensor("shift", dtype=posterior.dtype, shape=(posterior.dimension,))
         expansion = _Expansion(position, center_variable, along, weight)
@@ -618,15 +618,13 @@ def _rewritten(
     return clone_replace(list(graph.outputs), lengths, rebuild_strict=False)
 
 
-def _difference(left: Variable, right: Variable) -> Variable:
-    """Graph of ``left - right``, where f(a) - f(b) becomes f(a - b) for linear operations f."""
-    return _through_linear(left, right, lambda a, b: a - b)
-
-
 def _through_linear(
     left: Variable, right: Variable, leaf: Callable[[Variable, Variable], Variable]
 ) -> Variable:
-    """A function of two variables, zero where they are equal, taken inside of linear operations."""
+    """A function of two variables, zero where they are equal, taken inside of linear operations.
+
+    ``f(a) - f(b)`` becomes ``f(a - b)`` for linear operations f.
+    """
     if _same(left, right):
         return pt.zeros_like(left)
     first, second = left.owner, right.owner

@@ -189,7 +189,8 @@ class EffectCoordinates:
     replacements, of_rows : dict
         Value variables, and the position of the rows, of those of them that differ from v.
     log_jacobian : TensorVariable
-        The logarithm of the determinant of the value variables as a function of v.
+        The logarithm of the determinant of the value variables as a function of v. It depends on
+        scales alone, which are the same in both.
     """
 
     def __init__(self, layout: PositionLayout, effects: Sequence[Effect], most_joint: int = 0):
@@ -206,22 +207,19 @@ class EffectCoordinates:
         self._score = pytensor.shared(np.zeros(count), "score")
         self.replacements: dict[Variable, TensorVariable] = {}
         self.of_rows: dict[Variable, TensorVariable] = {}
+        together = self._apart(self._standardised) if joint else {}
         of_effects: list[TensorVariable] = [pt.zeros((), dtype=layout.dtype)]
-        together = self._apart(self._standardised) if self.joint else {}
-        if self.joint:
+        if joint:
             of_effects.append(-pt.log(pt.diagonal(self._root)).sum())
         for each in self.effects:
-            graphs = [each.location, each.factor]
-            location, factor = clone_replace(graphs, self.replacements, rebuild_strict=False)
-            moved, x = replace(each, location=location, factor=factor), each.variable
-            if each in joint:
-                z = together[x]
-            else:
-                z = moved.standardised(x)
-                of_effects.append(-0.5 * pt.log(moved.precision).sum())
+            x = each.variable
+            z = together[x] if each in joint else each.standardised(x)
+            if each not in joint:
+                of_effects.append(-0.5 * pt.log(each.precision).sum())
             if each.is_centered:
-                of_effects.append(pt.log(moved.scale).sum())
-            self.of_rows[x] = moved.of_rows(z).astype(x.dtype)
+                of_effects.append(pt.log(each.scale).sum())
+            location = clone_replace(each.location, self.replacements, rebuild_strict=False)
+            self.of_rows[x] = replace(each, location=location).of_rows(z).astype(x.dtype)
             self.replacements[x] = self.of_rows[x] if each.is_centered else z.astype(x.dtype)
         self.log_jacobian = sum(each.astype(layout.dtype) for each in of_effects)
 
@@ -283,8 +281,9 @@ class EffectCoordinates:
         precision : Matrix or sparse array, shape (d, d)
             Minus the Hessian of the log density there.
         """
-        values, z = self.to_values(position), self._standardised_at(position)
-        scales = self._scales_at(position)
+        values = self.to_values(position)
+        z = self._each(self._standardised_function, values)
+        scales = self._each(self._scales_function, values).astype(float)
         scales = np.where(np.abs(scales) < SMALLEST_SCALE, SMALLEST_SCALE, scales)
         given = (1 + scales**2 * self._joined("information")) * precision.diagonal() - 1
         information = np.maximum(given, 0.0) / scales**2
@@ -462,14 +461,6 @@ class EffectCoordinates:
             (found,) = function(*flat)
         return np.asarray(found).reshape(shape)
 
-    def _standardised_at(self, position: np.ndarray) -> np.ndarray:
-        """z at a position, and zero of other variables."""
-        return self._each(self._standardised_function, self.to_values(position))
-
-    def _scales_at(self, position: np.ndarray) -> np.ndarray:
-        """s at a position, and one of other variables."""
-        return self._each(self._scales_function, self.to_values(position)).astype(float)
-
     def _of_effects(
         self, of_effects: Mapping[Variable, TensorVariable], other: Callable[..., TensorVariable]
     ) -> TensorVariable:
@@ -522,14 +513,7 @@ class EffectCoordinates:
     def _gradients_function(self) -> Any:
         """Gradient of the density of values: that of v pulled back, less the Jacobian's."""
         given = pt.vector("gradient", dtype=self.layout.dtype)
-        value = pt.dot(self._coordinates, given)
-        for each in self.effects:
-            if each not in self.joint:
-                value += 0.5 * pt.log(each.precision).sum()
-            if each.is_centered:
-                value -= pt.log(each.scale).sum()
-        if self.joint:
-            value += pt.log(pt.diagonal(self._root)).sum()
+        value = pt.dot(self._coordinates, given) - self.log_jacobian
         return self._function(self.layout.gradient(value), given)
 
     @cached_property
