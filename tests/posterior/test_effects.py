@@ -437,6 +437,17 @@ def test_locations_of_several_effects(rng, no_joint_block):
     np.testing.assert_allclose(found, (ahead - behind).T / 2e-6, atol=1e-6)
 
 
+def test_locations_that_leave_the_range_of_numbers(rng, no_joint_block):
+    """Far from the position, where the map is looked at."""
+    group = rng.integers(6, size=40)
+    with pm.Model() as model:
+        first = pm.Normal("first", 0, pm.HalfNormal("s"), shape=6)
+        second = pm.Normal("second", pt.exp(300 * first), pm.HalfNormal("t"), shape=6)
+        pm.Normal("y", (first + second)[group], 1, observed=rng.normal(size=40))
+    own = Posterior(model, standardizes=True).coordinates
+    assert own.jacobian(own.to_coordinates(np.zeros(14))).shape == (14, 14)
+
+
 def test_factors_that_repeat_effects(rng):
     """Effects times several factors have no factor of their shape."""
     kind, group = rng.integers(2, size=40), rng.integers(6, size=40)

@@ -42,6 +42,18 @@ def cells():
     return model
 
 
+def other_effects():
+    """Those of one factor have no coordinates of their own."""
+    rng = np.random.default_rng(5)
+    first, second = rng.integers(7, size=60), rng.integers(5, size=60)
+    with pm.Model() as model:
+        effects = pm.Normal("effects", 0, pm.HalfNormal("scale"), shape=7)
+        others = pm.Laplace("others", 0, pm.HalfNormal("other_scale"), shape=5)
+        mean = effects[first] + others[second]
+        pm.Normal("y", mean, 1, observed=rng.normal(size=60))
+    return model
+
+
 def hessian(posterior, position, width=1e-5):
     """Minus the dense Hessian of the log density, by differences of gradients."""
     differences = [
@@ -53,8 +65,8 @@ def hessian(posterior, position, width=1e-5):
 
 @pytest.mark.parametrize(
     "model",
-    [nested_model("centred"), nested_model("non-centred"), matches(), cells()],
-    ids=["centred", "non-centred", "matches", "cells"],
+    [nested_model("centred"), nested_model("non-centred"), matches(), cells(), other_effects()],
+    ids=["centred", "non-centred", "matches", "cells", "others"],
 )
 @pytest.mark.parametrize("standardizes", [False, True], ids=["model", "own coordinates"])
 def test_matrix_is_the_hessian(model, standardizes, rng, no_joint_block):
@@ -91,6 +103,12 @@ def test_scales_that_rows_select(form, rng, no_joint_block):
     found = sparse_curvature(posterior).at(position, np.ones(d), central=True)
     expected = hessian(posterior, position)
     np.testing.assert_allclose(found.toarray(), expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_effects_without_coordinates_of_their_own(no_joint_block):
+    posterior = Posterior(other_effects(), standardizes=True)
+    assert posterior.coordinates.apart.sum() == 7
+    assert sparse_curvature(posterior).effects.sum() == 12
 
 
 def test_no_gradient_a_level():
