@@ -45,7 +45,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice, pairwise
 from typing import Any
 
@@ -256,18 +256,24 @@ class EffectCoordinates:
         }
 
     @cached_property
+    def _numbers(self) -> dict[Effect, np.ndarray]:
+        """Coordinates of each effect, of its shape."""
+        numbers = np.arange(self.layout.dimension)
+        parts = zip(self.layout.variables, self.layout.slices, strict=True)
+        of_variables = {variable: numbers[part] for variable, part in parts}
+        return {each: of_variables[each.variable].reshape(_shape(each)) for each in self.effects}
+
+    @property
     def _places(self) -> np.ndarray:
         """Coordinates of the joint block."""
-        parts = dict(self._parts())
-        numbers = np.arange(self.layout.dimension)
-        return np.concatenate([numbers[:0], *(numbers[parts[each]] for each in self.joint)])
+        return np.concatenate([self._numbers[each].ravel() for each in self.joint])
 
     @property
     def apart(self) -> np.ndarray:
         """Whether each coordinate is one of an effect beside the joint block, shape (d,)."""
         found = np.zeros(self.layout.dimension, dtype=bool)
-        for each, part in self._parts():
-            found[part] = each not in self.joint
+        for each, numbers in self._numbers.items():
+            found[numbers] = each not in self.joint
         return found
 
     def adapted(self, position: np.ndarray, precision: Matrix | sparse.csr_array) -> np.ndarray:
@@ -335,15 +341,13 @@ class EffectCoordinates:
 
     def _joined(self, name: str) -> np.ndarray:
         joined = np.zeros(self.layout.dimension)
-        for each, part in self._parts():
-            joined[part] = getattr(each, name).get_value().ravel()
+        for each, numbers in self._numbers.items():
+            joined[numbers] = getattr(each, name).get_value()
         return joined
 
     def _set(self, name: str, joined: np.ndarray) -> None:
-        for each, part in self._parts():
-            shared = getattr(each, name)
-            shape = shared.get_value().shape
-            shared.set_value(joined[part].reshape(shape).astype(self.layout.dtype))
+        for each, numbers in self._numbers.items():
+            getattr(each, name).set_value(joined[numbers].astype(self.layout.dtype))
 
     def to_values(self, positions: np.ndarray) -> np.ndarray:
         """Value variables, ravelled, at positions of a chain, both of shape (..., d)."""
@@ -375,9 +379,7 @@ class EffectCoordinates:
         """Derivatives of the position of the rows, shape (d, d)."""
         d, numbers = self.layout.dimension, np.arange(self.layout.dimension)
         eps = np.finfo(self.layout.dtype).eps
-        beside = {each.variable for each in self.effects if each not in self.joint}
-        variables = zip(self.layout.variables, self.layout.slices, strict=True)
-        others = [numbers[part] for variable, part in variables if variable not in beside]
+        others = [numbers[part] for part in self.layout.slices if not self.apart[part].any()]
         parts, width = [], np.cbrt(eps)
         # It is mostly a function of one entry of a variable or column, and linear in effects beside
         # the joint block: numbers of their own show of which, and random ones whether that is so.
@@ -437,20 +439,14 @@ class EffectCoordinates:
     @property
     def columns(self) -> list[np.ndarray]:
         """Coordinates of each effect apart, of its coefficients one after the other."""
-        numbers, columns = np.arange(self.layout.dimension), []
-        for each, part in self._parts():
+        columns: list[np.ndarray] = []
+        for each, numbers in self._numbers.items():
             if each not in self.joint:
-                of_effect = numbers[part].reshape(_shape(each))
+                axis = each.axis
                 columns += (
-                    [of_effect.ravel()]
-                    if each.axis is None
-                    else list(np.moveaxis(of_effect, each.axis, 0))
+                    [numbers.ravel()] if axis is None else list(np.moveaxis(numbers, axis, 0))
                 )
         return columns
-
-    def _parts(self) -> list[tuple[Effect, slice]]:
-        places = dict(zip(self.layout.variables, self.layout.slices, strict=True))
-        return [(each, places[each.variable]) for each in self.effects]
 
     def _each(self, function: Any, *arrays: np.ndarray) -> np.ndarray:
         shape = arrays[0].shape
@@ -575,23 +571,19 @@ def find_effects(
             pytensor.shared(np.zeros(shape, dtype=layout.dtype), f"{value.name}_{name}")
             for name in ("information", "score")
         )
+        effect = partial(Effect, value, information=information, score=score)
+        zero = pt.zeros((), dtype=layout.dtype)
         location, factor, axis = _prior(variable, value, model)
         is_known = factor is not None and not uses.depends(factor)
-        is_whole = value in uses.whole or np.prod(shape) == 1
-        forms = []
+        is_whole, forms = value in uses.whole or np.prod(shape) == 1, []
+        if factor is None or is_known:
+            forms = [
+                effect(zero, of_rows, of_axis, False, False, is_whole, products=products)
+                for of_rows, of_axis, products in uses.factors(value)
+            ]
         if factor is not None:
             whole = is_whole or is_known
-            forms = [
-                Effect(value, location, factor, axis, True, is_known, whole, information, score)
-            ]
-        if factor is None or is_known:
-            zero = pt.zeros((), dtype=layout.dtype)
-            forms[:0] = [
-                Effect(
-                    value, zero, factor, axis, False, False, is_whole, information, score, products
-                )
-                for factor, axis, products in uses.factors(value)
-            ]
+            forms.append(effect(location, factor, axis, True, is_known, whole))
         found += list(islice(filter(uses.hold, forms), 1))
     return found
 
