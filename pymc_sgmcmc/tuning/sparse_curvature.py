@@ -262,9 +262,11 @@ class SparseCurvature:
             one[column], other[column] = 1.0, signs[column]
         shifts *= width * scale
         ends = np.concatenate([position - shifts, position + shifts])
+        prior = self._posterior.prior_gradients(ends)
         bent = self._posterior.gradients_from_rows(ends, np.broadcast_to(of_rows, ends.shape))
-        behind, ahead = np.split(self._posterior.prior_gradients(ends) + bent, 2)
-        changes = (behind - ahead) / (2 * width)
+        # Their sum would round small differences of the first away.
+        halves = (np.split(each, 2) for each in (prior, bent))
+        changes = sum(behind - ahead for behind, ahead in halves) / (2 * width)
         of_common, of_ones, of_signs = np.split(changes, [len(common), len(common) + len(columns)])
         found = sparse.coo_array(of_common / scale[common][:, None])
         parts = [(common[found.row], found.col, found.data)]
