@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pymc as pm
 import pytensor
@@ -14,6 +16,7 @@ from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.gradient_estimators.center_difference import find_center_difference
 from pymc_sgmcmc.matrices import Diagonal, LowRank
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.step_methods import momentum
 from pymc_sgmcmc.tuning.sparse_curvature import (
     curvature_of_matrices,
     sparse_curvature,
@@ -109,6 +112,14 @@ def test_effects_without_coordinates_of_their_own(no_joint_block):
     posterior = Posterior(other_effects(), standardizes=True)
     assert posterior.coordinates.apart.sum() == 7
     assert sparse_curvature(posterior).effects.sum() == 12
+
+
+def test_noise_of_rows_of_few_entries(rng, monkeypatch):
+    """Its variances are those of the same rows with their zeros."""
+    monkeypatch.setattr(momentum, "DENSE_DIMENSION", 3)
+    deviations = rng.normal(size=(5, 4)) * (rng.random((5, 4)) < 0.5)
+    setup = SimpleNamespace(gradient_deviations=lambda: sparse.csr_array(deviations))
+    np.testing.assert_allclose(momentum.rows_noise(setup).values, (deviations**2).sum(axis=0))
 
 
 def test_no_gradient_a_level():
