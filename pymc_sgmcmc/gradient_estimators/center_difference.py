@@ -33,25 +33,16 @@ from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.graph.traversal import ancestors, toposort
-from pytensor.tensor.basic import Alloc, Join
-from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.elemwise import DimShuffle
-from pytensor.tensor.math import Dot, Sum, add, mul, neg, sub, true_div
-from pytensor.tensor.reshape import JoinDims, SplitDims
+from pytensor.tensor.math import Dot
 from pytensor.tensor.rewriting.shape import ShapeFeature
-from pytensor.tensor.shape import Reshape, Shape_i, SpecifyShape
-from pytensor.tensor.subtensor import (
-    AdvancedIncSubtensor,
-    AdvancedSubtensor,
-    IncSubtensor,
-    Subtensor,
-)
+from pytensor.tensor.shape import Shape_i
 from pytensor.tensor.type import TensorType
 from pytensor.tensor.variable import TensorVariable
 from scipy import sparse
 
 from pymc_sgmcmc.batching import MOST_COPIED
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.graphs import linear_inputs
 from pymc_sgmcmc.posterior.posterior import ARRAYS_OF_PRODUCTS
 from pymc_sgmcmc.posterior.threads import OfRows
 
@@ -59,17 +50,6 @@ MOST_EXTRA_MEMORY = 1 / 2
 """Columns are stored where they take at most this fraction of the memory of the data, after
 subtracting the data that are no longer needed, or a fraction of a gigabyte. It is a compromise
 between the memory and the time of a second evaluation at the centre in each transition."""
-
-SELECTIONS = (
-    AdvancedSubtensor,
-    Alloc,
-    JoinDims,
-    Reshape,
-    SpecifyShape,
-    SplitDims,
-    Subtensor,
-)
-"""These operations are linear in their first input. The others are shapes and indices."""
 
 MOST_OPERATIONS = 2
 """A difference of second order that has more than this many times the operations of the gradient
@@ -481,7 +461,7 @@ def find_center_difference(
     left, right = _rewritten(pair, own, length)
     sums_of, is_linear = None, True
     if order == 1:
-        graph = _difference(left, right)
+        graph = _through_linear(left, right, lambda a, b: a - b)
     else:
         along = pt.tensor("shift", dtype=posterior.dtype, shape=(posterior.dimension,))
         expansion = _Expansion(position, center_variable, along, weight)
@@ -638,15 +618,13 @@ def _rewritten(
     return clone_replace(list(graph.outputs), lengths, rebuild_strict=False)
 
 
-def _difference(left: Variable, right: Variable) -> Variable:
-    """Graph of ``left - right``, where f(a) - f(b) becomes f(a - b) for linear operations f."""
-    return _through_linear(left, right, lambda a, b: a - b)
-
-
 def _through_linear(
     left: Variable, right: Variable, leaf: Callable[[Variable, Variable], Variable]
 ) -> Variable:
-    """A function of two variables, zero where they are equal, taken inside of linear operations."""
+    """A function of two variables, zero where they are equal, taken inside of linear operations.
+
+    ``f(a) - f(b)`` becomes ``f(a - b)`` for linear operations f.
+    """
     if _same(left, right):
         return pt.zeros_like(left)
     first, second = left.owner, right.owner
@@ -785,28 +763,12 @@ def _pairs(first: Apply, second: Apply) -> list[tuple[Variable, Variable]]:
 
 def _moved_inputs(first: Apply, second: Apply) -> set[int] | None:
     """Inputs in which two nodes of one linear operation differ, None where it is not linear."""
-    same = [_same(a, b) for a, b in zip(first.inputs, second.inputs, strict=False)]
     if len(first.inputs) != len(second.inputs):
         return None
-    op = first.op.core_op if isinstance(first.op, Blockwise) else first.op
-    if isinstance(op, DimShuffle | Sum) or op == neg:
-        return {0}
-    if isinstance(op, SELECTIONS):
-        return {0} if all(same[1:]) else None
-    if isinstance(op, IncSubtensor | AdvancedIncSubtensor):
-        return {0, 1} if all(same[2:]) else None
-    if op in (add, sub):
-        return set(range(len(first.inputs)))
-    if op == mul and same.count(False) == 1:
-        return {same.index(False)}
-    if op == true_div and same[1]:
-        return {0}
-    if isinstance(op, Dot) and any(same):
-        return {same.index(False)} if False in same else {1}
-    if isinstance(op, Join):
-        # Both graphs are one gradient at two positions, so their parts have the same lengths.
-        return set(range(len(first.inputs)))
-    return None
+    # Both graphs are one gradient at two positions, so their parts have the same lengths.
+    return linear_inputs(
+        first, [_same(*each) for each in zip(first.inputs, second.inputs, strict=True)]
+    )
 
 
 def _same(left: Variable, right: Variable) -> bool:

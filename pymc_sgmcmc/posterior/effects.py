@@ -42,10 +42,11 @@ programs. *International Conference on Machine Learning*.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import pairwise
+from functools import cached_property, partial
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -58,19 +59,26 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable, equal_computations
 from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.traversal import ancestors, toposort
-from pytensor.scalar.basic import Cast, Mul, Neg
+from pytensor.scalar.basic import Mul, TrueDiv
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.random.basic import MvNormalRV, NormalRV, StudentTRV
 from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.variable import TensorVariable
 from scipy import linalg, sparse
 from scipy.sparse.linalg import splu
 
 from pymc_sgmcmc.matrices import Dense, Diagonal, Matrix
-from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays
-from pymc_sgmcmc.posterior.graphs import is_product
-from pymc_sgmcmc.posterior.position import PositionLayout
+from pymc_sgmcmc.posterior.check import DISTANCES, SEED
+from pymc_sgmcmc.posterior.compiled import (
+    NUMPY_MODE,
+    PYTHON_MODE,
+    compile_on_arrays,
+    compile_quietly,
+)
+from pymc_sgmcmc.posterior.graphs import is_product, linear_inputs
+from pymc_sgmcmc.posterior.position import DENSE_DIMENSION, PositionLayout
 from pymc_sgmcmc.posterior.threads import SharedFunction
 
 SMALLEST_SCALE = 1e-100
@@ -80,11 +88,6 @@ FEW_LEVELS = 30
 """Effects of so many levels are in the joint block. The log of the scale of k levels has a standard
 deviation of about 1 / sqrt(2 k), so that with more the scale changes by less than a factor of 1.7
 within four of them."""
-
-
-LONGEST = 500
-"""Longer positions have no joint block, since they have no dense matrices, see `DENSE_DIMENSION`:
-what rows say of it depends on the effects beside it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,14 +190,15 @@ class EffectCoordinates:
     replacements, of_rows : dict
         Value variables, and the position of the rows, of those of them that differ from v.
     log_jacobian : TensorVariable
-        The logarithm of the determinant of the value variables as a function of v.
+        The logarithm of the determinant of the value variables as a function of v. It depends on
+        scales alone, which are the same in both.
     """
 
     def __init__(self, layout: PositionLayout, effects: Sequence[Effect], most_joint: int = 0):
         # What others are scaled by stays as it is.
         factors = set(ancestors([each.factor for each in effects]))
         effects = [each for each in effects if each.variable not in factors]
-        joint = _joint_block(effects, most_joint) if layout.dimension <= LONGEST else []
+        joint = _joint_block(effects, most_joint) if layout.dimension <= DENSE_DIMENSION else []
         self.layout = layout
         self.effects = tuple(each for each in effects if each in joint or not each.is_whole)
         self.joint = tuple(each for each in self.effects if each in joint)
@@ -204,22 +208,19 @@ class EffectCoordinates:
         self._score = pytensor.shared(np.zeros(count), "score")
         self.replacements: dict[Variable, TensorVariable] = {}
         self.of_rows: dict[Variable, TensorVariable] = {}
+        together = self._apart(self._standardised) if joint else {}
         of_effects: list[TensorVariable] = [pt.zeros((), dtype=layout.dtype)]
-        together = self._apart(self._standardised) if self.joint else {}
-        if self.joint:
+        if joint:
             of_effects.append(-pt.log(pt.diagonal(self._root)).sum())
         for each in self.effects:
-            graphs = [each.location, each.factor]
-            location, factor = clone_replace(graphs, self.replacements, rebuild_strict=False)
-            moved, x = replace(each, location=location, factor=factor), each.variable
-            if each in joint:
-                z = together[x]
-            else:
-                z = moved.standardised(x)
-                of_effects.append(-0.5 * pt.log(moved.precision).sum())
+            x = each.variable
+            z = together[x] if each in joint else each.standardised(x)
+            if each not in joint:
+                of_effects.append(-0.5 * pt.log(each.precision).sum())
             if each.is_centered:
-                of_effects.append(pt.log(moved.scale).sum())
-            self.of_rows[x] = moved.of_rows(z).astype(x.dtype)
+                of_effects.append(pt.log(each.scale).sum())
+            location = clone_replace(each.location, self.replacements, rebuild_strict=False)
+            self.of_rows[x] = replace(each, location=location).of_rows(z).astype(x.dtype)
             self.replacements[x] = self.of_rows[x] if each.is_centered else z.astype(x.dtype)
         self.log_jacobian = sum(each.astype(layout.dtype) for each in of_effects)
 
@@ -256,18 +257,24 @@ class EffectCoordinates:
         }
 
     @cached_property
+    def _numbers(self) -> dict[Effect, np.ndarray]:
+        """Coordinates of each effect, of its shape."""
+        numbers = np.arange(self.layout.dimension)
+        parts = zip(self.layout.variables, self.layout.slices, strict=True)
+        of_variables = {variable: numbers[part] for variable, part in parts}
+        return {each: of_variables[each.variable].reshape(_shape(each)) for each in self.effects}
+
+    @property
     def _places(self) -> np.ndarray:
         """Coordinates of the joint block."""
-        parts = dict(self._parts())
-        numbers = np.arange(self.layout.dimension)
-        return np.concatenate([numbers[:0], *(numbers[parts[each]] for each in self.joint)])
+        return np.concatenate([self._numbers[each].ravel() for each in self.joint])
 
     @property
     def apart(self) -> np.ndarray:
         """Whether each coordinate is one of an effect beside the joint block, shape (d,)."""
         found = np.zeros(self.layout.dimension, dtype=bool)
-        for each, part in self._parts():
-            found[part] = each not in self.joint
+        for each, numbers in self._numbers.items():
+            found[numbers] = each not in self.joint
         return found
 
     def adapted(self, position: np.ndarray, precision: Matrix | sparse.csr_array) -> np.ndarray:
@@ -281,44 +288,37 @@ class EffectCoordinates:
         precision : Matrix or sparse array, shape (d, d)
             Minus the Hessian of the log density there.
         """
-        scales = self._scales_at(position)
+        scales, _ = self._scales_and_standardised(position)
         given = (1 + scales**2 * self._joined("information")) * precision.diagonal() - 1
         information = np.maximum(given, 0.0) / scales**2
         if not self.joint:
-            return self.informed(position, information)
-        places = self._places
+            return self.informed(position, Diagonal(information))
+        dense, places = np.diag(information), self._places
         products, unit = np.outer(scales[places], scales[places]), np.eye(len(places))
         root = linalg.cholesky(unit + products * self._information.get_value(), lower=True)
         given = root @ self._of_joint(precision) @ root.T - unit
         # The rows say nothing that is negative.
         sizes, vectors = linalg.eigh(given)
-        of_joint = (vectors * np.maximum(sizes, 0.0)) @ vectors.T / products
-        return self.informed(position, information, of_joint)
+        dense[np.ix_(places, places)] = (vectors * np.maximum(sizes, 0.0)) @ vectors.T / products
+        return self.informed(position, Dense(dense))
 
-    def informed(
-        self, position: np.ndarray, information: np.ndarray, of_joint: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Take what rows say of each effect where the others are known, as `adapted`.
+    def informed(self, position: np.ndarray, information: Matrix) -> np.ndarray:
+        """Take what rows say of effects in their own terms, and give the values as `adapted`.
 
         Parameters
         ----------
         position : numpy.ndarray, shape (d,)
-        information : numpy.ndarray, shape (d,)
+        information : Matrix, shape (d, d)
             Minus the second derivatives of the log likelihood in the position of the rows.
-        of_joint : numpy.ndarray, optional
-            What they say of the joint block. Default: the same, on the diagonal.
         """
-        values, z = self.to_values(position), self._standardised_at(position)
-        scales = self._scales_at(position)
-        self._set("information", information)
-        self._set("score", z * (1 + scales**2 * information) / scales)
+        values = self.to_values(position)
+        scales, z = self._scales_and_standardised(position)
+        score = z * (1 + scales**2 * information.diagonal()) / scales
         if self.joint:
             places = self._places
-            if of_joint is None:
-                of_joint = np.diag(information[places])
-            scales, z = scales[places], z[places]
-            self._information.set_value(of_joint)
-            self._score.set_value(z / scales + of_joint @ (scales * z))
+            block = information.dense()[np.ix_(places, places)]
+            score[places] = z[places] / scales[places] + block @ (scales * z)[places]
+        self.restore(information, score)
         return self.to_coordinates(values)
 
     @property
@@ -352,15 +352,13 @@ class EffectCoordinates:
 
     def _joined(self, name: str) -> np.ndarray:
         joined = np.zeros(self.layout.dimension)
-        for each, part in self._parts():
-            joined[part] = getattr(each, name).get_value().ravel()
+        for each, numbers in self._numbers.items():
+            joined[numbers] = getattr(each, name).get_value()
         return joined
 
     def _set(self, name: str, joined: np.ndarray) -> None:
-        for each, part in self._parts():
-            shared = getattr(each, name)
-            shape = shared.get_value().shape
-            shared.set_value(joined[part].reshape(shape).astype(self.layout.dtype))
+        for each, numbers in self._numbers.items():
+            getattr(each, name).set_value(joined[numbers].astype(self.layout.dtype))
 
     def to_values(self, positions: np.ndarray) -> np.ndarray:
         """Value variables, ravelled, at positions of a chain, both of shape (..., d)."""
@@ -390,41 +388,43 @@ class EffectCoordinates:
 
     def jacobian(self, position: np.ndarray) -> sparse.csr_array:
         """Derivatives of the position of the rows, shape (d, d)."""
-        d, columns = self.layout.dimension, self.columns
-        common = np.flatnonzero(~self.apart)
-        width = np.cbrt(np.finfo(self.layout.dtype).eps)
-        parts = [self._each_derivative(position, common, width)]
-        # Most effects apart are linear functions of one entry of a column: numbers of their own
-        # show of which, and random ones whether that is so.
-        for column in columns:
+        d, numbers = self.layout.dimension, np.arange(self.layout.dimension)
+        eps = np.finfo(self.layout.dtype).eps
+        others = [numbers[part] for part in self.layout.slices if not self.apart[part].any()]
+        parts, width = [], np.cbrt(eps)
+        # It is mostly a function of one entry of a variable or column, and linear in effects beside
+        # the joint block: numbers of their own show of which, and random ones whether that is so.
+        columns = [(column, 1.0) for column in self.columns] + [
+            (column, width) for column in others
+        ]
+        for column, size in columns:
             random = np.random.default_rng(1964).uniform(1, 2, size=len(column))
             shifts = np.zeros((3, d))
             shifts[:, column] = np.ones(len(column)), 1 + np.arange(len(column)), random
-            ends = self.to_rows(np.concatenate([position + shifts, position - shifts]))
-            ahead, behind = np.split(ends.astype(float), 2)
-            ones, keys, of_random = (ahead - behind) / 2
-            rows = np.flatnonzero(ones)
-            entries = np.rint(keys[rows] / ones[rows] - 1).astype(int)
-            entries = np.clip(entries, 0, len(column) - 1)
-            expected = np.zeros(d)
-            expected[rows] = ones[rows] * random[entries]
-            if np.abs(expected - of_random).max() <= 1e-3 * np.abs(ones).max():
+            with np.errstate(all="ignore"):  # Others may be no number so far away.
+                ones, keys, of_random = self._derivatives(position, shifts, size)
+                rows = np.flatnonzero(ones)
+                entries = np.rint(keys[rows] / ones[rows] - 1).astype(int)
+                entries = np.clip(entries, 0, len(column) - 1)
+                expected = np.zeros(d)
+                expected[rows] = ones[rows] * random[entries]
+                bound = 1e-3 * np.abs(of_random) + np.sqrt(eps) * np.abs(of_random).max(initial=0)
+                is_one = np.all(np.abs(expected - of_random) <= bound)
+            if is_one:
                 parts.append((rows, column[entries], ones[rows]))
             else:
-                parts.append(self._each_derivative(position, column, width))
+                shifts = np.zeros((len(column), d))
+                shifts[np.arange(len(column)), column] = 1.0
+                each = sparse.coo_array(self._derivatives(position, shifts, width))
+                parts.append((each.col, column[each.row], each.data))
         rows, places, values = (np.concatenate(each) for each in zip(*parts, strict=True))
         return sparse.coo_array((values, (rows, places)), shape=(d, d)).tocsr()
 
-    def _each_derivative(
-        self, position: np.ndarray, places: np.ndarray, width: float
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows, columns and elements of the Jacobian for given coordinates, one by one."""
-        shifts = np.zeros((len(places), len(position)))
-        shifts[np.arange(len(places)), places] = width
-        ends = self.to_rows(np.concatenate([position + shifts, position - shifts]))
+    def _derivatives(self, position: np.ndarray, shifts: np.ndarray, size: float) -> np.ndarray:
+        """Those of the position of the rows along shifts, by differences over so many of them."""
+        ends = self.to_rows(np.concatenate([position + size * shifts, position - size * shifts]))
         ahead, behind = np.split(ends.astype(float), 2)
-        found = sparse.coo_array((ahead - behind) / (2 * width))
-        return found.col, places[found.row], found.data
+        return (ahead - behind) / (2 * size)
 
     def curvature(
         self,
@@ -450,19 +450,11 @@ class EffectCoordinates:
     @property
     def columns(self) -> list[np.ndarray]:
         """Coordinates of each effect, of its coefficients one after the other."""
-        numbers, columns = np.arange(self.layout.dimension), []
-        for each, part in self._parts():
-            of_effect = numbers[part].reshape(_shape(each))
-            columns += (
-                [of_effect.ravel()]
-                if each.axis is None
-                else list(np.moveaxis(of_effect, each.axis, 0))
-            )
+        columns: list[np.ndarray] = []
+        for each, numbers in self._numbers.items():
+            axis = each.axis
+            columns += [numbers.ravel()] if axis is None else list(np.moveaxis(numbers, axis, 0))
         return columns
-
-    def _parts(self) -> list[tuple[Effect, slice]]:
-        places = dict(zip(self.layout.variables, self.layout.slices, strict=True))
-        return [(each, places[each.variable]) for each in self.effects]
 
     def _each(self, function: Any, *arrays: np.ndarray) -> np.ndarray:
         shape = arrays[0].shape
@@ -473,14 +465,12 @@ class EffectCoordinates:
             (found,) = function(*flat)
         return np.asarray(found).reshape(shape)
 
-    def _standardised_at(self, position: np.ndarray) -> np.ndarray:
-        """z at a position, and zero of other variables."""
-        return self._each(self._standardised_function, self.to_values(position))
-
-    def _scales_at(self, position: np.ndarray) -> np.ndarray:
-        """s at a position, though never quite zero, and one of other variables."""
-        scales = self._each(self._scales_function, self.to_values(position)).astype(float)
-        return np.where(np.abs(scales) < SMALLEST_SCALE, SMALLEST_SCALE, scales)
+    def _scales_and_standardised(self, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """s, though never quite zero, and z at a position; one and zero of other variables."""
+        values = self.to_values(position)
+        scales = self._each(self._scales_function, values).astype(float)
+        scales = np.where(np.abs(scales) < SMALLEST_SCALE, SMALLEST_SCALE, scales)
+        return scales, self._each(self._standardised_function, values)
 
     def _of_effects(
         self, of_effects: Mapping[Variable, TensorVariable], other: Callable[..., TensorVariable]
@@ -534,14 +524,7 @@ class EffectCoordinates:
     def _gradients_function(self) -> Any:
         """Gradient of the density of values: that of v pulled back, less the Jacobian's."""
         given = pt.vector("gradient", dtype=self.layout.dtype)
-        value = pt.dot(self._coordinates, given)
-        for each in self.effects:
-            if each not in self.joint:
-                value += 0.5 * pt.log(each.precision).sum()
-            if each.is_centered:
-                value -= pt.log(each.scale).sum()
-        if self.joint:
-            value += pt.log(pt.diagonal(self._root)).sum()
+        value = pt.dot(self._coordinates, given) - self.log_jacobian
         return self._function(self.layout.gradient(value), given)
 
     @cached_property
@@ -575,8 +558,9 @@ class EffectCoordinates:
 def find_effects(
     model: Model,
     layout: PositionLayout,
-    log_likelihood: TensorVariable,
-    rows: Sequence[TensorVariable],
+    terms_of_rows: tuple[Sequence[TensorVariable], Sequence[TensorVariable], TensorVariable],
+    start: np.ndarray,
+    data: Sequence[np.ndarray],
 ) -> list[Effect]:
     """Effects with an unknown scale, in the order of the model.
 
@@ -584,47 +568,39 @@ def find_effects(
     ----------
     model : pymc.Model
     layout : PositionLayout
-    log_likelihood : TensorVariable
-        That of symbolic rows, in value variables.
-    rows : sequence of TensorVariable
-        The symbolic rows.
+    terms_of_rows : tuple
+        Terms of the log likelihood of symbolic rows, in value variables, the symbolic rows, and
+        their number.
+    start : numpy.ndarray, shape (d,)
+        Values of the value variables at which the terms are finite.
+    data : sequence of numpy.ndarray
+        Some rows.
     """
     of_value = {value: variable for variable, value in model.rvs_to_values.items()}
-    uses, found = _Uses(log_likelihood, layout, rows), []
+    uses, found = _Uses(layout, *terms_of_rows, start, data), []
     for value, shape in zip(layout.variables, layout.shapes, strict=True):
         variable = of_value[value]
         transform = model.rvs_to_transforms[variable]
         if not (transform is None or isinstance(transform, ZeroSumTransform)):
             continue
-        location, factor, axis = _prior(variable, value, model)
-        is_known = factor is not None and not uses.depends(factor)
-        is_centered = factor is not None and not is_known
-        products: tuple[tuple[Variable, Variable], ...] = ()
-        if not is_centered and transform is None:
-            of_rows = uses.factor(value)
-            if of_rows[0] is not None:
-                location, (factor, axis) = pt.zeros((), dtype=layout.dtype), of_rows
-                is_known, products = False, tuple(uses.products[value])
-        if factor is None or not (axis is None or uses.is_triangular(factor)):
-            continue
         information, score = (
             pytensor.shared(np.zeros(shape, dtype=layout.dtype), f"{value.name}_{name}")
             for name in ("information", "score")
         )
-        found.append(
-            Effect(
-                value,
-                location,
-                factor,
-                axis,
-                is_known or is_centered,
-                is_known,
-                value in uses.whole or is_known or np.prod(shape) == 1,
-                information,
-                score,
-                products,
-            )
-        )
+        effect = partial(Effect, value, information=information, score=score)
+        zero = pt.zeros((), dtype=layout.dtype)
+        location, factor, axis = _prior(variable, value, model)
+        is_known = factor is not None and not uses.depends(factor)
+        is_whole, forms = value in uses.whole or np.prod(shape) == 1, []
+        if factor is None or is_known:
+            forms = [
+                effect(zero, of_rows, of_axis, False, False, is_whole, products=products)
+                for of_rows, of_axis, products in uses.factors(value)
+            ]
+        if factor is not None:
+            whole = is_whole or is_known
+            forms.append(effect(location, factor, axis, True, is_known, whole))
+        found += list(islice(filter(uses.hold, forms), 1))
     return found
 
 
@@ -646,10 +622,6 @@ def _joint_block(effects: Sequence[Effect], most: int) -> list[Effect]:
             joint.append(each)
             most -= _size(each)
     return [] if all(each.is_known for each in joint) else joint
-
-
-type Found = tuple[TensorVariable | None, int | None]
-"""A factor, and the axis of coefficients where it is a matrix."""
 
 
 def _prior(
@@ -689,143 +661,190 @@ def _without_new_axes(graph: TensorVariable) -> TensorVariable:
     return graph
 
 
+@dataclass(frozen=True)
+class _Product:
+    """A product of a linear function of a variable with a factor that is not known.
+
+    Attributes
+    ----------
+    whole, rest : Variable
+        The product, and what is left of it without the factor.
+    factor : TensorVariable
+    side : int, optional
+        The place of the variable in a product of matrices.
+    """
+
+    whole: Variable
+    rest: Variable
+    factor: TensorVariable
+    side: int | None = None
+
+
 class _Uses:
     """How the log likelihood of rows uses value variables.
 
     Parameters
     ----------
-    log_likelihood : TensorVariable
-    layout : PositionLayout
-    rows : sequence of TensorVariable
+    layout, terms, rows, length, start, data
+        As of `find_effects`.
 
     Attributes
     ----------
     whole : set of Variable
         Those of which rows take more than the entries that they select.
-    products : dict
-        For each variable that `factor` was asked for its products with the factor, and what is left
-        of them without it.
     """
 
     def __init__(
         self,
-        log_likelihood: TensorVariable,
         layout: PositionLayout,
+        terms: Sequence[TensorVariable],
         rows: Sequence[TensorVariable],
+        length: TensorVariable,
+        start: np.ndarray,
+        data: Sequence[np.ndarray],
     ):
-        self._layout = layout
-        self._values, self._rows = set(layout.variables), set(rows)
+        self._layout, self._terms, self._start = layout, list(terms), start
+        self._inputs, self._data = [length, *rows], [np.array(len(data[0])), *data]
+        self._values, self._rows = frozenset(layout.variables), frozenset(rows)
+        # Shapes depend on no values.
+        self._nodes = [
+            each for each in toposort(self._terms) if not isinstance(each.op, Shape | Shape_i)
+        ]
+        self._roots = {each: frozenset([each]) for each in (*layout.variables, *rows)}
         self._clients: dict[Variable, list[Apply]] = {}
-        self.products: dict[Variable, list[tuple[Variable, Variable]]] = {}
         indexed: set[Variable] = set()
-        for node in toposort([log_likelihood]):
+        for node in self._nodes:
             if isinstance(node.op, AdvancedSubtensor):
-                array, index = (set(ancestors(part)) for part in (node.inputs[:1], node.inputs[1:]))
+                array, index = (self._roots_of(part) for part in (node.inputs[:1], node.inputs[1:]))
                 if self._rows.isdisjoint(array) and not self._rows.isdisjoint(index):
                     indexed |= array
+            self._roots |= dict.fromkeys(node.outputs, self._roots_of(node.inputs))
             for each in set(node.inputs):
                 self._clients.setdefault(each, []).append(node)
-        self.whole = set(self._clients) - indexed
+        self.whole = self._roots_of(self._terms) - indexed
+
+    def _roots_of(self, variables: Iterable[Variable]) -> frozenset[Variable]:
+        """Value variables and rows that variables depend on."""
+        return frozenset().union(*(self._roots.get(each, ()) for each in variables))
 
     def depends(self, graph: Variable) -> bool:
         """Whether a graph depends on value variables."""
         return not self._values.isdisjoint(ancestors([graph]))
 
-    def is_triangular(self, matrix: TensorVariable) -> bool:
-        """Whether a matrix is lower triangular with a positive diagonal, at random values."""
-        position = pt.vector("position", dtype=self._layout.dtype)
-        graph = clone_replace(matrix, self._layout.split(position), rebuild_strict=False)
-        function = compile_on_arrays([position], [graph], NUMPY_MODE)
-        values = np.random.default_rng(1963).standard_normal(self._layout.dimension)
-        (found,) = function(values.astype(self._layout.dtype))
-        is_square = found.ndim == 2 and found.shape[0] == found.shape[1]
-        return bool(is_square and np.all(np.triu(found, 1) == 0) and np.all(np.diagonal(found) > 0))
+    def hold(self, effect: Effect) -> bool:
+        """Whether an effect has the shape of its variable, and rows use it as its products say.
 
-    def factor(self, value: TensorVariable) -> Found:
-        """What multiplies a variable wherever rows use it."""
-        factors: list[TensorVariable] = []
-        products = self.products[value] = []
-        matrices: list[tuple[TensorVariable, int]] = []
-        # Only along an axis of length one may a product be longer than the variable.
-        repeats_none = 1 not in self._layout.shapes[self._layout.variables.index(value)]
-        direct = True
-        frontier: list[tuple[Variable, tuple[int | None, ...]]] = [
-            (value, tuple(range(value.type.ndim)))
-        ]
-        while frontier:
-            variable, axes = frontier.pop()
-            for node in self._clients.get(variable, ()):
-                others = [each for each in node.inputs if each is not variable]
-                scalar_op = getattr(node.op, "scalar_op", None)
-                is_once = len(others) == len(node.inputs) - 1
-                if isinstance(scalar_op, Mul) and is_once and value not in set(ancestors(others)):
-                    unknown = [each for each in others if self.depends(each)]
-                    if not self._rows.isdisjoint(ancestors(unknown)):
-                        return None, None
-                    if unknown:
-                        direct = direct and variable is value and repeats_none
-                        factors.append(unknown[0] if len(unknown) == 1 else pt.mul(*unknown))
-                        known = [each for each in node.inputs if each not in unknown]
-                        products.append(
-                            (node.outputs[0], pt.mul(*known) if known[1:] else variable)
-                        )
-                        continue
-                    after = axes
-                elif isinstance(node.op, DimShuffle):
-                    after = tuple(None if each == "x" else axes[each] for each in node.op.new_order)
-                elif isinstance(scalar_op, Neg | Cast):
-                    after = axes
-                elif isinstance(node.op, AdvancedSubtensor) and node.inputs[0] is variable:
-                    # Where the axes of an index come is no matter, since only a matrix needs them.
-                    after = (None,) * node.outputs[0].type.ndim
-                elif is_product(node) and len(others) == 1 and value.type.ndim == 2:
-                    found = self._matrix(node, variable, axes)
-                    if found is None:
-                        return None, None
-                    matrices.append(found[:2])
-                    products.append(found[2])
-                    continue
-                else:
-                    return None, None
-                frontier.append((node.outputs[0], after))
-        if matrices:
-            (matrix, axis), *more = matrices
-            same = all(axis == a and equal_computations([matrix], [m]) for m, a in more)
-            return (matrix, axis) if same and not factors else (None, None)
-        plain = [_without_new_axes(each) for each in factors]
-        if not plain or not all(equal_computations(plain[:1], [each]) for each in plain[1:]):
-            return None, None
-        if direct:
-            same = all(equal_computations(factors[:1], [each]) for each in factors[1:])
-            return (factors[0] if same else None), None
-        return (plain[0] if plain[0].type.ndim == 0 else None), None
-
-    def _matrix(
-        self, node: Apply, variable: Variable, axes: Sequence[int | None]
-    ) -> tuple[TensorVariable, int, tuple[Variable, Variable]] | None:
-        """L of a product of effects with a matrix of value variables, and their axis for it.
-
-        The product is the third, and what is left of it without L.
+        Products are found by what operations are called. Some rows are therefore evaluated with
+        and without them, at random values, and compared with what other effects would change.
         """
-        left, right = node.inputs
-        of_effects, matrix = (axes[-1], right.T) if left is variable else (axes[0], left)
-        if of_effects is None or not self.depends(matrix):
+        x, layout = effect.variable, self._layout
+        place = layout.variables.index(x)
+        position = pt.vector("position", dtype=layout.dtype)
+        noise = np.tile(np.random.default_rng(SEED).standard_normal(layout.dimension), (2, 1))
+        noise[1, layout.slices[place]] *= -1
+        try:
+            graphs = [effect.scale, effect.factor]
+            if effect.products:
+                seen = clone_replace(self._terms, dict(effect.products), rebuild_strict=False)
+                seen = clone_replace(seen, {x: effect.of_rows(x)}, rebuild_strict=False)
+                graphs += [*self._terms, *seen]
+            graphs = clone_replace(graphs, layout.split(position), rebuild_strict=False)
+            function = compile_quietly([position, *self._inputs], graphs, PYTHON_MODE)
+            for distance in DISTANCES:
+                values = (self._start + distance * noise).astype(layout.dtype)
+                with np.errstate(all="ignore"):
+                    (scale, factor, *here), (_, _, *there) = (
+                        function(each, *self._data) for each in values
+                    )
+                if scale.shape != layout.shapes[place]:
+                    return False
+                if effect.axis is not None and not _is_root(factor):
+                    return False
+                if not here:
+                    return True
+                (plain, seen), (other, _) = (
+                    np.split(np.concatenate([term.ravel() for term in each]), 2)
+                    for each in (here, there)
+                )
+                if (finite := np.isfinite(plain) & np.isfinite(other)).any():
+                    error, change = (np.abs(each - plain)[finite].max() for each in (seen, other))
+                    return bool(error < np.sqrt(np.finfo(layout.dtype).eps) * change)
+        except Exception:  # Shapes need not fit.
+            return False
+        return False
+
+    def factors(
+        self, value: TensorVariable
+    ) -> Iterator[tuple[TensorVariable, int | None, tuple[tuple[Variable, Variable], ...]]]:
+        """What may multiply a variable wherever rows use it, along which axis, and the products."""
+        found = self._products(value)
+        longer = [self._extended(each, value) for each in found]
+        of_matrices = [each for each in found if each.side is not None]
+        for products in (longer, found) if of_matrices else (found, longer):
+            pairs = tuple((each.whole, each.rest) for each in products)
+            for each in products[:1]:
+                if each.side is None:
+                    is_number = all(each.factor.type.broadcastable)
+                    yield each.factor.dimshuffle() if is_number else each.factor, None, pairs
+                else:
+                    matrix = each.factor if each.side else each.factor.T
+                    yield from ((matrix, axis, pairs) for axis in (1, 0))
+
+    def _products(self, value: TensorVariable) -> list[_Product]:
+        """Products with what is not known, none where rows use the variable otherwise."""
+        own, found = frozenset([value]), []
+        for node in self._nodes:
+            of_inputs = [self._values & self._roots_of([each]) for each in node.inputs]
+            if own not in of_inputs:
+                continue
+            if self._values & self._roots_of(node.inputs) == own:
+                if linear_inputs(node, [each != own for each in of_inputs]) is None:
+                    return []
+                continue
+            variable = node.inputs[of_inputs.index(own)]
+            product = self._product(node, variable, variable, value)
+            if product is None:
+                return []
+            found.append(product)
+        return found
+
+    def _product(
+        self, node: Apply, variable: Variable, rest: Variable, value: TensorVariable
+    ) -> _Product | None:
+        """A product of one variable with what is not known, which depends on no rows."""
+        others = [each for each in node.inputs if each is not variable]
+        unknown = [each for each in others if self._values & self._roots_of([each])]
+        of_unknown = self._roots_of(unknown)
+        is_once = len(others) == len(node.inputs) - 1
+        if not (unknown and is_once) or of_unknown & (self._rows | {value}):
             return None
-        if not self._rows.isdisjoint(ancestors([matrix])):
-            return None
-        (product,) = node.outputs
-        clients = self._clients.get(product, ())
-        if len(clients) == 1 and isinstance(getattr(clients[0].op, "scalar_op", None), Mul):
-            # Standard deviations times a root of correlations.
-            unknown = [e for e in clients[0].inputs if e is not product and self.depends(e)]
-            plain = [_without_new_axes(each) for each in unknown]
-            is_last = left is variable
-            if len(plain) == 1 and plain[0].type.ndim == 1:
-                if unknown[0].type.broadcastable[-1] is is_last:
-                    return None
-                known = [e for e in clients[0].inputs if e is not product and e not in unknown]
-                left_over = pt.mul(variable, *known) if known else variable
-                return plain[0][:, None] * matrix, of_effects, (clients[0].outputs[0], left_over)
-            if unknown:
-                return None
-        return matrix, of_effects, (product, variable)
+        match getattr(node.op, "scalar_op", None):
+            case Mul():
+                known = [each for each in others if each not in unknown]
+                rest = pt.mul(rest, *known) if known else rest
+                factor = pt.mul(*unknown) if unknown[1:] else unknown[0]
+                return _Product(node.outputs[0], rest, factor)
+            case TrueDiv() if variable is node.inputs[0]:
+                return _Product(node.outputs[0], rest, pt.reciprocal(unknown[0]))
+            case None if is_product(node):
+                return _Product(node.outputs[0], rest, unknown[0], node.inputs.index(variable))
+        return None
+
+    def _extended(self, product: _Product, value: TensorVariable) -> _Product:
+        """With other factors after it, such as standard deviations of correlated coefficients."""
+        clients = self._clients.get(product.whole, [])
+        if len(clients) != 1:
+            return product
+        outer = self._product(clients[0], product.whole, product.rest, value)
+        if outer is None or outer.side is not None:
+            return product
+        with suppress(ValueError):  # Shapes need not fit.
+            factor = product.factor * outer.factor
+            return self._extended(replace(outer, factor=factor, side=product.side), value)
+        return product
+
+
+def _is_root(matrix: np.ndarray) -> bool:
+    """Whether a matrix is lower triangular with a positive diagonal."""
+    is_square = matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1]
+    return bool(is_square and np.all(np.triu(matrix, 1) == 0) and np.all(np.diagonal(matrix) > 0))

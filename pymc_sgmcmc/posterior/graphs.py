@@ -18,14 +18,26 @@ from pytensor.graph.rewriting.basic import in2out
 from pytensor.graph.traversal import ancestors, graph_inputs, toposort
 from pytensor.scalar.basic import Cast, ScalarType, constant
 from pytensor.tensor import NoneConst, TensorVariable
-from pytensor.tensor.basic import Alloc, ARange, MakeVector, get_underlying_scalar_constant_value
+from pytensor.tensor.basic import (
+    Alloc,
+    ARange,
+    Join,
+    MakeVector,
+    get_underlying_scalar_constant_value,
+    second,
+)
 from pytensor.tensor.blockwise import Blockwise
-from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
-from pytensor.tensor.math import Dot
-from pytensor.tensor.reshape import SplitDims
+from pytensor.tensor.math import Dot, Sum, add, mul, neg, sub, true_div
+from pytensor.tensor.reshape import JoinDims, SplitDims
 from pytensor.tensor.shape import Reshape, SpecifyShape
-from pytensor.tensor.subtensor import Subtensor
+from pytensor.tensor.subtensor import (
+    AdvancedIncSubtensor,
+    AdvancedSubtensor,
+    IncSubtensor,
+    Subtensor,
+)
 from pytensor.tensor.type import TensorType
 
 from pymc_sgmcmc.graph_notes import forget_notes
@@ -216,6 +228,50 @@ def is_product(node: Apply) -> bool:
     """Whether a node is a product of two matrices."""
     op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
     return isinstance(op, Dot) and all(each.type.ndim == 2 for each in node.inputs)
+
+
+SELECTIONS = (
+    AdvancedSubtensor,
+    Alloc,
+    JoinDims,
+    Reshape,
+    SpecifyShape,
+    SplitDims,
+    Subtensor,
+)
+"""These operations are linear in their first input. The others are shapes and indices."""
+
+
+def linear_inputs(node: Apply, same: Sequence[bool]) -> set[int] | None:
+    """Inputs in which a node is linear together, None where others than these change.
+
+    Parameters
+    ----------
+    node : Apply
+    same : sequence of bool
+        Whether each input remains the same.
+    """
+    op = node.op.core_op if isinstance(node.op, Blockwise) else node.op
+    is_cast = isinstance(getattr(op, "scalar_op", None), Cast) and not is_integer(node.outputs[0])
+    if isinstance(op, DimShuffle | Sum) or op == neg or is_cast:
+        return {0}
+    if isinstance(op, SELECTIONS):
+        return {0} if all(same[1:]) else None
+    if isinstance(op, IncSubtensor | AdvancedIncSubtensor):
+        return {0, 1} if all(same[2:]) else None
+    if op in (add, sub):
+        return set(range(len(same)))
+    if op == mul and same.count(False) == 1:
+        return {same.index(False)}
+    if op == true_div and same[1]:
+        return {0}
+    if op == second and same[0]:
+        return {1}
+    if isinstance(op, Dot) and any(same):
+        return {same.index(False)} if False in same else {1}
+    if isinstance(op, Join):
+        return set(range(len(same)))
+    return None
 
 
 def cast_of_integers(node: Apply) -> bool:

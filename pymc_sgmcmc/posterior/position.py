@@ -24,6 +24,10 @@ from pymc_sgmcmc.checks import as_array, quoted
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.record import SAMPLE_DIMS
 
+DENSE_DIMENSION = 500
+"""Positions up to this length have dense curvature matrices. With 500 coordinates a matrix takes 2
+MB, and a product with it 250 000 multiplications."""
+
 
 def given_model(model: Any) -> Model:
     """The given model, or that of the context.

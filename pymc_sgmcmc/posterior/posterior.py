@@ -241,9 +241,9 @@ class Posterior(SymbolicPosterior):
         self._compared = [(leaf, leaf.values[_evenly_spaced(leaf)]) for leaf in originals]
 
     def _coordinates_of_effects(self) -> EffectCoordinates | None:
-        terms, rows, _ = self._terms_of_model
-        total = sum(term.sum() for term in terms)
-        effects = find_effects(self._model, self.layout, total, rows)
+        effects = find_effects(
+            self._model, self.layout, self._terms_of_model, self.initial_values, self.some_rows
+        )
         coordinates = EffectCoordinates(self.layout, effects, MOST_JOINT)
         return coordinates if coordinates.effects else None
 

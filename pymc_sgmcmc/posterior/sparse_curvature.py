@@ -133,20 +133,27 @@ class SparseCurvature:
         ModelError
             Where the prior joins effects of different levels.
         """
-        own, posterior = self._posterior.coordinates, self._posterior
-        if own is None:
-            of_rows = self._of_rows(position, scale, central=central, border=border)
-            return of_rows + self._known_of_prior(position, scale)
-        seen, jacobian = own.to_rows(position), own.jacobian(position)
-        of_rows = self._of_rows(seen, _moved(scale, jacobian), central=central, border=border)
-        of_prior = self._known_of_prior(position, scale, posterior.gradient_of_rows(seen))
+        seen, jacobian = self._posterior.position_of_rows(position), self._jacobian(position)
+        here = table, totals = self._gradients_at(seen, 0.0, 0.0)
+        derivative = self._derivatives(seen, None if central else here)
+        of_rows = self._of_rows(derivative, _moved(scale, jacobian), border)
+        gradient = np.bincount(self._places.ravel(), table.ravel(), minlength=len(seen))
+        gradient[self._whole] += totals
+        of_prior = self._of_prior(position, scale, gradient)
+        if of_prior is None:
+            raise ModelError("The prior joins effects of different levels.")
         return (jacobian.T @ of_rows @ jacobian + of_prior).tocsr()
+
+    def _jacobian(self, position: np.ndarray) -> sparse.csr_array:
+        """Derivatives of the position of the rows."""
+        own = self._posterior.coordinates
+        return sparse.eye_array(len(position)).tocsr() if own is None else own.jacobian(position)
 
     def have_scales(self, position: np.ndarray, scale: np.ndarray) -> bool:
         """Whether the prior of effects depends on coordinates that they have in common."""
         # At the initial point effects may be at their mean, where their scale makes no force.
         away = position + scale * np.random.default_rng(1962).standard_normal(len(position))
-        of_prior = self._of_prior(away, scale)
+        of_prior = self._of_prior(away, scale, np.zeros(len(position)))
         return of_prior is not None and of_prior[~self.effects][:, self.effects].nnz > 0
 
     def around(
@@ -175,21 +182,13 @@ class SparseCurvature:
         Control variates need central differences, whose error is a millionth. A preconditioner does
         not, and the others take half of the gradients.
         """
-        own = self._posterior.coordinates
-        if own is not None:
-            scale = _moved(scale, own.jacobian(position))
-        return self._of_rows(self._posterior.position_of_rows(position), scale, central=True)
+        derivative = self._derivatives(self._posterior.position_of_rows(position))
+        return self._of_rows(derivative, _moved(scale, self._jacobian(position)))
 
     def _of_rows(
-        self,
-        position: np.ndarray,
-        scale: np.ndarray,
-        *,
-        central: bool,
-        border: sparse.csr_array | None = None,
+        self, derivative: Derivative, scale: np.ndarray, border: sparse.csr_array | None = None
     ) -> sparse.csr_array:
-        derivative = self._derivatives(position, central=central)
-        width, d = self._posterior.difference_width, len(position)
+        width, d = self._posterior.difference_width, len(scale)
         count = self._places.shape[1]
         # Each element is found once, and those on the diagonal are halved: the rest is symmetric.
         codes, values = [], []
@@ -223,19 +222,21 @@ class SparseCurvature:
         return half + half.T
 
     def _border_at(self, position: np.ndarray, scale: np.ndarray) -> sparse.csr_array:
-        own = self._posterior.coordinates
-        if own is not None:
-            scale = _moved(scale, own.jacobian(position))
         seen = self._posterior.position_of_rows(position)
-        return self._border(self._derivatives(seen, central=False), scale)
+        derivative = self._derivatives(seen, self._gradients_at(seen, 0.0, 0.0))
+        return self._border(derivative, _moved(scale, self._jacobian(position)))
 
-    def _derivatives(self, position: np.ndarray, *, central: bool) -> Derivative:
-        """Function of a step, of the entries of a row that move and of the other coordinates."""
-        here = None if central else self._gradients_at(position, 0.0, 0.0)
+    def _derivatives(
+        self, seen: np.ndarray, here: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> Derivative:
+        """Function of a step, of the entries of a row that move and of the other coordinates.
+
+        By forward differences from the gradients at the position, by central ones without.
+        """
 
         def derivative(step: float, of_entries: Any, of_whole: Any) -> list[np.ndarray]:
-            ahead = self._gradients_at(position, step * of_entries, step * of_whole)
-            behind = here or self._gradients_at(position, -step * of_entries, -step * of_whole)
+            ahead = self._gradients_at(seen, step * of_entries, step * of_whole)
+            behind = here or self._gradients_at(seen, -step * of_entries, -step * of_whole)
             length = step if here else 2 * step
             return [(b - a) / length for a, b in zip(ahead, behind, strict=True)]
 
@@ -387,20 +388,12 @@ class SparseCurvature:
             pieces.append(whole[start:stop].reshape(shape))
         return [np.array(piece, dtype=dtype) for piece in pieces]
 
-    def _known_of_prior(
-        self, position: np.ndarray, scale: np.ndarray, of_rows: np.ndarray | None = None
-    ) -> sparse.csr_array:
-        of_prior = self._of_prior(position, scale, of_rows)
-        if of_prior is None:
-            raise ModelError("The prior joins effects of different levels.")
-        return of_prior
-
     def _of_prior(
-        self, position: np.ndarray, scale: np.ndarray, of_rows: np.ndarray | None = None
+        self, position: np.ndarray, scale: np.ndarray, of_rows: np.ndarray
     ) -> sparse.csr_array | None:
         """Minus the Hessian of the part without rows, None where it joins different levels.
 
-        With a gradient in terms of the position of the rows, what the bend of this position adds.
+        With it is what the bend of the position of the rows adds, which have a gradient there.
         """
         d, width = len(position), self._posterior.difference_width
         common, columns = self._common, self._columns
@@ -412,12 +405,11 @@ class SparseCurvature:
             one[column], other[column] = 1.0, signs[column]
         shifts *= width * scale
         ends = np.concatenate([position - shifts, position + shifts])
-        gradients = self._posterior.prior_gradients(ends)
-        if of_rows is not None:
-            of_rows = np.broadcast_to(of_rows, ends.shape)
-            gradients = gradients + self._posterior.gradients_from_rows(ends, of_rows)
-        behind, ahead = np.split(gradients, 2)
-        changes = (behind - ahead) / (2 * width)
+        prior = self._posterior.prior_gradients(ends)
+        bent = self._posterior.gradients_from_rows(ends, np.broadcast_to(of_rows, ends.shape))
+        # Their sum would round small differences of the first away.
+        halves = (np.split(each, 2) for each in (prior, bent))
+        changes = sum(behind - ahead for behind, ahead in halves) / (2 * width)
         of_common, of_ones, of_signs = np.split(changes, [len(common), len(common) + len(columns)])
         found = sparse.coo_array(of_common / scale[common][:, None])
         parts = [(common[found.row], found.col, found.data)]

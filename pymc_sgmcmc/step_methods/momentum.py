@@ -60,7 +60,7 @@ def rows_noise(setup: Setup) -> Diagonal | Dense:
     """V from gradients of single rows at the centre: dense up to d = 500, diagonal beyond."""
     deviations = setup.gradient_deviations()
     if deviations.shape[1] > DENSE_DIMENSION:
-        return Diagonal(np.einsum("ri,ri->i", deviations, deviations))
+        return Diagonal((deviations**2).sum(axis=0))
     return Dense(deviations.T @ deviations)
 
 

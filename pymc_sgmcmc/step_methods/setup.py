@@ -491,7 +491,7 @@ class Setup:
         deviations = self.noise.deviations
         batching = self.estimator.batching
         scale = batching.n_rows**2 / batching.batch_size * batching.variance_factor
-        rows = deviations * np.sqrt(scale / len(deviations))
+        rows = deviations * np.sqrt(scale / deviations.shape[0])
         of_noise, of_curvature = self.estimator.noise_factors
         curvature = self.center.curvature
         rows = rows * np.sqrt(of_noise)

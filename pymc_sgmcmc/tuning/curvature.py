@@ -24,14 +24,11 @@ from pymc_sgmcmc.matrices import (
     factored,
 )
 from pymc_sgmcmc.posterior import Posterior
+from pymc_sgmcmc.posterior.position import DENSE_DIMENSION
 from pymc_sgmcmc.posterior.selected import selected_graph
 from pymc_sgmcmc.posterior.sparse_curvature import SparseCurvature
 from pymc_sgmcmc.stages import stage
 from pymc_sgmcmc.tuning.subsample import Subsample
-
-DENSE_DIMENSION = 500
-"""Positions up to this length have dense curvature matrices. With 500 coordinates a matrix takes 2
-MB, and a product with it 250 000 multiplications."""
 
 DENSE_OPERATIONS = 2e11
 """Longer positions have them too where a row has data for each coordinate, as in a regression, and

@@ -209,8 +209,8 @@ def _settled_mode(
     return center, own is None
 
 
-def _information(posterior: Posterior, subsample: Subsample, position: np.ndarray) -> np.ndarray:
-    """What rows say of each effect of own coordinates where the others are known, shape (d,).
+def _information(posterior: Posterior, subsample: Subsample, position: np.ndarray) -> Diagonal:
+    """What rows say of each effect of own coordinates where the others are known.
 
     It is the second derivative in the position of the rows, by random signs. It is exact for levels
     that have no row in common, whatever the scale of the effects.
@@ -229,7 +229,7 @@ def _information(posterior: Posterior, subsample: Subsample, position: np.ndarra
         ahead, behind = np.split(posterior.gradient_of_rows(ends, rows)[:, column], 2)
         change = np.mean(signs[:, column] * (behind - ahead), axis=0)
         found[column] = subsample.weight * np.maximum(change, 0.0) / (2 * width)
-    return np.nan_to_num(found)
+    return Diagonal(np.nan_to_num(found))
 
 
 def _may_be_guide(

@@ -318,14 +318,13 @@ def mismatch(
     radii = np.repeat(chi_quantiles(sets, d), d)
     directions = np.concatenate([np.linalg.qr(rng.standard_normal((d, d)))[0] for _ in range(sets)])
     shifts = radii[:, None] * (directions @ root.T)
-    ahead, behind = np.split(gradients(np.concatenate([mean + shifts, mean - shifts])) @ root, 2)
+    ahead, behind = np.split(gradients(np.concatenate([mean + shifts, mean - shifts])), 2)
     finite = np.isfinite(ahead).all(axis=1) & np.isfinite(behind).all(axis=1)
     used = int(finite.sum())
     if used < max(2, d * sets / 2):
         return Mismatch(np.full(d, np.inf), np.full((d, d), np.nan), 1.0)
-    ahead, behind, directions, radii = (
-        values[finite] for values in (ahead, behind, directions, radii)
-    )
+    ahead, behind = ahead[finite] @ root, behind[finite] @ root
+    directions, radii = directions[finite], radii[finite]
     # -(ahead - behind) / 2 = radius * (mean curvature between the two) @ direction.
     outer = (radii[:, None] * directions).T @ (behind - ahead) / 2
     precision = d * outer / (radii**2).sum()

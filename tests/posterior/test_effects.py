@@ -196,6 +196,18 @@ def several_coefficients(form, coefficients=3):
                 effects = pm.MvNormal("effects", mean, cov=root @ root.T, shape=shape)
             case "non-centred":
                 effects = mean + pt.dot(pm.Normal("effects", shape=shape), root.T)
+            case "sizes of levels":
+                sizes = pm.HalfNormal("sizes", shape=(GROUPS, 1))
+                effects = mean + (pm.Normal("effects", shape=shape) @ root.T) * sizes
+            case "known sizes":
+                sizes = np.arange(1, coefficients + 1)
+                effects = mean + (pm.Normal("effects", shape=shape) * sizes) @ root.T
+            case "squares":
+                product = pm.Normal("effects", shape=shape) @ root.T
+                effects = pt.mul(product, product, pm.HalfNormal("sizes", shape=coefficients))
+            case "repeated":
+                ones = np.ones((1, coefficients))
+                effects = mean + (pm.Normal("effects", shape=(GROUPS, 1)) * ones) @ root.T
             case "first axis":
                 z = pm.Normal("effects", shape=shape[::-1])
                 effects = (mean[:, None] + root @ z).T
@@ -211,7 +223,13 @@ def several_coefficients(form, coefficients=3):
 
 @pytest.mark.parametrize(
     ("form", "axis"),
-    [("covariance", 1), ("non-centred", 1), ("first axis", 0), ("correlations", 1)],
+    [
+        ("covariance", 1),
+        ("non-centred", 1),
+        ("first axis", 0),
+        ("correlations", 1),
+        ("sizes of levels", 1),
+    ],
 )
 def test_several_coefficients_of_a_level_are_found(form, axis):
     posterior = Posterior(several_coefficients(form), standardizes=True, check=False)
@@ -228,15 +246,20 @@ def test_several_coefficients_of_a_level(form, rng):
     test_gradients_of_the_variables(pair, rng)
 
 
-def test_a_matrix_that_is_not_triangular_has_no_effects():
-    model = several_coefficients("not triangular")
-    assert Posterior(model, standardizes=True).coordinates is None
+@pytest.mark.parametrize("form", ["not triangular", "known sizes", "squares", "repeated"])
+def test_other_products_of_matrices_have_no_effects(form):
+    model = several_coefficients(form)
+    assert Posterior(model, standardizes=True, check=False).coordinates is None
 
 
-def test_effects_with_a_sum_of_zero(rng):
+@pytest.mark.parametrize("form", ["centred", "non-centred"])
+def test_effects_with_a_sum_of_zero(form, rng):
     with pm.Model() as model:
         scale = pm.HalfNormal("scale")
-        effects = pm.ZeroSumNormal("effects", sigma=scale, shape=GROUPS)
+        if form == "centred":
+            effects = pm.ZeroSumNormal("effects", sigma=scale, shape=GROUPS)
+        else:
+            effects = scale * pm.ZeroSumNormal("effects", shape=GROUPS)
         index = rng.integers(GROUPS, size=ROWS)
         pm.Bernoulli("y", logit_p=effects[index], observed=rng.integers(2, size=ROWS))
     pair = Posterior(model), Posterior(model, standardizes=True)
@@ -340,6 +363,10 @@ def effects_of(build):
         lambda z, s, g, h: -2 * (z * s)[g],
         lambda z, s, g, h: (z * pm.HalfNormal("local", shape=6) * s)[g],
         lambda z, s, g, h: (pm.Deterministic("u", z * s)[:, None] * np.ones(2))[g, 1],
+        lambda z, s, g, h: s * (z[:, None] * np.ones(2))[g][:, 1],
+        lambda z, s, g, h: pt.exp(pm.Gamma("log", 2, 2)) * z[g],
+        lambda z, s, g, h: (z / s)[g],
+        lambda z, s, g, h: s * (z - z.mean())[g],
     ],
 )
 def test_standardised_effects_are_found(build):
@@ -356,6 +383,8 @@ def test_standardised_effects_are_found(build):
         lambda z, s, g, h: (z * z * s)[g],
         lambda z, s, g, h: s * (z[g] + 1),
         lambda z, s, g, h: pt.exp(z)[g] * s,
+        lambda z, s, g, h: s * abs(z)[g],
+        lambda z, s, g, h: s * pt.clip(z, -9, 9)[g],
         lambda z, s, g, h: s * z[g] + s**2 * z[h],
     ],
 )
@@ -417,6 +446,17 @@ def test_locations_of_several_effects(rng, no_joint_block):
     ahead, behind = (own.to_rows(position + side * 1e-6 * np.eye(d)) for side in (1, -1))
     found = own.jacobian(position).toarray()
     np.testing.assert_allclose(found, (ahead - behind).T / 2e-6, atol=1e-6)
+
+
+def test_locations_that_leave_the_range_of_numbers(rng, no_joint_block):
+    """Far from the position, where the map is looked at."""
+    group = rng.integers(6, size=40)
+    with pm.Model() as model:
+        first = pm.Normal("first", 0, pm.HalfNormal("s"), shape=6)
+        second = pm.Normal("second", pt.exp(300 * first), pm.HalfNormal("t"), shape=6)
+        pm.Normal("y", (first + second)[group], 1, observed=rng.normal(size=40))
+    own = Posterior(model, standardizes=True).coordinates
+    assert own.jacobian(own.to_coordinates(np.zeros(14))).shape == (14, 14)
 
 
 def test_factors_that_repeat_effects(rng):

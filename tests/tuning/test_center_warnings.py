@@ -10,7 +10,7 @@ import pymc as pm
 import pytest
 from scipy import special, stats
 
-from pymc_sgmcmc import SGLDCV
+from pymc_sgmcmc import SGHMC, SGLDCV
 from pymc_sgmcmc.errors import CenterWarning
 from pymc_sgmcmc.matrices import Diagonal
 from pymc_sgmcmc.posterior import Posterior
@@ -260,7 +260,7 @@ def test_two_thousand_groups_are_warned_of_and_not_converged(caplog):
     """Intercept -0.12 and log scale 4.02 where the posterior has -0.48 and 0.13."""
     with grouped_logistic(2000), caplog.at_level(logging.WARNING, logger="pymc.sgmcmc"):
         with pytest.warns(CenterWarning, match=NO_GUIDE):
-            step = SGLDCV(compile_kwargs=NUMBA)
+            step = SGHMC(compile_kwargs=NUMBA)
         pm.sample(step=step, draws=200, tune=200, chains=2, cores=1, random_seed=1)
     assert any(record.message.startswith("Not converged") for record in caplog.records)
 

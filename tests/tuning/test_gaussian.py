@@ -46,6 +46,17 @@ def test_mismatch_of_a_quadratic_is_exact(rng):
     np.testing.assert_allclose(misfit.precision, R.T @ H @ R, rtol=1e-8, atol=1e-10)
 
 
+def test_mismatch_without_points_of_no_density(rng):
+    """Gradients there are not finite, and take part in no product."""
+    root = random_root(rng, 4)
+
+    def gradients(positions):
+        farthest = positions[:, :1] == positions[:, :1].max()
+        return np.where(farthest, np.inf, -positions)
+
+    np.testing.assert_allclose(mismatch(gradients, np.zeros(4), root, rng).gradient, 0, atol=1e-12)
+
+
 def test_mean_curvature_of_a_kink():
     """-|t| over N(0, I): the density of a standard normal at zero, twice."""
     misfit = mismatch(lambda x: -np.sign(x), np.zeros(2), np.eye(2), np.random.default_rng(1))

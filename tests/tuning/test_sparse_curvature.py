@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pymc as pm
@@ -17,6 +18,7 @@ from pymc_sgmcmc.gradient_estimators.center_difference import find_center_differ
 from pymc_sgmcmc.matrices import Diagonal, Factored, LowRank
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.record import stored_matrix
+from pymc_sgmcmc.step_methods import momentum
 from pymc_sgmcmc.tuning import find_center
 from pymc_sgmcmc.tuning.curvature import (
     curvature_of_matrices,
@@ -46,6 +48,18 @@ def cells():
     return model
 
 
+def other_effects():
+    """Those of one factor have no coordinates of their own."""
+    rng = np.random.default_rng(5)
+    first, second = rng.integers(7, size=60), rng.integers(5, size=60)
+    with pm.Model() as model:
+        effects = pm.Normal("effects", 0, pm.HalfNormal("scale"), shape=7)
+        others = pm.Laplace("others", 0, pm.HalfNormal("other_scale"), shape=5)
+        mean = effects[first] + others[second]
+        pm.Normal("y", mean, 1, observed=rng.normal(size=60))
+    return model
+
+
 def hessian(posterior, position, width=1e-5):
     """Minus the dense Hessian of the log density, by differences of gradients."""
     differences = [
@@ -57,8 +71,8 @@ def hessian(posterior, position, width=1e-5):
 
 @pytest.mark.parametrize(
     "model",
-    [nested_model("centred"), nested_model("non-centred"), matches(), cells()],
-    ids=["centred", "non-centred", "matches", "cells"],
+    [nested_model("centred"), nested_model("non-centred"), matches(), cells(), other_effects()],
+    ids=["centred", "non-centred", "matches", "cells", "others"],
 )
 @pytest.mark.parametrize("standardizes", [False, True], ids=["model", "own coordinates"])
 def test_matrix_is_the_hessian(model, standardizes, rng, no_joint_block):
@@ -95,6 +109,20 @@ def test_scales_that_rows_select(form, rng, no_joint_block):
     found = sparse_curvature(posterior).at(position, np.ones(d), central=True)
     expected = hessian(posterior, position)
     np.testing.assert_allclose(found.toarray(), expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_effects_without_coordinates_of_their_own(no_joint_block):
+    posterior = Posterior(other_effects(), standardizes=True)
+    assert posterior.coordinates.apart.sum() == 7
+    assert sparse_curvature(posterior).effects.sum() == 12
+
+
+def test_noise_of_rows_of_few_entries(rng, monkeypatch):
+    """Its variances are those of the same rows with their zeros."""
+    monkeypatch.setattr(momentum, "DENSE_DIMENSION", 3)
+    deviations = rng.normal(size=(5, 4)) * (rng.random((5, 4)) < 0.5)
+    setup = SimpleNamespace(gradient_deviations=lambda: sparse.csr_array(deviations))
+    np.testing.assert_allclose(momentum.rows_noise(setup).values, (deviations**2).sum(axis=0))
 
 
 def test_no_gradient_a_level():
