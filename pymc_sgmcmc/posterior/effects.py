@@ -54,6 +54,7 @@ import pytensor
 import pytensor.tensor as pt
 from pymc.distributions.multivariate import ZeroSumNormalRV
 from pymc.distributions.transforms import ZeroSumTransform
+from pymc.logprob.transforms import LogTransform
 from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable, equal_computations
@@ -61,7 +62,7 @@ from pytensor.graph.replace import clone_replace, vectorize_graph
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import Mul, TrueDiv
 from pytensor.tensor.elemwise import DimShuffle
-from pytensor.tensor.random.basic import MvNormalRV, NormalRV, StudentTRV
+from pytensor.tensor.random.basic import LogNormalRV, MvNormalRV, NormalRV, StudentTRV
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import AdvancedSubtensor
@@ -580,8 +581,10 @@ def find_effects(
     uses, found = _Uses(layout, *terms_of_rows, start, data), []
     for value, shape in zip(layout.variables, layout.shapes, strict=True):
         variable = of_value[value]
-        transform = model.rvs_to_transforms[variable]
-        if not (transform is None or isinstance(transform, ZeroSumTransform)):
+        # The logarithm of a log-normal variable is normal.
+        is_logarithm = isinstance(variable.owner.op, LogNormalRV)
+        usual = LogTransform if is_logarithm else (ZeroSumTransform, type(None))
+        if not isinstance(model.rvs_to_transforms[variable], usual):
             continue
         information, score = (
             pytensor.shared(np.zeros(shape, dtype=layout.dtype), f"{value.name}_{name}")
@@ -634,7 +637,7 @@ def _prior(
         case ZeroSumNormalRV():
             (factor,) = model.replace_rvs_by_values([node.op.dist_params(node)[0]])
             return zero, factor, None
-        case NormalRV() | StudentTRV():
+        case NormalRV() | StudentTRV() | LogNormalRV():
             location, factor = model.replace_rvs_by_values(parameters[-2:])
             return location, factor, None
         case MvNormalRV() if value.type.ndim == 2:

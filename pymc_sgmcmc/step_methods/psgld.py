@@ -128,8 +128,7 @@ class PSGLD(StochasticGradientStep):
 
 def _stationary_diagonal(setup: Setup, regularization: float) -> np.ndarray:
     """M to which RMSprop comes where the gradient has the variance H + V, up to a factor."""
-    deviations = setup.gradient_deviations()
-    noise = np.einsum("ri,ri->i", deviations, deviations)
+    noise = (setup.gradient_deviations() ** 2).sum(axis=0)
     moment = setup.center.curvature.precision.diagonal() + noise
     return 1 / (regularization + np.sqrt(moment) / setup.posterior.n_rows)
 
@@ -138,13 +137,13 @@ def _diagonal_size(setup: Setup) -> Callable[[np.ndarray], float]:
     """λ_max(MV) + λ_max(MH) as a function of a diagonal M."""
     curvature = setup.center.curvature
     deviations = setup.gradient_deviations()
-    if len(deviations) > deviations.shape[1]:
+    if isinstance(deviations, np.ndarray) and len(deviations) > deviations.shape[1]:
         # These d rows have the same V.
         deviations = np.linalg.qr(deviations, mode="r")
 
     def size(diagonal: np.ndarray) -> float:
         root = Diagonal(np.sqrt(diagonal))
-        noise = len(deviations) * largest_mean_square(deviations @ root)
+        noise = deviations.shape[0] * largest_mean_square(deviations, root)
         return noise + float(curvature.relative_to(root).max())
 
     return size

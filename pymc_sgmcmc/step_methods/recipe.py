@@ -18,7 +18,7 @@ from pymc_sgmcmc.posterior.compiled import PYTHON_MODE, compile_quietly
 from pymc_sgmcmc.schedules import step_sizes
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 from pymc_sgmcmc.step_methods.documentation import documented
-from pymc_sgmcmc.step_methods.momentum import check_noise
+from pymc_sgmcmc.step_methods.momentum import check_noise, rows_noise
 from pymc_sgmcmc.step_methods.settings import (
     NO_LOCAL,
     NO_MIRROR,
@@ -267,8 +267,7 @@ def _gradient_noise(setup: Setup, setting: str | np.ndarray | None) -> Diagonal 
     if setting is None:
         return None
     if isinstance(setting, str):
-        deviations = setup.gradient_deviations()
-        return Dense(deviations.T @ deviations)
+        return rows_noise(setup)
     return check_noise(setting, setup.posterior.dimension, "gradient_noise")
 
 

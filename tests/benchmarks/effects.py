@@ -189,6 +189,66 @@ def unequal(rng: Any, size: int) -> tuple[Any, dict[str, Any]]:
     return model, {"mean": -1, "slope": 0.5, "of_groups": 0.7, "u": effects}
 
 
+def predictors(rng: Any, size: int) -> tuple[Any, dict[str, Any]]:
+    """Groups beside many predictors, not centred."""
+    import numpy as np
+    import pymc as pm
+
+    groups, rows, count = 600 * size, 20_000 * size, 40
+    group, X = _levels(rng, groups, rows), rng.normal(size=(rows, count))
+    slopes, effects = 0.2 * rng.normal(size=count), 0.4 * rng.normal(size=groups)
+    y = rng.random(rows) < 1 / (1 + np.exp(-0.3 - X @ slopes - effects[group]))
+    with pm.Model() as model:
+        mean, of_groups = pm.Normal("mean", 0, 1), pm.HalfNormal("of_groups", 1)
+        b = pm.Normal("b", shape=count)
+        u = pm.Deterministic("u", of_groups * pm.Normal("z", shape=groups))
+        predictor = mean + X @ b + u[group]
+        pm.Bernoulli("y", logit_p=predictor, observed=y.astype("int8"))
+    return model, {"mean": 0.3, "of_groups": 0.4, "b": slopes, "u": effects}
+
+
+def polls(rng: Any, size: int) -> tuple[Any, dict[str, Any]]:
+    """States, ages, educations and cells of the last two, as for poststratification; centred."""
+    import numpy as np
+    import pymc as pm
+
+    rows, lengths = 20_000 * size, {"state": 50, "age": 6, "education": 5, "cell": 30}
+    index = {name: rng.integers(length, size=rows) for name, length in lengths.items()}
+    index["cell"] = index["age"] * 5 + index["education"]
+    share, truth = rng.normal(size=50), {"state": 0.3, "age": 0.3, "education": 0.2, "cell": 0.2}
+    effects = {name: truth[name] * rng.normal(size=length) for name, length in lengths.items()}
+    predictor = -0.2 - 0.5 * share[index["state"]]
+    predictor += sum(effects[name][index[name]] for name in lengths)
+    y = rng.random(rows) < 1 / (1 + np.exp(-predictor))
+    with pm.Model() as model:
+        predictor = pm.Normal("mean", 0, 1.5) + pm.Normal("slope") * share[index["state"]]
+        for name, length in lengths.items():
+            scale = pm.HalfNormal(f"of_{name}", 1)
+            predictor = predictor + pm.Normal(name, 0, scale, shape=length)[index[name]]
+        pm.Bernoulli("y", logit_p=predictor, observed=y.astype("int8"))
+    scales = {f"of_{name}": scale for name, scale in truth.items() if lengths[name] > 10}
+    return model, {"slope": -0.5, **scales, "state": effects["state"], "cell": effects["cell"]}
+
+
+def spreads(rng: Any, size: int) -> tuple[Any, dict[str, Any]]:
+    """A mean and a residual scale of each group, not centred."""
+    import numpy as np
+    import pymc as pm
+
+    groups, records = 300 * size, 20
+    group, x = np.repeat(np.arange(groups), records), rng.normal(size=groups * records)
+    a, b = 0.5 * rng.normal(size=groups), 0.3 * rng.normal(size=groups)
+    y = 1 + 0.4 * x + a[group] + np.exp(-0.2 + b[group]) * rng.normal(size=len(group))
+    with pm.Model() as model:
+        mean, slope, level = pm.Normal("mean", 0, 2), pm.Normal("slope"), pm.Normal("level")
+        of_means, of_spreads = pm.HalfNormal("of_means", 1), pm.HalfNormal("of_spreads", 1)
+        u = pm.Deterministic("u", of_means * pm.Normal("z_u", shape=groups))
+        v = pm.Deterministic("v", of_spreads * pm.Normal("z_v", shape=groups))
+        pm.Normal("y", mean + slope * x + u[group], pm.math.exp(level + v[group]), observed=y)
+    known = {"mean": 1, "slope": 0.4, "level": -0.2, "of_means": 0.5, "of_spreads": 0.3}
+    return model, {**known, "u": a, "v": b}
+
+
 SHAPES: dict[str, Callable[[Any, int], tuple[Any, dict[str, Any]]]] = {
     "ratings": ratings,
     "matches": matches,
@@ -196,6 +256,9 @@ SHAPES: dict[str, Callable[[Any, int], tuple[Any, dict[str, Any]]]] = {
     "claims": claims,
     "slopes": slopes,
     "unequal": unequal,
+    "predictors": predictors,
+    "polls": polls,
+    "spreads": spreads,
 }
 """Functions of a random generator and a size, to a model and its true values."""
 

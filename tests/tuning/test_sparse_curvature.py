@@ -18,10 +18,11 @@ from pymc_sgmcmc.gradient_estimators.center_difference import find_center_differ
 from pymc_sgmcmc.matrices import Diagonal, Factored, LowRank
 from pymc_sgmcmc.posterior import Posterior
 from pymc_sgmcmc.record import stored_matrix
-from pymc_sgmcmc.step_methods import momentum
+from pymc_sgmcmc.step_methods import momentum, psgld
 from pymc_sgmcmc.tuning import find_center
 from pymc_sgmcmc.tuning.curvature import (
     curvature_of_matrices,
+    diagonal_curvature,
     sparse_curvature,
 )
 from tests.posterior.test_effects import nested_model
@@ -123,6 +124,13 @@ def test_noise_of_rows_of_few_entries(rng, monkeypatch):
     deviations = rng.normal(size=(5, 4)) * (rng.random((5, 4)) < 0.5)
     setup = SimpleNamespace(gradient_deviations=lambda: sparse.csr_array(deviations))
     np.testing.assert_allclose(momentum.rows_noise(setup).values, (deviations**2).sum(axis=0))
+    curvature = diagonal_curvature(np.ones(4))
+    setup.center, setup.posterior = SimpleNamespace(curvature=curvature), SimpleNamespace(n_rows=5)
+    dense = SimpleNamespace(**{**vars(setup), "gradient_deviations": lambda: deviations})
+    found, expected = (psgld._stationary_diagonal(each, 0.1) for each in (setup, dense))
+    np.testing.assert_allclose(found, expected)
+    sizes = [psgld._diagonal_size(each)(np.arange(1.0, 5.0)) for each in (setup, dense)]
+    np.testing.assert_allclose(*sizes, rtol=1e-3)
 
 
 def test_no_gradient_a_level():
