@@ -35,6 +35,7 @@ from pymc_sgmcmc.tuning.gaussian import (
     PAIRS_ALONG_COORDINATES,
     Mismatch,
     MismatchAlongCoordinates,
+    growth,
 )
 from pymc_sgmcmc.tuning.judge import ControlVariates, judge_at, with_steepest
 from pymc_sgmcmc.tuning.mean_field import mean_field
@@ -380,9 +381,9 @@ def _nearest_of_effects(
         if ends and renews:
             break
         # While the distance falls by the steps, these double and the curvature remains.
-        falls = longest <= length - 0.5 * min(radius, length)
-        renews = ends or number < SPREADING_STEPS or not falls
-        radius *= 2.0 if falls else 0.5 if longest > length else 1.0
+        factor = growth(radius, length, longest)
+        renews = ends or number < SPREADING_STEPS or factor <= 1
+        radius *= factor
         length = longest
         mean = mean + step * min(1.0, radius / longest)
     return mean, curvature, gradient

@@ -67,7 +67,8 @@ Step sizes that are computed from it need no smaller error."""
 
 LARGEST_STEP = 1.0
 """A step moves the mean by at most this many standard deviations, in any direction and in any
-coordinate, since the curvature is known only within the Gaussian."""
+coordinate, since the curvature is known only within the Gaussian. While the distance falls by the
+steps, they double."""
 
 FLAT = 1e-6
 """A direction is flat where its mean curvature over a Gaussian is less than this part of that at
@@ -419,6 +420,7 @@ def fit_gaussian(
     """
     shifts: list[float] = []
     means: list[np.ndarray] = []
+    radius, length = LARGEST_STEP, np.inf
     for iteration in range(steps if settles else 0):
         misfit = mismatch(gradients, mean, root, np.random.default_rng(1747))
         if not np.isfinite(misfit.shift):
@@ -434,7 +436,10 @@ def fit_gaussian(
             return Gaussian(mean, root, False)
         # Each step goes half the way, since full steps can cycle around a skewed posterior.
         change = (1 + np.abs(values)) / 2
-        step = _mean_step(vectors, misfit.gradient, change)
+        longest = float(np.abs(_mean_step(vectors, misfit.gradient, change, np.inf)).max())
+        radius = max(LARGEST_STEP, radius * growth(radius, length, longest))
+        length = longest
+        step = _mean_step(vectors, misfit.gradient, change, radius)
         mean, root = mean + root @ step, _rescaled(root, vectors, change)
         small = np.abs(step).max() < CONVERGED_SHIFT
         if small and np.abs(values - 1).max() < CONVERGED_SCALE:
@@ -451,7 +456,7 @@ def fit_gaussian(
         values, vectors = linalg.eigh(misfit.precision)
         # The sign is kept, since the absolute value of an error does not average to zero.
         change = np.maximum(1 + part * (values - 1), 0.5)
-        step = _mean_step(vectors, part * misfit.gradient, change)
+        step = _mean_step(vectors, part * misfit.gradient, change, LARGEST_STEP)
         mean, root = mean + root @ step, _rescaled(root, vectors, change)
     return Gaussian(mean, root, False, _drifts(root, means, shifts))
 
@@ -471,10 +476,23 @@ def _is_hopeless(shifts: list[float]) -> bool:
     return bool(before) and min(last) > max(HOPELESS_SHIFT, min(before))
 
 
-def _mean_step(vectors: np.ndarray, gradient: np.ndarray, change: np.ndarray) -> np.ndarray:
+def growth(radius: float, before: float, after: float) -> float:
+    """Factor of the radius of steps, by the distances to the end before and after the last step.
+
+    It is two if the distance fell by a quarter of the step or more, since such steps are too short.
+    On the way to a larger log scale, where the density is an exponential, it falls by half of them.
+    """
+    if after <= before - 0.25 * min(radius, before):
+        return 2.0
+    return 0.5 if after > before else 1.0
+
+
+def _mean_step(
+    vectors: np.ndarray, gradient: np.ndarray, change: np.ndarray, longest: float
+) -> np.ndarray:
     """Step of the mean in units of the root, bounded in each direction and coordinate."""
-    step = vectors @ np.clip(vectors.T @ gradient / change, -LARGEST_STEP, LARGEST_STEP)
-    return step / max(1.0, float(np.abs(step).max()) / LARGEST_STEP)
+    step = vectors @ np.clip(vectors.T @ gradient / change, -longest, longest)
+    return step / max(1.0, float(np.abs(step).max()) / longest)
 
 
 def _rescaled(root: np.ndarray, vectors: np.ndarray, change: np.ndarray) -> np.ndarray:

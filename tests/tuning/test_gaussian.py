@@ -464,3 +464,16 @@ def test_a_search_along_a_ridge_that_becomes_narrower():
     mean = np.average(grid, weights=weight)
     deviation = np.sqrt(np.average((grid - mean) ** 2, weights=weight))
     assert abs(found.position[-1] - mean) < deviation
+
+
+def test_steps_become_longer_far_away():
+    """A mean of 500 standard deviations is reached, though the first step goes one of them."""
+
+    def gradients(positions):  # of log s for N = 10^4 records with variance one
+        return 1e4 * (np.exp(-2 * positions) - 1)
+
+    start, root = np.array([-3.5]), np.array([[0.007]])
+    found = fit_gaussian(gradients, start, root)
+    assert found.converged
+    # E exp(-2x) = 1 at the mean of the nearest Gaussian.
+    np.testing.assert_allclose(found.mean, found.root[0] ** 2, atol=3e-4)
