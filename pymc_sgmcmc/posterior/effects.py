@@ -278,6 +278,16 @@ class EffectCoordinates:
             found[numbers] = each not in self.joint
         return found
 
+    @property
+    def follow_scales(self) -> np.ndarray:
+        """Whether each coordinate is one of an effect or of its scale, shape (d,)."""
+        found = np.zeros(self.layout.dimension, dtype=bool)
+        found[np.concatenate(self.columns)] = True
+        of_scales = set(ancestors([each.scale for each in self.effects]))
+        for variable, part in zip(self.layout.variables, self.layout.slices, strict=True):
+            found[part] |= variable in of_scales
+        return found
+
     def adapted(self, position: np.ndarray, precision: Matrix | sparse.csr_array) -> np.ndarray:
         """Take what is known of effects around a position, and give its values as a position.
 

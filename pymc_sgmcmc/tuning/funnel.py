@@ -166,7 +166,8 @@ def _bends(posterior: Posterior, center: Center) -> np.ndarray:
     """Relative change of the prior's curvature in each coordinate along each other, shape (d, d).
 
     Rows are the coordinates that move, by a standard deviation given the others. The change of the
-    curvature in j along i is the second difference along j of the gradient in i.
+    curvature in j along i is the second difference along j of the gradient in i. Coordinates of
+    effects follow their scale by what rows say of them, so that they are as wide at any scale.
     """
     scale = center.curvature.conditional_deviations
     width = BEND_WIDTH * scale
@@ -174,6 +175,8 @@ def _bends(posterior: Posterior, center: Center) -> np.ndarray:
     gradients = posterior.prior_gradients(np.concatenate([at[None], at + shifts, at - shifts]))
     (here,), ahead, behind = np.split(gradients, [1, 1 + len(at)])
     curvature = -(ahead + behind - 2 * here).T / width**2
+    if posterior.coordinates is not None:
+        curvature[:, posterior.coordinates.follow_scales] = 0.0
     return scale[:, None] * curvature * scale**2
 
 

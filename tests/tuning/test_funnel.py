@@ -9,7 +9,7 @@ import pytest
 
 from pymc_sgmcmc import CenterWarning, Posterior
 from pymc_sgmcmc.tuning import VARIANCE_INFLATION, find_center
-from pymc_sgmcmc.tuning.funnel import find_funnel
+from pymc_sgmcmc.tuning.funnel import _bending, _bends, find_funnel
 from tests.support.effects import PRIOR_SD, Effects, examined, moments
 
 pytestmark = pytest.mark.usefixtures("without_compiler")
@@ -126,6 +126,16 @@ def test_funnels_are_warned_of(model, name, scale, is_local):
 def test_no_funnel(model):
     posterior, subsample, center = examined(model())
     assert find_funnel(posterior, subsample, center) is None
+
+
+def test_coordinates_that_follow_the_scale_are_no_funnel():
+    """The same model is one in the coordinates of the user."""
+    model = Effects(8, 300, 0.1).model()
+    posterior = Posterior(model, standardizes=True)
+    assert posterior.coordinates is not None
+    center = find_center(posterior, posterior.initial_position)
+    assert not _bending(_bends(posterior, center))
+    assert find_funnel(*examined(model)) is not None
 
 
 def test_ratio_in_single_precision():
