@@ -380,7 +380,6 @@ GUIDES = (
     "getting_started",
     "groups",
     "how_to",
-    "index",
     "many_rows",
     "samplers",
     "settings_and_runs",
