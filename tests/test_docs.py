@@ -342,6 +342,14 @@ def test_readme_is_short_and_begins_with_the_installation():
     assert text.count("```text") == 1  # the example has its output
 
 
+def test_intervals_in_the_picture_of_the_readme_are_ten_times_narrower():
+    words = "ten times narrower ones by SGLDCV on all rows"
+    for page in (ROOT / "README.md", DOCS / "index.md"):
+        assert words in page.read_text(encoding="utf-8")
+    for *_, of_part, _, of_all in cells_of(DOCS / "tables" / "part_and_all.txt"):
+        assert 9 < float(of_part) / float(of_all) < 11
+
+
 def test_changelog_has_one_line_an_entry():
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     newest = text.partition("\n## ")[2].partition("\n## ")[0]

@@ -13,14 +13,15 @@ trace. The right half shows the seconds of `effective_draws.py`.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
-from common.child import run_in_fresh_process
-from common.machine import restrict_to_one_core
 from common.markdown import write_tables
 from matplotlib.axes import Axes
 from plot_effective_draws import DOCS, GREY, LABELS, LIMIT, read_table, style
@@ -67,11 +68,12 @@ def fit(sampler: str) -> dict[str, Any]:
 
 def measure() -> None:
     """Run both and write their table."""
-    restrict_to_one_core()
-    fits = {}
-    for sampler in (NUTS, OURS):
-        for _ in range(2):  # The second process finds compiled functions on disk.
-            fits[sampler] = run_in_fresh_process("readme_picture:fit", sampler=sampler)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as fresh:
+        # The second process of each finds compiled functions on disk.
+        fits = {sampler: fresh.submit(fit, sampler).result() for sampler in (NUTS, OURS) * 2}
     coefficients = [
         [number, fits[OURS]["truth"][number]]
         + [fits[sampler][what][number] for sampler in fits for what in ("mean", "sd")]
