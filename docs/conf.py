@@ -1,10 +1,8 @@
 """Sphinx configuration: python -m sphinx -W -b html docs docs/_build/html."""
 
-import base64
 import inspect
-import json
-import re
-import shutil
+import sys
+import zlib
 from pathlib import Path
 
 from pymc.step_methods.compound import BlockedStep
@@ -12,21 +10,29 @@ from sphinx.util.inspect import stringify_signature
 
 import pymc_sgmcmc
 
+sys.path.append(str(Path(__file__).parent / "_ext"))
+
 project = "pymc_sgmcmc"
 author = "The pymc_sgmcmc developers"
 copyright = author  # a name that Sphinx prescribes
 release = version = pymc_sgmcmc.__version__
 
-# No intersphinx: the build must not need the network.
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
     "numpydoc",
     "myst_nb",
+    "sphinx_codeautolink",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "linked_names",
+    "notebook_pages",
 ]
-exclude_patterns = ["_build", "**.ipynb_checkpoints"]
+exclude_patterns = ["_build", "_ext", "_templates", "**.ipynb_checkpoints"]
+templates_path = ["_templates"]
 default_role = "py:obj"  # `SGLD` in a docstring is a link
 
 html_theme = "furo"
@@ -39,85 +45,36 @@ myst_heading_anchors = 3
 
 # Notebooks are shown as they are stored; a test executes them.
 nb_execution_mode = "off"
+nb_code_prompt_show = "Show the code"
+nb_code_prompt_hide = "Hide the code"
 
 autodoc_typehints = "none"  # numpydoc sections state the types
 autosummary_generate = True
+codeautolink_concat_default = True  # the blocks of a page run one after the other
+suppress_warnings = ["codeautolink.match_block"]  # of docstrings with "# doctest: +SKIP"
+copybutton_exclude = ".linenos, .gp, .go"
+
+MANUALS = {
+    "arviz": "https://python.arviz.org/en/stable",
+    "bambi": "https://bambinos.github.io/bambi",
+    "numpy": "https://numpy.org/doc/stable",
+    "pymc": "https://www.pymc.io/projects/docs/en/stable",
+    "pytensor": "https://pytensor.readthedocs.io/en/latest",
+    "python": "https://docs.python.org/3",
+    "xarray": "https://docs.xarray.dev/en/stable",
+}
+NO_NAMES = Path(__file__).parent / "_build" / "no_names.inv"
+"""An inventory without names, which takes the place of one that the network does not give: the
+pages are then built without these links."""
+NO_NAMES.parent.mkdir(exist_ok=True)
+NO_NAMES.write_bytes(
+    b"# Sphinx inventory version 2\n# Project: none\n# Version: 0\n"
+    b"# The remainder of this file is compressed using zlib.\n" + zlib.compress(b"")
+)
+intersphinx_mapping = {name: (url, (None, str(NO_NAMES))) for name, url in MANUALS.items()}
+intersphinx_timeout = 5
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
-
-
-def copy_notebooks(app):
-    """Copy ../notebooks to docs/notebooks, since Sphinx reads nothing outside its source folder.
-
-    The gallery lists all of them. One that has not changed keeps its time, so that its page is not
-    built again.
-    """
-    target = Path(app.srcdir) / "notebooks"
-    sources = {path.name: path for path in Path(app.srcdir).parent.glob("notebooks/*.ipynb")}
-    for stale in target.glob("*.ipynb"):
-        if stale.name not in sources:
-            stale.unlink()
-    for name, source in sources.items():
-        copy = target / name
-        if not copy.exists() or copy.read_bytes() != source.read_bytes():
-            target.mkdir(exist_ok=True)
-            shutil.copyfile(source, copy)
-
-
-def first_sentence(text):
-    """First sentence of Markdown text, with links as their words."""
-    paragraph = " ".join(text.strip().split("\n\n")[0].split())
-    words = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", paragraph)
-    return re.split(r"(?<=[.?!])\s", words, maxsplit=1)[0]
-
-
-def title_and_summary(cells):
-    """Title and first sentence of a notebook, from its cells of Markdown."""
-    text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-    title, _, rest = text.strip().partition("\n")
-    paragraphs = (paragraph for paragraph in rest.split("\n\n") if paragraph.strip())
-    return title.removeprefix("# "), first_sentence(next(paragraphs, ""))
-
-
-def last_figure(cells):
-    """Bytes of the last PNG among the outputs of a notebook, or None."""
-    figures = [
-        output["data"]["image/png"]
-        for cell in cells
-        for output in cell.get("outputs", [])
-        if "image/png" in output.get("data", {})
-    ]
-    return base64.b64decode("".join(figures[-1])) if figures else None
-
-
-def write_changed(path, content):
-    """Write bytes to a file, which keeps its time where it has them already."""
-    if not path.exists() or path.read_bytes() != content:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-
-
-def write_gallery(app):
-    """Write the cards of the gallery, one for each notebook, and the figures on them.
-
-    They go to docs/notebooks beside the copies, a folder that git ignores. gallery.md includes the
-    cards, so that a new notebook appears without a change of any page.
-    """
-    folder = Path(app.srcdir) / "notebooks"
-    paths = sorted(folder.glob("*.ipynb"), key=lambda path: (path.stem != "quickstart", path.stem))
-    cards = []
-    for path in paths:
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        title, summary = title_and_summary(cells)
-        figure = last_figure(cells)
-        lines = [":::{container} gallery-card"]
-        if figure is not None:
-            write_changed(folder / "figures" / f"{path.stem}.png", figure)
-            lines += [f"![Last figure of this notebook](notebooks/figures/{path.stem}.png)", ""]
-        lines += [f"**[{title}](notebooks/{path.name})**", "", summary, ":::"]
-        cards.append("\n".join(lines))
-    cards = ["::::{container} gallery", *cards, "::::", ""]
-    write_changed(folder / "gallery.txt", "\n\n".join(cards).encode())
 
 
 def step_method_signature(app, what, name, obj, options, signature, return_annotation):
@@ -128,8 +85,18 @@ def step_method_signature(app, what, name, obj, options, signature, return_annot
     return shown, return_annotation
 
 
+INTERNAL = {"compile_for_setup", "row_elements"}
+"""Methods of `Posterior` that the package alone needs."""
+
+
+def skip_member(app, what, name, obj, skip, options):
+    """Leave out what a step method does for PyMC, and what the package alone needs."""
+    owner = getattr(pymc_sgmcmc, getattr(obj, "__qualname__", "").partition(".")[0], None)
+    of_step = inspect.isclass(owner) and issubclass(owner, BlockedStep)
+    return True if of_step or name in INTERNAL else None
+
+
 def setup(app):
-    """Register the copying, which must come before Sphinx looks for sources, and signatures."""
-    app.connect("builder-inited", copy_notebooks)
-    app.connect("builder-inited", write_gallery)
+    """Register signatures, and which members the pages of classes have."""
     app.connect("autodoc-process-signature", step_method_signature)
+    app.connect("autodoc-skip-member", skip_member)

@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     """Import all public names with the first of them: ``python -m pymc_sgmcmc`` may need none."""
     if not name.startswith("__") or name == "__all__":
+        importlib.import_module("pymc_sgmcmc.pymc_private")  # first: it refuses an older PyMC
         api = vars(importlib.import_module("pymc_sgmcmc.api"))
         public = {key: value for key, value in api.items() if not key.startswith("__")}
         globals().update(public, __all__=[*sorted(public), "__version__"])
@@ -28,4 +29,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__getattr__("__all__")})
+    return list(__getattr__("__all__"))

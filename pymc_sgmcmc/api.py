@@ -16,6 +16,7 @@ from pymc_sgmcmc.polishing import *
 from pymc_sgmcmc.posterior import *
 from pymc_sgmcmc.sampling import *
 from pymc_sgmcmc.schedules import PolynomialDecay as PolynomialDecay
+from pymc_sgmcmc.sources import open_rows as open_rows
 from pymc_sgmcmc.step_methods import *
 from pymc_sgmcmc.trace_tools.bias import bias_report as bias_report
 from pymc_sgmcmc.trace_tools.calibrated import uncalibrated as uncalibrated

@@ -65,6 +65,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     leave_out_the_others(items)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    """Skip a test that forks where the system cannot, as Windows."""
+    try:
+        return (yield)
+    except ValueError as error:
+        if str(error).startswith("cannot find context for "):  # of multiprocessing
+            pytest.skip("needs a way to start processes that this system has not")
+        raise
+
+
 def pytest_collection_finish() -> None:
     """Collections of garbage pass over what was imported."""
     gc.freeze()

@@ -24,7 +24,8 @@ def test_spelling(tmp_path):
         text = "\n\n".join("".join(cell["source"]) for cell in cells)
         (tmp_path / f"{path.stem}.txt").write_text(text, encoding="utf-8")
     pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "theory").glob("*.md")]
-    sources = [ROOT / "README.md", ROOT / "CHANGELOG.md", *pages, ROOT / "pymc_sgmcmc", tmp_path]
+    texts = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")]
+    sources = [*texts, *pages, ROOT / "pymc_sgmcmc", tmp_path]
     found = subprocess.run(
         # "shufle" is a wrong argument in a table of messages.
         [sys.executable, "-m", "codespell_lib", f"--ignore-words-list={NAMES},shufle", *sources],

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
-import pymc.sampling.mcmc as mcmc
 from pymc.model import Model
 from pytensor.graph.traversal import ancestors
 from xarray import DataTree
@@ -21,6 +20,7 @@ from pymc_sgmcmc.marginal.accuracy import quadrature_of, warn_of_quadrature
 from pymc_sgmcmc.marginal.marginalize import without_warning
 from pymc_sgmcmc.marginal.search import FEWEST_IN_NEED, local_structures
 from pymc_sgmcmc.posterior.graphs import shape_of
+from pymc_sgmcmc.pymc_private import quiet_logging
 from pymc_sgmcmc.record import INTEGRATED, PREFIX, QUADRATURE_POINTS
 from pymc_sgmcmc.sampling.workers import interrupts_noted
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
@@ -84,7 +84,7 @@ class Groups:
         wanted = set(names or (variable.name for variable in self.joint.unobserved_RVs))
         if self._depend_on_locals(wanted):
             try:
-                with mcmc._quiet_logging(quiet):
+                with quiet_logging(quiet):
                     idata = recover(
                         idata, self.joint, self.names, random_seed=seed, progressbar=progressbar
                     )

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from pymc.progress_bar import MCMCProgressBarManager
-from pymc.progress_bar.rich_progress import RichProgressBackend
 from rich.progress import TextColumn
 from rich.table import Column
 
+from pymc_sgmcmc.pymc_private import MCMCProgressBarManager, RichProgressBackend
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
 
 SECONDS_BETWEEN = 2.0

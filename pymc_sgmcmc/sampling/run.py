@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import pymc.sampling.mcmc as mcmc
+import pymc as pm
 from pymc import stats
 from pymc.initial_point import make_initial_point_fns_per_chain
 from pymc.model import Model
-from pymc.progress_bar import ProgressBarOptions
-from pymc.sampling.parallel import _initialize_multiprocessing_context
 from pymc.stats.convergence import log_warning_stats
 from pytensor.tensor.variable import TensorVariable
 from xarray import DataTree
@@ -40,6 +38,7 @@ from pymc_sgmcmc.checks import (
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.limits import check_memory
 from pymc_sgmcmc.posterior.position import given_model
+from pymc_sgmcmc.pymc_private import ProgressBarOptions, process_context, quiet_logging
 from pymc_sgmcmc.sampling.accuracy import check_accuracy, sample_accurately
 from pymc_sgmcmc.sampling.client import run_on_client
 from pymc_sgmcmc.sampling.groups import AUTO, Groups, groups_in_need, groups_of
@@ -285,16 +284,14 @@ def sample(
             "`accuracy`, `store` and `client`."
         )
     shown = bool(progressbar) and not quiet
-    with passes(client, shown), mcmc._quiet_logging(quiet):
+    with passes(client, shown), quiet_logging(quiet):
         groups, step = _groups_and_step(model, marginalize, step)
     sampled = model if groups is None else groups.model
     if accuracy is not None:
         check_accuracy(accuracy, step)
     if vectorized:
         check_vectorized(step)
-    context = _initialize_multiprocessing_context(
-        mp_ctx, mode="JAX" if step.runs_on_jax else None, quiet=quiet
-    )
+    context = process_context(mp_ctx, on_jax=step.runs_on_jax, quiet=quiet)
     run = _Run(
         model=sampled,
         draws=draws,
@@ -334,7 +331,7 @@ def sample(
                 AT_THE_END[name](idata, var_names=variables, model=model, progressbar=shown)
         return idata
 
-    with mcmc._quiet_logging(quiet):
+    with quiet_logging(quiet):
         try:
             if accuracy is None:
                 idata, _ = draws_of(step, checks=compute_convergence_checks)
@@ -437,7 +434,7 @@ class _Run:
             with set_up(bool(shown)):
                 step.read_ahead(new, self.tune, self.draws)
         run = (step, jobs, self.tune, self.draws, progress)
-        with mcmc._quiet_logging(self.quiet), interrupts_noted() as interrupted:
+        with quiet_logging(self.quiet), interrupts_noted() as interrupted:
             try:
                 with self._store(step, jobs), bar:
                     for number, job in enumerate(jobs):
@@ -557,7 +554,7 @@ def _unknown(name: str) -> TypeError:
     instead = ""
     if name in signature(SGLDCV).parameters:
         instead = f"Give it to the step method: `step=functools.partial(SGLDCV, {name}=...)`."
-    elif name in signature(mcmc.sample).parameters:
+    elif name in signature(pm.sample).parameters:
         instead = f"`pymc.sample(step=SGLDCV(), {name}=...)` does."
     return unknown_argument("sample", name, signature(sample).parameters, instead)
 

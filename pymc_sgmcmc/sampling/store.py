@@ -79,11 +79,24 @@ def write_file(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        _replace(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)  # It takes space.
         raise
     _sync_folder(path.parent)
+
+
+def _replace(temporary: Path, path: Path, *, is_waiting: bool = os.name == "nt") -> None:
+    """Put a file in the place of another. Windows refuses it while somebody reads the other one."""
+    begin = time.monotonic()
+    while True:
+        try:
+            temporary.replace(path)
+            return
+        except PermissionError:
+            if not is_waiting or time.monotonic() - begin > SECONDS_TO_WAIT:
+                raise
+            time.sleep(0.01)
 
 
 def _sync_folder(folder: Path) -> None:

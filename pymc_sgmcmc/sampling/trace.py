@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
-import pymc.sampling.mcmc as mcmc
 import xarray as xr
 from pymc.backends.base import MultiTrace
 from pymc.backends.ndarray import NDArray
@@ -22,9 +21,10 @@ from xarray import DataTree
 from pymc_sgmcmc.checks import names_among
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays, quick_graphs
 from pymc_sgmcmc.posterior.position import PositionLayout, refuse_dimensions
+from pymc_sgmcmc.pymc_private import choose_chains
 from pymc_sgmcmc.record import DIMENSION, POSITION
 from pymc_sgmcmc.sampling.workers import Job
-from pymc_sgmcmc.step_methods.pymc_hook import draws_kept
+from pymc_sgmcmc.step_methods.pymc_hook import draws_kept, end_of_run
 
 CHUNK_ELEMENTS = 2_000_000
 """One call evaluates the variables of so many draws that their elements are about this many."""
@@ -188,11 +188,11 @@ def whole_trace(
     with warnings.catch_warnings():
         # Many chains at once may each have fewer draws than there are chains.
         warnings.filterwarnings("ignore", "Found chain dimension to be longer", UserWarning)
-        idata = mcmc._sample_return(
+        idata = end_of_run(
             run=None, traces=traces, return_inferencedata=True, keep_warning_stat=False, **options
         )
     tune = options["tune"] if options["discard_tuned_samples"] else 0
-    numbers = sorted(trace.chain for trace in mcmc._choose_chains(traces, tune)[0])
+    numbers = sorted(trace.chain for trace in choose_chains(traces, tune)[0])
     for name, group in idata.children.items():
         if group.sizes.get("chain") == len(numbers) < len(jobs):
             idata[name] = DataTree(group.to_dataset().assign_coords(chain=numbers))

@@ -21,11 +21,11 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
-from pymc.sampling.parallel import _cpu_count
 from threadpoolctl import threadpool_limits
 
 from pymc_sgmcmc.errors import ChainProcessError
 from pymc_sgmcmc.limits import available_cpus
+from pymc_sgmcmc.pymc_private import cpu_count
 from pymc_sgmcmc.record import RECORD, RunRecord
 from pymc_sgmcmc.sampling.store import ChainStore, Run
 from pymc_sgmcmc.step_methods.base import StochasticGradientStep
@@ -42,12 +42,12 @@ SECONDS_TO_END = 5.0
 
 def default_chains() -> int:
     """Number of chains that `pymc.sample` runs by default."""
-    return max(2, min(MOST_CHAINS, _cpu_count()))
+    return max(2, min(MOST_CHAINS, cpu_count()))
 
 
 def default_cores() -> int:
     """Number of processes of `pymc.sample`, or fewer where a container has fewer processors."""
-    return max(1, min(MOST_CHAINS, _cpu_count(), available_cpus()))
+    return max(1, min(MOST_CHAINS, cpu_count(), available_cpus()))
 
 
 @dataclass

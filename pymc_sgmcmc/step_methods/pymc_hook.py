@@ -1,9 +1,10 @@
 """The end of `pymc.sample`, where settings and reports of a whole run are written.
 
-PyMC 6.4 builds the trace of a run from the recorded statistics alone, and calls no step method when
-the run has ended. There is no public way to write settings into a trace, to name the coordinates of
-a statistic or to report on a run. So the first step method that is made wraps the private function
-that ends `pymc.sample`. Runs without a step method of this package return what PyMC returns.
+PyMC builds the trace of a run from the recorded statistics alone, and calls no step method when the
+run has ended. There is no public way to write settings into a trace, to name the coordinates of a
+statistic or to report on a run. So the first step method that is made wraps the private function
+that ends `pymc.sample`, where there is one (`pymc_sgmcmc.pymc_private`). Runs without a step method
+of this package return what PyMC returns.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import pymc.sampling.mcmc as mcmc
+from pymc import __version__ as pymc_version
 from pymc.model import Model
 from xarray import DataTree
 
+from pymc_sgmcmc import pymc_private
 from pymc_sgmcmc.record import RECORD, STATISTICS, finish
 from pymc_sgmcmc.stages import log
 
@@ -26,6 +28,7 @@ REPORTS = (
     "pymc_sgmcmc.trace_tools.bias:bias_warnings",
     "pymc_sgmcmc.trace_tools.local_draws:local_warnings",
     "pymc_sgmcmc.trace_tools.bias:mean_warnings",
+    "pymc_sgmcmc.trace_tools.predictive_density:minibatch_warnings",
 )
 """Each of these functions gives messages to log at the end of a run, from its trace and its model.
 They are imported then, since tools for traces use step methods."""
@@ -63,8 +66,17 @@ def draws_kept(
 
 def install() -> None:
     """Wrap the last function of `pymc.sample`, where that was not done before."""
-    if not hasattr(mcmc._sample_return, "_pymc_sgmcmc"):
-        mcmc._sample_return = _with_settings(mcmc._sample_return)
+    if not pymc_private.wrap_sample_return(_with_settings):
+        log.warning(
+            "PyMC %s ends a run in another way, so `pymc.sample` writes no settings, moments and "
+            "report. Use `pymc_sgmcmc.sample`, which does.",
+            pymc_version,
+        )
+
+
+def end_of_run(**arguments: Any) -> Any:
+    """The trace of a run of `sample`, with its settings and report: see `pymc.sample`."""
+    return pymc_private.sample_return(_with_settings)(**arguments)
 
 
 def _with_settings(sample_return: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,7 +104,6 @@ def _with_settings(sample_return: Callable[..., Any]) -> Callable[..., Any]:
             log.exception("The report of the run failed. The draws are not affected.")
         return result
 
-    wrapped._pymc_sgmcmc = True  # type: ignore[attr-defined]
     return wrapped
 
 
@@ -124,7 +135,7 @@ def _last_records(arguments: Mapping[str, Any]) -> list[Any] | None:
     """Records in the last draws of the chains, which the trace may lack after an interrupt."""
     tune = arguments["tune"] if arguments["discard_tuned_samples"] else 0
     try:
-        chosen = mcmc._choose_chains(arguments["traces"], tune)[0]
+        chosen = pymc_private.choose_chains(arguments["traces"], tune)[0]
         chains = sorted(chosen, key=lambda trace: trace.chain)
         return [trace.get_sampler_stats(RECORD, sampler_idx=0)[-1] for trace in chains]
     except (AttributeError, KeyError, IndexError, TypeError):

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pymc as pm
 import xarray as xr
-from pymc.data import MinibatchOp
 from pymc.model.transform.conditioning import remove_value_transforms
+from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from xarray import DataTree
 
 from pymc_sgmcmc.checks import names_among, quoted
 from pymc_sgmcmc.errors import ModelError
 from pymc_sgmcmc.posterior.compiled import NUMPY_MODE, compile_on_arrays, quick_graphs
+from pymc_sgmcmc.posterior.graphs import minibatch_nodes
 from pymc_sgmcmc.posterior.position import given_model
 from pymc_sgmcmc.posterior.terms import model_terms
 from pymc_sgmcmc.trace_tools.reader import check_trace
@@ -133,15 +134,26 @@ def predictive_density(
     return found
 
 
+def minibatch_warnings(idata: DataTree, model: pm.Model) -> list[str]:
+    """Warning at the end of a run of a model whose log likelihood PyMC computes from few rows."""
+    if not minibatch_nodes(_graphs(model, [str(each.name) for each in model.observed_RVs])):
+        return []
+    return [
+        "The model is on `pymc.Minibatch`, so `pymc.compute_log_likelihood` and "
+        "`pymc.sample_posterior_predictive` take one minibatch. Give them a model on all rows."
+    ]
+
+
+def _graphs(model: pm.Model, names: Sequence[str]) -> list[Variable]:
+    """Observed variables and their values."""
+    return [model.rvs_to_values[model[name]] for name in names] + [model[name] for name in names]
+
+
 def _observed(model: pm.Model, var_names: str | Sequence[str] | None) -> list[str]:
     """Names of the observed variables, checked."""
     known = [str(variable.name) for variable in model.observed_RVs]
     names = names_among("var_names", known if var_names is None else var_names, known)
-    graphs = [model.rvs_to_values[model[name]] for name in names] + [model[name] for name in names]
-    if any(
-        variable.owner is not None and isinstance(variable.owner.op, MinibatchOp)
-        for variable in ancestors(graphs)
-    ):
+    if minibatch_nodes(_graphs(model, names)):
         raise ModelError(
             "`predictive_density` should have a model on all of its rows, but this one is on "
             "`pymc.Minibatch`. Write the model on `pymc.Data`."

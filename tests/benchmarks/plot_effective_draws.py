@@ -1,4 +1,4 @@
-"""The figure of the README, from the table that effective_draws.py wrote.
+"""The figure of docs/choosing.md, from the table that effective_draws.py wrote.
 
 ::
 

@@ -494,8 +494,8 @@ def test_bad_arguments(settings, error, message):
 def test_as_many_chains_and_cores_as_pymc_takes(of_pymc, of_container, monkeypatch, caplog):
     model = logistic_model()
     step = SGLD(model=model, **SMALL)
-    for module in (workers, sampling_of_pymc):
-        monkeypatch.setattr(module, "_cpu_count", lambda: of_pymc)
+    for module, name in ((workers, "cpu_count"), (sampling_of_pymc, "_cpu_count")):
+        monkeypatch.setattr(module, name, lambda: of_pymc)
     monkeypatch.setattr(workers, "available_cpus", lambda: of_container)
     caplog.set_level("INFO", "pymc")
     sizes = [

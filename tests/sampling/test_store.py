@@ -363,6 +363,27 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
     assert file.read_bytes() == b"new"
 
 
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_a_file_that_is_read_is_replaced_when_it_is_free(is_waiting, tmp_path, monkeypatch):
+    """Windows refuses to replace a file which another process reads."""
+    new, old = tmp_path / "new", tmp_path / "old"
+    new.write_bytes(b"new")
+    refusals, replace = [PermissionError(), PermissionError()], Path.replace
+
+    def refused_twice(path, target):
+        if refusals:
+            raise refusals.pop()
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", refused_twice)
+    if is_waiting:
+        stores._replace(new, old, is_waiting=True)
+        assert old.read_bytes() == b"new"
+    else:
+        with pytest.raises(PermissionError):
+            stores._replace(new, old, is_waiting=False)
+
+
 def test_damaged_set_up_is_an_error(small, path):
     model, step = small
     ours(model, step, store=path)

@@ -266,9 +266,9 @@ DEFAULT_CASES: dict[str, tuple[str, ...]] = {
     "tuning/test_gaussian.py::test_mean_field_divides_groups_among_its_points": ("300-2",),
     "step_methods/test_mirror.py::test_several_variables_that_depend_on_each_other": ("SGLD",),
     "test_docs.py::test_code_runs": (
-        "README.md-2",
-        "docs/getting_started.md-None",
-        "docs/trace_tools.md-None",
+        "README.md",
+        "docs/getting_started.md",
+        "docs/trace_tools.md",
     ),
     "test_notebooks.py::test_notebook_runs": ("quickstart",),
     "step_methods/test_stationary_law.py::test_mean_and_covariance_equal_the_exact_biased_law": (

@@ -12,6 +12,7 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from pymc_sgmcmc import ModelError, predictive_density
+from pymc_sgmcmc.trace_tools.predictive_density import minibatch_warnings
 
 module = sys.modules["pymc_sgmcmc.trace_tools.predictive_density"]
 """The module, whose name the package gives to its function."""
@@ -140,3 +141,6 @@ def test_bad_input(rng):
         pm.Normal("a", mean, 1, observed=batch, total_size=50)
     with pytest.raises(ModelError, match=r"Write the model on `pymc.Data`"):
         predictive_density(draws, minibatch)
+    (message,) = minibatch_warnings(draws, minibatch)
+    assert "take one minibatch. Give" in message
+    assert not minibatch_warnings(draws, other)
