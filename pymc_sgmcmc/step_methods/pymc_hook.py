@@ -23,9 +23,9 @@ from pymc_sgmcmc.record import RECORD, STATISTICS, finish
 from pymc_sgmcmc.stages import log
 
 REPORTS = (
+    "pymc_sgmcmc.trace_tools.bias:measure_means",
     "pymc_sgmcmc.trace_tools.bias:bias_warnings",
     "pymc_sgmcmc.trace_tools.local_draws:local_warnings",
-    "pymc_sgmcmc.trace_tools.bias:mean_warnings",
 )
 """Each of these functions gives messages to log at the end of a run, from its trace and its model.
 They are imported then, since tools for traces use step methods."""

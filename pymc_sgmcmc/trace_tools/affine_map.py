@@ -16,10 +16,9 @@ from scipy import linalg
 
 from pymc_sgmcmc.errors import CalibrationError
 from pymc_sgmcmc.matrices import covariance_root, matrix_root
-from pymc_sgmcmc.stein import Estimate
+from pymc_sgmcmc.stein import STANDARD_ERRORS, Estimate, beyond_doubt
 from pymc_sgmcmc.trace_tools.moments import StoredMoments
 from pymc_sgmcmc.trace_tools.reader import StoredRun, chunks, every_nth, root_of_draws
-from pymc_sgmcmc.trace_tools.verdict import STANDARD_ERRORS, beyond_doubt
 from pymc_sgmcmc.trace_tools.whitening import Whitening
 
 GROUPS = 40

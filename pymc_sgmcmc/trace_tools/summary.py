@@ -13,13 +13,12 @@ from xarray import DataTree
 from pymc_sgmcmc.checks import as_array
 from pymc_sgmcmc.matrices import covariance_root
 from pymc_sgmcmc.record import ACCURACY
-from pymc_sgmcmc.stein import mean_with_error
+from pymc_sgmcmc.stein import STANDARD_ERRORS, mean_with_error
 from pymc_sgmcmc.trace_tools.affine_map import DRAWS_PER_COORDINATE
 from pymc_sgmcmc.trace_tools.half_step import AXES
 from pymc_sgmcmc.trace_tools.reader import read_run
-from pymc_sgmcmc.trace_tools.stated import of_draws
+from pymc_sgmcmc.trace_tools.stated import StatedErrors, of_draws
 from pymc_sgmcmc.trace_tools.variables import columns_of, functions_of_draws
-from pymc_sgmcmc.trace_tools.verdict import STANDARD_ERRORS
 from pymc_sgmcmc.trace_tools.zero_variance.estimate import controlled_means
 
 PROBABILITIES = (0.05, 0.5, 0.95)
@@ -28,21 +27,6 @@ PROBABILITIES = (0.05, 0.5, 0.95)
 SMALLEST_SHARE = 0.01
 """A coordinate counts for the error of a variable where its part of the variance of the variable is
 at least this share of the largest part."""
-
-
-class _Coordinates(NamedTuple):
-    """Stated means, standard deviations and errors of the coordinates, each of shape (d,).
-
-    Errors of the means are in posterior standard deviations, the others are relative. With draws
-    that were not calibrated they are those from the bias alone.
-    """
-
-    mean: np.ndarray
-    mean_error: np.ndarray
-    mean_bias: np.ndarray
-    sd: np.ndarray
-    sd_error: np.ndarray
-    sd_bias: np.ndarray
 
 
 class _Moments(NamedTuple):
@@ -116,7 +100,7 @@ def summary(
         )
     given = numbers.tolist()
     stated = _stated(idata)
-    coordinates = _coordinates(idata, stated)
+    coordinates = of_draws(idata) if stated is None else StatedErrors.read(stated.dataset)
     positions = np.asarray(
         idata["sample_stats"]["position"].transpose("chain", "draw", ...), dtype=float
     )
@@ -167,20 +151,15 @@ def _stated(idata: DataTree) -> DataTree | None:
     return None
 
 
-def _coordinates(idata: DataTree, stated: DataTree | None) -> _Coordinates:
-    if stated is not None:
-        return _Coordinates(*(np.asarray(stated[name]) for name in _Coordinates._fields))
-    errors = of_draws(idata)
-    return _Coordinates(*(getattr(errors, name) for name in _Coordinates._fields))
-
-
-def _of_coordinates(coordinates: _Coordinates, columns: slice) -> _Moments:
-    mean, mean_error, _, sd, sd_error, _ = (values[columns] for values in coordinates)
+def _of_coordinates(errors: StatedErrors, columns: slice) -> _Moments:
+    mean, mean_error, sd, sd_error = (
+        values[columns] for values in (errors.mean, errors.mean_error, errors.sd, errors.sd_error)
+    )
     return _Moments(mean, mean_error * sd, sd, sd_error * sd)
 
 
 def _of_calibrated(
-    values: np.ndarray, positions: np.ndarray, coordinates: _Coordinates
+    values: np.ndarray, positions: np.ndarray, coordinates: StatedErrors
 ) -> _Moments:
     """Moments of variables of shape (chains, draws, q) at calibrated draws.
 
@@ -209,7 +188,7 @@ def _of_calibrated(
     )
 
 
-def _of_draws(values: np.ndarray, idata: DataTree, coordinates: _Coordinates) -> _Moments:
+def _of_draws(values: np.ndarray, idata: DataTree, coordinates: StatedErrors) -> _Moments:
     """Moments of variables at draws with gradients, with the bias of the coordinates."""
     from arviz_stats.base import array_stats  # takes half a second to import
 
