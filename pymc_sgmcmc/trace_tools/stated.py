@@ -176,7 +176,7 @@ def _calibration(run: StoredRun, moments: StoredMoments | None) -> Calibration:
     """Correction from the moments of all transitions where these suffice, or from the draws."""
     if moments is not None and moments.position_position.size:
         try:
-            return calibrate(run, stored=moments)
+            return calibrate(run, moments)
         except FewDrawsError:
             pass
     return calibrate(run)
@@ -186,7 +186,7 @@ def _controlled(run: StoredRun, moments: StoredMoments | None) -> Means:
     """Means of the coordinates with control variates, over all transitions where possible."""
     if moments is not None:
         try:
-            return means_of_moments(moments, 1, "least_squares", False, None)[0]
+            return means_of_moments(moments, 1, "least_squares", None)[0]
         except ValueError:  # The batches are too few for so many terms.
             pass
     return controlled_means(
