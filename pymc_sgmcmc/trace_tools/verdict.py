@@ -163,23 +163,11 @@ def overall(errors: Errors) -> str:
         return (
             f"Not converged: {objection(errors)} {remedy_of_convergence(largest, stated, settings)}"
         )
-    off = found == word
-    if word in (TOO_LARGE, TOO_SMALL):
-        sign = 1 if word == TOO_LARGE else -1
-        sizes = np.fmax.reduce([sign * errors[name].value for name in VARIANCE_ERRORS])
-        worst, size = _worst(errors, sizes, off)
-        said = f"Variances of {off.sum()} {of_all} are {word.removeprefix('variance ')} by up to "
-        if word == TOO_LARGE:
-            return f"{said}{size:.2g}{worst}, more than {called}. {remedy(size, stated, settings)}"
-        measured = errors["rerun_error"].beyond(-1).any()
-        advice = _remedy_of_means(stated, settings) if measured else remedy_of_small(size)
-        return f"{said}{size:.2g}{worst}. {advice}"
-    if word == MEAN_OFF:
-        worst, _ = _worst(errors, np.abs(errors["mean_error"].value), off)
-        return (
-            f"Means of {off.sum()} {of_all} are off by more than {LARGEST_MEAN_ERROR:g} standard "
-            f"deviations{worst}. {_remedy_of_means(stated, settings)} The means "
-            "`bias_report(idata).extrapolated` are corrected."
+    if word in WRONG:
+        return " ".join(
+            _of_wrong(errors, each, found == each, called)
+            for each in WRONG
+            if (found == each).any()
         )
     ok = int((found == OK).sum())
     twice = "twice " if largest > stated else ""
@@ -198,6 +186,27 @@ def overall(errors: Errors) -> str:
         f"{f'{within}. ' if known else ''}{ok} {of_all} are ok, {len(found) - ok} cannot be told. "
         + _of_unknown(errors, found == UNKNOWN, called)
     )
+
+
+def _of_wrong(errors: Errors, word: str, off: np.ndarray, called: str) -> str:
+    """What coordinates with a verdict are off by, and what to do."""
+    stated, settings, of_all = errors.stated, errors.settings, f"of {len(off)} coordinates"
+    if word == MEAN_OFF:
+        worst, _ = _worst(errors, np.abs(errors["mean_error"].value), off)
+        return (
+            f"Means of {off.sum()} {of_all} are off by more than {LARGEST_MEAN_ERROR:g} standard "
+            f"deviations{worst}. {_remedy_of_means(stated, settings)} The means "
+            "`bias_report(idata).extrapolated` are corrected."
+        )
+    sign = 1 if word == TOO_LARGE else -1
+    sizes = np.fmax.reduce([sign * errors[name].value for name in VARIANCE_ERRORS])
+    worst, size = _worst(errors, sizes, off)
+    said = f"Variances of {off.sum()} {of_all} are {word.removeprefix('variance ')} by up to "
+    if word == TOO_LARGE:
+        return f"{said}{size:.2g}{worst}, more than {called}. {remedy(size, stated, settings)}"
+    measured = errors["rerun_error"].beyond(-1).any()
+    advice = _remedy_of_means(stated, settings) if measured else remedy_of_small(size)
+    return f"{said}{size:.2g}{worst}. {advice}"
 
 
 def _worst(errors: Errors, sizes: np.ndarray, off: np.ndarray) -> tuple[str, float]:
