@@ -32,8 +32,9 @@ from pymc_sgmcmc.stein import (
     mean_gradient_test,
     stein_variance_error,
 )
+from pymc_sgmcmc.trace_tools.diagnostics import ess_and_r_hat, mcse
 from pymc_sgmcmc.trace_tools.divergence import LARGEST_POSITION
-from pymc_sgmcmc.trace_tools.half_step import AXES, PairErrors, stored
+from pymc_sgmcmc.trace_tools.half_step import PairErrors, stored
 from pymc_sgmcmc.trace_tools.reader import StoredRun, diverged, read_run
 from pymc_sgmcmc.tuning import VARIANCE_INFLATION
 
@@ -223,8 +224,8 @@ def errors_of(
         labels=run.labels,
         mean=mean,
         sd=sd,
-        mean_se=unknown if brief else _mcse(positions, "mean"),
-        sd_se=unknown if brief else _mcse(positions, "sd") / sd,
+        mean_se=unknown if brief else mcse(positions),
+        sd_se=unknown if brief else mcse(positions, "sd") / sd,
         sources=sources,
         ess=ess,
         r_hat=r_hat,
@@ -237,28 +238,6 @@ def errors_of(
         settings=settings,
         diverged=reasons,
     )
-
-
-def ess_and_r_hat(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Effective draws and R-hat of coordinates; the halves of a single chain are compared.
-
-    Parameters
-    ----------
-    draws : numpy.ndarray, shape (chains, draws, coordinates)
-    """
-    from arviz_stats.base import array_stats  # takes half a second to import
-
-    halves = draws
-    if len(draws) == 1:
-        half = draws.shape[1] // 2
-        halves = np.concatenate([draws[:, :half], draws[:, -half:]])
-    return array_stats.ess(draws, **AXES), array_stats.rhat(halves, **AXES)
-
-
-def _mcse(positions: np.ndarray, method: str) -> np.ndarray:
-    from arviz_stats.base import array_stats  # takes half a second to import
-
-    return array_stats.mcse(positions, method=method, **AXES)
 
 
 def _slowest(positions: np.ndarray) -> np.ndarray:

@@ -39,6 +39,7 @@ from pymc_sgmcmc.record import (
 from pymc_sgmcmc.stein import Estimate
 from pymc_sgmcmc.step_methods.repeat import repeated_step
 from pymc_sgmcmc.step_methods.settings import GRADIENTS
+from pymc_sgmcmc.trace_tools.diagnostics import ess, mcse
 from pymc_sgmcmc.trace_tools.gradients import changed_data
 
 BY_HAND = "Sample again with half the step size, and compare the two."
@@ -57,9 +58,6 @@ RELAXATIONS_A_ROUND = 20
 BURN_IN = 5
 """A pair begins at one point, and the difference grows to its law within a few relaxation times. So
 many of them leave less than a hundredth of the difference to come."""
-
-AXES = {"chain_axis": 0, "draw_axis": 1}
-"""The statistics of ArviZ take these axes of positions for those of chains and draws."""
 
 
 def check_rerun(idata: DataTree, settings: dict[str, Any], model: pm.Model) -> None:
@@ -138,15 +136,13 @@ def half_step_error(
     ValueError
         Where a chain of a pair diverges.
     """
-    from arviz_stats.base import array_stats  # takes half a second to import
-
     recorded = idata["sample_stats"]
     positions = np.asarray(recorded["position"], dtype=float)
     sd = positions.std((0, 1), ddof=1)
     thin = int(settings["thin"])
     # One draw is a relaxation time or less, which shows in the effective number of draws.
     draws = positions.shape[0] * positions.shape[1]
-    times = max(1.0, 0.5 * draws / float(array_stats.ess(positions, **AXES).min()))
+    times = max(1.0, 0.5 * draws / float(ess(positions).min()))
     spacing = max(1, round(thin * times / POINTS_A_RELAXATION))
     pairs = _Pairs(idata, settings, model, spacing, random_seed, compile_kwargs)
     cost = 3 * spacing * POINTS_A_RELAXATION * len(positions)
@@ -155,7 +151,7 @@ def half_step_error(
     recorded_pairs: list[np.ndarray] = []
 
     def error(differences: np.ndarray) -> Estimate:
-        return Estimate(2 * differences.mean((0, 1)), 2 * array_stats.mcse(differences, **AXES))
+        return Estimate(2 * differences.mean((0, 1)), 2 * mcse(differences))
 
     for _ in range(max(1, rounds)):
         recorded_pairs.append(pairs.advance(POINTS_A_RELAXATION * RELAXATIONS_A_ROUND))

@@ -276,11 +276,8 @@ def check_trace(idata: Any) -> None:
 
 def has_gradients(idata: DataTree) -> bool:
     """Whether a trace has positions and gradients of one step method."""
-    check_trace(idata)
-    stats = idata.children.get("sample_stats")
-    if stats is None or not {POSITION, GRADIENT} <= set(stats.data_vars):
-        return False
-    return _are_of_one_step(stats[POSITION], stats[GRADIENT])
+    arrays = stored_draws(idata, POSITION, GRADIENT)
+    return arrays is not None and _are_of_one_step(*arrays)
 
 
 def _are_of_one_step(*arrays: Any) -> bool:

@@ -11,6 +11,7 @@ from scipy import linalg, special
 
 from pymc_sgmcmc.checks import one_of, whole_number
 from pymc_sgmcmc.stein import BATCHES, batch_means, split_into_batches
+from pymc_sgmcmc.trace_tools.diagnostics import ess
 from pymc_sgmcmc.trace_tools.reader import chunks
 from pymc_sgmcmc.trace_tools.whitening import Whitening
 from pymc_sgmcmc.trace_tools.zero_variance.coefficients import (
@@ -264,13 +265,11 @@ def _of_dependent(error: np.ndarray, controlled: np.ndarray, chains: int) -> np.
     gives the error. `controlled` has the values of each chain with coefficients from the other
     chains, since coefficients from all chains would fit their means.
     """
-    from arviz_stats.base import array_stats  # takes half a second to import
-
     series = controlled.reshape(chains, -1, controlled.shape[1])
     if series.shape[1] < FEWEST_OF_A_CHAIN:
         return error
     with np.errstate(all="ignore"):
-        effective = array_stats.ess(series, method="mean", chain_axis=0, draw_axis=1)
+        effective = ess(series, "mean")
     error = error * np.sqrt(len(controlled) / np.fmin(effective, len(controlled)))
     within = np.sqrt(series.var(1, ddof=1).mean(0) / len(controlled))
     between = series.mean(1).std(0, ddof=1) / np.sqrt(chains)

@@ -28,6 +28,7 @@ from pymc_sgmcmc.trace_tools.variables import (
     check_posterior,
     columns_of,
     functions_of_draws,
+    labels_of_elements,
     posterior_of,
 )
 from pymc_sgmcmc.trace_tools.zero_variance.estimate import ControlledMeans, controlled_means
@@ -97,14 +98,9 @@ class ZeroVariance:
             ``predicted_gain`` and ``over_transitions``. ``attrs["notes"]`` has the notes.
         """
         columns = (*ESTIMATES, "predicted_gain", "over_transitions")
-        from arviz_base import xarray_sel_iter  # takes half a second to import
-        from arviz_base.labels import BaseLabeller
-
-        elements = xarray_sel_iter(self.mean, skip_dims=set())
-        labels = [BaseLabeller().make_label_flat(*element) for element in elements]
         table = pd.DataFrame(
             {name: _flat(getattr(self, name)) for name in columns},
-            index=pd.Index(labels, name="parameter"),
+            index=labels_of_elements(self.mean),
         )
         table.attrs["notes"] = list(self.notes)
         return table
