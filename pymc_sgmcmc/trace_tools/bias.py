@@ -175,7 +175,7 @@ def bias_report(
     report.attrs = {
         "bias": errors.stated,
         "bias_called": errors.called,
-        "method": errors.method,
+        "method": errors["variance_error"].source,
         "gradient_probability": errors.probability,
         "verdict": overall(errors),
     }

@@ -16,6 +16,7 @@ import pandas as pd
 from xarray import DataTree
 
 from pymc_sgmcmc.dynamics.law import LAWS
+from pymc_sgmcmc.matrices import Matrix
 from pymc_sgmcmc.record import (
     GIVEN,
     LARGEST_MEAN_ERROR,
@@ -43,7 +44,8 @@ CHECKED_COORDINATES = 200
 ones. This takes half a second."""
 
 SECOND_MOMENT, STEIN = "second moment of the gradients", "Stein's identity"
-"""These are the names of the two methods that give a variance error."""
+PAIRS, SKEWNESS = "pairs of chains", "skewness at the centre"
+"""These are the sources of errors."""
 
 VARIANCE_ERRORS = ("variance_error", "stein_error", "rerun_error")
 """These errors are of variances: by the best method for the run, by Stein's identity, and by pairs
@@ -62,10 +64,13 @@ class Error(Estimate):
         Errors of this size are accepted.
     sure : float
         Number of standard errors by which a value is beyond doubt.
+    source : str
+        What shows them.
     """
 
     limit: float
     sure: float
+    source: str
 
     def beyond(self, sign: int) -> np.ndarray:
         """Whether each error is beyond doubt larger than the limit, to one side."""
@@ -93,8 +98,6 @@ class Errors:
         Accepted relative error of the variances.
     called : str
         What that is called, "stated" or "default".
-    method : str
-        The method of ``variance_error``.
     probability : float
         That chains at stationarity have mean gradients as large as these.
     draws : int
@@ -116,7 +119,6 @@ class Errors:
     judged: np.ndarray
     stated: float
     called: str
-    method: str
     probability: float
     draws: int
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -139,14 +141,15 @@ class Errors:
         too_small = 1 - np.sqrt(1 + np.clip(lowest, -1, 0))
         measured = np.nan_to_num(self["rerun_error"].standard_error)
         mean = self["mean_error"]
-        return Error(too_small, np.hypot(self.sd_se, 0.5 * measured), mean.limit, mean.sure)
+        error = np.hypot(self.sd_se, 0.5 * measured)
+        return Error(too_small, error, mean.limit, mean.sure, "the draws and the variance errors")
 
     @property
     def skewed(self) -> np.ndarray:
         """Whether the mean may be off by the skewness of the posterior, and no pairs showed it."""
-        return (
-            self["predicted_mean_error"].beyond(1) | self["predicted_mean_error"].beyond(-1)
-        ) & (np.isnan(self["mean_error"].value))
+        predicted = self["predicted_mean_error"]
+        large = predicted.beyond(1) | predicted.beyond(-1)
+        return large & np.isnan(self["mean_error"].value)
 
     def has(self, r_hat: float, ess: float) -> np.ndarray:
         """Whether R-hat is below and the number of effective draws above a bound."""
@@ -218,21 +221,24 @@ def errors_of(
     judged = _slowest(positions) if brief else np.ones(d, dtype=bool)
     ess, r_hat = unknown.copy(), unknown.copy()
     ess[judged], r_hat[judged] = ess_and_r_hat(positions[..., judged])
-    moved = _moved(idata, gradients)
-    sources, method = _sources(idata, run, positions, gradients, moved, stated, measured)
+    preconditioner = _matrix(idata, "preconditioner")
+    moved = gradients
+    if preconditioner is not None:
+        moved = gradients @ preconditioner / preconditioner.diagonal()
+    stein, nothing = stein_variance_error(positions, moved), Estimate(unknown, unknown)
+    pairs = measured or stored(idata) or PairErrors(nothing, nothing)
     return Errors(
         labels=run.labels,
         mean=mean,
         sd=sd,
         mean_se=unknown if brief else mcse(positions),
         sd_se=unknown if brief else mcse(positions, "sd") / sd,
-        sources=sources,
+        sources=_sources(idata, run, gradients, stein, pairs, stated),
         ess=ess,
         r_hat=r_hat,
         judged=judged,
         stated=stated,
         called="stated" if bias is not None or computed else "default",
-        method=method,
         probability=mean_gradient_test(gradients, moved),
         draws=positions.shape[1],
         settings=settings,
@@ -254,55 +260,40 @@ def _slowest(positions: np.ndarray) -> np.ndarray:
 def _sources(
     idata: DataTree,
     run: StoredRun,
-    positions: np.ndarray,
     gradients: np.ndarray,
-    moved: np.ndarray,
+    stein: Estimate,
+    pairs: PairErrors,
     stated: float,
-    measured: PairErrors | None,
-) -> tuple[dict[str, Error], str]:
-    """Errors by their names, and the best method for variances.
+) -> dict[str, Error]:
+    """Errors by their names, those of variances by Stein's identity and of pairs are given.
 
     With the covariance M of the posterior as preconditioner Stein's identity of each coordinate
     holds for its variance alone. The plain one has a larger Monte-Carlo error where coordinates are
     correlated.
     """
-    d, method = run.dimension, STEIN
-    error = stein = stein_variance_error(positions, moved)
-    preconditioner, precision = (
-        stored_matrix(idata[SETTINGS], name) if SETTINGS in idata.children else None
-        for name in ("preconditioner", "precision")
-    )
+    sure = beyond_doubt(run.dimension)
+    best = of_stein = Error(**vars(stein), limit=stated, sure=sure, source=STEIN)
     law = LAWS.get(run.settings.get(LAW, ""))
-    if law is not None and preconditioner is not None and precision is not None:
-        assert run.step_sizes_of_draws is not None
-        method = SECOND_MOMENT
-        error = law.variance_error(gradients, run.step_sizes_of_draws, preconditioner, precision)
-    unknown = Estimate(*np.full((2, d), np.nan))
-    means, variances = measured or stored(idata) or (unknown, unknown)
-    predicted = Estimate(_predicted(idata, error.value), np.zeros(d))
-    sure = beyond_doubt(d)
-    # The second moment is known to a few percent of itself.
-    sure_of_best = STANDARD_ERRORS if method == SECOND_MOMENT else sure
-    limits = {
-        "variance_error": (error, stated, sure_of_best),
-        "stein_error": (stein, stated, sure),
-        "rerun_error": (variances, stated, sure),
-        "mean_error": (means, LARGEST_MEAN_ERROR, sure),
-        "predicted_mean_error": (predicted, LARGEST_MEAN_ERROR, 0.0),
-    }
+    matrices = [_matrix(idata, name) for name in ("preconditioner", "precision")]
+    if law is not None and all(matrix is not None for matrix in matrices):
+        found = law.variance_error(gradients, run.step_sizes_of_draws, *matrices)
+        # This one is known to a few percent of itself.
+        best = Error(**vars(found), limit=stated, sure=STANDARD_ERRORS, source=SECOND_MOMENT)
+    predicted = _predicted(idata, best.value)
     return {
-        name: Error(**vars(each), limit=b, sure=c) for name, (each, b, c) in limits.items()
-    }, method
+        "variance_error": best,
+        "stein_error": of_stein,
+        "rerun_error": Error(**vars(pairs.variance), limit=stated, sure=sure, source=PAIRS),
+        "mean_error": Error(**vars(pairs.mean), limit=LARGEST_MEAN_ERROR, sure=sure, source=PAIRS),
+        "predicted_mean_error": Error(
+            predicted, np.zeros_like(predicted), LARGEST_MEAN_ERROR, 0.0, SKEWNESS
+        ),
+    }
 
 
-def _moved(idata: DataTree, gradients: np.ndarray) -> np.ndarray:
-    """Gradients times the preconditioner over its diagonal, or as they are where there is none."""
-    preconditioner = None
-    if SETTINGS in idata.children:
-        preconditioner = stored_matrix(idata[SETTINGS], "preconditioner")
-    if preconditioner is None:
-        return gradients
-    return gradients @ preconditioner / preconditioner.diagonal()
+def _matrix(idata: DataTree, name: str) -> Matrix | None:
+    """A matrix of the settings of the run."""
+    return stored_matrix(idata[SETTINGS], name) if SETTINGS in idata.children else None
 
 
 def _predicted(idata: DataTree, variance_error: np.ndarray) -> np.ndarray:

@@ -34,7 +34,7 @@ from pymc_sgmcmc.record import SETTINGS
 from pymc_sgmcmc.stein import beyond_doubt, mean_gradient_test, stein_variance_error
 from pymc_sgmcmc.step_methods import repeat
 from pymc_sgmcmc.trace_tools.bias import bias_warnings
-from pymc_sgmcmc.trace_tools.errors import SECOND_MOMENT, STEIN, Error, Errors
+from pymc_sgmcmc.trace_tools.errors import SECOND_MOMENT, SKEWNESS, STEIN, Error, Errors
 from pymc_sgmcmc.trace_tools.verdict import draws_needed, of_convergence, overall, verdicts
 from pymc_sgmcmc.tuning import choose_batch_size
 from tests.support.exact_law import exact_noise_operator, fixed_point
@@ -416,19 +416,21 @@ def errors_of(cases: list[dict[str, float]], method: str = SECOND_MOMENT) -> Err
     ones = np.ones(len(cases))
 
     def source(name: str, limit: float, sure: float) -> Error:
-        return Error(table[name].to_numpy(), table[f"{name}_se"].to_numpy(), limit, sure)
+        return Error(table[name].to_numpy(), table[f"{name}_se"].to_numpy(), limit, sure, method)
 
     sources = {
         "variance_error": source("variance_error", 0.05, 2.0 if method == SECOND_MOMENT else sure),
         "stein_error": source("stein_error", 0.05, sure),
         "rerun_error": source("rerun_error", 0.05, sure),
         "mean_error": source("mean_error", 0.1, sure),
-        "predicted_mean_error": Error(table["predicted_mean_error"].to_numpy(), 0 * ones, 0.1, 0.0),
+        "predicted_mean_error": Error(
+            table["predicted_mean_error"].to_numpy(), 0 * ones, 0.1, 0.0, SKEWNESS
+        ),
     }
     labels = tuple(np.resize(["x", "y", "z"], len(cases)).tolist())
     return Errors(
         labels, 0 * ones, ones, 0 * ones, sd_se, sources, ess, r_hat, ones > 0, 0.05, "stated",
-        method, 0.5, 1000,
+        0.5, 1000,
     )  # fmt: skip
 
 
