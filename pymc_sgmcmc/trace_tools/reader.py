@@ -324,10 +324,10 @@ def chunks(chains: int, draws: int, elements: int) -> Iterator[tuple[int, slice]
             yield chain, slice(start, min(start + length, draws))
 
 
-def every_nth(values: np.ndarray, most: int = SOME_DRAWS) -> np.ndarray:
-    """At most `most` draws, evenly spaced over each chain, in double precision."""
+def every_nth(values: np.ndarray) -> np.ndarray:
+    """At most `SOME_DRAWS` draws, evenly spaced over each chain, in double precision."""
     chains, draws = values.shape[:2]
-    return values[:, :: max(1, -(-chains * draws // most))].astype(float)
+    return values[:, :: max(1, -(-chains * draws // SOME_DRAWS))].astype(float)
 
 
 def root_of_draws(covariance: np.ndarray, labels: tuple[str, ...], count: int) -> np.ndarray:
