@@ -76,6 +76,11 @@ class Error(Estimate):
         """Whether each error is beyond doubt larger than the limit, to one side."""
         return sign * self.value - self.sure * self.standard_error > self.limit
 
+    @property
+    def off(self) -> np.ndarray:
+        """Whether each error is beyond doubt larger than the limit, to either side."""
+        return self.beyond(1) | self.beyond(-1)
+
 
 @dataclass(frozen=True)
 class Errors:
@@ -147,9 +152,7 @@ class Errors:
     @property
     def skewed(self) -> np.ndarray:
         """Whether the mean may be off by the skewness of the posterior, and no pairs showed it."""
-        predicted = self["predicted_mean_error"]
-        large = predicted.beyond(1) | predicted.beyond(-1)
-        return large & np.isnan(self["mean_error"].value)
+        return self["predicted_mean_error"].off & np.isnan(self["mean_error"].value)
 
     def has(self, r_hat: float, ess: float) -> np.ndarray:
         """Whether R-hat is below and the number of effective draws above a bound."""

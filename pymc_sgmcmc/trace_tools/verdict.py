@@ -70,7 +70,7 @@ def verdicts(errors: Errors) -> np.ndarray:
         NOT_CONVERGED: errors.judged & ~errors.has(LARGEST_R_HAT, SMALLEST_ESS),
         TOO_LARGE: errors.variances_beyond(1).any(0),
         TOO_SMALL: errors.variances_beyond(-1).any(0),
-        MEAN_OFF: mean.beyond(1) | mean.beyond(-1),
+        MEAN_OFF: mean.off,
         UNKNOWN: (
             ~errors.has(R_HAT_OF_OK, ESS_OF_OK)
             | (_highest(errors["variance_error"]) > twice)

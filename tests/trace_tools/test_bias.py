@@ -514,6 +514,26 @@ def test_errors_between_the_stated_one_and_twice_that_are_not_called_within():
     assert words.startswith("Variance errors of at most 0.06 are within twice the stated 0.05: all")
 
 
+def test_all_that_is_wrong_is_said():
+    words = words_on([{"variance_error": 0.3}, {}, {"mean_error": -0.3, "mean_error_se": 0.05}])
+    assert (
+        "Variances of 1 of 3 coordinates are too large by up to 0.3, most of all that of `x`"
+        in words
+    )
+    assert "Means of 1 of 3 coordinates are off" in words
+    assert "most of all that of `z`" in words
+
+
+def test_the_slowest_of_many_coordinates_are_judged(rng):
+    idata = exact_run(rng, 210)
+    slow = lfilter([1], [1, -0.99], rng.normal(size=(4, 1000)), axis=1)
+    idata["sample_stats"]["position"].values[..., 7] = slow
+    idata["sample_stats"]["gradient"].values[..., 7] = -slow / 50 + rng.normal(size=slow.shape)
+    (warning,) = bias_warnings(idata)
+    assert "1 of the 200 slowest of 210 coordinates have R-hat" in warning
+    assert "such as `position[7]`" in warning
+
+
 def test_objections_say_which_coordinates_were_looked_at():
     ess, r_hat = np.array([50.0, 500.0]), np.array([1.2, 1.0])
     assert "1 of the 2 slowest of 7 coordinates" in of_convergence(ess, r_hat, ("a", "b"), 7)
