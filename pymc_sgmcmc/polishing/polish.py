@@ -33,7 +33,7 @@ from pymc_sgmcmc.record import (
 )
 from pymc_sgmcmc.sampling.trace import groups_of_positions
 from pymc_sgmcmc.trace_tools.affine_map import calibrate
-from pymc_sgmcmc.trace_tools.gradients import changed_data, unconstrained_draws
+from pymc_sgmcmc.trace_tools.gradients import check_same_model, unconstrained_draws
 from pymc_sgmcmc.trace_tools.reader import (
     check_constant,
     check_finite,
@@ -271,14 +271,10 @@ def _read(idata: DataTree, model: pm.Model) -> tuple[pm.Model, Posterior, np.nda
     if names:
         model = marginalize(model, names, points=settings.get(QUADRATURE_POINTS))
     posterior = Posterior(model, rows=stored_rows(settings))
-    positions = read_positions(idata, posterior.labels)
+    check_same_model(idata, joint, posterior.labels)
+    positions = read_positions(idata)
     if positions is None:
         positions = unconstrained_draws(idata, model, posterior)
-    if changed := changed_data(idata, joint):
-        raise ValueError(
-            f"`model` should be the one that was sampled, but has other values of "
-            f"{', '.join(changed)}. Pass that model with its data, or sample again."
-        )
     check_finite(tuple(range(len(positions))), positions)
     if positions.shape[0] * positions.shape[1] < FEWEST:
         raise ValueError(

@@ -204,30 +204,16 @@ def read_run(
     return StoredRun(positions, gradients, labels, chains, settings, stored, step_sizes, thin)
 
 
-def read_positions(idata: DataTree, labels: tuple[str, ...]) -> np.ndarray | None:
+def read_positions(idata: DataTree) -> np.ndarray | None:
     """Positions of all variables together, shape (chains, draws, d), for tools with the model.
 
     The result is None where the trace has none, so that its variables say where the draws are.
-
-    Raises
-    ------
-    ValueError
-        Where the coordinates are not those with the given labels.
     """
-    settings, arrays = settings_of(idata), stored_draws(idata, POSITION)
-    if arrays is None or STEP_METHODS in settings or not _are_of_one_step(*arrays):
+    arrays = stored_draws(idata, POSITION)
+    if arrays is None or STEP_METHODS in settings_of(idata) or not _are_of_one_step(*arrays):
         return None
-    (positions,) = arrays
-    check_same_draws(idata, positions.shape)
-    stored = labels_of(idata, positions.shape[-1])
-    unlabelled = tuple(f"position[{number}]" for number in range(len(labels)))
-    if stored not in (labels, unlabelled):
-        raise ValueError(
-            f"`model` should be the one that was sampled, but has the coordinates "
-            f"{first_of(labels)}, where the run had {first_of(stored)}. Pass that model, or sample "
-            "again."
-        )
-    return positions.astype(float)
+    check_same_draws(idata, arrays[0].shape)
+    return arrays[0].astype(float)
 
 
 def stored_draws(idata: DataTree, *names: str) -> list[np.ndarray] | None:
