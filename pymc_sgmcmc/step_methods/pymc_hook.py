@@ -104,7 +104,7 @@ def _messages(idata: DataTree, model: Model) -> list[str]:
             messages.extend(report(idata, model))
         except ValueError as error:  # The message says what the report needs, such as more draws.
             messages.append(f"The bias of the run is not known. {error}")
-    return messages
+    return list(dict.fromkeys(messages))  # Reports may need the same.
 
 
 def _is_ours(idata: DataTree) -> bool:
