@@ -64,7 +64,7 @@ def verdicts(errors: Errors) -> np.ndarray:
     """Verdict on each coordinate."""
     if errors.diverged:
         return np.full(len(errors.labels), DIVERGED)
-    mean, sd, twice = errors["mean_error"], errors.sd_error, 2 * errors.stated
+    variance, mean, sd = errors["variance_error"], errors["mean_error"], errors.sd_error
     # Comparisons with NaN, for what is not known, are false.
     cases = {
         NOT_CONVERGED: errors.judged & ~errors.has(LARGEST_R_HAT, SMALLEST_ESS),
@@ -73,8 +73,8 @@ def verdicts(errors: Errors) -> np.ndarray:
         MEAN_OFF: mean.off,
         UNKNOWN: (
             ~errors.has(R_HAT_OF_OK, ESS_OF_OK)
-            | (_highest(errors["variance_error"]) > twice)
-            | (_highest(mean) > mean.limit)
+            | (_highest(variance.value, variance) > 2 * errors.stated)
+            | (_highest(np.abs(mean.value), mean) > mean.limit)
             | (sd.value + sd.sure * sd.standard_error > sd.limit)
             | errors.skewed
             | ~(errors.r_hat <= R_HAT_APART).all()
@@ -83,10 +83,9 @@ def verdicts(errors: Errors) -> np.ndarray:
     return np.select(list(cases.values()), list(cases), OK)
 
 
-def _highest(error: Error) -> np.ndarray:
-    """How large an error may be."""
-    value = np.abs(error.value) if error.limit == LARGEST_MEAN_ERROR else error.value
-    return value + STANDARD_ERRORS * error.standard_error
+def _highest(size: np.ndarray, error: Error) -> np.ndarray:
+    """How large an error of this size may be."""
+    return size + STANDARD_ERRORS * error.standard_error
 
 
 def draws_needed(errors: Errors) -> np.ndarray:
@@ -181,7 +180,8 @@ def overall(errors: Errors) -> str:
         local = stored_local(settings)
         lag = f" An error from the lag of {quoted(local)} would not show." if local else ""
         return f"{within}{means}: all {ok} coordinates are ok.{lag}"
-    known = (_highest(errors["variance_error"]) <= 2 * stated).all()
+    variance = errors["variance_error"]
+    known = (_highest(variance.value, variance) <= 2 * stated).all()
     return (
         f"{f'{within}. ' if known else ''}{ok} {of_all} are ok, {len(found) - ok} cannot be told. "
         + _of_unknown(errors, found == UNKNOWN, called)
@@ -229,11 +229,11 @@ def _of_unknown(errors: Errors, unknown: np.ndarray, called: str) -> str:
         ("mean_error", LARGEST_MEAN_ERROR, f"{LARGEST_MEAN_ERROR:g} standard deviations"),
     ):
         error = errors[name]
-        value, spread = error.value[unknown], error.standard_error[unknown]
-        if (np.abs(value) + STANDARD_ERRORS * spread > bound).any():
+        if (_highest(np.abs(error.value), error) > bound)[unknown].any():
+            largest = np.nanmax(error.standard_error[unknown])
             reasons.append(
-                f"The Monte-Carlo error of the {name.replace('_', ' ')} is up to "
-                f"{np.nanmax(spread):.2g}, too large to compare it with {to}."
+                f"The Monte-Carlo error of the {name.replace('_', ' ')} is up to {largest:.2g}, too "
+                f"large to compare it with {to}."
             )
     known = errors.sd_error.value + errors.sd_error.sure * errors.sd_error.standard_error
     if (known[unknown] > LARGEST_MEAN_ERROR).any():
