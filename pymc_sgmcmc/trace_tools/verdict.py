@@ -232,8 +232,8 @@ def _of_unknown(errors: Errors, unknown: np.ndarray, called: str) -> str:
         if (_highest(np.abs(error.value), error) > bound)[unknown].any():
             largest = np.nanmax(error.standard_error[unknown])
             reasons.append(
-                f"The Monte-Carlo error of the {name.replace('_', ' ')} is up to {largest:.2g}, too "
-                f"large to compare it with {to}."
+                f"The Monte-Carlo error of the {name.replace('_', ' ')} is up to {largest:.2g}, "
+                f"too large to compare it with {to}."
             )
     known = errors.sd_error.value + errors.sd_error.sure * errors.sd_error.standard_error
     if (known[unknown] > LARGEST_MEAN_ERROR).any():
